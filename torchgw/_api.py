@@ -95,7 +95,7 @@ def solve(
     unbalanced_type: Literal["kl", "l2"] = "kl",
     mass: float | None = None,
     regularization: Regularization = "entropic",
-    polish: bool = False,
+    polish: bool | None = None,
     backend: BackendName | Backend = "auto",
     device: Any = None,
     dtype: torch.dtype | None = None,
@@ -269,13 +269,15 @@ def solve(
         plan becomes sharp and its value that of a stationary point without regularisation.
         ``epsilon`` is then the weight of a step; ``result.epsilon`` is the epsilon of an entropic
         solve that ends at the last plan, about ``epsilon`` over the number of steps.
-    polish : bool
-        Whether to end with conditional gradient steps without regularisation. By
+    polish : bool, optional
+        Whether to end with conditional gradient steps without regularisation; by default, after
+        proximal steps between stored plans of up to 4,000,000 entries. By
         ``report.polish_gap`` the linearised objective could still fall from there. Needs an exact
         gradient; the matrix of the plan is stored, and each step solves an assignment problem
         (equal weights, n = m) or a transport problem by POT's exact solver. Partial and
         semi-relaxed plans can be polished too, those with a penalty on a marginal cannot. Proximal
-        steps before it end at a change of 3e-3, or of ``tol`` if that is larger. Where both spaces
+        steps before it end at a change of 3e-3, or of ``tol`` if that is larger, once the plan is
+        as sharp as an entropic one by default. Where both spaces
         are the same but for order and rounding, the result is their match, of any number of points.
     backend : str or Backend
         Implementation of the half-steps of Sinkhorn's iteration: ``"auto"``, or another of the

@@ -482,7 +482,7 @@ def step_cost(case, result, plan, weights, epsilon, proximal):
 def judge_fixed_point(case, result, plan, weights, single):
     """What another iteration would change is what the status says that it may."""
     status, arguments = result.status, case.arguments
-    if status not in GOOD or arguments.get("polish"):
+    if status not in GOOD or result.report.polish_steps is not None:
         return
     epsilon = result.epsilon
     proximal = arguments.get("regularization") == "proximal"
@@ -545,7 +545,7 @@ def judge_fixed_point(case, result, plan, weights, single):
 
 def judge_polish(case, result, plan, weights):
     """A polished plan that is CONVERGED is stationary, and one at POLISH_LIMIT is not."""
-    if not case.arguments.get("polish") or rule(case) != ((np.inf, np.inf), None):
+    if result.report.polish_steps is None or rule(case) != ((np.inf, np.inf), None):
         return
     if result.status not in (Status.CONVERGED, Status.POLISH_LIMIT) or plan.size > 600:
         return
@@ -586,7 +586,7 @@ def judge_limit(case, result, plan, single):
             yield f"{status.name} at a marginal error of {result.marginal_error:.3g}"
     if status is Status.STOPPED:
         yield "STOPPED by no callback"
-    if status is Status.POLISH_LIMIT and not arguments.get("polish"):
+    if status is Status.POLISH_LIMIT and result.report.polish_steps is None:
         yield "POLISH_LIMIT of no polish"
     if status is Status.PRECISION_LIMIT and result.epsilon > 0:
         # of a plan of free mass, what is solved for is that of mass one

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
 import networkx as nx
 import numpy as np
@@ -47,6 +48,13 @@ def test_schedule_adds_one_step_of_regularisation_each_time():
         assert 1 / values[i + 1] == pytest.approx(1 / values[i] + 1 / 0.1)
         assert anneal.share(i) == pytest.approx(values[i + 1] / 0.1)
     assert anneal.final(0) == 0.1
+    low = replace(anneal, floor=0.01)
+    values = [low(i) for i in range(30)]
+    arrival = values.index(0.01)
+    assert [low.share(i) for i in range(arrival)] == [1.0] * arrival
+    # as steps go on that have come to the floor by themselves: 1 / 0.01 is ten of 1 / 0.1
+    assert values[arrival + 5] == pytest.approx(0.1 / 15)
+    assert low.share(arrival) == pytest.approx(1 / 11)
     later = Annealing(start=0.1, target=0.1, proximal=True)
     assert [later(i) for i in (0, 1)] == [0.1, 0.05]
 
@@ -62,7 +70,7 @@ def test_steps_equal_pot(steps):
     with pytest.warns(ConvergenceWarning, match="max_iter"):
         result = torchgw.solve(
             D_X=d_x, D_Y=d_y, a=a, b=b, epsilon=0.05, regularization="proximal",
-            init=np.outer(a, b), max_iter=steps, inner_tol=1e-11,
+            init=np.outer(a, b), max_iter=steps, inner_tol=1e-11, polish=False,
         )  # fmt: skip
     assert result.epsilon == pytest.approx(0.05 / (steps + 1))
     # each step's columns are met to a tenth of its change only; a wrong step is off by 0.1
@@ -94,6 +102,7 @@ def test_noisy_graph_copy():
 def test_every_gradient_form():
     x, y, answer = isometric_copy(40, noise=0.2, seed=1)
     options = {"distances": "sqeuclidean", "regularization": "proximal", "random_state": 0}
+    options["polish"] = False
     dense = torchgw.solve(x, y, gradient="dense", **options)
     factored = torchgw.solve(x, y, gradient="factored", **options)
     sampled = torchgw.solve(x, y, gradient="sampled", n_anchors=800, inner_max_iter=9000, **options)
@@ -138,7 +147,7 @@ def test_steps_to_a_copy_end_before_the_limit():
     """The plan moves on where the value has nothing left to fall by; 500 points met the limit."""
     x = np.random.default_rng(5).normal(size=(150, 3))
     options = {"distances": "euclidean", "regularization": "proximal", "random_state": 0}
-    options |= {"max_iter": 180}
+    options |= {"max_iter": 180, "polish": False}
     with pytest.warns(ConvergenceWarning, match="max_iter"):
         torchgw.solve(x, x[::-1].copy(), objective_tol=0, **options)
     result = torchgw.solve(x, x[::-1].copy(), **options)
@@ -232,12 +241,41 @@ def test_polish_ends_at_a_stationary_vertex(gradient):
 def test_polish_takes_over_from_proximal_steps():
     x, y, _ = isometric_copy(50, noise=0.2, seed=1)
     options = {"distances": "sqeuclidean", "gradient": "dense", "regularization": "proximal"}
-    sharp = torchgw.solve(x, y, **options)
-    result = torchgw.solve(x, y, polish=True, **options)
+    sharp = torchgw.solve(x, y, polish=False, **options)
+    result = torchgw.solve(x, y, **options)
     assert result.status is Status.CONVERGED
     assert result.n_iters < sharp.n_iters / 2
     # a vertex: what is left of the entropy of the sharp plan does not count
     assert result.value <= sharp.value * (1 + 1e-6)
+    assert result.epsilon == 0 < sharp.epsilon
+    # what new points go by is as sharp as an entropic plan
+    assert result.history[-1].epsilon <= 0.025 * 1.001 * result.history[0].epsilon
+
+
+def test_a_rough_start_is_followed_by_two_paths():
+    """From the product plan of a ring steps at a large epsilon alone lead nowhere."""
+    ring = nx.to_numpy_array(nx.cycle_graph(21))
+    order = np.random.default_rng(0).permutation(21)
+    options = {"D_X": ring, "D_Y": ring[order][:, order], "regularization": "proximal"}
+    result = torchgw.solve(n_init=1, **options)
+    assert result.status is Status.CONVERGED
+    assert result.value < 1e-12
+    # one path is in the history, as the only one that there was
+    assert [entry.iteration for entry in result.history] == list(range(result.n_iters))
+    with pytest.warns(torchgw.SearchWarning, match="same distances"):
+        assert torchgw.solve(n_init=1, polish=False, **options).value > 0.1
+
+
+def test_without_an_exact_solver_steps_go_on(monkeypatch):
+    d_x, d_y = distance_matrices(12, 9)
+    options = {"D_X": d_x, "D_Y": d_y, "regularization": "proximal"}
+    polished = torchgw.solve(**options)
+    assert polished.epsilon == 0
+    monkeypatch.setitem(sys.modules, "ot", None)
+    steps, refused = torchgw.solve(**options), torchgw.solve(polish=False, **options)
+    assert steps.epsilon > 0
+    np.testing.assert_array_equal(steps.plan, refused.plan)
+    assert polished.value <= steps.value * (1 + 1e-6)
 
 
 def test_polish_with_general_weights_and_a_linear_cost():

@@ -14,25 +14,35 @@ class Annealing:
     """Epsilon falls geometrically from ``start`` and then stays exactly at ``target``."""
 
     # A patient one falls quickly at first and slowly later. With proximal steps it goes on as
-    # target / 2, target / 3, ... (docs/algorithm.md, equation 11). It does not know the iteration
-    # budget, so the answer does not depend on it.
+    # target / 2, target / 3, ... (docs/algorithm.md, equation 11), or, after it has fallen further
+    # to a ``floor``, as those of these that are below. It does not know the iteration budget, so
+    # the answer does not depend on it.
 
     start: float
     target: float
     decay: float = 0.6
     proximal: bool = False
     patient: bool = False
+    # Largest epsilon at which a plan is sharp enough for another stage to go on from it.
+    sharp: float = math.inf
+    floor: float = math.inf
+
+    @property
+    def end(self) -> float:
+        """Epsilon at which the annealing ends, and proximal steps begin."""
+        return min(self.target, self.floor)
 
     def __call__(self, step: int) -> float:
         """Compute epsilon at a step counted from zero."""
-        epsilon = max(self.target, self.start * self._fallen(step))
-        if not self.proximal or epsilon > self.target:
+        epsilon = max(self.end, self.start * self._fallen(step))
+        if not self.proximal or epsilon > self.end:
             return epsilon
-        return self.target / (1 + step - self._arrival)
+        return self.target / (self.target / self.end + step - self._arrival)
 
     def share(self, step: int) -> float:
         """Compute the weight of a step's plan in the mean that is linearised next."""
-        return min(1.0, self(step + 1) / self.target) if self.proximal else 1.0
+        steps = self.proximal and self(step) <= self.end
+        return min(1.0, self(step + 1) / self.target) if steps else 1.0
 
     def final(self, steps: int) -> float:
         """Compute epsilon of the plan that a solve ends with after so many steps."""
@@ -40,8 +50,8 @@ class Annealing:
 
     @property
     def _arrival(self) -> int:
-        """Steps until the target."""
-        share = min(1.0, self.target / self.start)
+        """Steps until the end."""
+        share = min(1.0, self.end / self.start)
         if not self.patient:
             return math.ceil(math.log(share) / math.log(self.decay))
         quick, slow = _PATIENT_DECAYS

@@ -75,11 +75,11 @@ def next_budget(setting: Setting, budget: int, error: float, *, settled: bool, l
     return 2 * budget if longer or error > ANNEALING_TOLERANCE else budget
 
 
-def loop_tolerance(setting: Setting, change: float) -> float:
+def loop_tolerance(setting: Setting, change: float, wanted: float) -> float:
     """Choose the column error to reach at the target epsilon, given the last change of the plan."""
-    # The error of a proximal step is averaged out over the steps that follow, so it need not be
-    # much smaller than they are.
-    tol = _INNER_SHARE * max(setting.tol, setting.rounding(setting.anneal.target))
+    # ``wanted`` is the change at which the loop may end. The error of a proximal step is averaged
+    # out over the steps that follow, so it need not be much smaller than they are.
+    tol = _INNER_SHARE * max(wanted, setting.rounding(setting.anneal.target))
     if setting.anneal.proximal and setting.gradient.exact:
         return min(ANNEALING_TOLERANCE, max(tol, _INNER_SHARE * change))
     if setting.anneal.patient:

@@ -70,13 +70,15 @@ def iterate(setting: Setting, state: LoopState, most: int | None = None) -> Loop
     for _ in range(left if most is None else min(most, left)):
         point, done, annealed = state.coupling, state.done, state.annealed
         epsilon = anneal(annealed)
-        at_target = epsilon <= anneal.target
+        at_target = epsilon <= anneal.end
 
         with recorder.timed("cost"):
             cost = step.linearise(point)
         with recorder.timed("sinkhorn"):
             prepared = prepare(setting, cost, epsilon)
-            tol = loop_tolerance(setting, change) if at_target else ANNEALING_TOLERANCE
+            # until then the plan has to settle as if it were the last stage
+            wanted = setting.tol if epsilon <= anneal.sharp else options.tol
+            tol = loop_tolerance(setting, change, wanted) if at_target else ANNEALING_TOLERANCE
             most_inner = min(options.inner_max_iter, budget)
             if at_target and done == 0 and state.start is None:
                 # what a search found is lost where the first plan is far from its marginals
@@ -97,7 +99,7 @@ def iterate(setting: Setting, state: LoopState, most: int | None = None) -> Loop
         )
         if recorder.checkpoint is not None:
             recorder.checkpoint(state)
-        reachable = max(setting.tol, setting.rounding(epsilon))
+        reachable = max(wanted, setting.rounding(epsilon))
         settled = at_target and not sampled and change <= reachable
         behind = at_target and is_behind(inner, error, change)
         budget = next_budget(

@@ -43,7 +43,7 @@ class NextPoint:
         """Choose the next point, after ``latest`` and the coupling ``previous`` before it."""
         # `met` says whether the plan has its marginals; other plans are not followed further.
         gradient, share = self._gradient, self._anneal.share(annealed)
-        at_target = self._anneal(annealed) <= self._anneal.target
+        at_target = self._anneal(annealed) <= self._anneal.end
         if share == 1 and gradient.shortens:
             share = self._length.next(latest.minus(point))
         if share < 1:

@@ -42,7 +42,7 @@ class Options:
     precision: Precision = "auto"
     storage: Storage = "auto"
     regularization: Regularization = "entropic"
-    polish: bool = False
+    polish: bool | None = None  # None: proximal steps where plans are stored
     rule: MarginalRule | None = None  # relaxed marginals; None for strict ones
     skip_tiles: bool | Literal["auto"] = "auto"
     resolution: float | Literal["auto"] | None = "auto"
@@ -65,8 +65,8 @@ class Options:
         check_choice("precision", self.precision, get_args(Precision))
         check_choice("storage", self.storage, get_args(Storage))
         check_choice("regularization", self.regularization, get_args(Regularization))
-        if not isinstance(self.polish, bool):
-            raise InvalidInputError(f"`polish` must be True or False; got {self.polish!r}.")
+        if self.polish is not None and not isinstance(self.polish, bool):
+            raise InvalidInputError(f"`polish` must be True, False or None; got {self.polish!r}.")
         known = isinstance(self.skip_tiles, bool) or (
             isinstance(self.skip_tiles, str) and self.skip_tiles == "auto"
         )
@@ -176,7 +176,7 @@ class Options:
             "derivatives are those of a plan of all points": differentiable,
             "`checkpoint` keeps where the loop over all points stands": checkpoint,
             "proximal steps sharpen the plan of points": self.regularization == "proximal",
-            "`polish` makes a plan of points": self.polish,
+            "`polish` makes a plan of points": bool(self.polish),
             "the masses of `unbalanced` and `mass` are not known beforehand": self.rule is not None,
             f"gradient={self.gradient!r} reads no means of them as 'factored' does": (
                 self.gradient not in ("auto", "factored")
@@ -191,6 +191,11 @@ class Options:
                 "`resolution`, or the other."
             )
         return replace(self, resolution=None)
+
+    @property
+    def sharp(self) -> bool:
+        """Whether the plan is to be the best without entropy that a solve comes to."""
+        return bool(self.polish) or (self.polish is None and self.regularization == "proximal")
 
     @property
     def patience(self) -> int:

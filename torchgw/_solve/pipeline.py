@@ -5,6 +5,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -12,6 +13,8 @@ import torch
 
 from torchgw._gradients.contract import CostNoise, Linearised, QuadraticValue
 from torchgw._gradients.factored import FactoredGradient
+from torchgw._plans.given import StoredPlan
+from torchgw._plans.rounded import round_to_marginals
 from torchgw._plans.sparse import SparsePlan, sparse_tensor
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.problem import Problem
@@ -33,7 +36,7 @@ from torchgw._solve.evaluation import (
     misses_a_copy,
 )
 from torchgw._solve.forecast import forecast
-from torchgw._solve.inner import promised_error
+from torchgw._solve.inner import prepare, promised_error, solve_linear
 from torchgw._solve.loop import iterate
 from torchgw._solve.options import Options
 from torchgw._solve.polish import Polished, polish
@@ -67,6 +70,8 @@ _HANDOVER_TOLERANCE = 1e-3
 # The same at which polishing takes over from proximal steps: hundreds more would sharpen the plan,
 # and lead to the same vertex. [L141]
 _POLISH_TOLERANCE = 3e-3
+# Sinkhorn iterations in which plans that are compared meet their marginals, at most. [L951]
+_COMPARED = 100
 # Masses that are tried where a linear cost depends on them, and how much less they have to agree,
 # over `tol`, where the cost is sampled. [L576]
 _MOST_MASSES = 20
@@ -193,9 +198,9 @@ def solve_once(asked: Asked, recorder: Recorder) -> Outcome:
     problem, options, init, generator, checkpoint, made = asked
     clock, match = perf_counter(), None
     if checkpoint is None and may_be_copies(problem, init, options):
-        match = find_isometry(problem, streamed=options.polish)
+        match = find_isometry(problem, streamed=options.sharp)
         clock = recorder.time("copies", clock)
-    if match is not None and options.polish:
+    if match is not None and options.sharp:
         return kept(problem, options, match, recorder)
     strategy = choose_strategy(problem, options)
     if options.ranks is not None:
@@ -269,7 +274,7 @@ def solve_once(asked: Asked, recorder: Recorder) -> Outcome:
 
 def may_be_copies(problem: Problem, init: Any, options: Options) -> bool:
     """Whether to look for a match that keeps all distances."""
-    entropic = options.regularization == "entropic" or options.polish
+    entropic = options.regularization == "entropic" or options.sharp
     free = options.rule is None and options.ranks is None and options.gradient != "sampled"
     return entropic and free and searchable(problem, init, options)
 
@@ -328,10 +333,13 @@ def begin(
     """Make the first setting of the loop, and the state that a guess stands for there."""
     options, dtypes, epsilon = strategy.options, strategy.dtypes, strategy.epsilon
     handover = max(options.tol, _HANDOVER_TOLERANCE) if dtypes.again else options.tol
+    sharp = math.inf
     if strategy.proximal_polished:
-        handover = max(handover, _POLISH_TOLERANCE)
+        handover, sharp = max(handover, _POLISH_TOLERANCE), strategy.search_epsilon
     start = max(epsilon, guess.epsilon * strategy.scale)
-    anneal = Annealing(start, epsilon, proximal=strategy.proximal, patient=guess.patient)
+    anneal = Annealing(
+        start, epsilon, proximal=strategy.proximal, patient=guess.patient, sharp=sharp
+    )
     setting = strategy.setting(dtypes.loop, handover, anneal, generator, recorder)
     if sample is None:
         return setting, starting_point(setting, guess)
@@ -345,6 +353,9 @@ def run(
 ) -> tuple[Setting, LoopState]:
     """Iterate in the dtype of the loop, then with more anchors or in that of the settling."""
     options, dtypes = strategy.options, strategy.dtypes
+    rough = guess.epsilon > 0 and setting.recorder.checkpoint is None
+    if rough and strategy.proximal_polished and strategy.problem.linear is None:
+        setting, state = choose_path(setting, state)
     state = iterate(setting, state)
     if options.n_anchors is None and options.rule is None and not setting.gradient.exact:
         setting, state = refine_anchors(*grow_anchors(setting, state, guess))
@@ -358,6 +369,33 @@ def run(
     )
     again = dtypes.again and not strategy.proximal_polished and state.status is not Status.FLAT
     return setting, iterate(setting, state) if again else state
+
+
+def choose_path(setting: Setting, state: LoopState) -> tuple[Setting, LoopState]:
+    """Begin proximal steps at a large epsilon and where an annealing ends; take what is lower.
+
+    Which of them breaks the symmetry of a rough start better depends on the problem. Both are
+    followed to one epsilon, where values of plans rounded to their marginals are compared. [L951]
+    """
+    gradient, sharp, tol, paths = setting.gradient, setting.anneal.sharp, setting.tol, []
+    for floor in (math.inf, sharp):
+        anneal = replace(setting.anneal, floor=floor)
+        path = replace(setting, anneal=anneal, recorder=replace(setting.recorder, history=[]))
+        steps = next(step for step in count() if anneal(step) <= sharp) + 1
+        reached = iterate(path, state, most=steps)
+        cost = gradient.linearise(reached.coupling).seen(reached.coupling.masses).dense()
+        prepared = prepare(path, cost, anneal(reached.annealed))
+        inner = solve_linear(path, prepared, reached.start, max_iter=_COMPARED, tol=tol)
+        matrix = TransportPlan.of(prepared, inner.potentials).to_dense().double()
+        plan = round_to_marginals(matrix, *setting.marginals)
+        there = gradient.update(StoredPlan(plan), None, setting.generator)
+        value = gradient.pairing(gradient.linearise(there).seen(there.masses), there, there)
+        paths.append((float(value), path, reached))
+        if reached.status is Status.STOPPED:
+            break
+    _, path, reached = min(paths, key=lambda each: each[0])
+    setting.recorder.history += path.recorder.history
+    return replace(path, recorder=setting.recorder), reached
 
 
 def finish(strategy: Strategy, setting: Setting, plan: TransportPlan, state: LoopState) -> Ending:

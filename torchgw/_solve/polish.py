@@ -175,15 +175,18 @@ def _pairings(cost: Tensor, parts: list[tuple[Tensor, Tensor]]) -> NDArray[np.fl
 
 def check_polish(marginals: Marginals, rule: MarginalRule | None) -> None:
     """Refuse a general linear problem without POT."""
-    free = rule is not None and rule.mass is None
-    bounds = rule is not None and rule.mass is not None
-    exact = bounds or not (free or _is_assignment(marginals))
-    # SciPy's solver would take minutes
-    if exact and importlib.util.find_spec("ot") is None:
+    if not can_polish(marginals, rule):
         raise UnsupportedError(
             "`polish=True` solves an assignment problem for equal weights and n = m; others need "
             "POT's exact solver, which is not installed: pip install pot. Or pass polish=False."
         )
+
+
+def can_polish(marginals: Marginals, rule: MarginalRule | None) -> bool:
+    """Whether linear problems are solved soon: SciPy's solver of general ones takes minutes."""
+    free = rule is not None and rule.mass is None
+    simple = free or (rule is None and _is_assignment(marginals))
+    return simple or importlib.util.find_spec("ot") is not None
 
 
 def _is_assignment(marginals: Marginals) -> bool:

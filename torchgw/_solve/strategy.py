@@ -26,7 +26,7 @@ from torchgw._sinkhorn.problem import DenseCost
 from torchgw._sinkhorn.tiles.tiling import Tiling
 from torchgw._solve.cost_model import cost_fits, store_cost
 from torchgw._solve.options import Options, Precision
-from torchgw._solve.polish import check_polish
+from torchgw._solve.polish import can_polish, check_polish
 from torchgw._solve.precision import RESOLVED, Dtypes, choose_precision, rounding
 from torchgw._solve.state import Recorder, Setting
 from torchgw._typing import Marginals
@@ -37,6 +37,8 @@ _AUTO_EPSILON = {"entropic": 0.0025, "proximal": 0.1}
 # Times the spread of the cost, or one, that epsilon may be: products with it are in the range of
 # float32. [L641]
 _LARGEST_EPSILON = 1e30
+# Entries up to which dense proximal steps are polished unless that is refused. [L950]
+_POLISHED_ENTRIES = 4_000_000
 # Entries from which products of a dense float32 gradient are made of half-precision ones. [L298]
 _HALF_ENTRIES = 2_000_000
 # Entries (n * m) above which a factored solve begins on a subsample. [L298]
@@ -84,7 +86,7 @@ class Strategy:
     @property
     def proximal_polished(self) -> bool:
         """Whether proximal steps only lead to where polishing begins."""
-        return self.proximal and self.options.polish
+        return self.proximal and bool(self.options.polish)
 
     @property
     def search_epsilon(self) -> float:
@@ -161,6 +163,9 @@ def choose_strategy(problem: Problem, options: Options) -> Strategy:
     options.check_gradient(gradient, partial(rounding_advice, problem))
     if options.polish:
         check_polish(problem.marginals, options.rule)
+    elif options.sharp and gradient == "dense" and options.ranks is None:
+        few = n * m <= _POLISHED_ENTRIES
+        options = replace(options, polish=few and can_polish(problem.marginals, options.rule))
     mass = (options.rule and options.rule.mass) or 1.0
     unit = 1.0 if options.rule is None else options.rule.unit
     if unit != 1 and problem.linear is not None:

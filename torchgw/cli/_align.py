@@ -152,7 +152,11 @@ def _add_solve_options(group: argparse._ArgumentGroup) -> tuple[str, ...]:
     add("--n-init", type=int, metavar="K", help="number of starts, on few points")
     add("--search", help="how far to look for a better match: auto, fast or thorough")
     add("--regularization", help="entropic or proximal")
-    add("--polish", action="store_true", help="lower the value further without entropy")
+    add(
+        "--polish",
+        action=argparse.BooleanOptionalAction,
+        help="lower the value further without entropy",
+    )
     add("--disconnected", help="what to do with a graph in pieces: stitch or fill")
     add("--alpha", type=float, help="weight of distances, beside --linear-cost")
     add("--mass", type=float, metavar="M", help="share of the mass to move, at the least cost")

@@ -67,7 +67,7 @@ class GWEstimator(BaseEstimator):  # type: ignore[misc]
         inner_max_iter: int = 2000,
         inner_tol: float | None = None,
         regularization: Regularization = "entropic",
-        polish: bool = False,
+        polish: bool | None = None,
         backend: BackendName | Backend = "auto",
         device: Any = None,
         dtype: torch.dtype | None = None,
