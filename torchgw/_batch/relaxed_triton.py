@@ -246,7 +246,7 @@ def _relaxed_kernel(
         p, q = sums_of_rows(point), sums_of_columns(point)
         tl.store(lines + rows, p)
         tl.store(lines + N + columns, q)
-        cross(x, plan, y, work, N, M, CHUNK, 0 if FINAL else 3)
+        cross(x, plan, y, work, work, N, M, CHUNK)
         _own_costs(x, lines, own_costs, N, 16)
         _own_costs(y, lines + N, own_costs + N, M, 16)
         tl.debug_barrier()

@@ -61,7 +61,7 @@ def _settle_begin_kernel(
     for begin in range(0, N, CHUNK):
         place = (begin + tl.arange(0, CHUNK))[:, None] * M + columns[None, :]
         tl.store(work + place, tl.load(plan + place).to(tl.float64))
-    cross(x, work, y, work, N, M, CHUNK, 0)
+    cross(x, work, y, work, work, N, M, CHUNK)
     rate = 1.0 / tl.load(epsilon + number)
     weight = -4.0 * tl.load(alpha + number)
     mass_b = tl.load(b + columns)
@@ -182,7 +182,7 @@ def _settle_kernel(
         # of what is stored, so that costs follow the plan exactly
         write(step, following - before, shift, RI, CI, RT, CT)
         if going == 1:
-            cross(x, step, y, work, N, M, CHUNK, 3)
+            cross(x, step, y, work, work, N, M, CHUNK)
             moved = weight * read(work, shift, RI, CI, RT, CT)
             bent = total(moved * read(step, shift, RI, CI, RT, CT)) / (
                 (1.0 + ahead) * (1.0 + ahead)
