@@ -236,7 +236,8 @@ def rough(
     launch(
         anneal_kernel, (count,), *(half for half, _ in halves), *tables[2:], *index,
         -4 * weight * units[0] * units[1], target, first, costs, *starts, unread,
-        work, *(torch.empty_like(work, dtype=torch.float16) for _ in range(2)), *made[:-1], 0, limits[0], BEGIN=begin is not None,
+        work, *(torch.empty_like(work, dtype=torch.float16) for _ in range(2)), *made[:-1], 0,
+        limits[0], BEGIN=begin is not None,
         CHUNK=min(_WIDE_CHUNK, n), ERROR=_ERROR, RELAXATION=_RELAXATION, INERTIA=_INERTIA,
         DECAY=_DECAY, MOMENTUM=_MOMENTUM, DAMPING=_DAMPING, SCALE=_SCALE,
         **{name: tiles[name] for name in ("RI", "CI", "RT", "CT")}, **shared,

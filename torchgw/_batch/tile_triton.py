@@ -210,7 +210,7 @@ def cross(x, plan, y, half, out, N: tl.constexpr, M: tl.constexpr, CHUNK: tl.con
 
     Held on chip, tiles of products would leave no registers to what is iterated. Waits for what the
     program has stored before, and until its own stores are seen; ``half``, where the product of two
-    is kept, and ``out`` may be the plan. A call, as is ``_invert``: inlined, Triton takes twice as
+    is kept, and ``out`` may be the plan. A call, as is ``invert``: inlined, Triton takes twice as
     long to compile what it is in. [L861]
     """
     down, across = tl.arange(0, N), tl.arange(0, M)
