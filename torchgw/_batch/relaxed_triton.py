@@ -16,7 +16,7 @@ from torchgw._batch.inner_triton import invert, stepped
 from torchgw._batch.relaxed import Relaxed
 from torchgw._batch.rough_triton import NEAR
 from torchgw._batch.sweep import BUDGET, DECAY, INNER_SHARE, MET, TICK
-from torchgw._batch.sweep_triton import next_relaxation
+from torchgw._batch.sweep_triton import keeps_falling, next_relaxation
 from torchgw._batch.tile_triton import (
     by_columns,
     by_rows,
@@ -406,11 +406,10 @@ def _relaxed_kernel(
         write(step, moved, shift, RI, CI, RT, CT)
         at_target = epsilon <= last
         settled = at_target & (change <= tol)
-        # a sequence that falls by the same share goes to its limit, by the engine's rule [L465]
+        # a sequence that falls by the same share goes to its limit
         exact = at_target & (error <= 0.1 * change) & (share == 1.0) & (known > 0)
         now = tl.where(exact, change / tl.where(known > 0, known, one), zero)
-        steady = (now > 0.3) & (now < 0.97) & (tl.abs(now - rate) <= 0.1 * rate)
-        steady = steady & (change <= 1e-2)
+        steady = keeps_falling(now, rate) & (change <= 1e-2)
         ahead = tl.where(steady, now / (1.0 - tl.where(steady, now, zero)), share - 1.0)
         ahead = tl.where(settled | (over == 1), zero, ahead)
         rate = tl.where(steady, zero, now)

@@ -14,6 +14,7 @@ import triton.language as tl
 
 from torchgw._batch.inner_triton import solved
 from torchgw._batch.rough_triton import CHUNK, ENTRIES, FAR, MET, NEAR, REGISTERS, STAGES, falls
+from torchgw._batch.sweep_triton import keeps_falling
 from torchgw._batch.tile_triton import (
     cross,
     line,
@@ -168,10 +169,10 @@ def _settle_kernel(
         end = tl.where(change == change, tl.where(change <= tol, 0, 2), 3)
         end = tl.where(change > FAR, 4, end)
         going = tl.where((end == 2) & (turns < most), 1, 0)
-        # a sequence that falls by the same share goes to its limit, by the engine's rule [L465]
+        # a sequence that falls by the same share goes to its limit
         known = (last > 0) & (error <= 0.1 * change)
         now = tl.where(known, change / tl.where(last > 0, last, 1.0), 0.0)
-        steady = (now > 0.3) & (now < 0.97) & (tl.abs(now - rate) <= 0.1 * rate) & (going == 1)
+        steady = keeps_falling(now, rate) & (going == 1)
         ahead = tl.where(steady, now / (1.0 - tl.where(steady, now, 0.0)), 0.0)
         rate = tl.where(steady, 0.0, now)
         last = tl.where(steady, 0.0, change)
