@@ -37,7 +37,7 @@ _ROUGH_ERROR = 2e-5
 _DECAY, _MOMENTUM, _DAMPING = 0.86, 0.6, 0.4
 _ERROR, _RELAXATION, _INERTIA = 5e-3, 1.0, 0.4
 # Column error from which on the inverse of a second derivative leads nearby plans to their
-# marginals. [L781] [L782]
+# marginals. [L781] [L782] [L941]
 NEAR = 3e-2
 # Iterations of a linear problem at most, and the error from which on they are twice as many.
 # [L595]
