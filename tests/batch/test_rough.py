@@ -121,7 +121,7 @@ def test_settled_plans_are_fixed_points_in_float64(device, fused):
 @pytest.mark.parametrize("device", DEVICES, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_second_derivatives_are_inverted(device, dtype):
-    from torchgw._batch.inner_triton import _invert
+    from torchgw._batch.inner_triton import invert
     from torchgw._batch.tile_triton import tiles_of
 
     skip_unless_kernels_run(device)
@@ -140,7 +140,7 @@ def test_second_derivatives_are_inverted(device, dtype):
     out = torch.full((m, m), torch.nan, device=device)
     tiles, warps = tiles_of(n, m, 64)
     square = {name: tiles[f"SQUARE_{name}"] for name in ("RI", "CI", "RT", "CT")}
-    _invert[1,](plan, a, b, out, lines, used, 0, n, m, 16, **square, num_warps=warps)
+    invert[1,](plan, a, b, out, lines, used, 0, n, m, 16, **square, num_warps=warps)
     root = b[:used].double().sqrt()
     part = plan[:, :used].double() / a[:, None].double().sqrt() / root
     system = torch.diag(columns[:used].double() / root**2 + 1e-6) - part.T @ part

@@ -290,7 +290,9 @@ def _solver_in_triton(
     noise = padded(_noise(problems.shape, problems.device), rows, columns)
     fall = rules.objective_tol if rules.objective_tol > 0 else -math.inf
 
-    def programs(numbers: Tensor) -> tuple[Tensor, Eased | Finished, Worth]:
+    def programs(
+        numbers: Tensor,
+    ) -> tuple[Tensor, Relaxed | None, Eased | Finished, Worth]:
         linear, target, first = _units(problems, numbers)
         linear = None if linear is None else padded(linear, rows, columns)
         index = problems.i[numbers], problems.j[numbers]
@@ -302,7 +304,8 @@ def _solver_in_triton(
         begun = alpha, linear, begin, (target, first)
         limits = rules.max_iter, rules.inner_max_iter, rules.tol, rules.inner_tol
         made: Eased | Finished
-        if relaxed is None:
+        some = None if relaxed is None else relaxed.of(numbers)
+        if some is None:
             warm = rough(single, index, *begun, noise, (rules.max_iter, fall))
             settle(
                 double, single, index, alpha, linear, target, warm,
@@ -310,21 +313,21 @@ def _solver_in_triton(
             )  # fmt: skip
             made = finish(double, index, alpha, linear, target, warm, (*limits, fall))
         else:
-            made = ease(double, single, index, *begun, relaxed.of(numbers), noise, limits)
-        return target, made, worth(double, index, linear, made.plan, (made.f, made.g))
+            made = ease(double, single, index, *begun, some, noise, limits)
+        return target, some, made, worth(double, index, linear, made.plan, (made.f, made.g))
 
     def solve(numbers: Tensor) -> Tensor:
-        alpha, (target, made, sums) = problems.alpha[numbers], programs(numbers)
+        alpha, (target, some, made, sums) = problems.alpha[numbers], programs(numbers)
         terms = _Terms.of_sums(alpha, sums.crossed, sums.linear, sums.own)
         product = _Terms.of_sums(alpha, sums.product_crossed, sums.product_linear, sums.product_own)
         both, plan, f, unit, missing = (terms, product), made.plan, made.f, target, sums.missing
         if isinstance(made, Finished):
             objective = terms.quadratic + terms.linear + sums.potentials - made.spending
         else:
-            assert relaxed is not None
+            assert some is not None
             masses = sums.masses[:, :rows], sums.masses[:, rows:]
             i, j = problems.i[numbers], problems.j[numbers]
-            weights, some = (double[2][i], double[3][j]), relaxed.of(numbers)
+            weights = double[2][i], double[3][j]
             best = some.settle(*terms[:2], made.entropy, masses, weights, target)
             objective, missing = best.objective, best.violation
             both, plan, f, unit = _of_mass(some, best, both, plan, f, unit)

@@ -119,7 +119,7 @@ def _converge_kernel(
     begun, turns, spent, near = tl.load(done + number).to(tl.int32), 0, 0, 0
     going = tl.where(end == 3, 0, 1)
     while going == 1:
-        cross(x, plan, y, work, N, M, CHUNK, 0)
+        cross(x, plan, y, work, work, N, M, CHUNK)
         cost = weight * read(work, shift, RI, CI, RT, CT)
         if LINEAR:
             cost += read(linear, shift, RI, CI, RT, CT)

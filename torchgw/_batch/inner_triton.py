@@ -24,7 +24,7 @@ from torchgw._batch.tile_triton import (
 
 
 @triton.jit(noinline=True)
-def _invert(
+def invert(
     plan, a, b, out, lines, count, shift,
     N: tl.constexpr, M: tl.constexpr, CHUNK: tl.constexpr,
     RI: tl.constexpr, CI: tl.constexpr, RT: tl.constexpr, CT: tl.constexpr,
@@ -78,7 +78,7 @@ def _invert(
 
 
 @triton.jit
-def _step(inverse, lines, missing, columns, M: tl.constexpr, CHUNK: tl.constexpr):
+def stepped(inverse, lines, missing, columns, M: tl.constexpr, CHUNK: tl.constexpr):
     """Multiply what the columns are missing [CI, CT] by the inverse, through memory."""
     tl.store(lines + columns, missing)
     tl.debug_barrier()
@@ -125,7 +125,7 @@ def solved(
             tl.store(g, tl.load(g) + unit * tl.log(t))
             tl.store(lines + columns, (found / mass_b).to(tl.float32))
             tl.debug_barrier()
-            _invert(
+            invert(
                 held, a, b, inverse, lines, count, shift, RI * RT, M, CHUNK,
                 SQUARE_RI, SQUARE_CI, SQUARE_RT, SQUARE_CT,
             )  # fmt: skip
@@ -134,7 +134,7 @@ def solved(
             near, limit = 1, (0.1 * error).to(tl.float32)
         if near == 1:
             root = tl.rsqrt(mass_b)
-            step = _step(
+            step = stepped(
                 inverse, lines, ((mass_b - found) * root).to(tl.float32), columns, M, CHUNK
             )
             step = tl.where(mass_b > 1e-29, step * root, 0.0)

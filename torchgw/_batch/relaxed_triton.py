@@ -10,9 +10,11 @@ import torch
 import triton
 import triton.language as tl
 
+from torchgw._batch.inner_triton import invert, stepped
 from torchgw._batch.relaxed import Relaxed
+from torchgw._batch.rough_triton import NEAR
 from torchgw._batch.sweep import BUDGET, DECAY, INNER_SHARE, MET, TICK
-from torchgw._batch.sweep_triton import next_relaxation
+from torchgw._batch.sweep_triton import keeps_falling, next_relaxation
 from torchgw._batch.tile_triton import (
     by_columns,
     by_rows,
@@ -22,7 +24,7 @@ from torchgw._batch.tile_triton import (
     read,
     sums_of_columns,
     sums_of_rows,
-    tile_of,
+    tiles_of,
     total,
     write,
 )
@@ -181,6 +183,8 @@ def _relaxed_kernel(
     work,  # [k, N, M] scratch
     step,  # [k, N, M] scratch, zero
     lines,  # [k, 4, N + M] scratch
+    inverse,  # [k, M, M] float32, scratch
+    columns_of,  # [k, 4, M] float32, scratch
     plan,  # [k, N, M] updated
     f,  # [k, N] written
     g,  # [k, M] updated
@@ -205,10 +209,15 @@ def _relaxed_kernel(
     CHUNK: tl.constexpr,
     MET: tl.constexpr,
     STUCK: tl.constexpr,
+    NEAR: tl.constexpr,
     RI: tl.constexpr,
     CI: tl.constexpr,
     RT: tl.constexpr,
     CT: tl.constexpr,
+    SQUARE_RI: tl.constexpr,
+    SQUARE_CI: tl.constexpr,
+    SQUARE_RT: tl.constexpr,
+    SQUARE_CT: tl.constexpr,
 ):
     """Iterate one problem until its plan nearly settles or, if FINAL, has settled."""
     N: tl.constexpr = RI * RT
@@ -226,6 +235,8 @@ def _relaxed_kernel(
     begin += number * N * M
     lines += number * 4 * (N + M)
     own_costs, summed, scaled = lines + N + M, lines + 2 * (N + M), lines + 3 * (N + M)
+    inverse += number * M * M
+    columns_of += number * 4 * M
     bound += number * 2
     weight = tl.load(alpha + number)
     last = tl.load(target + number)
@@ -234,7 +245,9 @@ def _relaxed_kernel(
     zero = 0.0 * last
     one = zero + 1.0
     excess, change, rate, known, share, mass, error = zero, zero, zero, zero, one, one, one
-    turns, spent, stuck = tl.load(done_out + number).to(tl.int32), 0, 0
+    turns, spent, stuck, near = tl.load(done_out + number).to(tl.int32), 0, 0, 0
+    count = tl.max(tl.where(all_b > 0, across + 1, 0), 0)
+    root = tl.sqrt(tl.maximum(all_b, 1e-30))
     end = tl.load(ended + number).to(tl.int32)
     over = tl.where(end == 2, 1, 0)
     going = tl.where(end == 3, 0, 1)
@@ -244,7 +257,7 @@ def _relaxed_kernel(
         p, q = sums_of_rows(point), sums_of_columns(point)
         tl.store(lines + rows, p)
         tl.store(lines + N + columns, q)
-        cross(x, plan, y, work, N, M, CHUNK, 0 if FINAL else 3)
+        cross(x, plan, y, work, work, N, M, CHUNK)
         _own_costs(x, lines, own_costs, N, 16)
         _own_costs(y, lines + N, own_costs + N, M, 16)
         tl.debug_barrier()
@@ -307,19 +320,38 @@ def _relaxed_kernel(
             wanted, limit = zero + inner_tol, most_inner
         s, t, level_a, level_b = all_a * 0.0 + 1.0, all_b * 0.0 + 1.0, one, one
         plain, error, taken, busy = s, zero + float("inf"), 0, 1
+        below, missing = zero + NEAR, all_b * 0.0
         while busy == 1:
-            for _ in range(tick):
-                here_a = _through(s, scaled, down, rows)
-                sums_b = sums_of_columns(kernel * by_rows(here_a))
-                found_b = _through(sums_b, summed + N, columns, across)
-                new, level_b = _half_step(all_b, found_b, known_b, level_b, tau_b, part, PARTIAL)
-                t = _further(t, new, excess)
+            if near == 1:
+                # as the dual's second derivative says; the first time none, as nothing is known
+                step_b = stepped(
+                    inverse, columns_of, (missing / root).to(tl.float32), across, M, CHUNK
+                )
+                step_b = tl.where(all_b > 0, step_b / root, 0.0)
+                t = t * tl.exp(tl.minimum(tl.maximum(step_b, -1.0), 1.0))
                 here_b = _through(t, scaled + N, across, columns)
                 sums_a = sums_of_rows(kernel * by_columns(here_b))
                 found_a = _through(sums_a, summed, rows, down)
                 plain, level_a = _half_step(all_a, found_a, known_a, level_a, tau_a, part, PARTIAL)
-                s = _further(s, plain, excess)
-            taken += tick
+                s = plain
+                taken += 1
+            else:
+                for _ in range(tick):
+                    here_a = _through(s, scaled, down, rows)
+                    sums_b = sums_of_columns(kernel * by_rows(here_a))
+                    found_b = _through(sums_b, summed + N, columns, across)
+                    new, level_b = _half_step(
+                        all_b, found_b, known_b, level_b, tau_b, part, PARTIAL
+                    )
+                    t = _further(t, new, excess)
+                    here_b = _through(t, scaled + N, across, columns)
+                    sums_a = sums_of_rows(kernel * by_columns(here_b))
+                    found_a = _through(sums_a, summed, rows, down)
+                    plain, level_a = _half_step(
+                        all_a, found_a, known_a, level_a, tau_a, part, PARTIAL
+                    )
+                    s = _further(s, plain, excess)
+                taken += tick
             here_a = _through(plain, scaled, down, rows)
             sums_b = sums_of_columns(kernel * by_rows(here_a))
             found_b = _through(sums_b, summed + N, columns, across)
@@ -332,9 +364,28 @@ def _relaxed_kernel(
                 missed = tl.log(new / t)
                 missed -= tl.sum(all_b * missed, 0)
                 error = tl.sum(all_b * tl.abs(tl.exp(missed) - 1.0), 0)
-            excess = next_relaxation(excess + 1.0, error / before) - 1.0
+                missing = found_b * t * missed / tl.maximum(tau_b, 1e-2)
+            fitted = next_relaxation(excess + 1.0, error / before) - 1.0
+            excess = tl.where(near == 0, fitted, excess)
+            near = tl.where(error > 0.7 * before, 0, near)
             # NaN compares as false
             busy = tl.where((error > wanted) & (error < 1e30) & (taken < limit), 1, 0)
+            if not PARTIAL:  # noqa: SIM102, a constant beside numbers
+                if (busy == 1) & (near == 0) & (error <= below) & (tau_b > 1e-2):
+                    here_b = tl.load(scaled + N + columns)
+                    held = kernel * by_rows(here_a) * by_columns(here_b)
+                    write(work, held, shift, RI, CI, RT, CT)
+                    # a relaxed side answers less
+                    tl.store(own_costs + down, found_a * plain / tl.maximum(tau_a, 1e-9))
+                    masses = found_b * t / tl.maximum(all_b, 1e-30) / tl.maximum(tau_b, 1e-2)
+                    masses = tl.where(all_b > 0, masses, 1.0)
+                    tl.store(columns_of + across, masses.to(tl.float32))
+                    tl.debug_barrier()
+                    invert(
+                        work, own_costs, b, inverse, columns_of, count, shift, N, M, CHUNK,
+                        SQUARE_RI, SQUARE_CI, SQUARE_RT, SQUARE_CT,
+                    )  # fmt: skip
+                    near, below = 1, 0.1 * error
         spent += taken
         here_a, here_b = tl.load(scaled + rows), tl.load(scaled + N + columns)
         kernel = kernel * by_rows(here_a) * by_columns(here_b)
@@ -353,11 +404,10 @@ def _relaxed_kernel(
         write(step, moved, shift, RI, CI, RT, CT)
         at_target = epsilon <= last
         settled = at_target & (change <= tol)
-        # a sequence that falls by the same share goes to its limit, by the engine's rule [L465]
+        # a sequence that falls by the same share goes to its limit
         exact = at_target & (error <= 0.1 * change) & (share == 1.0) & (known > 0)
         now = tl.where(exact, change / tl.where(known > 0, known, one), zero)
-        steady = (now > 0.3) & (now < 0.97) & (tl.abs(now - rate) <= 0.1 * rate)
-        steady = steady & (change <= 1e-2)
+        steady = keeps_falling(now, rate) & (change <= 1e-2)
         ahead = tl.where(steady, now / (1.0 - tl.where(steady, now, zero)), share - 1.0)
         ahead = tl.where(settled | (over == 1), zero, ahead)
         rate = tl.where(steady, zero, now)
@@ -428,19 +478,20 @@ def ease(
     for dtype, given in ((torch.float32, single), (torch.float64, tables)):
         final = dtype == torch.float64
         made = Eased(*(part.to(dtype) if part.is_floating_point() else part for part in made))
-        tile, work = tile_of(n, m, _ENTRIES[dtype]), torch.empty_like(made.plan)
+        (tiles, warps), work = tiles_of(n, m, _ENTRIES[dtype]), torch.empty_like(made.plan)
         error = INNER_SHARE * tol if final else _ROUGH_ERROR
         launch(
             _relaxed_kernel, (count,), *given, *index,
             *(part.to(dtype) for part in (alpha, *epsilons, bound)),
             work if linear is None else linear.to(dtype),
             *((work, whole) if begin is None else (begin[0].to(dtype), begin[1].long())),
-            work, torch.zeros_like(work), work.new_empty(count, 4, n + m), *made, 0, TICK, most,
-            BUDGET, most_inner, tol if final else max(tol, _ROUGH_TOLERANCE), error, inner_tol,
+            work, torch.zeros_like(work), work.new_empty(count, 4, n + m),
+            *(work.new_empty(count, rows, m, dtype=torch.float32) for rows in (m, 4)), *made, 0,
+            TICK, most, BUDGET, most_inner, tol if final else max(tol, _ROUGH_TOLERANCE), error,
+            inner_tol,
             LINEAR=linear is not None, BEGIN=begin is not None and not final,
             PARTIAL=relaxed.mass is not None, FINAL=final, DECAY=DECAY, CHUNK=16, MET=MET,
-            STUCK=_STUCK[dtype],
-            **tile._asdict(), num_warps=tile.warps, num_stages=1 if final else 3,
+            STUCK=_STUCK[dtype], NEAR=NEAR, **tiles, num_warps=warps, num_stages=1 if final else 3,
             maxnreg=_REGISTERS,
         )  # fmt: skip
     return made

@@ -35,7 +35,7 @@ _ROUGH_ERROR = 2e-5
 _DECAY, _MOMENTUM, _DAMPING = 0.86, 0.6, 0.4
 _ERROR, _RELAXATION, _INERTIA = 5e-3, 1.0, 0.4
 # Column error from which on the inverse of a second derivative leads nearby plans to their
-# marginals. [L781] [L782]
+# marginals. [L781] [L782] [L941]
 NEAR = 3e-2
 # Iterations of a linear problem at most, and the error from which on they are twice as many.
 # [L595]
@@ -47,6 +47,9 @@ MET, FAR = 3e-3, 1e-2
 # multiprocessor. And what of the inner dimension of a product is read at once, and how many of
 # these are under way; more is where epsilon falls. [L532] [L596] [L782] [L860]
 ENTRIES, REGISTERS, CHUNK, _WIDE_CHUNK, STAGES = 64, 128, 16, 32, 3
+# What plans are multiplied by in half precision: they and their products with distances, which are
+# at most one, stay below its largest number, with what they are led ahead by. [L940]
+_SCALE = 2.0**14
 
 
 @triton.jit
@@ -138,7 +141,7 @@ def _rough_kernel(
     end = tl.load(ended + number).to(tl.int32)
     going = tl.where((end == 2) & (done < most), 1, 0)
     while going == 1:
-        cross(x, plan, y, work, N, M, CHUNK, 3)
+        cross(x, plan, y, work, work, N, M, CHUNK)
         mass_a, mass_b = tl.maximum(tl.load(a), 1e-30), tl.maximum(tl.load(b), 1e-30)
         # the objective of the plan that the last iteration has made
         kernel = read(plan, shift, RI, CI, RT, CT)
@@ -187,6 +190,12 @@ def _rough_kernel(
     tl.store(value_out + number, value)
 
 
+def _halved(table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Divide distances of each space by the largest, which is returned too, in half precision."""
+    largest = table.amax((1, 2)).clamp_min(1e-30)
+    return (table / largest[:, None, None]).half(), largest
+
+
 def rough(
     tables: tuple[torch.Tensor, ...],
     index: tuple[torch.Tensor, torch.Tensor],
@@ -208,21 +217,27 @@ def rough(
     weight, unread = alpha.float(), noise.float()
     target, first = (epsilon.float() for epsilon in epsilons)
     costs = unread if linear is None else linear.float()
+    halves = [_halved(table) for table in tables[:2]]
+    units = [largest[place] for (_, largest), place in zip(halves, index, strict=True)]
     made = Warm(
         weight.new_empty(count, n, m), alpha.new_empty(count, n), alpha.new_empty(count, m),
         torch.empty_like(index[0]), torch.empty_like(index[0]), torch.empty_like(weight),
     )  # fmt: skip
+    starts = unread, index[0]
+    if begin is not None:
+        starts = weight[:, None, None] * begin[0].float(), begin[1].long()
     (tiles, warps), work = tiles_of(n, m, ENTRIES), torch.empty_like(made.plan)
     shared = {
         "LINEAR": linear is not None, "BUDGET": _BUDGET, "MOST": _MOST,
         "num_warps": warps, "num_stages": STAGES, "maxnreg": REGISTERS,
     }  # fmt: skip
     launch(
-        anneal_kernel, (count,), *tables, *index, weight, target, first, costs,
-        *((unread, index[0]) if begin is None else (begin[0].float(), begin[1].long())), unread,
-        work, *made[:-1], 0, limits[0], BEGIN=begin is not None,
+        anneal_kernel, (count,), *(half for half, _ in halves), *tables[2:], *index,
+        -4 * weight * units[0] * units[1], target, first, costs, *starts, unread,
+        work, *(torch.empty_like(work, dtype=torch.float16) for _ in range(2)), *made[:-1], 0,
+        limits[0], BEGIN=begin is not None,
         CHUNK=min(_WIDE_CHUNK, n), ERROR=_ERROR, RELAXATION=_RELAXATION, INERTIA=_INERTIA,
-        DECAY=_DECAY, MOMENTUM=_MOMENTUM, DAMPING=_DAMPING,
+        DECAY=_DECAY, MOMENTUM=_MOMENTUM, DAMPING=_DAMPING, SCALE=_SCALE,
         **{name: tiles[name] for name in ("RI", "CI", "RT", "CT")}, **shared,
     )  # fmt: skip
     launch(

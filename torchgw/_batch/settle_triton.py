@@ -12,6 +12,7 @@ import triton.language as tl
 
 from torchgw._batch.inner_triton import solved
 from torchgw._batch.rough_triton import CHUNK, ENTRIES, FAR, MET, NEAR, REGISTERS, STAGES, falls
+from torchgw._batch.sweep_triton import keeps_falling
 from torchgw._batch.tile_triton import (
     cross,
     line,
@@ -59,7 +60,7 @@ def _settle_begin_kernel(
     for begin in range(0, N, CHUNK):
         place = (begin + tl.arange(0, CHUNK))[:, None] * M + columns[None, :]
         tl.store(work + place, tl.load(plan + place).to(tl.float64))
-    cross(x, work, y, work, N, M, CHUNK, 0)
+    cross(x, work, y, work, work, N, M, CHUNK)
     rate = 1.0 / tl.load(epsilon + number)
     weight = -4.0 * tl.load(alpha + number)
     mass_b = tl.load(b + columns)
@@ -166,10 +167,10 @@ def _settle_kernel(
         end = tl.where(change == change, tl.where(change <= tol, 0, 2), 3)
         end = tl.where(change > FAR, 4, end)
         going = tl.where((end == 2) & (turns < most), 1, 0)
-        # a sequence that falls by the same share goes to its limit, by the engine's rule [L465]
+        # a sequence that falls by the same share goes to its limit
         known = (last > 0) & (error <= 0.1 * change)
         now = tl.where(known, change / tl.where(last > 0, last, 1.0), 0.0)
-        steady = (now > 0.3) & (now < 0.97) & (tl.abs(now - rate) <= 0.1 * rate) & (going == 1)
+        steady = keeps_falling(now, rate) & (going == 1)
         ahead = tl.where(steady, now / (1.0 - tl.where(steady, now, 0.0)), 0.0)
         rate = tl.where(steady, 0.0, now)
         last = tl.where(steady, 0.0, change)
@@ -180,7 +181,7 @@ def _settle_kernel(
         # of what is stored, so that costs follow the plan exactly
         write(step, following - before, shift, RI, CI, RT, CT)
         if going == 1:
-            cross(x, step, y, work, N, M, CHUNK, 3)
+            cross(x, step, y, work, work, N, M, CHUNK)
             moved = weight * read(work, shift, RI, CI, RT, CT)
             bent = total(moved * read(step, shift, RI, CI, RT, CT)) / (
                 (1.0 + ahead) * (1.0 + ahead)

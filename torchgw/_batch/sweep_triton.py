@@ -67,6 +67,12 @@ def next_relaxation(factor, reduction):
     return tl.where(reduction == 0.0, factor, fitted)
 
 
+@triton.jit
+def keeps_falling(rate, before):
+    """Whether changes fall by the same share as before, slowly, by the engine's rule [L465]."""
+    return (rate > 0.3) & (rate < 0.97) & (tl.abs(rate - before) <= 0.1 * before)
+
+
 @triton.jit(do_not_specialize=["n", "m", "tick", "most", "most_restarts"])
 def _scaling_kernel(
     chosen,  # [k] int64, which problems

@@ -172,23 +172,24 @@ def coarse(values):
 @triton.jit
 def _product(
     left, right, ROWS: tl.constexpr, INNER: tl.constexpr, COLUMNS: tl.constexpr,
-    CHUNK: tl.constexpr, PARTS: tl.constexpr,
+    CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Multiply the transpose of a matrix (INNER, ROWS) by a symmetric one, both in memory.
 
-    Tensor cores read tf32 of the second along its inner dimension, as a symmetric one lies: in one
-    part, with the digits that tf32 has, or in three, with those of float32. Of float64 in none.
+    Tensor cores read tf32 of the second along its inner dimension, as a symmetric one lies, in
+    three parts that have the digits of float32. Half precision is added up in float32, and float64
+    in its own.
     """
     rows, columns, middle = tl.arange(0, ROWS), tl.arange(0, COLUMNS), tl.arange(0, CHUNK)
     left += rows[:, None] + middle[None, :] * ROWS
     right += middle[:, None] + columns[None, :] * INNER
     kind = right.dtype.element_ty
-    total = tl.zeros([ROWS, COLUMNS], kind)
+    total = tl.zeros([ROWS, COLUMNS], tl.float64 if kind == tl.float64 else tl.float32)
     for _ in range(INNER // CHUNK):
         here, there = tl.load(left), tl.load(right)
-        if PARTS == 1:
-            total = tl.dot(here, there, total, input_precision="tf32")
-        elif PARTS == 3:
+        if kind == tl.float16:
+            total = tl.dot(here, there, total)
+        elif kind == tl.float32:
             # tf32x3 of the compiler has a second accumulator, for which no registers are left
             coarse_left, coarse_right = coarse(here), coarse(there)
             total = tl.dot(here - coarse_left, coarse_right, total, input_precision="tf32")
@@ -202,22 +203,21 @@ def _product(
 
 
 @triton.jit(noinline=True)
-def cross(
-    x, plan, y, out, N: tl.constexpr, M: tl.constexpr, CHUNK: tl.constexpr, PARTS: tl.constexpr
-):  # fmt: skip
+def cross(x, plan, y, half, out, N: tl.constexpr, M: tl.constexpr, CHUNK: tl.constexpr):
     """Write X P Y of a matrix (N, M) and symmetric X and Y of its dtype, through memory.
 
     Held on chip, tiles of products would leave no registers to what is iterated. Waits for what the
-    program has stored before, and until its own stores are seen; ``out`` may be the plan. A call,
-    as is ``_invert``: inlined, Triton takes twice as long to compile what it is in. [L861]
+    program has stored before, and until its own stores are seen; ``half``, where the product of two
+    is kept, and ``out`` may be the plan. A call, as is ``invert``: inlined, Triton takes twice as
+    long to compile what it is in. [L861]
     """
     down, across = tl.arange(0, N), tl.arange(0, M)
     tl.debug_barrier()
-    half = _product(plan, x, M, N, N, CHUNK, PARTS)
+    product = _product(plan, x, M, N, N, CHUNK)
     tl.debug_barrier()
-    tl.store(out + across[:, None] * N + down[None, :], half)
+    tl.store(half + across[:, None] * N + down[None, :], product.to(half.dtype.element_ty))
     tl.debug_barrier()
-    half = _product(out, y, N, M, M, CHUNK, PARTS)
+    product = _product(half, y, N, M, M, CHUNK)
     tl.debug_barrier()
-    tl.store(out + down[:, None] * M + across[None, :], half)
+    tl.store(out + down[:, None] * M + across[None, :], product)
     tl.debug_barrier()

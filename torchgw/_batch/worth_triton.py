@@ -59,7 +59,7 @@ def _worth_kernel(
     linear += number * N * M
     work += number * N * M
     masses += number * (N + M)
-    cross(x, plan, y, work, N, M, ROWS, 0)
+    cross(x, plan, y, work, work, N, M, ROWS)
     columns = tl.arange(0, M)
     mass_b = tl.load(b + columns)
     q = tl.zeros([M], tl.float64)
