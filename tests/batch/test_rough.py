@@ -11,12 +11,14 @@ import reference
 import torch
 from problems import distance_matrices, random_weights, skip_unless_kernels_run
 
+from torchgw import Status, solve_many
 from torchgw._batch import engine
 from torchgw._batch.engine import ENDINGS
 from torchgw._batch.packing import Packed, pack
 from torchgw._batch.warm import ENDS, has_triton
 from torchgw._sinkhorn import choose
 from torchgw._tensors import ahead
+from torchgw.distances import PrecomputedDistance
 
 pytest.importorskip("triton")
 DEVICES = [torch.device("cpu"), pytest.param(torch.device("cuda"), marks=pytest.mark.gpu)]
@@ -349,3 +351,16 @@ def test_whether_triton_runs_is_asked_of_triton_alone(monkeypatch):
     monkeypatch.setattr(choose, "_load", lambda place: asked.append(place) or backend)
     assert has_triton.__wrapped__(torch.device("cuda"))
     assert asked == [choose._BUILT_IN["triton"].backend]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_spaces_whose_points_look_alike_leave_the_product_plan(device, monkeypatch):
+    skip_unless_kernels_run(device)
+    monkeypatch.setattr(engine, "may_begin", lambda *_: True)
+    steps = torch.arange(6)
+    ring = (steps[:, None] - steps).abs()
+    spaces = [torch.minimum(ring, 6 - ring).double(), torch.ones(2, 2).double().fill_diagonal_(0)]
+    spaces = [PrecomputedDistance(space.to(device)) for space in spaces]
+    solved = solve_many(spaces, spaces, epsilon=0.05)
+    assert float(solved.value.abs().max()) < 1e-9
+    assert solved.statuses == [Status.CONVERGED] * 2

@@ -75,6 +75,8 @@ _EXACT, _FASTEST, _SLOWEST, _STEADY, _NEAR = 0.1, 0.3, 0.97, 0.1, 1e-2
 _SHORTEST, _LENGTHENING = 1 / 16, 1.2
 # Relative size of the noise on the first plan. [L391]
 _START_NOISE = 1e-6
+# Relative change of the cost below which a plan is the product plan. [L980]
+_STILL = 1e-9
 
 # How a problem ends: names of the status, as codes.
 ENDINGS = (
@@ -206,7 +208,7 @@ def run(problems: Packed, rules: Rules, keep: Callable[[Ended], None] | None = N
         _run_queue(problems, rules, queue, store)
         return Solved(*numbers, *counts)
     solve = _solver_in_triton(problems, rules, store)
-    # where programs have lost a number, the engine begins anew
+    # where programs have lost a number or not left the product plan, the engine begins anew
     left = torch.cat([solve(chunk) for chunk in queue.split(max(1, _TOGETHER // (n * m)))])
     if len(left):
         _run_queue(problems, rules, left, store)
@@ -268,7 +270,7 @@ def _units(problems: Packed, numbers: Tensor) -> tuple[Tensor | None, Tensor, Te
 def _solver_in_triton(
     problems: Packed, rules: Rules, store: Callable[[_Found, Ended], None]
 ) -> Callable[[Tensor], Tensor]:
-    """Make what solves problems by one program each; it returns those in which a number is lost."""
+    """Make what solves problems by one program each; it returns those that are not solved."""
     from torchgw._batch.finish_triton import Finished, finish
     from torchgw._batch.relaxed_triton import Eased, ease
     from torchgw._batch.rough_triton import rough
@@ -336,7 +338,10 @@ def _solver_in_triton(
             made.error <= rules.inner_tol, (made.done, made.inner), rules,
         )  # fmt: skip
         ended = Ended(numbers, plan[:, :n, :m], f[:, :n], made.g[:, :m], objective)
-        known = (made.ended != _LOST) & objective.isfinite()
+        # float32 keeps the symmetry of spaces whose points all look alike: the engine breaks it
+        pairs = (sums.crossed, sums.product_crossed), (sums.linear, sums.product_linear)
+        still = [abs(here - there) <= _STILL * abs(there) for here, there in pairs]
+        known = (made.ended != _LOST) & objective.isfinite() & ~(still[0] & still[1])
         over, left = known.nonzero()[:, 0], (~known).nonzero()[:, 0]
         if len(left):
             found = _Found(found.numbers[:, over], found.counts[:, over])

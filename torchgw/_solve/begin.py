@@ -126,6 +126,12 @@ def _read_init(init: Any, marginals: Marginals) -> Guess:
     plan = getattr(init, "lazy_plan", init)
     if isinstance(plan, DualPlan):
         _check_shape(plan.shape, shape)
+        here, name = plan.potentials.f.device, "init" if plan is init else "init.lazy_plan"
+        if here != device:
+            raise InvalidInputError(
+                f"`init` lies on {here}, the problem on {device}. Pass `device={str(here)!r}` or "
+                f"`init={name}.to_dense()`."
+            )
         return Guess(plan.giving(in_numpy=False), plan.potentials, 0.0)
     if hasattr(plan, "to_dense") and not isinstance(plan, Tensor):
         name = "init" if plan is init else "init.lazy_plan"
