@@ -3,7 +3,7 @@
 A spiral is aligned to a Swiss roll of as many points, from NumPy arrays to a result, by defaults at
 epsilon 5e-4; or two noisy samples of one surface in 3-D, at the automatic epsilon. Each size runs
 alone in a process, a first call (which compiles) and some more, of which the median counts.
-Spearman's correlation is that of 4,096 drawn points and their partners, the largest entries of
+Spearman's correlation is that of 32,768 drawn points and their partners, the largest entries of
 their rows; ``spearman_mean`` takes the mean of a row. One JSON line for each size, then a table and
 the exponents of n that fit best, by least squares in logarithms.
 """
@@ -33,7 +33,7 @@ from torchgw.datasets import spiral, swiss_roll
 ROOT = Path(__file__).resolve().parents[2]
 _EPSILON = 5e-4
 # Points whose partners are looked up, and entries of the plan that are built for it at once.
-_PARTNERS, _BLOCK = 4096, 2**31
+_PARTNERS, _BLOCK = 32768, 2**31
 # Columns of the table that have an exponent, and are no phase.
 _TOTALS = ("seconds", "cpu_seconds", "peak_mib")
 
