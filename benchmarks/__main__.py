@@ -23,6 +23,7 @@ from benchmarks.quality.tables import quality_table
 STUDIES = {
     "batch": ("batch.many", "many small problems a second, beside POT"),
     "coldstart": ("solves.coldstart", "first calls of fresh processes, and what they compile"),
+    "digits": ("batch.digits", "all pairs of digits beside POT's loop"),
     "distributed": ("solves.distributed", "bits and seconds of processes that share a solve"),
     "first-use": ("solves.first_use", "clusters, spirals, networks and cells by defaults"),
     "fused": ("solves.fused", "features too, 200,000 points"),
