@@ -107,20 +107,17 @@ class DifferentiablePlan(TransportPlan):
         index = as_index(index, self.shape[0], self.device)
         chosen = torch.zeros(self.shape[0], len(index), dtype=self.dtype, device=self.device)
         chosen[index, torch.arange(len(index), device=self.device)] = 1.0
-        found: Tensor = (self.T @ chosen).T
-        return found
+        return (self.T @ chosen).T
 
     def stored(self) -> Tensor:
-        found: Tensor = self @ torch.eye(self.shape[1], dtype=self.dtype, device=self.device)
-        return found
+        return self @ torch.eye(self.shape[1], dtype=self.dtype, device=self.device)
 
 
 def implicit_plan(solved: Solved, inputs: tuple[Tensor, ...]) -> DifferentiablePlan:
     """Give the plan of a finished solve implicit derivatives by its inputs."""
 
     def product(transposed: bool, table: Tensor) -> Tensor:
-        found: Tensor = call(_Product, solved, transposed, table, *inputs)
-        return found
+        return call(_Product, solved, transposed, table, *inputs)
 
     return DifferentiablePlan(solved.plan, product)
 
@@ -130,8 +127,7 @@ class _Product(Step):
 
     @staticmethod
     def forward(solved: Solved, transposed: bool, values: Tensor, *inputs: Tensor) -> Tensor:
-        found: Tensor = (solved.plan.T if transposed else solved.plan) @ values
-        return found
+        return (solved.plan.T if transposed else solved.plan) @ values
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -207,8 +207,7 @@ class HalfGradient(DenseGradient):
 def _scale(matrix: Tensor) -> Tensor:
     """Compute what makes the largest entry of a matrix a large half-precision number, ()."""
     largest = torch.linalg.vector_norm(matrix, torch.inf)
-    found: Tensor = _LARGEST / largest.clamp_min(torch.finfo(matrix.dtype).tiny * _LARGEST)
-    return found
+    return _LARGEST / largest.clamp_min(torch.finfo(matrix.dtype).tiny * _LARGEST)
 
 
 def _centre(table: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, float]:

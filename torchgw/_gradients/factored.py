@@ -56,8 +56,7 @@ class Encoding(ExactCoupling):
         """Compute the relative change in the Frobenius norm."""
         values = self.values
         size = values.norm().clamp_min(torch.finfo(values.dtype).tiny)
-        found: Tensor = ((values - previous.values).norm() / size).double()
-        return found
+        return ((values - previous.values).norm() / size).double()
 
 
 class FactoredGradient(StrictGradient):

@@ -213,8 +213,7 @@ class TransportPlan(DualPlan):
     def _sums_with_mass(self, table: Tensor) -> Tensor:
         """Multiply the conditional plan, which is defined for points of weight zero too."""
         ones = torch.ones_like(self.weights.a)
-        found: Tensor = self.replaced(self.potentials, Marginals(ones, self.weights.b)) @ table
-        return found
+        return self.replaced(self.potentials, Marginals(ones, self.weights.b)) @ table
 
     def _largest(self, k: int) -> tuple[Tensor, Tensor]:
         return self.prepared.topk(self.potentials, k)
@@ -242,8 +241,7 @@ class TransportPlan(DualPlan):
 
 def times(matrix: Any, values: Tensor) -> Tensor:
     """Multiply by a constant map over pairs, differentiable in the values any number of times."""
-    found: Tensor = _Product.apply(matrix, values)  # type: ignore[no-untyped-call]
-    return found
+    return _Product.apply(matrix, values)  # type: ignore[no-untyped-call]
 
 
 class _Product(torch.autograd.Function):
@@ -252,8 +250,7 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, matrix: Any, values: Tensor) -> Tensor:
         ctx.matrix = matrix
-        found: Tensor = matrix @ values
-        return found
+        return matrix @ values
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:

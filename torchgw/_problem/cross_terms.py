@@ -48,12 +48,10 @@ class ProductCross:
         else:
             inner = self._source @ plan if left is None else torch.sparse.mm(left, plan)
         if right is None:
-            straight: Tensor = inner @ self._target
-            return straight
+            return inner @ self._target
         # a sparse table comes first, and the other matrix has to be contiguous to be fast
         result = torch.sparse.mm(right, inner.T.contiguous())
-        found: Tensor = result.T.contiguous()
-        return found
+        return result.T.contiguous()
 
     def total(self, a: Tensor, b: Tensor) -> Tensor:
         """Compute (a' DX a) (b' DY b)."""

@@ -120,8 +120,7 @@ def batch_solver(backend: Backend) -> BatchSolver:
     entry = _BUILT_IN.get(backend.name)
     if entry is None or entry.batch is None:
         return solve_batch
-    found: BatchSolver = _load(entry.batch)
-    return found
+    return _load(entry.batch)
 
 
 def unavailable_backends(device: torch.device) -> dict[str, str | None]:
@@ -134,8 +133,7 @@ def why_not(name: str, device: torch.device, dtype: torch.dtype) -> str | None:
     entry = _BUILT_IN[name]
     if entry.needs is not None and find_spec(entry.needs) is None:
         return f"{entry.needs} is not installed (pip install {entry.needs})."
-    found: str | None = _load(entry.backend).why_not(device, dtype)
-    return found
+    return _load(entry.backend).why_not(device, dtype)
 
 
 def alone(backend: Backend, shape: tuple[int, int] | None = None) -> Backend:

@@ -164,8 +164,7 @@ class Replayer:
         """Compute function(*arguments)."""
         if name not in self._functions:
             self._functions[name] = Captured(function, self._memory, in_place=in_place)
-        found: T = self._functions[name](*arguments)
-        return found
+        return self._functions[name](*arguments)
 
 
 def clone(item: Any) -> Any:
