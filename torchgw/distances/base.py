@@ -7,9 +7,10 @@ solver can use an exact gradient; ``_gradients/choose.py`` holds the rule.
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +18,9 @@ from torch import Tensor
 from torchgw._boundary.arrays import resolve_device
 from torchgw._errors import UnsupportedError
 from torchgw._tensors.draws import inner_products
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 # A function of every distance on its own.
 Entrywise = Callable[[Tensor], Tensor]
@@ -93,6 +97,12 @@ class DistanceProvider(ABC):
     def _lies_at(self, device: torch.device, dtype: torch.dtype) -> bool:
         """Tell whether the distances are on a device, in a dtype."""
         return (self.device, self.dtype) == (resolve_device(device), dtype)
+
+    def _moved(self, device: torch.device, dtype: torch.dtype, **parts: Any) -> Self:
+        """Copy the provider for another device or dtype, where the ``parts`` already are."""
+        moved = copy.copy(self)
+        vars(moved).update(parts, device=resolve_device(device), dtype=dtype)
+        return moved
 
     def matrix(self) -> Tensor | None:
         """Give D, shape (n, n), if it is stored; otherwise ``None``."""

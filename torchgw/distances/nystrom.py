@@ -1,6 +1,5 @@
 """Distances in low rank, from those to a few landmarks: Nystrom's approximation."""
 
-import copy
 import math
 from collections.abc import Callable
 
@@ -9,7 +8,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from torchgw._boundary.arrays import resolve_device
 from torchgw._boundary.checks import check_within
 from torchgw._tensors.draws import distinct
 from torchgw.distances.base import DistanceProvider, Factors
@@ -173,11 +171,8 @@ class NystromDistance(DistanceProvider):
         """Move the landmarks and factors to another device or dtype."""
         if self._lies_at(device, dtype):
             return self
-        moved = copy.copy(self)
-        moved.device, moved.dtype = resolve_device(device), dtype
-        moved.landmarks = self.landmarks.to(device)
-        moved._factors = Factors(*(part.to(device, dtype) for part in self._factors))
-        return moved
+        factors = Factors(*(part.to(device, dtype) for part in self._factors))
+        return self._moved(device, dtype, landmarks=self.landmarks.to(device), _factors=factors)
 
     def maximum(self) -> float:
         """Find the largest distance; of a graph a lower bound, at least half and usually all."""
