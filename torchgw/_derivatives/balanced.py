@@ -86,7 +86,6 @@ class BalancedSolve(Solved):
     def plan_gradient(
         self, inputs: tuple[Tensor, ...], left: Tensor, right: Tensor
     ) -> list[Tensor]:
-        """Differentiate by the inputs a function whose gradient in P is left @ right.T."""
         left, right = (part.to(self.plan.dtype) for part in (left, right))
         response = self.respond(FactoredCost.of_products(-left, right))
         with torch.enable_grad():

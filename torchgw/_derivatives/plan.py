@@ -92,7 +92,6 @@ class DifferentiablePlan(TransportPlan):
         return Plan._moved(self)
 
     def _product(self, table: Tensor) -> Tensor:
-        """Multiply by values of shape (m, c)."""
         return self._differentiable(self._transposed, table)
 
     def barycentric(self, points: Any) -> Tensor:

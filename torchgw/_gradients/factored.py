@@ -102,7 +102,6 @@ class FactoredGradient(StrictGradient):
         return self._left.metric(values) * self._factors.signs
 
     def linearise(self, coupling: Encoding) -> LinearCost:
-        """Compute the factored cost at a coupling."""
         left = 4 * self.problem.alpha * self._left.decode(self._measured(coupling))
         cost = FactoredCost.of_products(left, self._factors.matrix)
         cost = cost.transpose() if self._swapped else cost
@@ -120,7 +119,6 @@ class FactoredGradient(StrictGradient):
         return cost
 
     def update(self, plan: Plan, previous: Encoding | None, generator: torch.Generator) -> Encoding:
-        """Encode a plan, by one streamed product."""
         plan = plan.T if self._swapped else plan
         return Encoding(self._left.encode(plan @ self._factors.matrix))
 
@@ -141,7 +139,6 @@ class FactoredGradient(StrictGradient):
         generator: torch.Generator,
         coupling: Encoding | None = None,
     ) -> QuadraticValue:
-        """Compute the value from the coupling of the plan."""
         coupling = self.update(plan, None, generator) if coupling is None else coupling
         own = float(own_value(self.problem, masses))
         values = coupling.values.to(self.problem.dtype)

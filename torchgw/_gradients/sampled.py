@@ -84,23 +84,18 @@ class AnchorCoupling(Anchors):
         return self.replaced(slots, Anchors(*(side[slots] for side in latest)))
 
     def change(self, previous: AnchorCoupling) -> Tensor:
-        """Return NaN: two samples of one plan differ."""
         return self.source.new_full((), torch.nan, dtype=torch.float64)
 
     def perturbed(self) -> AnchorCoupling:
-        """Return these anchors, which have noise of their own."""
         return self
 
     def minus(self, point: AnchorCoupling) -> Tensor:
-        """Return no numbers."""
         return self.vector()
 
     def vector(self) -> Tensor:
-        """Return no numbers."""
         return self.source.new_empty(0, dtype=torch.float64)
 
     def with_vector(self, vector: Tensor) -> AnchorCoupling:
-        """Return these anchors."""
         return self
 
 
@@ -237,7 +232,6 @@ class SampledGradient(StrictGradient):
         return plan.sample_at(self._places(slots, generator), self._order, generator)
 
     def noise(self, coupling: AnchorCoupling) -> CostNoise:
-        """Estimate the standard error of the cost at some anchors, and its size."""
         # Both are of the part that depends on rows and columns together; the rest moves no plan.
         whole, known = max(1, self.n_anchors // 2), self._parts
         strata = min(whole, _NOISE_STRATA)
@@ -273,10 +267,6 @@ class SampledGradient(StrictGradient):
         other = copy.copy(self)
         other._means = self._mean_columns(masses)
         return other
-
-    def pairing(self, cost: Cost, point: AnchorCoupling, coupling: AnchorCoupling) -> Tensor:
-        """Return NaN: anchors of a plan are not drawn with its cost in mind."""
-        return coupling.source.new_full((), torch.nan, dtype=torch.float64)
 
     def evaluate(
         self,

@@ -109,7 +109,6 @@ class SparsePlan(DualPlan):
 
     @handed_out
     def sample(self, count: int, generator: torch.Generator) -> Anchors:
-        """Draw ``count`` pairs (i, j) from the entries, with repetition."""
         check_draw(count, generator, self.device)
         drawn = sample_categories(self.entries.values(), count, generator)
         source, target = self.entries.indices()[:, drawn]
