@@ -236,6 +236,19 @@ def test_exported_members() -> None:
         torchgw.slove  # noqa: B018
 
 
+def test_distances_say_what_their_methods_do() -> None:
+    """By a docstring of their own, or by that of the method that they override."""
+    kinds = [kind for kind in vars(torchgw.distances).values() if inspect.isclass(kind)]
+    assert kinds
+    bare = {
+        f"{kind.__name__}.{name}"
+        for kind in kinds
+        for name, method in inspect.getmembers(kind, inspect.isroutine)
+        if not name.startswith("_") and not inspect.getdoc(method)
+    }
+    assert not bare
+
+
 # What users import from, besides torchgw itself.
 DOORS = [
     "anndata",

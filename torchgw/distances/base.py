@@ -192,7 +192,6 @@ class DerivedDistance(DistanceProvider):
         """Make the same from the distances of another provider."""
 
     def to(self, device: torch.device, dtype: torch.dtype) -> DerivedDistance:
-        """Move the provider that these numbers are made from."""
         return self if self._lies_at(device, dtype) else self.of(self.provider.to(device, dtype))
 
 
@@ -217,38 +216,30 @@ class ScaledDistance(DerivedDistance):
         self._matrix = None if matrix is None else matrix * self.scale
 
     def columns(self, index: Tensor) -> Tensor:
-        """Compute scale * D[:, index]."""
         if self._matrix is not None:
             return self._matrix[index].T
         return self.provider.columns(index) * self.scale
 
     def of(self, provider: DistanceProvider) -> ScaledDistance:
-        """Multiply the distances of another provider by the same number."""
         return ScaledDistance(provider, self.scale)
 
     def matrix(self) -> Tensor | None:
-        """Give scale * D, if D is stored."""
         return self._matrix
 
     def factors(self) -> Factors | None:
-        """Give the factors of D, with the scale in their signs."""
         factors = self.provider.factors()
         return None if factors is None else Factors(factors.matrix, factors.signs * self.scale)
 
     def apply(self, values: Tensor) -> Tensor:
-        """Compute scale * D @ values."""
         return self.provider.apply(values) * self.scale
 
     def mean_square(self, weights: Tensor) -> Tensor:
-        """Compute scale^2 * (D * D) @ weights."""
         return self.provider.mean_square(weights) * self.scale**2
 
     def maximum(self) -> float:
-        """Multiply the largest distance by the scale."""
         return self.provider.maximum() * self.scale
 
     def uncertainty(self) -> Tensor:
-        """Multiply the uncertainty of the provider by the scale."""
         return self.provider.uncertainty() * self.scale
 
 
@@ -262,22 +253,18 @@ class EntrywiseDistance(DerivedDistance):
         self._matrix: Tensor | None = None
 
     def columns(self, index: Tensor) -> Tensor:
-        """Compute the function of D[:, index]."""
         if self._matrix is not None:
             return self._matrix[index].T
         return self.function(self.provider.columns(index))
 
     def of(self, provider: DistanceProvider) -> EntrywiseDistance:
-        """Apply the same function to the distances of another provider."""
         return EntrywiseDistance(provider, self.function)
 
     def matrix(self) -> Tensor | None:
-        """Compute the function of D, if D is stored."""
         if self._matrix is None and (matrix := self.provider.matrix()) is not None:
             self._matrix = self.function(matrix)
         return self._matrix
 
     def apply(self, values: Tensor) -> Tensor:
-        """Compute the function of D, times values of shape (n, c)."""
         matrix = self.matrix()
         return super().apply(values) if matrix is None else matrix @ values

@@ -93,7 +93,6 @@ class PointDistance(DistanceProvider):
         return _between(self._points, self._points[index], self.metric)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "PointDistance":
-        """Move the points to another device or dtype."""
         if self._lies_at(device, dtype):
             return self
         weights = None if self._weights is None else self._weights.to(device, dtype)
@@ -240,12 +239,10 @@ def _squared_factors(points: Tensor, weights: Tensor | None = None) -> Factors:
     return Factors(torch.cat([torch.stack(matrix, dim=1), points * 2**0.5], dim=1), signs)
 
 
-def walk(
-    distances_of: Callable[[int], Tensor], start: int, steps: int = 6
-) -> tuple[float, tuple[int, int]]:
+def walk(distances_of: Callable[[int], Tensor], start: int) -> tuple[float, tuple[int, int]]:
     """Walk to the farthest point, again and again; return the largest distance met, its ends."""
     best, pair, current = -1.0, (start, start), start
-    for _ in range(steps):
+    for _ in range(6):
         distance = distances_of(current)
         farthest = int(distance.argmax())
         if float(distance[farthest]) <= best:

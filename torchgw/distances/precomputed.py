@@ -75,17 +75,14 @@ class PrecomputedDistance(DistanceProvider):
         return self._matrix[index].T
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Self:
-        """Move the table to another device or dtype."""
         if self._lies_at(device, dtype):
             return self
         return self.unchecked(self.table.to(device, dtype))
 
     def matrix(self) -> Tensor:
-        """Give D itself."""
         return self._matrix
 
     def apply(self, values: Tensor) -> Tensor:
-        """Compute D @ values."""
         return self._matrix @ values
 
     def mean_square(self, weights: Tensor) -> Tensor:
@@ -93,7 +90,6 @@ class PrecomputedDistance(DistanceProvider):
         return torch.cat([block.square() @ weights for block in self._row_blocks()])
 
     def maximum(self) -> float:
-        """Find the largest entry."""
         return float(self.table.max())
 
     def _row_blocks(self) -> tuple[Tensor, ...]:
@@ -264,11 +260,9 @@ class DirectedDistance(PrecomputedDistance):
         return _OneWay.unchecked(self.table), _OneWay.unchecked(self.table.T)
 
     def mapped(self, function: Entrywise) -> Self:
-        """Make the provider of a function of every cost."""
         return self.unchecked(function(self.table))
 
     def scaled(self, factor: float) -> DirectedDistance:
-        """Make the provider of the costs times a positive number."""
         return self.mapped(lambda costs: costs * factor)
 
     def mean_square(self, weights: Tensor) -> Tensor:
