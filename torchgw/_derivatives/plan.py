@@ -87,9 +87,7 @@ class DifferentiablePlan(TransportPlan):
     def T(self) -> "DifferentiablePlan":  # noqa: N802 - the name of every array library
         return DifferentiablePlan(super().T, self._differentiable, transposed=not self._transposed)
 
-    def _moved(self) -> tuple[Tensor, Tensor]:
-        """Sum rows (n,) and columns (m,), float64; each call has a graph of its own."""
-        return Plan._moved(self)
+    _moved = Plan._moved  # each call has a graph of its own
 
     def _product(self, table: Tensor) -> Tensor:
         return self._differentiable(self._transposed, table)

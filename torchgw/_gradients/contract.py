@@ -304,6 +304,12 @@ class StrictGradient(Gradient):
         a, b = self.marginals
         return float((a @ self.row).abs() + (b @ self.column).abs()) / 2
 
+    def remembered(self, coupling: Tensor | Anchors, **rest: Any) -> Linearised:
+        """Keep a coupling, and what the cost depends on besides."""
+        problem = self.problem
+        sides = problem.source, problem.target
+        return Linearised(self.name, sides, coupling, problem.alpha, problem.loss, **rest)
+
     def why_not_captured(self) -> str | None:
         loss, sides = self.problem.loss, (self.problem.source, self.problem.target)
         if loss.cross is None:

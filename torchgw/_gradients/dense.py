@@ -127,9 +127,7 @@ class DenseGradient(StrictGradient):
         return QuadraticValue(float(own - 2 * cross), 0.0)
 
     def remember(self, coupling: PlanMatrix, masses: Marginals) -> Linearised:
-        problem = self.problem
-        sides = problem.source, problem.target
-        return Linearised("dense", sides, coupling.values, problem.alpha, problem.loss)
+        return self.remembered(coupling.values)
 
     @staticmethod
     def rows_at(known: Linearised, side: int) -> CostRows:

@@ -84,17 +84,12 @@ class FactoredGradient(StrictGradient):
         sides = _Side(both[0], source), _Side(both[1], target)
         self._left, self._right = sides[::-1] if self._swapped else sides
         assert self._right.factors is not None
+        self._factors = self._right.factors
 
     def start(self) -> Encoding:
         a, b = (weight.to(self.problem.dtype) for weight in self.problem.marginals)
         left, right = (b, a) if self._swapped else (a, b)
         return Encoding(self._left.encode(torch.outer(left, right @ self._factors.matrix)))
-
-    @property
-    def _factors(self) -> Factors:
-        factors = self._right.factors
-        assert factors is not None
-        return factors
 
     def _measured(self, coupling: Encoding) -> Tensor:
         """Apply the metrics of both sides to a coupling."""
@@ -147,19 +142,12 @@ class FactoredGradient(StrictGradient):
 
     def remember(self, coupling: Encoding, masses: Marginals) -> Linearised:
         """Keep the coupling from source to target, and what gives new points their factors."""
-        problem = self.problem
         sides = (self._right, self._left) if self._swapped else (self._left, self._right)
-        source, target = (
+        known = [
             None if side.factors is None else factor_reference(side.provider) for side in sides
-        )
-        return Linearised(
-            "factored",
-            (problem.source, problem.target),
-            coupling.values.T if self._swapped else coupling.values,
-            problem.alpha,
-            problem.loss,
-            references=(source, target),
-        )
+        ]
+        values = coupling.values.T if self._swapped else coupling.values
+        return self.remembered(values, references=(known[0], known[1]))
 
     @staticmethod
     def rows_at(known: Linearised, side: int) -> CostRows:

@@ -19,7 +19,7 @@ from torchgw._gradients.contract import (
     add_linear,
     product_value,
 )
-from torchgw._gradients.means import MeanDistances, mean_columns, own_terms, part_means, visible
+from torchgw._gradients.means import mean_distances, own_terms, part_means, visible
 from torchgw._plans.contract import Anchors
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.cross_terms import MinimumCross
@@ -142,7 +142,8 @@ class SampledGradient(StrictGradient):
         means = self._means
         if self.problem.loss.cross != problem.loss.cross:
             # without the floor of a singular loss
-            means = mean_columns(problem, problem.marginals)
+            source, target = mean_distances(problem, problem.marginals)
+            means = source.values, target.values
         total = (a @ means[0].double()) @ (b @ means[1].double()) / means[0].shape[1]
         self.product = product_value(problem, (self.row, self.column), total)
         if problem.loss.cross is None and self._is_summed():
@@ -158,8 +159,8 @@ class SampledGradient(StrictGradient):
         """Compute DX p and DY q as the parts see them, (n, r) and (m, r)."""
         problem = self.problem
         ways = (replace(problem, source=one, target=two) for one, two in self._ways)
-        source, target = zip(*(mean_columns(way, masses) for way in ways), strict=True)
-        return torch.cat(source, dim=1), torch.cat(target, dim=1)
+        source, target = zip(*(mean_distances(way, masses) for way in ways), strict=True)
+        return torch.cat([m.values for m in source], 1), torch.cat([m.values for m in target], 1)
 
     def start(self) -> AnchorCoupling:
         """Stand for a x b, which needs no anchors."""
@@ -342,15 +343,7 @@ class SampledGradient(StrictGradient):
 
     def remember(self, coupling: AnchorCoupling, masses: Marginals) -> Linearised:
         """Keep the anchors, and the mean distances that their cost is centred by."""
-        problem = self.problem
-        sides = problem.source, problem.target
-        source, target = (
-            MeanDistances.of(provider, mass, problem.loss, side)
-            for side, (provider, mass) in enumerate(zip(sides, masses, strict=True))
-        )
-        means = source, target
-        anchors = Anchors(*coupling)
-        return Linearised("sampled", sides, anchors, problem.alpha, problem.loss, means=means)
+        return self.remembered(Anchors(*coupling), means=mean_distances(self.problem, masses))
 
     @staticmethod
     def rows_at(known: Linearised, side: int) -> CostRows:
