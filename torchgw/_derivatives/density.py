@@ -26,13 +26,8 @@ class Density:
         self.plan = plan
         self.a, self.b = (weight.to(plan.dtype) for weight in plan.weights)
         n, m = plan.shape
-        small = n * m <= _STORED_ENTRIES.get(plan.device.type, 0)
-        self._kept = list(self._compute()) if small else None
-
-    @property
-    def is_stored(self) -> bool:
-        """Whether all of it is kept."""
-        return self._kept is not None
+        self.is_stored = n * m <= _STORED_ENTRIES.get(plan.device.type, 0)
+        self._kept = list(self._compute()) if self.is_stored else None
 
     def blocks(self) -> Iterator[tuple[slice, Tensor]]:
         """Yield the density by blocks of rows."""

@@ -186,6 +186,15 @@ class DerivedDistance(DistanceProvider):
         self.n, self.device, self.dtype = provider.n, provider.device, provider.dtype
         self.cheap_columns = provider.cheap_columns
         self.capturable = provider.capturable
+        self._matrix: Tensor | None = None  # made once it is asked for
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle and copy without the table of numbers, which is made again."""
+        return {**vars(self), "_matrix": None}
+
+    @abstractmethod
+    def made(self, distances: Tensor) -> Tensor:
+        """Make the numbers from some distances."""
 
     @abstractmethod
     def of(self, provider: DistanceProvider) -> DerivedDistance:
@@ -194,6 +203,16 @@ class DerivedDistance(DistanceProvider):
     def to(self, device: torch.device, dtype: torch.dtype) -> DerivedDistance:
         return self if self._lies_at(device, dtype) else self.of(self.provider.to(device, dtype))
 
+    def columns(self, index: Tensor) -> Tensor:
+        if self._matrix is not None:
+            return self._matrix[index].T
+        return self.made(self.provider.columns(index))
+
+    def matrix(self) -> Tensor | None:
+        if self._matrix is None and (matrix := self.provider.matrix()) is not None:
+            self._matrix = self.made(matrix)
+        return self._matrix
+
 
 class ScaledDistance(DerivedDistance):
     """The distances of another provider, each multiplied by one positive number."""
@@ -201,30 +220,14 @@ class ScaledDistance(DerivedDistance):
     def __init__(self, provider: DistanceProvider, scale: float) -> None:
         super().__init__(provider)
         self.scale = scale
-        matrix = provider.matrix()
         # scaling a stored matrix once costs less than scaling whatever is read from it
-        self._matrix = None if matrix is None else matrix * scale
+        self.matrix()
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Pickle and copy without the scaled table, which is made again."""
-        return {name: part for name, part in vars(self).items() if name != "_matrix"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Make the scaled table again."""
-        vars(self).update(state)
-        matrix = self.provider.matrix()
-        self._matrix = None if matrix is None else matrix * self.scale
-
-    def columns(self, index: Tensor) -> Tensor:
-        if self._matrix is not None:
-            return self._matrix[index].T
-        return self.provider.columns(index) * self.scale
+    def made(self, distances: Tensor) -> Tensor:
+        return distances * self.scale
 
     def of(self, provider: DistanceProvider) -> ScaledDistance:
         return ScaledDistance(provider, self.scale)
-
-    def matrix(self) -> Tensor | None:
-        return self._matrix
 
     def factors(self) -> Factors | None:
         factors = self.provider.factors()
@@ -249,21 +252,12 @@ class EntrywiseDistance(DerivedDistance):
     def __init__(self, provider: DistanceProvider, function: Entrywise) -> None:
         super().__init__(provider)
         self.function = function
-        # made once it is asked for
-        self._matrix: Tensor | None = None
 
-    def columns(self, index: Tensor) -> Tensor:
-        if self._matrix is not None:
-            return self._matrix[index].T
-        return self.function(self.provider.columns(index))
+    def made(self, distances: Tensor) -> Tensor:
+        return self.function(distances)
 
     def of(self, provider: DistanceProvider) -> EntrywiseDistance:
         return EntrywiseDistance(provider, self.function)
-
-    def matrix(self) -> Tensor | None:
-        if self._matrix is None and (matrix := self.provider.matrix()) is not None:
-            self._matrix = self.function(matrix)
-        return self._matrix
 
     def apply(self, values: Tensor) -> Tensor:
         matrix = self.matrix()
