@@ -76,8 +76,7 @@ class DifferentiablePlan(TransportPlan):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Leave the graph behind, for pickle and deepcopy, which make a constant plan."""
-        parts = (self.cost, self.potentials, self.weights, self.epsilon, self.backend, self.masses)
-        return TransportPlan, parts
+        return TransportPlan, self._parts()
 
     def __copy__(self) -> "DifferentiablePlan":
         """Share everything, the graph too."""

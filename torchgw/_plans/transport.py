@@ -110,14 +110,14 @@ class TransportPlan(DualPlan):
         plan._set(prepared, potentials, masses)
         return plan
 
-    def read_by(self, backend: Backend) -> TransportPlan:
-        """Copy the plan for a backend, without the operands that reads have prepared."""
+    def _parts(self, backend: Backend | None = None) -> tuple[Any, ...]:
+        """List what makes the plan, without the operands that reads have prepared."""
         problem = self.cost, self.potentials, self.weights, self.epsilon
-        return TransportPlan(*problem, backend, self.masses)
+        return *problem, backend or self.backend, self.masses
 
     def released(self, backend: Backend) -> TransportPlan:
         """Copy the plan without the operands that reads prepare, as large as its factors."""
-        plan = self.read_by(backend)
+        plan = TransportPlan(*self._parts(backend))
         plan._sums = self._sums
         return plan
 
@@ -136,7 +136,8 @@ class TransportPlan(DualPlan):
         ranks = join(True, self.device)
         assert ranks is not None
         # without sums, which not every process may have asked for
-        return self.read_by(shared(alone(self.backend), ranks)).giving(self.in_numpy)
+        parts = self._parts(shared(alone(self.backend), ranks))
+        return TransportPlan(*parts).giving(self.in_numpy)
 
     @property
     def ranks(self) -> Ranks | None:
@@ -159,8 +160,7 @@ class TransportPlan(DualPlan):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Leave behind what reads have prepared, for pickle and deepcopy."""
-        parts = (self.cost, self.potentials, self.weights, self.epsilon, self.backend, self.masses)
-        return TransportPlan, parts, {"in_numpy": self.in_numpy}
+        return TransportPlan, self._parts(), {"in_numpy": self.in_numpy}
 
     def _like(self) -> Cost:
         return self.cost
