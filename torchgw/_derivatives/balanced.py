@@ -286,6 +286,7 @@ def change_of_cost(
             own = (step(share * part) for part in (cost.row, cost.column))
             parts.append(FactoredCost(*factors(share * cost.left, cost.right), *own))
     if model.epsilon is not None:
+        # a step of epsilon changes the plan as one of -step / epsilon times the cost does
         rate = step(model.epsilon) / plan.epsilon
         parts.append(plan.cost.to(torch.float64).scaled(-rate))
     if not parts:

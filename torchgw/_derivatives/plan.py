@@ -71,6 +71,7 @@ class DifferentiablePlan(TransportPlan):
         *,
         transposed: bool = False,
     ) -> None:
+        # product(transposed, values) is plan @ values, or plan.T @ values, with a graph
         super().__init__(plan.cost, plan.potentials, plan.weights, plan.epsilon, plan.backend)
         self._differentiable, self._transposed = product, transposed
 

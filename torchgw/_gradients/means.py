@@ -115,6 +115,7 @@ def _quadrature(provider: DistanceProvider, weights: Tensor) -> tuple[Tensor | N
     """Choose nodes, ``None`` for all points, and masses of a sum over all points by weight."""
     if provider.cheap_columns:
         return None, weights.to(provider.dtype)
+    # each counts with the weight of the points nearest to it
     nodes = choose_points(provider, weights, _QUADRATURE_COLUMNS)
     return nodes.indices, nodes.weights.to(provider.dtype)
 

@@ -109,6 +109,7 @@ class Preparation:
         self, makers: Sequence[Callable[[Ranks | None], T]], *, together: bool = True
     ) -> list[T]:
         """Call the makers here, each on one of the ranks, or each by several ranks together."""
+        # a maker is given the ranks that work on it, if several do
         ranks = self.ranks
         if ranks is None or (together and ranks.size > len(makers)):
             return [make(ranks) for make in makers]
