@@ -6,48 +6,7 @@
 
 import os
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from torchgw import distances as distances
-    from torchgw._api import solve as solve
-    from torchgw._errors import AmbiguityWarning as AmbiguityWarning
-    from torchgw._errors import BackendUnavailableError as BackendUnavailableError
-    from torchgw._errors import ConvergenceWarning as ConvergenceWarning
-    from torchgw._errors import GraphWarning as GraphWarning
-    from torchgw._errors import InvalidInputError as InvalidInputError
-    from torchgw._errors import InvalidTypeError as InvalidTypeError
-    from torchgw._errors import NumericalError as NumericalError
-    from torchgw._errors import PlanTooLargeError as PlanTooLargeError
-    from torchgw._errors import RankError as RankError
-    from torchgw._errors import SearchWarning as SearchWarning
-    from torchgw._errors import TorchGWError as TorchGWError
-    from torchgw._errors import TorchGWWarning as TorchGWWarning
-    from torchgw._errors import UnsupportedError as UnsupportedError
-    from torchgw._many.pairwise import pairwise as pairwise
-    from torchgw._many.result import BatchResult as BatchResult
-    from torchgw._many.solve_many import solve_batch as solve_batch
-    from torchgw._many.solve_many import solve_many as solve_many
-    from torchgw._plans.transport import TransportPlan as TransportPlan
-    from torchgw._results.matching import Matching as Matching
-    from torchgw._results.report import Report as Report
-    from torchgw._results.result import GWResult as GWResult
-    from torchgw._results.storage import load as load
-    from torchgw._search.chains import Trial as Trial
-    from torchgw._search.optima import Alternative as Alternative
-    from torchgw._solve.status import Status as Status
-    from torchgw._typing import HessianProduct as HessianProduct
-    from torchgw._typing import Iteration as Iteration
-    from torchgw._variants.barycenter import BarycenterResult as BarycenterResult
-    from torchgw._variants.barycenter import barycenter as barycenter
-    from torchgw._variants.embedding import JointEmbedding as JointEmbedding
-    from torchgw._variants.embedding import joint_embedding as joint_embedding
-    from torchgw._variants.sampled_gw import build_knn_graph as build_knn_graph
-    from torchgw._variants.sampled_gw import sampled_gw as sampled_gw
-    from torchgw._variants.sampled_gw import sampled_lowrank_gw as sampled_lowrank_gw
-    from torchgw._variants.solve_low_rank import LowRankResult as LowRankResult
-    from torchgw._variants.solve_low_rank import solve_low_rank as solve_low_rank
-    from torchgw._variants.warmup import warmup as warmup
+from typing import Any
 
 __version__ = "0.1.0"
 
@@ -74,33 +33,12 @@ def _refuse_mixture(place: str) -> None:
 
 _refuse_mixture(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
-# A name is imported when it is first used; for type checkers they are imported above.
+# Where each name is, as the stub beside this file says; it is imported when it is first used.
+_STUB = __loader__.get_data(os.path.join(__path__[0], "__init__.pyi")).decode()
 _HOMES = {
-    name: f"torchgw.{home}"
-    for home, names in {
-        "_api": "solve",
-        "_errors": "AmbiguityWarning BackendUnavailableError ConvergenceWarning GraphWarning "
-        "InvalidInputError InvalidTypeError NumericalError PlanTooLargeError RankError "
-        "SearchWarning TorchGWError TorchGWWarning UnsupportedError",
-        "_many.pairwise": "pairwise",
-        "_many.result": "BatchResult",
-        "_many.solve_many": "solve_batch solve_many",
-        "_plans.transport": "TransportPlan",
-        "_results.matching": "Matching",
-        "_results.report": "Report",
-        "_results.result": "GWResult",
-        "_results.storage": "load",
-        "_search.chains": "Trial",
-        "_search.optima": "Alternative",
-        "_solve.status": "Status",
-        "_typing": "HessianProduct Iteration",
-        "_variants.barycenter": "BarycenterResult barycenter",
-        "_variants.embedding": "JointEmbedding joint_embedding",
-        "_variants.sampled_gw": "build_knn_graph sampled_gw sampled_lowrank_gw",
-        "_variants.solve_low_rank": "LowRankResult solve_low_rank",
-        "_variants.warmup": "warmup",
-    }.items()
-    for name in names.split()
+    line.split()[3]: line.split()[1]
+    for line in _STUB.splitlines()
+    if line.startswith("from torchgw.")
 }
 
 

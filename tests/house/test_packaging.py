@@ -217,22 +217,36 @@ def test_import_is_light(used: str, also: set[str]) -> None:
 
 def test_exported_members() -> None:
     """Every name in the namespace is re-exported on purpose, and documented."""
-    tree = ast.parse(MODULES[""].read_text(encoding="utf-8"))
+    stub = PACKAGE / "__init__.pyi"
+    tree = ast.parse(stub.read_text(encoding="utf-8"))
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     # `from torchgw._api import solve as solve` is what type checkers read as a re-export.
     exported = {alias.asname: (node.module, alias.name) for node in imports for alias in node.names}
-    del exported[None]  # `from typing import Any`
     assert all(asname == name for asname, (_, name) in exported.items())
     assert {name for name in dir(torchgw) if not name.startswith("_")} == set(exported)
     assert exported.pop("distances") == ("torchgw", "distances")
     assert inspect.ismodule(torchgw.distances)
     assert {name: home for name, (home, _) in exported.items()} == torchgw._HOMES
     for name, (home, _) in exported.items():
+        assert RANKS[room(home.removeprefix("torchgw."))] < RANKS["torchgw"]
         module = importlib.import_module(home)
         assert getattr(torchgw, name) is getattr(module, name)
         assert getattr(torchgw, name).__doc__, f"torchgw.{name} has no docstring"
     with pytest.raises(AttributeError, match="torchgw.*no attribute 'slove'"):
         torchgw.slove  # noqa: B018
+
+
+def test_distances_say_what_their_methods_do() -> None:
+    """By a docstring of their own, or by that of the method that they override."""
+    kinds = [kind for kind in vars(torchgw.distances).values() if inspect.isclass(kind)]
+    assert kinds
+    bare = {
+        f"{kind.__name__}.{name}"
+        for kind in kinds
+        for name, method in inspect.getmembers(kind, inspect.isroutine)
+        if not name.startswith("_") and not inspect.getdoc(method)
+    }
+    assert not bare
 
 
 # What users import from, besides torchgw itself.
@@ -312,7 +326,8 @@ def test_the_name_of_another_project_is_not_ours_to_install() -> None:
 @pytest.mark.parametrize("suffix", ["dist-info", "egg-info"])
 def test_a_mixture_with_the_other_project_is_refused(tmp_path: Path, suffix: str) -> None:
     (tmp_path / "torchgw").mkdir()
-    (tmp_path / "torchgw" / "__init__.py").write_text(MODULES[""].read_text())
+    for name in ("__init__.py", "__init__.pyi"):
+        (tmp_path / "torchgw" / name).write_text((PACKAGE / name).read_text())
 
     def run() -> subprocess.CompletedProcess[str]:
         code = [sys.executable, "-c", "import torchgw; print(torchgw.__version__)"]

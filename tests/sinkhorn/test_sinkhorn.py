@@ -98,7 +98,7 @@ def test_sweep_over_the_entries_that_matter(kind, zeros, monkeypatch):
     assert sparse_sweeper(prepared.problem, at) is None
     monkeypatch.setattr("torchgw._sinkhorn.eager._SPARSE_ENTRIES", (0, 2_000))
     sweeper = sparse_sweeper(prepared.problem, at)
-    entries = sweeper.kernel.entries
+    entries = sweeper.kernel.rows.args[0]
     assert 0 < entries.nnz < 0.1 * 40 * 50
     got, expected = sweeper(at, 6, 1.3), softmin_sweep(prepared, at, 6, 1.3)
     assert bool(got.check[0])

@@ -86,7 +86,6 @@ class BalancedSolve(Solved):
     def plan_gradient(
         self, inputs: tuple[Tensor, ...], left: Tensor, right: Tensor
     ) -> list[Tensor]:
-        """Differentiate by the inputs a function whose gradient in P is left @ right.T."""
         left, right = (part.to(self.plan.dtype) for part in (left, right))
         response = self.respond(FactoredCost.of_products(-left, right))
         with torch.enable_grad():
@@ -191,8 +190,7 @@ def paired(cost: Cost | None, matrix: Any) -> Tensor | float:
     one = torch.ones_like(cost.right[:, :1])
     sums = matrix @ one, matrix.T @ torch.ones_like(cost.left[:, :1])
     products = (cost.left * (matrix @ cost.right)).sum()
-    found: Tensor | float = cost.row @ sums[0][:, 0] + cost.column @ sums[1][:, 0] - products
-    return found
+    return cost.row @ sums[0][:, 0] + cost.column @ sums[1][:, 0] - products
 
 
 def own_terms(model: Model) -> tuple[Tensor, Tensor]:
@@ -288,6 +286,7 @@ def change_of_cost(
             own = (step(share * part) for part in (cost.row, cost.column))
             parts.append(FactoredCost(*factors(share * cost.left, cost.right), *own))
     if model.epsilon is not None:
+        # a step of epsilon changes the plan as one of -step / epsilon times the cost does
         rate = step(model.epsilon) / plan.epsilon
         parts.append(plan.cost.to(torch.float64).scaled(-rate))
     if not parts:

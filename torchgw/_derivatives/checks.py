@@ -111,26 +111,20 @@ def check_tracked(
 def check_stored(mode: Differentiable, rule: MarginalRule | None, weights: Marginals) -> None:
     """Refuse derivatives that would store too large a plan, or divide by weights of zero."""
     if mode == "unrolled":
-        what, most = "differentiable='unrolled' keeps every iteration and is", _UNROLLED_ENTRIES
-        way = "Pass differentiable='implicit'."
-        positive = (
-            "differentiable='unrolled' needs positive weights. Drop points of weight zero, or pass "
-            "differentiable='implicit'."
-        )
+        what, keeps, most = "differentiable='unrolled'", "keeps every iteration", _UNROLLED_ENTRIES
+        way = "pass differentiable='implicit'."
     elif rule is not None:
-        what, most = (
-            "Derivatives with `unbalanced` or `mass` store the plan and are",
-            _RELAXED_ENTRIES,
-        )
-        way = "Take fewer points, or strict marginals."
-        positive = (
-            "Derivatives with `unbalanced` or `mass` need positive weights. Drop the points of "
-            "weight zero."
-        )
+        what, keeps = "A derivative with `unbalanced` or `mass`", "stores the plan"
+        most, way = _RELAXED_ENTRIES, "take strict marginals."
     else:
         return
     n, m = map(len, weights)
     if n * m > most:
-        raise UnsupportedError(f"{what} limited to {most:,} pairs; got {n} x {m}. {way}")
+        raise UnsupportedError(
+            f"{what} {keeps} and is limited to {most:,} pairs; got {n} x {m}. Take fewer points, "
+            f"or {way}"
+        )
     if not all(bool((weight > 0).all()) for weight in weights):
-        raise UnsupportedError(positive)
+        raise UnsupportedError(
+            f"{what} needs positive weights. Drop the points of weight zero, or {way}"
+        )

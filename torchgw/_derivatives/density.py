@@ -26,13 +26,8 @@ class Density:
         self.plan = plan
         self.a, self.b = (weight.to(plan.dtype) for weight in plan.weights)
         n, m = plan.shape
-        small = n * m <= _STORED_ENTRIES.get(plan.device.type, 0)
-        self._kept = list(self._compute()) if small else None
-
-    @property
-    def is_stored(self) -> bool:
-        """Whether all of it is kept."""
-        return self._kept is not None
+        self.is_stored = n * m <= _STORED_ENTRIES.get(plan.device.type, 0)
+        self._kept = list(self._compute()) if self.is_stored else None
 
     def blocks(self) -> Iterator[tuple[slice, Tensor]]:
         """Yield the density by blocks of rows."""
@@ -48,16 +43,14 @@ class Density:
     def times(self, values: Tensor) -> Tensor:
         """Compute plan @ values, (n, c)."""
         if self._kept is None:
-            found: Tensor = self.plan @ values
-            return found
+            return self.plan @ values
         weighted = self.b[:, None] * values
         return torch.cat([block @ weighted for _, block in self._kept]) * self.a[:, None]
 
     def times_transposed(self, values: Tensor) -> Tensor:
         """Compute plan.T @ values, (m, c)."""
         if self._kept is None:
-            found: Tensor = self._turned @ values
-            return found
+            return self._turned @ values
         weighted, total = self.a[:, None] * values, torch.zeros_like(self.b)[:, None]
         for rows, block in self._kept:
             total = total + block.T @ weighted[rows]
@@ -83,8 +76,7 @@ class Density:
                 plan.cost, plan.potentials, Marginals(*(part.square() for part in plan.weights)),
                 plan.epsilon / 2, plan.backend,
             )  # fmt: skip
-            made: Tensor = (halved.T @ (1 / masses)[:, None])[:, 0]
-            return made
+            return (halved.T @ (1 / masses)[:, None])[:, 0]
         weights = self.a.square() / masses
         found = sum(weights[rows] @ block.square() for rows, block in self._kept)
         return self.b.square() * found

@@ -71,13 +71,13 @@ class DifferentiablePlan(TransportPlan):
         *,
         transposed: bool = False,
     ) -> None:
+        # product(transposed, values) is plan @ values, or plan.T @ values, with a graph
         super().__init__(plan.cost, plan.potentials, plan.weights, plan.epsilon, plan.backend)
         self._differentiable, self._transposed = product, transposed
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Leave the graph behind, for pickle and deepcopy, which make a constant plan."""
-        parts = (self.cost, self.potentials, self.weights, self.epsilon, self.backend, self.masses)
-        return TransportPlan, parts
+        return TransportPlan, self._parts()
 
     def __copy__(self) -> "DifferentiablePlan":
         """Share everything, the graph too."""
@@ -87,12 +87,9 @@ class DifferentiablePlan(TransportPlan):
     def T(self) -> "DifferentiablePlan":  # noqa: N802 - the name of every array library
         return DifferentiablePlan(super().T, self._differentiable, transposed=not self._transposed)
 
-    def _moved(self) -> tuple[Tensor, Tensor]:
-        """Sum rows (n,) and columns (m,), float64; each call has a graph of its own."""
-        return Plan._moved(self)
+    _moved = Plan._moved  # each call has a graph of its own
 
     def _product(self, table: Tensor) -> Tensor:
-        """Multiply by values of shape (m, c)."""
         return self._differentiable(self._transposed, table)
 
     def barycentric(self, points: Any) -> Tensor:
@@ -107,20 +104,17 @@ class DifferentiablePlan(TransportPlan):
         index = as_index(index, self.shape[0], self.device)
         chosen = torch.zeros(self.shape[0], len(index), dtype=self.dtype, device=self.device)
         chosen[index, torch.arange(len(index), device=self.device)] = 1.0
-        found: Tensor = (self.T @ chosen).T
-        return found
+        return (self.T @ chosen).T
 
     def stored(self) -> Tensor:
-        found: Tensor = self @ torch.eye(self.shape[1], dtype=self.dtype, device=self.device)
-        return found
+        return self @ torch.eye(self.shape[1], dtype=self.dtype, device=self.device)
 
 
 def implicit_plan(solved: Solved, inputs: tuple[Tensor, ...]) -> DifferentiablePlan:
     """Give the plan of a finished solve implicit derivatives by its inputs."""
 
     def product(transposed: bool, table: Tensor) -> Tensor:
-        found: Tensor = call(_Product, solved, transposed, table, *inputs)
-        return found
+        return call(_Product, solved, transposed, table, *inputs)
 
     return DifferentiablePlan(solved.plan, product)
 
@@ -130,8 +124,7 @@ class _Product(Step):
 
     @staticmethod
     def forward(solved: Solved, transposed: bool, values: Tensor, *inputs: Tensor) -> Tensor:
-        found: Tensor = (solved.plan.T if transposed else solved.plan) @ values
-        return found
+        return (solved.plan.T if transposed else solved.plan) @ values
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

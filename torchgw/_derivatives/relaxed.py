@@ -171,7 +171,6 @@ class RelaxedSolve(Solved):
         return copies, plan, self._multipliers(-force).requires_grad_()
 
     def gradient(self, inputs: tuple[Tensor, ...]) -> list[Tensor]:
-        """Differentiate the objective by the inputs."""
         copies, _, multipliers = self._prepared(inputs)
         with torch.enable_grad():
             total = self.lagrangian(copies, self.table, multipliers.detach())
@@ -180,7 +179,6 @@ class RelaxedSolve(Solved):
     def hessian_product(
         self, inputs: tuple[Tensor, ...], direction: tuple[Tensor, ...]
     ) -> tuple[list[Tensor], System]:
-        """Multiply a direction by the Hessian of the objective."""
         copies, plan, multipliers = self._prepared(inputs)
         with torch.enable_grad():
             total = self.lagrangian(copies, plan, multipliers)
@@ -197,7 +195,6 @@ class RelaxedSolve(Solved):
     def plan_gradient(
         self, inputs: tuple[Tensor, ...], left: Tensor, right: Tensor
     ) -> list[Tensor]:
-        """Differentiate by the inputs a function whose gradient in P is left @ right.T."""
         copies, plan, multipliers = self._prepared(inputs)
         with torch.enable_grad():
             wanted = left.double() @ right.double().T

@@ -186,6 +186,8 @@ class _FactoredSide:
 class _StreamedSide:
     """Distances of points by their coordinates, streamed by blocks of ``rows``, (n, k)."""
 
+    # `between` makes distances (q, s) of two blocks of rows
+
     def __init__(self, rows: Tensor, between: Callable[[Tensor, Tensor], Tensor]) -> None:
         self.rows, self.between = rows, between
 

@@ -22,6 +22,7 @@ _MOVED = 1e-3
 
 def unroll(model: Model, plan: TransportPlan) -> tuple[Tensor, Tensor]:
     """Iterate further from a solved plan; return the plan, (n, m), and its objective."""
+    # their derivative is that of these iterations alone: first terms of the implicit series
     epsilon = plan.epsilon if model.epsilon is None else model.epsilon
     ways = [
         [

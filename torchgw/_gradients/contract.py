@@ -102,11 +102,9 @@ class ExactCoupling(NamedTuple):
 
     @property
     def empty(self) -> bool:
-        """Whether there are no numbers."""
         return False
 
     def mean(self, latest: Self, share: float, generator: torch.Generator) -> Self:
-        """Compute the mean itself, which is as large as either."""
         mean = torch.lerp(self.values.to(latest.values.dtype), latest.values, share)
         return self._replace(values=mean)
 
@@ -120,15 +118,12 @@ class ExactCoupling(NamedTuple):
         return self._replace(values=values * (1 + _START_NOISE * noise))
 
     def minus(self, point: Self) -> Tensor:
-        """Subtract the numbers of another coupling."""
         return self.values - point.values
 
     def vector(self) -> Tensor:
-        """List the numbers."""
         return self.values.flatten()
 
     def with_vector(self, vector: Tensor) -> Self:
-        """Make a table of other numbers."""
         return self._replace(values=vector.view(self.values.shape))
 
 
@@ -235,10 +230,11 @@ class Gradient(ABC):
     def dual_value(self, potentials: Potentials, coupling: Own, epsilon: float) -> Tensor:
         """Compute the value of the linear problem whose plan has a coupling, ()."""
 
-    @abstractmethod
     def pairing(self, cost: Cost, point: Own, coupling: Own) -> Tensor:
         """Compute <C(X) - row - column - (1 - alpha) M, P>, (), float64; NaN where unknown."""
-        # `cost` is that at the coupling `point` of X, and `coupling` is that of P.
+        # `cost` is that at the coupling `point` of X, and `coupling` is that of P. Unknown of
+        # samples, and of relaxed plans, which the terms of rows and columns belong to.
+        return self.row.new_full((), torch.nan, dtype=torch.float64)
 
     @abstractmethod
     def evaluate(
@@ -307,6 +303,12 @@ class StrictGradient(Gradient):
     def squares(self) -> float:
         a, b = self.marginals
         return float((a @ self.row).abs() + (b @ self.column).abs()) / 2
+
+    def remembered(self, coupling: Tensor | Anchors, **rest: Any) -> Linearised:
+        """Keep a coupling, and what the cost depends on besides."""
+        problem = self.problem
+        sides = problem.source, problem.target
+        return Linearised(self.name, sides, coupling, problem.alpha, problem.loss, **rest)
 
     def why_not_captured(self) -> str | None:
         loss, sides = self.problem.loss, (self.problem.source, self.problem.target)

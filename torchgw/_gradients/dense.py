@@ -93,7 +93,6 @@ class DenseGradient(StrictGradient):
         return PlanMatrix(torch.outer(a, b))
 
     def linearise(self, coupling: PlanMatrix) -> LinearCost:
-        """Compute the stored cost at a plan."""
         matrix = self._products(coupling.values.to(self.problem.dtype))
         return LinearCost(add_linear(DenseCost(matrix), self.problem), self.row, self.column)
 
@@ -104,7 +103,6 @@ class DenseGradient(StrictGradient):
     def update(
         self, plan: Plan, previous: PlanMatrix | None, generator: torch.Generator
     ) -> PlanMatrix:
-        """Build the plan as a matrix."""
         return PlanMatrix(plan.stored())
 
     def pairing(self, cost: Cost, point: PlanMatrix, coupling: PlanMatrix) -> Tensor:
@@ -123,17 +121,13 @@ class DenseGradient(StrictGradient):
         generator: torch.Generator,
         coupling: PlanMatrix | None = None,
     ) -> QuadraticValue:
-        """Compute the value by matrix products."""
         dense = (coupling or self.update(plan, None, generator)).values.to(self.problem.dtype)
         own = own_value(self.problem, masses)
         cross = torch.sum(self._cross(dense) * dense, dtype=torch.float64)
         return QuadraticValue(float(own - 2 * cross), 0.0)
 
     def remember(self, coupling: PlanMatrix, masses: Marginals) -> Linearised:
-        """Keep the plan and the distances."""
-        problem = self.problem
-        sides = problem.source, problem.target
-        return Linearised("dense", sides, coupling.values, problem.alpha, problem.loss)
+        return self.remembered(coupling.values)
 
     @staticmethod
     def rows_at(known: Linearised, side: int) -> CostRows:
@@ -207,8 +201,7 @@ class HalfGradient(DenseGradient):
 def _scale(matrix: Tensor) -> Tensor:
     """Compute what makes the largest entry of a matrix a large half-precision number, ()."""
     largest = torch.linalg.vector_norm(matrix, torch.inf)
-    found: Tensor = _LARGEST / largest.clamp_min(torch.finfo(matrix.dtype).tiny * _LARGEST)
-    return found
+    return _LARGEST / largest.clamp_min(torch.finfo(matrix.dtype).tiny * _LARGEST)
 
 
 def _centre(table: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, float]:

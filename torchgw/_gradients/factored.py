@@ -56,8 +56,7 @@ class Encoding(ExactCoupling):
         """Compute the relative change in the Frobenius norm."""
         values = self.values
         size = values.norm().clamp_min(torch.finfo(values.dtype).tiny)
-        found: Tensor = ((values - previous.values).norm() / size).double()
-        return found
+        return ((values - previous.values).norm() / size).double()
 
 
 class FactoredGradient(StrictGradient):
@@ -85,17 +84,12 @@ class FactoredGradient(StrictGradient):
         sides = _Side(both[0], source), _Side(both[1], target)
         self._left, self._right = sides[::-1] if self._swapped else sides
         assert self._right.factors is not None
+        self._factors = self._right.factors
 
     def start(self) -> Encoding:
         a, b = (weight.to(self.problem.dtype) for weight in self.problem.marginals)
         left, right = (b, a) if self._swapped else (a, b)
         return Encoding(self._left.encode(torch.outer(left, right @ self._factors.matrix)))
-
-    @property
-    def _factors(self) -> Factors:
-        factors = self._right.factors
-        assert factors is not None
-        return factors
 
     def _measured(self, coupling: Encoding) -> Tensor:
         """Apply the metrics of both sides to a coupling."""
@@ -103,7 +97,6 @@ class FactoredGradient(StrictGradient):
         return self._left.metric(values) * self._factors.signs
 
     def linearise(self, coupling: Encoding) -> LinearCost:
-        """Compute the factored cost at a coupling."""
         left = 4 * self.problem.alpha * self._left.decode(self._measured(coupling))
         cost = FactoredCost.of_products(left, self._factors.matrix)
         cost = cost.transpose() if self._swapped else cost
@@ -121,7 +114,6 @@ class FactoredGradient(StrictGradient):
         return cost
 
     def update(self, plan: Plan, previous: Encoding | None, generator: torch.Generator) -> Encoding:
-        """Encode a plan, by one streamed product."""
         plan = plan.T if self._swapped else plan
         return Encoding(self._left.encode(plan @ self._factors.matrix))
 
@@ -142,7 +134,6 @@ class FactoredGradient(StrictGradient):
         generator: torch.Generator,
         coupling: Encoding | None = None,
     ) -> QuadraticValue:
-        """Compute the value from the coupling of the plan."""
         coupling = self.update(plan, None, generator) if coupling is None else coupling
         own = float(own_value(self.problem, masses))
         values = coupling.values.to(self.problem.dtype)
@@ -151,19 +142,12 @@ class FactoredGradient(StrictGradient):
 
     def remember(self, coupling: Encoding, masses: Marginals) -> Linearised:
         """Keep the coupling from source to target, and what gives new points their factors."""
-        problem = self.problem
         sides = (self._right, self._left) if self._swapped else (self._left, self._right)
-        source, target = (
+        known = [
             None if side.factors is None else factor_reference(side.provider) for side in sides
-        )
-        return Linearised(
-            "factored",
-            (problem.source, problem.target),
-            coupling.values.T if self._swapped else coupling.values,
-            problem.alpha,
-            problem.loss,
-            references=(source, target),
-        )
+        ]
+        values = coupling.values.T if self._swapped else coupling.values
+        return self.remembered(values, references=(known[0], known[1]))
 
     @staticmethod
     def rows_at(known: Linearised, side: int) -> CostRows:

@@ -115,6 +115,7 @@ def _quadrature(provider: DistanceProvider, weights: Tensor) -> tuple[Tensor | N
     """Choose nodes, ``None`` for all points, and masses of a sum over all points by weight."""
     if provider.cheap_columns:
         return None, weights.to(provider.dtype)
+    # each counts with the weight of the points nearest to it
     nodes = choose_points(provider, weights, _QUADRATURE_COLUMNS)
     return nodes.indices, nodes.weights.to(provider.dtype)
 
@@ -164,26 +165,18 @@ def part_means(loss: Loss, side: int, columns: Tensor, mass: Tensor) -> Tensor:
     return torch.stack([loss.part(side, columns, part) @ mass for part in parts], dim=1)
 
 
-def mean_columns(problem: Problem, masses: Marginals) -> tuple[Tensor, Tensor]:
-    """Compute DX p and DY q as the cross term sees them, in its parts, (n, r) and (m, r)."""
-    source, target = (
-        MeanDistances.of(provider, mass, problem.loss, side).values
-        for side, (provider, mass) in enumerate(
-            zip((problem.source, problem.target), masses, strict=True)
-        )
-    )
-    return source, target
+def mean_distances(problem: Problem, masses: Marginals) -> tuple[MeanDistances, MeanDistances]:
+    """Compute DX p and DY q as the cross term sees them."""
+    p, q = masses
+    source = MeanDistances.of(problem.source, p, problem.loss, 0)
+    return source, MeanDistances.of(problem.target, q, problem.loss, 1)
 
 
 def own_terms(problem: Problem, masses: Marginals) -> tuple[Tensor, Tensor]:
     """Compute 2 alpha DX^2 p and 2 alpha DY^2 q, from some columns where columns are costly."""
-    source, target = (
-        2 * problem.alpha * _moments(provider, mass, (function,))[0]
-        for provider, mass, function in zip(
-            (problem.source, problem.target), masses, problem.loss.own, strict=True
-        )
-    )
-    return source, target
+    (p, q), (own_x, own_y) = masses, problem.loss.own
+    source, target = _moments(problem.source, p, (own_x,)), _moments(problem.target, q, (own_y,))
+    return 2 * problem.alpha * source[0], 2 * problem.alpha * target[0]
 
 
 def distance_spread(provider: DistanceProvider, weights: Tensor) -> float:

@@ -26,7 +26,6 @@ from torchgw._gradients.means import own_terms
 from torchgw._plans.contract import Plan
 from torchgw._plans.transport import DualPlan, TransportPlan
 from torchgw._problem.problem import Problem
-from torchgw._sinkhorn.problem import Cost
 from torchgw._typing import Marginals, Potentials
 
 Kind = TypeVar("Kind", bound=DualPlan)
@@ -41,13 +40,11 @@ class RelaxedCoupling(NamedTuple):
 
     @property
     def empty(self) -> bool:
-        """Whether there are no numbers: the marginals are some."""
         return False
 
     def mean(
         self, latest: RelaxedCoupling, share: float, generator: torch.Generator
     ) -> RelaxedCoupling:
-        """Average the couplings and the marginals."""
         masses = Marginals(
             *(torch.lerp(x, y, share) for x, y in zip(self.masses, latest.masses, strict=True))
         )
@@ -74,12 +71,10 @@ class RelaxedCoupling(NamedTuple):
         return torch.cat([now - last for now, last in zip(self.masses, point.masses, strict=True)])
 
     def vector(self) -> Tensor:
-        """List all numbers in the dtype of the coupling."""
         numbers = self.base.vector()
         return torch.cat([numbers, *(mass.to(numbers.dtype) for mass in self.masses)])
 
     def with_vector(self, vector: Tensor) -> RelaxedCoupling:
-        """Make the coupling and the marginals of such numbers."""
         n, m = (len(mass) for mass in self.masses)
         base, p, q = vector.split([len(vector) - n - m, n, m])
         masses = Marginals(p.double(), q.double())
@@ -120,7 +115,6 @@ class RelaxedGradient(Gradient):
     def update(
         self, plan: Plan, previous: RelaxedCoupling | None, generator: torch.Generator
     ) -> RelaxedCoupling:
-        """Make the coupling of a plan of any mass."""
         known = None if previous is None else previous.base
         if not isinstance(plan, DualPlan):
             # a given start, of mass one
@@ -145,10 +139,6 @@ class RelaxedGradient(Gradient):
         (p, q), (f, g) = coupling.masses, potentials
         return p @ f + q @ g - epsilon * coupling.total.log()
 
-    def pairing(self, cost: Cost, point: RelaxedCoupling, coupling: RelaxedCoupling) -> Tensor:
-        """Return NaN: the terms of rows and columns belong to the plan here."""
-        return self.row.new_full((), torch.nan)
-
     def evaluate(
         self,
         plan: TransportPlan,
@@ -156,11 +146,9 @@ class RelaxedGradient(Gradient):
         generator: torch.Generator,
         coupling: RelaxedCoupling | None = None,
     ) -> QuadraticValue:
-        """Compute <L(P), P> of a normalised plan."""
         return self._base.evaluate(plan, masses, generator)
 
     def squares(self) -> float:
-        """Compute the scale of what cancels in a value at the weights of the problem."""
         return self._base.squares()
 
     def noise(self, coupling: RelaxedCoupling) -> CostNoise | None:

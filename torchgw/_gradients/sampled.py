@@ -19,7 +19,7 @@ from torchgw._gradients.contract import (
     add_linear,
     product_value,
 )
-from torchgw._gradients.means import MeanDistances, mean_columns, own_terms, part_means, visible
+from torchgw._gradients.means import mean_distances, own_terms, part_means, visible
 from torchgw._plans.contract import Anchors
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.cross_terms import MinimumCross
@@ -84,23 +84,18 @@ class AnchorCoupling(Anchors):
         return self.replaced(slots, Anchors(*(side[slots] for side in latest)))
 
     def change(self, previous: AnchorCoupling) -> Tensor:
-        """Return NaN: two samples of one plan differ."""
         return self.source.new_full((), torch.nan, dtype=torch.float64)
 
     def perturbed(self) -> AnchorCoupling:
-        """Return these anchors, which have noise of their own."""
         return self
 
     def minus(self, point: AnchorCoupling) -> Tensor:
-        """Return no numbers."""
         return self.vector()
 
     def vector(self) -> Tensor:
-        """Return no numbers."""
         return self.source.new_empty(0, dtype=torch.float64)
 
     def with_vector(self, vector: Tensor) -> AnchorCoupling:
-        """Return these anchors."""
         return self
 
 
@@ -147,7 +142,8 @@ class SampledGradient(StrictGradient):
         means = self._means
         if self.problem.loss.cross != problem.loss.cross:
             # without the floor of a singular loss
-            means = mean_columns(problem, problem.marginals)
+            source, target = mean_distances(problem, problem.marginals)
+            means = source.values, target.values
         total = (a @ means[0].double()) @ (b @ means[1].double()) / means[0].shape[1]
         self.product = product_value(problem, (self.row, self.column), total)
         if problem.loss.cross is None and self._is_summed():
@@ -163,8 +159,8 @@ class SampledGradient(StrictGradient):
         """Compute DX p and DY q as the parts see them, (n, r) and (m, r)."""
         problem = self.problem
         ways = (replace(problem, source=one, target=two) for one, two in self._ways)
-        source, target = zip(*(mean_columns(way, masses) for way in ways), strict=True)
-        return torch.cat(source, dim=1), torch.cat(target, dim=1)
+        source, target = zip(*(mean_distances(way, masses) for way in ways), strict=True)
+        return torch.cat([m.values for m in source], 1), torch.cat([m.values for m in target], 1)
 
     def start(self) -> AnchorCoupling:
         """Stand for a x b, which needs no anchors."""
@@ -237,7 +233,6 @@ class SampledGradient(StrictGradient):
         return plan.sample_at(self._places(slots, generator), self._order, generator)
 
     def noise(self, coupling: AnchorCoupling) -> CostNoise:
-        """Estimate the standard error of the cost at some anchors, and its size."""
         # Both are of the part that depends on rows and columns together; the rest moves no plan.
         whole, known = max(1, self.n_anchors // 2), self._parts
         strata = min(whole, _NOISE_STRATA)
@@ -273,10 +268,6 @@ class SampledGradient(StrictGradient):
         other = copy.copy(self)
         other._means = self._mean_columns(masses)
         return other
-
-    def pairing(self, cost: Cost, point: AnchorCoupling, coupling: AnchorCoupling) -> Tensor:
-        """Return NaN: anchors of a plan are not drawn with its cost in mind."""
-        return coupling.source.new_full((), torch.nan, dtype=torch.float64)
 
     def evaluate(
         self,
@@ -352,15 +343,7 @@ class SampledGradient(StrictGradient):
 
     def remember(self, coupling: AnchorCoupling, masses: Marginals) -> Linearised:
         """Keep the anchors, and the mean distances that their cost is centred by."""
-        problem = self.problem
-        sides = problem.source, problem.target
-        source, target = (
-            MeanDistances.of(provider, mass, problem.loss, side)
-            for side, (provider, mass) in enumerate(zip(sides, masses, strict=True))
-        )
-        means = source, target
-        anchors = Anchors(*coupling)
-        return Linearised("sampled", sides, anchors, problem.alpha, problem.loss, means=means)
+        return self.remembered(Anchors(*coupling), means=mean_distances(self.problem, masses))
 
     @staticmethod
     def rows_at(known: Linearised, side: int) -> CostRows:

@@ -109,7 +109,6 @@ class SparsePlan(DualPlan):
 
     @handed_out
     def sample(self, count: int, generator: torch.Generator) -> Anchors:
-        """Draw ``count`` pairs (i, j) from the entries, with repetition."""
         check_draw(count, generator, self.device)
         drawn = sample_categories(self.entries.values(), count, generator)
         source, target = self.entries.indices()[:, drawn]
@@ -139,8 +138,7 @@ class SparsePlan(DualPlan):
         )
 
     def _product(self, table: Tensor) -> Tensor:
-        found: Tensor = torch.sparse.mm(self.entries, table)
-        return found
+        return torch.sparse.mm(self.entries, table)
 
     def _largest(self, k: int) -> tuple[Tensor, Tensor]:
         """Find the k largest entries of each row, of the entries alone if all rows have so many."""

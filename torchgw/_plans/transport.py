@@ -110,14 +110,14 @@ class TransportPlan(DualPlan):
         plan._set(prepared, potentials, masses)
         return plan
 
-    def read_by(self, backend: Backend) -> TransportPlan:
-        """Copy the plan for a backend, without the operands that reads have prepared."""
+    def _parts(self, backend: Backend | None = None) -> tuple[Any, ...]:
+        """List what makes the plan, without the operands that reads have prepared."""
         problem = self.cost, self.potentials, self.weights, self.epsilon
-        return TransportPlan(*problem, backend, self.masses)
+        return *problem, backend or self.backend, self.masses
 
     def released(self, backend: Backend) -> TransportPlan:
         """Copy the plan without the operands that reads prepare, as large as its factors."""
-        plan = self.read_by(backend)
+        plan = TransportPlan(*self._parts(backend))
         plan._sums = self._sums
         return plan
 
@@ -136,7 +136,8 @@ class TransportPlan(DualPlan):
         ranks = join(True, self.device)
         assert ranks is not None
         # without sums, which not every process may have asked for
-        return self.read_by(shared(alone(self.backend), ranks)).giving(self.in_numpy)
+        parts = self._parts(shared(alone(self.backend), ranks))
+        return TransportPlan(*parts).giving(self.in_numpy)
 
     @property
     def ranks(self) -> Ranks | None:
@@ -159,8 +160,7 @@ class TransportPlan(DualPlan):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Leave behind what reads have prepared, for pickle and deepcopy."""
-        parts = (self.cost, self.potentials, self.weights, self.epsilon, self.backend, self.masses)
-        return TransportPlan, parts, {"in_numpy": self.in_numpy}
+        return TransportPlan, self._parts(), {"in_numpy": self.in_numpy}
 
     def _like(self) -> Cost:
         return self.cost
@@ -213,8 +213,7 @@ class TransportPlan(DualPlan):
     def _sums_with_mass(self, table: Tensor) -> Tensor:
         """Multiply the conditional plan, which is defined for points of weight zero too."""
         ones = torch.ones_like(self.weights.a)
-        found: Tensor = self.replaced(self.potentials, Marginals(ones, self.weights.b)) @ table
-        return found
+        return self.replaced(self.potentials, Marginals(ones, self.weights.b)) @ table
 
     def _largest(self, k: int) -> tuple[Tensor, Tensor]:
         return self.prepared.topk(self.potentials, k)
@@ -242,8 +241,7 @@ class TransportPlan(DualPlan):
 
 def times(matrix: Any, values: Tensor) -> Tensor:
     """Multiply by a constant map over pairs, differentiable in the values any number of times."""
-    found: Tensor = _Product.apply(matrix, values)  # type: ignore[no-untyped-call]
-    return found
+    return _Product.apply(matrix, values)  # type: ignore[no-untyped-call]
 
 
 class _Product(torch.autograd.Function):
@@ -252,8 +250,7 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, matrix: Any, values: Tensor) -> Tensor:
         ctx.matrix = matrix
-        found: Tensor = matrix @ values
-        return found
+        return matrix @ values
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:

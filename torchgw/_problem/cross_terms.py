@@ -22,12 +22,10 @@ class BothWays:
         return there(plan).add_(back(plan)).div_(2)
 
     def total(self, a: Tensor, b: Tensor) -> Tensor:
-        """Evaluate the mean at a x b, summed with the weights a x b, ()."""
         there, back = self._ways
         return (there.total(a, b) + back.total(a, b)) / 2
 
     def tables(self) -> tuple[Tensor, ...]:
-        """List the tables of both directions."""
         there, back = self._ways
         return (*there.tables(), *back.tables())
 
@@ -40,7 +38,6 @@ class ProductCross:
         self._left, self._right = _sparse(source), _sparse(target.T)
 
     def __call__(self, plan: Tensor) -> Tensor:
-        """Compute DX P DY."""
         left, right = self._left, self._right
         sharp = _sharp(plan) if left is None else None
         if sharp is not None:
@@ -48,19 +45,16 @@ class ProductCross:
         else:
             inner = self._source @ plan if left is None else torch.sparse.mm(left, plan)
         if right is None:
-            straight: Tensor = inner @ self._target
-            return straight
+            return inner @ self._target
         # a sparse table comes first, and the other matrix has to be contiguous to be fast
         result = torch.sparse.mm(right, inner.T.contiguous())
-        found: Tensor = result.T.contiguous()
-        return found
+        return result.T.contiguous()
 
     def total(self, a: Tensor, b: Tensor) -> Tensor:
         """Compute (a' DX a) (b' DY b)."""
         return (a @ (self._source @ a)) * (b @ (self._target @ b))
 
     def tables(self) -> tuple[Tensor, ...]:
-        """List DX and DY."""
         return self._source, self._target
 
 
@@ -115,11 +109,9 @@ class MinimumCross:
         return torch.stack(columns, dim=0 if self._turned else 1)
 
     def total(self, a: Tensor, b: Tensor) -> Tensor:
-        """Evaluate the cross term at a x b, summed with the weights a x b."""
         return a @ self(torch.outer(a, b)) @ b
 
     def tables(self) -> tuple[Tensor, ...]:
-        """List the sorted tables and their order."""
         return self._source, self._target, self._order
 
 

@@ -15,7 +15,8 @@
 """
 
 import warnings
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,19 +29,9 @@ from torchgw.distances.graph import Neighbourhood, neighbour_geodesics, neighbou
 from torchgw.distances.points import PointDistance
 from torchgw.distances.precomputed import PrecomputedDistance
 
-
-class Judge(Protocol):
-    """Agreement of the best plan between a few points of two sides."""
-
-    def __call__(
-        self,
-        source: DistanceProvider,
-        target: DistanceProvider,
-        found_by: tuple[DistanceProvider, DistanceProvider] | None = None,
-    ) -> float:
-        """Judge both sides; with ``found_by`` by the plan that is best for those distances."""
-        ...
-
+# judge(source, target, found_by=None): agreement of the best plan between a few points of two
+# sides, by their distances or by those of ``found_by``, of both sides too.
+Judge = Callable[..., float]
 
 # Dimension up to which geodesics are taken without a trial. [L356]
 _FEW_DIMENSIONS = 3.5

@@ -112,6 +112,7 @@ def check_tables_fit(
     entries = sum(size**2 for size, one in zip(sizes, stored, strict=True) if one or dense)
     # the cost, the plan and one of them in the making
     entries += 3 * n * m if dense else 0
+    # the least that is needed, in float32
     needed = 4 * entries
     if fits(needed, device):
         return

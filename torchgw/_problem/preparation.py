@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 from typing import Any, NamedTuple, TypeVar
@@ -35,27 +36,17 @@ class KeyedGraph(NamedTuple):
     key: str | None
 
 
+@dataclass
 class Preparation:
     """Runs stages on one device, times them, and reads them from a cache if there is one."""
 
-    def __init__(
-        self,
-        device: torch.device,
-        clock: Callable[[str, float], float],
-        cache: Cache | None,
-        progress: bool,
-        n_landmarks: int | None,
-        ranks: Ranks | None = None,
-    ) -> None:
-        # Processes that prepare a side each, or where there are more share the sources of paths.
-        self._ranks, self.device = ranks, device
-        # Seconds of all stages so far.
-        self.seconds = 0.0
-        # ``clock(phase, since)`` adds the time since a moment to a phase.
-        self._clock, self._cache = clock, cache
-        # Whether to show a progress bar where a stage takes long on a CPU.
-        self._progress = progress
-        self.n_landmarks = n_landmarks
+    device: torch.device
+    clock: Callable[[str, float], float]  # (phase, since): adds the time since then to a phase
+    cache: Cache | None
+    progress: bool  # whether to show a bar where a stage takes long on a CPU
+    n_landmarks: int | None
+    ranks: Ranks | None = None  # prepare a side each, or where there are more share the sources
+    seconds: float = 0.0  # of all stages so far
 
     def neighbour_graph(
         self,
@@ -85,13 +76,13 @@ class Preparation:
                 geodesics = given_geodesics(name, graph, policy)
                 check_magnitude(name, geodesics.edges.length)
             content = (*geodesics.edges, geodesics.unreachable)
-            key = None if self._cache is None else content_key("given graph", *content)
+            key = None if self.cache is None else content_key("given graph", *content)
             return KeyedGraph(geodesics, key)
 
     def all_pairs(self, graphs: list[KeyedGraph]) -> list[Tensor]:
         """Find the geodesics of all pairs: on a GPU, or by processes that share the sources."""
         # one process has all sources of both sides at work together
-        shares = [graphs] if self._ranks is None else [[graph] for graph in graphs]
+        shares = [graphs] if self.ranks is None else [[graph] for graph in graphs]
         makers = [partial(self._all_pairs, share) for share in shares]
         with self._timed("geodesics"):
             return [table for part in self.divide(makers) for table in part]
@@ -118,7 +109,8 @@ class Preparation:
         self, makers: Sequence[Callable[[Ranks | None], T]], *, together: bool = True
     ) -> list[T]:
         """Call the makers here, each on one of the ranks, or each by several ranks together."""
-        ranks = self._ranks
+        # a maker is given the ranks that work on it, if several do
+        ranks = self.ranks
         if ranks is None or (together and ranks.size > len(makers)):
             return [make(ranks) for make in makers]
         return ranks.divide([partial(make, None) for make in makers])
@@ -129,9 +121,9 @@ class Preparation:
                 self._fetch("geodesics", (graph.key,), partial(self._table, graph))[0]["table"]
                 for graph in graphs
             ]
-        if self._cache is None and ranks is None:
+        if self.cache is None and ranks is None:
             tasks = [(graph.geodesics, np.arange(graph.geodesics.n)) for graph in graphs]
-            return path_lengths(tasks, progress=self._progress)
+            return path_lengths(tasks, progress=self.progress)
         return [torch.cat(self._parts(graph, ranks)) for graph in graphs]
 
     def _table(self, graph: KeyedGraph) -> dict[str, Any]:
@@ -146,7 +138,7 @@ class Preparation:
 
             def rows(some: slice, sources: Any = sources) -> Tensor:
                 task = graph.geodesics, sources[some]
-                return path_lengths([task], progress=self._progress)[0]
+                return path_lengths([task], progress=self.progress)[0]
 
             def make(rows: Any = rows, count: int = len(sources)) -> dict[str, Any]:
                 if ranks is None:
@@ -166,16 +158,16 @@ class Preparation:
         ranks: Ranks | None = None,
     ) -> tuple[dict[str, Any], str | None]:
         """Read what a stage makes of some content, or make it by all ranks; also the key."""
-        if self._cache is None:
+        if self.cache is None:
             return make(), None
         key = content_key(stage, *content)
         if ranks is None:
-            return self._cache.fetch(stage, key, self.device, make), key
-        found = ranks.divide([partial(self._cache.read, stage, key, self.device)])[0]
+            return self.cache.fetch(stage, key, self.device, make), key
+        found = ranks.divide([partial(self.cache.read, stage, key, self.device)])[0]
         if found is None:
             found = make()
             if ranks.rank == 0:
-                self._cache.write(stage, key, found)
+                self.cache.write(stage, key, found)
         return found, key
 
     @contextmanager
@@ -185,4 +177,4 @@ class Preparation:
         yield
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-        self.seconds += self._clock(phase, started) - started
+        self.seconds += self.clock(phase, started) - started

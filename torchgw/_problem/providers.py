@@ -39,11 +39,8 @@ _ALL_PAIRS_POINTS = 3_000
 # the error of each side up to which these do: by their sum the value of a plan is too high. [L95]
 _LANDMARK_POINTS = 1_000
 _SMALL_ERROR = 0.005
-# Points per side up to which "dijkstra" is all pairs too. A sampled solve of some thousand points
-# asks for nearly every row in the end, so all at once are no more of them, and the exact solve
-# takes a CPU no longer: spirals of 500 points 0.3 s for 0.6 to 1, of 1,000 1.6 s for 1.6 to 1.9; of
-# 1,800 it would be 7 s for 4. On a GPU 0.07 s for 1 (1,800), 0.2 s for 11 (5,000), 0.55 s for 14
-# (6,300), and beyond that tables do not fit an exact gradient (`_DENSE_ENTRIES`). [L126, L127]
+# Points per side up to which "dijkstra" is all pairs too: a sampled solve asks for nearly every row
+# in the end. Larger tables do not fit an exact gradient (`_DENSE_ENTRIES`). [L126, L127]
 _ALL_ROWS_POINTS = {"cpu": 1_000, "cuda": 6_000}
 # Pairs of points from which a solve without structure takes a CPU minutes. [L359]
 _MOST_PAIRS = 36_000_000
@@ -174,16 +171,12 @@ def build_providers(
     specs = pair_of_distances(distances)
     signed = options.signed and options.scale in (None, "auto")
     pair = [
-        _Side(recognise(label, value, table, spec, signed=signed), spec, *about, table is not None)
-        for label, value, table, spec, about in zip(
-            labels,
-            sides,
-            tables,
-            specs,
-            zip(options.curvatures, "ab", weights, strict=True),
-            strict=True,
-        )  # fmt: skip
-    ]
+        _Side(
+            recognise(labels[k], sides[k], tables[k], specs[k], signed=signed),
+            specs[k], options.curvatures[k], "ab"[k], weights[k], tables[k] is not None,
+        )
+        for k in range(2)
+    ]  # fmt: skip
     ready = [side.given.provider for side in pair if side.given.provider is not None]
     for provider in ready:
         if not directed:

@@ -264,8 +264,7 @@ class GWResult(Result):
                 "`hvp` needs a result of solve(..., differentiable='value') or 'implicit' with "
                 "inputs that require gradients; pickles, copies and files leave these behind."
             )
-        found: HessianProduct = product(direction)
-        return found
+        return product(direction)
 
     def transform(
         self,

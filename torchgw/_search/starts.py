@@ -131,8 +131,7 @@ def _axes(table: Tensor, weights: Tensor) -> Tensor:
         values = torch.from_numpy(np.concatenate([part[0] for part in parts]))
         vectors = torch.from_numpy(np.hstack([part[1] for part in parts]))
     order = values.abs().argsort(descending=True)[:_AXES]
-    found: Tensor = vectors[:, order] * values[order].abs() / root[:, None]
-    return found
+    return vectors[:, order] * values[order].abs() / root[:, None]
 
 
 def _lower_bound(problem: CoarseProblem, x: Tensor, y: Tensor) -> Tensor:
@@ -162,5 +161,4 @@ def distance_quantiles(table: Tensor, weights: Tensor) -> Tensor:
     levels = torch.arange(_QUANTILES, dtype=values.dtype, device=values.device) + 0.5
     levels = (levels / _QUANTILES * cumulative[:, -1:]).contiguous()
     position = torch.searchsorted(cumulative, levels).clamp_(max=values.shape[1] - 1)
-    found: Tensor = values.gather(1, position) / _QUANTILES**0.5
-    return found
+    return values.gather(1, position) / _QUANTILES**0.5

@@ -39,9 +39,7 @@ class _BuiltIn(NamedTuple):
 
 
 # Entries below which "auto" leaves one half-step over factors to PyTorch: Triton's takes 0.7 ms
-# whatever the size, most of it to prepare operands that a sweep prepares once (PyTorch: 0.23 ms at
-# 1,024 x 1,024 and rank 16, 0.5 at 4,096 x 4,096, 4.3 at 16,384 x 16,384). Sweeps, stored costs and
-# everything read off a plan are faster by Triton from the smallest size on, or within 0.1 ms. [L68]
+# whatever the size, most of it to prepare operands that a sweep prepares once. [L68]
 _KERNEL_ENTRIES = 2**25
 
 BackendName = Literal["auto", "triton", "compile", "eager"]
@@ -120,8 +118,7 @@ def batch_solver(backend: Backend) -> BatchSolver:
     entry = _BUILT_IN.get(backend.name)
     if entry is None or entry.batch is None:
         return solve_batch
-    found: BatchSolver = _load(entry.batch)
-    return found
+    return _load(entry.batch)
 
 
 def unavailable_backends(device: torch.device) -> dict[str, str | None]:
@@ -134,8 +131,7 @@ def why_not(name: str, device: torch.device, dtype: torch.dtype) -> str | None:
     entry = _BUILT_IN[name]
     if entry.needs is not None and find_spec(entry.needs) is None:
         return f"{entry.needs} is not installed (pip install {entry.needs})."
-    found: str | None = _load(entry.backend).why_not(device, dtype)
-    return found
+    return _load(entry.backend).why_not(device, dtype)
 
 
 def alone(backend: Backend, shape: tuple[int, int] | None = None) -> Backend:

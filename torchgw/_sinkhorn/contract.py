@@ -6,7 +6,9 @@ all of it by PyTorch operations, block by block, as it is defined. A backend ove
 faster; the two must agree up to rounding.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import torch
@@ -51,33 +53,12 @@ class Sweeper(Protocol):
         """Run ``count`` full iterations from ``start``: :func:`torchgw.backends.softmin_sweep`."""
 
 
-class Kernel(Protocol):
+class Kernel(NamedTuple):
     """A stored kernel E_ij = exp((f_i + g_j - C_ij) / epsilon), to be multiplied by vectors."""
 
-    slack: float | None  # how far scalings of both sides may rise together, in logarithms
-
-    def rows(self, vector: Tensor) -> Tensor:
-        """Compute E @ vector, (n,)."""
-
-    def columns(self, vector: Tensor) -> Tensor:
-        """Compute E.T @ vector, (m,)."""
-
-
-class StoredKernel:
-    """A kernel as one matrix."""
-
-    slack: float | None = None
-
-    def __init__(self, matrix: Tensor) -> None:
-        self._matrix = matrix
-
-    def rows(self, vector: Tensor) -> Tensor:
-        """Compute E @ vector, (n,)."""
-        return torch.mv(self._matrix, vector)
-
-    def columns(self, vector: Tensor) -> Tensor:
-        """Compute E.T @ vector, (m,)."""
-        return torch.mv(self._matrix.T, vector)
+    rows: Callable[[Tensor], Tensor]  # from a vector (m,) to E @ vector, (n,)
+    columns: Callable[[Tensor], Tensor]  # from a vector (n,) to E.T @ vector, (m,)
+    slack: float | None = None  # how far scalings of both sides may rise together, in logarithms
 
 
 class PreparedProblem:
@@ -112,7 +93,8 @@ class PreparedProblem:
 
     def kernel(self, start: Potentials) -> Kernel:
         """Store the kernel whose entries are the density of a plan."""
-        return StoredKernel(self.plan(start).density())
+        matrix = self.plan(start).density()
+        return Kernel(partial(torch.mv, matrix), partial(torch.mv, matrix.T))
 
     def softmin(self, potential: Tensor, axis: int) -> Tensor:
         """Compute the half-step of :func:`torchgw.backends.softmin`, without ``tau``.
@@ -234,5 +216,4 @@ class SoftminSweeper:
     two_level: bool = False
 
     def __call__(self, start: Potentials, count: int, relaxation: float = 1.0) -> Sweep:
-        """Run a sweep."""
         return softmin_sweep(self.prepared, start, count, relaxation)

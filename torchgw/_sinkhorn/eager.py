@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -64,35 +65,6 @@ class EagerProblem(PreparedProblem):
         if isinstance(self.problem.cost, DenseCost):
             return StoredSweeper(self.problem, start, self.kernel(start))
         return _StreamedKernel(self.problem)
-
-
-class _SparseKernel:
-    """A kernel by the entries that matter, if they are few: those of sharp plans."""
-
-    # At the fixed point the sum of each row of E b and of each column of a E is one. What is left
-    # out is less than _LOST roundings of it, until scalings have risen by the slack.
-
-    slack: float | None = _SLACK
-
-    def __init__(self, entries: scipy.sparse.csr_array) -> None:
-        self.entries = entries
-
-    @classmethod
-    def of(cls, plan: EntropicPlan) -> "_SparseKernel | None":
-        """Collect the entries, row by row, as long as they are few."""
-        (n, m), least = plan.shape, _LOST * torch.finfo(plan.dtype).eps * math.exp(-_SLACK)
-        if plan.device.type != "cpu" or not _SPARSE_ENTRIES[0] <= n * m <= _SPARSE_ENTRIES[1]:
-            return None
-        entries = entries_of(plan, least, _SPARSE)
-        return None if entries is None else cls(entries)
-
-    def rows(self, vector: Tensor) -> Tensor:
-        """Multiply by a vector (m,)."""
-        return torch.from_numpy(self.entries @ vector.numpy())
-
-    def columns(self, vector: Tensor) -> Tensor:
-        """Multiply the transpose by a vector (n,)."""
-        return torch.from_numpy(self.entries.T @ vector.numpy())
 
 
 class StoredSweeper:
@@ -197,12 +169,23 @@ def entries_of(plan: EntropicPlan, least: float, share: float) -> scipy.sparse.c
 
 def sparse_sweeper(problem: LinearProblem, start: Potentials) -> Sweeper | None:
     """Make sweeps over the entries of the kernel that matter near ``start``, if they are few."""
-    if problem.tau != STRICT:
-        # relaxed sums are not one at the fixed point
+    # At the fixed point the sum of each row of E b and of each column of a E is one, unless it is
+    # relaxed. What is left out is less than _LOST roundings of it, until scalings have risen by the
+    # slack.
+    cost = problem.cost
+    fits = _SPARSE_ENTRIES[0] <= math.prod(cost.shape) <= _SPARSE_ENTRIES[1]
+    if problem.tau != STRICT or cost.device.type != "cpu" or not fits:
         return None
-    plan = EntropicPlan(problem.cost, problem.marginals, start, problem.epsilon)
-    kernel = _SparseKernel.of(plan)
-    return None if kernel is None else StoredSweeper(problem, start, kernel)
+    plan = EntropicPlan(cost, problem.marginals, start, problem.epsilon)
+    entries = entries_of(plan, _LOST * torch.finfo(cost.dtype).eps * math.exp(-_SLACK), _SPARSE)
+    if entries is None:
+        return None
+
+    def times(matrix: Any, vector: Tensor) -> Tensor:
+        return torch.from_numpy(matrix @ vector.numpy())
+
+    kernel = Kernel(partial(times, entries), lambda vector: times(entries.T, vector), _SLACK)
+    return StoredSweeper(problem, start, kernel)
 
 
 class _StreamedKernel:

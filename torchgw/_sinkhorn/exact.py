@@ -61,16 +61,12 @@ class ExactTransport:
         except ImportError:
             emd = None
         self._emd: Any = emd
+        self.by_pot = emd is not None
         # POT takes sparse costs since it takes these
         sparse = self.by_pot and "potentials_init" in inspect.signature(emd).parameters
         self.by_parts = sparse and min(len(p), len(q)) >= LARGE
         self.last: Vertex | None = None
         self.short = False  # whether pivots ever ran out
-
-    @property
-    def by_pot(self) -> bool:
-        """Whether POT's simplex is here."""
-        return self._emd is not None
 
     def __call__(self, cost: Array, reached: float = -np.inf) -> Vertex:
         """Solve; where a value is reached, a plan that gains half of the most on it will do."""

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,16 +27,6 @@ _MOST_FAILURES = 3
 _ON_HOST = 2**17
 # Column error below which the iteration is near enough to linear to be extrapolated. [L237]
 _LINEAR = 1e-3
-
-
-class _Softmins(Protocol):
-    """The two half-steps of one linear problem."""
-
-    def softmin_rows(self, g: Tensor) -> Tensor:
-        """Compute the softmin of each row, (n,)."""
-
-    def softmin_columns(self, f: Tensor) -> Tensor:
-        """Compute the softmin of each column, (m,)."""
 
 
 class _Round(NamedTuple):
@@ -112,9 +102,14 @@ def _on_host(
 
 
 def _iterate(
-    softmins: _Softmins, g: Tensor, marginals: Marginals, count: int, epsilon: float, mass: float
+    softmins: "PreparedProblem | _Kernel",
+    g: Tensor,
+    marginals: Marginals,
+    count: int,
+    epsilon: float,
+    mass: float,
 ) -> _Round:
-    """Run some iterations from g."""
+    """Run some iterations from g, by the half-steps of a problem or by those of a kernel."""
     a: Any = marginals.a
     b: Any = marginals.b
     at: Any = g

@@ -92,7 +92,7 @@ class DenseCost(NamedTuple):
 
 
 class FactoredCost(NamedTuple):
-    """C_ij = row_i + column_j - left_i . right_j, never stored."""
+    """C_ij = row_i + column_j - left_i . right_j, never stored; it does what `DenseCost` does."""
 
     left: Tensor  # (n, r)
     right: Tensor  # (m, r)
@@ -101,17 +101,14 @@ class FactoredCost(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(n, m)."""
         return self.left.shape[0], self.right.shape[0]
 
     @property
     def device(self) -> torch.device:
-        """Where the factors lie."""
         return self.left.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """Dtype of the factors."""
         return self.left.dtype
 
     @classmethod
@@ -125,19 +122,15 @@ class FactoredCost(NamedTuple):
         return self.left.shape[1]
 
     def to(self, dtype: torch.dtype) -> FactoredCost:
-        """Convert the cost to another dtype."""
         return FactoredCost(*(part.to(dtype) for part in self))
 
     def transpose(self) -> FactoredCost:
-        """Exchange source and target."""
         return FactoredCost(self.right, self.left, self.column, self.row)
 
     def scaled(self, factor: Tensor) -> FactoredCost:
-        """Multiply the cost by a number, ()."""
         return FactoredCost(self.left * factor, self.right, self.row * factor, self.column * factor)
 
     def rows(self, index: Tensor | slice) -> FactoredCost:
-        """Restrict the cost to some source points."""
         return FactoredCost(self.left[index], self.right, self.row[index], self.column)
 
     def dense(self) -> DenseCost:
@@ -146,20 +139,16 @@ class FactoredCost(NamedTuple):
         return DenseCost(matrix.add_(self.row[:, None]))
 
     def apply(self, values: Tensor) -> Tensor:
-        """Compute C @ values, for values of shape (m, c)."""
         own = torch.outer(self.row, values.sum(0)) + self.column @ values
         return own - self.left @ (self.right.T @ values)
 
     def mean(self, a: Tensor, b: Tensor) -> Tensor:
-        """Compute a' C b for weights of sum one, ()."""
         return a @ self.row + b @ self.column - (a @ self.left) @ (b @ self.right)
 
     def shifted(self, row: Tensor, column: Tensor) -> FactoredCost:
-        """Add terms of rows (n,) and of columns (m,)."""
         return self._replace(row=self.row + row, column=self.column + column)
 
     def exponent(self, f: Tensor, g: Tensor, epsilon: float) -> Tensor:
-        """Compute (f_i + g_j - C_ij) / epsilon, shape (n, m), a new tensor."""
         column = (g - self.column) / epsilon
         row = (f - self.row) / epsilon
         return torch.addmm(column, self.left / epsilon, self.right.T).add_(row[:, None])
@@ -231,12 +220,10 @@ class EntropicPlan(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(n, m)."""
         return self.cost.shape
 
     @property
     def device(self) -> torch.device:
-        """Where the cost lies."""
         return self.cost.device
 
     @property

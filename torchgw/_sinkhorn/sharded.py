@@ -29,7 +29,6 @@ class ShardedBackend:
         self.alone, self.ranks = alone, ranks
 
     def prepare(self, problem: LinearProblem) -> PreparedProblem:
-        """Prepare a linear problem."""
         return ShardedProblem(problem, self)
 
 
@@ -61,7 +60,6 @@ class ShardedProblem(PreparedProblem):
         return self._turned._rows if self._turned else _Share(self._alone.T, self.backend.ranks)
 
     def softmin(self, potential: Tensor, axis: int) -> Tensor:
-        """Compute the half-step, each rank for its own rows, or columns."""
         side = self._rows if axis == 1 else self._columns
         return side.gather(lambda part, _: part.softmin(potential, 1), potential.new_empty(0))
 
@@ -74,24 +72,21 @@ class ShardedProblem(PreparedProblem):
     def kernel(self, start: Potentials) -> Kernel:
         """Store the pieces of a kernel that this rank reads, those of rows and of columns."""
         plan = self.plan(start)
-        return _ShardedKernel(self._rows.kernel(plan), self._columns.kernel(plan.T))
+        return Kernel(self._rows.kernel(plan), self._columns.kernel(plan.T))
 
     def apply(self, potentials: Potentials, values: Tensor) -> Tensor:
-        """Compute plan @ values, shape (n, c), each rank its own rows."""
         f, g = potentials
         return self._rows.gather(
             lambda part, rows: part.apply(Potentials(f[rows], g), values), values[:0]
         )
 
     def dense(self, potentials: Potentials) -> Tensor:
-        """Build the plan as a matrix, shape (n, m), on every rank."""
         f, g = potentials
         cost = self.problem.cost
         empty = torch.empty(0, cost.shape[1], dtype=cost.dtype, device=cost.device)
         return self._rows.gather(lambda part, rows: part.dense(Potentials(f[rows], g)), empty)
 
     def topk(self, potentials: Potentials, k: int) -> tuple[Tensor, Tensor]:
-        """Find the k largest entries of each row, each rank those of its own rows."""
         f, g = potentials
         found: list[Tensor] = []
 
@@ -106,7 +101,6 @@ class ShardedProblem(PreparedProblem):
         return largest, self._rows.gather(lambda *_: next(places), empty.long())
 
     def draw(self, potentials: Potentials, rows: Tensor, generator: torch.Generator) -> Tensor:
-        """Draw one column from each of ``rows``, on every rank the same."""
         return self._alone.draw(potentials, rows, generator)
 
 
@@ -140,14 +134,3 @@ class _Share:
             return self._ranks.gather(torch.cat([vector[:0], *own]), self._counts)
 
         return product
-
-
-class _ShardedKernel:
-    """Products of a stored kernel with vectors, from both sides."""
-
-    slack: float | None = None
-
-    def __init__(
-        self, rows: Callable[[Tensor], Tensor], columns: Callable[[Tensor], Tensor]
-    ) -> None:
-        self.rows, self.columns = rows, columns

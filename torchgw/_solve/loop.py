@@ -35,6 +35,8 @@ _MISSES = 5
 # Sinkhorn iterations of one linearisation, if the cost is stored or streamed: about as much work as
 # the linearisation itself. [L186]
 _INNER_ITERATIONS = {True: 50, False: 20}
+# Ends of a run whose plan has settled.
+_SETTLED = Status.CONVERGED, Status.PRECISION_LIMIT
 # Linear problems in a row of a settled plan, each with all its iterations, that leave more than a
 # share of the column error: after so many, those that `max_iter` allows would not end it. [L352]
 _STUCK, _STUCK_SHARE = 10, 0.99
@@ -51,33 +53,23 @@ def iterate(setting: Setting, state: LoopState, most: int | None = None) -> Loop
     state = state._replace(status=Status.OUTER_LIMIT, solved=None)
     gradient, options, recorder = setting.gradient, setting.options, setting.recorder
     anneal, marginals, generator = setting.anneal, setting.marginals, setting.generator
-    proximal, sampled = anneal.proximal, not gradient.exact
     step = choose_step(
-        Step(gradient, marginals, setting.backend, generator, setting.store, proximal)
+        Step(gradient, marginals, setting.backend, generator, setting.store, anneal.proximal)
     )
-    follow = NextPoint(gradient, anneal, marginals, generator)
-    average = MovingAverage(weight=0.2, improvement=0.005, patience=options.patience)
-    # terms of rows and columns alone are twice in the linear cost, and once in the objective
-    excess = float(marginals.a @ gradient.row + marginals.b @ gradient.column) / 2
-    descent = Descent(options.objective_tol, excess)
-    # not where another stage goes on from here
-    final = proximal and not sampled and setting.tol <= options.tol
-    drift = Drift(options.objective_tol, gradient.squares()) if final else None
-    positive = setting.problem.linear is None and setting.problem.loss.is_square
-    change, budget = math.inf, _INNER_ITERATIONS[setting.store]
-    error, stuck, missed = math.inf, 0, 0
+    follow, ending = NextPoint(gradient, anneal, marginals, generator), _Ending(setting)
+    change, budget, missed = math.inf, _INNER_ITERATIONS[setting.store], 0
     left = options.max_iter - state.done
     for _ in range(left if most is None else min(most, left)):
         point, done, annealed = state.coupling, state.done, state.annealed
         epsilon = anneal(annealed)
         at_target = epsilon <= anneal.end
+        # until then the plan has to settle as if it were the last stage
+        wanted = setting.tol if epsilon <= anneal.sharp else options.tol
 
         with recorder.timed("cost"):
             cost = step.linearise(point)
         with recorder.timed("sinkhorn"):
             prepared = prepare(setting, cost, epsilon)
-            # until then the plan has to settle as if it were the last stage
-            wanted = setting.tol if epsilon <= anneal.sharp else options.tol
             tol = loop_tolerance(setting, change, wanted) if at_target else ANNEALING_TOLERANCE
             most_inner = min(options.inner_max_iter, budget)
             if at_target and done == 0 and state.start is None:
@@ -99,51 +91,83 @@ def iterate(setting: Setting, state: LoopState, most: int | None = None) -> Loop
         )
         if recorder.checkpoint is not None:
             recorder.checkpoint(state)
-        reachable = max(wanted, setting.rounding(epsilon))
-        settled = at_target and not sampled and change <= reachable
-        behind = at_target and is_behind(inner, error, change)
-        budget = next_budget(
-            setting, budget, inner.error, settled=settled, longer=behind or missed >= _MISSES
-        )
-
-        objective = math.nan
-        if setting.rule is None and not math.isnan(verdict.now):
-            objective = verdict.dual - verdict.own / 2 - excess
+        objective = ending.objective(verdict)
         entry = Iteration(
             done, epsilon, verdict.dual, inner.error, change, inner.n_iters, cost.shape, objective
         )
         if recorder.add(entry):
             return state._replace(status=Status.STOPPED)
+
+        reachable = max(wanted, setting.rounding(epsilon))
+        settled = at_target and gradient.exact and change <= reachable
+        longer = at_target and is_behind(inner, ending.error, change)
+        longer = longer or missed >= _MISSES
+        budget = next_budget(setting, budget, inner.error, settled=settled, longer=longer)
         spent = settled and most_inner == options.inner_max_iter and not inner.converged
-        stuck = stuck + 1 if spent and inner.error > _STUCK_SHARE * error else 0
-        error = inner.error
-        ended: Status | None = None
-        if settled and inner.error <= reachable:
-            ended = Status.CONVERGED
-            if drift is not None and gradient.lossy:
-                ended = drift.update(*_look(setting, prepared, inner), reachable)
-        elif drift is not None and positive and at_target and met and drift.is_due(annealed):
-            ended = Status.FLAT if drift.is_zero(_look(setting, prepared, inner)[1]) else None
-        if ended is Status.FLAT:
-            return state._replace(status=ended)
-        if ended is not None:
+        status = ending.status(
+            prepared, inner, verdict, annealed, reachable,
+            at_target=at_target, settled=settled, met=met, spent=spent,
+        )  # fmt: skip
+        if status is not None:
             solved = None
             # graphs would overwrite the cost
-            if not step.overwrites and _is_result(setting, prepared, inner):
+            if status in _SETTLED and not step.overwrites and _is_result(setting, prepared, inner):
                 solved = Solved(TransportPlan.of(prepared, inner.potentials), point, latest)
-            resolved = change <= max(setting.tol, RESOLVED)
-            status = Status.CONVERGED if resolved else Status.PRECISION_LIMIT
             return state._replace(status=status, solved=solved)
-        if at_target and sampled and average.update(verdict.dual):
-            return state._replace(status=Status.STATIONARY)
-        falling = at_target and anneal.share(annealed) == 1
-        if falling and descent.update(verdict, met=met):
-            return state._replace(status=Status.FLAT)
-        if stuck == _STUCK:
-            return state._replace(status=Status.INNER_LIMIT)
         # what is prepared may be as large as the factors: it goes before the next cost comes
         del prepared
     return state
+
+
+class _Ending:
+    """When a run ends, and as what, by what its iterations have told so far."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+        gradient, options, problem = setting.gradient, setting.options, setting.problem
+        a, b = setting.marginals
+        # terms of rows and columns alone are twice in the linear cost, and once in the objective
+        self.excess = float(a @ gradient.row + b @ gradient.column) / 2
+        self.average = MovingAverage(weight=0.2, improvement=0.005, patience=options.patience)
+        self.descent = Descent(options.objective_tol, self.excess)
+        # not where another stage goes on from here
+        final = setting.anneal.proximal and gradient.exact and setting.tol <= options.tol
+        self.drift = Drift(options.objective_tol, gradient.squares()) if final else None
+        self.positive = problem.linear is None and problem.loss.is_square
+        self.error, self.stuck = math.inf, 0  # of the last linear problem; how often it stayed
+
+    def objective(self, verdict: Verdict) -> float:
+        """Compute the objective that an iteration tells of, NaN where it does not."""
+        known = self.setting.rule is None and not math.isnan(verdict.now)
+        return verdict.dual - verdict.own / 2 - self.excess if known else math.nan
+
+    def status(
+        self, prepared: PreparedProblem, inner: SinkhornResult, verdict: Verdict, annealed: int,
+        reachable: float, *, at_target: bool, settled: bool, met: bool, spent: bool,
+    ) -> Status | None:  # fmt: skip
+        """Say what an iteration ends the run as; ``None`` if it goes on."""
+        # The plan changes by no more than is `reachable` where it has `settled`, it has `met` its
+        # marginals, and its linear problem has `spent` all iterations that it may take.
+        setting, drift = self.setting, self.drift
+        self.stuck = self.stuck + 1 if spent and inner.error > _STUCK_SHARE * self.error else 0
+        self.error = inner.error
+        ended: Status | None = None
+        if settled and inner.error <= reachable:
+            ended = Status.CONVERGED
+            if drift is not None and setting.gradient.lossy:
+                ended = drift.update(*_look(setting, prepared, inner), reachable)
+        elif drift is not None and self.positive and at_target and met and drift.is_due(annealed):
+            ended = Status.FLAT if drift.is_zero(_look(setting, prepared, inner)[1]) else None
+        if ended is Status.CONVERGED and verdict.change > max(setting.tol, RESOLVED):
+            return Status.PRECISION_LIMIT
+        if ended is not None:
+            return ended
+        if at_target and not setting.gradient.exact and self.average.update(verdict.dual):
+            return Status.STATIONARY
+        falling = at_target and setting.anneal.share(annealed) == 1
+        if falling and self.descent.update(verdict, met=met):
+            return Status.FLAT
+        return Status.INNER_LIMIT if self.stuck == _STUCK else None
 
 
 def _look(

@@ -79,11 +79,8 @@ class Options:
             object.__setattr__(self, "resolution", None)
         elif resolution is not None and not (isinstance(resolution, str) and resolution == "auto"):
             check_positive("resolution", self.resolution, "0 or None solves on all points")
-        for name in ("max_iter", "min_iter", "inner_max_iter"):
-            check_count(name, getattr(self, name))
-        for name in ("n_anchors", "n_init"):
-            if getattr(self, name) is not None:
-                check_count(name, getattr(self, name))
+        for name in ("max_iter", "min_iter", "inner_max_iter", "n_anchors", "n_init"):
+            check_count(name, getattr(self, name), none=name.startswith("n_"))
         check_positive("tol", self.tol, "small values mean more iterations")
         number = isinstance(self.objective_tol, Real) and not isinstance(self.objective_tol, bool)
         if not number or self.objective_tol != 0:

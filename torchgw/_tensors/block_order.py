@@ -36,8 +36,7 @@ class Order(NamedTuple):
         if missing:
             end = ordered[-1:].expand(missing, *ordered.shape[1:])
             ordered = torch.cat([ordered, end if fill is None else torch.full_like(end, fill)])
-        found: Tensor = ordered.unflatten(0, (self.blocks, self.width))
-        return found
+        return ordered.unflatten(0, (self.blocks, self.width))
 
     def join(self, values: Tensor) -> Tensor:
         """Arrange values (blocks, width, ...) in the order of the points again."""

@@ -9,7 +9,7 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,13 +22,9 @@ _capturing = threading.Lock()
 _KEPT = 8
 
 
-class Call(Protocol):
-    """A way to call functions."""
-
-    def __call__(
-        self, name: str, function: Callable[..., T], *arguments: Any, in_place: int = 0
-    ) -> T:
-        """Call function(*arguments); see :class:`Captured` for ``in_place``."""
+# A way to call functions: (name, function, *arguments, in_place=0) -> function(*arguments); see
+# :class:`Captured` for ``in_place``.
+Call = Callable[..., Any]
 
 
 def call_directly(name: str, function: Callable[..., T], *arguments: Any, in_place: int = 0) -> T:
@@ -164,8 +160,7 @@ class Replayer:
         """Compute function(*arguments)."""
         if name not in self._functions:
             self._functions[name] = Captured(function, self._memory, in_place=in_place)
-        found: T = self._functions[name](*arguments)
-        return found
+        return self._functions[name](*arguments)
 
 
 def clone(item: Any) -> Any:

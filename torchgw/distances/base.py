@@ -7,9 +7,10 @@ solver can use an exact gradient; ``_gradients/choose.py`` holds the rule.
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +18,9 @@ from torch import Tensor
 from torchgw._boundary.arrays import resolve_device
 from torchgw._errors import UnsupportedError
 from torchgw._tensors.draws import inner_products
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 # A function of every distance on its own.
 Entrywise = Callable[[Tensor], Tensor]
@@ -94,6 +98,12 @@ class DistanceProvider(ABC):
         """Tell whether the distances are on a device, in a dtype."""
         return (self.device, self.dtype) == (resolve_device(device), dtype)
 
+    def _moved(self, device: torch.device, dtype: torch.dtype, **parts: Any) -> Self:
+        """Copy the provider for another device or dtype, where the ``parts`` already are."""
+        moved = copy.copy(self)
+        vars(moved).update(parts, device=resolve_device(device), dtype=dtype)
+        return moved
+
     def matrix(self) -> Tensor | None:
         """Give D, shape (n, n), if it is stored; otherwise ``None``."""
         return None
@@ -151,8 +161,7 @@ class DistanceProvider(ABC):
 
     def _column_blocks(self) -> tuple[Tensor, ...]:
         width = max(1, _BLOCK_BYTES // (self.n * self.dtype.itemsize))
-        found: tuple[Tensor, ...] = torch.arange(self.n, device=self.device).split(width)
-        return found
+        return torch.arange(self.n, device=self.device).split(width)
 
 
 def both_ways(first: Any, second: Any) -> list[tuple[Any, Any]]:
@@ -177,14 +186,32 @@ class DerivedDistance(DistanceProvider):
         self.n, self.device, self.dtype = provider.n, provider.device, provider.dtype
         self.cheap_columns = provider.cheap_columns
         self.capturable = provider.capturable
+        self._matrix: Tensor | None = None  # made once it is asked for
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle and copy without the table of numbers, which is made again."""
+        return {**vars(self), "_matrix": None}
+
+    @abstractmethod
+    def made(self, distances: Tensor) -> Tensor:
+        """Make the numbers from some distances."""
 
     @abstractmethod
     def of(self, provider: DistanceProvider) -> DerivedDistance:
         """Make the same from the distances of another provider."""
 
     def to(self, device: torch.device, dtype: torch.dtype) -> DerivedDistance:
-        """Move the provider that these numbers are made from."""
         return self if self._lies_at(device, dtype) else self.of(self.provider.to(device, dtype))
+
+    def columns(self, index: Tensor) -> Tensor:
+        if self._matrix is not None:
+            return self._matrix[index].T
+        return self.made(self.provider.columns(index))
+
+    def matrix(self) -> Tensor | None:
+        if self._matrix is None and (matrix := self.provider.matrix()) is not None:
+            self._matrix = self.made(matrix)
+        return self._matrix
 
 
 class ScaledDistance(DerivedDistance):
@@ -193,53 +220,29 @@ class ScaledDistance(DerivedDistance):
     def __init__(self, provider: DistanceProvider, scale: float) -> None:
         super().__init__(provider)
         self.scale = scale
-        matrix = provider.matrix()
         # scaling a stored matrix once costs less than scaling whatever is read from it
-        self._matrix = None if matrix is None else matrix * scale
+        self.matrix()
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Pickle and copy without the scaled table, which is made again."""
-        return {name: part for name, part in vars(self).items() if name != "_matrix"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Make the scaled table again."""
-        vars(self).update(state)
-        matrix = self.provider.matrix()
-        self._matrix = None if matrix is None else matrix * self.scale
-
-    def columns(self, index: Tensor) -> Tensor:
-        """Compute scale * D[:, index]."""
-        if self._matrix is not None:
-            return self._matrix[index].T
-        return self.provider.columns(index) * self.scale
+    def made(self, distances: Tensor) -> Tensor:
+        return distances * self.scale
 
     def of(self, provider: DistanceProvider) -> ScaledDistance:
-        """Multiply the distances of another provider by the same number."""
         return ScaledDistance(provider, self.scale)
 
-    def matrix(self) -> Tensor | None:
-        """Give scale * D, if D is stored."""
-        return self._matrix
-
     def factors(self) -> Factors | None:
-        """Give the factors of D, with the scale in their signs."""
         factors = self.provider.factors()
         return None if factors is None else Factors(factors.matrix, factors.signs * self.scale)
 
     def apply(self, values: Tensor) -> Tensor:
-        """Compute scale * D @ values."""
         return self.provider.apply(values) * self.scale
 
     def mean_square(self, weights: Tensor) -> Tensor:
-        """Compute scale^2 * (D * D) @ weights."""
         return self.provider.mean_square(weights) * self.scale**2
 
     def maximum(self) -> float:
-        """Multiply the largest distance by the scale."""
         return self.provider.maximum() * self.scale
 
     def uncertainty(self) -> Tensor:
-        """Multiply the uncertainty of the provider by the scale."""
         return self.provider.uncertainty() * self.scale
 
 
@@ -249,26 +252,13 @@ class EntrywiseDistance(DerivedDistance):
     def __init__(self, provider: DistanceProvider, function: Entrywise) -> None:
         super().__init__(provider)
         self.function = function
-        # made once it is asked for
-        self._matrix: Tensor | None = None
 
-    def columns(self, index: Tensor) -> Tensor:
-        """Compute the function of D[:, index]."""
-        if self._matrix is not None:
-            return self._matrix[index].T
-        return self.function(self.provider.columns(index))
+    def made(self, distances: Tensor) -> Tensor:
+        return self.function(distances)
 
     def of(self, provider: DistanceProvider) -> EntrywiseDistance:
-        """Apply the same function to the distances of another provider."""
         return EntrywiseDistance(provider, self.function)
 
-    def matrix(self) -> Tensor | None:
-        """Compute the function of D, if D is stored."""
-        if self._matrix is None and (matrix := self.provider.matrix()) is not None:
-            self._matrix = self.function(matrix)
-        return self._matrix
-
     def apply(self, values: Tensor) -> Tensor:
-        """Compute the function of D, times values of shape (n, c)."""
         matrix = self.matrix()
         return super().apply(values) if matrix is None else matrix @ values

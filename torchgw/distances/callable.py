@@ -1,6 +1,5 @@
 """Distances that a function given by the user computes, of indices or of blocks of points."""
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -70,15 +69,10 @@ class CallableDistance(DistanceProvider):
         InvalidInputError
             If the columns do not have shape (n, s), or are not finite.
         """
-        found = self.function(index.to(self._index_device))
-        block = found if isinstance(found, Tensor) else to_tensor("function", found)
-        expected = (self.n, index.shape[0])
-        if tuple(block.shape) != expected:
-            raise InvalidInputError(
-                f"`function` must return columns of shape (n, s) = {expected}; got "
-                f"{tuple(block.shape)}. Return D[:, index], one column per index."
-            )
-        block = block.to(self.device, self.dtype)
+        block = _shaped(
+            self.function(index.to(self._index_device)), "columns of shape (n, s)",
+            (self.n, len(index)), "D[:, index], one column per index",
+        ).to(self.device, self.dtype)  # fmt: skip
         if not bool(block.isfinite().all()):
             raise InvalidInputError(
                 "`function` must return finite distances; got NaN or infinity. Replace unreachable "
@@ -88,11 +82,7 @@ class CallableDistance(DistanceProvider):
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "CallableDistance":
         """Convert what the function returns; its index stays on the device that it had."""
-        if self._lies_at(device, dtype):
-            return self
-        moved = copy.copy(self)
-        moved.device, moved.dtype = resolve_device(device), dtype
-        return moved
+        return self if self._lies_at(device, dtype) else self._moved(device, dtype)
 
 
 class ManifoldDistance(DistanceProvider):
@@ -157,15 +147,10 @@ class ManifoldDistance(DistanceProvider):
 
     def _between(self, rows: Tensor, chosen: Tensor) -> Tensor:
         # copies: a function may write into what it gets, and a file may be mapped to be read alone
-        found = self._function(rows.clone(), chosen.clone())
-        block = found if isinstance(found, Tensor) else to_tensor("function", found)
-        expected = (len(rows), len(chosen))
-        if tuple(block.shape) != expected:
-            raise InvalidInputError(
-                f"`function` must return distances of shape (q, s) = {expected}; got "
-                f"{tuple(block.shape)}. Return the distances of all pairs of two blocks of points."
-            )
-        block = block.detach().to(self.device, self.dtype)
+        block = _shaped(
+            self._function(rows.clone(), chosen.clone()), "distances of shape (q, s)",
+            (len(rows), len(chosen)), "the distances of all pairs of two blocks of points",
+        ).detach().to(self.device, self.dtype)  # fmt: skip
         check_finite("function", block, "A formula such as arcosh(1 + x) needs x clamped at 0.")
         if block.numel() and float(block.min()) < 0:
             raise InvalidInputError(
@@ -177,10 +162,18 @@ class ManifoldDistance(DistanceProvider):
         """Move the points to another device; ``dtype`` is that of the distances."""
         if self._lies_at(device, dtype):
             return self
-        moved = copy.copy(self)
-        moved._points = self._points.to(device)
-        moved.device, moved.dtype = resolve_device(device), dtype
-        return moved
+        return self._moved(device, dtype, _points=self._points.to(device))
+
+
+def _shaped(found: Any, what: str, expected: tuple[int, int], wanted: str) -> Tensor:
+    """Convert what a function returned to a tensor; refuse one of another shape."""
+    block = found if isinstance(found, Tensor) else to_tensor("function", found)
+    if tuple(block.shape) != expected:
+        raise InvalidInputError(
+            f"`function` must return {what} = {expected}; got {tuple(block.shape)}. "
+            f"Return {wanted}."
+        )
+    return block
 
 
 def _as_function(function: Any) -> Between:
@@ -193,8 +186,7 @@ def _as_function(function: Any) -> Between:
             "`function` must be callable, (q, ...) and (s, ...) points -> (q, s) distances, or "
             f"have a method `dist`; got {type(function).__name__}."
         )
-    found: Between = function
-    return found
+    return function
 
 
 def _of_pairs(manifold: Any) -> Between:

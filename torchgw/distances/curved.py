@@ -13,7 +13,6 @@ close together or near the border; arcosh(1 + x) and artanh would. On the sphere
 2 atan2(|u - u'|, |u + u'|).
 """
 
-import copy
 import math
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, get_args
@@ -25,7 +24,7 @@ from torchgw._boundary.arrays import check_finite, check_tensor
 from torchgw._boundary.checks import check_choice, check_positive
 from torchgw._errors import InvalidInputError
 from torchgw.distances.base import DistanceProvider
-from torchgw.distances.points import farthest_pair
+from torchgw.distances.points import check_rows, farthest_pair, walk
 
 CurvedModel = Literal["poincare", "lorentz", "sphere"]
 
@@ -99,13 +98,7 @@ class CurvedDistance(DistanceProvider):
         check_choice("model", model, get_args(CurvedModel), "ManifoldDistance takes any function.")
         check_positive("curvature", curvature, "1 is the unit ball, hyperboloid and sphere")
         check_tensor("points", points)
-        least = 2 if model == "lorentz" else 1
-        if points.ndim != 2 or points.shape[0] == 0 or points.shape[1] < least:
-            raise InvalidInputError(
-                f"`points` must have shape (n, d) with n >= 1 and d >= {least}; got "
-                f"{tuple(points.shape)}."
-            )
-        check_finite("points", points, "Drop or impute those rows.")
+        check_rows(points, least=2 if model == "lorentz" else 1)
         self.model: CurvedModel = model
         self.curvature = float(curvature)
         self.n, self.device, self.dtype = points.shape[0], points.device, points.dtype
@@ -120,10 +113,7 @@ class CurvedDistance(DistanceProvider):
         """Move the points to another device; ``dtype`` is that of the distances."""
         if self._lies_at(device, dtype):
             return self
-        moved = copy.copy(self)
-        moved._place = _each(self._place, lambda part: part.to(device))
-        moved.device, moved.dtype = moved._place[0].device, dtype
-        return moved
+        return self._moved(device, dtype, _place=_each(self._place, lambda part: part.to(device)))
 
     def maximum(self) -> float:
         """Find the largest distance; of more than 100,000 points a lower bound, at least half."""
@@ -132,14 +122,8 @@ class CurvedDistance(DistanceProvider):
             pair = farthest_pair(left[:, 0], lambda block: left[block] @ right.T)
             first, second = (self._at(one[None]) for one in pair)
             return float(self._scaled(first.between(second)))
-        # a walk from each point to the one farthest from it
-        best, current = -1.0, 0
-        for _ in range(6):
-            distance = self.columns(torch.tensor([current], device=self.device))[:, 0]
-            if float(distance.max()) <= best:
-                break
-            best, current = float(distance.max()), int(distance.argmax())
-        return best
+        every = torch.arange(self.n, device=self.device)
+        return walk(lambda point: self.columns(every[point, None])[:, 0], 0)[0]
 
     def uncertainty(self) -> Tensor:
         """Tell how far rounding of the coordinates given moves each point of the ball, (n,).

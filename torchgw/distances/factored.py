@@ -54,15 +54,12 @@ class FactoredDistance(DistanceProvider):
         self.n, self.device, self.dtype = matrix.shape[0], matrix.device, matrix.dtype
 
     def columns(self, index: Tensor) -> Tensor:
-        """Compute D[:, index], shape (n, s)."""
         return self._factors.columns(index)
 
     def factors(self) -> Factors:
-        """Give the factors back."""
         return self._factors
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "FactoredDistance":
-        """Move the factors to another device or dtype."""
         if self._lies_at(device, dtype):
             return self
         return FactoredDistance(*(part.to(device, dtype) for part in self._factors))

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from torchgw._boundary.arrays import check_finite, to_tensor
+from torchgw._boundary.arrays import to_tensor
 from torchgw._boundary.checks import check_choice, check_within
 from torchgw._errors import GraphWarning, InvalidInputError, warn_user
 from torchgw._tensors.ranks import Ranks
@@ -19,6 +19,7 @@ from torchgw.distances._graph.leaves import Leaves, into_leaves
 from torchgw.distances._graph.neighbours import FEW_PAIRS, nearest_others
 from torchgw.distances._graph.stitching import shortest_bridges
 from torchgw.distances.geodesics import Geodesics, largest_path
+from torchgw.distances.points import check_rows
 
 GraphMetric = Literal["euclidean", "cosine", "correlation"]
 ConnectPolicy = Literal["stitch", "fill"]
@@ -271,14 +272,8 @@ def _embed(points: Tensor | NDArray[Any], metric: GraphMetric) -> Tensor:
     """Map points to some whose Euclidean distance grows with the metric."""
     advice = "For another metric build a sparse graph and pass that."
     check_choice("metric", metric, get_args(GraphMetric), advice)
-    points = to_tensor("points", points)
-    if points.ndim != 2 or points.shape[0] == 0:
-        raise InvalidInputError(
-            f"`points` must have shape (n, d) with n >= 1; got {tuple(points.shape)}. "
-            "Pass one row per point."
-        )
-    points = points.double()
-    check_finite("points", points, "Drop or impute those rows.")
+    points = to_tensor("points", points).double()
+    check_rows(points, "Pass one row per point.")
     if metric == "euclidean":
         return points
     size = points.norm(dim=1, keepdim=True)

@@ -1,6 +1,5 @@
 """Distances in low rank, from those to a few landmarks: Nystrom's approximation."""
 
-import copy
 import math
 from collections.abc import Callable
 
@@ -9,7 +8,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from torchgw._boundary.arrays import resolve_device
 from torchgw._boundary.checks import check_within
 from torchgw._tensors.draws import distinct
 from torchgw.distances.base import DistanceProvider, Factors
@@ -24,8 +22,7 @@ _FEW = 123
 # Vertices up to which all are landmarks, so that the distances are exact. [L100]
 _ALL_VERTICES = 256
 # Landmarks of larger graphs at which their error is estimated. They are enough at this error,
-# relative to the distances, or when a step took off less than this share of it. A step of 15 takes
-# off 8% of an error of 10% in high-dimensional clouds, and a quarter on surfaces. [L170, L311]
+# relative to the distances, or when a step took off less than this share of it. [L170, L311]
 _COUNTS = (18, 33, 48, 63, 78)
 _TOLERANCE = 0.02
 _LEAST_GAIN = 0.1
@@ -166,18 +163,13 @@ class NystromDistance(DistanceProvider):
         return self._factors.columns(index)
 
     def factors(self) -> Factors:
-        """Give the factors of the approximation."""
         return self._factors
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "NystromDistance":
-        """Move the landmarks and factors to another device or dtype."""
         if self._lies_at(device, dtype):
             return self
-        moved = copy.copy(self)
-        moved.device, moved.dtype = resolve_device(device), dtype
-        moved.landmarks = self.landmarks.to(device)
-        moved._factors = Factors(*(part.to(device, dtype) for part in self._factors))
-        return moved
+        factors = Factors(*(part.to(device, dtype) for part in self._factors))
+        return self._moved(device, dtype, landmarks=self.landmarks.to(device), _factors=factors)
 
     def maximum(self) -> float:
         """Find the largest distance; of a graph a lower bound, at least half and usually all."""

@@ -69,12 +69,7 @@ class PointDistance(DistanceProvider):
         others = "a matrix to PrecomputedDistance or a function to CallableDistance."
         check_choice("metric", metric, get_args(PointMetric), f"For another distance pass {others}")
         check_tensor("points", points)
-        if points.ndim != 2 or points.shape[0] == 0:
-            raise InvalidInputError(
-                f"`points` must have shape (n, d) with n >= 1; got {tuple(points.shape)}. "
-                "Pass one row per point; `points[:, None]` makes rows of a vector."
-            )
-        check_finite("points", points, "Drop or impute those rows.")
+        check_rows(points, "Pass one row per point; `points[:, None]` makes rows of a vector.")
         self.metric: PointMetric = metric
         self.n, self.device, self.dtype = points.shape[0], points.device, points.dtype
         points = _unit(points, metric) if metric in ANGLES else points
@@ -98,14 +93,11 @@ class PointDistance(DistanceProvider):
         return _between(self._points, self._points[index], self.metric)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "PointDistance":
-        """Move the points to another device or dtype."""
         if self._lies_at(device, dtype):
             return self
-        moved = copy.copy(self)
-        moved._points = self._points.to(device, dtype)
-        moved._weights = None if self._weights is None else self._weights.to(device, dtype)
-        moved.device, moved.dtype = moved._points.device, dtype
-        return moved
+        weights = None if self._weights is None else self._weights.to(device, dtype)
+        points = self._points.to(device, dtype)
+        return self._moved(device, dtype, _points=points, _weights=weights)
 
     def factors(self) -> Factors | None:
         """Compute exact factors of rank d + 2; ``None`` for "euclidean"."""
@@ -139,7 +131,9 @@ class PointDistance(DistanceProvider):
         points = self._points.detach()
         points = points - points.mean(dim=0)
         radius = points.norm(dim=1)
-        pair = _walk(points, int(radius.argmax()))
+        start = int(radius.argmax())
+        met = walk(lambda point: (points - points[point]).square().sum(dim=1), start)[1]
+        pair = torch.tensor(met, device=points.device)
         found = torch.linalg.vector_norm(points[pair[0]] - points[pair[1]])
         # |x - y| <= radius_x + radius_y; the slack covers rounding
         candidates = (radius + radius.max() >= found * (1 - 1e-5)).nonzero()[:, 0]
@@ -157,6 +151,17 @@ class PointDistance(DistanceProvider):
         if self.metric == "euclidean":
             return largest
         return largest**2 / 2 if self.metric in ANGLES else largest**2
+
+
+def check_rows(points: Tensor, advice: str = "", least: int = 0) -> None:
+    """Refuse points that are no finite numbers of shape (n, d), n >= 1 and d >= ``least``."""
+    if points.ndim != 2 or points.shape[0] == 0 or points.shape[1] < least:
+        also = f" and d >= {least}" if least else ""
+        raise InvalidInputError(
+            f"`points` must have shape (n, d) with n >= 1{also}; got {tuple(points.shape)}. "
+            f"{advice}".rstrip()
+        )
+    check_finite("points", points, "Drop or impute those rows.")
 
 
 def pairwise_distances(x: Tensor, y: Tensor, metric: PointMetric) -> Tensor:
@@ -234,16 +239,16 @@ def _squared_factors(points: Tensor, weights: Tensor | None = None) -> Factors:
     return Factors(torch.cat([torch.stack(matrix, dim=1), points * 2**0.5], dim=1), signs)
 
 
-def _walk(points: Tensor, start: int, steps: int = 6) -> Tensor:
-    """Walk to the farthest point, again and again; return the farthest pair met, two indices."""
+def walk(distances_of: Callable[[int], Tensor], start: int) -> tuple[float, tuple[int, int]]:
+    """Walk to the farthest point, again and again; return the largest distance met, its ends."""
     best, pair, current = -1.0, (start, start), start
-    for _ in range(steps):
-        distance = (points - points[current]).square().sum(dim=1)
+    for _ in range(6):
+        distance = distances_of(current)
         farthest = int(distance.argmax())
         if float(distance[farthest]) <= best:
             break
         best, pair, current = float(distance[farthest]), (current, farthest), farthest
-    return torch.tensor(pair, device=points.device)
+    return best, pair
 
 
 def farthest_pair(like: Tensor, rows_of: Callable[[Tensor], Tensor]) -> Tensor:

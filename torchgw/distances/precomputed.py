@@ -55,11 +55,7 @@ class PrecomputedDistance(DistanceProvider):
 
     def __init__(self, matrix: Tensor) -> None:
         check_tensor("matrix", matrix)
-        if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or matrix.shape[0] == 0:
-            raise InvalidInputError(
-                f"`matrix` must have shape (n, n) with n >= 1; got {tuple(matrix.shape)}. "
-                "Pass points to PointDistance."
-            )
+        _check_square("matrix", matrix, " Pass points to PointDistance.")
         self._hold(matrix)
         self._check()
 
@@ -70,26 +66,23 @@ class PrecomputedDistance(DistanceProvider):
         provider._hold(matrix)
         return provider
 
-    def _hold(self, matrix: Tensor) -> None:
-        self._matrix = matrix
-        self.n, self.device, self.dtype = matrix.shape[0], matrix.device, matrix.dtype
+    def _hold(self, table: Tensor) -> None:
+        self.table = self._matrix = table
+        self.n, self.device, self.dtype = table.shape[0], table.device, table.dtype
 
     def columns(self, index: Tensor) -> Tensor:
         """Read D[:, index], a view of gathered rows, which are contiguous."""
         return self._matrix[index].T
 
-    def to(self, device: torch.device, dtype: torch.dtype) -> PrecomputedDistance:
-        """Move the matrix to another device or dtype."""
+    def to(self, device: torch.device, dtype: torch.dtype) -> Self:
         if self._lies_at(device, dtype):
             return self
-        return type(self).unchecked(self._matrix.to(device, dtype))
+        return self.unchecked(self.table.to(device, dtype))
 
     def matrix(self) -> Tensor:
-        """Give D itself."""
         return self._matrix
 
     def apply(self, values: Tensor) -> Tensor:
-        """Compute D @ values."""
         return self._matrix @ values
 
     def mean_square(self, weights: Tensor) -> Tensor:
@@ -97,13 +90,11 @@ class PrecomputedDistance(DistanceProvider):
         return torch.cat([block.square() @ weights for block in self._row_blocks()])
 
     def maximum(self) -> float:
-        """Find the largest entry."""
-        return float(self._matrix.max())
+        return float(self.table.max())
 
     def _row_blocks(self) -> tuple[Tensor, ...]:
         rows = max(1, _BLOCK_BYTES // (self.n * self.dtype.itemsize))
-        found: tuple[Tensor, ...] = self._matrix.split(rows)
-        return found
+        return self._matrix.split(rows)
 
     def _check(self) -> None:
         """Refuse a matrix that is not finite or not symmetric, a block at a time."""
@@ -123,6 +114,13 @@ class PrecomputedDistance(DistanceProvider):
                     f"{float(gap):.3g}. Pass `(matrix + matrix.T) / 2`."
                 )
             start += block.shape[0]
+
+
+def _check_square(name: str, table: Tensor, advice: str = "") -> None:
+    if table.ndim != 2 or table.shape[0] != table.shape[1] or table.shape[0] == 0:
+        raise InvalidInputError(
+            f"`{name}` must have shape (n, n) with n >= 1; got {tuple(table.shape)}.{advice}"
+        )
 
 
 def geodesic_matrix(graph: Any, *, n_jobs: int | None = None) -> Tensor:
@@ -198,28 +196,18 @@ class DirectedDistance(PrecomputedDistance):
         table = to_tensor("table", table)
         if not table.dtype.is_floating_point:
             table = table.double()
-        if table.ndim != 2 or table.shape[0] != table.shape[1] or table.shape[0] == 0:
-            raise InvalidInputError(
-                f"`table` must have shape (n, n) with n >= 1; got {tuple(table.shape)}."
-            )
+        _check_square("table", table)
         check_finite("table", table, "Give pairs without a path a large finite cost.")
         check_magnitude("table", table)
-        self._hold_table(table)
+        self._hold(table)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out of pickles and copies a tensor that may be a step of the caller's graph."""
         return {name: part for name, part in vars(self).items() if name != "given"}
 
-    def _hold_table(self, table: Tensor) -> None:
-        self.table = table
-        self._hold((table + table.T) / 2)
-
-    @classmethod
-    def unchecked(cls, matrix: Tensor) -> DirectedDistance:
-        """Make the provider of a table that needs no check, because it was computed here."""
-        provider = cls.__new__(cls)
-        provider._hold_table(matrix)
-        return provider
+    def _hold(self, table: Tensor) -> None:
+        super()._hold(table)
+        self._matrix = (table + table.T) / 2
 
     @classmethod
     def of_graph(cls, graph: Any, *, fill: float = 1.5) -> DirectedDistance:
@@ -267,22 +255,14 @@ class DirectedDistance(PrecomputedDistance):
             table[~reached] = fill * largest
         return cls.unchecked(torch.from_numpy(table))
 
-    def to(self, device: torch.device, dtype: torch.dtype) -> DirectedDistance:
-        """Move the table to another device or dtype."""
-        if self._lies_at(device, dtype):
-            return self
-        return DirectedDistance.unchecked(self.table.to(device, dtype))
-
     def ways(self) -> tuple[DistanceProvider, ...]:
         """List T and T', each read in its direction."""
         return _OneWay.unchecked(self.table), _OneWay.unchecked(self.table.T)
 
-    def mapped(self, function: Entrywise) -> DirectedDistance:
-        """Make the provider of a function of every cost."""
-        return DirectedDistance.unchecked(function(self.table))
+    def mapped(self, function: Entrywise) -> Self:
+        return self.unchecked(function(self.table))
 
     def scaled(self, factor: float) -> DirectedDistance:
-        """Make the provider of the costs times a positive number."""
         return self.mapped(lambda costs: costs * factor)
 
     def mean_square(self, weights: Tensor) -> Tensor:
@@ -290,20 +270,13 @@ class DirectedDistance(PrecomputedDistance):
         square = self.table.square()
         return (square @ weights + square.T @ weights) / 2
 
-    def maximum(self) -> float:
-        """Find the largest cost."""
-        return float(self.table.max())
-
 
 class _OneWay(PrecomputedDistance):
     """A stored table that is no mean over directions, so that columns are not rows."""
 
     directed = True
 
-    def columns(self, index: Tensor) -> Tensor:
-        """Read T[:, index]."""
-        return self._matrix[:, index]
+    mapped = DirectedDistance.mapped
 
-    def mapped(self, function: Entrywise) -> _OneWay:
-        """Make the provider of a function of every cost."""
-        return _OneWay.unchecked(function(self._matrix))
+    def columns(self, index: Tensor) -> Tensor:
+        return self.table[:, index]

@@ -70,11 +70,9 @@ class ProductDistance(DistanceProvider):
         self.capturable = all(part.capturable for part in parts)
 
     def columns(self, index: Tensor) -> Tensor:
-        """Compute D[:, index]."""
         terms = zip(self._weights, self._parts, strict=True)
         roots = torch.stack([weight**0.5 * part.columns(index) for weight, part in terms])
-        found: Tensor = torch.linalg.vector_norm(roots, dim=0)
-        return found
+        return torch.linalg.vector_norm(roots, dim=0)
 
     def mean_square(self, weights: Tensor) -> Tensor:
         """Compute (D * D) @ weights from the parts."""
@@ -84,7 +82,6 @@ class ProductDistance(DistanceProvider):
         return result
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "ProductDistance":
-        """Move the parts to another device or dtype."""
         if self._lies_at(device, dtype):
             return self
         return ProductDistance([part.to(device, dtype) for part in self._parts], self._weights)

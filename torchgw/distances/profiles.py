@@ -62,8 +62,7 @@ def differences(
 
 def _blocks(provider: DistanceProvider) -> tuple[Tensor, ...]:
     width = max(1, _BLOCK_ELEMENTS[provider.device.type] // provider.n)
-    found: tuple[Tensor, ...] = torch.arange(provider.n, device=provider.device).split(width)
-    return found
+    return torch.arange(provider.n, device=provider.device).split(width)
 
 
 def _columns(provider: DistanceProvider) -> Iterator[Tensor]:

@@ -176,8 +176,7 @@ def _multiplicative_kl(problem: Relaxed) -> Callable[[Array], Array]:
 
     def turn(plan: Array) -> Array:
         divisor = plan.sum(1)[:, None] ** of_rows * plan.sum(0) ** of_columns + _TINY
-        found: Array = kernel * plan ** (of_rows + of_columns) / divisor
-        return found
+        return kernel * plan ** (of_rows + of_columns) / divisor
 
     return turn
 
@@ -188,8 +187,7 @@ def _multiplicative_l2(problem: Relaxed) -> Callable[[Array], Array]:
 
     def turn(plan: Array) -> Array:
         weight = rho[0] * plan.sum(1)[:, None] + rho[1] * plan.sum(0) + epsilon * plan
-        found: Array = pull * plan / (weight + _TINY)
-        return found
+        return pull * plan / (weight + _TINY)
 
     return turn
 
@@ -239,8 +237,7 @@ def _by_lbfgsb(problem: Relaxed, start: Array, max_iter: int, tol: float) -> Arr
         tol=tol,
         options={"maxiter": max_iter},
     )
-    made: Array = found.x.reshape(cost.shape)
-    return made
+    return found.x.reshape(cost.shape)
 
 
 def across_spaces(

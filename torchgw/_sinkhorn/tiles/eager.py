@@ -105,7 +105,6 @@ class TiledEagerProblem(TiledProblem):
         return values, index
 
     def draw(self, potentials: Potentials, rows: Tensor, generator: torch.Generator) -> Tensor:
-        """Draw one column from each of ``rows``, from the tiles that matter."""
         if not self.tiling.pays():
             return self.whole.draw(potentials, rows, generator)
         tiles, order = self.tiles, self.tiles.columns.order
@@ -262,7 +261,6 @@ class _SharedEngine(_EagerEngine):
         )
 
     def update_rows(self) -> None:
-        """Take the half-step from v to u."""
         sums = torch.ones_like(self.rows.weight)
         for block, _, _, total in self._row_sums(self._cut.blocks):
             sums[block] = torch.where(self.rows.weight[block] > 0, total, 1.0)

@@ -25,11 +25,9 @@ class TiledBackend:
 
     @property
     def T(self) -> "TiledBackend":  # noqa: N802 - the name of every array library
-        """The backend for transposed costs."""
         return TiledBackend(self.whole, self.kind, self.tiling.T, self.ranks)
 
     def prepare(self, problem: LinearProblem) -> PreparedProblem:
-        """Prepare a linear problem."""
         if self.tiling.fits(problem.cost):
             return self.kind(problem, self)
         return self.whole.prepare(problem)
@@ -72,7 +70,6 @@ class TiledProblem(PreparedProblem):
         return turned._conditional()._softmin(potential)
 
     def apply(self, potentials: Potentials, values: Tensor) -> Tensor:
-        """Compute plan @ values, shape (n, c), tile by tile."""
         if not self.tiling.pays():
             return self.whole.apply(potentials, values)
         return self._apply(potentials, values)
@@ -82,7 +79,6 @@ class TiledProblem(PreparedProblem):
         return self.whole.dense(potentials)
 
     def topk(self, potentials: Potentials, k: int) -> tuple[Tensor, Tensor]:
-        """Find the k largest entries of each row, exactly."""
         # A row whose k-th entry is not larger than what a skipped tile may hold is searched as a
         # whole.
         if not self.tiling.pays():

@@ -177,8 +177,7 @@ def grouped(values: Tensor, size: int) -> Tensor:
     groups = math.ceil(len(values) / size)
     full = values.new_zeros(groups * size, *values.shape[1:])
     full[: len(values)] = values
-    found: Tensor = full.unflatten(0, (groups, size)).sum(1)
-    return found
+    return full.unflatten(0, (groups, size)).sum(1)
 
 
 def _ratio(above: Tensor, below: Tensor) -> Tensor:

@@ -60,9 +60,7 @@ _SORTED = 2**21
 # Pairs up to which a CPU compares all: the first call of a process need not import SciPy's trees,
 # which takes longer. [L406]
 FEW_PAIRS = 2**18
-# Edges of the search graph, and candidates kept while building it and while searching. They find
-# 96% of the neighbours of 20,000 Gaussian points in 50 dimensions, over 99% where points form
-# clusters or surfaces. Half as many find 71%. [L171]
+# Edges of the search graph, and candidates kept while building it and while searching. [L171]
 _EDGES = 32
 _BUILDING = 80
 _SEARCHING = 64

@@ -413,8 +413,7 @@ def _centres(features: Array, count: int, random_state: Any) -> Array:
     from sklearn.cluster import KMeans
 
     model = KMeans(n_clusters=count, random_state=random_state, n_init=1)
-    found: Array = model.fit(features).cluster_centers_
-    return found
+    return model.fit(features).cluster_centers_
 
 
 def _turns(

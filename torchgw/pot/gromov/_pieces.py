@@ -228,8 +228,7 @@ def _by_partition(
 def _gaps(first: Array, second: Array) -> Array:
     """Compute Euclidean distances between the rows of two tables."""
     squares = (first**2).sum(1)[:, None] + (second**2).sum(1) - 2 * first @ second.T
-    found: Array = np.sqrt(np.maximum(squares, 0))
-    return found
+    return np.sqrt(np.maximum(squares, 0))
 
 
 def partition(table: Array, count: int, name: str, random_state: Any) -> Array:
@@ -267,5 +266,4 @@ def partition(table: Array, count: int, name: str, random_state: Any) -> Array:
         model = cluster.SpectralClustering(
             n_clusters=count, random_state=random_state, affinity="precomputed"
         )
-    found: Array = model.fit(table).labels_
-    return found
+    return model.fit(table).labels_
