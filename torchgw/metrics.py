@@ -93,7 +93,8 @@ def transfer_labels(
         )[:, :n_neighbors]
         votes = (place[nearest][:, :, None] == np.arange(len(classes))).sum(1)
         chosen.append(votes.argmax(1))
-    return classes[np.concatenate(chosen)]
+    found: NDArray[Any] = classes[np.concatenate(chosen)]
+    return found
 
 
 def label_accuracy(

@@ -74,7 +74,8 @@ def plot_points(
     axes: Any = ax
     _check_depth(axes, coordinates)
     _draw_points(axes, coordinates, _Shades.of(colour), size=size, bar=[axes])
-    return axes
+    found: Axes = axes
+    return found
 
 
 class _Shades(NamedTuple):

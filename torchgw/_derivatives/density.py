@@ -43,14 +43,16 @@ class Density:
     def times(self, values: Tensor) -> Tensor:
         """Compute plan @ values, (n, c)."""
         if self._kept is None:
-            return self.plan @ values
+            found: Tensor = self.plan @ values
+            return found
         weighted = self.b[:, None] * values
         return torch.cat([block @ weighted for _, block in self._kept]) * self.a[:, None]
 
     def times_transposed(self, values: Tensor) -> Tensor:
         """Compute plan.T @ values, (m, c)."""
         if self._kept is None:
-            return self._turned @ values
+            found: Tensor = self._turned @ values
+            return found
         weighted, total = self.a[:, None] * values, torch.zeros_like(self.b)[:, None]
         for rows, block in self._kept:
             total = total + block.T @ weighted[rows]
@@ -76,7 +78,8 @@ class Density:
                 plan.cost, plan.potentials, Marginals(*(part.square() for part in plan.weights)),
                 plan.epsilon / 2, plan.backend,
             )  # fmt: skip
-            return (halved.T @ (1 / masses)[:, None])[:, 0]
+            result: Tensor = (halved.T @ (1 / masses)[:, None])[:, 0]
+            return result
         weights = self.a.square() / masses
         found = sum(weights[rows] @ block.square() for rows, block in self._kept)
         return self.b.square() * found

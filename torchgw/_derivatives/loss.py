@@ -62,7 +62,8 @@ class Solved(ABC):
 
 def loss_of(solved: Solved, inputs: tuple[Tensor, ...]) -> Tensor:
     """Give the objective of a finished solve its derivatives by the inputs."""
-    return call(_Loss, solved, *inputs)
+    found: Tensor = call(_Loss, solved, *inputs)
+    return found
 
 
 class Step(torch.autograd.Function):

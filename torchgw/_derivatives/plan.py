@@ -104,17 +104,20 @@ class DifferentiablePlan(TransportPlan):
         index = as_index(index, self.shape[0], self.device)
         chosen = torch.zeros(self.shape[0], len(index), dtype=self.dtype, device=self.device)
         chosen[index, torch.arange(len(index), device=self.device)] = 1.0
-        return (self.T @ chosen).T
+        found: Tensor = (self.T @ chosen).T
+        return found
 
     def stored(self) -> Tensor:
-        return self @ torch.eye(self.shape[1], dtype=self.dtype, device=self.device)
+        found: Tensor = self @ torch.eye(self.shape[1], dtype=self.dtype, device=self.device)
+        return found
 
 
 def implicit_plan(solved: Solved, inputs: tuple[Tensor, ...]) -> DifferentiablePlan:
     """Give the plan of a finished solve implicit derivatives by its inputs."""
 
     def product(transposed: bool, table: Tensor) -> Tensor:
-        return call(_Product, solved, transposed, table, *inputs)
+        found: Tensor = call(_Product, solved, transposed, table, *inputs)
+        return found
 
     return DifferentiablePlan(solved.plan, product)
 
@@ -124,7 +127,8 @@ class _Product(Step):
 
     @staticmethod
     def forward(solved: Solved, transposed: bool, values: Tensor, *inputs: Tensor) -> Tensor:
-        return (solved.plan.T if transposed else solved.plan) @ values
+        found: Tensor = (solved.plan.T if transposed else solved.plan) @ values
+        return found
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

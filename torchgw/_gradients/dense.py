@@ -201,7 +201,8 @@ class HalfGradient(DenseGradient):
 def _scale(matrix: Tensor) -> Tensor:
     """Compute what makes the largest entry of a matrix a large half-precision number, ()."""
     largest = torch.linalg.vector_norm(matrix, torch.inf)
-    return _LARGEST / largest.clamp_min(torch.finfo(matrix.dtype).tiny * _LARGEST)
+    found: Tensor = _LARGEST / largest.clamp_min(torch.finfo(matrix.dtype).tiny * _LARGEST)
+    return found
 
 
 def _centre(table: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, float]:

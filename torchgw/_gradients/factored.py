@@ -56,7 +56,8 @@ class Encoding(ExactCoupling):
         """Compute the relative change in the Frobenius norm."""
         values = self.values
         size = values.norm().clamp_min(torch.finfo(values.dtype).tiny)
-        return ((values - previous.values).norm() / size).double()
+        found: Tensor = ((values - previous.values).norm() / size).double()
+        return found
 
 
 class FactoredGradient(StrictGradient):

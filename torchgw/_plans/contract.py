@@ -165,7 +165,8 @@ class Plan(ABC):
 
     def marginals(self) -> tuple[Any, Any]:
         """Return the masses actually moved, row sums (n,) and column sums (m,), in float64."""
-        return self._handed_out(self._moved())
+        found: tuple[Any, Any] = self._handed_out(self._moved())
+        return found
 
     def _moved(self) -> tuple[Tensor, Tensor]:
         """Compute the marginals."""

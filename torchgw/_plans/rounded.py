@@ -39,7 +39,8 @@ class RoundedPlan(Plan):
     def _product(self, table: Tensor) -> Tensor:
         product = self.scaled._product(table)
         extra = torch.tensordot(self.column, table.double(), dims=1)
-        return (product + torch.tensordot(self.row, extra, dims=0)).to(product.dtype)
+        found: Tensor = (product + torch.tensordot(self.row, extra, dims=0)).to(product.dtype)
+        return found
 
     def _block(self, index: Tensor | slice) -> Tensor:
         block = self.scaled._block(index)

@@ -138,7 +138,8 @@ class SparsePlan(DualPlan):
         )
 
     def _product(self, table: Tensor) -> Tensor:
-        return torch.sparse.mm(self.entries, table)
+        found: Tensor = torch.sparse.mm(self.entries, table)
+        return found
 
     def _largest(self, k: int) -> tuple[Tensor, Tensor]:
         """Find the k largest entries of each row, of the entries alone if all rows have so many."""

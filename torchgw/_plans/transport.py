@@ -213,7 +213,8 @@ class TransportPlan(DualPlan):
     def _sums_with_mass(self, table: Tensor) -> Tensor:
         """Multiply the conditional plan, which is defined for points of weight zero too."""
         ones = torch.ones_like(self.weights.a)
-        return self.replaced(self.potentials, Marginals(ones, self.weights.b)) @ table
+        found: Tensor = self.replaced(self.potentials, Marginals(ones, self.weights.b)) @ table
+        return found
 
     def _largest(self, k: int) -> tuple[Tensor, Tensor]:
         return self.prepared.topk(self.potentials, k)
@@ -241,7 +242,8 @@ class TransportPlan(DualPlan):
 
 def times(matrix: Any, values: Tensor) -> Tensor:
     """Multiply by a constant map over pairs, differentiable in the values any number of times."""
-    return _Product.apply(matrix, values)  # type: ignore[no-untyped-call]
+    found: Tensor = _Product.apply(matrix, values)  # type: ignore[no-untyped-call]
+    return found
 
 
 class _Product(torch.autograd.Function):
@@ -250,7 +252,8 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, matrix: Any, values: Tensor) -> Tensor:
         ctx.matrix = matrix
-        return matrix @ values
+        found: Tensor = matrix @ values
+        return found
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:

@@ -45,10 +45,12 @@ class ProductCross:
         else:
             inner = self._source @ plan if left is None else torch.sparse.mm(left, plan)
         if right is None:
-            return inner @ self._target
+            result: Tensor = inner @ self._target
+            return result
         # a sparse table comes first, and the other matrix has to be contiguous to be fast
         result = torch.sparse.mm(right, inner.T.contiguous())
-        return result.T.contiguous()
+        result = result.T.contiguous()
+        return result
 
     def total(self, a: Tensor, b: Tensor) -> Tensor:
         """Compute (a' DX a) (b' DY b)."""

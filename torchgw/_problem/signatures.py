@@ -40,7 +40,8 @@ def named_features(
     # `sides` are X and Y, `tables` D_X and D_Y, as the user gave them. Both sides are divided by
     # the same numbers: a column has mean zero and the rows a total variance of one over all nodes.
     if not isinstance(features, str):
-        return features
+        found: tuple[Any, Any] | None = features
+        return found
     if not is_signature(features):
         return _attributes(features, sides)
     source, target = (

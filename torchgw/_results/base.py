@@ -34,7 +34,8 @@ class Result:
 
     def in_numpy(self: Own) -> Own:
         """Return the same result with NumPy's arrays in place of tensors."""
-        return as_numpy(self)
+        found: Own = as_numpy(self)
+        return found
 
     def save(
         self,

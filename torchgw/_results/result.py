@@ -264,7 +264,8 @@ class GWResult(Result):
                 "`hvp` needs a result of solve(..., differentiable='value') or 'implicit' with "
                 "inputs that require gradients; pickles, copies and files leave these behind."
             )
-        return product(direction)
+        found: HessianProduct = product(direction)
+        return found
 
     def transform(
         self,

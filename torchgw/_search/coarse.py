@@ -85,7 +85,8 @@ def cross_terms(x: Tensor, plans: Tensor, y: Tensor) -> Tensor:
 
 def side_by_side(stacked: Tensor, count: int) -> Tensor:
     """Turn (B, r s, t), r matrices below each other, into (B, s, r t)."""
-    return stacked.unflatten(-2, (count, -1)).transpose(-2, -3).flatten(-2)
+    found: Tensor = stacked.unflatten(-2, (count, -1)).transpose(-2, -3).flatten(-2)
+    return found
 
 
 class Coarsened(NamedTuple):

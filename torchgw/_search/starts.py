@@ -131,7 +131,8 @@ def _axes(table: Tensor, weights: Tensor) -> Tensor:
         values = torch.from_numpy(np.concatenate([part[0] for part in parts]))
         vectors = torch.from_numpy(np.hstack([part[1] for part in parts]))
     order = values.abs().argsort(descending=True)[:_AXES]
-    return vectors[:, order] * values[order].abs() / root[:, None]
+    found: Tensor = vectors[:, order] * values[order].abs() / root[:, None]
+    return found
 
 
 def _lower_bound(problem: CoarseProblem, x: Tensor, y: Tensor) -> Tensor:
@@ -161,4 +162,5 @@ def distance_quantiles(table: Tensor, weights: Tensor) -> Tensor:
     levels = torch.arange(_QUANTILES, dtype=values.dtype, device=values.device) + 0.5
     levels = (levels / _QUANTILES * cumulative[:, -1:]).contiguous()
     position = torch.searchsorted(cumulative, levels).clamp_(max=values.shape[1] - 1)
-    return values.gather(1, position) / _QUANTILES**0.5
+    found: Tensor = values.gather(1, position) / _QUANTILES**0.5
+    return found

@@ -118,7 +118,8 @@ def batch_solver(backend: Backend) -> BatchSolver:
     entry = _BUILT_IN.get(backend.name)
     if entry is None or entry.batch is None:
         return solve_batch
-    return _load(entry.batch)
+    found: BatchSolver = _load(entry.batch)
+    return found
 
 
 def unavailable_backends(device: torch.device) -> dict[str, str | None]:
@@ -131,7 +132,8 @@ def why_not(name: str, device: torch.device, dtype: torch.dtype) -> str | None:
     entry = _BUILT_IN[name]
     if entry.needs is not None and find_spec(entry.needs) is None:
         return f"{entry.needs} is not installed (pip install {entry.needs})."
-    return _load(entry.backend).why_not(device, dtype)
+    found: str | None = _load(entry.backend).why_not(device, dtype)
+    return found
 
 
 def alone(backend: Backend, shape: tuple[int, int] | None = None) -> Backend:

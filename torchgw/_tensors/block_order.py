@@ -36,7 +36,8 @@ class Order(NamedTuple):
         if missing:
             end = ordered[-1:].expand(missing, *ordered.shape[1:])
             ordered = torch.cat([ordered, end if fill is None else torch.full_like(end, fill)])
-        return ordered.unflatten(0, (self.blocks, self.width))
+        found: Tensor = ordered.unflatten(0, (self.blocks, self.width))
+        return found
 
     def join(self, values: Tensor) -> Tensor:
         """Arrange values (blocks, width, ...) in the order of the points again."""

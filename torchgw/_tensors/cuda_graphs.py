@@ -160,7 +160,8 @@ class Replayer:
         """Compute function(*arguments)."""
         if name not in self._functions:
             self._functions[name] = Captured(function, self._memory, in_place=in_place)
-        return self._functions[name](*arguments)
+        found: T = self._functions[name](*arguments)
+        return found
 
 
 def clone(item: Any) -> Any:

@@ -161,7 +161,8 @@ class DistanceProvider(ABC):
 
     def _column_blocks(self) -> tuple[Tensor, ...]:
         width = max(1, _BLOCK_BYTES // (self.n * self.dtype.itemsize))
-        return torch.arange(self.n, device=self.device).split(width)
+        found: tuple[Tensor, ...] = torch.arange(self.n, device=self.device).split(width)
+        return found
 
 
 def both_ways(first: Any, second: Any) -> list[tuple[Any, Any]]:

@@ -186,7 +186,8 @@ def _as_function(function: Any) -> Between:
             "`function` must be callable, (q, ...) and (s, ...) points -> (q, s) distances, or "
             f"have a method `dist`; got {type(function).__name__}."
         )
-    return function
+    found: Between = function
+    return found
 
 
 def _of_pairs(manifold: Any) -> Between:

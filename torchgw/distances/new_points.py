@@ -135,4 +135,5 @@ def factor_rows(provider: DistanceProvider, reference: Tensor) -> Tensor:
     if factors is None:
         raise InvalidInputError("These distances have no factors.")
     known = factors.matrix[reference].double() * factors.signs.double()
-    return torch.linalg.pinv(known.T, rtol=_PSEUDO_INVERSE_CUTOFF)
+    found: Tensor = torch.linalg.pinv(known.T, rtol=_PSEUDO_INVERSE_CUTOFF)
+    return found

@@ -94,7 +94,8 @@ class PrecomputedDistance(DistanceProvider):
 
     def _row_blocks(self) -> tuple[Tensor, ...]:
         rows = max(1, _BLOCK_BYTES // (self.n * self.dtype.itemsize))
-        return self._matrix.split(rows)
+        found: tuple[Tensor, ...] = self._matrix.split(rows)
+        return found
 
     def _check(self) -> None:
         """Refuse a matrix that is not finite or not symmetric, a block at a time."""

@@ -62,7 +62,8 @@ def differences(
 
 def _blocks(provider: DistanceProvider) -> tuple[Tensor, ...]:
     width = max(1, _BLOCK_ELEMENTS[provider.device.type] // provider.n)
-    return torch.arange(provider.n, device=provider.device).split(width)
+    found: tuple[Tensor, ...] = torch.arange(provider.n, device=provider.device).split(width)
+    return found
 
 
 def _columns(provider: DistanceProvider) -> Iterator[Tensor]:

@@ -176,7 +176,8 @@ def _multiplicative_kl(problem: Relaxed) -> Callable[[Array], Array]:
 
     def turn(plan: Array) -> Array:
         divisor = plan.sum(1)[:, None] ** of_rows * plan.sum(0) ** of_columns + _TINY
-        return kernel * plan ** (of_rows + of_columns) / divisor
+        found: Array = kernel * plan ** (of_rows + of_columns) / divisor
+        return found
 
     return turn
 
@@ -187,7 +188,8 @@ def _multiplicative_l2(problem: Relaxed) -> Callable[[Array], Array]:
 
     def turn(plan: Array) -> Array:
         weight = rho[0] * plan.sum(1)[:, None] + rho[1] * plan.sum(0) + epsilon * plan
-        return pull * plan / (weight + _TINY)
+        found: Array = pull * plan / (weight + _TINY)
+        return found
 
     return turn
 
@@ -237,7 +239,8 @@ def _by_lbfgsb(problem: Relaxed, start: Array, max_iter: int, tol: float) -> Arr
         tol=tol,
         options={"maxiter": max_iter},
     )
-    return found.x.reshape(cost.shape)
+    result: Array = found.x.reshape(cost.shape)
+    return result
 
 
 def across_spaces(

@@ -177,7 +177,8 @@ def grouped(values: Tensor, size: int) -> Tensor:
     groups = math.ceil(len(values) / size)
     full = values.new_zeros(groups * size, *values.shape[1:])
     full[: len(values)] = values
-    return full.unflatten(0, (groups, size)).sum(1)
+    found: Tensor = full.unflatten(0, (groups, size)).sum(1)
+    return found
 
 
 def _ratio(above: Tensor, below: Tensor) -> Tensor:

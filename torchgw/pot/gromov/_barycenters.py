@@ -413,7 +413,8 @@ def _centres(features: Array, count: int, random_state: Any) -> Array:
     from sklearn.cluster import KMeans
 
     model = KMeans(n_clusters=count, random_state=random_state, n_init=1)
-    return model.fit(features).cluster_centers_
+    found: Array = model.fit(features).cluster_centers_
+    return found
 
 
 def _turns(

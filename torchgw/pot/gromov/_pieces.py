@@ -228,7 +228,8 @@ def _by_partition(
 def _gaps(first: Array, second: Array) -> Array:
     """Compute Euclidean distances between the rows of two tables."""
     squares = (first**2).sum(1)[:, None] + (second**2).sum(1) - 2 * first @ second.T
-    return np.sqrt(np.maximum(squares, 0))
+    found: Array = np.sqrt(np.maximum(squares, 0))
+    return found
 
 
 def partition(table: Array, count: int, name: str, random_state: Any) -> Array:
@@ -266,4 +267,5 @@ def partition(table: Array, count: int, name: str, random_state: Any) -> Array:
         model = cluster.SpectralClustering(
             n_clusters=count, random_state=random_state, affinity="precomputed"
         )
-    return model.fit(table).labels_
+    found: Array = model.fit(table).labels_
+    return found
