@@ -9,15 +9,13 @@ number, or a tensor of those inputs that it has gradients to. With ``log=True`` 
 log of that one, with the plan ``T``, and of a fused problem ``lin_loss`` and ``quad_loss``.
 """
 
-from torchgw.pot.gromov._balanced import *
 from torchgw.pot.gromov._barycenters import *
 from torchgw.pot.gromov._dictionary import *
 from torchgw.pot.gromov._estimators import *
 from torchgw.pot.gromov._lowrank import *
-from torchgw.pot.gromov._partial import *
 from torchgw.pot.gromov._pieces import *
+from torchgw.pot.gromov._plans import *
 from torchgw.pot.gromov._quantized import *
-from torchgw.pot.gromov._semirelaxed import *
 from torchgw.pot.gromov._unbalanced import *
 
 __all__ = [

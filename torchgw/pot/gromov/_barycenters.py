@@ -9,19 +9,17 @@ from scipy.spatial.distance import cdist
 from torchgw._errors import InvalidInputError
 from torchgw.pot._arrays import Array, Arrays
 from torchgw.pot._quadratic import LOSSES
-from torchgw.pot.gromov._balanced import (
+from torchgw.pot.gromov._call import Call, takes
+from torchgw.pot.gromov._pieces import semirelaxed_start
+from torchgw.pot.gromov._plans import (
     entropic_fused_gromov_wasserstein,
     entropic_gromov_wasserstein,
     fused_gromov_wasserstein,
     gromov_wasserstein,
-)
-from torchgw.pot.gromov._call import Call, takes
-from torchgw.pot.gromov._pieces import semirelaxed_start
-from torchgw.pot.gromov._read import without_gradients
-from torchgw.pot.gromov._semirelaxed import (
     semirelaxed_fused_gromov_wasserstein,
     semirelaxed_gromov_wasserstein,
 )
+from torchgw.pot.gromov._read import without_gradients
 
 _CRITERIA = ("barycenter", "loss")
 _SIMPLE = ("product", "random_product", "random")

@@ -97,12 +97,13 @@ def valued(
     return _like(function, f"{function.__name__}2", text, signature or inspect.signature(function))
 
 
-def fused(function: Callable[..., Any], signature: str) -> Callable[..., Any]:
+def fused(function: Callable[..., Any], signature: str, said: str = "") -> Callable[..., Any]:
     """Make the function of fused problems, whose log has names with an f before gw."""
     name = function.__name__.replace("gromov", "fused_gromov")
     head = f"Do what :func:`{function.__name__}` does with a linear cost, as ``ot.gromov.{name}``."
     rest = inspect.getdoc(function).partition("\n\n")[2]  # type: ignore[union-attr]
-    return _like(function, name, f"{head}\n\n{rest.replace('gw_dist', 'fgw_dist')}", signature)
+    parts = filter(None, (head, said, rest.replace("gw_dist", "fgw_dist")))
+    return _like(function, name, "\n\n".join(parts), signature)
 
 
 def _like(

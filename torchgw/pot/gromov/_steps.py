@@ -148,6 +148,18 @@ def exact_answer(call: Call, kind: Marginals, name: str, *known: str, **log: Any
     return call.answer(problem, found.plan, name, log, value=found.value, potentials=pair)
 
 
+def entropic_answer(call: Call, kind: Marginals, name: str, epsilon: Any, **inner: Any) -> Any:
+    """Answer a call of a function with entropy, whose value has a name in the log."""
+    problem = call.problem(differentiable=False)
+    limit = int(call.get("max_iter", call.get("numItermax")))
+    stop, state = _mirror.Stop(limit, call.tol, call.verbose), call.get("random_state")
+    plan, found = entropic(
+        problem, kind, call.G0, float(epsilon), stop, call.get("m"), state, **inner
+    )
+    log, free = {"err": found.errors}, kind == "semirelaxed"
+    return call.answer(problem, plan, name, log, with_parts=free)
+
+
 def on_positive(
     problem: Problem, first: Array, solve: Callable[[Problem, Array], _mirror.Mirrored]
 ) -> tuple[Array, _mirror.Mirrored]:
