@@ -119,6 +119,13 @@ def uniform(n: int) -> Array:
     return np.full(n, 1 / n)
 
 
+def generator(random_state: Any) -> Any:
+    """Make the generator of POT, so that a seed means the same there and here."""
+    if isinstance(random_state, np.random.RandomState):
+        return random_state
+    return np.random.RandomState(random_state)  # noqa: NPY002
+
+
 def product(p: Array, q: Array, mass: float | None = None) -> Array:
     """Compute the product plan, scaled to a mass if one is given."""
     plan, whole = np.outer(p, q), p.sum() * q.sum()

@@ -1,11 +1,12 @@
 """Conditional gradient steps on a dense problem, from the start that is given."""
 
 import sys
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from torchgw.pot._arrays import Array
+from torchgw.pot._few import FewEntries
 from torchgw.pot._quadratic import Quadratic
 from torchgw.pot._vertices import LinearSolver
 
@@ -61,47 +62,30 @@ class Line:
         return plan + length * direction
 
 
-class Path(Protocol):
-    """A plan that goes towards solutions of linear problems."""
-
-    @property
-    def plan(self) -> Array:
-        """Return the plan."""
-
-    def begin(self) -> float:
-        """Return the value of the plan."""
-
-    def look(self) -> tuple[float, float]:
-        """Solve the linear problem; find bend and slope of the objective towards its solution."""
-
-    def go(self, length: float) -> None:
-        """Go a share of the way to the solution."""
-
-    @property
-    def potentials(self) -> tuple[Array, Array] | None:
-        """Return those of the last linear problem, if they are known."""
-
-
 class _Dense:
-    """The path of a plan that is stored."""
+    """A plan that is stored, on its way towards solutions of linear problems."""
 
     def __init__(self, line: Line, start: Array, solver: LinearSolver) -> None:
         self.line, self.plan, self.solver = line, start, solver
 
     def begin(self) -> float:
+        """Return the value of the plan."""
         return self.line.begin(self.plan)
 
     def look(self) -> tuple[float, float]:
+        """Solve the linear problem; find bend and slope of the objective towards its solution."""
         slope = self.line.slope(self.plan)
         self._found = self.solver(slope, float(np.vdot(slope, self.plan)))
         self._direction = self._found.plan - self.plan
         return self.line.look(self.plan, self._direction)
 
     def go(self, length: float) -> None:
+        """Go a share of the way to the solution."""
         self.plan = self.line.go(self.plan, self._direction, self._found.plan, length)
 
     @property
     def potentials(self) -> tuple[Array, Array] | None:
+        """Those of the last linear problem, if they are known."""
         known = self._found.potentials
         return None if known is None else known()
 
@@ -112,7 +96,7 @@ def descend(line: Line, start: Array, solver: LinearSolver, **stop: Any) -> Desc
 
 
 def follow(
-    path: Path,
+    path: _Dense | FewEntries,
     *,
     max_iter: int,
     tol_rel: float,

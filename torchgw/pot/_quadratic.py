@@ -83,17 +83,14 @@ class Quadratic(NamedTuple):
 
 def _product(left: Array, plan: Array, right: Array) -> Array:
     """Multiply three matrices; of a plan with few entries by these entries alone."""
-    result: Array
     entries = np.flatnonzero(plan != 0)
     if len(entries) * _SPARSE > plan.size:
-        result = left @ plan @ right
-        return result
+        return left @ plan @ right
     places, columns = np.divmod(entries, plan.shape[1])
     rows, starts = np.unique(places, return_index=True)
     shape = len(rows), plan.shape[1]
     few = csr_array((plan.ravel()[entries], columns, np.append(starts, len(entries))), shape=shape)
-    result = left[:, rows] @ (few @ right)
-    return result
+    return left[:, rows] @ (few @ right)
 
 
 def quadratic(C1: Array, C2: Array, loss: str, symmetric: bool | None) -> Quadratic:

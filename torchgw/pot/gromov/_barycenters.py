@@ -7,7 +7,7 @@ import numpy as np
 from scipy.spatial.distance import cdist
 
 from torchgw._errors import InvalidInputError
-from torchgw.pot._arrays import Array, Arrays
+from torchgw.pot._arrays import Array, Arrays, generator
 from torchgw.pot._quadratic import LOSSES
 from torchgw.pot.gromov._call import Call, takes
 from torchgw.pot.gromov._pieces import semirelaxed_start
@@ -332,11 +332,7 @@ def _first_structure(known: _Known, given: Any, random_state: Any, *, scaled: bo
     """Read the first structure, or draw points in the plane as POT does."""
     if given is not None:
         return known.arrays.table("init_C", given)
-    random = random_state
-    if not isinstance(random, np.random.RandomState):
-        # the generator of POT, so that a seed means the same there and here
-        random = np.random.RandomState(random_state)  # noqa: NPY002
-    points = random.randn(len(known.p), 2)
+    points = generator(random_state).randn(len(known.p), 2)
     distances: Array = cdist(points, points, "sqeuclidean")
     return distances / distances.max() if scaled else distances
 
@@ -399,8 +395,7 @@ def _free_structure(call: Call, known: _Known, X: Array | None = None) -> tuple[
     C = _structure(ordered, known.structures, known.shares, None, call.loss_fun, True)
     if method in ("product", "random_product"):
         # all parts are alike otherwise
-        random = np.random.RandomState(random_state)  # noqa: NPY002
-        noise = random.uniform(-0.01, 0.01, size=C.shape)
+        noise = generator(random_state).uniform(-0.01, 0.01, size=C.shape)
         C = C + ((noise + noise.T) / 2 if call.symmetric else noise)
         if call.loss_fun == "kl_loss":
             C = np.maximum(C, 0)

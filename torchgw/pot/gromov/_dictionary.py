@@ -7,7 +7,7 @@ import numpy as np
 from scipy.spatial.distance import cdist
 
 from torchgw._errors import InvalidInputError
-from torchgw.pot._arrays import Array, Arrays, product
+from torchgw.pot._arrays import Array, Arrays, generator, product
 from torchgw.pot._descent import Line, best_step, descend
 from torchgw.pot._quadratic import quadratic
 from torchgw.pot._vertices import transport
@@ -207,8 +207,7 @@ def _learn(
     blank = [None] * len(call.Cs)
     sides = zip(call.Cs, Ys or blank, ps or blank, strict=True)
     graphs = [_read_graph(arrays, f"s[{k}]", *side) for k, side in enumerate(sides)]
-    # the generator of POT, so that a seed means the same there and here
-    random = np.random.RandomState(call.random_state)  # noqa: NPY002
+    random = generator(call.random_state)
     atoms = _first_atoms(call, arrays, graphs, random)
     parts, q = [atoms.C, atoms.Y], atoms.p
     alpha, size = float(call.get("alpha", 1.0)), min(int(call.batch_size), len(graphs))

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy
 
-from torchgw.pot._arrays import Array, Arrays
+from torchgw.pot._arrays import Array, Arrays, generator
 from torchgw.pot._scaling import scale
 from torchgw.pot._vertices import transport
 from torchgw.pot.gromov._call import Call, takes
@@ -33,7 +33,7 @@ def GW_distance_estimation(call: Call) -> Any:
     spaces = _read(call)
     plan = call.T if scipy.sparse.issparse(call.T) else spaces.arrays.read("T", call.T)
     mean, deviation = _estimate(
-        spaces, plan, call.nb_samples_p, call.nb_samples_q, call.std, _generator(call.random_state)
+        spaces, plan, call.nb_samples_p, call.nb_samples_q, call.std, generator(call.random_state)
     )
     give = spaces.arrays.give
     return (give(mean), give(deviation)) if call.std else give(mean)
@@ -53,7 +53,7 @@ def pointwise_gromov_wasserstein(call: Call) -> Any:
         ``gw_dist_estimated`` and ``gw_dist_std``.
     """
     spaces = _read(call)
-    random = _generator(call.random_state)
+    random = generator(call.random_state)
     n, m = len(spaces.p), len(spaces.q)
 
     def matched(i: int, j: int) -> Any:
@@ -94,7 +94,7 @@ def sampled_gromov_wasserstein(call: Call) -> Any:
         ``gw_dist_estimated`` and ``gw_dist_std``.
     """
     spaces = _read(call)
-    random = _generator(call.random_state)
+    random = generator(call.random_state)
     n, m = len(spaces.p), len(spaces.q)
     if isinstance(call.nb_samples_grad, int):
         rows = min(call.nb_samples_grad, n)
@@ -155,13 +155,6 @@ def _read(call: Call) -> _Spaces:
     first, second = arrays.table("C1", call.C1), arrays.table("C2", call.C2)
     weights = arrays.weights("p", call.p, len(first)), arrays.weights("q", call.q, len(second))
     return _Spaces(arrays, first, second, *weights, call.loss_fun)
-
-
-def _generator(random_state: Any) -> Any:
-    """Make the generator of POT, so that a seed means the same there and here."""
-    if isinstance(random_state, np.random.RandomState):
-        return random_state
-    return np.random.RandomState(random_state)  # noqa: NPY002
 
 
 def _estimate(

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from torchgw._errors import InvalidInputError, UnsupportedError
-from torchgw.pot._arrays import Array, Arrays, product
+from torchgw.pot._arrays import Array, Arrays, generator, product
 from torchgw.pot._descent import best_step
 from torchgw.pot._quadratic import transform
 from torchgw.pot._unbalanced import between_products, to_product
@@ -186,8 +186,7 @@ def semirelaxed_start(
     if method == "product":
         plan = product(p, np.full(m, 1 / m))
     elif method in ("random_product", "random"):
-        # the generator of POT, so that a seed means the same there and here
-        random = np.random.RandomState(random_state)  # noqa: NPY002
+        random = generator(random_state)
         if method == "random_product":
             q = random.uniform(0, m, size=m)
             plan = product(p, q / q.sum())
