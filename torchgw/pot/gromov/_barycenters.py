@@ -80,9 +80,7 @@ def gromov_barycenters(call: Call) -> Any:
     log : dict, only with ``log=True``
         Plans ``T``, ``p``, ``err`` of each turn, and ``loss`` with ``stop_criterion="loss"``.
     """
-    known = _read(call)
-    C = _first_structure(known, call.init_C, call.random_state, scaled=True)
-    return _turns(call, known, C, None, _exact(call, gromov_wasserstein))
+    return _exact(call, gromov_wasserstein)
 
 
 @takes(
@@ -101,8 +99,7 @@ def fgw_barycenters(call: Call) -> Any:
         Plans ``T``, costs ``Ms``, ``p``, and ``err_feature``, ``err_structure`` and ``Ts_iter``, or
         ``loss`` and ``err_rel_loss`` with ``stop_criterion="loss"``.
     """
-    known = _read(call)
-    return _turns(call, known, *_first_pair(call, known), _exact(call, fused_gromov_wasserstein))
+    return _exact(call, fused_gromov_wasserstein)
 
 
 @takes(
@@ -119,9 +116,7 @@ def entropic_gromov_barycenters(call: Call) -> Any:
     log : dict, only with ``log=True``
         That of :func:`gromov_barycenters`.
     """
-    known = _read(call)
-    C = _first_structure(known, call.init_C, call.random_state, scaled=True)
-    return _turns(call, known, C, None, _entropic(call, entropic_gromov_wasserstein))
+    return _entropic(call, entropic_gromov_wasserstein)
 
 
 @takes(
@@ -141,9 +136,7 @@ def entropic_fused_gromov_barycenters(call: Call) -> Any:
     log : dict, only with ``log=True``
         That of :func:`fgw_barycenters`.
     """
-    known = _read(call)
-    solve = _entropic(call, entropic_fused_gromov_wasserstein)
-    return _turns(call, known, *_first_pair(call, known), solve)
+    return _entropic(call, entropic_fused_gromov_wasserstein)
 
 
 @takes(
@@ -189,15 +182,18 @@ def semirelaxed_fgw_barycenters(call: Call) -> Any:
     if call.init_X is not None:
         X = known.arrays.read("init_X", call.init_X)
     elif call.G0 not in _SIMPLE:
-        X = _centres(np.concatenate(known.features), call.N, call.random_state)
+        from sklearn.cluster import KMeans
+
+        model = KMeans(n_clusters=call.N, random_state=call.random_state, n_init=1)
+        X = model.fit(np.concatenate(known.features)).cluster_centers_
     C, plans = _free_structure(call, known, X)
     if X is None:
         X = _features(plans, known.features, known.shares, None, True)
     return _turns(call, known, C, X, _free(call, semirelaxed_fused_gromov_wasserstein), plans)
 
 
-# Solves a space, with its weights, start and costs of features beside the barycenter.
-_Solve = Callable[[Array, Array, Array, Array, Any, "Array | None"], Any]
+# Solves a space, with its weights, start and costs of features beside the barycenter, by name.
+_Solve = Callable[[Array, Array, Array, Array, Any, dict[str, Array]], Any]
 
 
 def _solver(call: Call, function: Callable[..., Any], **more: Any) -> Callable[..., Any]:
@@ -208,30 +204,31 @@ def _solver(call: Call, function: Callable[..., Any], **more: Any) -> Callable[.
     return lambda **given: function(**given, log=True, **shared, **more, **call.kwargs)
 
 
-def _costs(M: Array | None) -> dict[str, Array]:
-    return {} if M is None else {"M": M}
+def _held(call: Call, function: Callable[..., Any], **more: Any) -> Any:
+    """Compute a barycenter whose points have given weights."""
+    known, solve = _read(call), _solver(call, function, **more)
+
+    def solved(C: Array, p: Array, other: Array, q: Array, G0: Any, M: dict[str, Array]) -> Any:
+        return solve(C1=C, C2=other, p=p, q=q, G0=G0, **M)
+
+    return _turns(call, known, *_first_pair(call, known), solved)
 
 
-def _held(call: Call, function: Callable[..., Any], **more: Any) -> _Solve:
-    solve = _solver(call, function, **more)
-    return lambda C, p, other, q, G0, M: solve(C1=C, C2=other, p=p, q=q, G0=G0, **_costs(M))
-
-
-def _exact(call: Call, function: Callable[..., Any]) -> _Solve:
+def _exact(call: Call, function: Callable[..., Any]) -> Any:
     return _held(call, function, armijo=call.armijo, tol_rel=1e-5, tol_abs=0.0)
 
 
-def _entropic(call: Call, function: Callable[..., Any]) -> _Solve:
+def _entropic(call: Call, function: Callable[..., Any]) -> Any:
     return _held(call, function, epsilon=call.epsilon, tol=1e-4)
 
 
 def _free(call: Call, function: Callable[..., Any]) -> _Solve:
     solve = _solver(call, function, tol_rel=call.tol, tol_abs=0.0)
 
-    def solved(C: Array, _: Array, other: Array, q: Array, start: Any, M: Array | None) -> Any:
+    def solved(C: Array, _: Array, other: Array, q: Array, start: Any, M: dict[str, Array]) -> Any:
         first = call.G0 if start is None else start
-        more = _costs(None if M is None else M.T)
-        return solve(C1=other, C2=C, p=q, G0=first, **more)
+        turned = {name: cost.T for name, cost in M.items()}
+        return solve(C1=other, C2=C, p=q, G0=first, **turned)
 
     return solved
 
@@ -328,19 +325,18 @@ def _inverse(mass: Array) -> Array:
     return np.divide(1.0, mass, out=np.ones_like(mass), where=mass > 0)
 
 
-def _first_structure(known: _Known, given: Any, random_state: Any, *, scaled: bool) -> Array:
-    """Read the first structure, or draw points in the plane as POT does."""
-    if given is not None:
-        return known.arrays.table("init_C", given)
-    points = generator(random_state).randn(len(known.p), 2)
-    distances: Array = cdist(points, points, "sqeuclidean")
-    return distances / distances.max() if scaled else distances
-
-
-def _first_pair(call: Call, known: _Known) -> tuple[Array, Array]:
-    _check_fixed(call)
-    assert known.features is not None
-    C = _first_structure(known, call.init_C, call.random_state, scaled=False)
+def _first_pair(call: Call, known: _Known) -> tuple[Array, Array | None]:
+    """Read the first structure, or draw points in the plane as POT does, and the first features."""
+    if known.features is not None:
+        _check_fixed(call)
+    if call.init_C is not None:
+        C = known.arrays.table("init_C", call.init_C)
+    else:
+        points = generator(call.random_state).randn(len(known.p), 2)
+        C = cdist(points, points, "sqeuclidean")
+        C = C / C.max() if known.features is None else C
+    if known.features is None:
+        return C, None
     name = "init_X" if "init_X" in vars(call) else "init_Y"
     if call.get(name) is not None:
         return C, known.arrays.read(name, call.get(name))
@@ -402,14 +398,6 @@ def _free_structure(call: Call, known: _Known, X: Array | None = None) -> tuple[
     return C, ordered
 
 
-def _centres(features: Array, count: int, random_state: Any) -> Array:
-    from sklearn.cluster import KMeans
-
-    model = KMeans(n_clusters=count, random_state=random_state, n_init=1)
-    found: Array = model.fit(features).cluster_centers_
-    return found
-
-
 def _turns(
     call: Call,
     known: _Known,
@@ -425,10 +413,10 @@ def _turns(
     fixed = call.get("fixed_structure", False), call.get("fixed_features", False)
     log: dict[str, list[Any]] = {"err": [], "loss": [], "err_rel_loss": []}
     log |= {"err_feature": [], "err_structure": [], "Ts_iter": []}
-    costs: list[Any] = [None] * count
+    costs: list[dict[str, Array]] = [{}] * count
     for _ in range(int(call.max_iter)):
         if X is not None and known.features is not None:
-            costs = [cdist(X, table, "sqeuclidean") for table in known.features]
+            costs = [{"M": cdist(X, table, "sqeuclidean")} for table in known.features]
         sides = zip(known.structures, known.weights, starts, costs, strict=True)
         solved = [solve(C, p, *side) for side in sides]
         plans = [plan for plan, _ in solved]
