@@ -421,11 +421,6 @@ def _build_side(**parts: Any) -> SolvedSide:
     return side._replace(provider=made)
 
 
-def _build_loss(name: str, floor: float, levels: tuple[float, int] | None) -> Loss:
-    """Build a loss as a sample sees it."""
-    return SampledLoss.of(LOSSES[name], floor=floor, levels=levels and Levels(*levels))
-
-
 def _build_extension(**parts: Any) -> Extension:
     """Build what maps new points."""
     source, target, coupling = parts["source"], parts["target"], parts["coupling"]
@@ -456,16 +451,6 @@ def _coo(csr: scipy.sparse.csr_array) -> Tensor:
     entries = csr.tocoo()
     places = torch.from_numpy(np.stack([entries.row, entries.col]).astype(np.int64))
     return sparse_tensor(places, torch.from_numpy(entries.data), csr.shape).coalesce()
-
-
-def _build_sparse_plan(entries: scipy.sparse.csr_array, potentials: Potentials, **rest: Any) -> Any:
-    """Build a plan of its largest entries, on the device of its potentials."""
-    return SparsePlan(_coo(entries).to(potentials.f.device), potentials, **rest)
-
-
-def _build_geodesics(graph: scipy.sparse.csr_array, unreachable: float | None) -> Geodesics:
-    """Build a graph whose shortest paths are distances."""
-    return Geodesics(scipy.sparse.csr_matrix(graph), unreachable)
 
 
 def _build_csr(
@@ -536,14 +521,20 @@ def _made() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
             "unpolished": DualPlan | None, "own": Marginals | None,
             "table": DenseCost | FactoredCost | None,
         }),
-        "Geodesics": (_build_geodesics, {"graph": csr, "unreachable": float | None}),
-        "Loss": (_build_loss, {
-            "name": Literal[tuple(LOSSES)], "floor": float, "levels": tuple[float, int] | None,
-        }),
+        "Geodesics": (
+            lambda graph, unreachable: Geodesics(scipy.sparse.csr_matrix(graph), unreachable),
+            {"graph": csr, "unreachable": float | None},
+        ),
+        # as a sample sees it
+        "Loss": (lambda name, floor, levels: SampledLoss.of(
+            LOSSES[name], floor=floor, levels=levels and Levels(*levels)
+        ), {"name": Literal[tuple(LOSSES)], "floor": float, "levels": tuple[float, int] | None}),
         "Side": (_build_side, {
             **get_type_hints(SolvedSide), "provider": DistanceProvider | dict[str, Any] | None,
         }),
-        "SparsePlan": (_build_sparse_plan, {"entries": csr, **plan}),
+        "SparsePlan": (lambda entries, potentials, **rest: SparsePlan(
+            _coo(entries).to(potentials.f.device), potentials, **rest
+        ), {"entries": csr, **plan}),
         "Status": (lambda name: Status[name], {"name": Literal[tuple(Status.__members__)]}),
         "TransportPlan": (TransportPlan, {
             "cost": DenseCost | FactoredCost, "masses": Marginals | None, **plan,

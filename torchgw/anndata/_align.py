@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 from torchgw._api import solve
 from torchgw._boundary.checks import check_count, reject_unknown
@@ -22,43 +22,33 @@ from torchgw.anndata._spaces import (
 
 if TYPE_CHECKING:
     from anndata import AnnData
+    from typing_extensions import Unpack
+
+
+class _Options(TypedDict, total=False):
+    """What both forms of :func:`align` take."""
+
+    use_rep: Names
+    use_obsp: Names
+    joint_rep: Names
+    recipe: Recipe | None
+    labels: str | Sequence[str] | None
+    tau_a: float | None
+    tau_b: float | None
+    key_added: str
+    sparse_topk: int
+    solve_options: Mapping[str, Any] | None
 
 
 @overload
 def align(
-    adata_src: AnnData,
-    adata_tgt: AnnData,
-    *,
-    use_rep: Names = ...,
-    use_obsp: Names = ...,
-    joint_rep: Names = ...,
-    recipe: Recipe | None = ...,
-    labels: str | Sequence[str] | None = ...,
-    tau_a: float | None = ...,
-    tau_b: float | None = ...,
-    key_added: str = ...,
-    sparse_topk: int = ...,
-    copy: Literal[False] = ...,
-    solve_options: Mapping[str, Any] | None = ...,
+    adata_src: AnnData, adata_tgt: AnnData, *, copy: Literal[False] = ..., **rest: Unpack[_Options]
 ) -> GWResult: ...
 
 
 @overload
 def align(
-    adata_src: AnnData,
-    adata_tgt: AnnData,
-    *,
-    use_rep: Names = ...,
-    use_obsp: Names = ...,
-    joint_rep: Names = ...,
-    recipe: Recipe | None = ...,
-    labels: str | Sequence[str] | None = ...,
-    tau_a: float | None = ...,
-    tau_b: float | None = ...,
-    key_added: str = ...,
-    sparse_topk: int = ...,
-    copy: Literal[True],
-    solve_options: Mapping[str, Any] | None = ...,
+    adata_src: AnnData, adata_tgt: AnnData, *, copy: Literal[True], **rest: Unpack[_Options]
 ) -> tuple[GWResult, AnnData, AnnData]: ...
 
 
