@@ -25,6 +25,7 @@ class NewtonStep(NamedTuple):
 
 def newton_step(plan: Tensor, a: Tensor, b: Tensor) -> NewtonStep:
     """Take steps of the dual in g from at least two plans (k, n, m) with row masses a (k, n)."""
+    # one plan alone would have other bits; for a single problem see `_sinkhorn/newton.py`
     columns = plan.sum(1)
     unused = b == 0
     shared = products(plan.mT, plan / torch.where(a > 0, a, 1.0)[:, :, None])

@@ -57,6 +57,7 @@ class Extension:
         values: Tensor,
     ) -> Tensor:
         """Average ``values`` (m, c) by the conditional plan of each new point of a side, (q, c)."""
+        # `plan` leads away from that side, and `linear` is the linear cost (q, m) of the new points
         known, rows = self.known, cost_rows(self.known, side)
         step = cross.block_size(
             known.distances(side).n if rows.points is None else len(rows.points)

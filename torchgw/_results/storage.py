@@ -109,7 +109,7 @@ def write_result(
     dense: bool = False,
     extra: dict[str, NDArray[Any]] | None = None,
 ) -> None:
-    """Write a result of a :func:`stored` class, by each process that shares its plan a file."""
+    """Write a result of a :func:`stored` class; of a shared plan, some rows from each process."""
     if not isinstance(dense, bool):
         raise InvalidTypeError(f"`dense` must be True or False; got {dense!r}.")
     arrays = _extra_arrays(extra)

@@ -40,6 +40,7 @@ class _Parser(argparse.ArgumentParser):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line on arguments, those of the process by default; return the exit code."""
     _open_closed_streams()
+    # bad usage and --help leave through SystemExit
     options = _parser().parse_args(arguments)
     try:
         count = options.gpus or options.processes
