@@ -39,7 +39,7 @@ class Sweep(NamedTuple):
 
 
 def exact_rows(cost: Tensor, b: Tensor, g: Tensor, epsilon: Tensor) -> Tensor:
-    """Compute potentials (A, n) by which rows have their mass at g (A, m); a sweep goes on there."""
+    """Compute potentials (A, n) by which rows have their mass at g (A, m); sweeps go on there."""
     unit = epsilon[:, None, None]
     exponent = torch.sub(torch.where(b > 0, g, -torch.inf)[:, None, :], cost).div_(unit)
     largest = exponent.amax(2, keepdim=True)

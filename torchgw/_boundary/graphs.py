@@ -1,5 +1,7 @@
 """Graphs of other packages become matrices of edge lengths here."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 from numbers import Integral, Real
 from typing import Any

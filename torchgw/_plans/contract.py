@@ -1,5 +1,7 @@
 """What every plan can be asked, and how it answers from its products and rows."""
 
+from __future__ import annotations
+
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator

@@ -1,5 +1,7 @@
 """A plan known by its largest entries, as a file holds it."""
 
+from __future__ import annotations
+
 import warnings
 from typing import Any, NoReturn
 

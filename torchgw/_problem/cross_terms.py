@@ -45,12 +45,11 @@ class ProductCross:
         else:
             inner = self._source @ plan if left is None else torch.sparse.mm(left, plan)
         if right is None:
-            result: Tensor = inner @ self._target
-            return result
+            full: Tensor = inner @ self._target
+            return full
         # a sparse table comes first, and the other matrix has to be contiguous to be fast
-        result = torch.sparse.mm(right, inner.T.contiguous())
-        result = result.T.contiguous()
-        return result
+        found: Tensor = torch.sparse.mm(right, inner.T.contiguous()).T.contiguous()
+        return found
 
     def total(self, a: Tensor, b: Tensor) -> Tensor:
         """Compute (a' DX a) (b' DY b)."""

@@ -1,5 +1,7 @@
 """Features of the nodes of graphs by name: what is around a node, comparable across graphs."""
 
+from __future__ import annotations
+
 from typing import Any, Literal, get_args
 
 import numpy as np

@@ -1,5 +1,7 @@
 """Matchings: a plan rounded to pairs of points, and what these are worth."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, get_args
 

@@ -1,5 +1,7 @@
 """What a solve returns."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, cast

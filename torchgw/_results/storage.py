@@ -5,6 +5,8 @@ Factors, potentials, points and graphs go in as they are, O((n + m) R). An (n, m
 largest entries. A class goes into files by its name once it is :func:`stored`.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 import importlib

@@ -1,5 +1,7 @@
 """Sinkhorn by PyTorch operations as they are, on any device."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterator
 from functools import partial

@@ -1,5 +1,7 @@
 """Shortest-path lengths of a graph, with a finite distance where there is no path."""
 
+from __future__ import annotations
+
 import contextlib
 import logging
 import os

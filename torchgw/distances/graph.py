@@ -1,5 +1,7 @@
 """Neighbour graphs and given ones, made into connected graphs."""
 
+from __future__ import annotations
+
 import math
 from typing import Any, Literal, NamedTuple, get_args
 

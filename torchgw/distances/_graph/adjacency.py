@@ -1,5 +1,7 @@
 """Adjacency matrices of edge lengths: checked, and made symmetric."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import numpy as np

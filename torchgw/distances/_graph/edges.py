@@ -1,5 +1,7 @@
 """A symmetric graph as tensors, on the device where it is used."""
 
+from __future__ import annotations
+
 from typing import NamedTuple
 
 import numpy as np
