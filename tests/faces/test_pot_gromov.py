@@ -14,7 +14,7 @@ from scipy.spatial.distance import cdist
 from scipy.special import xlogy
 
 import torchgw
-from torchgw import InvalidInputError, TorchGWWarning, UnsupportedError
+from torchgw import ConvergenceWarning, InvalidInputError, TorchGWWarning, UnsupportedError
 from torchgw._sinkhorn.exact import ExactTransport, _by_scipy
 from torchgw.pot import gromov, solve_gromov
 from torchgw.pot._quadratic import quadratic
@@ -54,6 +54,8 @@ def test_names_and_signatures_are_pots():
         assert all(ours[key].default == theirs[key].default for key in ours), name
 
 
+# one of the calls ends after a few steps on purpose
+@pytest.mark.filterwarnings("ignore:The plan still changes:torchgw._errors.ConvergenceWarning")
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("directed", [False, True])
 def test_values_plans_and_logs_are_pots(name, directed):
@@ -474,6 +476,22 @@ def test_a_small_epsilon_gives_no_warning_of_numpy():
     rng = np.random.default_rng(3)
     points = rng.normal(size=(12, 2)), rng.normal(size=(15, 3))
     tables = [ot.dist(side, side, "euclidean") for side in points]
-    with np.errstate(all="raise", under="ignore"):
+    with (
+        np.errstate(all="raise", under="ignore"),
+        pytest.warns(ConvergenceWarning, match="exceeds weights by up to 25.0%"),
+    ):
         plan = gromov.entropic_gromov_wasserstein(*tables, epsilon=1e-4)
     assert plan.sum() == pytest.approx(1)
+
+
+@pytest.mark.parametrize("limit", [100, 101])
+def test_steps_between_two_plans_end_and_say_so(limit):
+    rng = np.random.default_rng(0)
+    tables = [table + table.T for table in (rng.random((12, 12)), rng.random((15, 15)))]
+    call = {"reg": 0.01, "m": 0.5, "numItermax": limit}
+    with pytest.warns(ConvergenceWarning, match=f"still changes by 0.22 in step {limit}"):
+        expected = gromov.entropic_partial_gromov_wasserstein(*tables, **call, tol=0.0)
+    with pytest.warns(ConvergenceWarning, match="back and forth between two plans"):
+        plan, log = gromov.entropic_partial_gromov_wasserstein(*tables, **call, log=True)
+    assert len(log["err"]) < 80
+    assert plan == pytest.approx(expected, abs=1e-6)  # that of the last step, not of the one before

@@ -222,7 +222,7 @@ def test_chart_of_time_has_the_peers(monkeypatch):
     times = importlib.import_module("hooks").times()
     assert len(times) == 3
     assert all(len(points) > 1 for points in times.values())
-    assert times["torchgw"][-1] == (10_000_000, pytest.approx(4.85))
+    assert times["torchgw"][-1] == (10_000_000, pytest.approx(4.87))
 
 
 def test_the_site_asks_no_other_server():

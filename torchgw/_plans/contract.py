@@ -100,12 +100,12 @@ class Plan(ABC):
         return self._like().dtype
 
     @abstractmethod
-    def _like(self) -> "Tensor | Cost | Plan":
+    def _like(self) -> Tensor | Cost | Plan:
         """Return something that has the device, the dtype and the shape of the plan."""
 
     @property
     @abstractmethod
-    def T(self) -> "Plan":
+    def T(self) -> Plan:
         """The plan from target to source."""
 
     @abstractmethod

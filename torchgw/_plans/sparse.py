@@ -64,7 +64,7 @@ class SparsePlan(DualPlan):
         self.backend = EagerBackend()
 
     @classmethod
-    def of(cls, plan: TransportPlan, k: int, share: float) -> "SparsePlan":
+    def of(cls, plan: TransportPlan, k: int, share: float) -> SparsePlan:
         """Keep of each row the k largest entries that carry at least ``share`` of its mass."""
         values, columns = plan.giving(in_numpy=False).topk(min(k, plan.shape[1]))
         kept = values >= share * values.sum(1, keepdim=True)
@@ -85,14 +85,14 @@ class SparsePlan(DualPlan):
         return self.entries
 
     @property
-    def T(self) -> "SparsePlan":
+    def T(self) -> SparsePlan:
         (f, g), (a, b) = self.potentials, self.weights
         turned = SparsePlan(self.entries.t(), Potentials(g, f), Marginals(b, a), self.epsilon)
         return turned.giving(self.in_numpy)
 
     def replaced(
         self, potentials: Potentials, weights: Marginals, masses: Marginals | None = None
-    ) -> "SparsePlan":
+    ) -> SparsePlan:
         """Return the plan of other potentials and weights, its entries scaled accordingly."""
         values, places = self.entries.values(), self.entries.indices()
         sides = zip(places, potentials, self.potentials, weights, self.weights, strict=True)

@@ -344,7 +344,7 @@ class GWResult(Result):
         mapped = map_new(self.extension, self.lazy_plan, side, values, **new)
         return in_kind(new["points"] if new["table"] is None else new["table"], mapped)
 
-    def shared(self) -> "GWResult":
+    def shared(self) -> GWResult:
         """Return the result that all processes read and save together.
 
         For the processes of ``torch.distributed`` after a solve with ``distributed``. Every process
@@ -360,7 +360,7 @@ class GWResult(Result):
         """
         return replace(self, lazy_plan=self.lazy_plan.shared())
 
-    def shard(self, rank: int, size: int) -> "GWResult":
+    def shard(self, rank: int, size: int) -> GWResult:
         """Return the share of the source points of one of ``size`` processes.
 
         Rows n rank / size to n (rank + 1) / size, rounded down, of ``lazy_plan``, ``potential_a``

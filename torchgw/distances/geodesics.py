@@ -122,7 +122,7 @@ class Geodesics:
         return {"edges": tuple(self.edges), "unreachable": self.unreachable, "order": self.order}
 
     @classmethod
-    def restore(cls, state: dict[str, Any]) -> "Geodesics":
+    def restore(cls, state: dict[str, Any]) -> Geodesics:
         """Make the graph that had this state."""
         return cls(Edges(*state["edges"]), state["unreachable"], state["order"])
 

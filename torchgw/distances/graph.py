@@ -98,7 +98,7 @@ def neighbour_geodesics(
     n_neighbors: int | None = None,
     *,
     policy: ConnectPolicy = "stitch",
-    known: "Neighbourhood | None" = None,
+    known: Neighbourhood | None = None,
     ranks: Ranks | None = None,
 ) -> Geodesics:
     """Compute ``connect(knn_graph(points, n_neighbors), points)`` on the device of the points."""

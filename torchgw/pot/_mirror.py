@@ -12,6 +12,9 @@ from torchgw.pot._scaling import scale, scale_partial
 
 # Error of marginals, over the last change of the plan, to which a linear problem is solved. [L388]
 _INEXACT = 1e-3
+# Change by one step, over that by two, from which plans alternate: steps that shrink by less than
+# 0.01% a turn would look the same, and come to an end in no number of turns. [L1060]
+_ALTERNATES = 1e4
 
 
 class Stop(NamedTuple):
@@ -29,6 +32,7 @@ class Mirrored(NamedTuple):
     errors: list[float]  # change of the plan by each iteration
     potentials: tuple[Array, Array] | None
     converged: bool
+    alternates: bool = False  # between two plans, of which the last of `max_iter` steps is given
 
 
 Slope = Callable[[Array], Array]  # the derivative of the objective at a plan
@@ -117,16 +121,19 @@ def alternate(
 def _iterate(step: Callable[[Array, float], Array], plan: Array, stop: Stop) -> Mirrored:
     """Repeat a step until the plan stays; a step is told the last change, first zero."""
     errors: list[float] = []
-    converged = False
-    for turn in range(int(stop.max_iter)):
-        before, plan = plan, step(plan, errors[-1] if errors else 0.0)
+    converged = alternates = False
+    before = plan
+    for left in reversed(range(int(stop.max_iter))):
+        older, before, plan = before, plan, step(plan, errors[-1] if errors else 0.0)
         errors.append(float(np.linalg.norm(plan - before)))
         if stop.verbose:
-            sys.stderr.write(f"{turn:5d}|{errors[-1]:8e}\n")
+            sys.stderr.write(f"{len(errors) - 1:5d}|{errors[-1]:8e}\n")
         converged = errors[-1] <= stop.tol
-        if converged:
+        twice = float(np.linalg.norm(plan - older))
+        alternates = twice <= stop.tol and _ALTERNATES * twice <= errors[-1]
+        if converged or (alternates and left % 2 == 0):
             break
-    return Mirrored(plan, errors, None, converged)
+    return Mirrored(plan, errors, None, converged, alternates and not converged)
 
 
 def _log(plan: Array) -> Array:

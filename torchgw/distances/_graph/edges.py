@@ -36,7 +36,7 @@ class Edges(NamedTuple):
         vertices = torch.arange(self.n, device=self.start.device)
         return vertices.repeat_interleave(self.degree, output_size=len(self.vertex))
 
-    def to(self, device: torch.device) -> "Edges":
+    def to(self, device: torch.device) -> Edges:
         """Move the graph to another device."""
         return Edges(*(part.to(device) for part in self))
 

@@ -6,7 +6,7 @@ from typing import Any, Literal
 import numpy as np
 
 from torchgw._boundary.checks import called
-from torchgw._errors import InvalidInputError
+from torchgw._errors import ConvergenceWarning, InvalidInputError, warn_user
 from torchgw._sinkhorn.exact import LARGE
 from torchgw.pot import _mirror
 from torchgw.pot._arrays import Array, product, uniform
@@ -26,6 +26,9 @@ from torchgw.pot.gromov._pieces import semirelaxed_start
 from torchgw.pot.gromov._read import Problem, read_start
 
 Marginals = Literal["balanced", "partial", "semirelaxed"]
+
+# Share of a weight by which a plan may exceed it, without a warning. [L1060]
+_EXCESS = 0.01
 
 
 def exact(
@@ -121,7 +124,36 @@ def entropic(
             return _mirror.semirelaxed(part.slope, first, part.p, epsilon, stop)
         return _mirror.balanced(part.slope, first, part.p, part.q, epsilon, stop, **inner)
 
-    return on_positive(problem, first, solve)
+    plan, found = on_positive(problem, first, solve)
+    _say_how_it_ended(problem, kind, plan, found, stop.tol)
+    return plan, found
+
+
+def _say_how_it_ended(
+    problem: Problem, kind: Marginals, plan: Array, found: _mirror.Mirrored, tol: float
+) -> None:
+    """Warn of a plan that has not settled, and of one that gives more than there is."""
+    names = "`reg` or `epsilon`"
+    if found.alternates:
+        warn_user(
+            f"Steps go back and forth between two plans, and the last is returned. Pass a larger "
+            f"{names}, or torchgw.solve, whose steps are shorter.",
+            ConvergenceWarning,
+        )
+    elif not found.converged and found.errors:
+        warn_user(
+            f"The plan still changes by {found.errors[-1]:.2g} in step {len(found.errors)}, where "
+            f"{tol:.2g} was asked for. Allow more steps, or pass a larger {names}.",
+            ConvergenceWarning,
+        )
+    sums = [(plan.sum(1), problem.p)] + [(plan.sum(0), problem.q)] * (kind != "semirelaxed")
+    excess = max(float(((sum_ - weight) / weight.max()).max()) for sum_, weight in sums)
+    if excess > _EXCESS:
+        warn_user(
+            f"The plan exceeds weights by up to {excess:.1%} of the largest: Sinkhorn's iterations "
+            f"did not get further. Pass a larger {names}.",
+            ConvergenceWarning,
+        )
 
 
 def exact_answer(call: Call, kind: Marginals, name: str, *known: str, **log: Any) -> Any:
