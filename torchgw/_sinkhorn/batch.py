@@ -13,6 +13,7 @@ from torchgw._typing import Marginals
 RELAXED_FACTOR = 2.0
 # What scalings and their sums are kept within, so that float32 neither over- nor underflows. [L283]
 SMALLEST, LARGEST = 1e-30, 1e30
+_BOUNDS = (1 / RELAXED_FACTOR, RELAXED_FACTOR, SMALLEST, LARGEST)
 # Exponents below it count as it. [L283]
 LEAST_EXPONENT = -70.0
 # Entries of a kernel up to which a CPU iterates by NumPy, the kernel kept in both orders: products
@@ -45,52 +46,63 @@ def solve_batch(
     # Rows are shifted by their largest exponent, so that no row underflows, and over-relaxation is
     # bounded, so that none overflows. A plain iteration comes last. Nothing is read from the
     # device.
+    if costs.device.type == "cpu" and costs[0].numel() <= _HOST_ENTRIES:
+        return _solve_on_host(costs, marginals, g, epsilon, iterations, relaxation - 1)
     a, b = marginals.a.to(costs.dtype)[:, None], marginals.b.to(costs.dtype)
     epsilon = epsilon[:, None, None].to(costs.dtype)
     exponent = (g - costs).div_(epsilon)
     exponent = exponent.sub_(exponent.amax(-1, keepdim=True)).clamp_(min=LEAST_EXPONENT)
     kernel = exponent.exp_()
     v = b.expand(len(costs), 1, -1)
-    if costs.device.type == "cpu" and kernel[0].numel() <= _HOST_ENTRIES:
-        v = _iterate_on_host(kernel, a.mT, v, iterations, relaxation - 1)
-    else:
-        u = a / (v @ kernel.mT).mT
-        for _ in range(iterations):
-            v = _relax(v, b / (u.mT @ kernel), relaxation - 1)
-            u = _relax(u, a / (v @ kernel.mT).mT, relaxation - 1)
-        v = b / (u.mT @ kernel)
-    v = v.clamp(SMALLEST, LARGEST)
+    u = a / (v @ kernel.mT).mT
+    for _ in range(iterations):
+        v = _relax(v, b / (u.mT @ kernel), relaxation - 1)
+        u = _relax(u, a / (v @ kernel.mT).mT, relaxation - 1)
+    v = (b / (u.mT @ kernel)).clamp_(SMALLEST, LARGEST)
     u = a / (v @ kernel.mT).mT
     return BatchPlans(kernel.mul_(u).mul_(v), g + epsilon * (v / b).log())
 
 
-def _iterate_on_host(
-    kernel: Tensor, a: Tensor, b: Tensor, iterations: int, excess: float
-) -> Tensor:
-    """Iterate by NumPy, whose calls on few points take a fraction of PyTorch's."""
+def _solve_on_host(
+    costs: Tensor, marginals: Marginals, g: Tensor, epsilon: Tensor, iterations: int, excess: float
+) -> BatchPlans:
+    """Do the same by NumPy, whose calls on few points take a fraction of PyTorch's."""
+    start, kind = g.numpy(), g.numpy().dtype
+    rows, columns = (weight.numpy().astype(kind) for weight in marginals)
+    unit = epsilon.numpy().astype(kind)[:, None, None]
+    # what goes through all entries is PyTorch's
+    kernel = (g - costs).div_(torch.from_numpy(unit))
+    kernel = kernel.sub_(kernel.amax(-1, keepdim=True)).clamp_(min=LEAST_EXPONENT).exp_()
     forth = kernel.numpy()  # (B, s, t)
     back = np.ascontiguousarray(forth.swapaxes(1, 2))
-    rows, columns = a.numpy(), b.numpy()
-    v = columns.copy()
+    v = np.tile(columns, (len(forth), 1, 1))
     u = rows / (v @ back)
-    factor_u, factor_v = np.empty_like(u), np.empty_like(v)
     new_u, new_v = np.empty_like(u), np.empty_like(v)
+    # bounds as arrays: NumPy takes longer to read a number
+    side_u, side_v = (
+        (np.empty_like(old), *(np.full_like(old, bound) for bound in _BOUNDS)) for old in (u, v)
+    )
 
-    def relax(old: Any, new: Any, factor: Any) -> None:
-        # a call of clip() takes as long as three of these
+    def relax(old: Any, new: Any, side: tuple[Any, ...]) -> None:
+        factor, least, most, smallest, largest = side
         if excess:
             np.divide(new, old, out=factor)
-            np.maximum(factor, 1 / RELAXED_FACTOR, out=factor)
-            np.power(np.minimum(factor, RELAXED_FACTOR, out=factor), excess, out=factor)
+            np.maximum(factor, least, out=factor)
+            np.power(np.minimum(factor, most, out=factor), excess, out=factor)
             np.multiply(new, factor, out=new)
-        np.minimum(np.maximum(new, SMALLEST, out=old), LARGEST, out=old)
+        np.minimum(np.maximum(new, smallest, out=old), largest, out=old)
 
     for _ in range(iterations):
         np.divide(columns, np.matmul(u, forth, out=new_v), out=new_v)
-        relax(v, new_v, factor_v)
+        relax(v, new_v, side_v)
         np.divide(rows, np.matmul(v, back, out=new_u), out=new_u)
-        relax(u, new_u, factor_u)
-    return torch.from_numpy(columns / (u @ forth))
+        relax(u, new_u, side_u)
+    v = np.minimum(np.maximum(columns / (u @ forth), SMALLEST), LARGEST)
+    scaling = torch.from_numpy(v)
+    sums = (scaling @ kernel.mT).numpy()
+    kernel.mul_(torch.from_numpy(rows / sums).mT).mul_(scaling)
+    moved = unit * torch.from_numpy(v / columns).log_().numpy()
+    return BatchPlans(kernel, torch.from_numpy(start + moved))
 
 
 def _relax(old: Tensor, new: Tensor, excess: float) -> Tensor:

@@ -76,37 +76,36 @@ class StoredSweeper:
 
     def __init__(self, problem: LinearProblem, start: Potentials, kernel: Kernel) -> None:
         cost, self.marginals, self.epsilon, self.tau = problem
-        self.origin, self.kernel, self.dtype = start, kernel, cost.dtype
+        self.kernel, self.dtype, self.precise = kernel, cost.dtype, start.f.dtype
         # an operation of PyTorch on a few numbers takes ten times as long as one of NumPy. [L413]
-        self.device = cost.device
-        self.on_host = self.device.type == "cpu"
-        weights = Marginals(*(weight.to(cost.dtype) for weight in self.marginals))
-        self.a, self.b = map(self._array, weights)
-        unused = _unused(self.marginals, cost.dtype)
-        self.unused = [self._array(part) if bool(part.any()) else None for part in unused]
-        self.most = [self._array(torch.full_like(part, torch.inf)) for part in unused]
+        self.on_host = cost.device.type == "cpu"
+        self.origin, weights = ([*map(self._array, pair)] for pair in (start, self.marginals))
+        self.a, self.b = (self._as(self.dtype, weight) for weight in weights)
+        unused = (weight == 0 for weight in weights)
+        self.unused = [self._as(self.dtype, part) if bool(part.any()) else None for part in unused]
 
     def __call__(self, start: Potentials, count: int, relaxation: float) -> Sweep:
         """Run a sweep on log-scalings: f = origin.f + epsilon u and g = origin.g + epsilon v."""
         library: Any = np if self.on_host else torch
         exp, minimum, maximum = library.exp, library.minimum, library.maximum
         u, v = (
-            self._array(((part - origin) / self.epsilon).to(self.dtype))
+            self._as(self.dtype, (self._array(part) - origin) / self.epsilon)
             for part, origin in zip(start, self.origin, strict=True)
         )
         # tau (origin + epsilon u) - origin, in units of epsilon
         shift = [
-            self._array(((tau - 1) / self.epsilon * part).to(self.dtype))
+            None if tau == 1 else self._as(self.dtype, (tau - 1) / self.epsilon * part)
             for tau, part in zip(self.tau, self.origin, strict=True)
         ]
 
         def following(side: int, now: Any, sums: Any, step: float) -> Any:
             change = library.log(sums)
-            if self.tau[side] != 1:
+            if shift[side] is not None:
                 change = self.tau[side] * change - shift[side]
             return -change if step == 1 else now - step * (change + now)
 
-        least, slack = self.most, self.kernel.slack
+        least: list[Any] = []
+        slack = self.kernel.slack
         ok: Any = True
         with np.errstate(all="ignore"):
             for last in _iterations(count, relaxation):
@@ -116,7 +115,8 @@ class StoredSweeper:
                 column_sum = self._sums(1, self.a * exp(u_next))
                 v_next = following(1, v, column_sum, step)
                 # NaN stays; an infinite sum leaves nothing to the next one
-                least = list(map(minimum, least, (row_sum, column_sum)))
+                sums = [row_sum, column_sum]
+                least = list(map(minimum, least or sums, sums))
                 if slack is not None:
                     ok = ok & (u_next.max() + v_next.max() <= slack)
                 if not last:
@@ -127,6 +127,10 @@ class StoredSweeper:
         after, before = self._potentials(u_next, v_next), self._potentials(u, v)
         check = checked(ok, before.g, after.g, self.marginals.b, self.epsilon)
         return Sweep(after.f, before.g, after.g, after if relaxation == 1 else before, check)
+
+    def _as(self, dtype: torch.dtype, numbers: Any) -> Any:
+        """Convert what the operations of a sweep are of to another dtype."""
+        return self._array(self._tensor(numbers).to(dtype))
 
     def _array(self, numbers: Tensor) -> Any:
         """Return what the operations of a sweep are of."""
@@ -148,9 +152,10 @@ class StoredSweeper:
 
     def _potentials(self, u: Any, v: Any) -> Potentials:
         """Turn log-scalings into potentials."""
-        f, g = self.origin
-        u, v = self._tensor(u), self._tensor(v)
-        return Potentials(f + self.epsilon * u.to(f.dtype), g + self.epsilon * v.to(g.dtype))
+        moved = (self.epsilon * self._as(self.precise, part) for part in (u, v))
+        return Potentials(
+            *(self._tensor(old + by) for old, by in zip(self.origin, moved, strict=True))
+        )
 
 
 def entries_of(plan: EntropicPlan, least: float, share: float) -> scipy.sparse.csr_array | None:

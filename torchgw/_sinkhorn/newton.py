@@ -60,16 +60,16 @@ def newton_step(prepared: PreparedProblem, potentials: Potentials) -> Potentials
     plan = prepared.dense(potentials).double()
     columns = plan.sum(0)
     # a row of weight zero is zero, and a column of weight zero stays where it is
-    shared = plan.T @ (plan / torch.where(a > 0, a, 1.0)[:, None])
-    curvature = torch.outer(columns, columns) - shared
-    curvature.diagonal().add_(torch.where(b > 0, (1 + _RIDGE) * columns, 1.0))
+    shared = plan.T @ (plan / a.clamp_min(torch.finfo(a.dtype).tiny)[:, None])
+    curvature = torch.outer(columns, columns).sub_(shared)
+    curvature.diagonal().add_((1 + _RIDGE) * columns).add_(b == 0)
     factor, failed = torch.linalg.cholesky_ex(curvature)
     step = torch.cholesky_solve((b - columns)[:, None], factor)[:, 0]
-    size = torch.where(failed == 0, torch.where(b > 0, step, 0.0).abs().amax(), torch.inf)
+    wrong, size = torch.stack([failed.double(), step.abs().amax()]).tolist()
     # NaN compares as false
-    if not bool(size <= _LARGEST_STEP):
+    if wrong or not size <= _LARGEST_STEP:
         return None
-    return Potentials(f, g + problem.epsilon * torch.where(b > 0, step, 0.0).to(g.dtype))
+    return Potentials(f, g + problem.epsilon * step.to(g.dtype))
 
 
 def may_be_sharp(prepared: PreparedProblem) -> bool:

@@ -89,9 +89,9 @@ class Step:
         change = coupling.change(previous if self.proximal else point)
         value = gradient.dual_value(potentials, coupling, plan.epsilon)
         if gradient.exact:
-            pairings = [
-                gradient.pairing(cost, point, other) for other in (coupling, previous, point)
-            ]
+            now, own = (gradient.pairing(cost, point, other) for other in (coupling, point))
+            before = own if previous is point else gradient.pairing(cost, point, previous)
+            pairings = [now, before, own]
         else:
             pairings = 3 * [torch.full_like(change, torch.nan)]
         return Updated(coupling, torch.stack([change, value, *pairings]))

@@ -109,7 +109,12 @@ def neighbour_geodesics(
     edges = None if known is None else known.edges
     if edges is None:
         edges = _neighbour_edges(embedded, n_neighbors, "euclidean", leaves=leaves, ranks=ranks)
-    geodesics = _connect(edges, embedded, policy, 1.5, "euclidean", leaves=leaves)
+    connected = known is not None and known.edges is not None and known.connected
+    geodesics = (
+        Geodesics(edges)
+        if connected
+        else _connect(edges, embedded, policy, 1.5, "euclidean", leaves=leaves)
+    )
     geodesics.order = None if leaves is None else leaves.order
     return geodesics
 

@@ -129,22 +129,22 @@ def draw_points(
     number = positive.cumsum(0) - 1
     index = (positive & (number == (used - 1).clamp(max=first))).byte().argmax()[None]
     columns = [provider.columns(index)]
-    closest, distinct = columns[0].amin(1), torch.ones_like(used)
+    closest, drawn = columns[0].amin(1), [weights.new_zeros(1)]
     # where points of positive weight that duplicate no other are used up, others follow
     for logarithm in uniform.log():
         share = weights * closest.double().clamp_min(0).pow(_SPREAD)
         # approximate distances may keep a point away from itself
         share = share.index_fill(0, index, 0.0)
         share = share / share.amax().clamp_min(torch.finfo(share.dtype).tiny)
-        # the largest of log(u) / share are a draw without replacement
+        # the largest of log(u) / share, -inf where there is none, are a draw without replacement
         # (Efraimidis and Spirakis 2006)
-        keys = torch.where(share > 0, logarithm / share, -torch.inf)
-        values, fresh = keys.topk(min(size - len(index), len(index)))
-        distinct = distinct + (values > -torch.inf).sum()
+        values, fresh = (logarithm / share).topk(min(size - len(index), len(index)))
+        drawn.append(values)
         index = torch.cat([index, fresh])
         columns.append(provider.columns(fresh))
         closest = torch.minimum(closest, columns[-1].amin(1))
     points = _nearest(weights, index, torch.cat(columns, dim=1))
+    distinct = (torch.cat(drawn) > -torch.inf).sum()
     return _Drawn(points, torch.stack([used, distinct]))
 
 
