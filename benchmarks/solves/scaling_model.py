@@ -2,7 +2,7 @@
 
 FILE holds the JSON lines of ``python -m benchmarks scaling --output FILE`` on one GPU, such as
 benchmarks/results/scaling.jsonl; those of problems that were solved on cells count. Rates are
-fitted to the rows of a million points and more, for each space that has two sizes:
+fitted to the last row of each size of a million points and more, for each space that has two sizes:
 
 - preparation (neighbours, landmarks) takes c n^p; two processes do one side each;
 - cells take the same time whatever n is; every process solves them;
@@ -77,7 +77,8 @@ def report(path: Path) -> str:
     spaces = dict.fromkeys(row.get("space", "spiral") for row in measured)
     parts = []
     for space in spaces:
-        rows = [row for row in measured if row.get("space", "spiral") == space]
+        here = [row for row in measured if row.get("space", "spiral") == space]
+        rows = list({(row["n"], "phases" in row): row for row in here}.values())
         known = [row for row in rows if row["n"] >= 10**6 and "phases" in row]
         if len({row["n"] for row in known}) > 1:
             parts.append(f"{space}: {_described(rows, known)}")
