@@ -1,6 +1,7 @@
 """Sinkhorn on many small problems of one shape at once, by PyTorch operations."""
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +14,6 @@ from torchgw._typing import Marginals
 RELAXED_FACTOR = 2.0
 # What scalings and their sums are kept within, so that float32 neither over- nor underflows. [L283]
 SMALLEST, LARGEST = 1e-30, 1e30
-_BOUNDS = (1 / RELAXED_FACTOR, RELAXED_FACTOR, SMALLEST, LARGEST)
 # Exponents below it count as it. [L283]
 LEAST_EXPONENT = -70.0
 # Entries of a kernel up to which a CPU iterates by NumPy, the kernel kept in both orders: products
@@ -78,10 +78,7 @@ def _solve_on_host(
     v = np.tile(columns, (len(forth), 1, 1))
     u = rows / (v @ back)
     new_u, new_v = np.empty_like(u), np.empty_like(v)
-    # bounds as arrays: NumPy takes longer to read a number
-    side_u, side_v = (
-        (np.empty_like(old), *(np.full_like(old, bound) for bound in _BOUNDS)) for old in (u, v)
-    )
+    side_u, side_v = ((np.empty_like(old), *_bounds(old.shape, kind)) for old in (u, v))
 
     def relax(old: Any, new: Any, side: tuple[Any, ...]) -> None:
         factor, least, most, smallest, largest = side
@@ -103,6 +100,13 @@ def _solve_on_host(
     kernel.mul_(torch.from_numpy(rows / sums).mT).mul_(scaling)
     moved = unit * torch.from_numpy(v / columns).log_().numpy()
     return BatchPlans(kernel, torch.from_numpy(start + moved))
+
+
+@lru_cache(maxsize=8)
+def _bounds(shape: tuple[int, ...], kind: Any) -> list[Any]:
+    """Make arrays of the bounds: NumPy takes longer to read a number."""
+    bounds = (1 / RELAXED_FACTOR, RELAXED_FACTOR, SMALLEST, LARGEST)
+    return [np.full(shape, bound, kind) for bound in bounds]
 
 
 def _relax(old: Tensor, new: Tensor, excess: float) -> Tensor:

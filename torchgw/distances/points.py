@@ -20,6 +20,8 @@ ANGLES = ("cosine", "correlation")
 _EXACT_MAXIMUM_POINTS = 50_000
 # Points up to which all pairs take less time than the launches of what is cleverer. [L615]
 _FEW_POINTS = 128
+# Entries of factors that are kept from call to call: many points would lie in memory twice. [L1030]
+_KEPT = 2**18
 # Elements of a (rows, points) block of that search. [L313]
 _BLOCK_ELEMENTS = 2**24
 # Largest distance of two unit vectors of one direction, in units of rounding: of the largest entry,
@@ -80,6 +82,8 @@ class PointDistance(DistanceProvider):
         if metric in ANGLES:
             self._points = _without_rounding(self._points)
         self._weights: Tensor | None = None
+        # factors, and the points that they are of
+        self._known: tuple[Tensor, Factors] | None = None
 
     def centred_on(self, weights: Tensor) -> "PointDistance":
         """Return the same distances, with little rounding among the points that carry weight."""
@@ -103,9 +107,14 @@ class PointDistance(DistanceProvider):
         """Compute exact factors of rank d + 2; ``None`` for "euclidean"."""
         if self.metric == "euclidean":
             return None
+        if self._known is not None and self._known[0] is self._points:
+            return self._known[1]
         matrix, signs = _squared_factors(self._points, self._weights)
         # not 1 - x_i . x_j, of which nothing is left where directions are alike
-        return Factors(matrix, signs / 2 if self.metric in ANGLES else signs)
+        factors = Factors(matrix, signs / 2 if self.metric in ANGLES else signs)
+        if matrix.numel() <= _KEPT and not matrix.requires_grad:
+            self._known = self._points, factors
+        return factors
 
     def mean_square(self, weights: Tensor) -> Tensor:
         """Compute (D * D) @ weights, in O(n d^2) for many points, in O(n d) for "euclidean"."""
