@@ -48,7 +48,7 @@ from torchgw._solve.options import (
 from torchgw._solve.pipeline import Asked, solve_problem
 from torchgw._solve.squares import solve_squares
 from torchgw._solve.state import Recorder
-from torchgw._solve.strategy import check_known
+from torchgw._solve.strategy import check_known, heavy_as_strict
 from torchgw._tensors.ahead import compile_beside
 from torchgw._tensors.preload import load_beside
 from torchgw._tensors.ranks import Distributed, check_distributed, join, share_inputs, together
@@ -256,7 +256,8 @@ def solve(
         sides or a pair. inf is a strict marginal and 0 a free one: ``(inf, 0)`` is the semi-relaxed
         problem. Unless a side is strict, the mass of the plan is part of the answer: with a linear
         cost it is found by solving for some masses, and with ``alpha=0`` the penalty is that of
-        unbalanced transport, 2 rho KL(P1 | a).
+        unbalanced transport, 2 rho KL(P1 | a). A rho of more than 1e8 times the spread of the cost
+        is taken as inf.
     unbalanced_type : {"kl", "l2"}
         ``"l2"`` penalises |P1 x P1 - a x a|^2 / 2 in place of KL(P1 x P1 | a x a), as POT does, in
         any case of letters; the entropy stays KL. Squares of small weights are small: for about the
@@ -517,6 +518,7 @@ def solve(
         )
         linear = linear_cost(M, pair, feature_metric, (source.n, target.n), where)
         problem = Problem(source, target, marginals, weight, linear, kind)
+        options = replace(options, rule=heavy_as_strict(options.rule, problem))
         if differentiable is not None:
             inputs = tracked_inputs(
                 X=X, Y=Y, a=weights[0], b=weights[1], D_X=D_X, D_Y=D_Y, M=M, F=features,

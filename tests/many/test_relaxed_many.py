@@ -234,3 +234,12 @@ def test_a_mass_of_none_is_strict_as_a_penalty_of_none():
     assert np.array_equal(some, one)
     penalties = torchgw.solve_many(XS, YS, epsilon=0.05, unbalanced=[1.0, None, 1.0]).value
     assert penalties[1] == pytest.approx(some[1], rel=1e-6)
+
+
+def test_a_penalty_beyond_all_tolerances_is_a_strict_marginal_here_too():
+    rng = np.random.default_rng(0)
+    tables = [cdist(points, points) for points in (rng.normal(size=(n, 2)) for n in (12, 14))]
+    given = {"D_X": [tables[0]] * 2, "D_Y": [tables[1]] * 2, "epsilon": 0.05}
+    found = torchgw.solve_many(**given, unbalanced=[1e13, (0.5, 1e13)])
+    strict = torchgw.solve_many(**given, unbalanced=[None, (0.5, np.inf)])
+    assert found.objective == pytest.approx(strict.objective, rel=1e-6)

@@ -89,6 +89,28 @@ def test_a_heavy_penalty_is_balanced(rho):
         assert np.abs(getattr(result, name) - getattr(strict, name)).sum() < 1e-6
 
 
+@pytest.mark.parametrize(
+    ("penalty", "strict"),
+    [
+        ({"unbalanced": 1e10}, {}),
+        ({"unbalanced": (1e10, 0.3)}, {"unbalanced": (INF, 0.3)}),
+        ({"unbalanced": (0, 1e200)}, {"unbalanced": (0, INF)}),
+        ({"unbalanced": 1e16, "unbalanced_type": "l2"}, {}),
+    ],
+)
+def test_a_penalty_beyond_all_tolerances_is_a_strict_marginal(penalty, strict):
+    options = {"epsilon": 1e-3, "random_state": 0}
+    found, expected = (torchgw.solve(**GIVEN, **options, **more) for more in (penalty, strict))
+    assert np.array_equal(found.plan, expected.plan)
+    assert found.marginal_error == expected.marginal_error
+
+
+def test_a_heavy_penalty_between_sums_that_differ_is_no_strict_marginal():
+    result = torchgw.solve(D_X=D_X, D_Y=D_Y, a=2 * A, b=B, epsilon=0.1, unbalanced=1e10)
+    # |t^2 - 1| weighs as much as |t^2 - 4|
+    assert 1 < result.plan.sum() < 2
+
+
 @pytest.mark.parametrize("rho", [1e6, 1e7])
 def test_the_heaviest_penalties_are_no_worse_than_strict_marginals(rho):
     """What few iterations leave of the marginals says nothing of which start is best."""

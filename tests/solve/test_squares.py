@@ -153,8 +153,8 @@ def test_what_cannot_be_combined_is_refused_before_the_work(options, message, mo
 
 def test_the_penalty_keeps_the_digits_that_a_heavy_one_multiplies():
     given = {"D_X": D_X, "D_Y": D_Y, "epsilon": 0.05, "random_state": 0}
-    found = torchgw.solve(**given, unbalanced=1e13, unbalanced_type="l2")
+    found = torchgw.solve(**given, unbalanced=1e9, unbalanced_type="l2")
     tables = (torch.as_tensor(table) for table in (found.plan, D_X, D_Y))
     weights = (torch.full((n,), 1 / n, dtype=torch.float64) for n in found.plan.shape)
-    wanted = objective(*tables, *weights, (1e13, 1e13), 0.05)
+    wanted = objective(*tables, *weights, (1e9, 1e9), 0.05)
     assert found.log["objective"] == pytest.approx(float(wanted), rel=1e-6)

@@ -32,6 +32,7 @@ from torchgw._batch.sweep import (
     sweep,
 )
 from torchgw._batch.warm import ENDS, may_begin, on_chip
+from torchgw._problem.marginals import STRICT
 from torchgw._tensors.ahead import compile_together
 
 # epsilon="auto" as a share of the natural scale. [L391]
@@ -251,20 +252,25 @@ def _run_queue(
                 pool.number[len(busy) :] = -1
 
 
-def _units(problems: Packed, numbers: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
-    """Compute (1 - alpha) M of some problems, and their epsilons: the target and the first."""
-    linear = None
+def _units(
+    problems: Packed, numbers: Tensor
+) -> tuple[Tensor | None, Tensor, Tensor, Relaxed | None]:
+    """Compute (1 - alpha) M of some problems, their target and first epsilon, and penalties."""
+    linear, relaxed = None, problems.relaxed and problems.relaxed.of(numbers)
     if problems.linear is not None:
         share = 1 - problems.alpha[numbers]
         linear = share[:, None, None] * problems.linear(numbers)
     target = problems.epsilon[numbers]
-    if problems.relaxed is not None and problems.relaxed.mass is not None:
+    if relaxed is not None and relaxed.mass is not None:
         # units of the mass of the plan, which is normalised
-        mass = problems.relaxed.mass[numbers]
+        mass = relaxed.mass
         linear, target = None if linear is None else linear / mass[:, None, None], target / mass
     scale = natural_scale(problems, numbers, linear)
     target = torch.where(target.isnan(), _AUTO_EPSILON * scale, target)
-    return linear, target, (problems.first[numbers] * scale).maximum(target)
+    if relaxed is not None and relaxed.rho is not None:
+        heavy = relaxed.rho >= STRICT * scale[:, None]
+        relaxed = relaxed._replace(rho=torch.where(heavy, torch.inf, relaxed.rho))
+    return linear, target, (problems.first[numbers] * scale).maximum(target), relaxed
 
 
 def _solver_in_triton(
@@ -295,7 +301,7 @@ def _solver_in_triton(
     def programs(
         numbers: Tensor,
     ) -> tuple[Tensor, Relaxed | None, Eased | Finished, Worth]:
-        linear, target, first = _units(problems, numbers)
+        linear, target, first, some = _units(problems, numbers)
         linear = None if linear is None else padded(linear, rows, columns)
         index = problems.i[numbers], problems.j[numbers]
         alpha = problems.alpha[numbers]
@@ -306,7 +312,6 @@ def _solver_in_triton(
         begun = alpha, linear, begin, (target, first)
         limits = rules.max_iter, rules.inner_max_iter, rules.tol, rules.inner_tol
         made: Eased | Finished
-        some = None if relaxed is None else relaxed.of(numbers)
         if some is None:
             warm = rough(single, index, *begun, noise, (rules.max_iter, fall))
             settle(
@@ -385,7 +390,7 @@ def _enter(problems: Packed, numbers: Tensor) -> _Pool:
     x, y = problems.x.tables[i], problems.y.tables[j]
     a, b = problems.x.weights[i], problems.y.weights[j]
     alpha = problems.alpha[numbers]
-    linear, target, epsilon = _units(problems, numbers)
+    linear, target, epsilon, relaxed = _units(problems, numbers)
     zero, whole = torch.zeros_like(alpha), torch.zeros_like(i)
     g, point = torch.zeros_like(b), a[:, :, None] * b[:, None, :]
     noise = _noise(problems.shape, problems.device)
@@ -396,8 +401,8 @@ def _enter(problems: Packed, numbers: Tensor) -> _Pool:
     if linear is not None:
         cost += linear
     f_next, free = exact_rows(cost, b, g, epsilon), {}
-    if problems.relaxed is not None:
-        cost, relaxed = _whole(cost, alpha, (x, y), (a, b)), problems.relaxed.of(numbers)
+    if relaxed is not None:
+        cost = _whole(cost, alpha, (x, y), (a, b))
         f_next = _first_rows(relaxed, cost, (a, b), g, epsilon)
         free = {**relaxed._asdict(), "step": torch.zeros_like(cost), "share": zero + 1}
     return _Pool(

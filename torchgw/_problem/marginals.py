@@ -14,6 +14,9 @@ from torchgw._typing import Marginals
 
 # Largest logarithm of a mass, whose square is a number of float64. [L641]
 _LARGEST_LOGARITHM = 350.0
+# Penalty, over the natural scale, from which marginals are strict: it would leave 1e-8 of them, and
+# what tolerances leave would weigh more than the cost. [L1061]
+STRICT = 1e8
 
 
 @dataclass(frozen=True)

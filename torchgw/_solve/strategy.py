@@ -16,6 +16,7 @@ from torchgw._gradients.means import distance_spread, visible
 from torchgw._gradients.relaxed import RelaxedGradient
 from torchgw._problem.linear_term import spread as linear_spread
 from torchgw._problem.losses import Loss
+from torchgw._problem.marginals import STRICT, MarginalRule
 from torchgw._problem.problem import Problem
 from torchgw._search.coarse import directed_points, loss_spread
 from torchgw._search.matching import rounding_advice
@@ -53,6 +54,8 @@ _SCALE_POINTS = 64
 # Blocks of a side from which tiles are looked at unless they were asked for: on a GPU an iteration
 # of a few blocks took 7 ms, most of it to choose them. [L550]
 _FEWEST_BLOCKS = 8
+# How far from one a sum of weights may be where a penalty is taken as strict. [L1061]
+_SAME_TOTAL = 1e-6
 # Weight, as a share of an equal one, that a point has at least in the scale of the cost. [L351]
 _LEAST_WEIGHT = 1e-3
 
@@ -265,6 +268,26 @@ def natural_scale(problem: Problem, *, relaxed: bool) -> float:
     if problem.linear is not None:
         scale += (1 - problem.alpha) * linear_spread(problem.linear)
     return scale
+
+
+def heavy_as_strict(rule: MarginalRule | None, problem: Problem) -> MarginalRule | None:
+    """Take penalties so heavy that no tolerance tells them from strict marginals as these."""
+    if rule is None or not any(0 < rho < math.inf for rho in rule.rho):
+        return rule
+    least = STRICT * natural_scale(problem, relaxed=True)
+    # of sums that differ a plan has neither
+    if least == 0 or max(abs(total - 1) for total in rule.totals) > _SAME_TOTAL:
+        return rule
+
+    def read(rho: float, weights: Tensor) -> float:
+        curvature = float((weights**2).sum() * weights.max()) if rule.squares else 1.0
+        return math.inf if rho * curvature >= least else rho
+
+    source, target = map(read, rule.rho, problem.marginals)
+    if source == target == math.inf:
+        return None
+    squares = rule.squares and {source, target} != {0.0, math.inf}
+    return replace(rule, rho=(source, target), squares=squares)
 
 
 def _levelled(weights: Tensor) -> Tensor:
