@@ -27,6 +27,7 @@ from torchgw._problem.linear_term import (
 from torchgw._problem.losses import LossName, check_loss, find_loss
 from torchgw._problem.marginals import check_marginal_rule, divide_by_totals
 from torchgw._problem.named import DistanceName
+from torchgw._problem.plausible import warn_of_two_units
 from torchgw._problem.problem import Problem
 from torchgw._problem.providers import DistanceOptions, ScaleName, build_providers
 from torchgw._problem.signatures import SignatureName, is_signature, named_features
@@ -192,6 +193,7 @@ def solve(
         What each side's distances are divided by, once: their maximum or their mean, among the
         points of positive weight. ``"auto"``
         divides distances that are computed here by the maximum, and leaves given ones as they are.
+        Pass None to relaxed problems (``unbalanced``, ``mass``) whose sides share a unit.
     epsilon : float or "auto"
         Regularisation, in units of squared scaled distances, as in POT's
         ``entropic_gromov_wasserstein``. ``"auto"`` is 0.0025 times the natural scale of the cost,
@@ -224,9 +226,10 @@ def solve(
         chains agree. That is done for up to about 1,500 points per side on a CPU (1,000 take about
         20 s on two cores) and 3,500 on a GPU; beyond, and with ``"fast"``, there is a single start.
         ``"thorough"`` follows up to 64 chains whatever the spaces, and takes up to 16 times as
-        long. Graphs have half as many chains, and one more start. ``result.trials`` tells what each
-        chain came to. Relaxed problems and the absolute loss have no chains and refuse
-        ``"thorough"``; large problems that begin on a subsample have none, and then say so.
+        long; the default is solved as well, and the lower one returned. Graphs have half as many
+        chains, and one more start. ``result.trials`` tells what each chain came to. Relaxed
+        problems and the absolute loss have no chains and refuse ``"thorough"``; large problems that
+        begin on a subsample have none, and then say so.
     init : array-like, TransportPlan, GWResult, Alternative or pair of arrays, optional
         Where to start, in place of a multi-start. A plan, as floating-point numbers of shape (n, m)
         or as an object, is continued at the target epsilon. A matching, as integers of shape (n,)
@@ -512,6 +515,8 @@ def solve(
             weights=(a, b), directed=True, judge=judge,
         )  # fmt: skip
         source, target = sides.providers
+        if options.rule is not None and scale == "auto" and weight > 0:
+            warn_of_two_units(sides.origins)
         check_loss(kind, target)
         marginals = Marginals(
             as_weights("a", a, source.n, where), as_weights("b", b, target.n, where)

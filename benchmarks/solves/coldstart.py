@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 import warnings
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -129,11 +130,15 @@ def record_kernels(records: list[dict[str, Any]]) -> None:
     """Write the list of variants that the package compiles ahead."""
     from torchgw._tensors.ahead import LIST
 
-    sizes: dict[str, set[int]] = {}
+    sizes, places = defaultdict[str, set[int]](set), defaultdict[str, list[float]](list)
     for record in records:
-        for variant in record["variants"]:
-            sizes.setdefault(json.dumps(variant), set()).add(max(record["n"], record["m"]))
-    lines = [json.dumps({**json.loads(kind), "sizes": sorted(of)}) for kind, of in sizes.items()]
+        for place, variant in enumerate(record["variants"]):
+            kind = json.dumps(variant)
+            sizes[kind].add(max(record["n"], record["m"]))
+            places[kind].append(place / len(record["variants"]))
+    # as solves launch them, of every size: what only large ones launch may come first there
+    order = sorted(sizes, key=lambda kind: statistics.fmean(places[kind]))
+    lines = [json.dumps({**json.loads(kind), "sizes": sorted(sizes[kind])}) for kind in order]
     LIST.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     print(f"{len(lines)} variants: {LIST}")
 

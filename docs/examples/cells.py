@@ -66,7 +66,8 @@ def align(epsilon, **relaxation):
         rna,
         use_rep=("X_lsi", "X_pca"),
         labels=["line", "maturity"],
-        solve_options={"epsilon": epsilon, "random_state": 0},
+        # the two representations have units of their own
+        solve_options={"epsilon": epsilon, "scale": "max", "random_state": 0},
         **relaxation,
     )
     correlation = np.corrcoef(atac.obs["torchgw_maturity"], maturity[~half])[0, 1]

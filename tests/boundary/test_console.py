@@ -50,6 +50,8 @@ def test_verbose_moves_a_bar_in_a_terminal(monkeypatch):
     assert seen == list(result.history)
 
 
+# what is asked here is what is told on the way; rounding decides whether chains agree
+@pytest.mark.filterwarnings("ignore::torchgw.SearchWarning")
 def test_verbose_tells_how_far_a_search_is(capsys):
     rng = np.random.default_rng(0)
     first, second = (np.triu(rng.random((n, n)), 1) for n in (14, 16))

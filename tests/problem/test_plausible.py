@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+import scipy.sparse
 import torch
 
 import torchgw
@@ -91,3 +92,30 @@ def test_what_cannot_fit_is_refused_before_the_work(monkeypatch, options, what):
     with pytest.raises(torchgw.UnsupportedError, match=r"at least 0\.0 GiB.*Pass") as refused:
         torchgw.solve(cloud(600), cloud(600, seed=1), random_state=0, **options)
     assert what in str(refused.value)
+
+
+def test_two_units_of_a_relaxed_problem_are_named():
+    """Part of Y is X; the rest of it must not change the unit of that part."""
+    rng = np.random.default_rng(30)
+    angle = rng.uniform(0, 1.5 * np.pi, 60)
+    X = np.c_[np.cos(angle) * (1 + angle / 4), np.sin(angle), 0.3 * angle]
+    Y = np.concatenate([X[:, [1, 2, 0]], rng.uniform(-2, 2, (20, 3))])
+    options = {"distances": "euclidean", "random_state": 0, "unbalanced": (float("inf"), 0)}
+
+    def missed(**scale):
+        partners = torchgw.solve(X, Y, **options, **scale).lazy_plan.argmax()
+        return np.abs(np.append(angle, np.full(20, 9))[partners] - angle).mean()
+
+    with pytest.warns(TorchGWWarning, match=r"X were divided .*, 3\.\d+, .*scale=None; if not"):
+        assert missed() > 1
+    assert missed(scale=None) < 0.1
+    # the same on purpose; points of other spaces; and marginals that are held
+    torchgw.solve(X[:30], Y[:40], **options, scale="max")
+    torchgw.solve(X[:30], Y[:40, :2], **options)
+    torchgw.solve(X[:30], Y[:40], **options | {"unbalanced": None})
+
+
+def test_two_units_of_graphs_are_named():
+    path = scipy.sparse.diags_array([np.ones(29)] * 2, offsets=[-1, 1]).tocsr()
+    with pytest.warns(TorchGWWarning, match=r"X were divided by the largest, 19, .* theirs, 29, "):
+        torchgw.solve(path[:20, :20], path, mass=0.6, random_state=0)

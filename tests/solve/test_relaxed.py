@@ -650,7 +650,8 @@ def test_points_of_weight_zero_are_mapped(options):
     """By their conditional plans, as new points would be."""
     a = np.zeros(30)
     a[3] = 1
-    result = torchgw.solve(X, Y, a=a, distances="euclidean", epsilon=2e-4, n_init=1, **options)
+    options = {"distances": "euclidean", "scale": "max", "epsilon": 2e-4, **options}
+    result = torchgw.solve(X, Y, a=a, n_init=1, **options)
     mapped = result.lazy_plan.barycentric(Y)
     np.testing.assert_allclose(mapped, result.transform(X), rtol=0, atol=1e-9)
 
@@ -666,7 +667,7 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 def test_devices_agree(options, storage, device):
     """The same objective and the same map as on a CPU, stored; starts are compared on either."""
     given = {"distances": "sqeuclidean", "epsilon": 0.03, "a": A, "b": B, **options}
-    given |= {"tol": 1e-7, "inner_tol": 1e-8, "precision": "float64"}
+    given |= {"tol": 1e-7, "inner_tol": 1e-8, "precision": "float64", "scale": "max"}
     expected = torchgw.solve(X, Y, storage="stored", device="cpu", **given)
     tensors = torch.as_tensor(X), torch.as_tensor(Y)
     result = torchgw.solve(*tensors, storage=storage, device=device, **given)

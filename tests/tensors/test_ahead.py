@@ -65,7 +65,7 @@ def kernel(monkeypatch):
     made = Kernel()
     monkeypatch.setitem(globals(), "KERNEL", made)
     monkeypatch.setitem(sys.modules, __name__, sys.modules[__name__])
-    monkeypatch.setattr(ahead, "_begin", lambda: None)
+    monkeypatch.setattr(ahead, "_begin", bool)
     monkeypatch.setattr(ahead, "_asked", set())
     monkeypatch.setattr(ahead, "variants", lambda: (VARIANT,))
     monkeypatch.setenv("TRITON_INTERPRET", "0")
@@ -211,6 +211,19 @@ def test_a_launch_that_compiles_is_logged(caplog):
         caplog.clear()
         launch(kernel, (1,), X)
     assert not caplog.text
+
+
+@pytest.mark.parametrize("seen", [False, True])
+@pytest.mark.parametrize("least", [-1.0, 1e9])
+def test_one_thread_reads_kernels_until_one_has_to_be_compiled(seen, least, kernel, monkeypatch):
+    started = []
+    kernel.go.set()
+    monkeypatch.setattr(ahead, "_begin", lambda: seen)
+    monkeypatch.setattr(ahead, "_COMPILING", least)
+    monkeypatch.setattr(ahead, "_start", lambda device, others: started.append(others))
+    ahead._waiting.extend(ahead._Task(VARIANT) for _ in range(3))
+    ahead._work(torch.device("cuda"), 4)
+    assert started == ([] if seen and least > 0 else [3])
 
 
 def test_tritons_hash_is_read_while_its_files_are_as_they_were(tmp_path, monkeypatch):

@@ -23,6 +23,7 @@ from torchgw._problem.losses import transformed
 from torchgw._problem.problem import Problem
 from torchgw._sinkhorn.problem import Cost, DenseCost, FactoredCost
 from torchgw._tensors.draws import inner_products
+from torchgw._tensors.operations import lengths
 from torchgw._typing import Marginals
 from torchgw.distances.base import DistanceProvider, Factors
 from torchgw.distances.new_points import factor_reference, factor_rows
@@ -55,9 +56,8 @@ class Encoding(ExactCoupling):
     def change(self, previous: "Encoding") -> Tensor:
         """Compute the relative change in the Frobenius norm."""
         values = self.values
-        size = values.norm().clamp_min(torch.finfo(values.dtype).tiny)
-        found: Tensor = ((values - previous.values).norm() / size).double()
-        return found
+        step, size = (lengths(part.flatten(), 0) for part in (values - previous.values, values))
+        return (step / size.clamp_min(torch.finfo(values.dtype).tiny)).double()
 
 
 class FactoredGradient(StrictGradient):

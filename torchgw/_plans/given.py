@@ -49,8 +49,12 @@ class StoredPlan(_GivenPlan):
 class PairPlan(_GivenPlan):
     """Pairs of points with masses (p,), as a matching or a coarse problem's optimum has them."""
 
-    def __init__(self, pairs: Anchors, mass: Tensor, shape: tuple[int, int]) -> None:
-        self.pairs, self.mass, self._shape = pairs, mass, shape
+    # Pairs known to be `distinct` need no sort on a GPU, whose code takes 100 ms to load. [L1020]
+
+    def __init__(
+        self, pairs: Anchors, mass: Tensor, shape: tuple[int, int], *, distinct: bool = False
+    ) -> None:
+        self.pairs, self.mass, self._shape, self._distinct = pairs, mass, shape, distinct
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -61,10 +65,15 @@ class PairPlan(_GivenPlan):
 
     @property
     def T(self) -> "PairPlan":
-        return PairPlan(Anchors(*self.pairs[::-1]), self.mass, self.shape[::-1])
+        pairs = Anchors(*self.pairs[::-1])
+        return PairPlan(pairs, self.mass, self.shape[::-1], distinct=self._distinct)
 
     def stored(self) -> Tensor:
         n, m = self.shape
+        if self._distinct:
+            matrix = self.mass.new_zeros(n, m)
+            matrix[self.pairs] = self.mass
+            return matrix
         flat = self.pairs.source * m + self.pairs.target
         return accumulate(flat, self.mass, n * m).reshape(n, m)
 

@@ -7,6 +7,7 @@ from torchgw._errors import TorchGWWarning, UnsupportedError, warn_user
 from torchgw._problem.problem import Problem, stored_matrix
 from torchgw._tensors.memory import fits, free_memory
 from torchgw.distances.base import DistanceProvider
+from torchgw.distances.new_points import Space
 from torchgw.distances.precomputed import PrecomputedDistance
 
 # Rows up to which points may be transposed, and how many columns there then are for each. [L376]
@@ -19,6 +20,8 @@ _FAR_SHARE = 0.01
 _COMPARED = 15
 # Points, of more, that tell whether a box around all is too small for one to be far away. [L701]
 _PROBED = 4096
+# Ratio of two units from which on relaxed problems come out wrong if they are the same. [L1130]
+_UNITS = 1.05
 # Points up to which two spaces are compared by eigenvalues, and how far those may differ as a share
 # of the largest. [L415]
 _MOST_POINTS = 1500
@@ -46,6 +49,23 @@ def warn_of_one_sign(providers: list[DistanceProvider]) -> None:
         warn_user(
             f"`{negative}` has negative entries and `{other}` has none. Entries are compared as "
             "they are, so both have to be distances, or both similarities.",
+            TorchGWWarning,
+        )
+
+
+def warn_of_two_units(sides: tuple[Space, Space]) -> None:
+    """Warn of a relaxed problem between sides that may share a unit, and are divided by two."""
+    # points in as many columns, or two graphs
+    kinds = [
+        (s.metric, s.geodesics is None, None if s.points is None else s.points.shape[1])
+        for s in sides
+    ]
+    x, y = (1 / side.scale for side in sides)
+    if kinds[0] == kinds[1] and max(x, y) > _UNITS * min(x, y):
+        warn_user(
+            f"Distances of X were divided by the largest, {x:.4g}, and those of Y by theirs, "
+            f"{y:.4g}, which may be that of points without a partner. If both sides are in one "
+            "unit, pass scale=None; if not, scale='max', which is the same without this warning.",
             TorchGWWarning,
         )
 

@@ -14,7 +14,7 @@ from torchgw._problem.problem import Problem
 from torchgw._search.batch import Searched, search_all, way_to_call
 from torchgw._search.coarse import centre, coarsen, cross_terms
 from torchgw._search.optima import DEFAULT_STARTS
-from torchgw._search.starts import leading_axes, make_starts
+from torchgw._search.starts import find_hints, make_starts
 from torchgw._sinkhorn.choose import BackendName, batch_solver, choose_backend
 from torchgw._sinkhorn.contract import Backend
 from torchgw._tensors.cuda_graphs import clone, to_device
@@ -46,12 +46,12 @@ def agreement(
     weights = [torch.full((side.n,), 1 / side.n, dtype=torch.float64) for side in sides]
     coarse = coarsen(Problem(*sides, Marginals(*weights), 1.0, None, SQUARE), _POINTS)
     few = coarse.problem
-    axes = leading_axes(few)
+    hints = find_hints(few)
     target_epsilon = _EPSILON * coarse.scale
-    count, rank = DEFAULT_STARTS, axes[0].shape[1]
+    count, rank = DEFAULT_STARTS, hints.x_axes.shape[1]
     starts = make_starts(coarse.scale, target_epsilon, count, _ITERATIONS, rank)
     chosen = choose_backend(backend, device, torch.float32)
-    arguments = to_device((few, *axes, starts.rotations, starts.epsilons), device)
+    arguments = to_device((few, hints, starts.rotations, starts.epsilons), device)
     few = arguments[0]
     search = partial(search_all, batch_solver(chosen), count)
     found = way_to_call("agreement", device, chosen, arguments)("search", search, *arguments)

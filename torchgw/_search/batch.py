@@ -12,7 +12,7 @@ from torch import Tensor
 from torchgw._plans.rounded import round_to_marginals
 from torchgw._problem.problem import Problem
 from torchgw._search.coarse import Coarsened, CoarseProblem, as_before, cross_terms, side_by_side
-from torchgw._search.starts import start_costs
+from torchgw._search.starts import Hints, start_costs
 from torchgw._sinkhorn.batch import BatchSolver
 from torchgw._sinkhorn.contract import Backend
 from torchgw._tensors.cuda_graphs import Call, Replayer, call_directly, tensors_of
@@ -25,6 +25,9 @@ _INNER = {"search": 10, "compare": 60}
 _RELAXATION = {"search": 1.5, "compare": 1.7}
 # Bytes of what is read up to which a search is captured: a graph keeps a copy. [L82]
 _CAPTURED_BYTES = 2**25
+# Points up to which a GPU computes costs in float64, as what a plan is worth: products of float32
+# are loaded for 60 to 80 ms. A choice. [L1020]
+_FEW = 128
 # Relative difference of epsilons up to which a search is the same. A choice. [L610]
 _SAME_SHARE = 0.2
 # Lowest epsilon as a share of the natural scale: a coarse problem has no finer resolution. [L280]
@@ -93,13 +96,12 @@ def search_all(
     solve: BatchSolver,
     count: int,
     coarse: CoarseProblem,
-    x_axes: Tensor,
-    y_axes: Tensor,
+    hints: Hints,
     rotations: Tensor,
     epsilons: Tensor,
 ) -> Judged:
     """Solve from all starts."""
-    costs = start_costs(coarse, x_axes, y_axes, rotations, count)
+    costs = start_costs(coarse, hints, rotations, count)
     batch = _from_costs(coarse, costs, epsilons, "search", solve)
     last = epsilons[-1:].expand(_LAST_ITERATIONS, -1)
     return judge(coarse, _iterate(coarse, batch, last, "compare", solve))
@@ -139,14 +141,17 @@ def _from_costs(
 def _iterate(
     coarse: CoarseProblem, batch: Batch, epsilons: Tensor, stage: str, solve: BatchSolver
 ) -> Batch:
-    """Run one outer iteration for each row of ``epsilons`` (iterations, B), in float32."""
+    """Run one outer iteration for each row of ``epsilons`` (iterations, B)."""
     # Nothing is read from the device, and all starts take the same number of iterations.
-    x, y, base = (-4 * coarse.alpha * coarse.x).float(), coarse.y.float(), coarse.base.float()
+    few = max(coarse.base.shape) <= _FEW and coarse.base.is_cuda
+    dtype = torch.float64 if few else torch.float32
+    tables = -4 * coarse.alpha * coarse.x, coarse.y, coarse.base
+    x, y, base = (table.to(dtype) for table in tables)
     parts, count = len(x), len(batch.plans)
     x, y = x.flatten(0, 1), y.flatten(0, 1)
     x, y, base = (table.expand(count, *table.shape) for table in (x, y, base))
     for epsilon in epsilons:
-        costs = torch.baddbmm(base, side_by_side(x @ batch.plans, parts), y)
+        costs = torch.baddbmm(base, side_by_side(x @ batch.plans.to(dtype), parts), y).float()
         batch = _solve(coarse, batch, costs, epsilon, stage, solve)
     return batch
 

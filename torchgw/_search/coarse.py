@@ -189,7 +189,8 @@ def _constants(
     x, row, mean_x, square_x = centre(source)
     y, column, mean_y, square_y = centre(target)
     base = -4 * alpha * torch.outer(row, column)
-    spread = 4 * alpha * ((square_x - mean_x**2) * (square_y - mean_y**2)).clamp_min(0).sqrt()
+    variances = (square_x - mean_x * mean_x) * (square_y - mean_y * mean_y)
+    spread = 4 * alpha * variances.clamp_min(0).sqrt()
     linear, floor = None, torch.zeros_like(alpha)
     if cost is not None:
         chosen = cost.rows(source.indices).transpose().rows(target.indices).transpose()
@@ -208,7 +209,7 @@ def _constants(
     coarse = CoarseProblem(
         source, target, alpha, linear, x[None], y[None], column[None], base, constant, one
     )
-    return coarse, torch.stack([floor, spread, torch.maximum(*ratios)])
+    return coarse, torch.stack([floor, spread, torch.stack(ratios).amax()])
 
 
 def centre(side: SpreadPoints) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -216,7 +217,7 @@ def centre(side: SpreadPoints) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     table, weights = side.table, side.weights
     row = table @ weights
     mean = weights @ row
-    square = weights @ table.square() @ weights
+    square = weights @ (table * table) @ weights
     return table - row[:, None] - row[None, :] + mean, row - mean, mean, square
 
 

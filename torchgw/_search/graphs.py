@@ -83,6 +83,11 @@ def is_graph(problem: CoarseProblem) -> bool:
     return problem.linear is None and density(problem) <= _DENSITY
 
 
+def is_sparse(table: Tensor) -> bool:
+    """Tell whether a table is mostly zeros."""
+    return int(table.count_nonzero()) <= _DENSITY * table.numel()
+
+
 def convex_path(problem: CoarseProblem, project: Project) -> Tensor:
     """Minimise |S Q - Q T|^2 over plans (s, t), then turn its convex part off by stages."""
     # S_ij is A_ij sqrt(a_i a_j), T is B likewise, Q_ij is P_ij / sqrt(a_i b_j): a permutation where

@@ -24,7 +24,7 @@ from torchgw._search.batch import (
 )
 from torchgw._search.chains import STANDS_OUT, Guess, Trial, chains_within, climb
 from torchgw._search.coarse import Coarsened, CoarseProblem, coarsen, with_loss
-from torchgw._search.starts import GUESS_EPSILON, leading_axes, make_starts
+from torchgw._search.starts import GUESS_EPSILON, find_hints, make_starts
 from torchgw._sinkhorn.annealing import Annealing
 from torchgw._sinkhorn.batch import BatchSolver
 from torchgw._sinkhorn.choose import batch_solver
@@ -98,7 +98,7 @@ WHY_SUBSAMPLE = (
     "The problem is so large that its solve began on a subsample, and no starts were followed on "
     "all points; there may be a better optimum. Pass search='auto', or an `init` that you know."
 )
-_WHY_OPEN = {
+WHY_OPEN = {
     "auto": "{count} starts, followed on all points, did not agree on an optimum; there may be a "
     "better one. See `result.trials`; pass search='thorough' to search longer.",
     "thorough": "{count} starts, followed on all points, did not agree on an optimum; there may be "
@@ -182,6 +182,7 @@ class Search(NamedTuple):
     trials: tuple[Trial, ...] = ()  # of chains on all points
     doubt: str = ""  # why there may be a better optimum, and what to do
     resolution: float = float("nan")  # of the few points; NaN if they cannot tell
+    points: tuple[Tensor | None, Tensor | None] = (None, None)  # spread out, if few were searched
 
 
 class _Distinct(NamedTuple):
@@ -224,20 +225,24 @@ def find_optima(
     coarse = represent(problem, call) if before is None else before[0]
     if coarse is None:
         return Search((), float("nan"))
+    few: tuple[Tensor | None, Tensor | None] = (None, None)
     size = max(len(coarse.problem.source.indices), len(coarse.problem.target.indices))
     if size > _POINTS:
         count = (count + 1) // 2
+    else:
+        # copies, as the next draw may be recorded over them
+        few = coarse.problem.source.indices.clone(), coarse.problem.target.indices.clone()
     target = max(epsilon, LEAST_EPSILON * coarse.scale)
     if before is not None:
         labels = before[1].labels
         judged = call("judge", judge, coarse.problem, before[1].batch, in_place=1)
     else:
-        axes = leading_axes(coarse.problem)
-        starts = make_starts(coarse.scale, target, count, _ITERATIONS, axes[0].shape[1])
-        labels, device = starts.labels, axes[0].device
+        hints = find_hints(coarse.problem)
+        starts = make_starts(coarse.scale, target, count, _ITERATIONS, hints.x_axes.shape[1])
+        labels, device = starts.labels, hints.apart.device
         upload = starts.rotations.to(device), starts.epsilons.to(device)
         search = partial(search_all, solve, count)
-        judged = call(f"search {size}", search, coarse.problem, *axes, *upload, in_place=1)
+        judged = call(f"search {size}", search, coarse.problem, hints, *upload, in_place=1)
     found = _distinct(judged, labels)
     first: list[Alternative] = []
     if coarse.resolution > 0 and _is_close(coarse, found.values):
@@ -250,7 +255,7 @@ def find_optima(
     alternatives = (*first, *_alternatives(problem, coarse.problem, found))
     alternatives = _with_best_matching(problem, coarse.problem, alternatives, target, solve)
     ambiguity = _ambiguity(coarse, alternatives)
-    return Search(alternatives, ambiguity, resolution=coarse.resolution)
+    return Search(alternatives, ambiguity, resolution=coarse.resolution, points=few)
 
 
 def search_all_points(
@@ -305,15 +310,15 @@ def search_all_points(
     )
     ambiguity = _ambiguity(whole, alternatives)
     certain = found.agreed or ambiguity < STANDS_OUT
-    doubt = "" if certain else _WHY_OPEN[how].format(count=len(found.trials))
+    doubt = "" if certain else WHY_OPEN[how].format(count=len(found.trials))
     return Search(alternatives, ambiguity, found.trials, doubt)
 
 
-def led_by(search: Search, problem: Problem, plan: Tensor, value: float) -> Search:
+def led_by(search: Search, problem: Problem, plan: Tensor, value: float, label: str) -> Search:
     """Put the plan (n, m) of a solve first among the optima of a search on the same points."""
     first = search.alternatives[0]
     plan = plan[first.source[:, None], first.target].to(first.plan)
-    mine = replace(first, value=value, label="product", plan=plan, epsilon=0.0)
+    mine = replace(first, value=value, label=label, plan=plan, epsilon=0.0)
     whole = _coarsen(problem, max(problem.source.n, problem.target.n), call_directly)
     both = mine, *search.alternatives
     apart = whole.problem.distances(
@@ -366,10 +371,8 @@ def _places_in(every: Tensor, some: Tensor) -> Tensor:
 
 def is_structured(problem: Problem, found: Search | None = None) -> bool:
     """Tell whether points have others like them, so that few of them represent all."""
-    # The few are those of a search, if it has drawn some: the first of these are spread out, too.
-    drawn: tuple[Tensor | None, Tensor | None] = (None, None)
-    if found and found.alternatives:
-        drawn = found.alternatives[0].source, found.alternatives[0].target
+    # The few are those of a search, if it has drawn some.
+    drawn = found.points if found else (None, None)
     sides = zip((problem.source, problem.target), problem.marginals, drawn, strict=True)
     return all(_loneliness(*side) <= _LONELY for side in sides)
 
@@ -377,7 +380,7 @@ def is_structured(problem: Problem, found: Search | None = None) -> bool:
 def _is_similarity(provider: DistanceProvider) -> bool:
     """Whether the first point is further from itself than from others, as by similarities."""
     columns = provider.columns(torch.arange(1, device=provider.device))
-    return bool(columns[0, 0] > columns.mean())
+    return bool(provider.n * columns[0, 0] > columns.sum())
 
 
 def _loneliness(provider: DistanceProvider, weights: Tensor, drawn: Tensor | None) -> float:
@@ -385,9 +388,7 @@ def _loneliness(provider: DistanceProvider, weights: Tensor, drawn: Tensor | Non
     # Relative to the deviation of distances: about 1 where points have nothing in common. That also
     # holds for adjacency matrices and similarities, which say "near" with large numbers or not at
     # all.
-    if drawn is None or _POINTS < len(drawn) == provider.n:
-        drawn = choose_points(provider, weights, _POINTS).indices
-    points = drawn[:_POINTS]
+    points = choose_points(provider, weights, _POINTS).indices if drawn is None else drawn
     columns = provider.columns(points).double()
     others = columns.clone()
     others[points, torch.arange(len(points), device=points.device)] = torch.inf

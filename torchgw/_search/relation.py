@@ -15,6 +15,8 @@ from torchgw.distances.base import DistanceProvider
 # which the target has none that way. [L374]
 _AXES = 3
 _EXTENT = 0.15
+# Target points by whose distances coordinates are found, up to twice as many. [L1121]
+_LANDMARKS = 96
 # Share of the spread that a rigid motion may leave unexplained. [L374]
 _RIGID = 0.15
 # Share of the spread by which a point has to be apart to count as going elsewhere. [L374]
@@ -31,11 +33,12 @@ def related(
         return found
     # by NumPy, for whose calls a GPU takes ten times as long; many are between the same points
     first, told = found[0], [found[0]]
+    every = max(1, len(first.target) // _LANDMARKS)
     squares = {
-        id(points): _squares(target, first.target, points)
+        id(points): _squares(target, first.target[::every], points)
         for points in {id(each.target): each.target for each in found}.values()
     }
-    mean, axes = _axes(squares[id(first.target)])
+    mean, axes = _axes(squares[id(first.target)][::every])
     mass, places = None, None
     for each in found:
         plan = each.plan.cpu().numpy()

@@ -37,6 +37,15 @@ class Starts(NamedTuple):
     epsilons: Tensor  # (iterations, B) float64
 
 
+class Hints(NamedTuple):
+    """What the first costs of starts are made of."""
+
+    x_axes: Tensor  # (s, rank), leading axes of the centred table
+    y_axes: Tensor  # (t, rank)
+    # (2, s, t), squared distances between distributions of distances, and eccentricities
+    apart: Tensor
+
+
 def make_starts(scale: float, target: float, count: int, iterations: int, rank: int) -> Starts:
     """Return ``count`` starts, the most useful ones first."""
     # The product plan annealed from the natural scale; distance distributions (third lower bound
@@ -76,18 +85,16 @@ def _names_and_rotations(count: int, rank: int) -> tuple[tuple[str, ...], Tensor
     return tuple(labels[:count]), torch.stack(rotations)[: max(0, count - fixed)]
 
 
-def start_costs(
-    problem: CoarseProblem, x_axes: Tensor, y_axes: Tensor, rotations: Tensor, count: int
-) -> Tensor:
+def start_costs(problem: CoarseProblem, hints: Hints, rotations: Tensor, count: int) -> Tensor:
     """Return the first costs of :func:`make_starts`, (B, s, t) float64."""
-    # The axes are those of `leading_axes`, (s, rank) and (t, rank).
-    source, target = problem.source, problem.target
-    distribution = _lower_bound(problem, _distribution(source), _distribution(target))
-    eccentricity = _lower_bound(problem, _eccentricity(source), _eccentricity(target))
-    guesses = torch.stack([problem.base, distribution, distribution, eccentricity])[:count]
+    # lower bounds alpha |x_i - y_j|^2 + (1 - alpha) M by signatures x and y
+    bounds = problem.alpha * problem.unit * hints.apart
+    if problem.linear is not None:
+        bounds = bounds + (1 - problem.alpha) * problem.linear
+    guesses = torch.stack([problem.base, bounds[0], bounds[0], bounds[1]])[:count]
     # all together: on a GPU each product would take longer to launch than to compute
     weight = 4 * problem.alpha * problem.unit
-    turned = problem.base - weight * (x_axes @ rotations) @ y_axes.T
+    turned = problem.base - weight * (hints.x_axes @ rotations) @ hints.y_axes.T
     return torch.cat([guesses, turned])
 
 
@@ -101,17 +108,24 @@ def _schedule(anneal: Annealing, iterations: int, *, ladder: bool) -> list[float
     return epsilons
 
 
-def leading_axes(problem: CoarseProblem) -> tuple[Tensor, Tensor]:
-    """Return leading axes of both centred tables, (s, rank) and (t, rank), on the device."""
-    centred = [centre(side)[0] for side in (problem.source, problem.target)]
-    tables = centred[0], problem.source.weights, centred[1], problem.target.weights
-    # one read; LAPACK is faster at problems of this size, and its answer the same everywhere
+def find_hints(problem: CoarseProblem) -> Hints:
+    """Compute what the first costs are made of, by the host, and return it on the device."""
+    # One read; LAPACK is faster at problems of this size, its answer the same everywhere, and a GPU
+    # would load the code of sorts and distances for 60 ms. [L1020]
+    sides = problem.source, problem.target
+    tables = [part for side in sides for part in (side.table, side.weights)]
     host = torch.cat([part.flatten() for part in tables]).cpu()
     x, a, y, b = host.split([part.numel() for part in tables])
-    axes = _axes(x.view_as(centred[0]), a), _axes(y.view_as(centred[1]), b)
+    source = problem.source._replace(table=x.view_as(tables[0]), weights=a)
+    target = problem.target._replace(table=y.view_as(tables[2]), weights=b)
+    axes = [_axes(centre(side)[0], side.weights) for side in (source, target)]
     rank = min(part.shape[1] for part in axes)
-    first, second = (part[:, :rank].to(problem.x) for part in axes)
-    return first, second
+    apart = [
+        torch.cdist(signature(source), signature(target)).square()
+        for signature in (_distribution, _eccentricity)
+    ]
+    parts = (*(part[:, :rank] for part in axes), torch.stack(apart))
+    return Hints(*(part.to(problem.x) for part in parts))
 
 
 def _axes(table: Tensor, weights: Tensor) -> Tensor:
@@ -133,12 +147,6 @@ def _axes(table: Tensor, weights: Tensor) -> Tensor:
     order = values.abs().argsort(descending=True)[:_AXES]
     found: Tensor = vectors[:, order] * values[order].abs() / root[:, None]
     return found
-
-
-def _lower_bound(problem: CoarseProblem, x: Tensor, y: Tensor) -> Tensor:
-    """Return the cost alpha |x_i - y_j|^2 + (1 - alpha) M of two signatures (s, q) and (t, q)."""
-    cost = problem.alpha * problem.unit * torch.cdist(x, y).square()
-    return cost if problem.linear is None else cost + (1 - problem.alpha) * problem.linear
 
 
 def _eccentricity(side: SpreadPoints) -> Tensor:

@@ -104,7 +104,8 @@ def draw_subsample(problem: Problem, size: int, generator: torch.Generator) -> C
     for provider, weight in zip(both, problem.marginals, strict=True):
         factors = provider.factors()
         assert factors is not None
-        order = factors.matrix[:, int(factors.matrix.var(dim=0).argmax())].argsort()
+        centred = factors.matrix - factors.matrix.sum(dim=0) / provider.n
+        order = centred[:, int((centred * centred).sum(dim=0).argmax())].argsort()
         index = order[systematic_categories(weight[order], min(size, provider.n), generator)]
         drawn.append(Drawn(index))
         weights.append(torch.full_like(weight[index], 1 / len(index)))

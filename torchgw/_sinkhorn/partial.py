@@ -113,16 +113,18 @@ def _iterate(
     a: Any = marginals.a
     b: Any = marginals.b
     at: Any = g
+    zero: Any = torch.zeros_like(g[:1])
+    least: Any = torch.minimum
     if isinstance(softmins, _HostKernel):
-        a, b, at = a.numpy(), b.numpy(), at.numpy()
+        a, b, at, zero, least = a.numpy(), b.numpy(), at.numpy(), zero.numpy(), np.minimum
     with np.errstate(all="ignore"):
         for remaining in reversed(range(count)):
             rows = softmins.softmin_rows(at)
             height = level(rows, a, mass, epsilon)
-            f = (rows - height).clip(max=0.0) + height
+            f = least(rows - height, zero) + height
             columns = softmins.softmin_columns(f)
             rise = level(columns, b, mass, epsilon)
-            g_next = (columns - rise).clip(max=0.0)
+            g_next = least(columns - rise, zero)
             if remaining:
                 at = g_next
     f, g, g_next, columns, rise = (
@@ -144,7 +146,7 @@ class _Kernel:
         self.origin, self.dtype = origin, cost.dtype
         self.a, self.b = (self._array(weight.to(cost.dtype)) for weight in marginals)
         self.f, self.g = map(self._array, origin)
-        self.kernel = prepared.kernel(origin)
+        self.kernel, self.tiny = prepared.kernel(origin), torch.finfo(cost.dtype).tiny
 
     def softmin_rows(self, g: Any) -> Any:
         return self._softmin(self.kernel.rows, self.b, g - self.g, self.f)
@@ -159,7 +161,7 @@ class _Kernel:
         self, product: Callable[[Tensor], Tensor], weight: Any, change: Any, origin: Any
     ) -> Any:
         scaling = torch.where(weight > 0, change / self.epsilon, 0.0).to(self.dtype).exp()
-        sums = product(weight * scaling).clamp_min(torch.finfo(self.dtype).tiny)
+        sums = product(weight * scaling).clamp_min(self.tiny)
         return origin - self.epsilon * sums.to(origin.dtype).log()
 
 
@@ -172,9 +174,11 @@ class _HostKernel(_Kernel):
     def _softmin(
         self, product: Callable[[Tensor], Tensor], weight: Any, change: Any, origin: Any
     ) -> Any:
-        scaling = np.exp(np.where(weight > 0, change / self.epsilon, 0.0).astype(weight.dtype))
+        change = change / self.epsilon
+        change[weight == 0] = 0.0
+        scaling = np.exp(change.astype(weight.dtype, copy=False))
         sums = product(torch.from_numpy(weight * scaling)).numpy()
-        sums = np.maximum(sums, np.finfo(sums.dtype).tiny).astype(origin.dtype)
+        sums = np.maximum(sums, self.tiny).astype(origin.dtype, copy=False)
         return origin - self.epsilon * np.log(sums)
 
 
@@ -198,7 +202,8 @@ def level(softmin: Any, weight: Any, mass: float, epsilon: float) -> Any:
     if isinstance(softmin, np.ndarray):
         return _host_level(softmin, weight, mass, epsilon)
     if softmin.device.type == "cpu":
-        height = _host_level(softmin.numpy(), weight.numpy(), mass, epsilon)
+        with np.errstate(all="ignore"):
+            height = _host_level(softmin.numpy(), weight.numpy(), mass, epsilon)
         return torch.as_tensor(height, device=softmin.device)
     # Points with s_i <= h are full. In the order of s the level follows from how many are: exp(h /
     # epsilon) = (mass - what the full ones carry) / sum over the others a_i exp(-s_i / epsilon),
@@ -222,15 +227,15 @@ def _host_level(
     softmin: NDArray[Any], weight: NDArray[np.float64], mass: float, epsilon: float
 ) -> Any:
     """Find the same in NumPy."""
-    exponent = np.where(weight > 0, softmin.astype(np.float64) / epsilon, np.inf)
+    exponent = softmin.astype(np.float64) / epsilon
+    exponent[weight == 0] = np.inf
     order = exponent.argsort(kind="stable")
     ordered, sizes = exponent[order], weight[order]
     full = sizes.cumsum() - sizes
-    with np.errstate(all="ignore"):
-        terms = np.where(sizes > 0, np.log(sizes) - ordered, -np.inf)
-        others = np.logaddexp.accumulate(terms[::-1])[::-1]
-        heights = np.log(np.maximum(mass - full, 0)) - others
+    # those without weight are last: log 0 - inf
+    others = np.logaddexp.accumulate((np.log(sizes) - ordered)[::-1])[::-1]
     room = full < mass
+    heights = np.log(np.maximum(mass - full, 0)) - others
     fits = (heights <= ordered) & room
     first = fits.argmax() if fits.any() else room.sum() - 1
     return (min(heights[first], ordered[first]) * epsilon).astype(softmin.dtype)

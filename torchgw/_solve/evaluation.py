@@ -255,7 +255,7 @@ def judge(
     alpha, product = problem.alpha, gradient.product
     # what a missing marginal shifts may lie where a squared term is largest
     squares = gradient.squares()
-    reach = max(squares, float(torch.maximum(gradient.row.max(), gradient.column.max())))
+    reach = max(squares, *torch.stack([gradient.row.max(), gradient.column.max()]).tolist())
     slack = _VALUE_ROUNDING * squares
     slack += _VALUE_PER_MARGINAL * found.marginal_error * reach
     if found.quadratic.standard_error > 0:
@@ -280,7 +280,8 @@ def misses_a_copy(problem: Problem, gradient: Gradient, found: Evaluation, epsil
     product = gradient.product
     if problem.linear is not None or product is None or problem.alpha == 0 or problem.directed:
         return False
-    entropy = float(torch.special.entr(problem.marginals.a).sum())
+    a = problem.marginals.a
+    entropy = -float(a @ a.clamp_min(torch.finfo(a.dtype).tiny).log())
     excess = problem.alpha * found.quadratic.value + epsilon * (found.kl - entropy)
     excess -= _VALUE_NOISE * problem.alpha * found.quadratic.standard_error
     return excess > _ABOVE_A_COPY * product and are_copies(problem)

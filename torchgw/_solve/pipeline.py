@@ -20,7 +20,7 @@ from torchgw._plans.transport import TransportPlan
 from torchgw._problem.problem import Problem
 from torchgw._search.batch import Searched
 from torchgw._search.matching import Isometry, find_isometry
-from torchgw._search.optima import Search, led_by
+from torchgw._search.optima import WHY_OPEN, Search, led_by
 from torchgw._search.subsample import Coarse, draw_subsample, extend
 from torchgw._sinkhorn.annealing import Annealing
 from torchgw._sinkhorn.choose import alone, choose_backend
@@ -133,9 +133,12 @@ def solve_problem(asked: Asked, recorder: Recorder) -> Outcome:
     rule = options.rule
     if rule is None or rule.fixed_mass or problem.linear is None or problem.alpha == 0:
         outcome = solve_once(asked, recorder)
-        small = rule is None and problem.source.n * problem.target.n <= _SMALLEST
-        if small and asked.checkpoint is None and options.ranks is None:
-            return no_higher_than_single(outcome, asked)
+        if rule is None and asked.checkpoint is None and options.ranks is None:
+            if options.search == "thorough" and outcome.search and outcome.search.trials:
+                # its chains crowd out some that the default follows to the end
+                outcome = no_higher_than(outcome, asked, replace(options, search="auto"))
+            if problem.source.n * problem.target.n <= _SMALLEST:
+                outcome = no_higher_than(outcome, asked, replace(options, n_init=1))
         return outcome
     tried: list[tuple[float, float]] = []
     mass, asked = 1.0, asked._replace(checkpoint=None, made=())
@@ -155,8 +158,8 @@ def solve_problem(asked: Asked, recorder: Recorder) -> Outcome:
     return outcome
 
 
-def no_higher_than_single(searched: Outcome, asked: Asked) -> Outcome:
-    """Solve from a x b alone as well, if there was a search, and return what is lower."""
+def no_higher_than(searched: Outcome, asked: Asked, options: Options) -> Outcome:
+    """Solve by a shorter search as well, if there was a search, and return what is lower."""
     search, recorder, problem = searched.search, searched.recorder, asked.problem
     if search is None or not search.alternatives or searched.ending.status is Status.STOPPED:
         return searched
@@ -165,22 +168,28 @@ def no_higher_than_single(searched: Outcome, asked: Asked) -> Outcome:
         # nothing is better than a match that keeps all distances
         return searched
     clock, aside = perf_counter(), Recorder()
-    one_start = replace(asked.options, n_init=1)
-    single = solve_once(asked._replace(options=one_start, init=None, made=()), aside)
+    # what it would be if it were the only one
+    asked.generator.manual_seed(asked.generator.initial_seed())
+    other = solve_once(asked._replace(options=options, init=None, made=()), aside)
     recorder.time("multistart", clock)
     before, now = (
         one.ending.evaluation.objective(problem.alpha, one.ending.epsilon)
-        for one in (searched, single)
+        for one in (searched, other)
     )
-    if not single.ending.status.converged or now >= before - nothing:
+    if not other.ending.status.converged or now >= before - nothing:
         return searched
-    value = single.ending.evaluation.value(problem.alpha)
-    search = led_by(search, problem, torch.as_tensor(single.ending.plan.to_dense()), value)
-    if single.search is not None:
-        # what is said of the plan itself
-        search = search._replace(doubt=single.search.doubt)
+    value = other.ending.evaluation.value(problem.alpha)
+    found = other.search or Search((), math.nan, doubt=search.doubt)
+    label = found.alternatives[0].label if found.alternatives else "product"
+    plan = torch.as_tensor(other.ending.plan.to_dense())
+    doubt = found.doubt
+    if options.n_init != 1 and doubt != _WHY_NOT_A_COPY:
+        # a longer search has ended elsewhere
+        doubt = WHY_OPEN["thorough"].format(count=len(search.trials))
+    # what is said of the plan itself
+    search = led_by(search, problem, plan, value, label)._replace(doubt=doubt)
     aside.timings = recorder.timings
-    return single._replace(search=search, recorder=aside)
+    return other._replace(search=search, recorder=aside)
 
 
 def _next(tried: list[tuple[float, float]]) -> float:

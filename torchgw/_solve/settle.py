@@ -90,7 +90,7 @@ def leaves(setting: Setting, state: LoopState, plan: TransportPlan) -> LoopState
 def _reach_unused(prepared: PreparedProblem, potentials: Potentials) -> Potentials:
     """Give points of zero weight the potentials of a half-step, so that they can be mapped."""
     a, b = prepared.problem.marginals
-    if bool((a > 0).all()) and bool((b > 0).all()):
+    if min(torch.stack([a.min(), b.min()]).tolist()) > 0:
         return potentials
     f, g = potentials
     return Potentials(

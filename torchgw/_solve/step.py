@@ -19,6 +19,7 @@ from torchgw._plans.transport import TransportPlan
 from torchgw._sinkhorn.contract import Backend, PreparedProblem
 from torchgw._sinkhorn.problem import Cost
 from torchgw._tensors.cuda_graphs import Captured, GraphMemory, borrow_memory, clone
+from torchgw._tensors.operations import inverse
 from torchgw._typing import Marginals, Potentials
 
 logger = logging.getLogger(__name__)
@@ -72,7 +73,9 @@ class Step:
     ) -> Updated:
         """Do the same where epsilon, (), is on the device: the plan is in units of epsilon."""
         scaled = Potentials(*(part / epsilon for part in potentials))
-        plan = TransportPlan(cost.scaled(1 / epsilon), scaled, self.marginals, 1.0, self.backend)
+        plan = TransportPlan(
+            cost.scaled(inverse(epsilon)), scaled, self.marginals, 1.0, self.backend
+        )
         return self._read_off(cost, plan, potentials, point, previous)
 
     def _read_off(

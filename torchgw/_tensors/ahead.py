@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -32,6 +33,9 @@ logger = logging.getLogger(__name__)
 LIST = Path(__file__).with_name("kernels.jsonl")
 # Threads that compile; as many cores are left for the solve. [L461]
 _THREADS = 8
+# Seconds of a thread's own beyond which it has compiled a kernel. To read one from the cache takes
+# less, and one thread reads: several take turns with the solve, under Python's lock. [L1021]
+_COMPILING = 0.15
 _DTYPES: Mapping[str, torch.dtype] = {
     "*fp64": torch.float64,
     "*fp32": torch.float32,
@@ -241,23 +245,25 @@ def ready(kernel: Any, arguments: tuple[Any, ...], options: Mapping[str, Any]) -
 
 
 @cache
-def _begin() -> None:
-    """Do what Triton does before the first kernel: each of its threads would do it by itself."""
+def _begin() -> bool:
+    """Do what Triton does before the first kernel, once; tell whether it has run here before."""
     # It hashes its own files, a third of a second, and builds what loads kernels.
     runtime, files = import_module("triton.runtime"), import_module("triton.runtime.cache")
-    hashing = threading.Thread(target=_hash, args=(files,), name="torchgw-hash")
+    seen: list[bool] = []
+    hashing = threading.Thread(target=lambda: seen.append(_hash(files)), name="torchgw-hash")
     hashing.start()
     try:
         runtime.driver.active.get_current_target()
     finally:
         hashing.join()
+    return seen == [True]
 
 
-def _hash(files: Any) -> None:
-    """Hash Triton's own files, or read what it came to when they were last seen as they are now."""
+def _hash(files: Any) -> bool:
+    """Hash Triton's own files; tell whether they have been seen before, as they are now."""
     # The hash is kept where Triton keeps kernels, under the sizes and times of those files.
     if not hasattr(files, "triton_key"):
-        return
+        return False
     root = Path(files.__file__).parents[1]
     looked_at = sorted([*root.rglob("*.py"), *root.glob("_C/libtriton*")])
     seen = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in looked_at]
@@ -272,8 +278,9 @@ def _hash(files: Any) -> None:
             new = kept.with_suffix(f".{os.getpid()}")
             new.write_text(known, encoding="utf-8")
             new.replace(kept)
-    else:
-        files.triton_key = lambda: known
+        return False
+    files.triton_key = lambda: known
+    return True
 
 
 def _start(device: torch.device, others: int) -> None:
@@ -284,6 +291,7 @@ def _start(device: torch.device, others: int) -> None:
 def _work(device: torch.device, others: int) -> None:
     """Compile what waits, beside other threads, until nothing does or the program ends."""
     torch.cuda.set_device(device)
+    spent = 0.0
     while True:
         with _lock:
             if not _waiting or not threading.main_thread().is_alive():
@@ -293,12 +301,14 @@ def _work(device: torch.device, others: int) -> None:
             _begun.append(task)
         try:
             with _beginning:
-                _begin()
-            if others:
+                seen = _begin()
+            if others and (not seen or spent > _COMPILING):
                 # from here: starting all of them would hold the solve up
                 _start(device, others - 1)
                 others = 0
+            spent = -time.thread_time()
             task.variant.compile()
+            spent += time.thread_time()
         except Exception as error:  # noqa: BLE001
             # the launch compiles it again, and raises what there is to raise
             logger.info("%s could not be compiled ahead: %s", task.variant.kernel, error)

@@ -6,6 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchgw._tensors.operations import lengths
+
 # Steps of power iteration towards the direction in which a segment is widest. [L299]
 _POWER_STEPS = 3
 
@@ -58,7 +60,7 @@ def block_order(points: Tensor, width: int) -> Order:
         used = int(inside[:, 0].sum())
         segments, inside = segments[:used], inside[:used]
         coordinate = _along_widest(points[segments.clamp(max=n - 1)], inside)
-        turn = coordinate.masked_fill_(~inside, torch.inf).argsort(dim=1, stable=True)
+        turn = torch.where(inside, coordinate, torch.inf).argsort(dim=1, stable=True)
         order = torch.cat([segments.gather(1, turn).flatten(), order[segments.numel() :]])
     return Order.of(order[:n], width)
 
@@ -69,11 +71,11 @@ def _along_widest(points: Tensor, inside: Tensor) -> Tensor:
     weight = inside.to(points.dtype)
     mean = torch.einsum("slr,sl->sr", points, weight) / weight.sum(1)[:, None]
     points = (points - mean[:, None]).mul_(weight[..., None])
-    direction = torch.nn.functional.one_hot(points.square().sum(1).argmax(1), points.shape[2]).to(
+    direction = torch.nn.functional.one_hot((points * points).sum(1).argmax(1), points.shape[2]).to(
         points.dtype
     )
     for _ in range(_POWER_STEPS):
         along = torch.einsum("slr,sr->sl", points, direction)
         direction = torch.einsum("slr,sl->sr", points, along)
-        direction = torch.nn.functional.normalize(direction, dim=1)
+        direction = direction / lengths(direction, 1, keepdim=True).clamp_min(1e-12)
     return torch.einsum("slr,sr->sl", points, direction)

@@ -8,9 +8,9 @@ from torch import Tensor
 _MULTINOMIAL_LIMIT = 2**24
 # Numbers that are permuted to draw some of them: 10 ms for a million, 300 for ten. [L701]
 _PERMUTED = 2**20
-# Numbers summed by index times sums up to which a GPU compares all indices: to sort them, as
-# index_put_ does, is loaded for 60 ms. A choice. [L930]
-_TABLE = 2**22
+# Numbers summed by index times sums up to which a GPU sums by a product: to sort them, as
+# index_put_ does, is loaded for 100 ms. A choice. [L930] [L1020]
+_TABLE = 2**24
 # Rows that are converted at once: 34 MB of 64 columns. [L423]
 _ROWS = 2**16
 
@@ -48,7 +48,8 @@ def categories_at(weights: Tensor, places: Tensor) -> Tensor:
     cumulative = weights.double().cumsum(-1)
     total = cumulative[..., -1:]
     # rounding must not reach the total, beyond which there is nothing
-    sought = (places * total).minimum(total.nextafter(torch.zeros_like(total)))
+    sought, most = places * total, total * (1 - 2.0**-53)
+    sought = torch.where(sought < most, sought, most)
     # right=True never selects a category of zero weight, whose cumulative sum repeats
     found = torch.searchsorted(cumulative, sought, right=True)
     # beyond the last one where the total is NaN
@@ -57,9 +58,10 @@ def categories_at(weights: Tensor, places: Tensor) -> Tensor:
 
 def accumulate(index: Tensor, values: Tensor, size: int) -> Tensor:
     """Add up the values (p, ...) that share an index (p,), shape (size, ...), in a fixed order."""
-    if values.is_cuda and values.ndim == 1 and size * len(index) <= _TABLE:
-        number = torch.arange(size, device=index.device)
-        return values.where(index == number[:, None], 0).sum(1)
+    if values.is_cuda and size * len(index) <= _TABLE:
+        chosen = values.new_zeros(size, len(index))
+        one, number = values.new_ones(()), torch.arange(len(index), device=index.device)
+        return chosen.index_put_((index, number), one) @ values
     result = values.new_zeros(size, *values.shape[1:])
     if values.is_cuda:
         # index_add_ adds by atomics there, in any order; this sorts first

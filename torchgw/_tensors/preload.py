@@ -1,9 +1,11 @@
 """Operations that PyTorch's library is asked for beside other work, before a solve needs them.
 
-PyTorch loads the code of an operation on a GPU when it is first launched, which takes 10 to 80 ms
-each, half a second for a solve. Threads launch those of solves on a few numbers, while the solve
-reads its input and waits for its own kernels. Decompositions are not among them: PyTorch refuses
-two threads that begin with those at once.
+The first launch of an operation on a GPU loads all that PyTorch keeps in the same source file, in 5
+to 40 ms; the operations of files that are loaded are free, of all dtypes. The driver loads one file
+at a time, whatever the threads (L1020). So solves keep to few files: `x * x` is free where `square`
+is not. Threads launch some operation of each, on a few numbers, while the solve reads its input and
+waits for its own kernels. Decompositions are not among them: PyTorch refuses two threads that begin
+with those at once.
 """
 
 import logging
@@ -24,21 +26,21 @@ def _neighbours(x: Tensor) -> None:
     """Neighbours of points (n, d), and graphs."""
     n = len(x)
     row = torch.arange(n, device=x.device)
-    x.aminmax()
-    table = torch.addmm(x.square().sum(1), x, x.T, alpha=-2)
-    near = table.topk(8, dim=1, largest=False, sorted=False).indices
-    length, order = (x[near] - x[:, None]).norm(dim=2).sort(dim=1, stable=True)
-    near = near.gather(1, order)
+    square = ((x - x.sum(0) / n) * x).sum(1)
+    near = torch.addmm(square, x, x.T, alpha=-2).topk(8, largest=False, sorted=False).indices
+    length, order = x[near].sum(2).sqrt().sort(dim=1, stable=True)
+    near = torch.cat([near.gather(1, order)])
     keep = near != row[:, None]
-    keep[:, -1] &= ~keep.all(dim=1)
-    length[keep]
-    key, order = torch.cat([row.repeat_interleave(4) * n, row.repeat_interleave(4)]).sort()
-    first = torch.ones_like(key, dtype=torch.bool)
-    first[1:] = key[1:] != key[:-1]
-    torch.searchsorted(key, row * n), key % n
+    length[torch.where(keep.sum(1)[:, None] > 7, False, keep)]
+    key = row.repeat_interleave(4).sort().values
+    torch.searchsorted(key, row)
     root = row.clone().scatter_reduce_(0, row, row, "amin")
+    torch.repeat_interleave(row)
     torch.equal(root[root], root)
     root.unique(return_inverse=True)
+    # products of float32, which larger problems are solved in
+    small = x.float()
+    small @ (small.T @ small)
 
 
 def _leaves(x: Tensor) -> None:
@@ -48,52 +50,31 @@ def _leaves(x: Tensor) -> None:
     (x.amax(0) - x.amin(0)).argmax()
     for shape in ((1, 16_384), (16, 1_024)):
         table.new_ones(shape).argsort(dim=1)
-    gap = torch.maximum(table, table.T).clamp_(min=0)
-    table.addcmul_(gap, gap)
-    table.masked_fill_(row < 0, torch.inf)
+    table.clamp_(min=0)
     keep = table > 0
     torch.zeros_like(keep).scatter_(1, keep.long(), keep)
-    table.sqrt()
     table.new_ones(1, 4_096).topk(8, dim=1)
-    torch.isin(row, row)
-    table[0].nextafter(table[1])
 
 
 def _spaces(x: Tensor) -> None:
     """Distances (n, n), their scale, and points drawn from them."""
-    table, weights = x @ x.T, x[:, 0]
-    table.nan_to_num()
-    table.max()
-    torch.stack([table, table]).sum()
-    raised = torch.where(weights > 0, weights.clamp_min(0.5), 0.0)
-    torch.where((raised == weights).all(), weights, raised / raised.sum())
-    table.square() @ weights
-    torch.maximum(weights.sum(), 2 * weights.max())
-    number = (weights > 0).cumsum(0) - 1
-    index = (number == number.max().clamp(max=1)).byte().argmax()[None]
-    weights.log() * table.amin(1).pow(2.0)
-    share = weights.index_fill(0, index, 0.0)
-    weights.topk(1)
-    weights.topk(32)
-    table.min(1)
-    share.where(number == number[:8, None], 0).sum(1)
-    table.mean()
-    table.reciprocal()
-    torch.linalg.vector_norm(table)
+    row, weights = torch.arange(len(x), device=x.device), x[:, 0]
+    table = x[row] @ x.T
+    table[row, row] = 0
+    table.nan_to_num().max()
+    (table * weights.min()) @ weights
+    several = weights > 0
+    share = torch.where(several, weights, several.sum().double()) / weights.sum()
+    number = several.cumsum(0) + row
+    index = torch.searchsorted(number, row[:1])
+    share.index_fill(0, index, 0.0).log()
 
 
 def _search(x: Tensor) -> None:
     """Plans of a small problem, and what is made of them."""
-    small = x.float()
-    table = small @ small.T
-    stack = table.expand(3, *table.shape).contiguous()
+    stack = (x @ x.T).expand(3, -1, -1).contiguous()
     torch.baddbmm(stack, stack, stack)
-    table.new_ones(3, 64, 8).gather(1, torch.zeros(3, 8, 8, dtype=torch.int64, device=x.device))
-    torch.cdist(x, x)
-    stack.double().sum((1, 2)).nan_to_num(nan=torch.inf)
-    table.clamp(min=-80).exp_()
-    torch.threshold_(table, 0.0, 0.0)
-    torch.linalg.vector_norm(x)
+    torch.threshold_(stack.abs(), 0.0, 0.0)
 
 
 _PARTS = (_spaces, _search)

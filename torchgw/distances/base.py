@@ -129,7 +129,8 @@ class DistanceProvider(ABC):
             return factors.mean_square(weights)
         result = weights.new_zeros(self.n)
         for index in self._column_blocks():
-            result.addmv_(self.columns(index).square(), weights[index])
+            columns = self.columns(index)
+            result.addmv_(columns * columns, weights[index])
         return result
 
     def maximum(self) -> float:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from torchgw._boundary.checks import check_within
 from torchgw._tensors.draws import distinct
+from torchgw._tensors.operations import lesser, power
 from torchgw.distances.base import DistanceProvider, Factors
 
 # Landmarks found as farthest points. [L101] [L539]
@@ -216,7 +217,7 @@ def _choose_round(
     while len(landmarks) < size and closest.max() > 0:
         for one in chosen:
             least = (known - known[:, one, None]).abs_().amax(dim=0)
-            closest = torch.minimum(closest, least)
+            closest = lesser(closest, least)
         if len(landmarks):
             closest = closest.index_fill(0, landmarks, 0.0)
         part = min(size - len(landmarks), _PART)
@@ -239,7 +240,7 @@ def _draw_spread(closest: Tensor, size: int, generator: torch.Generator) -> Tens
         generator = torch.Generator(device).manual_seed(seed)
     uniform = torch.rand(len(closest), generator=generator, dtype=torch.float64, device=device)
     # the power of a small number would underflow
-    weight = (closest / closest.max()) ** _SPREAD
+    weight = power(closest / closest.max(), _SPREAD)
     keys = uniform.to(closest.device).log() / weight
     possible = int((weight > 0).sum())
     return keys.topk(min(size, possible)).indices
@@ -265,12 +266,12 @@ def _approximate(
 ) -> tuple[tuple[Tensor, Tensor], float]:
     """Compute factors of the smallest rank nearly as good as the best, and their relative error."""
     matrix, signs = _nystrom(rows, landmarks)
-    fresh = ~torch.isin(held_out, landmarks)
+    fresh = (~torch.isin(held_out.cpu(), landmarks.cpu())).to(exact.device)
     held_out, exact = held_out[fresh], exact[fresh]
     if not len(held_out):
         return (matrix, signs), 0.0
     # squared distances of the exact columns to the sums of the first r terms
-    own, size = signs * matrix[held_out], exact.square().sum().clamp_min(1e-300)
+    own, size = signs * matrix[held_out], (exact * exact).sum().clamp_min(1e-300)
     products = ((own.T @ own) * (matrix.T @ matrix)).cumsum(0).cumsum(1).diagonal()
     square = products - 2 * (own * (exact @ matrix)).sum(0).cumsum(0) + size
     # differences below rounding mean nothing

@@ -87,7 +87,7 @@ class PrecomputedDistance(DistanceProvider):
 
     def mean_square(self, weights: Tensor) -> Tensor:
         """Compute (D * D) @ weights, a block of rows at a time."""
-        return torch.cat([block.square() @ weights for block in self._row_blocks()])
+        return torch.cat([(block * block) @ weights for block in self._row_blocks()])
 
     def maximum(self) -> float:
         return float(self.table.max())

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from torchgw._tensors.draws import accumulate
+from torchgw._tensors.operations import lesser, power
 from torchgw.distances.base import DistanceProvider, Factors
 from torchgw.distances.points import PointDistance
 
@@ -18,6 +19,9 @@ _STORED_POINTS = 512
 # Points up to which some are drawn by numbers of the host, so that they are the same on a GPU. As
 # many as are looked at where distances are decided on. [L610]
 _SAME_POINTS = 1_000
+# Keys up to which a GPU compares all with all: topk and the sort that it ends with are loaded for
+# 35 to 45 ms. A choice. [L1020]
+_COMPARED = 2**11
 # Points of a smaller weight, relative to the largest, are left out: float32 could not hold their
 # plan. [L315]
 _NEGLIGIBLE = 1e-12
@@ -121,31 +125,42 @@ def draw_points(
 ) -> _Drawn:
     """Draw spread-out points, beginning with that of number ``first``; each round doubles them."""
     weights = _cut(weights)
-    positive = weights > 0
-    used = positive.sum()
+    number = (weights > 0).cumsum(0)
+    used = number[-1]
     if len(weights) <= size:
         index = torch.arange(len(weights), device=weights.device)
         return _Drawn(_all_points(provider, weights, index), torch.stack([used, used]))
-    number = positive.cumsum(0) - 1
-    index = (positive & (number == (used - 1).clamp(max=first))).byte().argmax()[None]
+    index = torch.searchsorted(number, used.clamp(max=first + 1)[None])
     columns = [provider.columns(index)]
     closest, drawn = columns[0].amin(1), [weights.new_zeros(1)]
     # where points of positive weight that duplicate no other are used up, others follow
     for logarithm in uniform.log():
-        share = weights * closest.double().clamp_min(0).pow(_SPREAD)
+        share = weights * power(closest.double().clamp_min(0), _SPREAD)
         # approximate distances may keep a point away from itself
         share = share.index_fill(0, index, 0.0)
         share = share / share.amax().clamp_min(torch.finfo(share.dtype).tiny)
         # the largest of log(u) / share, -inf where there is none, are a draw without replacement
         # (Efraimidis and Spirakis 2006)
-        values, fresh = (logarithm / share).topk(min(size - len(index), len(index)))
-        drawn.append(values)
+        keys = logarithm / share
+        fresh = _largest(keys, min(size - len(index), len(index)))
+        drawn.append(keys[fresh])
         index = torch.cat([index, fresh])
         columns.append(provider.columns(fresh))
-        closest = torch.minimum(closest, columns[-1].amin(1))
+        closest = lesser(closest, columns[-1].amin(1))
     points = _nearest(weights, index, torch.cat(columns, dim=1))
     distinct = (torch.cat(drawn) > -torch.inf).sum()
     return _Drawn(points, torch.stack([used, distinct]))
+
+
+def _largest(keys: Tensor, count: int) -> Tensor:
+    """Find the places of the largest keys, (count,), the largest first."""
+    if not keys.is_cuda or len(keys) > _COMPARED:
+        return keys.topk(count).indices
+    # by the number of keys that come before each; those that are equal stay in order
+    number = torch.arange(len(keys), device=keys.device)
+    earlier = number < number[:, None]
+    rank = torch.where(earlier, keys >= keys[:, None], keys > keys[:, None]).sum(1)
+    return number.index_copy(0, rank, number)[:count]
 
 
 def _all_points(provider: ColumnReader, weights: Tensor, index: Tensor) -> SpreadPoints:
@@ -161,6 +176,6 @@ def _nearest(weights: Tensor, index: Tensor, columns: Tensor) -> SpreadPoints:
     # approximate distances may put a point nearer to another than to itself
     nearest = nearest.index_copy(0, index, torch.arange(len(index), device=index.device))
     mass = accumulate(nearest, weights, len(index))
-    square = weights @ closest.double().square()
+    square = weights @ (closest.double() * closest.double())
     table = columns[index].double()
     return SpreadPoints(index, (table + table.T) / 2, mass, square)

@@ -21,6 +21,7 @@ from torchgw._sinkhorn.kernels.operands import (
     whole,
 )
 from torchgw._tensors.launch import launch
+from torchgw._tensors.operations import power_of_two
 
 # Passes over a plan, one for each of the k largest, that take less time than sorting its rows once.
 # [L65]
@@ -248,7 +249,7 @@ def topk(plan: KernelPlan, k: int, *, walk: Walk | None = None) -> tuple[Tensor,
         previous = _best(plan.cost, bias, previous=previous, walk=walk)
         scores.append(previous[0])
         columns.append(previous[1])
-    values = torch.exp2(torch.stack(scores, 1) + plan.row_potential()[:, None])
+    values = power_of_two(torch.stack(scores, 1) + plan.row_potential()[:, None])
     return values * plan.marginals.a[:, None].to(values.dtype), torch.stack(columns, 1)
 
 

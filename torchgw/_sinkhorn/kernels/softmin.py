@@ -32,6 +32,7 @@ from torchgw._sinkhorn.kernels.operands import (
     whole,
 )
 from torchgw._tensors.launch import launch
+from torchgw._tensors.operations import power_of_two
 
 
 class Rule(NamedTuple):
@@ -220,7 +221,7 @@ def log_sum_exp(
         return partial[0]
     best = partial.amax(0)
     shift = torch.where(torch.isfinite(best), best, 0.0)
-    return torch.exp2(partial - shift).sum(0).log2() + shift
+    return power_of_two(partial - shift).sum(0).log2() + shift
 
 
 def half_step_(

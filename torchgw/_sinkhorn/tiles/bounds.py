@@ -119,7 +119,7 @@ class TileProblem(NamedTuple):
     def rise(self, now: tuple[Tensor, Tensor], before: tuple[Tensor, Tensor]) -> Tensor:
         """Compute how far exponents of points with mass have risen, the most of both sides, ()."""
         first, second = (
-            (new - old).masked_fill_(side.weight == 0, -torch.inf).amax()
+            torch.where(side.weight > 0, new - old, -torch.inf).amax()
             for new, old, side in zip(now, before, (self.rows, self.columns), strict=True)
         )
         return first + second

@@ -146,13 +146,13 @@ def block_scaling(masses: Tensor, row_mass: Tensor, column_mass: Tensor) -> Tens
     height, width = (math.ceil(size / _MOST_BLOCKS) for size in masses.shape)
     row_mass, column_mass = grouped(row_mass, height), grouped(column_mass, width)
     masses = grouped(grouped(masses, height).T, width).T
-    inverse_mass = _ratio(torch.ones_like(row_mass), row_mass)
+    negative_inverse = _ratio(torch.full_like(row_mass, -1.0), row_mass)
     y = torch.zeros_like(column_mass)
     for _ in range(_STEPS):
         scaled = masses * y.exp()
         scaled = scaled * _ratio(row_mass, scaled.sum(1))[:, None]
         columns = scaled.sum(0)
-        hessian = -(scaled.T @ (scaled * inverse_mass[:, None]))
+        hessian = scaled.T @ (scaled * negative_inverse[:, None])
         # blocks without mass on either side are left out
         used = (columns > 0) & (column_mass > 0)
         hessian.diagonal().add_(torch.where(used, (1 + _RIDGE) * columns, 1.0))

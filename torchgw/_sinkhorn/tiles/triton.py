@@ -23,6 +23,7 @@ from torchgw._sinkhorn.tiles.bounds import TileLists, TileProblem
 from torchgw._sinkhorn.tiles.prepared import TiledBackend, TiledProblem
 from torchgw._sinkhorn.tiles.sweeper import Engine, grouped
 from torchgw._sinkhorn.tiles.tiling import SLACK, Cut
+from torchgw._tensors.operations import power_of_two
 from torchgw._tensors.ranks import Ranks
 from torchgw._typing import Marginals, Potentials
 
@@ -254,7 +255,7 @@ class _TritonEngine:
             chosen.cost.transpose(), work.g, work.f, work.plain[1], work.vectors.bad,
             walk=chosen.across, groups=Groups(self._sums, self._group),
         )  # fmt: skip
-        self._feed = torch.exp2(before) * chosen.marginals.b.to(before.dtype)
+        self._feed = power_of_two(before) * chosen.marginals.b.to(before.dtype)
         return before, self.v.clone()
 
     def usable(self) -> Tensor:
@@ -282,7 +283,7 @@ class _TritonEngine:
     def move_columns(self, v: Tensor) -> None:
         vectors = self._work.vectors
         self.v.copy_(v)
-        torch.exp2(vectors.scalings[1], out=vectors.feed).mul_(vectors.weight)
+        torch.mul(power_of_two(vectors.scalings[1]), vectors.weight, out=vectors.feed)
 
     def f(self, u: Tensor) -> Tensor:
         vectors, side = self._work.vectors, self._work.sides[0]
@@ -326,7 +327,7 @@ class _SharedEngine(_TritonEngine):
         before = self.v.clone()
         self._sums.zero_()
         self._share(1, work.g, work.f, work.plain[1], Groups(self._sums, self._group))
-        self._feed = torch.exp2(before) * chosen.marginals.b.to(before.dtype)
+        self._feed = power_of_two(before) * chosen.marginals.b.to(before.dtype)
         return before, self.v.clone()
 
     def _share(
@@ -343,7 +344,7 @@ class _SharedEngine(_TritonEngine):
             half_step_(cost, here, other, there, self._work.vectors.bad, walk=walk, groups=groups)
         side.scaling.copy_(cut.join(side.scaling[cut.rows]))
         n = len(side.weight)
-        torch.mul(torch.exp2(side.scaling), side.weight, out=side.feed[:n])
+        torch.mul(power_of_two(side.scaling), side.weight, out=side.feed[:n])
 
     def usable(self) -> Tensor:
         bad = self._work.vectors.bad

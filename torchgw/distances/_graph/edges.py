@@ -33,8 +33,7 @@ class Edges(NamedTuple):
     @property
     def source(self) -> Tensor:
         """Vertex that each edge leads from, shape (e,)."""
-        vertices = torch.arange(self.n, device=self.start.device)
-        return vertices.repeat_interleave(self.degree, output_size=len(self.vertex))
+        return torch.repeat_interleave(self.degree, output_size=len(self.vertex))
 
     def to(self, device: torch.device) -> Edges:
         """Move the graph to another device."""
@@ -69,11 +68,10 @@ def symmetric_edges(n: int, source: Tensor, target: Tensor, length: Tensor) -> E
     key, order = key.sort()
     first = torch.ones_like(key, dtype=torch.bool)
     first[1:] = key[1:] != key[:-1]
-    key = key[first]
+    key, order = key[first], order[first]
     vertices = torch.arange(n + 1, device=key.device)
-    return Edges(
-        torch.searchsorted(key, vertices * n), key % n, torch.cat([length, length])[order[first]]
-    )
+    start = torch.searchsorted(key, vertices * n)
+    return Edges(start, torch.cat([target, source])[order], torch.cat([length, length])[order])
 
 
 def with_edges(edges: Edges, source: Tensor, target: Tensor, length: Tensor) -> Edges:
@@ -86,7 +84,7 @@ def with_edges(edges: Edges, source: Tensor, target: Tensor, length: Tensor) -> 
     old[at] = False
     vertex = torch.empty(len(old), dtype=torch.int64, device=key.device)
     lengths = torch.empty(len(old), dtype=torch.float64, device=key.device)
-    vertex[old], vertex[at] = edges.vertex, key % n
+    vertex[old], vertex[at] = edges.vertex, torch.cat([target, source])[order]
     lengths[old], lengths[at] = edges.length, torch.cat([length, length])[order]
     before = torch.searchsorted(key, torch.arange(n + 1, device=key.device) * n)
     return Edges(edges.start + before, vertex, lengths)

@@ -64,10 +64,10 @@ def box_gaps(query: Leaves, base: Leaves) -> Tensor:
     low, high = query.low, query.high
     total = low.new_zeros(len(low), len(base.low))
     for axis in range(low.shape[1]):
-        gap = torch.maximum(
-            base.low[:, axis] - high[:, axis, None], low[:, axis, None] - base.high[:, axis]
-        )
-        total.addcmul_(gap.clamp_(min=0), gap)
+        # one of both is zero
+        above = (base.low[:, axis] - high[:, axis, None]).clamp_(min=0)
+        below = (low[:, axis, None] - base.high[:, axis]).clamp_(min=0)
+        total.add_(above.add_(below).mul_(above))
     return total
 
 
@@ -78,5 +78,5 @@ def pair_squares(one: Tensor, other: Tensor) -> Tensor:
     total = one.new_zeros(one.shape[0], one.shape[1], other.shape[1])
     for axis in range(one.shape[2]):
         difference = one[:, :, None, axis] - other[:, None, :, axis]
-        total.addcmul_(difference, difference)
+        total.add_(difference.mul_(difference))
     return total

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from torchgw._errors import BackendUnavailableError, PerformanceWarning, warn_user
+from torchgw._tensors.operations import lengths
 from torchgw._tensors.ranks import Ranks
 from torchgw.distances._graph.leaves import Leaves, box_gaps, into_leaves, pair_squares
 
@@ -116,7 +117,7 @@ def nearest_others(
         distance, index = _nearest_by_ranks(points, n_neighbors + 1, ranks)
     keep = index != torch.arange(points.shape[0], device=points.device)[:, None]
     # a point with many duplicates need not find itself: its last neighbour goes instead
-    keep[:, -1] &= ~keep.all(dim=1)
+    keep[:, -1] = torch.where(keep.sum(dim=1) > n_neighbors, False, keep[:, -1])
     shape = points.shape[0], n_neighbors
     return Neighbours(distance[keep].reshape(shape), index[keep].reshape(shape))
 
@@ -288,7 +289,7 @@ def _select(
         other = base.points[part].flatten(1, 2)
         rows = torch.where(part[:, :, None] >= 0, base.row[part], -1).flatten(1, 2)
         square = pair_squares(points, other)
-        square.masked_fill_(rows[:, None] < 0, torch.inf)
+        square.add_(torch.where(rows < 0, torch.inf, 0.0)[:, None])
         square = torch.cat([best, square], dim=2)
         rows = torch.cat([row, rows[:, None].expand(-1, size, -1)], dim=2)
         best, at = square.topk(n_neighbors, dim=2, largest=False)
@@ -350,9 +351,9 @@ def _tile_rows(base: Tensor, n_neighbors: int) -> int:
 def _nearest_by_tiles(base: Tensor, query: Tensor, n_neighbors: int) -> Neighbours:
     """Select from tiles of products in float64, then measure by differences."""
     base, query = base.detach().double(), query.detach().double()
-    centre = base.mean(dim=0)
+    centre = base.sum(dim=0) / len(base)
     centred = base - centre
-    square = centred.square().sum(dim=1)
+    square = (centred * centred).sum(dim=1)
     rows = _tile_rows(base, n_neighbors)
     distances, indices = [], []
     for start in range(0, query.shape[0], rows):
@@ -360,7 +361,7 @@ def _nearest_by_tiles(base: Tensor, query: Tensor, n_neighbors: int) -> Neighbou
         # the order within a row needs no |query|^2; the products are float64 because they cancel
         score = torch.addmm(square, tile - centre, centred.T, alpha=-2)
         index = score.topk(n_neighbors, dim=1, largest=False, sorted=False).indices
-        length, order = (base[index] - tile[:, None]).norm(dim=2).sort(dim=1, stable=True)
+        length, order = lengths(base[index] - tile[:, None], 2).sort(dim=1, stable=True)
         distances.append(length)
         indices.append(index.gather(1, order))
     return Neighbours(torch.cat(distances), torch.cat(indices))

@@ -102,10 +102,10 @@ class EdgeRelaxation:
         # where a row has no neighbour it is its own, at distance zero: nothing changes
         neighbour = itself[:, None].repeat(1, width)
         length = torch.zeros(self._rows, width, dtype=dtype, device=here)
-        column = position % most[source]
+        column = position - part * most[source]
         neighbour[row, column] = mirror.int()
         length[row, column] = edges.length.to(dtype)
-        owner = torch.arange(n, device=here).repeat_interleave(more)
+        owner = torch.repeat_interleave(more)
         later = itself[n:].long()
         earlier = torch.where(later == further[owner], owner, later - 1)
         neighbour[later, width - 2] = earlier.int()
@@ -116,7 +116,9 @@ class EdgeRelaxation:
         self._rounds: dict[int, _Rounds] = {}
         self._memory: GraphMemory | None = None
         step = _IDLE_STEP if self._rows <= _IDLE_ROWS else _STEP
-        self._step = step * float(edges.length.mean()) if len(edges.length) else 0.0
+        self._step = (
+            step * float(edges.length.sum() / len(edges.length)) if len(edges.length) else 0.0
+        )
         self._kernel: Any = None
         if kernel is None:
             kernel = self.device.type == "cuda" and find_spec("triton") is not None
@@ -185,7 +187,9 @@ class EdgeRelaxation:
                     number * self._step, due, counts[number:],
                 )  # fmt: skip
             # the next rounds begin at the shortest pending path; infinity is the end
-            torch.maximum(threshold.add_(_ROUNDS * self._step), pending[0].min(), out=threshold)
+            # by operations that are loaded, as those of `_tensors/operations`
+            ends = [threshold.add_(_ROUNDS * self._step), pending[0].min()[None]]
+            torch.amax(torch.stack(ends), 0, out=threshold)
 
         if self.device.type != "cuda":
             return _Rounds(distance, tables[0], threshold, advance, (due, counts))

@@ -1,0 +1,39 @@
+"""Operations made of others that solves launch anyway, as a GPU loads their own code for long.
+
+PyTorch keeps that of each in a source file of its own, and loads it at the first launch. [L1020]
+"""
+
+import math
+from functools import reduce
+
+import torch
+from torch import Tensor
+
+
+def lengths(vectors: Tensor, dim: int, *, keepdim: bool = False) -> Tensor:
+    """Compute Euclidean norms along a dimension."""
+    if vectors.is_cuda:
+        return (vectors * vectors).sum(dim, keepdim=keepdim).sqrt()
+    sizes: Tensor = torch.linalg.vector_norm(vectors, dim=dim, keepdim=keepdim)
+    return sizes
+
+
+def lesser(x: Tensor, y: Tensor) -> Tensor:
+    """Take the lesser of each two entries."""
+    return torch.stack([x, y]).amin(0)
+
+
+def inverse(x: Tensor) -> Tensor:
+    """Compute 1 / x."""
+    return torch.ones_like(x) / x
+
+
+def power(x: Tensor, exponent: int) -> Tensor:
+    """Multiply entries by themselves."""
+    return reduce(torch.mul, exponent * [x])
+
+
+def power_of_two(exponent: Tensor) -> Tensor:
+    """Compute 2^x."""
+    # PyTorch itself compiles exp2 when it is first launched, for half a second
+    return (exponent.double() * math.log(2)).exp_().to(exponent.dtype)
