@@ -134,10 +134,11 @@ def solve_problem(asked: Asked, recorder: Recorder) -> Outcome:
     if rule is None or rule.fixed_mass or problem.linear is None or problem.alpha == 0:
         outcome = solve_once(asked, recorder)
         if rule is None and asked.checkpoint is None and options.ranks is None:
-            if options.search == "thorough" and outcome.search and outcome.search.trials:
+            thorough = options.search == "thorough" and outcome.search and outcome.search.trials
+            if thorough:
                 # its chains crowd out some that the default follows to the end
                 outcome = no_higher_than(outcome, asked, replace(options, search="auto"))
-            if problem.source.n * problem.target.n <= _SMALLEST:
+            if thorough or problem.source.n * problem.target.n <= _SMALLEST:
                 outcome = no_higher_than(outcome, asked, replace(options, n_init=1))
         return outcome
     tried: list[tuple[float, float]] = []
