@@ -50,7 +50,7 @@ def first_iterations(problems):
     from torchgw._batch.tile_triton import padded
 
     numbers = torch.arange(len(problems), device=problems.device)
-    linear, target, first = engine._units(problems, numbers)
+    linear, target, first, _ = engine._units(problems, numbers)
     rows, columns = (1 << (size - 1).bit_length() for size in problems.shape)
     sides = (problems.x, rows), (problems.y, columns)
     tables = (

@@ -228,7 +228,7 @@ def test_partial_plans_match_their_share():
 @pytest.mark.slow
 def test_unbalanced_and_polished():
     x, y = clouds(30, 30)
-    result = solve(x, y, distances="euclidean", unbalanced=1.0)
+    result = solve(x, y, distances="euclidean", scale="max", unbalanced=1.0)
     found = result.matching()
     assert float(found.weights.sum()) == pytest.approx(result.report.mass, rel=1e-6)
     assert np.isfinite(found.value)

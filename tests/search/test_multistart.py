@@ -594,12 +594,12 @@ def test_a_plan_that_misses_a_copy_says_so(monkeypatch):
     """
     monkeypatch.setattr("torchgw._solve.pipeline.find_isometry", lambda *_, **__: None)
     doubted = []
-    for seed in (2, 8):
+    for seed in (1, 5, 8):
         table, other = (
-            networkx.to_numpy_array(networkx.barabasi_albert_graph(120, 2, seed=one))
+            networkx.to_numpy_array(networkx.barabasi_albert_graph(60, 1, seed=one))
             for one in (seed, seed + 9)
         )
-        order = np.random.default_rng(seed).permutation(120)
+        order = np.random.default_rng(seed).permutation(60)
         options = {"search": "fast", "n_init": 2, "random_state": 0}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", torchgw.TorchGWWarning)
@@ -609,6 +609,7 @@ def test_a_plan_that_misses_a_copy_says_so(monkeypatch):
         doubted.append("the same distances in another order" in result.doubt)
         assert doubted[-1] == (result.value > 0.01 * 2 * table.var())
     assert any(doubted)
+    assert not all(doubted)
 
 
 @pytest.mark.parametrize(("seed", "epsilon"), [(7, "auto"), (8, 0.01), (5, 0.003), (1, 0.01)])

@@ -257,13 +257,12 @@ def test_starts_of_a_large_relaxed_problem_are_compared_on_few_points():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(300, 2)) * [1, 2]
     y = np.concatenate([x[:220] @ np.array([[0, 1], [-1, 0]]), rng.normal(size=(60, 2)) + 6])
-    result = torchgw.solve(x, y, distances="euclidean", mass=0.7, epsilon=2e-3)
-    single = torchgw.solve(x, y, distances="euclidean", mass=0.7, epsilon=2e-3, n_init=1)
+    options = {"distances": "euclidean", "scale": "max", "mass": 0.7, "epsilon": 2e-3}
+    result = torchgw.solve(x, y, **options)
+    single = torchgw.solve(x, y, n_init=1, **options)
     assert result.alternatives[0].plan.shape == (96, 96)
     assert result.log["objective"] <= single.log["objective"] + 1e-6
-    again = torchgw.solve(
-        x, y, distances="euclidean", mass=0.7, epsilon=2e-3, init=result.alternatives[0]
-    )
+    again = torchgw.solve(x, y, init=result.alternatives[0], **options)
     assert again.value == pytest.approx(result.value, rel=1e-6)
 
 
@@ -279,7 +278,7 @@ def test_partial_finds_the_common_part():
 @pytest.mark.parametrize("options", [{"unbalanced": 0.3}, {"mass": 0.5}, {"unbalanced": (INF, 0)}])
 def test_gradients_storages_and_precisions_agree(options):
     given = {"X": X, "Y": Y, "distances": "sqeuclidean", "epsilon": 0.05, "tol": 1e-8} | options
-    given |= {"inner_tol": 1e-9, "a": A, "b": B}
+    given |= {"inner_tol": 1e-9, "a": A, "b": B, "scale": "max"}
     dense = torchgw.solve(gradient="dense", **given)
     assert dense.converged
     for other, tolerance in (

@@ -30,8 +30,10 @@ from torchgw._batch.tile_triton import (
 )
 from torchgw._tensors.launch import launch
 
-# Change of the plan at which float32 hands over, and the error of its linear problems. [L870]
-_ROUGH_TOLERANCE, _ROUGH_ERROR = 5e-4, 2e-5
+# Change of the plan at which float32 hands over, and the error of its linear problems. [L1141]
+_ROUGH_TOLERANCE, _ROUGH_ERROR = 5e-5, 1e-5
+# Error of a partial linear problem below which it is known which points are full. [L1141]
+_NEAR = 1e-5
 # Iterations at the last epsilon after which float32 hands over, and of a settled plan that float64
 # does not bring to its marginals. [L870]
 _STUCK = {torch.float32: 32, torch.float64: 10}
@@ -223,6 +225,8 @@ def _relaxed_kernel(
     N: tl.constexpr = RI * RT
     M: tl.constexpr = CI * CT
     LEAST: tl.constexpr = -300.0 if FINAL else -80.0
+    # which points are full is nearly known by then
+    NEWTON: tl.constexpr = FINAL or not PARTIAL
     number, x, y, a, b = problem(x, y, a, b, i, j, N, M)
     rows, columns = line(RI, RT), line(CI, CT)
     down, across = tl.arange(0, N), tl.arange(0, M)
@@ -321,7 +325,10 @@ def _relaxed_kernel(
         s, t, level_a, level_b = all_a * 0.0 + 1.0, all_b * 0.0 + 1.0, one, one
         plain, error, taken, busy = s, zero + float("inf"), 0, 1
         below, missing = zero + NEAR, all_b * 0.0
+        # columns at their level, as the first half-step left them
+        held_b = (all_b > 0) & (known_b <= 1.0)
         while busy == 1:
+            s_before, t_before, plain_before = s, t, plain
             if near == 1:
                 # as the dual's second derivative says; the first time none, as nothing is known
                 step_b = stepped(
@@ -329,6 +336,10 @@ def _relaxed_kernel(
                 )
                 step_b = tl.where(all_b > 0, step_b / root, 0.0)
                 t = t * tl.exp(tl.minimum(tl.maximum(step_b, -1.0), 1.0))
+                if PARTIAL:
+                    # the level of the columns stays; the one of the rows says how much moves
+                    most_b = tl.where(all_b > 0, level_b * known_b, 1.0)
+                    t = tl.where(held_b, most_b, tl.minimum(t, most_b))
                 here_b = _through(t, scaled + N, across, columns)
                 sums_a = sums_of_rows(kernel * by_columns(here_b))
                 found_a = _through(sums_a, summed, rows, down)
@@ -355,9 +366,18 @@ def _relaxed_kernel(
             here_a = _through(plain, scaled, down, rows)
             sums_b = sums_of_columns(kernel * by_rows(here_a))
             found_b = _through(sums_b, summed + N, columns, across)
-            new, level_b = _half_step(all_b, found_b, known_b, level_b, tau_b, part, PARTIAL)
+            new, found_level = _half_step(all_b, found_b, known_b, level_b, tau_b, part, PARTIAL)
             before = error
             if PARTIAL:
+                if NEWTON:
+                    level_b = tl.where(near == 1, level_b, found_level)
+                    ratio_b = tl.where(all_b > 0, all_b / (found_b + 1e-37), 1.0)
+                    most_b = tl.where(all_b > 0, level_b * known_b, 1.0)
+                    held_b = (all_b > 0) & (ratio_b > most_b)
+                    new = tl.minimum(ratio_b, most_b)
+                    missing = tl.where(held_b, 0.0, found_b * (new - t))
+                else:
+                    level_b = found_level
                 error = tl.sum(found_b * tl.abs(new - t), 0)
             else:
                 # constants change the mass alone
@@ -365,27 +385,58 @@ def _relaxed_kernel(
                 missed -= tl.sum(all_b * missed, 0)
                 error = tl.sum(all_b * tl.abs(tl.exp(missed) - 1.0), 0)
                 missing = found_b * t * missed / tl.maximum(tau_b, 1e-2)
+            worse = near < 0
             fitted = next_relaxation(excess + 1.0, error / before) - 1.0
             excess = tl.where(near == 0, fitted, excess)
+            if PARTIAL and NEWTON:
+                # other points are full there
+                worse = (near == 1) & ((error > 0.7 * before) | (error != error)) & (before < 1e30)
+                s = tl.where(worse, s_before, s)
+                t = tl.where(worse, t_before, t)
+                plain = tl.where(worse, plain_before, plain)
+                error = tl.where(worse, before, error)
+                near = tl.where(worse, 0, near)
             near = tl.where(error > 0.7 * before, 0, near)
             # NaN compares as false
             busy = tl.where((error > wanted) & (error < 1e30) & (taken < limit), 1, 0)
-            if not PARTIAL:  # noqa: SIM102, a constant beside numbers
-                if (busy == 1) & (near == 0) & (error <= below) & (tau_b > 1e-2):
+            if NEWTON:  # noqa: SIM102, a constant beside numbers
+                if (busy == 1) & (near == 0) & (worse == 0) & (error <= below) & (tau_b > 1e-2):
                     here_b = tl.load(scaled + N + columns)
                     held = kernel * by_rows(here_a) * by_columns(here_b)
+                    masses_a, masses_b = found_a * plain, found_b * t
+                    if PARTIAL:
+                        # rows at their level answer together, columns at theirs not at all
+                        most_a = tl.where(all_a > 0, level_a * known_a, 1.0)
+                        held_a = (all_a > 0) & (all_a > found_a * most_a)
+                        first_a = tl.min(tl.where(held_a, down, N), 0)
+                        together = tl.sum(tl.where(held_a, masses_a, 0.0), 0)
+                        masses_a = tl.where(held_a, 1.0, masses_a)
+                        masses_a = tl.where(down == first_a, together, masses_a)
+                        masses_b = tl.where(held_b, all_b, masses_b)
+                        free_a = _through(tl.where(held_a, one, zero), lines, down, rows)
+                        full_b = _through(tl.where(held_b, zero, one), lines + N, across, columns)
+                        held = held * by_columns(full_b)
+                        merged = sums_of_columns(held * by_rows(free_a))
+                        chosen_a = tl.where(rows == first_a, one, zero)
+                        held = held * by_rows(1.0 - free_a) + by_rows(chosen_a) * by_columns(merged)
                     write(work, held, shift, RI, CI, RT, CT)
                     # a relaxed side answers less
-                    tl.store(own_costs + down, found_a * plain / tl.maximum(tau_a, 1e-9))
-                    masses = found_b * t / tl.maximum(all_b, 1e-30) / tl.maximum(tau_b, 1e-2)
-                    masses = tl.where(all_b > 0, masses, 1.0)
-                    tl.store(columns_of + across, masses.to(tl.float32))
+                    tl.store(own_costs + down, masses_a / tl.maximum(tau_a, 1e-9))
+                    masses_b = masses_b / tl.maximum(all_b, 1e-30) / tl.maximum(tau_b, 1e-2)
+                    masses_b = tl.where(all_b > 0, masses_b, 1.0)
+                    tl.store(columns_of + across, masses_b.to(tl.float32))
                     tl.debug_barrier()
                     invert(
                         work, own_costs, b, inverse, columns_of, count, shift, N, M, CHUNK,
-                        SQUARE_RI, SQUARE_CI, SQUARE_RT, SQUARE_CT,
+                        SQUARE_RI, SQUARE_CI, SQUARE_RT, SQUARE_CT, not PARTIAL,
                     )  # fmt: skip
                     near, below = 1, 0.1 * error
+        if PARTIAL and NEWTON:
+            # where the last step led further away
+            tl.debug_barrier()
+            tl.store(scaled + down, plain)
+            tl.store(scaled + N + across, t)
+            tl.debug_barrier()
         spent += taken
         here_a, here_b = tl.load(scaled + rows), tl.load(scaled + N + columns)
         kernel = kernel * by_rows(here_a) * by_columns(here_b)
@@ -491,7 +542,7 @@ def ease(
             inner_tol,
             LINEAR=linear is not None, BEGIN=begin is not None and not final,
             PARTIAL=relaxed.mass is not None, FINAL=final, DECAY=DECAY, CHUNK=16, MET=MET,
-            STUCK=_STUCK[dtype], NEAR=NEAR, **tiles, num_warps=warps, num_stages=1 if final else 3,
-            maxnreg=_REGISTERS,
+            STUCK=_STUCK[dtype], NEAR=NEAR if relaxed.mass is None else _NEAR, **tiles,
+            num_warps=warps, num_stages=1 if final else 3, maxnreg=_REGISTERS,
         )  # fmt: skip
     return made
