@@ -289,24 +289,33 @@ def test_plans_that_jump_to_and_fro_are_held_back_or_end_as_flat(device, monkeyp
     from torchgw._batch import rough_triton
 
     skip_unless_kernels_run(device)
-    generator = torch.Generator().manual_seed(1)
-    draws = torch.rand(2, 14, 14, generator=generator, dtype=torch.float64)
-    edges = (draws < 0.25).double().triu(1)
-    tables = list((edges + edges.mT).to(device))
+    # which of them settle hangs on rounding, how many does not
+    tables = []
+    for seed in range(1, 2 if device.type == "cpu" else 33):
+        generator = torch.Generator().manual_seed(seed)
+        draws = torch.rand(2, 14, 14, generator=generator, dtype=torch.float64)
+        edges = (draws < 0.25).double().triu(1)
+        tables += list((edges + edges.mT).to(device))
     stack = pack(tables, [torch.full_like(table[0], 1 / 14) for table in tables])
-    index, one = torch.arange(1, device=device), torch.ones(1, device=device).double()
+    index = torch.arange(0, len(tables), 2, device=device)
+    one = torch.ones(len(index), device=device).double()
     problems = Packed(stack, stack, index, index + 1, one, one * torch.nan, one)
     monkeypatch.setattr(engine, "may_begin", lambda *args: True)
     monkeypatch.setattr(engine, "_run_queue", lambda *args: pytest.fail("left"))
     held = engine.run(problems, engine.Rules())
-    assert [ENDINGS[code] for code in held.ending.tolist()] == ["CONVERGED"]
     for name, value in {"_MOMENTUM": 0.0, "_DAMPING": 0.0, "_DECAY": 0.5}.items():
         monkeypatch.setattr(rough_triton, name, value)
     found = engine.run(problems, engine.Rules())
-    assert [ENDINGS[code] for code in found.ending.tolist()] == ["FLAT"]
-    assert float(held.objective) < float(found.objective)
-    assert int(found.n_iter) < 100
-    assert float(found.marginal_error) <= engine.Rules().inner_tol
+    flat = ENDINGS.index("FLAT")
+    for solved in (held, found):
+        assert {ENDINGS[code] for code in solved.ending.tolist()} <= {"CONVERGED", "FLAT"}
+        assert float(solved.marginal_error.max()) <= engine.Rules().inner_tol
+    assert int((held.ending == flat).sum()) < int((found.ending == flat).sum())
+    assert float(held.objective.mean()) < float(found.objective.mean())
+    assert int(found.n_iter.max()) < 150
+    if device.type == "cpu":
+        # parts of a plan that are joined by next to nothing take Sinkhorn's iteration 1,893
+        assert int(found.inner_iterations) < 1000
 
 
 @pytest.mark.slow

@@ -96,6 +96,40 @@ def stepped(inverse, lines, missing, columns, M: tl.constexpr, CHUNK: tl.constex
 
 
 @triton.jit
+def _newton(
+    kernel, exact, t, found, mass_a, mass_b, inverse, lines,
+    M: tl.constexpr, CHUNK: tl.constexpr, RI: tl.constexpr, CI: tl.constexpr,
+    RT: tl.constexpr, CT: tl.constexpr,
+):  # fmt: skip
+    """Solve for the change of log t by conjugate gradients, an inverse alike before them.
+
+    That inverse is of float32: it misses parts of a plan that are joined by next to nothing.
+    """
+    columns = line(CI, CT)
+    used, root = mass_b > 1e-29, tl.rsqrt(mass_b)
+    missing = tl.where(used, mass_b - found, 0.0)
+    change, direction, turns = missing * 0.0, missing * 0.0, 0
+    left = tl.sum(tl.sum(tl.abs(missing), 0), 0)
+    enough, size = 0.01 * left, left * 0.0
+    while (turns < 16) & (left > enough):
+        step = stepped(inverse, lines, (missing * root).to(tl.float32), columns, M, CHUNK)
+        step = tl.where(used, step * root, 0.0)
+        before, size = size, tl.sum(tl.sum(missing * step, 0), 0)
+        kept = tl.where(before > 0, size / tl.where(before > 0, before, 1.0), 0.0)
+        direction = step + kept * direction
+        share = exact * exact * sums_of_rows(kernel * by_columns(t * direction)) / mass_a
+        answer = found * direction - t * sums_of_columns(kernel * by_rows(share))
+        answer = tl.where(used, answer, 0.0)
+        curve = tl.sum(tl.sum(direction * answer, 0), 0)
+        length = tl.where(curve > 0, size / tl.where(curve > 0, curve, 1.0), 0.0)
+        change += length * direction
+        missing -= length * answer
+        left = tl.sum(tl.sum(tl.abs(missing), 0), 0)
+        turns = tl.where(curve > 0, turns + 1, 16)
+    return change, turns
+
+
+@triton.jit
 def solved(
     kernel, mass_a, mass_b, a, b, f, g, unit, near, factor, wanted, most, tick,
     held, inverse, lines, shift, CHUNK: tl.constexpr, BELOW: tl.constexpr,
@@ -118,7 +152,7 @@ def solved(
     t, exact = mass_b * 0.0 + 1.0, s
     found = sums_of_columns(kernel * by_rows(s)) + TINY
     error = distance(found, mass_b)
-    spent, ticks, limit = 0, 0, BELOW * 1.0
+    spent, ticks, careful, limit = 0, 0, 0, BELOW * 1.0
     # NaN compares as false
     busy = tl.where((error > wanted) & (error < 1.0e38), 1, 0)
     while busy == 1:
@@ -134,13 +168,20 @@ def solved(
             )  # fmt: skip
             kernel = read(held, shift, RI, CI, RT, CT)
             s, t = mass_a * 0.0 + 1.0, mass_b * 0.0 + 1.0
-            near, limit = 1, (0.1 * error).to(tl.float32)
+            near, limit, careful = 1, (0.1 * error).to(tl.float32), 2
         if near == 1:
             root = tl.rsqrt(mass_b)
             step = stepped(
                 inverse, lines, ((mass_b - found) * root).to(tl.float32), columns, M, CHUNK
             )
             step = tl.where(mass_b > 1e-29, step * root, 0.0)
+            if kernel.dtype == tl.float64:  # noqa: SIM102, a constant beside numbers
+                if careful == 1:
+                    step, turns = _newton(
+                        kernel, exact, t, found, mass_a, mass_b, inverse, lines,
+                        M, CHUNK, RI, CI, RT, CT,
+                    )  # fmt: skip
+                    spent += turns
             t = t * tl.exp(tl.minimum(tl.maximum(step, -1.0), 1.0))
             spent += 1
         else:
@@ -159,7 +200,13 @@ def solved(
         factor = tl.where((near == 0) & (ticks > 1), fitted, factor)
         if near == 1:
             s = exact
-        near = tl.where(error > 0.7 * before, 0, near)
+        # parts joined by too little must first grow together, which no error tells
+        stalls = error > tl.where(careful == 1, 2.0, 0.7) * before
+        if kernel.dtype == tl.float64:
+            # an inverse of this very plan that does not lead on
+            careful = tl.where(stalls, tl.where((near == 1) & (careful == 2), 1, 0), careful)
+            stalls = stalls & (careful == 0)
+        near = tl.where(stalls, 0, near)
         busy = tl.where((error > wanted) & (error < 1.0e38) & (spent < most), 1, 0)
     tl.store(f, tl.load(f) + unit * tl.log(exact))
     tl.store(g, tl.load(g) + unit * tl.log(t))

@@ -84,6 +84,12 @@ def _own_costs(table, mass, out, SIZE: tl.constexpr, ROWS: tl.constexpr):
 
 
 @triton.jit
+def _both(left, right, more_left, more_right):
+    """Add pairs, so that two sums are one reduction."""
+    return left + more_left, right + more_right
+
+
+@triton.jit
 def _level(weight, brim, level, mass):
     """Find the level at which sum_i weight_i min(1, level / brim_i) is ``mass``, from another one.
 
@@ -93,8 +99,8 @@ def _level(weight, brim, level, mass):
     per_level = weight / brim
     while steps < 40:
         full = brim < level
-        filled = tl.sum(tl.where(full, weight, 0.0), 0)
-        slope = tl.sum(tl.where(full, 0.0, per_level), 0)
+        parts = tl.where(full, weight, 0.0), tl.where(full, 0.0, per_level)
+        filled, slope = tl.reduce(parts, 0, _both)
         over = mass - filled <= tl.where(slope > 0, 0.0, -1e-6)
         steps = tl.where(over | ((filled != last) & (slope > 0)), steps + 1, 40)
         level = tl.where(slope > 0, (mass - filled) / tl.where(slope > 0, slope, 1.0), level)
