@@ -94,6 +94,11 @@ _WHY_SINGLE = {
     "them all, so this is the optimum of a single start; there may be a better one. Pass an `init` "
     "that you know, or fewer points.",
 }
+_WHY_FAST = (
+    "A few points do not represent these distances, and search='fast' does not search them all, so "
+    "this is the optimum of a single start; there may be a better one. Pass search='auto', or an "
+    "`init` that you know."
+)
 WHY_SUBSAMPLE = (
     "The problem is so large that its solve began on a subsample, and no starts were followed on "
     "all points; there may be a better optimum. Pass search='auto', or an `init` that you know."
@@ -261,23 +266,23 @@ def find_optima(
 def search_all_points(
     problem: Problem, epsilon: float, first: Search, n_init: int | None, how: SearchName
 ) -> Search:
-    """Follow ``n_init`` chains on all points where a few do not represent them."""
+    """Follow ``n_init`` chains on all points where a few do not represent them, or say so."""
     # They are compared at the target `epsilon`, with what few points have found `first` where that
     # is of all points.
     n, m = problem.source.n, problem.target.n
     if max(n, m) < _TINY or problem.loss.cross is None:
         return first
-    if how == "auto" and _tells_all(problem, first):
+    if how != "thorough" and _tells_all(problem, first):
         return first
     operations = _OPERATIONS[problem.source.device.type] * (_THOROUGH if how == "thorough" else 1)
     affordable = chains_within(operations, n, m)
     if affordable < _FEWEST_CHAINS:
-        return first._replace(doubt=_WHY_SINGLE[how])
+        return first._replace(doubt=_WHY_SINGLE["thorough" if how == "thorough" else "auto"])
     whole = _coarsen(problem, max(n, m), call_directly)
     if epsilon >= whole.scale:
         # every chain would end at the one plan that there is
         return first
-    if max(n, m) <= _POINTS and n_init is None:
+    if max(n, m) <= _POINTS and n_init is None and how != "fast":
         # starts of another kind, and cheap ones
         more = find_optima(problem, epsilon, _CHAINS["thorough"])
         first = min(more, first, key=_least)
@@ -289,6 +294,8 @@ def search_all_points(
     ):
         # nothing is better than a match that keeps all distances
         return first
+    if how == "fast":
+        return first._replace(doubt=_WHY_FAST)
     # far below, a ladder of stages would have no end
     target = max(epsilon, LEAST_EPSILON * whole.scale)
     count = min(n_init or _CHAINS[how], affordable)

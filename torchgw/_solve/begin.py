@@ -87,7 +87,7 @@ def first_guess(
     # whether some points, as all that were searched, tell no optimum from the others
     unsure = not _is_whole(search, searched) and search.ambiguity > _DOUBTED
     matched = match_points(searched) if unsure or not search.alternatives else None
-    if matched is None and sample is None and options.search != "fast":
+    if matched is None and sample is None:
         search = search_all_points(problem, epsilon, search, options.n_init, options.search)
     if matched is not None:
         guess = Guess(matched, None, GUESS_EPSILON)
