@@ -29,8 +29,9 @@ from torchgw._typing import Iteration
 
 # Column error at the target epsilon up to which a plan counts as one with both marginals. [L184]
 _MET = 3e-3
-# Iterations in a row that may miss it before their linear problems get more time: objectives are
-# not compared meanwhile, and the loop would end by its limit alone. [L472]
+# Iterations that may miss it, without two in a row that do not, before their linear problems get
+# more time: objectives are not compared meanwhile, and the loop would end by its limit alone.
+# [L472] [L1146]
 _MISSES = 5
 # Sinkhorn iterations of one linearisation, if the cost is stored or streamed: about as much work as
 # the linearisation itself. [L186]
@@ -57,7 +58,8 @@ def iterate(setting: Setting, state: LoopState, most: int | None = None) -> Loop
         Step(gradient, marginals, setting.backend, generator, setting.store, anneal.proximal)
     )
     follow, ending = NextPoint(gradient, anneal, marginals, generator), _Ending(setting)
-    change, budget, missed = math.inf, _INNER_ITERATIONS[setting.store], 0
+    change, budget = math.inf, _INNER_ITERATIONS[setting.store]
+    met, missed = True, 0
     left = options.max_iter - state.done
     for _ in range(left if most is None else min(most, left)):
         point, done, annealed = state.coupling, state.done, state.annealed
@@ -82,8 +84,9 @@ def iterate(setting: Setting, state: LoopState, most: int | None = None) -> Loop
             change = verdict.change
             check_finite(verdict.dual, inner.error, epsilon)
             # objectives can be compared, and steps followed, of plans with both marginals
-            met = not at_target or inner.error <= _MET
-            missed = 0 if met else missed + 1
+            before, met = met, not at_target or inner.error <= _MET
+            # a plan that jumps to and fro may miss them every other time
+            missed = missed + 1 if not met else 0 if before else missed
             coupling = follow(point, latest, state.latest, change, annealed, met=met)
             start = look_ahead(anneal, annealed, inner.potentials, state.potentials)
         state = LoopState(
