@@ -158,6 +158,7 @@ def test_the_summary_shows_the_gap_once_known():
     assert "above lower bound" in result._repr_html_()
 
 
+@pytest.mark.filterwarnings("ignore::torchgw.SearchWarning")
 @pytest.mark.parametrize("shape", [(5, 7), (6, 6)])
 def test_correlation_is_that_of_independent_pairs(shape):
     rng = np.random.default_rng(0)

@@ -151,6 +151,7 @@ def test_nodes_with_the_same_neighbours_may_be_exchanged():
     assert float(apart[0, 2]) > 0.05
 
 
+@pytest.mark.filterwarnings("ignore::torchgw.SearchWarning")
 def test_without_chains_a_search_of_graphs_is_no_worse_than_a_single_start():
     graph = random_graph(150, 6, 0)
     copy, truth = shuffled(rewired(graph, 0.05))
@@ -172,6 +173,7 @@ def test_chains_find_what_a_single_start_misses():
     assert result.report.objective < 0.9 * fast.report.objective
     assert found > 0.9
     assert not fast.trials
+    assert "search='fast' follows no start" in fast.doubt
     assert result.alternatives[0].epsilon == 0
 
 

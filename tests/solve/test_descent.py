@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from reference import gw_value
 from sklearn.neighbors import kneighbors_graph
 
 import torchgw
+from benchmarks.quality.problems import PROBLEMS
 from torchgw._gradients.choose import make_gradient
 from torchgw._problem.problem import Problem, stored_matrix
 from torchgw._sinkhorn.annealing import Annealing
@@ -176,3 +178,14 @@ def test_a_settled_plan_whose_marginals_stay_missed_ends_the_solve():
     assert result.status is torchgw.Status.INNER_LIMIT
     assert result.n_iters < 80
     assert result.marginal_error > 1e-5
+
+
+@pytest.mark.slow
+def test_plans_that_miss_their_marginals_every_other_time_do_not_run_to_the_limit():
+    """Two plans followed each other for 500 iterations; one of them missed its marginals."""
+    instance = PROBLEMS["erdos-renyi-500-rewired20"].instance(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        result = torchgw.solve(D_X=instance.d_x, D_Y=instance.d_y, search="fast", max_iter=100)
+    assert result.status is Status.FLAT
+    assert result.marginal_error < 1e-6
