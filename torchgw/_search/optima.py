@@ -95,9 +95,9 @@ _WHY_SINGLE = {
     "that you know, or fewer points.",
 }
 _WHY_FAST = (
-    "A few points, or rough plans, do not tell which optimum is best here, and search='fast' follows "
-    "no start to its end on all points; there may be a better one. Pass search='auto', or an `init` "
-    "that you know."
+    "A few points, or rough plans, do not tell which optimum is best here, and search='fast' "
+    "follows no start to its end on all points; there may be a better one. Pass search='auto', or "
+    "an `init` that you know."
 )
 WHY_SUBSAMPLE = (
     "The problem is so large that its solve began on a subsample, and no starts were followed on "
