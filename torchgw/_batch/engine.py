@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from torchgw._batch.newton import NEWTON_BELOW, newton_step
-from torchgw._batch.packing import Packed, natural_scale
+from torchgw._batch.packing import Packed, Stack, natural_scale
 from torchgw._batch.products import products
 from torchgw._batch.relaxed import Relaxed, Settled
 from torchgw._batch.stopping import Descent
@@ -287,24 +287,35 @@ def _solver_in_triton(
     (n, m), relaxed = problems.shape, problems.relaxed
     # programs hold powers of two
     rows, columns = (1 << (size - 1).bit_length() for size in (n, m))
-    one = padded(problems.x.tables, rows, rows), padded(problems.x.weights, rows)
-    other = one
-    if problems.y is not problems.x:
-        other = padded(problems.y.tables, columns, columns), padded(problems.y.weights, columns)
-    double = (one[0], other[0], one[1], other[1])
-    # what both sides share is kept once
-    floats = {id(part): part.float() for part in double}
-    single = tuple(floats[id(part)] for part in double)
     noise = padded(_noise(problems.shape, problems.device), rows, columns)
     fall = rules.objective_tol if rules.objective_tol > 0 else -math.inf
 
+    def taken(side: Stack, used: Tensor, size: int) -> tuple[Tensor, Tensor]:
+        return padded(side.tables[used], size, size), padded(side.weights[used], size)
+
+    def tables(numbers: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, Tensor]]:
+        """Take the tables and weights that some problems need, and where theirs are among them."""
+        i, j = problems.i[numbers], problems.j[numbers]
+        if problems.y is problems.x:
+            # what both sides share is kept once
+            used, places = torch.cat([i, j]).unique(return_inverse=True)
+            x = y = taken(problems.x, used, rows)
+            # pointers that are aligned, so that one variant of the programs is enough
+            i, j = (part.clone() for part in places.chunk(2))
+        else:
+            (used_x, i), (used_y, j) = (one.unique(return_inverse=True) for one in (i, j))
+            x, y = taken(problems.x, used_x, rows), taken(problems.y, used_y, columns)
+        return (x[0], y[0], x[1], y[1]), (i, j)
+
     def programs(
         numbers: Tensor,
-    ) -> tuple[Tensor, Relaxed | None, Eased | Finished, Worth]:
+    ) -> tuple[tuple[Tensor, Tensor], Tensor, Relaxed | None, Eased | Finished, Worth]:
         linear, target, first, some = _units(problems, numbers)
         linear = None if linear is None else padded(linear, rows, columns)
-        index = problems.i[numbers], problems.j[numbers]
-        alpha = problems.alpha[numbers]
+        double, index = tables(numbers)
+        floats = {id(part): part.float() for part in double}
+        single = tuple(floats[id(part)] for part in double)
+        weights, alpha = (double[2][index[0]], double[3][index[1]]), problems.alpha[numbers]
         begin = None
         if problems.begin is not None:
             costs, chosen = problems.begin(numbers)
@@ -321,10 +332,12 @@ def _solver_in_triton(
             made = finish(double, index, alpha, linear, target, warm, (*limits, fall))
         else:
             made = ease(double, single, index, *begun, some, noise, limits)
-        return target, some, made, worth(double, index, linear, made.plan, (made.f, made.g))
+        sums = worth(double, index, linear, made.plan, (made.f, made.g))
+        return weights, target, some, made, sums
 
     def solve(numbers: Tensor) -> Tensor:
-        alpha, (target, some, made, sums) = problems.alpha[numbers], programs(numbers)
+        alpha = problems.alpha[numbers]
+        weights, target, some, made, sums = programs(numbers)
         terms = _Terms.of_sums(alpha, sums.crossed, sums.linear, sums.own)
         product = _Terms.of_sums(alpha, sums.product_crossed, sums.product_linear, sums.product_own)
         both, plan, f, unit, missing = (terms, product), made.plan, made.f, target, sums.missing
@@ -333,8 +346,6 @@ def _solver_in_triton(
         else:
             assert some is not None
             masses = sums.masses[:, :rows], sums.masses[:, rows:]
-            i, j = problems.i[numbers], problems.j[numbers]
-            weights = double[2][i], double[3][j]
             best = some.settle(*terms[:2], made.entropy, masses, weights, target)
             objective, missing = best.objective, best.violation
             both, plan, f, unit = _of_mass(some, best, both, plan, f, unit)
