@@ -14,6 +14,7 @@ from problems import linear_problem, random_weights
 import torchgw
 from torchgw import InvalidInputError, UnsupportedError
 from torchgw._problem.marginals import quadratic_divergence, relative_entropy
+from torchgw._sinkhorn import partial
 from torchgw._sinkhorn.compiled import CompiledBackend
 from torchgw._sinkhorn.contract import softmin_sweep
 from torchgw._sinkhorn.eager import EagerBackend
@@ -392,6 +393,49 @@ def test_the_host_solves_small_partial_problems_of_a_gpu():
         assert here.n_iters == there.n_iters
         for mine, its in zip(here.potentials, there.potentials, strict=True):
             torch.testing.assert_close(mine, its, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("mass", [0.7, 0.95])
+@pytest.mark.parametrize("zero_weights", [False, True])
+def test_newton_steps_of_partial_problems_end_at_their_plan(mass, zero_weights, monkeypatch):
+    """By the conditions of the optimum, and at the plan of iterations alone."""
+    problem = linear_problem(12, 15, 3, zero_weights=zero_weights)
+    epsilon, real, taken = 0.02, partial._by_newton, []
+    given = EagerBackend().prepare(LinearProblem(problem.dense, problem.marginals, epsilon))
+
+    def seen(*args):
+        taken.append(real(*args))
+        return taken[-1]
+
+    monkeypatch.setattr(partial, "_by_newton", seen)
+    options = {"max_iter": 5000, "tol": 1e-10, "mass": mass}
+    found = partial_sinkhorn(given, None, **options)
+    assert found.converged
+    assert len(taken) == 1
+    plan, (a, b) = given.dense(found.potentials), problem.marginals
+    f, g = (part / epsilon for part in found.potentials)
+    rows, columns = plan.sum(1), plan.sum(0)
+    assert float(plan.sum()) == pytest.approx(mass, abs=1e-9)
+    assert float((rows - a).clamp_min(0).sum() + (columns - b).clamp_min(0).sum()) < 1e-8
+    # a potential below the highest is that of a point that is full
+    for potential, masses, weight in ((f, rows, a), (g, columns, b)):
+        below = (weight > 0) & (potential < potential[weight > 0].max() - 1e-6)
+        assert bool(below.any())
+        assert float((weight - masses)[below].abs().sum()) < 1e-8
+    monkeypatch.setattr(partial, "_FEW", 0)
+    plain = partial_sinkhorn(given, None, **options)
+    assert plain.n_iters > found.n_iters
+    assert float((given.dense(plain.potentials) - plan).abs().sum()) < 1e-8
+
+
+def test_a_small_partial_problem_that_did_not_end_converges():
+    """Iterations alone used 110,000 of them and ended INNER_LIMIT."""
+    generator = torch.Generator().manual_seed(0)
+    points = torch.randn(2, 16, 20, 3, generator=generator, dtype=torch.float64)[:, 9]
+    x, y = (torch.cdist(side, side) for side in points)
+    result = torchgw.solve(D_X=x / x.max(), D_Y=y / y.max(), mass=0.7, n_init=1)
+    assert result.status is torchgw.Status.CONVERGED
+    assert sum(iteration.inner_iterations for iteration in result.history) < 10_000
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])

@@ -13,6 +13,7 @@ from torchgw._sinkhorn.anderson import Anderson
 from torchgw._sinkhorn.contract import PreparedProblem
 from torchgw._sinkhorn.eager import EagerBackend
 from torchgw._sinkhorn.loop import SinkhornResult
+from torchgw._sinkhorn.newton import NEWTON_BELOW, is_small
 from torchgw._sinkhorn.problem import DenseCost
 from torchgw._typing import Marginals, Potentials
 
@@ -27,6 +28,12 @@ _MOST_FAILURES = 3
 _ON_HOST = 2**17
 # Column error below which the iteration is near enough to linear to be extrapolated. [L237]
 _LINEAR = 1e-3
+# Up to so many points a side, and after so many iterations, Newton's method goes on; where it does
+# not solve a linear problem, four times as many iterations come before it is tried again. [L1202]
+_FEW, _SLOW, _PATIENCE = 64, 200, 4
+# Its steps at most, the shares of a step that are tried, how far potentials may move in a step and
+# in all, in units of epsilon, and the ridge, a share of the mass of a column. [L1202]
+_STEPS, _SHARES, _LONGEST, _FURTHEST, _RIDGE = 30, 0.3 ** np.arange(8), 3.0, 30.0, 1e-11
 
 
 class _Round(NamedTuple):
@@ -63,6 +70,8 @@ def partial_sinkhorn(
         kernel = make_kernel(prepared, Potentials(start.f, g))
     tol = max(tol, 16 * torch.finfo(cost.dtype).eps)
     acceleration, done, failures = Anderson(), 0, 0
+    few = is_small(prepared) and max(cost.shape) <= _FEW
+    slow, wait = _SLOW if few else max_iter, _SLOW
     while True:
         # one exact iteration is enough to make a kernel from
         count = min(1 if storable and kernel is None else _CHECK_EVERY, max_iter - done)
@@ -79,11 +88,81 @@ def partial_sinkhorn(
         done += count
         if error <= tol or done >= max_iter or not math.isfinite(error):
             break
+        if done >= slow and error < NEWTON_BELOW:
+            g, solved = _by_newton(prepared, found.potentials, mass, tol)
+            wait = wait if solved else _PATIENCE * wait
+            acceleration, kernel, slow = Anderson(), None, done + wait
+            continue
         g = acceleration.next(g, found.g_next) if error < _LINEAR else found.g_next
         g = g.clamp_max(0.0)
         if storable and kernel is None:
             kernel = make_kernel(prepared, found.potentials)
     return SinkhornResult(found.potentials, error, done, error <= tol)
+
+
+class _Point(NamedTuple):
+    """Where columns are scaled by exp(u): rows that carry the mass, and the dual value."""
+
+    u: NDArray[np.float64]
+    x: NDArray[np.float64]  # logarithms of what rows are scaled by
+    full: NDArray[np.bool_]  # rows whose bound is met
+    value: float  # over epsilon
+
+
+def _by_newton(
+    prepared: PreparedProblem, potentials: Potentials, mass: float, tol: float
+) -> tuple[Tensor, bool]:
+    """Find potentials g of columns by Newton's method on the dual, and whether it is solved."""
+    # Points at their bounds are known for a step: full rows follow the columns one by one, those
+    # that are not full rise and fall together with the level, and columns with g = 0 that would go
+    # on stay. Where a step changes which these are, the dual may rise on its way; it is shortened
+    # until it does not: D. Bertsekas. Projected Newton methods for optimization problems with
+    # simple constraints. SIAM Journal on Control and Optimization 1982.
+    epsilon = prepared.problem.epsilon
+    a, b = (weight.numpy() for weight in prepared.problem.marginals)
+    f, g = (part.numpy() / epsilon for part in potentials)
+    plan = prepared.dense(potentials).double().numpy()
+    used = b > 0
+    weighted = np.where(a > 0, a, 1.0)
+
+    def at(u: NDArray[np.float64]) -> _Point:
+        sums = np.where(a > 0, plan @ np.exp(u), 1.0)
+        rows = np.where(a > 0, f + np.log(weighted / sums), np.inf)
+        with np.errstate(all="ignore"):
+            height = level(rows, a, mass, 1.0)
+        bounded = np.where(a > 0, np.minimum(rows - height, 0.0), 0.0)
+        value = mass * height + a @ bounded + b @ np.where(used, g + u, 0.0)
+        return _Point(u, np.where(a > 0, bounded + height - f, 0.0), rows < height, float(value))
+
+    here, solved = at(np.zeros_like(b)), False
+    for _ in range(_STEPS):
+        now = plan * np.exp(here.x)[:, None] * np.exp(here.u)
+        columns = now.sum(0)
+        room = -(g + here.u)
+        # at their bound, where they are short of mass all the same
+        held = used & (np.log(np.where(used, b, 1.0) / np.maximum(columns, 1e-300)) >= room)
+        missing = np.where(used & ~held, b - columns, 0.0)
+        solved = abs(missing).sum() + columns[held] @ np.expm1(room[held]) <= tol / 2
+        if solved:
+            break
+        parts = now[here.full]
+        together = now[~here.full].sum(0)
+        shared = parts.T @ (parts / parts.sum(1)[:, None])
+        shared += np.outer(together, together) / max(together.sum(), 1e-300)
+        curvature = np.diag((1 + _RIDGE) * columns) - shared
+        free = used & ~held
+        direction = np.where(held, room, 0.0)
+        missing -= curvature @ direction
+        direction[free] = np.linalg.solve(curvature[np.ix_(free, free)], missing[free])
+        direction *= min(1.0, _LONGEST / max(abs(direction).max(), 1e-300))
+        for share in _SHARES:
+            there = at(np.minimum(here.u + share * direction, -g))
+            if there.value >= here.value:
+                break
+        if not there.value > here.value or abs(there.u).max() > _FURTHEST:
+            break
+        here = there
+    return potentials.g + epsilon * torch.from_numpy(here.u), bool(solved)
 
 
 def _on_host(
