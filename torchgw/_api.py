@@ -46,7 +46,8 @@ from torchgw._solve.options import (
     Storage,
     merge_precision,
 )
-from torchgw._solve.pipeline import Asked, solve_problem
+from torchgw._solve.outcome import Asked
+from torchgw._solve.passes import solve_problem
 from torchgw._solve.squares import solve_squares
 from torchgw._solve.state import Recorder
 from torchgw._solve.strategy import check_known, heavy_as_strict

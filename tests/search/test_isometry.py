@@ -203,7 +203,7 @@ def test_symmetric_shapes_keep_their_distances(points, polish):
 def test_a_solve_from_the_match_ends_no_higher_and_earlier(name, monkeypatch):
     x, y, _ = weighted(TABLES[name])
     result = torchgw.solve(D_X=x, D_Y=y, random_state=0)
-    monkeypatch.setattr("torchgw._solve.pipeline.find_isometry", lambda *_, **__: None)
+    monkeypatch.setattr("torchgw._solve.copies.find_isometry", lambda *_, **__: None)
     before = torchgw.solve(D_X=x, D_Y=y, random_state=0)
     assert result.converged
     assert result.n_iters < before.n_iters
@@ -281,13 +281,13 @@ def test_no_match_is_looked_for_where_the_start_is_said(options, monkeypatch):
     def refuse(*_, **__):
         raise AssertionError("a match was looked for")
 
-    monkeypatch.setattr("torchgw._solve.pipeline.find_isometry", refuse)
+    monkeypatch.setattr("torchgw._solve.copies.find_isometry", refuse)
     x, y, _ = weighted(cdist(cloud(20), cloud(20)))
     torchgw.solve(D_X=x, D_Y=y, **options)
 
 
 def test_large_copies_need_no_subsample(monkeypatch):
-    monkeypatch.setattr("torchgw._solve.pipeline.COARSE_ENTRIES", 1_000)
+    monkeypatch.setattr("torchgw._solve.start.COARSE_ENTRIES", 1_000)
     x = cloud(120)
     y, order = moved(x)
     result = torchgw.solve(x, y, distances="sqeuclidean", gradient="factored", random_state=0)

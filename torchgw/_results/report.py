@@ -7,7 +7,7 @@ from torchgw._errors import InvalidTypeError
 from torchgw._problem.problem import Problem
 from torchgw._problem.providers import Spaces
 from torchgw._results.storage import stored
-from torchgw._solve.pipeline import Outcome
+from torchgw._solve.outcome import Outcome
 
 
 class Log(dict[str, Any]):

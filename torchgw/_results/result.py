@@ -33,7 +33,7 @@ from torchgw._search.chains import Trial
 from torchgw._search.optima import Alternative
 from torchgw._search.relation import related
 from torchgw._sinkhorn.problem import DenseCost
-from torchgw._solve.pipeline import Outcome
+from torchgw._solve.outcome import Outcome
 from torchgw._solve.status import Status
 from torchgw._typing import Array, HessianProduct, Iteration, Marginals
 

@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.special import xlogy
 
 from torchgw._sinkhorn.anderson import Anderson
-from torchgw._solve.pipeline import Asked, Outcome, solve_problem
+from torchgw._solve.outcome import Asked, Outcome
+from torchgw._solve.passes import solve_problem
 from torchgw._solve.state import Recorder
 from torchgw._solve.status import Status
 from torchgw._typing import Marginals, Potentials

@@ -208,9 +208,9 @@ def target_epsilon(options: Options, spread: float, mass: float = 1.0) -> float:
     return float(options.epsilon) / mass
 
 
-def annealed(problem: Problem, strategy: Strategy) -> Strategy:
+def annealed(strategy: Strategy) -> Strategy:
     """Change the strategy for a search that had nothing to choose from: a single start."""
-    options = strategy.options
+    problem, options = strategy.problem, strategy.options
     rank = cost_rank(strategy.gradient, problem, strategy.n_anchors)
     store, tiling = _choose_storage(
         problem, options, strategy.gradient, strategy.dtypes, rank, annealed=True
