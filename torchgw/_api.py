@@ -16,6 +16,7 @@ from torchgw._boundary.console import verbose_progress
 from torchgw._derivatives.transforms import through_transforms
 from torchgw._errors import InvalidTypeError, warn_user
 from torchgw._gradients.choose import GradientName
+from torchgw._problem.given import Passed
 from torchgw._problem.linear_term import (
     FeatureMetric,
     check_alpha,
@@ -29,7 +30,8 @@ from torchgw._problem.marginals import check_marginal_rule, divide_by_totals
 from torchgw._problem.named import DistanceName
 from torchgw._problem.plausible import warn_of_two_units
 from torchgw._problem.problem import Problem
-from torchgw._problem.providers import DistanceOptions, ScaleName, build_providers
+from torchgw._problem.providers import DistanceOptions, build_providers
+from torchgw._problem.scale import ScaleName
 from torchgw._problem.signatures import SignatureName, is_signature, named_features
 from torchgw._results.result import GWResult, make_result
 from torchgw._search.agreement import agreement
@@ -513,8 +515,8 @@ def solve(
         made: list[Searched] = []
         judge = None if tracked else partial(agreement, device=where, backend=backend, made=made)
         sides = build_providers(
-            (X, Y), tables, distances, distance_options, where, recorder.time,
-            weights=(a, b), directed=True, judge=judge,
+            (Passed("X", X, tables[0], a), Passed("Y", Y, tables[1], b)), distances,
+            distance_options, where, recorder.time, judge, directed=True,
         )  # fmt: skip
         source, target = sides.providers
         if options.rule is not None and scale == "auto" and weight > 0:

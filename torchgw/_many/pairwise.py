@@ -26,7 +26,7 @@ from torchgw._many.solver import Numbers, Questions, Relaxations, Shelves, solve
 from torchgw._many.spaces import Listed, Measure, Space, check_columns, read_spaces
 from torchgw._problem.linear_term import FeatureMetric
 from torchgw._problem.named import DistanceName
-from torchgw._problem.providers import ScaleName
+from torchgw._problem.scale import ScaleName
 from torchgw._tensors.ahead import probe_beside
 from torchgw._tensors.ranks import Distributed, Ranks, check_distributed, join, together
 

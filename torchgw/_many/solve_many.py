@@ -53,7 +53,7 @@ from torchgw._many.spaces import (
 from torchgw._problem.linear_term import FeatureMetric, check_alpha, is_fused
 from torchgw._problem.marginals import MarginalRule, check_marginal_rule
 from torchgw._problem.named import DistanceName
-from torchgw._problem.providers import ScaleName
+from torchgw._problem.scale import ScaleName
 from torchgw._tensors.ahead import probe_beside
 from torchgw._tensors.memory import free_memory
 from torchgw._tensors.ranks import Distributed, Ranks, check_distributed, join, together

@@ -12,10 +12,12 @@ from torch import Tensor
 from torchgw._boundary.arrays import as_weights, check_points
 from torchgw._boundary.graphs import as_graph
 from torchgw._errors import InvalidInputError, InvalidTypeError
+from torchgw._problem.given import Passed
 from torchgw._problem.linear_term import FeatureMetric
 from torchgw._problem.named import DistanceName
 from torchgw._problem.problem import stored_matrix
-from torchgw._problem.providers import DistanceOptions, ScaleName, build_provider
+from torchgw._problem.providers import DistanceOptions, build_provider
+from torchgw._problem.scale import ScaleName
 from torchgw.distances.base import DistanceProvider
 
 
@@ -145,9 +147,8 @@ def _measured(
     elif spec == "auto":
         spec = "euclidean" if as_graph(name, item) is None else "precomputed"
     space, table = (None, item) if is_table else (item, None)
-    provider = build_provider(
-        name, space, (spec, "auto"), measure.options(), device, table=table, weights=weight
-    )
+    passed = Passed(name, space, table, weight)
+    provider = build_provider(passed, (spec, "auto"), measure.options(), device)
     return (
         stored_matrix(provider).to(device, torch.float64),
         as_weights("a", weight, provider.n, device, f"point of {name}"),

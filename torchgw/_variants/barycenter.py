@@ -22,9 +22,11 @@ from torchgw._boundary.arrays import (
 )
 from torchgw._boundary.checks import check_count, check_positive, reject_unknown
 from torchgw._errors import ConvergenceWarning, InvalidInputError, warn_user
+from torchgw._problem.given import Passed
 from torchgw._problem.named import DistanceName
 from torchgw._problem.problem import stored_matrix
-from torchgw._problem.providers import DistanceOptions, ScaleName, build_provider
+from torchgw._problem.providers import DistanceOptions, build_provider
+from torchgw._problem.scale import ScaleName
 from torchgw._results.base import Result
 from torchgw._results.result import GWResult
 from torchgw._typing import Array, Seed
@@ -153,7 +155,7 @@ def barycenter(
     generator, seed = make_generator(random_state, where)
     options = DistanceOptions(None, None, scale, "stitch")
     providers = [
-        build_provider(f"spaces[{index}]", space, distances, options, where).to(
+        build_provider(Passed(f"spaces[{index}]", space), distances, options, where).to(
             where, torch.float64
         )
         for index, space in enumerate(spaces)

@@ -18,6 +18,7 @@ from torchgw._errors import (
     UnsupportedError,
     warn_user,
 )
+from torchgw._problem.given import Passed
 from torchgw._problem.linear_term import (
     FeatureMetric,
     check_alpha,
@@ -27,7 +28,8 @@ from torchgw._problem.linear_term import (
 )
 from torchgw._problem.named import DistanceName
 from torchgw._problem.problem import Problem
-from torchgw._problem.providers import DistanceOptions, ScaleName, build_providers
+from torchgw._problem.providers import DistanceOptions, build_providers
+from torchgw._problem.scale import ScaleName
 from torchgw._problem.signatures import SignatureName, is_signature, named_features
 from torchgw._results.base import Result
 from torchgw._results.result import GWResult
@@ -194,9 +196,8 @@ curvature, scale, device
     options = DistanceOptions(n_neighbors, n_landmarks, scale, "stitch", curvature=curvature)
     with torch.no_grad(), host_threads(where):
         judge = partial(agreement, device=where)
-        sides = build_providers(
-            (X, Y), (D_X, D_Y), distances, options, where, weights=(a, b), judge=judge
-        )
+        passed = Passed("X", X, D_X, a), Passed("Y", Y, D_Y, b)
+        sides = build_providers(passed, distances, options, where, judge=judge)
         source, target = (side.to(where, torch.float64) for side in sides.providers)
         marginals = Marginals(
             as_weights("a", a, source.n, where), as_weights("b", b, target.n, where)
