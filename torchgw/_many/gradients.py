@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from torchgw._errors import UnsupportedError
-from torchgw._many.solver import Kept, Questions
+from torchgw._many.questions import Questions
+from torchgw._many.solver import Kept
 from torchgw._many.spaces import Listed
 
 

@@ -21,8 +21,10 @@ from torchgw._boundary.arrays import resolve_device, to_numpy, without_tensors
 from torchgw._boundary.cache import content_key
 from torchgw._boundary.checks import check_choice, check_count, check_positive, reject_unknown
 from torchgw._errors import InvalidInputError, UnsupportedError
+from torchgw._many.questions import Questions, Relaxations
+from torchgw._many.shelves import Shelves
 from torchgw._many.solve_many import check_rules, read_relaxed, warn_of_failures, weights_of_terms
-from torchgw._many.solver import Numbers, Questions, Relaxations, Shelves, solve_questions
+from torchgw._many.solver import Numbers, solve_questions
 from torchgw._many.spaces import Listed, Measure, Space, check_columns, read_spaces
 from torchgw._problem.linear_term import FeatureMetric
 from torchgw._problem.named import DistanceName

@@ -29,18 +29,10 @@ from torchgw._errors import (
     warn_user,
 )
 from torchgw._many.gradients import attach_losses
+from torchgw._many.questions import Questions, Relaxations
 from torchgw._many.result import BatchResult
-from torchgw._many.solver import (
-    STATUSES,
-    Keep,
-    Kept,
-    Numbers,
-    Questions,
-    Relaxations,
-    Shelves,
-    solve_questions,
-    solve_together,
-)
+from torchgw._many.shelves import Shelves
+from torchgw._many.solver import STATUSES, Keep, Kept, Numbers, solve_questions, solve_together
 from torchgw._many.spaces import (
     Listed,
     Measure,
