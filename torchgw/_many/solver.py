@@ -16,7 +16,7 @@ from torchgw._api import solve
 from torchgw._batch.engine import ENDINGS, Ended, run
 from torchgw._batch.packing import LARGEST, Packed, repad
 from torchgw._batch.relaxed import Relaxed
-from torchgw._errors import ConvergenceWarning
+from torchgw._errors import ConvergenceWarning, warn_user
 from torchgw._many.questions import Questions
 from torchgw._search.starts import GUESS_EPSILON
 from torchgw._solve.status import Status
@@ -59,6 +59,24 @@ class Numbers(NamedTuple):
         """Write the numbers of some problems."""
         for mine, its in zip(self, found, strict=True):
             mine[places] = its.to(mine)
+
+
+def warn_of_failures(numbers: Numbers) -> None:
+    """Warn once of all problems that did not converge."""
+    counts = torch.bincount(numbers.status, minlength=len(STATUSES)).tolist()
+    failed = {
+        status: count
+        for status, count in zip(STATUSES, counts, strict=True)
+        if count and not status.converged
+    }
+    if failed:
+        most = max(failed, key=lambda status: failed[status])
+        shown = ", ".join(f"{count} {status.name}" for status, count in failed.items())
+        warn_user(
+            f"{sum(failed.values())} of {sum(counts)} problems did not converge ({shown}). "
+            f"{most.advice}",
+            ConvergenceWarning,
+        )
 
 
 class Kept(NamedTuple):
