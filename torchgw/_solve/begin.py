@@ -16,7 +16,8 @@ from torchgw._plans.transport import DualPlan
 from torchgw._problem.problem import Problem
 from torchgw._search.batch import Searched
 from torchgw._search.graphs import is_sparse
-from torchgw._search.matching import Isometry, match_points
+from torchgw._search.isometry import Isometry
+from torchgw._search.matching import match_points
 from torchgw._search.optima import (
     DEFAULT_STARTS,
     WHY_SUBSAMPLE,

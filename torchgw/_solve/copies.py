@@ -5,7 +5,7 @@ import torch
 from torchgw._gradients.contract import Linearised, QuadraticValue
 from torchgw._plans.sparse import SparsePlan, sparse_tensor
 from torchgw._problem.problem import Problem
-from torchgw._search.matching import Isometry, find_isometry
+from torchgw._search.isometry import Isometry, find_isometry
 from torchgw._sinkhorn.choose import choose_backend
 from torchgw._solve.begin import first_guess, searchable
 from torchgw._solve.evaluation import Evaluation

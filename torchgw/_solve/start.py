@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 
 from torchgw._gradients.factored import FactoredGradient
-from torchgw._search.matching import Isometry
+from torchgw._search.isometry import Isometry
 from torchgw._search.optima import Search
 from torchgw._search.subsample import Coarse, draw_subsample, extend
 from torchgw._sinkhorn.annealing import Annealing

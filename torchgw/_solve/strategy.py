@@ -19,7 +19,7 @@ from torchgw._problem.losses import Loss
 from torchgw._problem.marginals import STRICT, MarginalRule
 from torchgw._problem.problem import Problem
 from torchgw._search.coarse import directed_points, loss_spread
-from torchgw._search.matching import rounding_advice
+from torchgw._search.isometry import rounding_advice
 from torchgw._sinkhorn.annealing import Annealing
 from torchgw._sinkhorn.choose import BackendName, choose_backend, skips_tiles
 from torchgw._sinkhorn.contract import Backend
