@@ -67,48 +67,85 @@ class Decision(NamedTuple):
     shapes: tuple[Neighbourhood, ...] = ()
 
 
+class _Few(NamedTuple):
+    """Some points of each side, and the shapes of both clouds."""
+
+    points: list[Tensor]
+    shapes: list[Neighbourhood]
+    many: bool  # whether there are points that are not looked at
+    doubted: bool  # whether graphs may have short cuts, as points are few
+
+    @property
+    def dimension(self) -> float:
+        """The larger of both dimensions."""
+        return max(shape.dimension for shape in self.shapes)
+
+    @property
+    def low(self) -> bool:
+        """Whether points lie on curves, on surfaces or in space."""
+        return self.dimension <= _FEW_DIMENSIONS
+
+    @property
+    def connected(self) -> bool:
+        """Whether both graphs are in one piece."""
+        return all(shape.connected for shape in self.shapes)
+
+    def by(self, metric: Any) -> list[DistanceProvider]:
+        """Measure them straight."""
+        return [PointDistance(side, metric) for side in self.points]
+
+
 def decide(
     points: tuple[Tensor, Tensor], judge: Judge, device: torch.device | None = None
 ) -> Decision:
     """Decide how the points of both sides, (n, d) and (m, e), are measured."""
-    few = [_some(side, seed) for seed, side in enumerate(points)]
-    shapes = [neighbourhood(side, device or side.device) for side in few]
-    dimension = max(shape.dimension for shape in shapes)
-    low, connected = dimension <= _FEW_DIMENSIONS, all(shape.connected for shape in shapes)
-    sizes = sorted(map(len, points))
-    known = tuple(shapes) if sizes[1] <= _LOOKED_AT else ()
-    doubted = sizes[0] <= _FEW_POINTS
-    if (low and connected and not doubted) or sizes[1] <= _TINY:
-        why = f"neighbour graphs of dimension {dimension:.1f}"
+    some = [_some(side, seed) for seed, side in enumerate(points)]
+    shapes = [neighbourhood(side, device or side.device) for side in some]
+    fewer, most = sorted(map(len, points))
+    few = _Few(some, shapes, many=most > _LOOKED_AT, doubted=fewer <= _FEW_POINTS)
+    known = () if few.many else tuple(shapes)
+    if (few.low and few.connected and not few.doubted) or most <= _TINY:
+        why = f"neighbour graphs of dimension {few.dimension:.1f}"
         return Decision("geodesic", why, {}, known)
+    found = _compete(few, judge)
+    best = _best(found, few)
+    if best == "euclidean" and few.many:
+        x, y = few.by("euclidean")
+        found["sqeuclidean"] = judge(x, y, found_by=few.by("sqeuclidean"))
+        best = "sqeuclidean" if found["sqeuclidean"] >= found[best] - _SLACK else best
+    pieces = "" if few.connected else "neighbour graphs in pieces, "
+    shown = ", ".join(f"{name} {value:.2f}" for name, value in found.items())
+    why = f"{pieces}dimension {few.dimension:.1f}; agreement of a few points: {shown}"
+    return Decision(best, why, found, known)
+
+
+def _compete(few: _Few, judge: Judge) -> dict[str, float]:
+    """Try ways to measure, until one explains nearly all; how well each agrees."""
     found: dict[str, float] = {}
     # paths between clusters are by chance
-    chance = not (low or connected)
+    chance = not (few.low or few.connected)
     order = ["euclidean", "cosine", "geodesic"] if chance else ["euclidean", "geodesic", "cosine"]
-    if low and not doubted:
+    if few.low and not few.doubted:
         order = ["geodesic", "euclidean", "cosine"]
     for name in order:
         if name == "geodesic" and chance and max(found.values()) >= UNRELATED:
             continue
-        x, y = (_measured(*side, name) for side in zip(few, shapes, strict=True))
+        x, y = (_measured(*side, name) for side in zip(few.points, few.shapes, strict=True))
         if x is not None and y is not None:
             found[name] = judge(x, y)
         if found.get(name, 0) >= (_ENOUGH_PATHS if name == "geodesic" else _ENOUGH):
             break
+    return found
+
+
+def _best(found: dict[str, float], few: _Few) -> str:
+    """Choose the way that agrees best, of those to be doubted only if it does so by far."""
     best = next(iter(found))
-    doubtful = ("cosine",) if low else ("cosine", "geodesic")
+    doubtful = ("cosine",) if few.low else ("cosine", "geodesic")
     for name, value in found.items():
         if value > found[best] and (name not in doubtful or _is_better(name, found)):
             best = name
-    if best == "euclidean" and sizes[1] > _LOOKED_AT:
-        straight_x, straight_y = (PointDistance(side, "euclidean") for side in few)
-        x, y = (PointDistance(side, "sqeuclidean") for side in few)
-        found["sqeuclidean"] = judge(straight_x, straight_y, found_by=(x, y))
-        best = "sqeuclidean" if found["sqeuclidean"] >= found[best] - _SLACK else best
-    pieces = "" if connected else "neighbour graphs in pieces, "
-    shown = ", ".join(f"{name} {value:.2f}" for name, value in found.items())
-    why = f"{pieces}dimension {dimension:.1f}; agreement of a few points: {shown}"
-    return Decision(best, why, found, known)
+    return best
 
 
 def _is_better(name: str, found: dict[str, float]) -> bool:
