@@ -27,6 +27,32 @@ _SHARP, _LEAST_DENSITY, _MOST_ENTRIES = (300, 4096), 1e-9, 0.1
 # be halved to, and share of the tolerance that is added to the second derivative, in units of the
 # mass of a column: what it leaves undone is that share times the length of the step. [L564]
 _STEPS, _FURTHEST, _SHORTEST, _BLUR = 8, 30.0, 1e-3, 0.01
+# Iterations that steps on the entries of a plan take as long as. [L564]
+_SLOW = 200
+
+
+class NewtonSteps:
+    """The steps of one linear problem, taken where they take less time than iterations."""
+
+    def __init__(self, prepared: PreparedProblem, tol: float) -> None:
+        self._prepared, self._tol, self._near = prepared, tol, NEWTON_BELOW
+        self._small, self._sharp = is_small(prepared), may_be_sharp(prepared)
+
+    def step(self, reached: Potentials, error: float, left: float) -> Potentials | None:
+        """Go on by Newton's method, if so many iterations that are ``left`` take longer."""
+        if not (self._small or (self._sharp and left > _SLOW)) or error > self._near:
+            return None
+        if self._small:
+            nearer = newton_step(self._prepared, reached)
+        else:
+            nearer = newton_on_entries(self._prepared, reached, self._tol)
+            self._near = error / 2
+            if nearer is not None:
+                # steps lead further than a kernel of few entries is good for
+                self._prepared.end_sweeps()
+        if nearer is None:
+            self._near = error / 10
+        return nearer
 
 
 def is_small(prepared: PreparedProblem) -> bool:
