@@ -6,7 +6,7 @@ from typing import Any, TypedDict
 from torchgw._errors import InvalidTypeError
 from torchgw._problem.problem import Problem
 from torchgw._problem.providers import Spaces
-from torchgw._results.storage import stored
+from torchgw._results.parts import stored
 from torchgw._solve.outcome import Outcome
 
 

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchgw._boundary.archive import check_writable, decode, encode, read_archive, write_archive
+from torchgw._boundary.archive import check_writable, read_archive, write_archive
+from torchgw._boundary.trees import Decoder, Encoder
 from torchgw._errors import InvalidInputError
 from torchgw._gradients.dense import PlanMatrix
 from torchgw._gradients.factored import Encoding
@@ -58,7 +59,7 @@ class Checkpoint:
         tree, arrays = read_archive(self.path)
         if not isinstance(tree, dict) or tree.get("kind") != "checkpoint":
             raise InvalidInputError(f"{self.path}: no checkpoint of a solve. Pass another path.")
-        found = decode(tree["fields"], arrays, device, _build)
+        found = Decoder(arrays, device, _build).decode(tree["fields"])
         same = all(
             math.isclose(old, new, rel_tol=1e-6)
             for old, new in zip(found["problem"], self._problem, strict=True)
@@ -88,7 +89,7 @@ class Checkpoint:
             "annealed": state.annealed,
             "anneal": setting.anneal,
         }
-        fields = encode(values, "checkpoint", _parts, arrays)
+        fields = Encoder(_parts, arrays).encode(values, "checkpoint")
         write_archive(self.path, {"kind": "checkpoint", "fields": fields}, arrays)
         self._written = time.monotonic()
 

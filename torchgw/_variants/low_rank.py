@@ -13,7 +13,7 @@ from torch import Tensor
 from torchgw._errors import NumericalError
 from torchgw._plans.contract import Plan
 from torchgw._problem.problem import Problem
-from torchgw._results.storage import stored
+from torchgw._results.parts import stored
 from torchgw._typing import Marginals
 
 # Largest exponent of the first step, which changes an entry by a factor of at most exp(10). [L301]
