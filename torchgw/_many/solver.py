@@ -26,7 +26,7 @@ from torchgw._solve.status import Status
 from torchgw._tensors.ranks import Ranks
 from torchgw._tensors.threads import small_on_one_thread
 
-# What a code of ``Numbers.status`` stands for.
+# The status that each code in ``Numbers.status`` stands for.
 STATUSES = tuple(Status)
 _STATUS_OF = [STATUSES.index(Status[name]) for name in ENDINGS]
 
@@ -77,7 +77,7 @@ Keep = Callable[[Kept], None]
 
 
 class Shelves:
-    """Spaces packed by size, and what starts of their problems are made from."""
+    """Spaces packed by size, with the quantiles that starts of their problems are made from."""
 
     def __init__(self, spaces: Sequence[Space]) -> None:
         counts = np.array([len(space.table) for space in spaces], dtype=np.int64)
@@ -165,13 +165,13 @@ def _padded(parts: Sequence[Any], size: int) -> Tensor:
 
 
 class Relaxations(NamedTuple):
-    """Marginals that the plans of B problems need not have: at most one of two kinds."""
+    """How marginals of B problems are relaxed, if they are: by penalties or by bounds."""
 
     penalties: NDArray[np.float64] | None = None  # (B, 2) weights of both sides
-    mass: NDArray[np.float64] | None = None  # (B,) that is moved
+    mass: NDArray[np.float64] | None = None  # (B,) share of the mass that is moved
 
     def used(self, count: int) -> NDArray[np.bool_]:
-        """Tell which of the problems have plans that need not have their marginals, (B,)."""
+        """Tell which problems have relaxed marginals, (B,)."""
         if self.mass is not None:
             return np.asarray(self.mass < 1)
         if self.penalties is not None:
@@ -179,7 +179,7 @@ class Relaxations(NamedTuple):
         return np.full(count, False)
 
     def repeated(self, count: int) -> Relaxations:
-        """Say of so many problems what is said of one."""
+        """Repeat what holds for one problem for so many."""
         return Relaxations(*(None if part is None else part.repeat(count, 0) for part in self))
 
     def of(self, numbers: NDArray[np.int64], turned: NDArray[np.bool_]) -> Relaxations:
@@ -204,7 +204,7 @@ class Questions:
     j: NDArray[np.int64]
     alpha: NDArray[np.float64]
     epsilon: NDArray[np.float64]  # NaN for "auto"
-    # M of each problem, (n, m) float64; of a stack the parts in use
+    # M of each problem, (n, m) float64; from a stack without its padding
     tables: Sequence[Tensor] | Tensor | None = None
     squared: bool = True  # whether distances of features are squared
     n_init: int = 1
@@ -228,7 +228,7 @@ class Questions:
         )  # fmt: skip
 
     def key(self) -> str:
-        """Hash all that the answers depend on."""
+        """Hash everything that the answers depend on."""
         shelves, tables = self.shelves, self.tables
         large = (shelves.padded == 0).nonzero()[0]
         content: list[Any] = [part for stack in shelves.stacks.values() for part in stack[:2]]
@@ -260,10 +260,10 @@ class Questions:
 def solve_questions(asked: Questions, device: torch.device, keep: Keep | None = None) -> Numbers:
     """Solve all problems, each with the best of its starts."""
     found = Numbers.empty(len(asked), device)
-    # the smaller side first: a problem and its mirror image share a group
+    # the smaller side comes first, so that a problem and its mirror image share a group
     sizes = np.sort(asked.shelves.padded[np.stack([asked.i, asked.j])], axis=0)
     groups = sizes[0] * (LARGEST + 1) + sizes[1]
-    # strict problems take another way, whatever is beside them
+    # strict problems are solved apart, so that their bits do not depend on relaxed ones
     groups = 2 * groups + asked.marginals.used(len(asked))
     with torch.no_grad():
         for group in np.unique(groups).tolist():
@@ -281,7 +281,7 @@ def solve_questions(asked: Questions, device: torch.device, keep: Keep | None = 
 def solve_together(
     asked: Questions, ranks: Ranks, shapes: NDArray[np.int64], keep: Keep | None = None
 ) -> Numbers:
-    """Solve some of the problems, whose points are in ``shapes``, and get the others' answers."""
+    """Solve a share of the problems, and get the others from other processes."""
     ranks.agree("the start of a hash of spaces and options", [int(asked.key()[:12], 16)])
     flat = [torch.empty(0, dtype=torch.float64, device=ranks.device)]
 
@@ -386,7 +386,7 @@ def _solve_group(
             zip(ended.number.tolist(), ended.objective.tolist(), strict=True)
         ):
             which, start = divmod(entry, starts)
-            # of starts that come to the same the first counts, whichever ends first
+            # of starts that end at the same objective the first one counts, whichever ends first
             if (objective, start) < best[which]:
                 best[which] = objective, start
                 n, m = shelves.sizes[rows[which]], shelves.sizes[columns[which]]
@@ -409,7 +409,7 @@ def _solve_alone(asked: Questions, number: int, found: Numbers, keep: Keep | Non
     """Solve a problem that is too large for the engine."""
     epsilon = float(asked.epsilon[number])
     with warnings.catch_warnings():
-        # said once, of all problems
+        # one warning for all problems comes at the end
         warnings.simplefilter("ignore", ConvergenceWarning)
         result = solve(
             **asked.arguments(number),

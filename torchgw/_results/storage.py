@@ -1,4 +1,4 @@
-"""What of a result goes into a file, and how it comes back.
+"""What a file keeps of a result, and how the result is made of it again.
 
 Factors, potentials, points and graphs go in as they are, O((n + m) R). An (n, m) cost and given
 (n, n) distances do so only when asked for; otherwise the plan and the coupling go in by their
@@ -65,7 +65,7 @@ Kind = TypeVar("Kind", bound=type)
 # entry is dropped in any case. [L277]
 _ENTRIES_PER_ROW = 256
 _SMALLEST_SHARE = 1e-12
-# Mass that may be missing from them before a warning says so. [L277]
+# A warning says so if the entries that are kept miss more than this mass. [L277]
 _MISSING_MASS = 1e-6
 
 _RECORDS: dict[str, Any] = {
@@ -76,7 +76,7 @@ _RECORDS: dict[str, Any] = {
     )
 }  # fmt: skip
 _DATACLASSES: dict[str, Any] = {"Alternative": Alternative}
-# What a file can hold, in modules that are not imported with torchgw.
+# Kinds of results whose modules are not imported with torchgw.
 _ELSEWHERE = {
     "GWResult": "torchgw._results.result",
     "BatchResult": "torchgw._many.result",
@@ -85,7 +85,7 @@ _ELSEWHERE = {
     "LowRankResult": "torchgw._variants.solve_low_rank",
     "OTResult": "torchgw.pot",
 }
-# What files written before a part was renamed call it.
+# Former names of renamed parts, as older files have them.
 _FORMERLY = {"GWResult": {"log": "report"}, "Iteration": {"objective": "dual"}}
 # The kind of a file that names others, each with some rows of all arrays.
 _PARTS = "parts"
@@ -116,7 +116,7 @@ def write_result(
         raise InvalidTypeError(f"`dense` must be True or False; got {dense!r}.")
     arrays = _extra_arrays(extra)
     ranks = getattr(getattr(result, "lazy_plan", None), "ranks", None)
-    # a differentiable plan is read for its numbers alone
+    # only the numbers of a differentiable plan are written
     with torch.no_grad(), together(ranks):
         fields = {
             name: encode(value, name, lambda part: _parts(part, dense), arrays)
@@ -128,7 +128,7 @@ def write_result(
             return
         key = ranks.same_seed(secrets.randbits(62))
         write_part(path, ranks.rank, ranks.size, key, tree, arrays)
-        # once all parts are there, and before anybody reads them
+        # ranks meet here: all parts are written, and nobody reads them before
         ranks.any(False)
         if ranks.rank == 0:
             # a plan of its largest entries has no shares
@@ -298,7 +298,7 @@ def _plan_parts(plan: TransportPlan | SparsePlan, dense: bool) -> tuple[str, dic
     if isinstance(plan, SparsePlan) or (isinstance(plan.cost, DenseCost) and not dense):
         kept = plan if isinstance(plan, SparsePlan) else _shorten(plan)
         return "SparsePlan", {"entries": _csr(kept.entries), **rest}
-    # rows are drawn by them; old files have none
+    # draws choose rows by these masses; old files have none
     masses = None if plan.masses is plan.weights else plan.masses
     return "TransportPlan", {"cost": plan.cost, **rest, "masses": masses}
 
@@ -352,7 +352,7 @@ def _extension_parts(extension: Extension, dense: bool) -> dict[str, Any]:
 
 
 def _solved_side(extension: Extension, side: int, dense: bool) -> SolvedSide:
-    """Take one side apart, with its graph only if distances are still to be read from it."""
+    """Take one side apart, with its graph only if distances will be computed from it."""
     known = extension.known
     provider, reference = known.providers[side], known.references[side]
     given = extension.spaces[side]
@@ -361,7 +361,7 @@ def _solved_side(extension: Extension, side: int, dense: bool) -> SolvedSide:
     if provider is None or (provider.factors() is not None and space.metric is None):
         pass
     elif reference is None and (given.metric or given.geodesics):
-        # made again on reading, from the points or the graph
+        # not kept: it is computed again from the points or the graph when the file is read
         space = given
         kept = {"dtype": str(provider.dtype), "cheap_columns": provider.cheap_columns}
     elif provider.factors() is None and (provider.matrix() is None or not dense):
