@@ -57,30 +57,32 @@ from torchgw._typing import Marginals, Potentials
 
 logger = logging.getLogger(__name__)
 
-# Points per side of a subsample: these give the coupling to a few percent in a second. [L11]
+# Points per side of a subsample: with so many the coupling is known to a few percent in a second.
+# [L11]
 _COARSE_POINTS = 1_500
-# Size of a sampled cost over its standard error that anchors are added for; how many. [L114]
+# Anchors are added until the sampled cost is so many times its standard error; and at most so many.
+# [L114]
 _SIGNAL_TO_NOISE = 10.0
 _MOST_ANCHORS = 4096
-# How many times the anchors of the iterations the last cost has, and how many at most. [L124]
+# The last cost has so many times the anchors of the iterations before, and so many at most. [L124]
 _REFINING = 4
 _REFINED_ANCHORS = 1024
 # Change of the plan at which a mixed-precision solve goes over from float32 to float64. [L139]
 _HANDOVER_TOLERANCE = 1e-3
-# The same at which polishing takes over from proximal steps: hundreds more would sharpen the plan,
-# and lead to the same vertex. [L141]
+# Change of the plan at which polishing takes over from proximal steps: hundreds more steps would
+# sharpen the plan, and lead to the same vertex. [L141]
 _POLISH_TOLERANCE = 3e-3
 # Sinkhorn iterations in which plans that are compared meet their marginals, at most. [L951]
 _COMPARED = 100
-# Masses that are tried where a linear cost depends on them, and how much less they have to agree,
-# over `tol`, where the cost is sampled. [L576]
+# Masses that are tried where a linear cost depends on the mass; and by how many times `tol` two may
+# differ where the cost is sampled. [L576]
 _MOST_MASSES = 20
 _ROUGHLY = 100
 # Entries of a plan up to which a search is followed by a solve from a x b alone: the few points of
 # such a problem have other optima with entropy than without. [L634]
 # What is rounding of an objective, over the natural scale of the cost.
 _SMALLEST, _NOTHING = 2**12, 1e-9
-# What is said of a plan that is no optimum.
+# The warning about a plan that costs more than a match of copies.
 _WHY_NOT_A_COPY = (
     "Both spaces seem to have the same distances in another order, and this plan does not keep "
     "them: it is a local optimum above the best. Pass a larger `n_init`, search='thorough', or "
@@ -100,7 +102,7 @@ class Asked(NamedTuple):
 
 
 class Ending(NamedTuple):
-    """The plan of a solve, and what it is worth."""
+    """The plan of a solve, and its numbers."""
 
     plan: TransportPlan | SparsePlan
     evaluation: Evaluation
@@ -115,7 +117,7 @@ class Outcome(NamedTuple):
 
     ending: Ending
     strategy: Strategy
-    potentials: Potentials  # of the whole cost, float64; the plan's are those of its reduced cost
+    potentials: Potentials  # of the whole cost, float64; those of `plan` are reduced ones
     backend: str
     n_anchors: int | None
     noise: CostNoise | None  # of a sampled cost
@@ -126,7 +128,7 @@ class Outcome(NamedTuple):
 
 
 def solve_problem(asked: Asked, recorder: Recorder) -> Outcome:
-    """Solve; where a linear cost meets a mass that is part of the answer, once for each mass."""
+    """Solve; with a linear cost and a mass that is part of the answer, once for each mass."""
     # The objective of a plan of mass t, over t squared, has the linear cost M / t: the plan for one
     # mass gives the next mass, and these are extrapolated until they agree.
     problem, options = asked.problem, asked.options
@@ -136,7 +138,8 @@ def solve_problem(asked: Asked, recorder: Recorder) -> Outcome:
         if rule is None and asked.checkpoint is None and options.ranks is None:
             thorough = options.search == "thorough" and outcome.search and outcome.search.trials
             if thorough:
-                # its chains crowd out some that the default follows to the end
+                # the chains of a thorough search crowd out some that the default would follow to
+                # the end
                 outcome = no_higher_than(outcome, asked, replace(options, search="auto"))
             if thorough or problem.source.n * problem.target.n <= _SMALLEST:
                 outcome = no_higher_than(outcome, asked, replace(options, n_init=1))
@@ -148,7 +151,7 @@ def solve_problem(asked: Asked, recorder: Recorder) -> Outcome:
         outcome = solve_once(asked._replace(options=options), recorder)
         found = outcome.ending.evaluation.mass
         tried.append((math.log(mass), math.log(found / mass)))
-        # samples say no more
+        # sampled costs do not tell the mass more closely
         settled = abs(tried[-1][1]) <= (1 if outcome.noise is None else _ROUGHLY) * options.tol
         if settled or len(tried) == _MOST_MASSES or not outcome.ending.status.converged:
             break
@@ -169,7 +172,7 @@ def no_higher_than(searched: Outcome, asked: Asked, options: Options) -> Outcome
         # nothing is better than a match that keeps all distances
         return searched
     clock, aside = perf_counter(), Recorder()
-    # what it would be if it were the only one
+    # the same draws as if this solve were the only one
     asked.generator.manual_seed(asked.generator.initial_seed())
     other = solve_once(asked._replace(options=options, init=None, made=()), aside)
     recorder.time("multistart", clock)
@@ -185,7 +188,7 @@ def no_higher_than(searched: Outcome, asked: Asked, options: Options) -> Outcome
     plan = torch.as_tensor(other.ending.plan.to_dense())
     doubt = found.doubt
     if options.n_init != 1 and doubt != _WHY_NOT_A_COPY:
-        # a longer search has ended elsewhere
+        # the longer search has ended at another plan
         doubt = WHY_OPEN["thorough"].format(count=len(search.trials))
     # what is said of the plan itself
     search = led_by(search, problem, plan, value, label)._replace(doubt=doubt)
@@ -194,7 +197,7 @@ def no_higher_than(searched: Outcome, asked: Asked, options: Options) -> Outcome
 
 
 def _next(tried: list[tuple[float, float]]) -> float:
-    """Find where the change of a logarithm vanishes, by its last two values, not too far away."""
+    """Find where the change of a logarithm vanishes: a bounded secant step from two values."""
     here, change = tried[-1]
     step = change
     if len(tried) > 1:
@@ -216,7 +219,7 @@ def solve_once(asked: Asked, recorder: Recorder) -> Outcome:
     if options.ranks is not None:
         options.ranks.agree(*strategy.fingerprint())
     forecast(strategy)
-    # in units of the mass of a partial plan
+    # with the linear cost divided by the mass of a partial plan
     scaled = strategy.problem
     sample = None
     saved = None if checkpoint is None else checkpoint.read(strategy, problem.source.device)
@@ -261,7 +264,7 @@ def solve_once(asked: Asked, recorder: Recorder) -> Outcome:
             resolved.status, None, None,
         )  # fmt: skip
     found, gradient = ending.evaluation, setting.gradient
-    # a start that was given is what was asked for
+    # a plan from a given start is not compared with the match of copies
     searched = init is None and options.rule is None
     if searched and misses_a_copy(setting.problem, gradient, found, ending.epsilon):
         search = (search or Search((), math.nan))._replace(doubt=_WHY_NOT_A_COPY)
@@ -340,7 +343,7 @@ def begin(
     generator: torch.Generator,
     recorder: Recorder,
 ) -> tuple[Setting, LoopState]:
-    """Make the first setting of the loop, and the state that a guess stands for there."""
+    """Make the first setting of the loop, and the state from which a guess starts."""
     options, dtypes, epsilon = strategy.options, strategy.dtypes, strategy.epsilon
     handover = max(options.tol, _HANDOVER_TOLERANCE) if dtypes.again else options.tol
     sharp = math.inf
@@ -361,7 +364,7 @@ def begin(
 def run(
     strategy: Strategy, setting: Setting, state: LoopState, guess: Guess
 ) -> tuple[Setting, LoopState]:
-    """Iterate in the dtype of the loop, then with more anchors or in that of the settling."""
+    """Iterate in the dtype of the loop; then with more anchors, or in the settling dtype."""
     options, dtypes = strategy.options, strategy.dtypes
     rough = guess.epsilon > 0 and setting.recorder.checkpoint is None
     if rough and strategy.proximal_polished and strategy.problem.linear is None:
@@ -382,7 +385,7 @@ def run(
 
 
 def choose_path(setting: Setting, state: LoopState) -> tuple[Setting, LoopState]:
-    """Begin proximal steps at a large epsilon and where an annealing ends; take what is lower.
+    """Begin proximal steps in two ways, at a large epsilon and after annealing; keep the lower.
 
     Which of them breaks the symmetry of a rough start better depends on the problem. Both are
     followed to one epsilon, where values of plans rounded to their marginals are compared. [L951]
@@ -422,12 +425,13 @@ def finish(strategy: Strategy, setting: Setting, plan: TransportPlan, state: Loo
         clock = recorder.time("polish", clock)
     plan, evaluation = appraise(setting, plan, epsilon, solved)
     promised = promised_error(setting)
-    # where all plans cost the same, rounding has nothing to decide, and its size is not known
+    # where all plans cost the same, rounding decides nothing, and its size does not matter
     constant = strategy.constant
     unresolved = polished is None and not constant and setting.rounding(epsilon) > RESOLVED
     missed = status.converged and evaluation.marginal_error > promised
     if (unresolved or missed or constant) and plan.dtype == torch.float32:
-        # rounding shifts each sum over the plan in its own way: values would not be those of a plan
+        # rounding shifts each sum over the plan in its own way: the values would belong to no
+        # single plan
         if status.converged and (unresolved or missed):
             status = Status.PRECISION_LIMIT
         setting = strategy.in_float64(setting)
@@ -438,7 +442,7 @@ def finish(strategy: Strategy, setting: Setting, plan: TransportPlan, state: Loo
         plan, evaluation = appraise(setting, plan, epsilon)
     if unresolved and (status.converged or status is Status.INNER_LIMIT):
         status = Status.PRECISION_LIMIT
-    # what the iteration believes is checked against the plan itself
+    # the status of the iteration is checked against the plan itself
     status = judge(
         status, evaluation, setting.problem, setting.gradient, promised, constant=constant
     )
@@ -446,7 +450,7 @@ def finish(strategy: Strategy, setting: Setting, plan: TransportPlan, state: Loo
     if sampled and falls_further(setting, plan, evaluation, state.coupling, strategy.mass):
         status = Status.NOISE_LIMIT
     recorder.time("evaluation", clock)
-    # a result is as small as its factors
+    # so that the result keeps the factors and nothing larger
     backend = alone(setting.backend)
     plan, unpolished = plan.released(backend), unpolished and unpolished.released(backend)
     return Ending(plan, evaluation, epsilon * strategy.mass, status, polished, unpolished)
@@ -455,7 +459,7 @@ def finish(strategy: Strategy, setting: Setting, plan: TransportPlan, state: Loo
 def appraise(
     setting: Setting, plan: TransportPlan, epsilon: float, solved: Solved | None = None
 ) -> tuple[TransportPlan, Evaluation]:
-    """Compute the numbers of a plan, which gets its best mass where that is part of the answer."""
+    """Compute the numbers of a plan, and its best mass where that is part of the answer."""
     if setting.rule is not None:
         return evaluate_relaxed(setting, plan, setting.rule)
     return plan, evaluate(setting, plan, epsilon, solved)
