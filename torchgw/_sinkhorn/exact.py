@@ -20,12 +20,12 @@ _KEPT = 8
 _EVERY = 16
 _ROUNDS = 6
 _PIVOTS = 1_000_000
-# Share of the value that the prices of a partial problem may prove it to be off by. [L518]
+# The prices of a partial problem have to prove that its value is off by at most this share. [L518]
 _EXACT = 1e-11
 
 
 class Vertex(NamedTuple):
-    """A plan of least cost, and what proves it: dual potentials."""
+    """A plan of least cost, and the dual potentials that prove it."""
 
     plan: Array  # (n, m)
     u: Array  # (n,)
@@ -33,12 +33,12 @@ class Vertex(NamedTuple):
 
 
 class Nearby(NamedTuple):
-    """A plan on some entries, and its prices beside those that its costs are less."""
+    """A plan on some entries, and its prices, to be added to those subtracted from the costs."""
 
     plan: Any  # (n, m), sparse
     u: Array  # (n,)
     v: Array  # (m,)
-    gain: float  # on the value that was reached
+    gain: float  # by how much it is below the value that was reached
     left: tuple[Array, Array] | None  # prices that were not subtracted yet
 
 
@@ -74,7 +74,7 @@ class ExactTransport:
             self.last = _by_scipy(self.p, self.q, cost)
         elif self.last is not None and self.by_parts:
             plan, u, v = self.last
-            # less the last prices costs ask for fewer pivots
+            # with the last prices subtracted the solver needs fewer pivots
             rest = cost - v
             rest -= u[:, None]
             value = float(self.p @ u + self.q @ v)
@@ -82,7 +82,7 @@ class ExactTransport:
             found = self.nearby(rest, np.flatnonzero(plan), worth, reached - value)
             self.last = Vertex(found.plan.toarray(), u + found.u, v + found.v)
         else:
-            # of negative costs the network simplex may say that there is no plan
+            # for negative costs the network simplex may report that there is no plan
             lowest = cost.min()
             self.on(cost - lowest if lowest else cost)
             assert self.last is not None
@@ -146,7 +146,7 @@ class ExactTransport:
 
 
 def _cheap(rest: Array, kept: int) -> float:
-    """Find what only the cheapest entries are below, from some of the rows."""
+    """Estimate from some rows the cost below which only the cheapest entries lie."""
     few = rest[::_EVERY]
     place = few.size * kept // min(rest.shape)
     return float(np.partition(few, place, axis=None)[place])
