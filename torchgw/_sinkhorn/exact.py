@@ -69,7 +69,7 @@ class ExactTransport:
         self.short = False  # whether pivots ever ran out
 
     def __call__(self, cost: Array, reached: float = -np.inf) -> Vertex:
-        """Solve; where a value is reached, a plan that gains half of the most on it will do."""
+        """Solve; a plan with half of the largest possible gain on a value reached will do."""
         if not self.by_pot:
             self.last = _by_scipy(self.p, self.q, cost)
         elif self.last is not None and self.by_parts:
@@ -101,9 +101,10 @@ class ExactTransport:
     ) -> Nearby:
         """Solve costs less the last prices on the entries that are cheapest, or that are used here.
 
-        A plan that gains half of the most on a value reached, or enough, will do. ``worth`` is what
-        the prices are worth above the least cost, and the largest cost. Prices found are subtracted
-        unless the plan gains enough. Where entries would be many, all are taken.
+        A plan with half of the largest possible gain on the value ``reached``, or with a gain of
+        ``enough``, will do. ``worth`` are the value of the last prices above the least cost, and
+        the largest cost. Prices found are subtracted unless the plan gains enough. After some
+        rounds all entries are taken.
         """
         u, v = np.zeros(len(self.p)), np.zeros(len(self.q))
         used = rest <= _cheap(rest, kept)
