@@ -1,4 +1,4 @@
-"""Checks of single options and of what a plan is asked for; unknown arguments."""
+"""Checks of single options and of arguments of plan methods; unknown arguments."""
 
 import contextlib
 import difflib

@@ -229,7 +229,7 @@ class Gradient(ABC):
 
     @abstractmethod
     def dual_value(self, potentials: Potentials, coupling: Own, epsilon: float) -> Tensor:
-        """Compute the value of the linear problem whose plan has a coupling, ()."""
+        """Compute the value of a linear problem from the coupling of its plan, ()."""
 
     def pairing(self, cost: Cost, point: Own, coupling: Own) -> Tensor:
         """Compute <C(X) - row - column - (1 - alpha) M, P>, (), float64; NaN where unknown."""

@@ -125,7 +125,7 @@ class _Side:
     letter: str  # a or b, the name of its weights
     weights: Any
     is_table: bool  # whether it was given as D_X or D_Y
-    name: str = "given"  # of its distances, where they are made here
+    name: str = "given"  # name of its distances, if they are computed here
     graph: KeyedGraph | None = None
     shape: Neighbourhood | None = None  # of all points, if it has been looked at
 

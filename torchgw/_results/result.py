@@ -515,7 +515,7 @@ def make_result(outcome: Outcome, problem: Problem, sides: Spaces, seed: int) ->
     if isinstance(problem.linear, DenseCost) and sides.origins[0].features is None:
         table = DenseCost(problem.linear.matrix.detach())
     result = GWResult(
-        # a SparsePlan is read in the same ways
+        # a SparsePlan has the same methods
         lazy_plan=cast(TransportPlan, ending.plan),
         potential_a=outcome.potentials.f,
         potential_b=outcome.potentials.g,

@@ -31,7 +31,7 @@ class Recorder:
     timings: dict[str, float] = field(default_factory=dict)
     settle_iterations: int = 0  # Sinkhorn iterations of the last linear problem
     ranks: Ranks | None = None  # processes that go on or stop together
-    # keeps a state in a file, once the loop over all points has begun
+    # function that keeps a state in a file, once the loop over all points has begun
     checkpoint: "Callable[[LoopState], None] | None" = None
 
     def add(self, entry: Iteration) -> bool:

@@ -201,7 +201,7 @@ class Ranks:
         return torch.empty_like(rows).index_copy_(0, torch.cat(hands).to(rows.device), rows)
 
     def divide(self, makers: Sequence[Callable[[], Any]]) -> list[Any]:
-        """Make several things, each on one rank, and give all of them to all, with warnings."""
+        """Call makers, each on one rank, and give every rank all results and warnings."""
         made: dict[int, Any] = {}
         for number in range(self.rank, len(makers), self.size):
             with warnings.catch_warnings(record=True) as told:
