@@ -201,7 +201,7 @@ def read_parts(
             for name, parts in kept.items()
         }
         if any(len(parts) != size for parts in kept.values()):
-            raise ValueError("an array is not in all")
+            raise ValueError("an array is missing from some of them")
     except _ODD as error:
         raise InvalidInputError(f"{path}: its parts do not fit together ({error}).") from error
     return tree.get("tree"), joined

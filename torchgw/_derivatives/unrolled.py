@@ -74,9 +74,10 @@ def _warn_of_slow_iterations(
     plan: Tensor, factor: float | Tensor, crossed: Callable[[Tensor], Tensor], moved: float
 ) -> None:
     """Follow changes of the cost, and warn if the iterations miss part of their effect."""
-    # Each iteration adds a term to the change of a fixed point: in the end a geometric series, of
-    # which the last term over one less the ratio is missing. `factor` D_X P D_Y is the cost over
-    # epsilon. Some changes are followed, as a single one may hardly meet what dies out slowly.
+    # Each iteration adds a term to the change of a fixed point. These terms become a geometric
+    # series, of which the last term over one less the ratio is missing. `factor` D_X P D_Y is the
+    # cost over epsilon. Several changes are followed, as a single one may hardly contain the part
+    # that dies out slowly.
     generator = torch.Generator(device=plan.device).manual_seed(0)
     shape = (_CHANGES, *plan.shape)
     cost = torch.randn(shape, dtype=plan.dtype, device=plan.device, generator=generator)

@@ -272,7 +272,7 @@ class Gradient(ABC):
         return self
 
     def centred_by(self, masses: Marginals) -> Gradient:
-        """Make the gradient for plans of other marginals; the cost of an exact one is the same."""
+        """Make the gradient for plans of other marginals; exact gradients are not changed."""
         return self
 
     def in_factors(self) -> InFactors | None:

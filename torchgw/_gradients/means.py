@@ -33,7 +33,7 @@ _BLOCK_ELEMENTS = 2**22
 
 
 class Levels(NamedTuple):
-    """Equal steps from zero to ``reach``, by which a minimum is a mean of products."""
+    """Levels at equal steps up to ``reach``, which make a minimum a mean of products."""
 
     # min(x, y) is the integral over t of [x > t] [y > t], to half a step.
 

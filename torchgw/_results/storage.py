@@ -189,8 +189,8 @@ def load(
     kind = tree.get("kind")
     if kind is None:
         raise InvalidInputError(
-            f"{path}: no result but part of one, which a `cache` keeps. `solve(..., cache=folder)` "
-            "reads it by itself."
+            f"{path}: this is part of a result, which a `cache` keeps; it cannot be loaded alone. "
+            "`solve(..., cache=folder)` reads it by itself."
         )
     if isinstance(kind, str) and kind in _ELSEWHERE:
         importlib.import_module(_ELSEWHERE[kind])

@@ -182,7 +182,7 @@ def _measure(
 def _step(current: _Measured, marginals: Marginals, size: float) -> Factorisation | None:
     """Take a mirror step whose largest exponent is 10 times ``size``, and project it."""
     gradient = current.gradient
-    # constants of a row change nothing once its sum is restored
+    # a constant in a row changes nothing, as the sum of the row is restored afterwards
     parts = [part - part.mean(-1, keepdim=True) for part in gradient[:2]]
     parts.append(gradient.g - gradient.g.mean())
     largest = max(float(part.abs().max()) for part in parts)
