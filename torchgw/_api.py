@@ -470,7 +470,7 @@ def solve(
         factors=kind.is_square,
         exact=gradient == "auto" and n_anchors is None,
         dense=gradient == "dense",
-        # what was asked for as exact is not approximated
+        # explicitly exact options are not approximated
         approximate=kind.is_square and gradient in ("auto", "factored") and not polish,
         curvature=curvature,
         signed=not kind.singular,
@@ -501,8 +501,8 @@ def solve(
         seed = ranks.same_seed(seed)
         generator.manual_seed(seed)
     keeper = None if checkpoint is None else Checkpoint(checkpoint, ranks)
-    # whatever a provider's tensors require, no graph grows over the iterations; and no autocast of
-    # the caller's rounds products in here
+    # no graph grows over the iterations, even if tensors of a provider require gradients; and no
+    # autocast of the caller rounds products in here
     exactly = torch.autocast(where.type, enabled=False)
     shown = bool(verbose) and (ranks is None or ranks.rank == 0)
     aside = host_threads(where, X, Y)
@@ -511,7 +511,7 @@ def solve(
         tables = D_X, D_Y
         if weight == 0 and not structure and isinstance(distances, str):
             tables, distances = without_structure(M, pair), "auto"
-        # what follows the inputs is not differentiated
+        # choices that follow the inputs are not differentiated
         made: list[Searched] = []
         judge = None if tracked else partial(agreement, device=where, backend=backend, made=made)
         sides = build_providers(

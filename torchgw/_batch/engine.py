@@ -43,7 +43,7 @@ _AUTO_EPSILON = 0.0025
 _POOL_ENTRIES = {"cpu": 2**17, "cuda": 2**26}
 # Entries of the plans that are solved in Triton together. [L533]
 _TOGETHER = 2**27
-# How programs end that have lost a number.
+# Code with which a Triton program ends when a number of its problem is no longer finite.
 _LOST = ENDS.index("LOST")
 # Devices, sizes and kinds of problems whose programs have been compiled, or are being.
 _compiled: set[tuple[torch.device | int, ...]] = set()
@@ -53,26 +53,29 @@ _FEWEST = 2
 _IDLE = 1 / 16
 # Column error at which a linear problem ends while epsilon falls. [L391]
 _ANNEALING_TOLERANCE = 1e-2
-# What a linear problem at the target takes over of the excess of the last one's relaxation. [L392]
+# Share of the excess of the relaxation factor over one that is kept from one linear problem at the
+# target to the next. [L392]
 _KEPT_EXCESS = 0.9
-# Increases of the error after which the rest is rounding, and errors above which it is not.
-# [L391]
+# How often the error may grow before what is left of it is taken for rounding, and errors that are
+# too large for that. [L391]
 _MOST_RESTARTS = 5
 _MOST_ROUNDING = 1e-6
-# Linear problems in a row that leave more than a share of the error. [L391]
+# A problem is given up after so many linear problems in a row that leave more than this share of
+# the error. [L391]
 _STUCK, _STUCK_SHARE = 10, 0.99
 # Sinkhorn iterations on chip before the plan is made anew from its potentials. [L402]
 _ON_CHIP = 256
-# Multiple of the column error asked for that a plan may have. [L391]
+# A plan may miss its columns by this multiple of the column error that was asked for. [L391]
 _CONTRADICTION = 10
-# What rounding and a marginal error may add to a value, as shares of its squares. [L391]
+# By how much rounding, and the marginal error, may raise a value, as shares of the squares that it
+# is the difference of. [L391]
 _VALUE_ROUNDING = 1e-6
 _VALUE_PER_MARGINAL = 4.0
-# Column error, as a share of the change, up to which a change is that of exact plans; rates of
-# changes that are followed to their limit, the share that they may differ by, and the change from
-# which on a plan is near that limit. [L465]
+# Column error, as a share of the change of the plan, up to which the change says how far the plan
+# has to go. Then: rates at which changes may shrink if they are to be followed to their limit, by
+# how much two rates may differ, and the change below which a plan counts as near its limit. [L465]
 _EXACT, _FASTEST, _SLOWEST, _STEADY, _NEAR = 0.1, 0.3, 0.97, 0.1, 1e-2
-# Shortest step of a relaxed plan, and how much longer one may be than the last. [L690]
+# Shortest step of a relaxed plan, and by how much a step may be longer than the last one. [L690]
 _SHORTEST, _LENGTHENING = 1 / 16, 1.2
 # Relative size of the noise on the first plan. [L391]
 _START_NOISE = 1e-6
@@ -114,50 +117,51 @@ class Ended(NamedTuple):
 
     number: Tensor  # (k,) int64, which problems
     plan: Tensor  # (k, n, m)
-    f: Tensor  # (k, n) potentials of its cost, without the terms that strict marginals do not see
+    f: Tensor  # (k, n) potentials of its cost, without terms of rows and columns alone
     g: Tensor  # (k, m)
     objective: Tensor  # (k,)
 
 
 @dataclass
 class _Pool:
-    """Problems under way; every tensor has a row for each."""
+    """Problems that are being solved; every tensor has a row for each."""
 
     number: Tensor  # int64, which problem; -1 where there is none
     cost: Tensor  # (A, n, m) where it was linearised
     point: Tensor  # (A, n, m) the plan that it was linearised at
-    plan: Tensor  # (A, n, m) that the last iterations have led to
+    plan: Tensor  # (A, n, m) the present plan
     x: Tensor  # (A, n, n)
     y: Tensor  # (A, m, m)
     a: Tensor
     b: Tensor
     f: Tensor  # of the plan
-    f_next: Tensor  # where Sinkhorn goes on
+    f_next: Tensor  # from which the next iterations go on
     g: Tensor
     alpha: Tensor
     target: Tensor  # epsilon to reach
     epsilon: Tensor  # of the linear problem
-    tol: Tensor  # of the linear problem
-    budget: Tensor  # its iterations
-    spent: Tensor  # of them
+    tol: Tensor  # column error at which it ends
+    budget: Tensor  # iterations that it may take
+    spent: Tensor  # iterations that it has taken
     error: Tensor
     relaxation: Tensor
     restarts: Tensor
-    last_error: Tensor  # that the linear problem before ended with
+    last_error: Tensor  # error at the end of the linear problem before
     stuck: Tensor
     change: Tensor  # L1 change of the plan by the last outer iteration, zero where it is not known
-    rate: Tensor  # of that to the one before, likewise
+    rate: Tensor  # change over the change before, zero where it is not known
     done: Tensor  # outer iterations
     inner: Tensor  # Sinkhorn iterations in all
     settling: Tensor  # -1 in the loop, then how it has ended
     linear: Tensor | None
     descent: Descent
-    # of relaxed marginals: as in ``Relaxed``, the last step, and what of a step is taken
+    # for relaxed marginals: `rho` and `mass` as in ``Relaxed``, the last step, and how much of a
+    # step is taken
     rho: Tensor | None = None
     mass: Tensor | None = None
     step: Tensor | None = None
     share: Tensor | None = None
-    # L1 change of the plans, and <cost, plan>, where those who iterate tell them
+    # L1 change of the plans, and <cost, plan>, if the iterations have computed them
     told: tuple[Tensor, Tensor] | None = None
 
     def relaxed(self) -> Relaxed | None:
@@ -177,7 +181,7 @@ class _Pool:
             mine[places] = its
 
     def done_with(self) -> Tensor:
-        """Tell whose linear problems are solved, or given up, (A,) bool."""
+        """Tell which linear problems are solved, or given up, (A,) bool."""
         solved = (self.error <= self.tol) | (self.restarts >= _MOST_RESTARTS)
         over = solved | (self.spent >= self.budget) | ~self.error.isfinite()
         return (self.number >= 0) & over
@@ -209,7 +213,7 @@ def run(problems: Packed, rules: Rules, keep: Callable[[Ended], None] | None = N
         _run_queue(problems, rules, queue, store)
         return Solved(*numbers, *counts)
     solve = _solver_in_triton(problems, rules, store)
-    # where programs have lost a number or not left the product plan, the engine begins anew
+    # the engine begins anew where a program has lost a number, or has not left the product plan
     left = torch.cat([solve(chunk) for chunk in queue.split(max(1, _TOGETHER // (n * m)))])
     if len(left):
         _run_queue(problems, rules, left, store)
@@ -230,7 +234,7 @@ def _run_queue(
     solve = _solve_on_chip if chip else _tick
     pool, waiting = _enter(problems, queue[:width]), queue[width:]
     if len(pool.number) < _FEWEST:
-        # a twin, whose numbers nobody reads
+        # the first problem a second time, to fill the pool; its numbers are not read
         pool = _enter(problems, queue[:1].expand(_FEWEST))
         pool.number[1:] = -1
     while True:
@@ -262,7 +266,7 @@ def _units(
         linear = share[:, None, None] * problems.linear(numbers)
     target = problems.epsilon[numbers]
     if relaxed is not None and relaxed.mass is not None:
-        # units of the mass of the plan, which is normalised
+        # M is divided by the mass that is moved, as the plan is normalised
         mass = relaxed.mass
         linear, target = None if linear is None else linear / mass[:, None, None], target / mass
     scale = natural_scale(problems, numbers, linear)
@@ -276,7 +280,7 @@ def _units(
 def _solver_in_triton(
     problems: Packed, rules: Rules, store: Callable[[_Found, Ended], None]
 ) -> Callable[[Tensor], Tensor]:
-    """Make what solves problems by one program each; it returns those that are not solved."""
+    """Make a function that solves problems by a program each, and returns those left unsolved."""
     from torchgw._batch.finish_triton import Finished, finish
     from torchgw._batch.relaxed_triton import Eased, ease
     from torchgw._batch.rough_triton import rough
@@ -297,10 +301,11 @@ def _solver_in_triton(
         """Take the tables and weights that some problems need, and where theirs are among them."""
         i, j = problems.i[numbers], problems.j[numbers]
         if problems.y is problems.x:
-            # what both sides share is kept once
+            # a space that is on both sides is kept once
             used, places = torch.cat([i, j]).unique(return_inverse=True)
             x = y = taken(problems.x, used, rows)
-            # pointers that are aligned, so that one variant of the programs is enough
+            # clones, as their addresses are aligned: then one compiled variant of each program is
+            # enough
             i, j = (part.clone() for part in places.chunk(2))
         else:
             (used_x, i), (used_y, j) = (one.unique(return_inverse=True) for one in (i, j))
@@ -377,7 +382,7 @@ def _solver_in_triton(
 
 
 def _gradient(cross: Tensor, alpha: Tensor, linear: Tensor | None) -> Tensor:
-    """Compute the costs at plans of which X P Y is given, and changed."""
+    """Compute the costs of plans from X P Y, which is overwritten."""
     cost = cross.mul_(-4 * alpha[:, None, None])
     return cost if linear is None else cost.add_(linear)
 
@@ -385,7 +390,7 @@ def _gradient(cross: Tensor, alpha: Tensor, linear: Tensor | None) -> Tensor:
 def _whole(
     cost: Tensor, alpha: Tensor, tables: tuple[Tensor, Tensor], masses: tuple[Tensor, Tensor]
 ) -> Tensor:
-    """Add what costs have of the rows and columns of a plan alone, and subtract their mean."""
+    """Add the terms of rows and of columns to costs, and subtract the mean of the whole."""
     rows, columns = (
         2 * alpha[:, None] * (table.square() * mass[:, None, :]).sum(2)
         for table, mass in zip(tables, masses, strict=True)
@@ -396,7 +401,7 @@ def _whole(
 
 
 def _enter(problems: Packed, numbers: Tensor) -> _Pool:
-    """Begin some problems: linearise at a x b, or as told."""
+    """Begin some problems: linearise at a x b, or take the cost that a start gives."""
     i, j = problems.i[numbers], problems.j[numbers]
     x, y = problems.x.tables[i], problems.y.tables[j]
     a, b = problems.x.weights[i], problems.y.weights[j]
@@ -453,7 +458,7 @@ def _cross(x: Tensor, y: Tensor, plan: Tensor) -> Tensor:
 
 
 def _tick(pool: _Pool) -> Tensor:
-    """Iterate all problems; tell whose linear problems are done, (A,) bool."""
+    """Iterate all problems once; tell which linear problems are done, (A,) bool."""
     made = sweep(
         pool.cost,
         (pool.a, pool.b),
@@ -477,22 +482,22 @@ def _tick(pool: _Pool) -> Tensor:
 
 
 def _step(pool: _Pool, places: Tensor) -> None:
-    """Take Newton steps of some problems whose plans are nearly met, where they are short."""
+    """Take short Newton steps of problems whose plans nearly have their marginals."""
     if not len(places):
         return
-    # one alone has other bits
+    # a product with a single problem would have other bits
     chosen = places if len(places) >= _FEWEST else places.expand(_FEWEST)
     at: Tensor | slice = slice(None) if len(places) == len(pool.number) else chosen
     made = newton_step(pool.plan[at], pool.a[chosen], pool.b[chosen])
     unit, few = pool.epsilon[places, None], slice(len(places))
     pool.g[places] += unit * made.columns[few]
     pool.f_next[places] = pool.f[places] + unit * made.rows[few]
-    # the fit of the relaxation is to errors of iterations alone
+    # the relaxation factor is fitted to errors of plain iterations, without Newton steps between
     pool.relaxation[places] = torch.where(made.taken[few], 1.0, pool.relaxation[places])
 
 
 def _solve_on_chip(pool: _Pool) -> Tensor:
-    """Iterate all problems until their linear problems are done; tell whose are, (A,) bool."""
+    """Iterate all problems until their linear problems are done; tell which are, (A,) bool."""
     from torchgw._batch.sweep_triton import Scaling, scale
 
     busy, unit = pool.number >= 0, pool.epsilon[:, None]
@@ -550,7 +555,7 @@ def _advance(pool: _Pool, places: Tensor, rules: Rules) -> tuple[_Found, Ended] 
         best = relaxed.settle(*terms[:2], entropy, (p, q), (a, b), epsilon)
         objective = best.objective
         if linear is not None and relaxed.mass is None:
-            # what grows with the mass alone, beside its square
+            # the linear term grows with the mass, all others with its square
             linear = linear / best.mass[:, None, None]
 
     # how the loop goes on
@@ -578,7 +583,7 @@ def _advance(pool: _Pool, places: Tensor, rules: Rules) -> tuple[_Found, Ended] 
     finished = settling >= 0
     settle = ~finished & (ending >= 0)
 
-    # where it linearises next
+    # epsilon and point of the next linearisation
     following = (epsilon * DECAY).maximum(target)
     pool.epsilon[places] = torch.where(settle, epsilon.minimum(target), following)
     near = following <= target
@@ -645,7 +650,7 @@ def _of_mass(
     f: Tensor,
     unit: Tensor,
 ) -> tuple[tuple[_Terms, _Terms], Tensor, Tensor, Tensor]:
-    """Give terms, normalised plans, their potentials of rows and epsilons their masses."""
+    """Multiply terms, normalised plans, potentials f and epsilons by the masses of the plans."""
     (terms, product), mass = both, best.mass
     linear_mass = mass.square() if relaxed.mass is not None else mass
     terms = _Terms(*(mass.square() * part for part in terms))._replace(
@@ -669,7 +674,7 @@ def _evaluate(
     counts: tuple[Tensor, Tensor],
     rules: Rules,
 ) -> _Found:
-    """Judge plans that have ended beside a x b, by what is ``missing`` of their marginals."""
+    """Compare plans that have ended with a x b; ``missing`` is what their marginals lack."""
     terms, product = both
     ended = _judge(ending, solved, missing, terms, product, rules)
     ended = torch.where(error.isfinite(), ended, _INNER)
@@ -680,10 +685,10 @@ def _evaluate(
 def _ahead(
     pool: _Pool, places: Tensor, change: Tensor, step: Tensor, *, exact: Tensor, stay: Tensor
 ) -> Tensor:
-    """Choose how far plans that change by the same share each time go on to their limit, (k,)."""
-    # In units of their last `step`; zero where they `stay`, or where its marginals say more of a
-    # plan than its change does, so that it is not `exact`. Less than zero where relaxed plans turn
-    # back.
+    """Choose how far to lead plans on whose changes shrink by the same share each time, (k,)."""
+    # The answer is in units of the last `step`. It is zero where plans `stay`, or where the change
+    # is not `exact`: the marginals of a plan then say more of it. It is negative where relaxed
+    # plans turn back.
     share = torch.ones_like(change)
     if pool.share is not None:
         assert pool.step is not None
@@ -706,7 +711,7 @@ class _Terms(NamedTuple):
 
     quadratic: Tensor  # alpha <L(P), P>
     linear: Tensor  # (1 - alpha) <M, P>
-    squares: Tensor  # what cancels in the quadratic term
+    squares: Tensor  # sums of squares whose difference the quadratic term is
 
     @classmethod
     def of(
@@ -718,7 +723,7 @@ class _Terms(NamedTuple):
 
     @classmethod
     def of_sums(cls, alpha: Tensor, crossed: Tensor, linear: Tensor, own: Tensor) -> _Terms:
-        """Evaluate plans by <X P Y, P>, what they spend, and sums of D_ij^2 over their masses."""
+        """Evaluate plans by <X P Y, P>, linear terms, and sums of D_ij^2 over their masses."""
         return cls(alpha * own - 2 * alpha * crossed, linear, alpha * own)
 
     def of_places(self, places: Tensor) -> _Terms:
@@ -734,7 +739,7 @@ def _own(table: Tensor, mass: Tensor) -> Tensor:
 def _judge(
     ending: Tensor, solved: Tensor, missing: Tensor, found: _Terms, product: _Terms, rules: Rules
 ) -> Tensor:
-    """Choose the endings that plans deserve: met marginals, no more than a x b costs."""
+    """Choose how problems end: by missed marginals, or a value above that of a x b."""
     failed = torch.where(ending == _OUTER, _BOTH, _INNER)
     ending = torch.where(solved, ending, failed)
     converged = ending <= _FLAT

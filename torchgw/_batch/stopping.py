@@ -17,10 +17,10 @@ class Descent:
     def __init__(self, count: int, like: Tensor) -> None:
         self.values = like.new_full((count, _WINDOW + 1), torch.inf)  # the newest last
         self.changes = like.new_full((count, _SETTLING_WINDOW), torch.inf)
-        self.earlier = like.new_full((count,), torch.inf)  # least change before those
+        self.earlier = like.new_full((count,), torch.inf)  # least change of all iterations before
 
     def parts(self) -> tuple[Tensor, ...]:
-        """List the tensors, to be moved with their problems."""
+        """List the tensors, which move when their problems do."""
         return self.values, self.changes, self.earlier
 
     def update(

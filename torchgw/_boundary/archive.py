@@ -27,13 +27,13 @@ _FORMAT = "torchgw result"
 _VERSION = 1
 RESERVED = _METADATA, _CHECKSUM = "metadata", "checksum"
 
-# What NumPy raises for a damaged file: for a bad header, archive or compressed stream, and for
-# what flipped bits ask for, such as encryption.
+# Errors of NumPy for a damaged file: by a bad header, archive or compressed stream, and by flipped
+# bits that ask for encryption, for example.
 UNREADABLE = (
     ValueError, EOFError, OSError, RuntimeError, zipfile.BadZipFile, zlib.error,
     tokenize.TokenError, SyntaxError,
 )  # fmt: skip
-# What making a value of parts of a wrong kind raises.
+# Errors that arise if a value is made of parts of the wrong kind.
 ODD = (*UNREADABLE, TypeError, KeyError, AttributeError, IndexError, OverflowError, AssertionError)
 # Characters of the header of an array, which is a dtype and a shape. [L353]
 _MOST_HEADER = 2_000
@@ -83,7 +83,7 @@ def read_parts(
             if array.ndim and rows_of(name) != slice(None):
                 rows, first = rows_of(name), past.get(name, 0)
                 past[name] = first + len(array)
-                # by themselves, so that the others can be let go
+                # a copy of these rows, so that the memory of the others can be freed
                 array = array[max(rows.start - first, 0) : max(rows.stop - first, 0)].copy()
             kept.setdefault(name, []).append(array)
     try:
@@ -92,7 +92,7 @@ def read_parts(
             for name, parts in kept.items()
         }
         if any(len(parts) != size for parts in kept.values()):
-            raise ValueError("an array is not in all")
+            raise ValueError("an array is missing from some of them")
     except ODD as error:
         raise InvalidInputError(f"{path}: its parts do not fit together ({error}).") from error
     return tree.get("tree"), joined
@@ -110,8 +110,8 @@ def written_whole(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
             return
         # a link stays, and what it points to is replaced
         place = target.resolve()
-        # Files of mkstemp can be read by their owner only. The name does not contain the target's,
-        # to which nothing can be added where it is as long as names may be.
+        # Files of mkstemp could be read by their owner only. The temporary name does not contain
+        # the name of the target, which may be as long as names can be.
         temporary = place.with_name(f".{secrets.token_hex(8)}.part")
         try:
             with temporary.open("xb") as file:

@@ -20,7 +20,7 @@ _MOST_LEVELS = 50
 # How a tree holds other values: as a name and parts, from which they are built again.
 TakeApart = Callable[[Any], "tuple[str, dict[str, Any]] | None"]
 Build = Callable[[str, "dict[str, Any]"], Any]
-# What stands under the one key of a node, or under the first of two.
+# The type of what stands under the only key of a node, or under the first of two.
 _NODES = {"tensor": str, "array": str, "dict": dict, "type": str, "tuple": list, "list": list}
 
 
@@ -124,7 +124,7 @@ class Decoder:
 
 
 def _kind_of(node: Any) -> str | None:
-    """Tell what a node of the tree stands for; ``None`` if it is none."""
+    """Tell which kind of value a node of the tree stands for; ``None`` if it is no node."""
     if not isinstance(node, dict):
         return None
     keys = set(node)

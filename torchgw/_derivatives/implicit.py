@@ -32,18 +32,19 @@ from torchgw.distances.base import Factors
 # Relative residual of the linear system. [L242, L266]
 _TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
 _MAX_ITER = 1000
-# Residual worth a warning: the plan's marginal error leaves some that nothing removes. [L244]
+# Residuals above this get a warning: the marginal error of the plan leaves some residual that
+# nothing removes. [L244]
 WORRYING = 1e-4
-# Products of tables that conjugate gradients take, in units of those of moments, and operations
-# below which only calls count. [L730]
+# Conjugate gradients take so many products of tables. They are preferred if these are cheaper than
+# making the moments, or by so few operations more that only the number of calls counts. [L730]
 _TABLES = 20
 _FEW_OPERATIONS = 2.5e8
 # Size of the solution over that of the right side from which the fixed point counts as nearly
 # singular: then the default `tol`, 1e-5, leaves two digits of a derivative. [L355]
 _NEARLY_SINGULAR = 1e3
-# Columns up to which their linear system is factorised. [L385]
+# The linear system of the columns is factorised up to so many columns. [L385]
 _SOLVED_COLUMNS = 8_192
-# Numbers of a coupling up to which its moments, as many squared, are made. [L524]
+# Moments, as many as the square, are made of couplings of at most so many numbers. [L524]
 MOST_NUMBERS = 4_356
 # Columns of a product of the plan with many. [L524]
 _COLUMNS = 256
@@ -75,13 +76,15 @@ def respond(
         ways = by_moments, by_conjugate_gradients
         one, two = reversed(ways) if small else ways
         found = one(equation)
-        # at saddle points and where rounding ends conjugate gradients, moments take small problems
+        # at saddle points, and where rounding ends conjugate gradients, small problems are solved
+        # by moments
         if found is None or (small and found.residual > WORRYING):
             found = two(equation)
     found = found or by_gmres(equation)
     if max(found.residual / WORRYING, found.growth / _NEARLY_SINGULAR) > 1:
         share = _share(found, equation)
-        # where forces cancel to rounding, as at a match point by point, there is nothing to solve
+        # where forces cancel up to rounding, as at a point-by-point match, there is nothing to
+        # solve
         if share * WORRYING < torch.finfo(plan.dtype).eps:
             found = replace(found, residual=found.residual * share, growth=1.0)
     if found.growth > _NEARLY_SINGULAR:
@@ -134,7 +137,7 @@ def by_conjugate_gradients(equation: Equation) -> Response | None:
     table = torch.cat([block for _, block in density.blocks()])
     table = table * density.a[:, None] * density.b
     a, b = table.sum(1), table.sum(0)
-    # what a change of v does to column sums once u follows; constants change nothing
+    # the change of the column sums by v, with u adapted; constants change nothing
     schur = b.diag() - table.T @ (table / a[:, None]) + torch.outer(b, b)
     factor, failed = torch.linalg.cholesky_ex(schur.double())
     if int(failed):
@@ -159,7 +162,7 @@ def by_conjugate_gradients(equation: Equation) -> Response | None:
     found = torch.zeros_like(start)
     ahead = -respond_to(residual, *none)[0]
     size = first = float((residual * ahead).sum())
-    # of a step, what it is times the preconditioner is known: the residuals that it is made of
+    # the product of a step and the preconditioner is known: the residuals of which the step is made
     step, weighed, count = ahead, residual, 1
     tolerance = tol**2 * max(first, 0.0)
     while size > tolerance and count < max_iter:
@@ -185,8 +188,8 @@ def by_conjugate_gradients(equation: Equation) -> Response | None:
 def by_gmres(equation: Equation) -> Response:
     """Solve for the response of any plan: for v and the coupling of Z, as u follows from v."""
     # C'(Z) needs nothing but the coupling of Z (equation 25), and every product is two passes over
-    # the plan. Columns are divided by what a change of v does to their sums, and both parts count
-    # alike, whatever their units.
+    # the plan. The equations of columns are divided by the effect of v on their sums; and both
+    # parts are scaled to count alike, whatever their units.
     density, problem, upstream, forced, tables, tol, max_iter = equation
     a, b, dtype = density.a, density.b, density.plan.dtype
     gradient: Gradient = DenseGradient(problem) if tables else FactoredGradient(problem)
@@ -200,7 +203,7 @@ def by_gmres(equation: Equation) -> Response:
         return gradient.linearise(start.with_vector(coupling)).cost.to(dtype)
 
     def step(v: Tensor, term: Cost, sums: tuple[Tensor, Tensor]) -> tuple[Response, Tensor]:
-        """Make Z for a v so that rows have given sums; also the errors of its column sums."""
+        """Make the Z of a v whose rows have given sums; also the errors of its column sums."""
         u = torch.empty_like(a)
         column = -sums[1]
         weighted = b * v
@@ -241,7 +244,7 @@ def by_gmres(equation: Equation) -> Response:
     response, column = step(v, total, forced)
     # columns of weight zero take the potential that their conditional plan defines
     v = torch.where(root > 0, v, -column)
-    # the system is about the identity where a change of the plan dies out at once
+    # the system is nearly the identity where a change of the plan dies out at once
     return Response(density, response.u, v, total, reached, products, growth(x, right))
 
 
@@ -294,7 +297,7 @@ def by_moments(equation: Equation) -> Response | None:
 
 
 class _Encoded:
-    """What is made of a plan for its response between spaces with factors (equation 25)."""
+    """Sums and moments of a plan for its response between spaces with factors (equation 25)."""
 
     # With D_X = A s A', D_Y = B t B' the change of the cost with a response Z is C'(Z) = A N B'
     # with N = -4 alpha s (A' Z B) t, so that everything about it is small: the sums of P o (A N B')
@@ -340,13 +343,13 @@ class _Encoded:
         return FactoredCost.of_products(-(one @ inner), two).centred()
 
     def forced(self, row: Tensor, column: Tensor) -> FactoredCost:
-        """Compute how the cost changes with a Z of which only the row and column sums are known."""
+        """Compute the change of the cost by a Z of which only row and column sums are known."""
         (one, two), total = self.means, row.sum()
         coupling = torch.outer(self.A.T @ row + one * total, two)
         return self.cost(self.inner(coupling + torch.outer(one, self.B.T @ column)))
 
     def moved(self, cost: Cost) -> _Moved:
-        """Read off what a cost does, in one pass over the plan."""
+        """Compute the sums and the coupling of P o C for a cost C, in one pass over the plan."""
         a, b = self.density.a, self.density.b
         columns = torch.cat([torch.ones_like(self.B[:, :1]), self.B], 1) * b[:, None]
         means, column = [], torch.zeros_like(b)
@@ -358,7 +361,7 @@ class _Encoded:
         return _Moved(table[:, 0], column * b, self.A.T @ table[:, 1:])
 
     def bent(self, inner: Tensor) -> _Moved:
-        """Compute what A N B' does, by the moments."""
+        """Compute the sums and the coupling of P o (A N B') from the moments."""
         return _Moved(
             ((self.A @ inner) * self.PB).sum(1),
             ((self.B @ inner.T) * self.PA).sum(1),

@@ -24,8 +24,8 @@ from torchgw._many.solver import Numbers, solve_questions
 from torchgw._many.spaces import Space
 from torchgw._tensors.ranks import Ranks
 
-# Seconds of a chunk, and problems of the first one and of any. What is solved in a chunk is lost
-# when the process is killed; short ones leave the engine waiting for their last problems. [L396]
+# Seconds of a chunk, problems of the first chunk, and of any. A chunk is lost when the process is
+# killed; in a short chunk the engine waits for the last problems. [L396]
 _CHUNK_SECONDS = 15.0
 _FIRST_CHUNK, _LARGEST_CHUNK = 256, 2**17
 # Seconds between two writes of the file that a matrix is resumed from. [L396]
@@ -33,7 +33,7 @@ _WRITE_SECONDS = 20.0
 
 
 class Options(NamedTuple):
-    """What all pairs share."""
+    """Options that all pairs share."""
 
     alpha: float
     epsilon: float
@@ -104,7 +104,7 @@ def compute_pairs(
 def compute_together(
     job: Job, i: Tensor, j: Tensor, n_jobs: int, ranks: Ranks, *, shown: bool
 ) -> Numbers:
-    """Compute some of the pairs, and get those of the others."""
+    """Compute a share of the pairs, and receive those of the other processes."""
     ranks.agree("the start of a hash of spaces and options", [int(job.key[:12], 16)])
 
     def compute(mine: Tensor) -> Tensor:
@@ -168,7 +168,7 @@ def _read_table(resume: Any, key: str, shape: tuple[int, ...]) -> NDArray[np.flo
 
 @contextmanager
 def _workers(n_jobs: int) -> Iterator[tuple[int, Callable[[list[Any]], list[Any]]]]:
-    """Open what solves chunks, so many at a time: processes, or this one if one is enough."""
+    """Open a pool of worker processes for chunks, or use this process if one is enough."""
     if n_jobs == 1:
         yield 1, lambda tasks: [_solve_chunk(*task) for task in tasks]
         return
@@ -184,7 +184,7 @@ def _workers(n_jobs: int) -> Iterator[tuple[int, Callable[[list[Any]], list[Any]
 
 @contextmanager
 def _bar(total: int, left: int, shown: bool) -> Iterator[Any]:
-    """Show progress where somebody sees it."""
+    """Show progress, if standard error is a terminal or a notebook."""
     seen = shown and sys.stderr is not None and sys.stderr.isatty()
     if not seen or find_spec("tqdm") is None:
         yield lambda count: None

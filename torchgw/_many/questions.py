@@ -17,13 +17,13 @@ from torchgw._many.shelves import Shelves
 
 
 class Relaxations(NamedTuple):
-    """Marginals that the plans of B problems need not have: at most one of two kinds."""
+    """How marginals of B problems are relaxed, if they are: by penalties or by bounds."""
 
     penalties: NDArray[np.float64] | None = None  # (B, 2) weights of both sides
-    mass: NDArray[np.float64] | None = None  # (B,) that is moved
+    mass: NDArray[np.float64] | None = None  # (B,) share of the mass that is moved
 
     def used(self, count: int) -> NDArray[np.bool_]:
-        """Tell which of the problems have plans that need not have their marginals, (B,)."""
+        """Tell which problems have relaxed marginals, (B,)."""
         if self.mass is not None:
             return np.asarray(self.mass < 1)
         if self.penalties is not None:
@@ -31,7 +31,7 @@ class Relaxations(NamedTuple):
         return np.full(count, False)
 
     def repeated(self, count: int) -> Relaxations:
-        """Say of so many problems what is said of one."""
+        """Repeat what holds for one problem for so many."""
         return Relaxations(*(None if part is None else part.repeat(count, 0) for part in self))
 
     def of(self, numbers: NDArray[np.int64], turned: NDArray[np.bool_]) -> Relaxations:
@@ -56,7 +56,7 @@ class Questions:
     j: NDArray[np.int64]
     alpha: NDArray[np.float64]
     epsilon: NDArray[np.float64]  # NaN for "auto"
-    # M of each problem, (n, m) float64; of a stack the parts in use
+    # M of each problem, (n, m) float64; from a stack without its padding
     tables: Sequence[Tensor] | Tensor | None = None
     squared: bool = True  # whether distances of features are squared
     n_init: int = 1
@@ -80,7 +80,7 @@ class Questions:
         )  # fmt: skip
 
     def key(self) -> str:
-        """Hash all that the answers depend on."""
+        """Hash everything that the answers depend on."""
         shelves, tables = self.shelves, self.tables
         large = (shelves.padded == 0).nonzero()[0]
         content: list[Any] = [part for stack in shelves.stacks.values() for part in stack[:2]]

@@ -17,7 +17,7 @@ from torchgw._search.starts import distance_quantiles
 
 
 class Shelves:
-    """Spaces packed by size, and what starts of their problems are made from."""
+    """Spaces packed by size, with the quantiles that starts of their problems are made from."""
 
     def __init__(self, spaces: Sequence[Space]) -> None:
         counts = np.array([len(space.table) for space in spaces], dtype=np.int64)

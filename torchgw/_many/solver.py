@@ -23,7 +23,7 @@ from torchgw._solve.status import Status
 from torchgw._tensors.ranks import Ranks
 from torchgw._tensors.threads import small_on_one_thread
 
-# What a code of ``Numbers.status`` stands for.
+# The status that each code in ``Numbers.status`` stands for.
 STATUSES = tuple(Status)
 _STATUS_OF = [STATUSES.index(Status[name]) for name in ENDINGS]
 
@@ -94,10 +94,10 @@ Keep = Callable[[Kept], None]
 def solve_questions(asked: Questions, device: torch.device, keep: Keep | None = None) -> Numbers:
     """Solve all problems, each with the best of its starts."""
     found = Numbers.empty(len(asked), device)
-    # the smaller side first: a problem and its mirror image share a group
+    # the smaller side comes first, so that a problem and its mirror image share a group
     sizes = np.sort(asked.shelves.padded[np.stack([asked.i, asked.j])], axis=0)
     groups = sizes[0] * (LARGEST + 1) + sizes[1]
-    # strict problems take another way, whatever is beside them
+    # strict problems are solved apart, so that their bits do not depend on relaxed ones
     groups = 2 * groups + asked.marginals.used(len(asked))
     with torch.no_grad():
         for group in np.unique(groups).tolist():
@@ -115,7 +115,7 @@ def solve_questions(asked: Questions, device: torch.device, keep: Keep | None = 
 def solve_together(
     asked: Questions, ranks: Ranks, shapes: NDArray[np.int64], keep: Keep | None = None
 ) -> Numbers:
-    """Solve some of the problems, whose points are in ``shapes``, and get the others' answers."""
+    """Solve a share of the problems, and get the others from other processes."""
     ranks.agree("the start of a hash of spaces and options", [int(asked.key()[:12], 16)])
     flat = [torch.empty(0, dtype=torch.float64, device=ranks.device)]
 
@@ -255,7 +255,7 @@ def _solve_group(group: _Group, found: Numbers, keep: Keep | None) -> None:
             zip(ended.number.tolist(), ended.objective.tolist(), strict=True)
         ):
             problem, start = divmod(entry, starts)
-            # of starts that come to the same the first counts, whichever ends first
+            # of starts that end at the same objective the first one counts, whichever ends first
             if (objective, start) < best[problem]:
                 best[problem] = objective, start
                 keep(group.plan(problem, ended, place))
@@ -274,7 +274,7 @@ def _solve_alone(asked: Questions, number: int, found: Numbers, keep: Keep | Non
     """Solve a problem that is too large for the engine."""
     epsilon = float(asked.epsilon[number])
     with warnings.catch_warnings():
-        # said once, of all problems
+        # one warning for all problems comes at the end
         warnings.simplefilter("ignore", ConvergenceWarning)
         result = solve(
             **asked.arguments(number),

@@ -35,8 +35,8 @@ Judge = Callable[..., float]
 
 # Dimension up to which geodesics are taken without a trial. [L356]
 _FEW_DIMENSIONS = 3.5
-# Points up to which graphs are doubted, unless they are too few to tell; all their paths are read.
-# [L356, L843]
+# Few points, whose neighbour graphs may have short cuts; up to so many, all paths are read. Fewer
+# still tell nothing, and their graphs are taken. [L356, L843]
 _FEW_POINTS = 200
 _TINY = 20
 # Points of each side that are looked at. [L356]
@@ -45,14 +45,16 @@ _LOOKED_AT = 1_000
 # geodesics, which short cuts may raise. [L356]
 _ENOUGH = 0.95
 _ENOUGH_PATHS = 0.98
-# How much less the plan that squares find may agree. [L427]
+# By how much less than the best the plan found by squares may agree, if squares are to be taken.
+# [L427]
 _SLACK = 0.07
 # Agreement below which nothing has been found. [L356]
 UNRELATED = 0.8
-# What angles may leave unexplained of what straight distances do: without their length points have
-# a dimension less, and noise agrees better. [L356]
+# Share of what straight distances leave unexplained that angles may leave at most, to be taken:
+# without their length points have a dimension less, and noise agrees better. [L356]
 _SHARE_LEFT = 0.7
-# The same for geodesics in many dimensions, where paths go by chance and cost more. [L428]
+# The same share for geodesics in many dimensions, where paths between clusters depend on chance and
+# cost more. [L428]
 _SHARE_LEFT_PATHS = 0.25
 
 
@@ -61,9 +63,9 @@ class Decision(NamedTuple):
 
     chosen: str  # "geodesic" or a point metric
     why: str
-    # of each that was tried; that of squares is their plan's in straight distances
+    # by way of measuring; squares have the agreement of their plan in straight distances
     agreement: dict[str, float]
-    # of both sides, where all points were looked at
+    # the neighbour graphs of both sides, where all points were looked at
     shapes: tuple[Neighbourhood, ...] = ()
 
 
@@ -122,7 +124,7 @@ def decide(
 def _compete(few: _Few, judge: Judge) -> dict[str, float]:
     """Try ways to measure, until one explains nearly all; how well each agrees."""
     found: dict[str, float] = {}
-    # paths between clusters are by chance
+    # paths between clusters depend on chance
     chance = not (few.low or few.connected)
     order = ["euclidean", "cosine", "geodesic"] if chance else ["euclidean", "geodesic", "cosine"]
     if few.low and not few.doubted:
@@ -169,12 +171,12 @@ def _measured(points: Tensor, known: Neighbourhood, name: Any) -> DistanceProvid
     """Measure points in one way; ``None`` where that is not possible."""
     if name == "geodesic":
         with warnings.catch_warnings():
-            # said again if geodesics are chosen
+            # the warning comes again if geodesics are chosen
             warnings.simplefilter("ignore", GraphWarning)
             paths = DijkstraDistance(neighbour_geodesics(points, known=known))
         if len(points) > _FEW_POINTS:
             return paths
-        # all at once take less time than half of them by turns
+        # all paths at once take less time than half of them one after another
         return PrecomputedDistance.unchecked(paths.columns(torch.arange(len(points))))
     if name == "cosine" and (points.shape[1] < 3 or bool((points == 0).all(1).any())):
         return None

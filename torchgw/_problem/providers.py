@@ -35,14 +35,15 @@ logger = logging.getLogger(__name__)
 
 # Points per side up to which "auto" computes all geodesic pairs: beyond it takes minutes. [L95]
 _ALL_PAIRS_POINTS = 3_000
-# Points from which it tries landmarks first on a CPU, whose products of tables take seconds; and
-# the error of each side up to which these do: by their sum the value of a plan is too high. [L95]
+# Points from which on "auto" tries landmarks first on a CPU, where products of tables take seconds;
+# and the error of each side up to which it keeps them: the value of a plan is too high by the sum
+# of both. [L95]
 _LANDMARK_POINTS = 1_000
 _SMALL_ERROR = 0.005
-# Points per side up to which "dijkstra" is all pairs too: a sampled solve asks for nearly every row
-# in the end. Larger tables do not fit an exact gradient (`_DENSE_ENTRIES`). [L126, L127]
+# Points per side up to which "dijkstra" computes all pairs too: a sampled solve asks for nearly
+# every row in the end. Larger tables are too large for an exact gradient. [L126, L127]
 _ALL_ROWS_POINTS = {"cpu": 1_000, "cuda": 6_000}
-# Pairs of points from which a solve without structure takes a CPU minutes. [L359]
+# Pairs of points from which on a solve without structure takes minutes on a CPU. [L359]
 _MOST_PAIRS = 36_000_000
 
 
@@ -64,11 +65,11 @@ class DistanceOptions:
     approximate: bool = False
     # Whether tables of all pairs were asked for by `gradient="dense"`.
     dense: bool = False
-    # Of the spaces of both sides, or of each.
+    # Curvature of both sides, or a pair with that of each.
     curvature: float | tuple[float, float] | None = None
-    # Whether given tables may have negative entries: the loss takes them, and they have no unit.
+    # Whether the loss allows given tables with negative entries.
     signed: bool = False
-    # Processes that prepare a side each.
+    # Processes that share the preparation.
     ranks: Ranks | None = None
 
     def __post_init__(self) -> None:
@@ -115,10 +116,10 @@ class _Side:
 
     passed: Passed
     given: GivenSpace
-    spec: Any  # what `distances` says of it
+    spec: Any  # name or provider that `distances` gives for it
     curvature: float
-    letter: str  # a or b, which its weights are called
-    name: str = "given"  # of its distances, where they are made here
+    letter: str  # a or b, the name of its weights
+    name: str = "given"  # name of its distances, if they are computed here
     graph: KeyedGraph | None = None
     shape: Neighbourhood | None = None  # of all points, if it has been looked at
 
@@ -153,10 +154,11 @@ def build_providers(
     directed: bool = False,
 ) -> Spaces:
     """Build the providers of both sides, scaled, and say what they were made from."""
-    # Points of zero weight, if weights are passed, have no say in the scale. `clock(phase, since)`
-    # is told the time of each stage: graph, geodesics, landmarks, and distances for the rest. With
-    # a `judge` the data decide what "auto" is for points on both sides, unless an option asks for
-    # geodesics; otherwise it is geodesics. Costs with a direction are refused unless `directed`.
+    # Points of zero weight, if weights are passed, do not count for the scale. `clock(phase,
+    # since)` is told the time of each stage: graph, geodesics, landmarks, and distances for the
+    # rest. With a `judge` the data decide what "auto" is for points on both sides, unless an option
+    # asks for geodesics; otherwise it is geodesics. Costs with a direction are refused unless
+    # `directed`.
     started = perf_counter()
     pair = _recognised(sides, distances, options, directed=directed)
     decision = _decide(pair, options, device, judge)
@@ -260,7 +262,7 @@ def _connect(pair: list[_Side], options: DistanceOptions, stages: Preparation) -
     """Make the graphs of the sides whose distances are geodesics."""
     connected = [side for side in pair if side.name in from_graphs()]
     makers = [partial(_graph, side, options, stages) for side in connected]
-    # a GPU takes less time for all neighbours than for what follows
+    # on a GPU finding all neighbours takes less time than the stages after it, and is not shared
     graphs = stages.divide(makers, together=stages.device.type == "cpu")
     for side, graph in zip(connected, graphs, strict=True):
         side.graph = graph
@@ -299,7 +301,7 @@ def _origin(side: _Side, options: DistanceOptions, scale: float) -> Space:
     """Record how new points of a side are measured."""
     curved = side.name in of_curvature()
     metric: Any = side.name if curved or side.name in get_args(PointMetric) else None
-    # distances of other names, made from points, say nothing of points that they have not seen
+    # other names compute distances from points, but cannot compute those of new points
     points = None if metric is None and side.graph is None else side.given.points
     n_neighbors = options.n_neighbors or max(1, default_n_neighbors(side.given.n))
     geodesics = None if side.graph is None else side.graph.geodesics
@@ -321,7 +323,7 @@ def _resolve(
 
 
 def _accurate_landmarks(pair: list[_Side], stages: Preparation) -> list[LandmarkDistance]:
-    """Take the factors of both sides; none if those of a side are less good than all pairs."""
+    """Make landmark factors of both sides; none if those of a side are not accurate enough."""
     found: list[LandmarkDistance] = []
     for side in pair:
         assert side.graph is not None

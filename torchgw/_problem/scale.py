@@ -12,7 +12,7 @@ from torchgw.distances.points import ANGLES, PointDistance
 ScaleName = Literal["auto", "max", "mean"]
 # Columns read at once to find the largest distance among some points. [L351]
 _COLUMNS = 256
-# Share of the largest distance up to which one is rounding. [L351]
+# Distances up to this share of the largest are rounding. [L351]
 _NOTHING = 1e-9
 
 
@@ -51,19 +51,20 @@ def _size(
     if scale == "mean":
         mean = provider.mean(used.to(provider.dtype) / used.sum())
         if isinstance(provider, PointDistance):
-            # of identical points factors leave rounding, and below zero as often as above
+            # the distances of identical points are rounding of the factors, as often below zero as
+            # above
             return max(0.0, min(mean, provider.maximum()))
         return mean
     largest = provider.maximum()
     if weights is None or bool(used.all()):
         return largest
-    # what factors leave of a distance of zero is no unit
+    # a distance of zero, of which factors leave rounding, is no unit
     among = _maximum(provider, points, used)
     return among if among > _NOTHING * largest else largest
 
 
 def _maximum(provider: DistanceProvider, points: Tensor | None, used: Tensor) -> float:
-    """Find the largest distance among the points that are used, of which some are not."""
+    """Find the largest distance among the points that are used, if not all are."""
     if isinstance(provider, PointDistance) and points is not None:
         return PointDistance(points[used.to(points.device)], provider.metric).maximum()
     index = used.nonzero()[:, 0]

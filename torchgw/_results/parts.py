@@ -49,7 +49,7 @@ Kind = TypeVar("Kind", bound=type)
 # entry is dropped in any case. [L277]
 _ENTRIES_PER_ROW = 256
 _SMALLEST_SHARE = 1e-12
-# Mass that may be missing from them before a warning says so. [L277]
+# A warning says so if the entries that are kept miss more than this mass. [L277]
 _MISSING_MASS = 1e-6
 
 _RECORDS: dict[str, Any] = {
@@ -60,7 +60,7 @@ _RECORDS: dict[str, Any] = {
     )
 }  # fmt: skip
 DATACLASSES: dict[str, Any] = {"Alternative": Alternative}
-# What files written before a part was renamed call it.
+# Former names of renamed parts, as older files have them.
 _FORMERLY = {"GWResult": {"log": "report"}, "Iteration": {"objective": "dual"}}
 _DTYPES = {str(dtype): dtype for dtype in (torch.float32, torch.float64)}
 
@@ -127,7 +127,7 @@ def _plan_parts(plan: TransportPlan | SparsePlan, dense: bool) -> tuple[str, dic
     if isinstance(plan, SparsePlan) or (isinstance(plan.cost, DenseCost) and not dense):
         kept = plan if isinstance(plan, SparsePlan) else _shorten(plan)
         return "SparsePlan", {"entries": _csr(kept.entries), **rest}
-    # rows are drawn by them; old files have none
+    # draws choose rows by these masses; old files have none
     masses = None if plan.masses is plan.weights else plan.masses
     return "TransportPlan", {"cost": plan.cost, **rest, "masses": masses}
 
@@ -181,7 +181,7 @@ def _extension_parts(extension: Extension, dense: bool) -> dict[str, Any]:
 
 
 def _solved_side(extension: Extension, side: int, dense: bool) -> SolvedSide:
-    """Take one side apart, with its graph only if distances are still to be read from it."""
+    """Take one side apart, with its graph only if distances will be computed from it."""
     known = extension.known
     provider, reference = known.providers[side], known.references[side]
     given = extension.spaces[side]
@@ -190,7 +190,7 @@ def _solved_side(extension: Extension, side: int, dense: bool) -> SolvedSide:
     if provider is None or (provider.factors() is not None and space.metric is None):
         pass
     elif reference is None and (given.metric or given.geodesics):
-        # made again on reading, from the points or the graph
+        # not kept: it is computed again from the points or the graph when the file is read
         space = given
         kept = {"dtype": str(provider.dtype), "cheap_columns": provider.cheap_columns}
     elif provider.factors() is None and (provider.matrix() is None or not dense):

@@ -26,7 +26,7 @@ from torchgw._errors import InvalidInputError, InvalidTypeError
 from torchgw._results.parts import DATACLASSES, build, fields_of, take_apart
 from torchgw._tensors.ranks import together
 
-# What a file can hold, in modules that are not imported with torchgw.
+# Kinds of results whose modules are not imported with torchgw.
 _ELSEWHERE = {
     "GWResult": "torchgw._results.result",
     "BatchResult": "torchgw._many.result",
@@ -57,7 +57,7 @@ def write_result(
         raise InvalidTypeError(f"`dense` must be True or False; got {dense!r}.")
     arrays = _extra_arrays(extra)
     ranks = getattr(getattr(result, "lazy_plan", None), "ranks", None)
-    # a differentiable plan is read for its numbers alone
+    # only the numbers of a differentiable plan are written
     with torch.no_grad(), together(ranks):
         encoder = Encoder(lambda part: take_apart(part, dense), arrays)
         fields = {name: encoder.encode(value, name) for name, value in fields_of(result).items()}
@@ -67,7 +67,7 @@ def write_result(
             return
         key = ranks.same_seed(secrets.randbits(62))
         write_part(path, ranks.rank, ranks.size, key, tree, arrays)
-        # once all parts are there, and before anybody reads them
+        # ranks meet here: all parts are written, and nobody reads them before
         ranks.any(False)
         if ranks.rank == 0:
             # a plan of its largest entries has no shares
@@ -152,8 +152,8 @@ def _kind_and_fields(path: str | os.PathLike[str], tree: Any) -> tuple[str, dict
     kind = tree.get("kind")
     if kind is None:
         raise InvalidInputError(
-            f"{path}: no result but part of one, which a `cache` keeps. `solve(..., cache=folder)` "
-            "reads it by itself."
+            f"{path}: this is part of a result, which a `cache` keeps; it cannot be loaded alone. "
+            "`solve(..., cache=folder)` reads it by itself."
         )
     if isinstance(kind, str) and kind in _ELSEWHERE:
         importlib.import_module(_ELSEWHERE[kind])

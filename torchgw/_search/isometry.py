@@ -16,26 +16,28 @@ from torchgw.distances.base import DistanceProvider
 from torchgw.distances.precomputed import PrecomputedDistance
 from torchgw.distances.profiles import decays, differences, moments
 
-# Root mean square difference of the distances of a match, beside that of all distances, up to which
-# they are the same; the same of the distances of one point, and difference of what may be sums over
-# the same distances. [L589]
+# A match keeps all distances if their root mean square difference is at most the first share of
+# their size, and for each single point at most the second. Sums over distances may differ by the
+# second share before two lists of them count as different. [L589]
 _SAME, _ROUGHLY = 1e-5, 1e-3
-# Times the uncertainty of a point's distances that they may differ by, where that is more, as near
-# the border of the Poincare ball; and how much, beside the size, makes a space too coarse. [L629]
+# The distances of a point may differ by so many times their uncertainty instead, where that is
+# more, as near the border of the Poincare ball; and the uncertainty, as a share of the size, that
+# makes a space too coarse to compare. [L629]
 _UNCERTAINTIES, _TOO_COARSE = 4.0, 0.03
 # Squared number of points up to which distances are stored, to be read several times. [L589]
 _STORED_ENTRIES = {"cpu": 12_000_000, "cuda": 40_000_000}
-# Times that stored distances spread what is known of each point to the others. [L589]
+# So many times stored distances spread what is known of each point to the others. [L589]
 _ROUNDS = 4
-# Spread of a sum, relative to its size, below which it is not made larger. [L589]
+# A sum whose spread is below this share of its size is not magnified. [L589]
 _LEAST_SPREAD = 1e-3
-# Points on either side in order that are looked at, of few points and of many. [L589]
+# A point is compared with so many points on either side of its place in order; for spaces of few
+# points, and of many. [L589]
 _FEW, _NEAR_OF_FEW, _NEAR = 10_000, 64, 16
-# How many times as far as the nearest, and how far at least, others may be to be partners too.
-# [L589]
+# Other points are partners too if they are at most so many times as far as the nearest, or at most
+# so far. [L589]
 _TIMES, _ROUNDING = 10.0, 1e-7
-# Points with several such partners, at most, and of them such that some are beyond these places.
-# [L589]
+# Points with several partners, at most; and among these, points whose partners may lie beyond the
+# places that are compared, at most. [L589]
 _MOST_TIED, _MOST_LOST = 2048, 32
 
 
@@ -59,8 +61,8 @@ class _Space(NamedTuple):
 
 def find_isometry(problem: Problem, *, streamed: bool) -> Isometry | None:
     """Match the points of two spaces that are the same but for rounding; ``None`` for others."""
-    # It takes a few sums over all distances, and less where the first differ. If the distances are
-    # too many to be stored, they are read only if they may be `streamed`.
+    # This takes a few sums over all distances, and less where the first sums differ. If the
+    # distances are too many to be stored, they are read only if they may be `streamed`.
     a, b = problem.marginals
     stored = len(a) ** 2 <= _STORED_ENTRIES.get(a.device.type, 0)
     if not _is_plain(problem) or not (stored or streamed):
@@ -92,7 +94,7 @@ def _is_plain(problem: Problem) -> bool:
 def _same_squares(problem: Problem) -> bool:
     """Whether mean squares of all points may be the same, where they are fast to find."""
     sides = problem.source, problem.target
-    # elsewhere such sums take as long as the table
+    # for other distances such sums take as long as the table
     if not all(side.matrix() is not None or side.factors() is not None for side in sides):
         return True
     x, y = (
@@ -122,7 +124,8 @@ def _measured(problem: Problem, *, stored: bool) -> tuple[_Space, _Space] | None
 
 def _look_same(near: _Space, far: _Space) -> bool:
     """Whether two spaces may be the same, by their sizes and the sums of their points."""
-    # sums of the outermost points differ, and sizes where they are given by such points
+    # rounding changes the sums of the outermost points, and the size where that is set by such
+    # points
     slack = float(torch.maximum(near.doubt.max(), far.doubt.max()))
     if slack > _TOO_COARSE or abs(near.size / far.size - 1) > max(_SAME, slack):
         return False
@@ -132,7 +135,8 @@ def _look_same(near: _Space, far: _Space) -> bool:
 def _keeps_distances(near: _Space, far: _Space, partners: Tensor, missed: Tensor) -> bool:
     """Whether a match keeps the distances of all points, by mean squared differences of each."""
     squares = near.sums[:, 1], far.sums[partners, 1]
-    # the same in units of each side: one point that is off may change the scale of all distances
+    # the difference in units of each side: one point that is off may change the scale of all
+    # distances
     means = (squares[0] + squares[1] - missed) / (near.size * far.size)
     apart = squares[0] / near.size**2 + squares[1] / far.size**2 - means
     allowed = near.doubt.square() + far.doubt[partners].square()
@@ -163,7 +167,7 @@ def _same_sums(x: Tensor, y: Tensor, slack: float = 0.0) -> bool:
 
 def _signatures(space: _Space) -> Tensor:
     """Compute numbers that a point and its image share, (n, k), of a spread of at most one."""
-    # in units of its own, as spaces that are scaled by their largest distances differ by rounding
+    # in units of each side, as scales by the largest distance differ by rounding
     side, weights, sums = space.distances, space.weights, space.sums
     size = float(weights @ sums[:, 1]) ** 0.5
     first = sums / sums.new_tensor([size, size**2])
@@ -178,7 +182,7 @@ def _signatures(space: _Space) -> Tensor:
 
 
 def _levelled(table: Tensor, weights: Tensor) -> Tensor:
-    """Subtract means, and divide by deviations unless these are nearly rounding."""
+    """Subtract means, and divide by deviations that are more than rounding."""
     mean, square = weights @ table, weights @ table.square()
     deviation = (square - mean.square()).clamp_min(0).sqrt()
     least = (_LEAST_SPREAD * square.sqrt()).clamp_min(torch.finfo(table.dtype).tiny)
@@ -206,7 +210,7 @@ def _partners(near: _Space, far: _Space, x: Tensor, y: Tensor) -> Tensor | None:
     possible = apart <= torch.maximum((_TIMES * least + _ROUNDING)[:, None], doubt)
     chosen = around.gather(1, place[:, None])[:, 0]
     tied = (possible.sum(1) > 1) | (torch.bincount(chosen, minlength=n)[chosen] > 1)
-    # what is as near at the end of the places may be nearer beyond
+    # if the last place is as near as the best one, a nearer partner may lie beyond the places
     lost = possible[:, [0, -1]].any(1) & (reach < n - 1)
     tied |= lost
     partners = torch.empty_like(rank)
@@ -228,8 +232,8 @@ def _untie(
     lost: Tensor,
 ) -> None:
     """Match points one after the other by their distances to those that are matched already."""
-    # The partner of each is one of those `around` its own place, (t, w), or in the end, of those
-    # that are `lost`, (t,), any that is left. `partners` is changed in place.
+    # The partner of each is one of those `around` its own place, (t, w); points that are `lost`,
+    # (t,), come last and may take any that is left. `partners` is changed in place.
     sure = torch.ones(len(partners), dtype=torch.bool, device=tied.device)
     sure[tied] = False
     free = torch.ones_like(sure)

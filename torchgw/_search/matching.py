@@ -11,11 +11,11 @@ from torchgw.distances.base import DistanceProvider
 
 # Squared number of points of the larger side up to which all distances are read. [L279]
 _MOST_ENTRIES = 9_000_000
-# Share of the partners that is looked at: those that stand out most from the second nearest, as
-# most right ones do. [L232]
+# Share of the partners that are looked at: those that are clearest beside their second nearest, as
+# most right ones are. [L232]
 _CLEAR_SHARE = 1 / 3
-# Correlation of the distances among these from which on they are believed, and how many there are
-# at least. [L233, L279]
+# The partners are believed if the distances among them correlate by this; so many partners are
+# needed at least. [L233, L279]
 _BELIEVED = 0.7
 _FEWEST = 32
 # Distances read at once. [L279]

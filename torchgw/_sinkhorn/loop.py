@@ -17,8 +17,8 @@ from torchgw._typing import Potentials
 
 # Increases of the error after which what is left of it is taken to be rounding. [L15]
 _MOST_RESTARTS = 5
-# Errors above which it is not: the error of a plan that has yet to change partners may stay the
-# same for as long as potentials take to get there. [L288]
+# Errors above these are no rounding: the error of a plan that has yet to change partners may stay
+# the same for as long as potentials take to get there. [L288]
 _MOST_ROUNDING = {torch.float32: 0.05, torch.float64: 1e-6}
 # Multiple of the machine epsilon below which a marginal error is noise. [L288]
 _ROUNDING = 16
@@ -27,16 +27,17 @@ _ROUNDING = 16
 _SMALLEST_GAP = 1e-6
 # Iterations between looks at the error of a sweeper of two levels: each leaves a tenth. [L288]
 _TWO_LEVEL_CHECK = 1
-# Share of the error by which a sweep changes one that stays, and multiple of the tolerance above
-# which it is not what is left in the end. [L453]
+# An error stays if a sweep changes it by less than this share; it counts only above this multiple
+# of the tolerance, which excludes what is left at the end. [L453]
 _STAYS, _ABOVE = 0.02, 10
-# Iterations for which it has to stay before a larger epsilon is tried: the linear problems of most
-# outer iterations are ended earlier than that. [L471]
+# An error has to stay for so many iterations before a larger epsilon is tried: the linear problems
+# of most outer iterations end earlier. [L471]
 _PATIENCE = 100
-# How epsilon rises and falls there: by which factor, in how many iterations each time, and the
+# How epsilon rises and falls then: by which factor, in how many iterations up and down, and the
 # error at which it falls. [L471]
 _RISE, _RISING, _FALLING, _FALLS = 10.0, 50, 400, 1e-4
-# Iterations that have to be left for that; the largest epsilon, over that asked for. [L471]
+# So many iterations have to be left for that; the largest epsilon, as a multiple of the one asked
+# for. [L471]
 _ROOM, _HIGHEST = 300, 1e9
 # What is left of the factor's excess over one after a sweep that shows it to be too large. [L6]
 _BACK_OFF = 0.97
@@ -82,7 +83,7 @@ def sinkhorn(
     tol = max(tol, _ROUNDING * torch.finfo(problem.cost.dtype).eps)
     newton = NewtonSteps(prepared, tol)
     done, restarts, stayed, error, relaxation = 0, 0, 0, float("inf"), 1.0
-    before: tuple[Potentials, float] | None = None  # what it was left with for a larger epsilon
+    before: tuple[Potentials, float] | None = None  # potentials and error before epsilon rose
     while done < max_iter:
         every = _TWO_LEVEL_CHECK if prepared.two_level else check_every
         count = min(every, max_iter - done)
@@ -113,7 +114,7 @@ def sinkhorn(
             done, error, relaxation, from_above = done + used, float("inf"), 1.0, False
     prepared.end_sweeps()
     if before is not None and error > before[1]:
-        # there were too few iterations left to come back
+        # too few iterations were left to come back to the epsilon asked for
         return SinkhornResult(*before, done, converged=False)
     return SinkhornResult(Potentials(sweep.f, sweep.g), error, done, error <= tol)
 
@@ -147,7 +148,7 @@ def _from_above(prepared: PreparedProblem, start: Potentials, most: int) -> tupl
     problem, used = prepared.problem, 0
     factor, falling = _RISE, False
     while factor > 1:
-        # what holds a marginal is the same at every epsilon
+        # the penalty of a marginal, from which tau follows, is the same at every epsilon
         tau = (part / (part + (1 - part) * factor) for part in problem.tau)
         at = problem._replace(epsilon=factor * problem.epsilon, tau=(next(tau), next(tau)))
         budget = min(_FALLING if falling else _RISING, most - used)

@@ -1,4 +1,4 @@
-"""Where a solve stands, in a file from which another one goes on."""
+"""The state of a solve in a file, from which another solve can go on."""
 
 import math
 import os
@@ -21,7 +21,7 @@ from torchgw._solve.strategy import Strategy
 from torchgw._tensors.ranks import Ranks
 from torchgw._typing import Marginals, Potentials
 
-# Seconds between two writes: what a restart loses at most, beside one iteration. A choice. [L418]
+# Seconds between two writes: a restart loses so many at most, and one iteration. A choice. [L418]
 EVERY = 60.0
 
 _KINDS: dict[str, Any] = {
@@ -49,7 +49,7 @@ class Checkpoint:
         self._written = time.monotonic()
 
     def read(self, strategy: Strategy, device: torch.device) -> Saved | None:
-        """Read where a solve of the same problem stood, if there is a file."""
+        """Read the state of a solve of the same problem, if there is a file."""
         self._problem = [*strategy.fingerprint()[1][:4], float(len(strategy.gradient))]
         there = self.path.is_file()
         if self._ranks is not None:
@@ -74,7 +74,7 @@ class Checkpoint:
         return Saved(LoopState(**{name: found[name] for name in names}), found["anneal"])
 
     def keep(self, setting: Setting, state: LoopState, *, now: bool = False) -> None:
-        """Write where the loop stands, if it is time or ``now``; the file is always whole."""
+        """Write the state of the loop, if it is time or ``now``; the file is always whole."""
         due = now or time.monotonic() - self._written >= EVERY
         if not due or (self._ranks is not None and self._ranks.rank > 0):
             return

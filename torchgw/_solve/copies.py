@@ -18,7 +18,7 @@ from torchgw._solve.status import Status
 from torchgw._solve.strategy import Strategy, target_epsilon
 from torchgw._typing import Marginals, Potentials
 
-# What is said of a plan that is no optimum.
+# The warning about a plan that costs more than a match of copies.
 WHY_NOT_A_COPY = (
     "Both spaces seem to have the same distances in another order, and this plan does not keep "
     "them: it is a local optimum above the best. Pass a larger `n_init`, search='thorough', or "

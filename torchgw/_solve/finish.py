@@ -36,12 +36,13 @@ def finish(strategy: Strategy, setting: Setting, plan: TransportPlan, state: Loo
         clock = recorder.time("polish", clock)
     plan, evaluation = _appraise(setting, plan, epsilon, solved)
     promised = promised_error(setting)
-    # where all plans cost the same, rounding has nothing to decide, and its size is not known
+    # where all plans cost the same, rounding decides nothing, and its size does not matter
     constant = strategy.constant
     unresolved = polished is None and not constant and setting.rounding(epsilon) > RESOLVED
     missed = status.converged and evaluation.marginal_error > promised
     if (unresolved or missed or constant) and plan.dtype == torch.float32:
-        # rounding shifts each sum over the plan in its own way: values would not be those of a plan
+        # rounding shifts each sum over the plan in its own way: the values would belong to no
+        # single plan
         if status.converged and (unresolved or missed):
             status = Status.PRECISION_LIMIT
         setting = strategy.in_float64(setting)
@@ -52,7 +53,7 @@ def finish(strategy: Strategy, setting: Setting, plan: TransportPlan, state: Loo
         plan, evaluation = _appraise(setting, plan, epsilon)
     if unresolved and (status.converged or status is Status.INNER_LIMIT):
         status = Status.PRECISION_LIMIT
-    # what the iteration believes is checked against the plan itself
+    # the status of the iteration is checked against the plan itself
     status = judge(
         status, evaluation, setting.problem, setting.gradient, promised, constant=constant
     )
@@ -60,7 +61,7 @@ def finish(strategy: Strategy, setting: Setting, plan: TransportPlan, state: Loo
     if sampled and falls_further(setting, plan, evaluation, state.coupling, strategy.mass):
         status = Status.NOISE_LIMIT
     recorder.time("evaluation", clock)
-    # a result is as small as its factors
+    # so that the result keeps the factors and nothing larger
     backend = alone(setting.backend)
     plan, unpolished = plan.released(backend), unpolished and unpolished.released(backend)
     return Ending(plan, evaluation, epsilon * strategy.mass, status, polished, unpolished)
@@ -69,7 +70,7 @@ def finish(strategy: Strategy, setting: Setting, plan: TransportPlan, state: Loo
 def _appraise(
     setting: Setting, plan: TransportPlan, epsilon: float, solved: Solved | None = None
 ) -> tuple[TransportPlan, Evaluation]:
-    """Compute the numbers of a plan, which gets its best mass where that is part of the answer."""
+    """Compute the numbers of a plan, and its best mass where that is part of the answer."""
     if setting.rule is not None:
         return evaluate_relaxed(setting, plan, setting.rule)
     return plan, evaluate(setting, plan, epsilon, solved)

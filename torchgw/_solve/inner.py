@@ -17,23 +17,27 @@ from torchgw._typing import Potentials
 # Column error at which an inner solve ends while epsilon still falls: the next linearisation
 # matters more than this one's marginals. [L294]
 ANNEALING_TOLERANCE = 1e-2
-# Column error that an inner solve aims at, over the change of the plan that ends the loop. [L129]
+# Column error that an inner solve aims at, as a share of the change of the plan that ends the loop.
+# [L129]
 _INNER_SHARE = 0.1
-# The same after a patient annealing, whose plans move for long: as a share of their change. [L180]
+# The same after a patient annealing, whose plans keep moving for long: as a share of their last
+# change. [L180]
 _PATIENT_SHARE = 0.01
-# Share of the error before that is left, from which on a linear problem counts as slow. [L513]
+# A linear problem is slow if it leaves more than this share of the error before. [L513]
 _FALLING = 0.5
-# Share of the rounding of single exponents that is left in a marginal, a sum of many. [L294]
+# A marginal is a sum of many entries: this share of the rounding of single exponents is left in it.
+# [L294]
 _ROUNDING_SHARE = 0.5
 # Column error to reach by default, if the cost is stored or settled in float64 anyway. Other costs
 # are so large that a few iterations in float64 have to do. [L294]
 _INNER_TOLERANCE = {True: 5e-7, False: 1e-5}
-# Multiple of the column error asked for that the plan itself may have. [L293]
+# The plan itself may miss its marginals by this multiple of the column error that was asked for.
+# [L293]
 _CONTRADICTION = 10
 
 
 def prepare(setting: Setting, cost: Cost, epsilon: float) -> PreparedProblem:
-    """Prepare the linear problem at a cost, whatever its marginals have to be."""
+    """Prepare the linear problem at a cost, for strict or relaxed marginals."""
     problem = LinearProblem(cost, setting.marginals, epsilon)
     rule = setting.rule
     if rule is not None and rule.mass is None:
@@ -50,7 +54,7 @@ def solve_linear(
     tol: float,
     min_iter: int = 0,
 ) -> SinkhornResult:
-    """Solve a linear problem, whatever its marginals have to be."""
+    """Solve a linear problem, for strict or relaxed marginals."""
     mass = None if setting.rule is None else setting.rule.mass
     if mass is not None:
         return partial_sinkhorn(prepared, start, mass=mass, max_iter=max_iter, tol=tol)
@@ -59,8 +63,8 @@ def solve_linear(
 
 def is_behind(inner: SinkhornResult, before: float, change: float) -> bool:
     """Whether a linear problem is solved more slowly than the plan settles."""
-    # Its column error is then what plans still change by. One that has risen is rounding, which
-    # more iterations do not take away.
+    # If so, plans change by the column error that is left. An error that has risen is rounding,
+    # which more iterations do not reduce.
     slow = _FALLING * before < inner.error < before
     return slow and not inner.converged and inner.error > _INNER_SHARE * change
 
@@ -90,7 +94,7 @@ def loop_tolerance(setting: Setting, change: float, wanted: float) -> float:
 def look_ahead(
     anneal: Annealing, step: int, potentials: Potentials, previous: Potentials | None
 ) -> Potentials:
-    """Choose where the next solve begins: here, or by linear growth a proximal step further."""
+    """Choose where the next linear problem begins; proximal steps extrapolate linearly."""
     if previous is None or anneal.share(step - 1) == 1:
         return potentials
     before, now, after = (anneal(step + shift) for shift in (-1, 0, 1))

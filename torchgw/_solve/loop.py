@@ -27,10 +27,10 @@ from torchgw._solve.step import Step, choose_step
 from torchgw._solve.stopping import Descent, Drift, MovingAverage, Verdict
 from torchgw._typing import Iteration
 
-# Column error at the target epsilon up to which a plan counts as one with both marginals. [L184]
+# Column error at the target epsilon up to which a plan counts as meeting both marginals. [L184]
 _MET = 3e-3
-# Iterations that may miss it, without two in a row that do not, before their linear problems get
-# more time: objectives are not compared meanwhile, and the loop would end by its limit alone.
+# So many iterations may miss it, without two in a row that meet it, before their linear problems
+# get more time: objectives are not compared meanwhile, and the loop would end by its limit alone.
 # [L472] [L1146]
 _MISSES = 5
 # Sinkhorn iterations of one linearisation, if the cost is stored or streamed: about as much work as
@@ -75,7 +75,8 @@ def iterate(setting: Setting, state: LoopState, most: int | None = None) -> Loop
             tol = loop_tolerance(setting, change, wanted) if at_target else ANNEALING_TOLERANCE
             most_inner = min(options.inner_max_iter, budget)
             if at_target and done == 0 and state.start is None:
-                # what a search found is lost where the first plan is far from its marginals
+                # the start that a search has found would be lost if the first plan missed its
+                # marginals by far
                 tol, most_inner = _MET, options.inner_max_iter
             inner = solve_linear(setting, prepared, state.start, max_iter=most_inner, tol=tol)
         with recorder.timed("coupling"):
@@ -83,7 +84,7 @@ def iterate(setting: Setting, state: LoopState, most: int | None = None) -> Loop
             verdict = Verdict(*told.tolist())
             change = verdict.change
             check_finite(verdict.dual, inner.error, epsilon)
-            # objectives can be compared, and steps followed, of plans with both marginals
+            # objectives are compared, and steps followed, only for plans that meet both marginals
             before, met = met, not at_target or inner.error <= _MET
             # a plan that jumps to and fro may miss them every other time
             missed = missed + 1 if not met else 0 if before else missed
@@ -113,27 +114,28 @@ def iterate(setting: Setting, state: LoopState, most: int | None = None) -> Loop
         )  # fmt: skip
         if status is not None:
             solved = None
-            # graphs would overwrite the cost
+            # where steps are CUDA graphs the cost would be overwritten
             if status in _SETTLED and not step.overwrites and _is_result(setting, prepared, inner):
                 solved = Solved(TransportPlan.of(prepared, inner.potentials), point, latest)
             return state._replace(status=status, solved=solved)
-        # what is prepared may be as large as the factors: it goes before the next cost comes
+        # the prepared problem may be as large as the factors, so it is freed before the next cost
+        # is made
         del prepared
     return state
 
 
 class _Ending:
-    """When a run ends, and as what, by what its iterations have told so far."""
+    """When a run ends and with which status, judged by its iterations so far."""
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
         gradient, options, problem = setting.gradient, setting.options, setting.problem
         a, b = setting.marginals
-        # terms of rows and columns alone are twice in the linear cost, and once in the objective
+        # the linear cost has the terms of rows and columns alone twice, the objective has them once
         self.excess = float(a @ gradient.row + b @ gradient.column) / 2
         self.average = MovingAverage(weight=0.2, improvement=0.005, patience=options.patience)
         self.descent = Descent(options.objective_tol, self.excess)
-        # not where another stage goes on from here
+        # not if another stage goes on from here
         final = setting.anneal.proximal and gradient.exact and setting.tol <= options.tol
         self.drift = Drift(options.objective_tol, gradient.squares()) if final else None
         self.positive = problem.linear is None and problem.loss.is_square
@@ -148,9 +150,9 @@ class _Ending:
         self, prepared: PreparedProblem, inner: SinkhornResult, verdict: Verdict, annealed: int,
         reachable: float, *, at_target: bool, settled: bool, met: bool, spent: bool,
     ) -> Status | None:  # fmt: skip
-        """Say what an iteration ends the run as; ``None`` if it goes on."""
-        # The plan changes by no more than is `reachable` where it has `settled`, it has `met` its
-        # marginals, and its linear problem has `spent` all iterations that it may take.
+        """Choose the status if an iteration ends the run; ``None`` if it goes on."""
+        # `settled` says that the plan changes by at most `reachable`, `met` that it meets its
+        # marginals, `spent` that its linear problem has taken all the iterations it may.
         setting, drift = self.setting, self.drift
         self.stuck = self.stuck + 1 if spent and inner.error > _STUCK_SHARE * self.error else 0
         self.error = inner.error

@@ -34,7 +34,7 @@ class Asked(NamedTuple):
 
 
 class Ending(NamedTuple):
-    """The plan of a solve, and what it is worth."""
+    """The plan of a solve, and its numbers."""
 
     plan: TransportPlan | SparsePlan
     evaluation: Evaluation
@@ -49,7 +49,7 @@ class Outcome(NamedTuple):
 
     ending: Ending
     strategy: Strategy
-    potentials: Potentials  # of the whole cost, float64; the plan's are those of its reduced cost
+    potentials: Potentials  # of the whole cost, float64; those of `plan` are reduced ones
     backend: str
     n_anchors: int | None
     noise: CostNoise | None  # of a sampled cost

@@ -15,8 +15,8 @@ from torchgw._solve.pipeline import solve_once
 from torchgw._solve.state import Recorder
 from torchgw._solve.status import Status
 
-# Masses that are tried where a linear cost depends on them, and how much less they have to agree,
-# over `tol`, where the cost is sampled. [L576]
+# Masses that are tried where a linear cost depends on the mass; and by how many times `tol` two may
+# differ where the cost is sampled. [L576]
 _MOST_MASSES = 20
 _ROUGHLY = 100
 # Entries of a plan up to which a search is followed by a solve from a x b alone: the few points of
@@ -44,7 +44,8 @@ def _shorter_searches(asked: Asked, search: Search | None) -> Iterator[Options]:
         return
     thorough = options.search == "thorough" and search is not None and bool(search.trials)
     if thorough:
-        # its chains crowd out some that the default follows to the end
+        # the chains of a thorough search crowd out some that the default would follow to
+        # the end
         yield replace(options, search="auto")
     if thorough or problem.source.n * problem.target.n <= _SMALLEST:
         yield replace(options, n_init=1)
@@ -60,7 +61,7 @@ def _no_higher_than(searched: Outcome, asked: Asked, options: Options) -> Outcom
         # nothing is better than a match that keeps all distances
         return searched
     clock, aside = perf_counter(), Recorder()
-    # what it would be if it were the only one
+    # the same draws as if this solve were the only one
     asked.generator.manual_seed(asked.generator.initial_seed())
     other = solve_once(asked._replace(options=options, init=None, made=()), aside)
     recorder.time("multistart", clock)
@@ -76,7 +77,7 @@ def _no_higher_than(searched: Outcome, asked: Asked, options: Options) -> Outcom
     plan = torch.as_tensor(other.ending.plan.to_dense())
     doubt = found.doubt
     if options.n_init != 1 and doubt != WHY_NOT_A_COPY:
-        # a longer search has ended elsewhere
+        # the longer search has ended at another plan
         doubt = WHY_OPEN["thorough"].format(count=len(search.trials))
     # what is said of the plan itself
     search = led_by(search, problem, plan, value, label)._replace(doubt=doubt)
@@ -98,7 +99,7 @@ def _solve_for_mass(asked: Asked, recorder: Recorder) -> Outcome:
         outcome = solve_once(asked._replace(options=options), recorder)
         found = outcome.ending.evaluation.mass
         tried.append((math.log(mass), math.log(found / mass)))
-        # samples say no more
+        # sampled costs do not tell the mass more closely
         settled = abs(tried[-1][1]) <= (1 if outcome.noise is None else _ROUGHLY) * options.tol
         if settled or len(tried) == _MOST_MASSES or not outcome.ending.status.converged:
             break
@@ -110,7 +111,7 @@ def _solve_for_mass(asked: Asked, recorder: Recorder) -> Outcome:
 
 
 def _next(tried: list[tuple[float, float]]) -> float:
-    """Find where the change of a logarithm vanishes, by its last two values, not too far away."""
+    """Find where the change of a logarithm vanishes: a bounded secant step from two values."""
     here, change = tried[-1]
     step = change
     if len(tried) > 1:

@@ -61,7 +61,7 @@ def solve_once(asked: Asked, recorder: Recorder) -> Outcome:
             resolved.status, None, None,
         )  # fmt: skip
     gradient, search = setting.gradient, start.search
-    # a start that was given is what was asked for
+    # a plan from a given start is not compared with the match of copies
     searched = asked.init is None and options.rule is None
     if searched and misses_a_copy(setting.problem, gradient, ending.evaluation, ending.epsilon):
         search = (search or Search((), math.nan))._replace(doubt=WHY_NOT_A_COPY)

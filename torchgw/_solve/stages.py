@@ -17,10 +17,11 @@ from torchgw._solve.strategy import Strategy
 
 logger = logging.getLogger(__name__)
 
-# Size of a sampled cost over its standard error that anchors are added for; how many. [L114]
+# Anchors are added until the sampled cost is so many times its standard error; and at most so many.
+# [L114]
 _SIGNAL_TO_NOISE = 10.0
 _MOST_ANCHORS = 4096
-# How many times the anchors of the iterations the last cost has, and how many at most. [L124]
+# The last cost has so many times the anchors of the iterations before, and so many at most. [L124]
 _REFINING = 4
 _REFINED_ANCHORS = 1024
 # Sinkhorn iterations in which plans that are compared meet their marginals, at most. [L951]
@@ -30,7 +31,7 @@ _COMPARED = 100
 def run_stages(
     strategy: Strategy, setting: Setting, state: LoopState, guess: Guess
 ) -> tuple[Setting, LoopState]:
-    """Iterate in the dtype of the loop, then with more anchors or in that of the settling."""
+    """Iterate in the dtype of the loop; then with more anchors, or in the settling dtype."""
     options, dtypes = strategy.options, strategy.dtypes
     rough = guess.epsilon > 0 and setting.recorder.checkpoint is None
     if rough and strategy.proximal_polished and strategy.problem.linear is None:
@@ -51,7 +52,7 @@ def run_stages(
 
 
 def _choose_path(setting: Setting, state: LoopState) -> tuple[Setting, LoopState]:
-    """Begin proximal steps at a large epsilon and where an annealing ends; take what is lower.
+    """Begin proximal steps in two ways, at a large epsilon and after annealing; keep the lower.
 
     Which of them breaks the symmetry of a rough start better depends on the problem. Both are
     followed to one epsilon, where values of plans rounded to their marginals are compared. [L951]

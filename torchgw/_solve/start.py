@@ -21,12 +21,13 @@ from torchgw._solve.relaxed_search import search_relaxed
 from torchgw._solve.state import LoopState, Recorder, Setting
 from torchgw._solve.strategy import COARSE_ENTRIES, Strategy
 
-# Points per side of a subsample: these give the coupling to a few percent in a second. [L11]
+# Points per side of a subsample: with so many the coupling is known to a few percent in a second.
+# [L11]
 _COARSE_POINTS = 1_500
 # Change of the plan at which a mixed-precision solve goes over from float32 to float64. [L139]
 _HANDOVER_TOLERANCE = 1e-3
-# The same at which polishing takes over from proximal steps: hundreds more would sharpen the plan,
-# and lead to the same vertex. [L141]
+# Change of the plan at which polishing takes over from proximal steps: hundreds more steps would
+# sharpen the plan, and lead to the same vertex. [L141]
 _POLISH_TOLERANCE = 3e-3
 
 
@@ -41,7 +42,7 @@ class Start(NamedTuple):
 
 def find_start(asked: Asked, strategy: Strategy, match: Isometry | None) -> Start:
     """Find where to begin: at a checkpoint, at what was passed, or by a search."""
-    # the problem of the strategy is in units of the mass of a partial plan
+    # the problem of the strategy has its linear cost divided by the mass of a partial plan
     problem, scaled, options = asked.problem, strategy.problem, asked.options
     if asked.checkpoint is not None:
         saved = asked.checkpoint.read(strategy, problem.source.device)

@@ -36,7 +36,7 @@ from torchgw.distances.precomputed import PrecomputedDistance
 
 
 class _Space(NamedTuple):
-    """One of the spaces, as the alternation reads it."""
+    """One of the spaces of a barycenter, with its share."""
 
     provider: DistanceProvider
     mass: Any  # of its points, as given
@@ -177,11 +177,11 @@ def barycenter(
     results: list[GWResult] = []
     history: list[float] = []
     settled = False
-    # of providers whose tensors require gradients no graph is kept
+    # no graph is recorded, even if tensors of providers require gradients
     with torch.no_grad():
         while len(history) < max_iter and not settled:
             before: list[GWResult | None] = [*results] or [None] * len(members)
-            # an early plan need not be accurate; what counts is said of the last ones
+            # early plans need not be accurate; warnings are given for the last ones
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", ConvergenceWarning)
                 results = [

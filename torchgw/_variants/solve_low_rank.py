@@ -40,7 +40,7 @@ from torchgw._variants.low_rank import Factorisation, LowRankPlan, descend
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.precomputed import PrecomputedDistance
 
-# Points per side that the start is found among. [L250]
+# Points per side among which the start is found. [L250]
 _COARSE_POINTS = 300
 # Rounds in which medoids move. [L248]
 _MEDOID_STEPS = 10
@@ -255,7 +255,7 @@ def _coarse_start(
         here = problem.linear.rows(near[0][0]).transpose().rows(near[1][0])
         linear = here.dense().matrix.T
     with warnings.catch_warnings():
-        # it is a start, whatever its accuracy
+        # a start need not be accurate
         warnings.simplefilter("ignore", ConvergenceWarning)
         coarse = solve(
             D_X=tables[0], D_Y=tables[1], a=masses[0], b=masses[1], M=linear,
@@ -288,7 +288,7 @@ def _given_start(
     indicator = torch.nn.functional.one_hot(groups[nearest], rank).double()
     shares = (plan.T @ indicator).to(indicator.device)
     mass = shares.sum(1, keepdim=True)
-    # a point that nothing leads to may join any group
+    # a point that gets no mass may join any group
     conditional = torch.where(mass > 0, shares / mass, 1 / rank)
     return _spread(indicator, conditional, problem.marginals)
 

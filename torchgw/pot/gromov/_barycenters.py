@@ -192,7 +192,8 @@ def semirelaxed_fgw_barycenters(call: Call) -> Any:
     return _turns(call, known, C, X, _free(call, semirelaxed_fused_gromov_wasserstein), plans)
 
 
-# Solves a space, with its weights, start and costs of features beside the barycenter, by name.
+# A function that solves a space, given its weights, its start and the costs of features beside the
+# barycenter, by name.
 _Solve = Callable[[Array, Array, Array, Array, Any, dict[str, Array]], Any]
 
 
@@ -390,7 +391,7 @@ def _free_structure(call: Call, known: _Known, X: Array | None = None) -> tuple[
     ordered = [plans[k] for k in count]
     C = _structure(ordered, known.structures, known.shares, None, call.loss_fun, True)
     if method in ("product", "random_product"):
-        # all parts are alike otherwise
+        # noise, without which all parts would be alike
         noise = generator(random_state).uniform(-0.01, 0.01, size=C.shape)
         C = C + ((noise + noise.T) / 2 if call.symmetric else noise)
         if call.loss_fun == "kl_loss":
@@ -443,7 +444,7 @@ def _turns(
         elif X is None:
             done = of_structure <= call.tol
         else:
-            # what is fixed does not count
+            # a structure or features that are fixed do not count
             moved = [of_structure] * (not fixed[0]) + [of_features] * (not fixed[1])
             done = not moved or min(moved) <= call.tol
         if done or all(fixed):
