@@ -11,6 +11,7 @@ from problems import distance_matrices, random_weights, skip_unless_kernels_run
 
 import torchgw
 from torchgw._batch import engine
+from torchgw._batch.warm import ENDS
 
 pytest.importorskip("triton")
 DEVICES = [torch.device("cpu"), pytest.param(torch.device("cuda"), marks=pytest.mark.gpu)]
@@ -113,7 +114,7 @@ def test_problems_in_which_a_number_is_lost_begin_anew(device, monkeypatch):
 
     def losing(*args):
         made = real(*args)
-        made.ended[:] = engine._LOST
+        made.ended[:] = ENDS.index("LOST")
         return made
 
     monkeypatch.setattr(relaxed_triton, "ease", losing)

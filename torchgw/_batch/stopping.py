@@ -1,5 +1,7 @@
 """When each of many outer loops stops, by what its iterations tell."""
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -7,6 +9,22 @@ from torch import Tensor
 # settling plan have halved. [L173, L178, L391]
 _WINDOW = 5
 _SETTLING_WINDOW, _SETTLING = 10, 0.5
+
+# How a problem ends: names of the status, as codes.
+ENDINGS = (
+    "CONVERGED", "FLAT", "OUTER_LIMIT", "INNER_LIMIT", "BOTH_LIMITS", "IMPLAUSIBLE",
+)  # fmt: skip
+CONVERGED, FLAT, OUTER, INNER, BOTH, IMPLAUSIBLE = range(len(ENDINGS))
+
+
+class Rules(NamedTuple):
+    """When problems end; the options of a single solve."""
+
+    max_iter: int = 500
+    tol: float = 1e-5
+    objective_tol: float = 1e-4
+    inner_max_iter: int = 2000
+    inner_tol: float = 5e-7
 
 
 class Descent:

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from torchgw._batch.engine import Rules
+from torchgw._batch.stopping import Rules
 from torchgw._boundary.archive import read_archive, write_archive
 from torchgw._boundary.cache import content_key
 from torchgw._errors import InvalidInputError

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from torchgw._batch.engine import Rules
+from torchgw._batch.stopping import Rules
 from torchgw._boundary.arrays import to_numpy
 from torchgw._boundary.checks import check_count, check_positive
 from torchgw._errors import InvalidInputError, UnsupportedError

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from torchgw._batch.engine import Rules
+from torchgw._batch.stopping import Rules
 from torchgw._boundary.cache import content_key
 from torchgw._many.shelves import Shelves
 

@@ -13,9 +13,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from torchgw._api import solve
-from torchgw._batch.engine import ENDINGS, Ended, run
+from torchgw._batch.engine import run
 from torchgw._batch.packing import LARGEST, Packed, repad
 from torchgw._batch.relaxed import Relaxed
+from torchgw._batch.stopping import ENDINGS
+from torchgw._batch.worth import Ended
 from torchgw._errors import ConvergenceWarning, warn_user
 from torchgw._many.questions import Questions
 from torchgw._search.starts import GUESS_EPSILON
