@@ -223,7 +223,7 @@ def test_programs_of_a_kind_are_compiled_side_by_side_once(monkeypatch):
     problems = packed_problems(torch.device("cpu"), [(9, 16)], fused=False)
     begun = []
     monkeypatch.setattr(engine, "may_begin", lambda *args: True)
-    monkeypatch.setattr("torchgw._batch.programs._compiled", set())
+    monkeypatch.setattr("torchgw._batch.programs_triton._compiled", set())
     monkeypatch.setattr(ahead, "_threads", lambda device: 1)
     monkeypatch.setattr(ahead, "_begin_to_compile", lambda device, new: begun.append(new))
     found = [engine.run(problems, engine.Rules()) for _ in range(2)]
@@ -261,7 +261,7 @@ def test_what_settling_leaves_is_ended_in_float64(device, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES, ids=str)
 def test_problems_in_which_a_number_is_lost_begin_anew(device, monkeypatch):
-    from torchgw._batch import rough_triton
+    from torchgw._batch import programs_triton
 
     skip_unless_kernels_run(device)
     problems = packed_problems(device, [(9, 16), (12, 10)], fused=False)
@@ -269,14 +269,14 @@ def test_problems_in_which_a_number_is_lost_begin_anew(device, monkeypatch):
     plain = engine.run(problems, engine.Rules())
     monkeypatch.setattr(engine, "may_begin", lambda *args: True)
     programs = engine.run(problems, engine.Rules())
-    real = rough_triton.rough
+    real = programs_triton.rough
 
     def losing(*args):
         warm = real(*args)
         warm.plan[1], warm.ended[1] = torch.nan, ENDS.index("LOST")
         return warm
 
-    monkeypatch.setattr(rough_triton, "rough", losing)
+    monkeypatch.setattr(programs_triton, "rough", losing)
     lost = engine.run(problems, engine.Rules())
     for mine, its, alone in zip(lost, programs, plain, strict=True):
         assert torch.equal(mine[:1], its[:1])

@@ -16,7 +16,6 @@ from torchgw._batch.advance import advance
 from torchgw._batch.newton import NEWTON_BELOW, newton_step
 from torchgw._batch.packing import Packed
 from torchgw._batch.pool import MOST_RESTARTS, Pool, enter
-from torchgw._batch.programs import solver_in_triton
 from torchgw._batch.stopping import Rules
 from torchgw._batch.sweep import TICK, next_relaxation, sweep
 from torchgw._batch.warm import may_begin, on_chip
@@ -66,11 +65,19 @@ def run(problems: Packed, rules: Rules, keep: Callable[[Ended], None] | None = N
     if not may_begin(problems.shape, device):
         _run_queue(problems, rules, queue, store)
         return Solved(*numbers, *counts)
-    solve = solver_in_triton(problems, rules, store)
+    from torchgw._batch.programs_triton import Programs
+
+    programs = Programs(problems, rules)
+
+    def solve(chunk: Tensor) -> Tensor:
+        found, ended, left = programs.solve(chunk)
+        store(found, ended)
+        return left
+
     # the engine begins anew where a program has lost a number, or has not left the product plan
-    left = torch.cat([solve(chunk) for chunk in queue.split(max(1, _TOGETHER // (n * m)))])
-    if len(left):
-        _run_queue(problems, rules, left, store)
+    waiting = torch.cat([solve(chunk) for chunk in queue.split(max(1, _TOGETHER // (n * m)))])
+    if len(waiting):
+        _run_queue(problems, rules, waiting, store)
     return Solved(*numbers, *counts)
 
 
