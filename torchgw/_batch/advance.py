@@ -34,6 +34,7 @@ class _Reached(NamedTuple):
     weights: tuple[Tensor, Tensor]
     alpha: Tensor  # (k,)
     epsilon: Tensor  # (k,) of the linear problem
+    target: Tensor  # (k,) epsilon to reach
     f: Tensor  # (k, n) potentials of the plan
     g: Tensor  # (k, m)
     plan: Tensor  # (k, n, m)
@@ -77,7 +78,7 @@ def advance(pool: Pool, places: Tensor, rules: Rules) -> tuple[Found, Ended] | N
 def _reached(pool: Pool, at: Tensor | slice, places: Tensor) -> _Reached:
     """Evaluate the plans of some problems."""
     x, y, plan = pool.x[at], pool.y[at], pool.plan[at]
-    alpha, epsilon = pool.alpha[places], pool.epsilon[places]
+    alpha, epsilon, target = pool.alpha[places], pool.epsilon[places], pool.target[places]
     linear = None if pool.linear is None else pool.linear[at]
     a, b, f, g = pool.a[places], pool.b[places], pool.f[places], pool.g[places]
     relaxed, total, best = pool.relaxed(), None, None
@@ -106,7 +107,7 @@ def _reached(pool: Pool, at: Tensor | slice, places: Tensor) -> _Reached:
             # what grows with the mass alone, beside its square
             linear = linear / best.mass[:, None, None]
     return _Reached(
-        (x, y), (a, b), alpha, epsilon, f, g, plan, (p, q), cross, linear, terms, change,
+        (x, y), (a, b), alpha, epsilon, target, f, g, plan, (p, q), cross, linear, terms, change,
         objective, relaxed, total, best,
     )  # fmt: skip
 
@@ -114,7 +115,7 @@ def _reached(pool: Pool, at: Tensor | slice, places: Tensor) -> _Reached:
 def _course(pool: Pool, places: Tensor, reached: _Reached, rules: Rules) -> _Course:
     """Decide how the loops of some problems go on, or end."""
     error, settling, change = pool.error[places], pool.settling[places], reached.change
-    at_target = reached.epsilon <= pool.target[places]
+    at_target = reached.epsilon <= reached.target
     met = ~at_target | (error <= MET)
     done = pool.done[places] + (settling < 0)
     solved = error <= pool.tol[places]
@@ -145,7 +146,7 @@ def _plan_ahead(
     pool: Pool, places: Tensor, reached: _Reached, course: _Course, rules: Rules
 ) -> None:
     """Set what the next linear problems are to reach, and with how many iterations."""
-    epsilon, target = reached.epsilon, pool.target[places]
+    epsilon, target = reached.epsilon, reached.target
     error, settle = course.error, course.settle
     following = (epsilon * DECAY).maximum(target)
     pool.epsilon[places] = torch.where(settle, epsilon.minimum(target), following)
