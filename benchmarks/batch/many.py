@@ -3,8 +3,8 @@
 Each work is a stack of random clouds. A way to solve it is called once to compile and warm up, and
 then timed. Plans of a part of the stack, once they have their marginals, are evaluated in float64
 without entropy: the mean, and the share in which it is at most POT's plus 1e-4 of it, stand beside
-the rate. ``equal`` has n = m points, ``ragged`` 10 to 32. POT's batch has equal sizes only. One
-JSON line for each, then a table.
+the rate. ``equal`` has n = m points, ``ragged`` 10 to 32. POT's batch has equal sizes only. With
+``--mass`` or ``--unbalanced`` our own are timed alone. One JSON line for each, then a table.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ class Work(NamedTuple):
     alpha: float
     epsilon: float | str
     starts: int = 1
+    mass: float | None = None
+    unbalanced: float | None = None
 
     def part(self, count: int) -> Work:
         """Take the first problems."""
@@ -89,11 +91,13 @@ def ours(work: Work, *, plans: bool) -> tuple[list[Tensor] | None, dict[str, Any
         batch = torchgw.solve_batch(
             work.x, work.y, work.costs, sizes_x=work.sizes_x, sizes_y=work.sizes_y,
             alpha=work.alpha, epsilon=work.epsilon, n_init=work.starts, plans=plans,
+            mass=work.mass, unbalanced=work.unbalanced,
         )  # fmt: skip
     told = {
         "converged": float(batch.converged.sum() / len(batch)),
         "iterations": float(batch.n_iter.sum() / len(batch)),
         "marginal_error": float(batch.marginal_error.max()),
+        "objective": float(batch.objective.mean()),
     }
     return (batch.plans() if plans else None), told
 
@@ -194,6 +198,7 @@ def measure(work: Work, way: str, device: torch.device) -> tuple[dict[str, Any],
     """Time one way on a work; return its record, and values of the problems compared."""
     solve = WAYS[way]
     few = work.part(LOOPED if way in LOOPS else COMPARED)
+    balanced = work.mass is None and work.unbalanced is None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         plans, _ = solve(few, plans=True)
@@ -205,9 +210,11 @@ def measure(work: Work, way: str, device: torch.device) -> tuple[dict[str, Any],
         synchronize(device)
         seconds = time.perf_counter() - begin
     assert plans is not None
-    values = values_of(few, plans)
+    # a relaxed plan has no marginals of its own: its objective stands alone
+    values = values_of(few, plans) if balanced else torch.tensor([told["objective"]])
     record = {
         "work": work.name, "way": way, "fused": work.costs is not None, "n": work.x.shape[1],
+        "mass": work.mass, "unbalanced": work.unbalanced,
         "problems": len(timed.x), "seconds": seconds, "rate": len(timed.x) / seconds,
         "value": float(values.mean()), "device": str(device), **told, **probe.peak_mib(),
     }  # fmt: skip
@@ -220,6 +227,7 @@ def table(records: list[dict[str, Any]]) -> str:
     lines.append("| --- | --- | --- | --- | --- | --- |")
     for record in records:
         kind = f"{record['work']} {record['n']}" + (" fused" if record["fused"] else "")
+        kind += "".join(f" {name}" for name in ("mass", "unbalanced") if record[name] is not None)
         share, done = record.get("no_worse"), record.get("converged")
         cells = [
             kind, record["way"], f"{record['rate']:,.1f}", f"{record['value']:.6g}",
@@ -239,20 +247,25 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--works", default="equal,ragged", help="comma-separated")
     parser.add_argument("--fused", action="store_true", help="with a linear cost")
     parser.add_argument("--starts", type=int, default=1, help="starts of each of our problems")
+    parser.add_argument("--mass", type=float, help="of partial problems")
+    parser.add_argument("--unbalanced", type=float, help="weight of penalties of both marginals")
     parser.add_argument("--epsilon", default="auto", help="or a number")
     parser.add_argument("--output", type=Path, help="file that JSON lines are added to")
     options = parser.parse_args(arguments)
     epsilon = options.epsilon if options.epsilon == "auto" else float(options.epsilon)
     device, records = torch.device(options.device), []
+    ways = options.ways.split(",")
+    if options.mass is not None or options.unbalanced is not None:
+        ways = [way for way in ways if way.startswith("ours")]
     for name in options.works.split(","):
         n = 32 if name == "ragged" else options.n
         work = make(
             name, options.count, n, device,
             fused=options.fused, epsilon=epsilon, starts=options.starts,
-        )  # fmt: skip
+        )._replace(mass=options.mass, unbalanced=options.unbalanced)  # fmt: skip
         reference = None
         # POT's batch comes first, as the others are compared with it
-        for way in sorted(options.ways.split(","), key=lambda way: way != "POT batch"):
+        for way in sorted(ways, key=lambda way: way != "POT batch"):
             if way == "POT batch" and name == "ragged":
                 continue
             record, values = measure(work, way, device)

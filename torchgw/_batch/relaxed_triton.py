@@ -13,7 +13,7 @@ import triton.language as tl
 from torchgw._batch.inner_triton import invert, stepped
 from torchgw._batch.relaxed import Relaxed
 from torchgw._batch.rough_triton import NEAR
-from torchgw._batch.sweep import BUDGET, DECAY, INNER_SHARE, MET, TICK
+from torchgw._batch.sweep import BUDGET, DECAY, INNER_SHARE, MET
 from torchgw._batch.sweep_triton import keeps_falling, next_relaxation
 from torchgw._batch.tile_triton import (
     by_columns,
@@ -37,8 +37,10 @@ _NEAR = 1e-5
 # Iterations at the last epsilon after which float32 hands over, and of a settled plan that float64
 # does not bring to its marginals. [L870]
 _STUCK = {torch.float32: 32, torch.float64: 10}
-# Entries of a matrix for each thread, in float32 and in float64, and registers of that. [L870]
-_ENTRIES, _REGISTERS = {torch.float32: 64, torch.float64: 32}, 128
+# Entries of a matrix for each thread, and registers in float32 and in float64. [L870] [L1200]
+_ENTRIES, _REGISTERS = 64, {torch.float32: 128, torch.float64: 255}
+# Sinkhorn iterations between two looks at the error. [L1200]
+_TICK = 4
 
 
 class Eased(NamedTuple):
@@ -74,13 +76,14 @@ def _through(values, memory, here, there):
 
 @triton.jit
 def _own_costs(table, mass, out, SIZE: tl.constexpr, ROWS: tl.constexpr):
-    """Write sum_k D_ik^2 p_k of a table (SIZE, SIZE) and masses p, all in memory."""
+    """Write sum_k D_ik^2 p_k of a symmetric table (SIZE, SIZE) and masses p, all in memory."""
     columns = tl.arange(0, SIZE)
-    across = tl.load(mass + columns)
+    sums = tl.zeros([ROWS, SIZE], table.dtype.element_ty)
     for begin in range(0, SIZE, ROWS):
         rows = begin + tl.arange(0, ROWS)
         values = tl.load(table + rows[:, None] * SIZE + columns[None, :])
-        tl.store(out + rows, tl.sum(values * values * across[None, :], 1))
+        sums += values * values * tl.load(mass + rows)[:, None]
+    tl.store(out + columns, tl.sum(sums, 0))
 
 
 @triton.jit
@@ -130,16 +133,25 @@ def _begun(weight, sums, potential, tau, mass, PARTIAL: tl.constexpr):
 
 
 @triton.jit
-def _half_step(weight, sums, known, level, tau, mass, PARTIAL: tl.constexpr):
-    """Compute what a half-step multiplies points by, and the level of those that are bounded."""
+def _half_step(weight, sums, known, tau, PARTIAL: tl.constexpr):
+    """Compute what a half-step multiplies points by: at most what is ``known``, if PARTIAL."""
     used = weight > 0
     ratio = tl.where(used, weight / (sums + 1e-37), 1.0)
+    factor = tl.minimum(ratio, known) if PARTIAL else tl.exp(tau * tl.log(ratio) + known)
+    return tl.where(used, factor, 1.0)
+
+
+@triton.jit
+def _filled(weight, sums, known, level, tau, mass, PARTIAL: tl.constexpr):
+    """Compute a half-step of rows and, if PARTIAL, the level at which the plan has its mass.
+
+    Columns keep theirs: a plan stays the same where the two levels move against each other.
+    """
     if PARTIAL:
+        ratio = tl.where(weight > 0, weight / (sums + 1e-37), 1.0)
         level = _level(weight, ratio / known, level, mass)
-        factor = tl.minimum(ratio, level * known)
-    else:
-        factor = tl.exp(tau * tl.log(ratio) + known)
-    return tl.where(used, factor, 1.0), level
+        known = level * known
+    return _half_step(weight, sums, known, tau, PARTIAL), level
 
 
 @triton.jit
@@ -328,10 +340,11 @@ def _relaxed_kernel(
             wanted = tl.minimum(tl.maximum(0.1 * change, least_error), MET)
         if over == 1:
             wanted, limit = zero + inner_tol, most_inner
-        s, t, level_a, level_b = all_a * 0.0 + 1.0, all_b * 0.0 + 1.0, one, one
+        s, t, level = all_a * 0.0 + 1.0, all_b * 0.0 + 1.0, one
         plain, error, taken, busy = s, zero + float("inf"), 0, 1
         below, missing = zero + NEAR, all_b * 0.0
         # columns at their level, as the first half-step left them
+        most_b = tl.where(all_b > 0, known_b, 1.0)
         held_b = (all_b > 0) & (known_b <= 1.0)
         while busy == 1:
             s_before, t_before, plain_before = s, t, plain
@@ -343,13 +356,11 @@ def _relaxed_kernel(
                 step_b = tl.where(all_b > 0, step_b / root, 0.0)
                 t = t * tl.exp(tl.minimum(tl.maximum(step_b, -1.0), 1.0))
                 if PARTIAL:
-                    # the level of the columns stays; the one of the rows says how much moves
-                    most_b = tl.where(all_b > 0, level_b * known_b, 1.0)
                     t = tl.where(held_b, most_b, tl.minimum(t, most_b))
                 here_b = _through(t, scaled + N, across, columns)
                 sums_a = sums_of_rows(kernel * by_columns(here_b))
                 found_a = _through(sums_a, summed, rows, down)
-                plain, level_a = _half_step(all_a, found_a, known_a, level_a, tau_a, part, PARTIAL)
+                plain, level = _filled(all_a, found_a, known_a, level, tau_a, part, PARTIAL)
                 s = plain
                 taken += 1
             else:
@@ -357,33 +368,23 @@ def _relaxed_kernel(
                     here_a = _through(s, scaled, down, rows)
                     sums_b = sums_of_columns(kernel * by_rows(here_a))
                     found_b = _through(sums_b, summed + N, columns, across)
-                    new, level_b = _half_step(
-                        all_b, found_b, known_b, level_b, tau_b, part, PARTIAL
-                    )
+                    new = _half_step(all_b, found_b, known_b, tau_b, PARTIAL)
                     t = _further(t, new, excess)
                     here_b = _through(t, scaled + N, across, columns)
                     sums_a = sums_of_rows(kernel * by_columns(here_b))
                     found_a = _through(sums_a, summed, rows, down)
-                    plain, level_a = _half_step(
-                        all_a, found_a, known_a, level_a, tau_a, part, PARTIAL
-                    )
+                    plain, level = _filled(all_a, found_a, known_a, level, tau_a, part, PARTIAL)
                     s = _further(s, plain, excess)
                 taken += tick
             here_a = _through(plain, scaled, down, rows)
             sums_b = sums_of_columns(kernel * by_rows(here_a))
             found_b = _through(sums_b, summed + N, columns, across)
-            new, found_level = _half_step(all_b, found_b, known_b, level_b, tau_b, part, PARTIAL)
+            new = _half_step(all_b, found_b, known_b, tau_b, PARTIAL)
             before = error
             if PARTIAL:
                 if NEWTON:
-                    level_b = tl.where(near == 1, level_b, found_level)
-                    ratio_b = tl.where(all_b > 0, all_b / (found_b + 1e-37), 1.0)
-                    most_b = tl.where(all_b > 0, level_b * known_b, 1.0)
-                    held_b = (all_b > 0) & (ratio_b > most_b)
-                    new = tl.minimum(ratio_b, most_b)
+                    held_b = (all_b > 0) & (all_b > (found_b + 1e-37) * most_b)
                     missing = tl.where(held_b, 0.0, found_b * (new - t))
-                else:
-                    level_b = found_level
                 error = tl.sum(found_b * tl.abs(new - t), 0)
             else:
                 # constants change the mass alone
@@ -412,7 +413,7 @@ def _relaxed_kernel(
                     masses_a, masses_b = found_a * plain, found_b * t
                     if PARTIAL:
                         # rows at their level answer together, columns at theirs not at all
-                        most_a = tl.where(all_a > 0, level_a * known_a, 1.0)
+                        most_a = tl.where(all_a > 0, level * known_a, 1.0)
                         held_a = (all_a > 0) & (all_a > found_a * most_a)
                         first_a = tl.min(tl.where(held_a, down, N), 0)
                         together = tl.sum(tl.where(held_a, masses_a, 0.0), 0)
@@ -535,7 +536,7 @@ def ease(
     for dtype, given in ((torch.float32, single), (torch.float64, tables)):
         final = dtype == torch.float64
         made = Eased(*(part.to(dtype) if part.is_floating_point() else part for part in made))
-        (tiles, warps), work = tiles_of(n, m, _ENTRIES[dtype]), torch.empty_like(made.plan)
+        (tiles, warps), work = tiles_of(n, m, _ENTRIES), torch.empty_like(made.plan)
         error = INNER_SHARE * tol if final else _ROUGH_ERROR
         launch(
             _relaxed_kernel, (count,), *given, *index,
@@ -544,11 +545,11 @@ def ease(
             *((work, whole) if begin is None else (begin[0].to(dtype), begin[1].long())),
             work, torch.zeros_like(work), work.new_empty(count, 4, n + m),
             *(work.new_empty(count, rows, m, dtype=torch.float32) for rows in (m, 4)), *made, 0,
-            TICK, most, BUDGET, most_inner, tol if final else max(tol, _ROUGH_TOLERANCE), error,
+            _TICK, most, BUDGET, most_inner, tol if final else max(tol, _ROUGH_TOLERANCE), error,
             inner_tol,
             LINEAR=linear is not None, BEGIN=begin is not None and not final,
             PARTIAL=relaxed.mass is not None, FINAL=final, DECAY=DECAY, CHUNK=16, MET=MET,
             STUCK=_STUCK[dtype], NEAR=NEAR if relaxed.mass is None else _NEAR, **tiles,
-            num_warps=warps, num_stages=1 if final else 3, maxnreg=_REGISTERS,
+            num_warps=warps, num_stages=1 if final else 3, maxnreg=_REGISTERS[dtype],
         )  # fmt: skip
     return made
