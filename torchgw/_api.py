@@ -16,6 +16,7 @@ from torchgw._boundary.console import verbose_progress
 from torchgw._derivatives.transforms import through_transforms
 from torchgw._errors import InvalidTypeError, warn_user
 from torchgw._gradients.choose import GradientName
+from torchgw._problem.given import Passed
 from torchgw._problem.linear_term import (
     FeatureMetric,
     check_alpha,
@@ -29,7 +30,8 @@ from torchgw._problem.marginals import check_marginal_rule, divide_by_totals
 from torchgw._problem.named import DistanceName
 from torchgw._problem.plausible import warn_of_two_units
 from torchgw._problem.problem import Problem
-from torchgw._problem.providers import DistanceOptions, ScaleName, build_providers
+from torchgw._problem.providers import DistanceOptions, build_providers
+from torchgw._problem.scale import ScaleName
 from torchgw._problem.signatures import SignatureName, is_signature, named_features
 from torchgw._results.result import GWResult, make_result
 from torchgw._search.agreement import agreement
@@ -46,7 +48,8 @@ from torchgw._solve.options import (
     Storage,
     merge_precision,
 )
-from torchgw._solve.pipeline import Asked, solve_problem
+from torchgw._solve.outcome import Asked
+from torchgw._solve.passes import solve_problem
 from torchgw._solve.squares import solve_squares
 from torchgw._solve.state import Recorder
 from torchgw._solve.strategy import check_known, heavy_as_strict
@@ -467,7 +470,7 @@ def solve(
         factors=kind.is_square,
         exact=gradient == "auto" and n_anchors is None,
         dense=gradient == "dense",
-        # what was asked for as exact is not approximated
+        # explicitly exact options are not approximated
         approximate=kind.is_square and gradient in ("auto", "factored") and not polish,
         curvature=curvature,
         signed=not kind.singular,
@@ -498,8 +501,8 @@ def solve(
         seed = ranks.same_seed(seed)
         generator.manual_seed(seed)
     keeper = None if checkpoint is None else Checkpoint(checkpoint, ranks)
-    # whatever a provider's tensors require, no graph grows over the iterations; and no autocast of
-    # the caller's rounds products in here
+    # no graph grows over the iterations, even if tensors of a provider require gradients; and no
+    # autocast of the caller rounds products in here
     exactly = torch.autocast(where.type, enabled=False)
     shown = bool(verbose) and (ranks is None or ranks.rank == 0)
     aside = host_threads(where, X, Y)
@@ -508,12 +511,12 @@ def solve(
         tables = D_X, D_Y
         if weight == 0 and not structure and isinstance(distances, str):
             tables, distances = without_structure(M, pair), "auto"
-        # what follows the inputs is not differentiated
+        # choices that follow the inputs are not differentiated
         made: list[Searched] = []
         judge = None if tracked else partial(agreement, device=where, backend=backend, made=made)
         sides = build_providers(
-            (X, Y), tables, distances, distance_options, where, recorder.time,
-            weights=(a, b), directed=True, judge=judge,
+            (Passed("X", X, tables[0], a), Passed("Y", Y, tables[1], b)), distances,
+            distance_options, where, recorder.time, judge, directed=True,
         )  # fmt: skip
         source, target = sides.providers
         if options.rule is not None and scale == "auto" and weight > 0:

@@ -72,7 +72,7 @@ class SearchWarning(TorchGWWarning):
 
 
 class AmbiguityWarning(SearchWarning):
-    """Another match costs nearly the same; the message says what it is to the one returned."""
+    """Another match costs nearly the same; the message says how it relates to the one returned."""
 
 
 def warn_user(message: str, category: type[Warning]) -> None:

@@ -30,19 +30,19 @@ from torchgw._typing import Marginals, Potentials
 
 __all__ = ["TritonBackend"]
 
-# Entries of a plan up to which it is stored to be multiplied. [L445]
+# Plans of at most so many entries are stored to be multiplied. [L445]
 _STORED_ENTRIES = 2**22
 
 
 class TritonBackend:
     """Triton kernels, on a CUDA device or under Triton's interpreter."""
 
-    # The precision is that of products of float32 factors; float64 costs are always computed in
-    # float64. A shape is that of the launch of the one-read dense iteration, which is then used at
-    # any width; for measurements and tests. Without graphs sweeps over small matrices are launched
-    # one by one. A single half-step with fewer than least_entries (n * m), and products with a plan
-    # whose cost is such a matrix, are left to PyTorch operations: of kernels that a solve launches
-    # a few times, compiling takes longest. [L445]
+    # `precision` is that of products of float32 factors; float64 costs are always computed in
+    # float64. `shape` is the launch shape of the one-read dense iteration, which is then used at
+    # any width, for measurements and tests. Without `graphs` sweeps over small matrices are
+    # launched one by one. A half-step by itself with fewer than `least_entries` entries (n * m),
+    # and products with a plan whose cost is such a matrix, are left to PyTorch operations: a kernel
+    # that a solve launches a few times takes longest to compile. [L445]
 
     name = "triton"
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 # What a result holds: NumPy's arrays where the solve was given no tensor.
 Array: TypeAlias = Tensor | np.ndarray[Any, Any]
-# What reproduces a run; of a generator a seed is drawn.
+# What makes a run reproducible; of a generator a seed is drawn.
 Seed: TypeAlias = int | torch.Generator | np.random.Generator | np.random.RandomState
 
 

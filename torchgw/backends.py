@@ -1,4 +1,4 @@
-"""What a backend of one's own is made from; ``solve(..., backend=object)`` takes it.
+"""The parts from which you can make a backend of your own; ``solve(..., backend=object)`` takes it.
 
 ``NAMES`` are the words that ``solve(..., backend=...)`` takes in place of such an object.
 """

@@ -50,7 +50,7 @@ def foscttm(projected: Any, true: Any) -> float:
     closer = 0
     for rows in _blocks(len(x)):
         distance = scipy.spatial.distance.cdist(x[rows], y)
-        # a pair is exactly as far as itself, whichever way it was computed
+        # a pair has exactly its own distance, however that was computed
         own[rows] = distance[np.arange(len(distance)), np.arange(len(x))[rows]]
         closer += int((distance < own[rows, None]).sum())
     closer += sum(

@@ -44,9 +44,10 @@ _LARGEST_PICTURE = 4_000
 _MOST_NAMES = 20
 _SIDE_BY_SIDE = 4
 _WIDEST_NAMES = 44
-# Distance of successive points, over that of any two, below which an order has a meaning. [L379]
+# The order of points has a meaning if successive points are apart by less than this share of the
+# distance of any two. [L379]
 _ORDERED = 0.5
-# Points whose distances give the first coordinate of a side. [L318]
+# The first coordinate of a side is found from the distances to so many points. [L318]
 _SCALING_POINTS = 200
 
 
@@ -79,7 +80,7 @@ def plot_points(
 
 
 class _Shades(NamedTuple):
-    """What points are coloured by, the same in all pictures of them."""
+    """The colours of points, the same in all pictures of them."""
 
     values: Any  # a number per point, or the place of its label; or what matplotlib takes
     names: NDArray[Any] | None = None  # of labels
@@ -184,7 +185,7 @@ def plot_match(
     partner = to_numpy(result.lazy_plan.argmax(axis=0))
     for axes, cloud in zip(ax, (source, target), strict=True):
         _check_depth(axes, cloud)
-    # the numbers of a default colour say nothing
+    # no bar for a default colour, whose numbers mean nothing
     bar = () if colour is None else ax
     _draw_points(ax[0], source, shades, size=size)
     _draw_points(ax[1], target, shades.at(partner), size=size, named=False, bar=bar)

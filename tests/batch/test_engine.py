@@ -9,11 +9,13 @@ import scipy.special
 import torch
 from problems import distance_matrices, random_weights
 
-from torchgw._batch import engine
-from torchgw._batch.engine import ENDINGS, Ended, Rules, run
+from torchgw._batch import advance, engine
+from torchgw._batch.engine import run
 from torchgw._batch.newton import newton_step
 from torchgw._batch.packing import Packed, pack, padded_sizes
+from torchgw._batch.stopping import ENDINGS, Rules
 from torchgw._batch.sweep import TICK, exact_rows, next_relaxation, sweep
+from torchgw._batch.worth import Ended
 
 SIZES = [(9, 16), (12, 13), (16, 16), (10, 10), (14, 11)]
 
@@ -140,7 +142,7 @@ def test_steady_changes_are_followed_to_their_limit(monkeypatch):
     problems = some(packed_problems(epsilon=0.01), [0, 1, 2, 3, 4])
     rules = Rules(objective_tol=0)
     followed, _ = solved(problems, rules)
-    monkeypatch.setattr(engine, "_SLOWEST", 0.0)
+    monkeypatch.setattr(advance, "_SLOWEST", 0.0)
     plain, _ = solved(problems, rules)
     assert {ENDINGS[code] for code in [*followed.ending.tolist(), *plain.ending.tolist()]} == {
         "CONVERGED"

@@ -11,6 +11,7 @@ from problems import distance_matrices, random_weights, skip_unless_kernels_run
 
 import torchgw
 from torchgw._batch import engine
+from torchgw._batch.warm import ENDS
 
 pytest.importorskip("triton")
 DEVICES = [torch.device("cpu"), pytest.param(torch.device("cuda"), marks=pytest.mark.gpu)]
@@ -102,21 +103,21 @@ def test_too_few_iterations_are_told(device, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES, ids=str)
 def test_problems_in_which_a_number_is_lost_begin_anew(device, monkeypatch):
-    from torchgw._batch import relaxed_triton
+    from torchgw._batch import programs_triton
 
     skip_unless_kernels_run(device)
     given = stacks(device)
     monkeypatch.setattr(engine, "may_begin", lambda *args: False)
     plain = solved(given, "partial", fused=False, epsilon=0.1)
     monkeypatch.setattr(engine, "may_begin", lambda *args: True)
-    real = relaxed_triton.ease
+    real = programs_triton.ease
 
     def losing(*args):
         made = real(*args)
-        made.ended[:] = engine._LOST
+        made.ended[:] = ENDS.index("LOST")
         return made
 
-    monkeypatch.setattr(relaxed_triton, "ease", losing)
+    monkeypatch.setattr(programs_triton, "ease", losing)
     lost = solved(given, "partial", fused=False, epsilon=0.1)
     assert torch.equal(lost.objective, plain.objective)
 

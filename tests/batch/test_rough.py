@@ -12,9 +12,9 @@ import torch
 from problems import distance_matrices, random_weights, skip_unless_kernels_run
 
 from torchgw import Status, solve_many
-from torchgw._batch import engine
-from torchgw._batch.engine import ENDINGS
+from torchgw._batch import costs, engine
 from torchgw._batch.packing import Packed, pack
+from torchgw._batch.stopping import ENDINGS
 from torchgw._batch.warm import ENDS, has_triton
 from torchgw._sinkhorn import choose
 from torchgw._tensors import ahead
@@ -50,7 +50,7 @@ def first_iterations(problems):
     from torchgw._batch.tile_triton import padded
 
     numbers = torch.arange(len(problems), device=problems.device)
-    linear, target, first, _ = engine._units(problems, numbers)
+    linear, target, first, _ = costs.units(problems, numbers)
     rows, columns = (1 << (size - 1).bit_length() for size in problems.shape)
     sides = (problems.x, rows), (problems.y, columns)
     tables = (
@@ -58,7 +58,7 @@ def first_iterations(problems):
         *(padded(stack.weights, size) for stack, size in sides),
     )
     single = tuple(part.float() for part in tables)
-    noise = padded(engine._noise(problems.shape, problems.device), rows, columns)
+    noise = padded(costs.start_noise(problems.shape, problems.device), rows, columns)
     linear = None if linear is None else padded(linear, rows, columns)
     index = problems.i, problems.j
     limits = 100, engine.Rules().objective_tol
@@ -223,7 +223,7 @@ def test_programs_of_a_kind_are_compiled_side_by_side_once(monkeypatch):
     problems = packed_problems(torch.device("cpu"), [(9, 16)], fused=False)
     begun = []
     monkeypatch.setattr(engine, "may_begin", lambda *args: True)
-    monkeypatch.setattr(engine, "_compiled", set())
+    monkeypatch.setattr("torchgw._batch.programs_triton._compiled", set())
     monkeypatch.setattr(ahead, "_threads", lambda device: 1)
     monkeypatch.setattr(ahead, "_begin_to_compile", lambda device, new: begun.append(new))
     found = [engine.run(problems, engine.Rules()) for _ in range(2)]
@@ -261,7 +261,7 @@ def test_what_settling_leaves_is_ended_in_float64(device, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES, ids=str)
 def test_problems_in_which_a_number_is_lost_begin_anew(device, monkeypatch):
-    from torchgw._batch import rough_triton
+    from torchgw._batch import programs_triton
 
     skip_unless_kernels_run(device)
     problems = packed_problems(device, [(9, 16), (12, 10)], fused=False)
@@ -269,14 +269,14 @@ def test_problems_in_which_a_number_is_lost_begin_anew(device, monkeypatch):
     plain = engine.run(problems, engine.Rules())
     monkeypatch.setattr(engine, "may_begin", lambda *args: True)
     programs = engine.run(problems, engine.Rules())
-    real = rough_triton.rough
+    real = programs_triton.rough
 
     def losing(*args):
         warm = real(*args)
         warm.plan[1], warm.ended[1] = torch.nan, ENDS.index("LOST")
         return warm
 
-    monkeypatch.setattr(rough_triton, "rough", losing)
+    monkeypatch.setattr(programs_triton, "rough", losing)
     lost = engine.run(problems, engine.Rules())
     for mine, its, alone in zip(lost, programs, plain, strict=True):
         assert torch.equal(mine[:1], its[:1])

@@ -575,8 +575,8 @@ def test_options_without_effect_are_refused():
 
 
 def _coarse(monkeypatch):
-    monkeypatch.setattr("torchgw._solve.pipeline.COARSE_ENTRIES", 1)
-    monkeypatch.setattr("torchgw._solve.pipeline._COARSE_POINTS", 12)
+    monkeypatch.setattr("torchgw._solve.start.COARSE_ENTRIES", 1)
+    monkeypatch.setattr("torchgw._solve.start._COARSE_POINTS", 12)
 
 
 @pytest.mark.parametrize("coarse", [False, True])

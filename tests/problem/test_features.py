@@ -62,8 +62,8 @@ def test_a_large_solve_with_features_begins_on_a_subsample(monkeypatch):
     (x, y), features = given(400, 300)
     options = {"features": features, "distances": "sqeuclidean", "alpha": 0.5, "random_state": 0}
     whole = torchgw.solve(x, y, **options)
-    monkeypatch.setattr("torchgw._solve.pipeline.COARSE_ENTRIES", 1000)
-    monkeypatch.setattr("torchgw._solve.pipeline._COARSE_POINTS", 200)
+    monkeypatch.setattr("torchgw._solve.start.COARSE_ENTRIES", 1000)
+    monkeypatch.setattr("torchgw._solve.start._COARSE_POINTS", 200)
     coarse = torchgw.solve(x, y, **options)
     assert coarse.history[0].shape == (200, 200)
     assert coarse.value == pytest.approx(whole.value, rel=1e-3)

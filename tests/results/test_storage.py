@@ -167,7 +167,7 @@ def test_dense_is_exact(curves, tmp_path):  # noqa: F811
 
 
 def test_wide_plans_are_shortened_with_a_warning(tmp_path, monkeypatch):
-    monkeypatch.setattr("torchgw._results.storage._ENTRIES_PER_ROW", 10)
+    monkeypatch.setattr("torchgw._results.parts._ENTRIES_PER_ROW", 10)
     d_x, d_y = distance_matrices(40, 30)
     result = solve(D_X=d_x, D_Y=d_y, epsilon=10.0)
     with pytest.warns(TorchGWWarning, match="leave out 0.6.* of its mass. Pass `dense=True`"):

@@ -49,7 +49,7 @@ def problem_of(x, y, a=None, b=None):
 @pytest.fixture(autouse=True)
 def searched(monkeypatch):
     """Copies are searched for here as other problems are."""
-    monkeypatch.setattr("torchgw._solve.pipeline.find_isometry", lambda *_, **__: None)
+    monkeypatch.setattr("torchgw._solve.copies.find_isometry", lambda *_, **__: None)
 
 
 def random_graph(n, degree, seed):

@@ -17,8 +17,8 @@ from torchgw import UnsupportedError
 from torchgw._gradients import choose
 from torchgw._problem.losses import ABSOLUTE
 from torchgw._problem.problem import Problem
-from torchgw._search import matching
-from torchgw._search.matching import find_isometry
+from torchgw._search import isometry
+from torchgw._search.isometry import find_isometry
 from torchgw._sinkhorn.problem import DenseCost
 from torchgw._typing import Marginals
 from torchgw.distances import CurvedDistance, DirectedDistance, PointDistance, PrecomputedDistance
@@ -117,7 +117,7 @@ def test_points_of_a_hyperbolic_tree_are_matched_without_a_table(monkeypatch):
     x, y, order, _ = tree_and_copy(400, 2.0)
     sides = [CurvedDistance(torch.from_numpy(part)) for part in (x, y)]
     stored = find_isometry(problem(*sides), streamed=False)
-    monkeypatch.setattr(matching, "_STORED_ENTRIES", {"cpu": 0})
+    monkeypatch.setattr(isometry, "_STORED_ENTRIES", {"cpu": 0})
     assert find_isometry(problem(*sides), streamed=False) is None
     found = find_isometry(problem(*sides), streamed=True)
     assert np.array_equal(order[found.partners.numpy()], np.arange(400))
@@ -203,7 +203,7 @@ def test_symmetric_shapes_keep_their_distances(points, polish):
 def test_a_solve_from_the_match_ends_no_higher_and_earlier(name, monkeypatch):
     x, y, _ = weighted(TABLES[name])
     result = torchgw.solve(D_X=x, D_Y=y, random_state=0)
-    monkeypatch.setattr("torchgw._solve.pipeline.find_isometry", lambda *_, **__: None)
+    monkeypatch.setattr("torchgw._solve.copies.find_isometry", lambda *_, **__: None)
     before = torchgw.solve(D_X=x, D_Y=y, random_state=0)
     assert result.converged
     assert result.n_iters < before.n_iters
@@ -266,7 +266,7 @@ def test_new_points_follow_the_match(kept, tmp_path):
 
 def test_a_match_needs_no_exact_gradient(monkeypatch):
     """Of more points than tables are made for, only copies can be polished."""
-    monkeypatch.setattr(matching, "_STORED_ENTRIES", {"cpu": 0})
+    monkeypatch.setattr(isometry, "_STORED_ENTRIES", {"cpu": 0})
     monkeypatch.setattr(choose, "_DENSE_ENTRIES", {"cpu": 0})
     x, y, order, _ = tree_and_copy(150, 2.0)
     result = torchgw.solve(x, y, distances="poincare", polish=True, search="fast")
@@ -281,13 +281,13 @@ def test_no_match_is_looked_for_where_the_start_is_said(options, monkeypatch):
     def refuse(*_, **__):
         raise AssertionError("a match was looked for")
 
-    monkeypatch.setattr("torchgw._solve.pipeline.find_isometry", refuse)
+    monkeypatch.setattr("torchgw._solve.copies.find_isometry", refuse)
     x, y, _ = weighted(cdist(cloud(20), cloud(20)))
     torchgw.solve(D_X=x, D_Y=y, **options)
 
 
 def test_large_copies_need_no_subsample(monkeypatch):
-    monkeypatch.setattr("torchgw._solve.pipeline.COARSE_ENTRIES", 1_000)
+    monkeypatch.setattr("torchgw._solve.start.COARSE_ENTRIES", 1_000)
     x = cloud(120)
     y, order = moved(x)
     result = torchgw.solve(x, y, distances="sqeuclidean", gradient="factored", random_state=0)
@@ -296,14 +296,14 @@ def test_large_copies_need_no_subsample(monkeypatch):
 
 
 def test_points_that_rounding_has_moved_in_order_are_matched_in_the_end(monkeypatch):
-    monkeypatch.setattr(matching, "_NEAR_OF_FEW", 1)
+    monkeypatch.setattr(isometry, "_NEAR_OF_FEW", 1)
     x = cloud(600)
     y, order = moved(x)
     y[:3] += 2e-4 * cloud(3, seed=2)
     copies = problem(cdist(x, x), cdist(y, y))
     found = find_isometry(copies, streamed=False)
     assert np.array_equal(order[found.partners.numpy()], np.arange(600))
-    monkeypatch.setattr(matching, "_MOST_LOST", 0)
+    monkeypatch.setattr(isometry, "_MOST_LOST", 0)
     assert find_isometry(copies, streamed=False) is None
 
 
@@ -330,4 +330,4 @@ def test_it_is_said_that_rounding_may_hide_a_copy(gap, said):
     out = np.hypot(*x.T).argmax()
     x[out] *= (1 - gap) / np.hypot(*x[out])
     side = CurvedDistance(torch.from_numpy(x))
-    assert ("near the border" in matching.rounding_advice(problem(side, side))) == said
+    assert ("near the border" in isometry.rounding_advice(problem(side, side))) == said

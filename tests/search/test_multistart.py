@@ -570,7 +570,7 @@ def test_init_and_several_starts_contradict():
 
 def test_large_factored_problems_search_their_subsample(monkeypatch):
     """The optima come back as points of the whole problem, and the right one is found."""
-    import torchgw._solve.pipeline as module
+    import torchgw._solve.start as module
 
     monkeypatch.setattr(module, "COARSE_ENTRIES", 10_000)
     monkeypatch.setattr(module, "_COARSE_POINTS", 150)
@@ -592,7 +592,7 @@ def test_a_plan_that_misses_a_copy_says_so(monkeypatch):
 
     That is, where it is not known to be one beforehand.
     """
-    monkeypatch.setattr("torchgw._solve.pipeline.find_isometry", lambda *_, **__: None)
+    monkeypatch.setattr("torchgw._solve.copies.find_isometry", lambda *_, **__: None)
     doubted = []
     for seed in (1, 5, 8):
         table, other = (

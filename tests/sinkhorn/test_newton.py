@@ -25,9 +25,9 @@ def slow_problem(n=40, m=50, epsilon=1e-3):
 
 
 def with_and_without(prepared, monkeypatch, steps, **options):
-    """Solve with Newton steps, and without those that a function of the loop asks for."""
+    """Solve with Newton steps, and without those that a function says to pay."""
     found = loop.sinkhorn(prepared, None, **options)
-    monkeypatch.setattr(loop, steps, lambda _: False)
+    monkeypatch.setattr(newton, steps, lambda _: False)
     plain = loop.sinkhorn(prepared, None, **options)
     assert found.converged
     assert plain.converged

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 import torchgw
-from torchgw._solve import pipeline
+from torchgw._solve import start
 from torchgw._tensors.ranks import join
 from torchgw.distances import knn_graph
 from torchgw.distances._graph import neighbours
@@ -127,7 +127,7 @@ def run(names):
     found = {}
     for name in names:
         small = {
-            "cells": mock.patch.multiple(pipeline, COARSE_ENTRIES=100, _COARSE_POINTS=50),
+            "cells": mock.patch.multiple(start, COARSE_ENTRIES=100, _COARSE_POINTS=50),
             # tiles of 46 points
             "wide neighbours": mock.patch.object(neighbours, "_WORK_BYTES", (2**20, 2**20)),
         }

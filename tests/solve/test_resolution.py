@@ -9,7 +9,7 @@ import torch
 import torchgw
 from torchgw import ConvergenceWarning, InvalidInputError, UnsupportedError
 from torchgw._search.subsample import make_cells
-from torchgw._solve import pipeline, resolution
+from torchgw._solve import resolution, start
 from torchgw._tensors.block_order import block_order
 from torchgw.datasets import spiral, swiss_roll
 
@@ -21,7 +21,7 @@ OPTIONS = {"distances": "landmark", "random_state": 0, "epsilon": 2e-3}
 @pytest.fixture
 def few(monkeypatch):
     """Small problems count as large ones."""
-    monkeypatch.setattr(pipeline, "COARSE_ENTRIES", 10_000)
+    monkeypatch.setattr(start, "COARSE_ENTRIES", 10_000)
     monkeypatch.setattr(resolution, "_FIRST_CELLS", 64)
     monkeypatch.setattr(resolution, "_MEASURED", 512)
 

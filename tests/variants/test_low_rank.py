@@ -13,6 +13,7 @@ from reference import gw_value
 from scipy.spatial.distance import cdist
 
 import torchgw
+from torchgw._problem.given import Passed
 from torchgw._problem.linear_term import feature_cost
 from torchgw._problem.problem import Problem
 from torchgw._problem.providers import DistanceOptions, build_providers
@@ -53,12 +54,10 @@ def test_gradients_are_those_of_the_objective(epsilon):
     x, y = clouds(7, 6)
     features = np.random.default_rng(1).normal(size=(13, 2))
     sides = build_providers(
-        (x, y),
-        (None, None),
+        (Passed("X", x), Passed("Y", y)),
         "sqeuclidean",
         DistanceOptions(None, None, None, "stitch"),
         torch.device("cpu"),
-        lambda _, since: since,
     )
     cost = feature_cost(*torch.from_numpy(features).split([7, 6]), "cosine")
     uniform = [torch.full((size,), 1 / size, dtype=torch.float64) for size in (7, 6)]

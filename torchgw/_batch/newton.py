@@ -9,9 +9,11 @@ from torchgw._batch.products import products
 
 # Column error from which on a step may lead near the solution. [L464]
 NEWTON_BELOW = 1e-3
-# Share of the mass of a column that is added to its second derivative, against rounding. [L464]
+# Ridge against rounding: the share of the mass of a column that is added to its second derivative.
+# [L464]
 RIDGE = 1e-13
-# Largest change of a potential, over epsilon, that quadratic convergence is expected of. [L464]
+# Largest change of a potential, over epsilon, for which quadratic convergence can be expected.
+# [L464]
 LARGEST_STEP = 10.0
 
 

@@ -19,9 +19,9 @@ from torchgw._batch.relaxed import Relaxed
 _SIZES = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 # Points of the largest space that is packed; larger problems are solved one by one. [L391]
 LARGEST = 512
-# Share of the mean square below which a variance is rounding, in machine epsilons. [L391]
+# A variance below this share of the mean square, in machine epsilons, is rounding. [L391]
 _ROUNDING = 64
-# Weight, as a share of an equal one, that a point has at least in the scale of the cost. [L391]
+# Least weight of a point in the scale of the cost, as a share of an equal weight. [L391]
 _LEAST_WEIGHT = 1e-3
 
 
@@ -44,12 +44,12 @@ class Packed:
     j: Tensor  # (B,) int64, which space of y
     alpha: Tensor  # (B,) float64
     epsilon: Tensor  # (B,) float64, to reach; NaN for a share of the natural scale
-    first: Tensor  # (B,) float64, epsilon to begin at, as a share of the natural scale
+    first: Tensor  # (B,) float64, the first epsilon, as a share of the natural scale
     # M of some problems, (k, n, m) float64, zero beyond their sizes
     linear: Callable[[Tensor], Tensor] | None = None
     # costs that some problems begin with, and which of them; the others begin at a x b
     begin: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
-    relaxed: Relaxed | None = None  # marginals that plans need not have
+    relaxed: Relaxed | None = None  # penalties or bounds, if marginals are not strict
 
     @property
     def device(self) -> torch.device:
@@ -67,7 +67,7 @@ class Packed:
 
 
 def padded_sizes(counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Find what spaces of so many points are padded to; zero for those that are too large."""
+    """Find the padded sizes of spaces of so many points; zero for those too large to pack."""
     return np.array([*_SIZES, 0])[np.searchsorted(_SIZES, counts)]
 
 

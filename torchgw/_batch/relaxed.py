@@ -8,9 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# What exponents of potentials alone are kept within. [L690]
+# Exponents of potentials alone are kept within plus and minus this number. [L690]
 _LARGEST = 300.0
-# Newton's steps to a mass. [L780]
+# Newton steps that find the mass of a plan. [L780]
 _STEPS = 30
 
 
@@ -19,7 +19,7 @@ class Settled(NamedTuple):
 
     mass: Tensor  # (k,)
     objective: Tensor  # (k,)
-    violation: Tensor  # (k,) how far marginals break what is strict
+    violation: Tensor  # (k,) by how much strict marginals or bounds are broken
 
 
 class Relaxed(NamedTuple):
@@ -35,14 +35,15 @@ class Relaxed(NamedTuple):
     def scaling(
         self, side: int, weight: Tensor, sums: Tensor, potential: Tensor, epsilon: Tensor
     ) -> Tensor:
-        """Compute what a half-step multiplies points (k, 1, n) by, from the sums of their plan."""
-        # Strict marginals would make it weight / sums. `potential` is in units of epsilon (k,).
+        """Compute the factors of a half-step for points (k, 1, n) from the sums of the plan."""
+        # For strict marginals the factor would be weight / sums. `potential` is in units of epsilon
+        # (k,).
         used = weight > 0
         ratio = torch.where(used, weight / torch.where(used, sums, 1.0), 1.0)
         if self.mass is None:
             assert self.rho is not None
             tau = 1 / (1 + epsilon / (2 * self.rho[:, side]))[:, None, None]
-            # a free side has a rho of zero: potentials of zero
+            # a free side has rho = 0, and its potentials are zero
             tau = torch.where(self.rho[:, side, None, None] > 0, tau, 0.0)
             exponent = tau * ratio.log() - (1 - tau) * potential
             found = exponent.clamp(-_LARGEST, _LARGEST).exp()
@@ -53,10 +54,10 @@ class Relaxed(NamedTuple):
         return torch.where(used, torch.minimum(ratio, height * raised), 1.0)
 
     def error(self, weight: Tensor, sums: Tensor, factor: Tensor) -> Tensor:
-        """Measure what a half-step by a ``factor`` makes of columns (k, 1, m), (k,), L1."""
+        """Measure the change, (k,) L1, of columns (k, 1, m) by a half-step with a ``factor``."""
         if self.mass is not None:
             return (sums * (weight > 0) * (factor - 1).abs()).sum((1, 2))
-        # constants change the mass alone
+        # a constant in the logarithm changes the mass alone
         change = factor.log()
         change = change - (weight * change).sum((1, 2), keepdim=True)
         return (weight * change.expm1().abs()).sum((1, 2))
@@ -71,8 +72,8 @@ class Relaxed(NamedTuple):
         epsilon: Tensor,
     ) -> Settled:
         """Give normalised plans their best mass (k,)."""
-        # `value` is what grows with its square, `linear` with the mass itself; where that is given,
-        # in its units, there is no difference. `entropy` is KL(P | a x b).
+        # `value` grows with the square of the mass, `linear` with the mass itself; where the mass
+        # is given the two are in the same units. `entropy` is KL(P | a x b).
         if self.mass is not None:
             over = [
                 _sum((self.mass[:, None] * part - weight).clamp_min(0))
@@ -105,7 +106,7 @@ class Relaxed(NamedTuple):
 
 
 def _sum(parts: Tensor) -> Tensor:
-    """Add along rows (k, n), which are lost: other sums have bits that on a GPU depend on k."""
+    """Add along rows (k, n), in place: on a GPU the bits of other sums depend on k."""
     while (count := parts.shape[1]) > 1:
         kept = (count + 1) // 2
         parts[:, : count - kept] += parts[:, kept:]
@@ -115,9 +116,9 @@ def _sum(parts: Tensor) -> Tensor:
 
 def _best_logarithm(slope: Tensor, linear: Tensor, pull: Tensor) -> tuple[Tensor, Tensor]:
     """Find the largest l with slope + linear exp(-l) + pull l = 0, as ``best_mass`` does."""
-    # And where there is none, since nothing is worth moving: there l is where the sum is least.
+    # Where there is no such l, because no mass is worth moving, l is where the sum is least.
     least = torch.where(linear > 0, (linear / pull).log(), -torch.inf)
-    # from there Newton's steps go to it without passing it
+    # from there Newton steps approach it from one side
     found = (-slope / pull).maximum(least)
     if bool((linear != 0).any()):
         for _ in range(_STEPS):
@@ -131,13 +132,13 @@ def _level(weight: Tensor, free: Tensor, mass: Tensor) -> Tensor:
     """Find z (k, 1, 1) with sum_i min(weight_i, z free_i) = mass, for points (k, 1, n)."""
     ratio = torch.where(weight > 0, weight / torch.where(weight > 0, free, 1.0), 0.0)
     ordered, order = ratio.sort(2)
-    # the first points are full, and z follows from how many are; sums by products, as those of
-    # cumsum have bits that depend on how many problems there are
+    # the first points are full, and z follows from how many these are; cumsum has bits that depend
+    # on the number of problems, so its sums are made by products
     before = torch.ones(weight.shape[2], weight.shape[2]).to(weight).triu(1)
     full = torch.bmm(weight.gather(2, order), before.expand(len(weight), -1, -1))
     others = torch.bmm(free.gather(2, order), (1 - before).expand(len(weight), -1, -1))
     height = (mass[:, None, None] - full) / others
     fits = height <= ordered
-    # the last point is filled at most, whatever rounding says
+    # the search always ends at the last point, also after rounding
     fits[:, :, -1] = True
     return height.gather(2, fits.to(torch.int8).argmax(2, keepdim=True))

@@ -1,5 +1,7 @@
 """When each of many outer loops stops, by what its iterations tell."""
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -7,6 +9,22 @@ from torch import Tensor
 # settling plan have halved. [L173, L178, L391]
 _WINDOW = 5
 _SETTLING_WINDOW, _SETTLING = 10, 0.5
+
+# How a problem ends: names of the status, as codes.
+ENDINGS = (
+    "CONVERGED", "FLAT", "OUTER_LIMIT", "INNER_LIMIT", "BOTH_LIMITS", "IMPLAUSIBLE",
+)  # fmt: skip
+CONVERGED, FLAT, OUTER, INNER, BOTH, IMPLAUSIBLE = range(len(ENDINGS))
+
+
+class Rules(NamedTuple):
+    """When problems end; the options of a single solve."""
+
+    max_iter: int = 500
+    tol: float = 1e-5
+    objective_tol: float = 1e-4
+    inner_max_iter: int = 2000
+    inner_tol: float = 5e-7
 
 
 class Descent:
@@ -17,10 +35,10 @@ class Descent:
     def __init__(self, count: int, like: Tensor) -> None:
         self.values = like.new_full((count, _WINDOW + 1), torch.inf)  # the newest last
         self.changes = like.new_full((count, _SETTLING_WINDOW), torch.inf)
-        self.earlier = like.new_full((count,), torch.inf)  # least change before those
+        self.earlier = like.new_full((count,), torch.inf)  # least change of all iterations before
 
     def parts(self) -> tuple[Tensor, ...]:
-        """List the tensors, to be moved with their problems."""
+        """List the tensors, which move when their problems do."""
         return self.values, self.changes, self.earlier
 
     def update(

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from torchgw._batch.relaxed import Relaxed
 
-# Full iterations of a sweep; three square roots take its root. [L391]
+# Full iterations of a sweep, a power of two: the rate of one iteration is then found by three
+# square roots. [L391]
 TICK = 8
 # Decay of epsilon per outer iteration: slower than in a single solve, as that ends lower. [L391]
 # [L693]
@@ -17,10 +18,11 @@ BUDGET = 48
 # Share of ``tol`` that linear problems at the last epsilon have to reach, and the error up to which
 # a plan has its marginals. [L391]
 INNER_SHARE, MET = 0.1, 3e-3
-# What exponents are kept within: no row or column of a kernel is empty, and those of weight zero,
-# which nothing bounds, are finite. [L391]
+# Exponents are kept within plus and minus this number, so that no row or column of a kernel is
+# empty, and exponents of points without weight are finite. [L391]
 LARGEST_EXPONENT = 300.0
-# Ratios of two scalings within which a step is over-relaxed, to first order as a power. [L391]
+# Ratios of two successive scalings within which a step is over-relaxed; the power is taken to first
+# order. [L391]
 _RELAXED = 0.5, 2.0
 # Least distance of a rate to one that over-relaxation assumes, and what is left of the factor's
 # excess over one after a sweep that shows it to be too large. [L391]
@@ -29,13 +31,13 @@ _BACK_OFF = 0.97
 
 
 class Sweep(NamedTuple):
-    """Where some iterations have led, and the plan there."""
+    """Potentials after some iterations, and their plan."""
 
     plan: Tensor  # (A, n, m), rows have mass a
     f: Tensor  # (A, n) potential of its rows
     f_next: Tensor  # (A, n) from which iterations go on
     g: Tensor  # (A, m) potential of its columns, likewise
-    error: Tensor  # (A,) L1 distance of its columns to b, or to what a half-step makes of them
+    error: Tensor  # (A,) L1 distance of its columns to b, or to those after a half-step
 
 
 def exact_rows(cost: Tensor, b: Tensor, g: Tensor, epsilon: Tensor) -> Tensor:
@@ -65,7 +67,7 @@ def sweep(
     plan.add_((g / unit)[:, None, :]).clamp_(-LARGEST_EXPONENT, LARGEST_EXPONENT).exp_()
     plan.mul_(a[:, :, None]).mul_(b[:, None, :])
     turned, excess = plan.mT, (relaxation - 1)[:, None, None]
-    # where there is no weight, one over one leaves the scaling at one
+    # points without weight get 1 / 1, so that their scaling stays one
     rows, columns = (part[:, None, :] for part in (a, b))
     no_rows, no_columns = ((part == 0).to(part.dtype) for part in (rows, columns))
     rows, columns = rows + no_rows, columns + no_columns
@@ -86,7 +88,7 @@ def sweep(
         t = torch.lerp(one, (new / t).clamp_(*_RELAXED), excess).mul_(new)
         new = scaling(0, t)
         s = torch.lerp(one, (new / s).clamp_(*_RELAXED), excess).mul_(new)
-    # the relaxed scalings are where iterations go on; plain rows have their masses
+    # iterations go on from the relaxed scalings; plain ones give rows their masses
     plain = scaling(0, t)
     found = torch.baddbmm(no_columns, plain, plan).mul_(t)
     if relaxed is None:

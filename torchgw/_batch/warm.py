@@ -1,4 +1,4 @@
-"""Where problems stand that something else has begun."""
+"""The state of a problem that one Triton program hands to the next, or to the engine."""
 
 from functools import cache
 from typing import NamedTuple
@@ -14,20 +14,20 @@ LARGEST_ROUGH = 128
 LARGEST_ON_CHIP = 64
 
 
-# How programs end: the plan stays, the objective does, too many iterations, a number is lost, or
-# the plan goes where float32 does not follow it.
+# How a program ends: the plan has settled, the objective is flat, the iterations have run out, a
+# number is not finite any more, or the plan moves beyond what float32 can follow.
 ENDS = ("SETTLED", "FLAT", "LIMIT", "LOST", "AWAY")
 
 
 class Warm(NamedTuple):
-    """Plans of k problems that have nearly settled, and what made them."""
+    """Plans of k problems that have nearly settled, and their potentials."""
 
     plan: Tensor  # (k, n, m)
     f: Tensor  # (k, n) float64, potentials in cost units
     g: Tensor  # (k, m)
     done: Tensor  # (k,) int64, outer iterations
     ended: Tensor  # (k,) int64, places in ENDS
-    value: Tensor  # (k,) float32, about the objective
+    value: Tensor  # (k,) float32, roughly the objective
 
 
 def may_begin(shape: tuple[int, int], device: torch.device) -> bool:

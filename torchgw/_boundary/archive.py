@@ -1,4 +1,4 @@
-"""Trees of plain values and arrays in one file: NumPy's npz, described by JSON, never pickled.
+"""Trees and their arrays in one file: NumPy's npz, described by JSON, never pickled.
 
 The member ``metadata`` is UTF-8 JSON: the format, its version, and a tree whose leaves are plain
 values or names of arrays. The member ``checksum`` is the SHA-256 of all the others. Arrays that the
@@ -11,8 +11,6 @@ import math
 import os
 import secrets
 import tokenize
-import types
-import typing
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -21,131 +19,24 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from torchgw._errors import InvalidInputError, InvalidTypeError, UnsupportedError
+from torchgw._errors import InvalidInputError, InvalidTypeError
 
 _FORMAT = "torchgw result"
 _VERSION = 1
 RESERVED = _METADATA, _CHECKSUM = "metadata", "checksum"
 
-# What NumPy raises for a damaged file: for a bad header, archive or compressed stream, and for
-# what flipped bits ask for, such as encryption.
+# Errors of NumPy for a damaged file: by a bad header, archive or compressed stream, and by flipped
+# bits that ask for encryption, for example.
 UNREADABLE = (
     ValueError, EOFError, OSError, RuntimeError, zipfile.BadZipFile, zlib.error,
     tokenize.TokenError, SyntaxError,
 )  # fmt: skip
-# What making a value of parts of a wrong kind raises.
-_ODD = (*UNREADABLE, TypeError, KeyError, AttributeError, IndexError, OverflowError, AssertionError)
-# Levels that a tree has at most: ours have ten. [L353]
-_MOST_LEVELS = 50
+# Errors that arise if a value is made of parts of the wrong kind.
+ODD = (*UNREADABLE, TypeError, KeyError, AttributeError, IndexError, OverflowError, AssertionError)
 # Characters of the header of an array, which is a dtype and a shape. [L353]
 _MOST_HEADER = 2_000
-
-# How a tree holds other values: as a name and parts, from which they are built again.
-Encode = Callable[[Any], "tuple[str, dict[str, Any]] | None"]
-Decode = Callable[[str, "dict[str, Any]"], Any]
-
-
-def encode(value: Any, name: str, parts_of: Encode, arrays: dict[str, NDArray[Any]]) -> Any:
-    """Turn a value into JSON and put its arrays into ``arrays``; refuse unknown values by name."""
-
-    def inner(part: Any, label: object) -> Any:
-        return encode(part, f"{name}.{label}", parts_of, arrays)
-
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, np.generic):
-        return inner(value.item(), "item")
-    # an array of objects would be pickled
-    if isinstance(value, Tensor) or (isinstance(value, np.ndarray) and not value.dtype.hasobject):
-        kind = "tensor" if isinstance(value, Tensor) else "array"
-        key = f"{len(arrays)}:{name}"
-        arrays[key] = value.detach().cpu().numpy() if isinstance(value, Tensor) else value
-        return {kind: key}
-    if isinstance(value, dict):
-        if not all(isinstance(key, str) for key in value):
-            raise UnsupportedError(f"`{name}` has keys that are not strings and cannot be saved.")
-        return {"dict": {key: inner(part, key) for key, part in value.items()}}
-    # a NamedTuple is a tuple: those that have a name come first
-    known = parts_of(value)
-    if known is not None:
-        kind, parts = known
-        return {"type": kind, "parts": {key: inner(part, key) for key, part in parts.items()}}
-    if isinstance(value, (tuple, list)):
-        kind = "tuple" if isinstance(value, tuple) else "list"
-        return {kind: [inner(part, place) for place, part in enumerate(value)]}
-    raise UnsupportedError(
-        f"`{name}` is a {type(value).__name__}, which has no form in a file; drop it with "
-        "dataclasses.replace before saving."
-    )
-
-
-def decode(
-    node: Any,
-    arrays: dict[str, NDArray[Any]],
-    device: torch.device,
-    build: Decode,
-    name: str = "tree",
-    level: int = 0,
-) -> Any:
-    """Turn JSON and its arrays back into the value; errors name the part."""
-
-    def inner(part: Any, label: object) -> Any:
-        return decode(part, arrays, device, build, f"{name}.{label}", level + 1)
-
-    if node is None or isinstance(node, (bool, int, float, str)):
-        return node
-    kind = _kind_of(node) if level < _MOST_LEVELS else None
-    if kind is None:
-        raise InvalidInputError(f"`{name}` is no part of a result: {str(node)[:60]}.")
-    part = node[kind]
-    if kind in ("tensor", "array"):
-        if not isinstance(part, str) or part not in arrays:
-            raise InvalidInputError(f"`{name}` names {str(part)[:60]!r}, no array of the file.")
-        if kind == "array":
-            return arrays[part]
-        if arrays[part].dtype.kind not in "fiub":
-            raise InvalidInputError(f"`{name}` must hold numbers; got {arrays[part].dtype}.")
-        return torch.from_numpy(arrays[part]).to(device)
-    if kind == "dict":
-        return {key: inner(value, key) for key, value in part.items()}
-    if kind == "type":
-        parts = {key: inner(value, key) for key, value in node["parts"].items()}
-        return built(build, part, parts, name)
-    items = [inner(value, place) for place, value in enumerate(part)]
-    return tuple(items) if kind == "tuple" else items
-
-
-# What stands under the one key of a node, or under the first of two.
-_NODES = {"tensor": str, "array": str, "dict": dict, "type": str, "tuple": list, "list": list}
-
-
-def _kind_of(node: Any) -> str | None:
-    """Tell what a node of the tree stands for; ``None`` if it is none."""
-    if not isinstance(node, dict):
-        return None
-    keys = set(node)
-    kind = "type" if keys == {"type", "parts"} else next(iter(keys), "") if len(keys) == 1 else ""
-    if kind not in _NODES or (kind == "type") != (len(keys) == 2):
-        return None
-    if kind == "type" and not isinstance(node["parts"], dict):
-        return None
-    return kind if isinstance(node[kind], _NODES[kind]) else None
-
-
-def built(build: Decode, kind: str, parts: dict[str, Any], name: str) -> Any:
-    """Build a value of its parts; an error of any kind becomes one that names it."""
-    try:
-        return build(kind, parts)
-    except InvalidInputError as error:
-        raise InvalidInputError(f"`{name}`: {error}") from error
-    except _ODD as error:
-        raise InvalidInputError(
-            f"`{name}` cannot be made of its parts, {', '.join(parts)[:200]}: {error}"
-        ) from error
 
 
 def write_archive(path: str | os.PathLike[str], tree: Any, arrays: dict[str, NDArray[Any]]) -> None:
@@ -192,7 +83,7 @@ def read_parts(
             if array.ndim and rows_of(name) != slice(None):
                 rows, first = rows_of(name), past.get(name, 0)
                 past[name] = first + len(array)
-                # by themselves, so that the others can be let go
+                # a copy of these rows, so that the memory of the others can be freed
                 array = array[max(rows.start - first, 0) : max(rows.stop - first, 0)].copy()
             kept.setdefault(name, []).append(array)
     try:
@@ -201,8 +92,8 @@ def read_parts(
             for name, parts in kept.items()
         }
         if any(len(parts) != size for parts in kept.values()):
-            raise ValueError("an array is not in all")
-    except _ODD as error:
+            raise ValueError("an array is missing from some of them")
+    except ODD as error:
         raise InvalidInputError(f"{path}: its parts do not fit together ({error}).") from error
     return tree.get("tree"), joined
 
@@ -219,8 +110,8 @@ def written_whole(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
             return
         # a link stays, and what it points to is replaced
         place = target.resolve()
-        # Files of mkstemp can be read by their owner only. The name does not contain the target's,
-        # to which nothing can be added where it is as long as names may be.
+        # Files of mkstemp could be read by their owner only. The temporary name does not contain
+        # the name of the target, which may be as long as names can be.
         temporary = place.with_name(f".{secrets.token_hex(8)}.part")
         try:
             with temporary.open("xb") as file:
@@ -353,49 +244,3 @@ def _digest(members: dict[str, NDArray[Any]]) -> str:
         digest.update(f"{name}|{array.dtype.str}|{members[name].shape}|".encode())
         digest.update(array.tobytes())
     return digest.hexdigest()
-
-
-def check_fields(parts: dict[str, Any], hints: dict[str, Any]) -> None:
-    """Refuse parts that are not of the types that annotations say, by name."""
-    for name, hint in hints.items():
-        if name in parts and not _fits(parts[name], hint):
-            wanted = str(getattr(hint, "__name__", hint) if isinstance(hint, type) else hint)
-            raise InvalidInputError(
-                f"`{name}` must be {wanted.replace('torchgw.', '')}; got "
-                f"{type(parts[name]).__name__}, {str(parts[name])[:60]}."
-            )
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    """Whether a value is of the type that an annotation says, its parts included."""
-    origin, inner = typing.get_origin(hint), typing.get_args(hint)
-    if origin is np.ndarray:
-        return isinstance(value, np.ndarray)
-    if hint is Any:
-        return True
-    if origin in (typing.Union, types.UnionType):
-        return any(_fits(value, each) for each in inner)
-    if origin is typing.Literal:
-        return isinstance(value, str) and value in inner
-    if origin is tuple:
-        if not isinstance(value, tuple):
-            return False
-        if inner[-1] is Ellipsis:
-            return all(_fits(part, inner[0]) for part in value)
-        return len(value) == len(inner) and all(map(_fits, value, inner))
-    if origin is list:
-        return isinstance(value, list) and all(_fits(part, inner[0]) for part in value)
-    if typing.is_typeddict(hint):
-        wanted = typing.get_type_hints(hint)
-        return (
-            isinstance(value, dict)
-            and value.keys() == wanted.keys()
-            and all(_fits(value[name], each) for name, each in wanted.items())
-        )
-    if origin is dict:
-        return isinstance(value, dict) and all(_fits(part, inner[1]) for part in value.values())
-    if hint is float:
-        return isinstance(value, (int, float)) and not isinstance(value, bool)
-    if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    return isinstance(value, hint)

@@ -17,14 +17,15 @@ from torchgw._errors import InvalidInputError, InvalidTypeError, TorchGWWarning,
 _SYMMETRY_TOLERANCE = 1e-5
 # Relative deviation of a total mass from one that rounding can explain. [L264]
 _MASS_TOLERANCE = 1e-4
-# The same of a starting plan, as solvers in float32 leave it. [L264]
+# The same deviation for a starting plan, as solvers in float32 leave it. [L264]
 _PLAN_TOLERANCE = 1e-3
-# Bound of the largest entry and of its inverse: squares beyond leave the range of float32. [L264]
+# The largest entry of an input must lie between the inverse of this number and this number: squares
+# beyond leave the range of float32. [L264]
 _LARGEST_ENTRY = 1e15
-# Numbers that are looked at together where a copy of all may not fit. A choice. [L852]
+# So many numbers are checked at a time, where a copy of all may not fit. A choice. [L852]
 _BLOCK = 2**22
-# Numbers up to which those on a GPU are copied to be looked at: what looks there is not loaded for
-# them, which takes longer. A choice. [L930]
+# Up to so many numbers on a GPU are copied to the host to be checked: the code that would check
+# them there takes longer to load. A choice. [L930]
 _FEW = 2**17
 # Devices on which every path is tested. Others lack float64 or a random generator.
 _DEVICE_TYPES = ("cpu", "cuda")
@@ -39,7 +40,7 @@ def to_tensor(name: str, value: Any) -> Tensor:
     else:
         array = _real_array(name, value)
         with warnings.catch_warnings():
-            # a file that is mapped to be read is not copied, nor is any input written to
+            # a read-only map of a file is not copied; no input is written to anyway
             warnings.filterwarnings("ignore", "The given NumPy array is not writable")
             tensor = torch.from_numpy(array)
     if tensor.dtype.is_complex or tensor.is_quantized or tensor.is_nested or tensor.is_meta:

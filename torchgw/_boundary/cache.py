@@ -11,7 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from torchgw._boundary.archive import decode, encode, read_archive, write_archive
+from torchgw._boundary.archive import read_archive, write_archive
+from torchgw._boundary.trees import Decoder, Encoder
 from torchgw._errors import CacheWarning, InvalidInputError, InvalidTypeError, warn_user
 
 # Part of every key: raised when a stage changes what it computes.
@@ -54,7 +55,8 @@ class Cache:
         if not path.exists():
             return None
         try:
-            parts = decode(*read_archive(path), device, _no_types)
+            tree, arrays = read_archive(path)
+            parts = Decoder(arrays, device, _no_types).decode(tree)
             if not isinstance(parts, dict):
                 kind = type(parts).__name__
                 raise InvalidInputError(f"{path}: holds a {kind}, and no parts by name.")
@@ -69,7 +71,7 @@ class Cache:
         """Store tensors and plain values under a key."""
         self.folder.mkdir(parents=True, exist_ok=True)
         stored: dict[str, NDArray[np.generic]] = {}
-        tree = encode(parts, stage, lambda value: None, stored)
+        tree = Encoder(lambda value: None, stored).encode(parts, stage)
         write_archive(self._path(stage, key), tree, stored)
 
     def _path(self, stage: str, key: str) -> Path:

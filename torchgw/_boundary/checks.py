@@ -1,4 +1,4 @@
-"""Checks of single options and of what a plan is asked for; unknown arguments."""
+"""Checks of single options and of arguments of plan methods; unknown arguments."""
 
 import contextlib
 import difflib
@@ -85,7 +85,8 @@ def reject_unknown(function: F, nested: tuple[str, Callable[..., Any]] | None = 
         if torch.compiler.is_compiling():
             # torch.compile would trace every iteration, which takes minutes and gains nothing
             return torch.compiler.disable(function)(*args, **kwargs)
-        # what NumPy ignores inside is as it was even where an interrupt hits a context's own lines
+        # settings that NumPy code changes inside are restored, even where an interrupt hits a
+        # context that was to do so
         with np.errstate():
             return function(*args, **kwargs)
 

@@ -13,7 +13,7 @@ from typing import Any, TextIO
 from torchgw._errors import ConvergenceWarning
 from torchgw._typing import Iteration
 
-# Iterations that the pace and the decrease of the changes are taken from. [L377]
+# The pace, and the decrease of the changes, are estimated from so many iterations. [L377]
 _WINDOW = 12
 
 
@@ -45,7 +45,7 @@ class Progress:
         now = time.monotonic()
         stage = state.epsilon, state.shape
         if stage != self._stage:
-            # the pace of another size, and changes at another epsilon, say nothing of these
+            # the pace at another size, and changes at another epsilon, do not count for this stage
             self._recent, self._stage = self._recent[-1:] if self._stage else [], stage
         self._recent.append((state.iteration, now, state.change))
         done = self._limit is not None and now - self._start >= self._limit
@@ -68,7 +68,7 @@ class Progress:
         self._open = self._moving
 
     def _left(self, state: Iteration) -> str:
-        """Say how long it will take: about so long if changes shrink, else at most so long."""
+        """Say how long the solve will take: about so long if changes shrink, else at most."""
         recent = self._recent[-_WINDOW:]
         if self._total is None or len(recent) < 2:
             return ""
@@ -192,7 +192,7 @@ def messages(verbosity: int, quiet: bool) -> Iterator[None]:
     level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbosity, 2)]
     with _logging("torchgw", level, handler), warnings.catch_warnings():
         warnings.simplefilter("ignore" if quiet else "default")
-        # the status line and the exit code say it
+        # the status line and the exit code say this already
         warnings.simplefilter("ignore", ConvergenceWarning)
         # other packages cause these, and a user of the command line cannot change that
         warnings.simplefilter("ignore", DeprecationWarning)

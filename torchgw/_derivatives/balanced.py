@@ -43,7 +43,7 @@ class BalancedSolve(Solved):
 
     potentials: Potentials  # of the whole cost
     anchors: Anchors | None  # of a sampled solve, in place of exact products
-    # derivatives by numbers: <L(P), P> - <M, P> by alpha, KL(P | a x b) by epsilon
+    # derivatives that are numbers: <L(P), P> - <M, P> by alpha, KL(P | a x b) by epsilon
     slopes: Mapping[str, float]
 
     def gradient(self, inputs: tuple[Tensor, ...]) -> list[Tensor]:
@@ -51,7 +51,7 @@ class BalancedSolve(Solved):
         with torch.enable_grad():
             copies = tuple(part.detach().requires_grad_() for part in inputs)
             still, moving = self.model(tuple(part.detach() for part in inputs)), self.model(copies)
-            # its derivative by alpha is known
+            # the derivative by alpha is known already
             alpha, tracked = self.definition.problem.alpha, moving.tracked - {"alpha"}
             moving = replace(moving, alpha=alpha, tracked=tracked)
             total = scalar(moving, still, self.plan, self.potentials, anchors=self.anchors)
@@ -73,7 +73,7 @@ class BalancedSolve(Solved):
             still, moving = self.model(tuple(part.detach() for part in inputs)), self.model(copies)
             fixed = scalar(moving, still, self.plan, self.potentials)
             total = scalar(moving, still, self.plan, self.potentials, change)
-            # epsilon alone has a derivative that only the plan moves
+            # if epsilon is the only input, its derivative changes with the plan alone
             if fixed.requires_grad:
                 first = torch.autograd.grad(fixed, copies, create_graph=True, allow_unused=True)
                 for part, step in zip(first, steps, strict=True):
@@ -159,7 +159,7 @@ def cross(model: Model, matrix: Any, other: Any) -> Tensor:
 
 def _sampled_cross(moving: Model, still: Model, plan: TransportPlan, anchors: Anchors) -> Tensor:
     """Estimate a scalar that changes like :func:`cross` of a plan with itself, from drawn pairs."""
-    # both ways are the same
+    # both directions are the same
     (source, target), (moved_source, moved_target) = still.ways[0], moving.ways[0]
     near, far = source.columns(anchors.source), target.columns(anchors.target)
     ahead = (moved_source.columns(anchors.source) * (plan @ far)).sum()
@@ -211,7 +211,7 @@ def scalar(
     anchors: Anchors | None = None,
 ) -> Tensor:
     """Make the scalar T, or its derivative along a ``change`` of all but the ``moving`` model."""
-    # `anchors` are those of a sampled solve, which stand for exact products.
+    # `anchors` are those of a sampled solve, in place of exact products.
     a, b = still.a, still.b
     f, g, factor = potentials.f, potentials.g, 1.0
     other: TransportPlan | Response = plan
@@ -232,7 +232,7 @@ def scalar(
     if moving.linear_moves:
         total = total + (1 - moving.alpha) * paired(moving.linear, other)
     if moving.epsilon is not None and change is not None:
-        # T has epsilon KL(P | a x b), which is linear in it
+        # T contains epsilon KL(P | a x b), which is linear in epsilon
         duals = a @ plan.potentials.f.double() + b @ plan.potentials.g.double()
         total = total + moving.epsilon * (duals - paired(plan.cost, other)) / plan.epsilon
     return total

@@ -9,7 +9,7 @@ from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw._problem.losses import Loss
 from torchgw._problem.marginals import MarginalRule
 from torchgw._problem.problem import Problem
-from torchgw._problem.providers import ScaleName
+from torchgw._problem.scale import ScaleName
 from torchgw._solve.options import Differentiable, Options
 from torchgw._typing import Marginals
 from torchgw.distances.base import DistanceProvider

@@ -15,7 +15,7 @@ from torchgw._typing import Marginals
 
 # Entries of the plan up to which its density is stored, not exponentiated in every pass. [L266]
 _STORED_ENTRIES = {"cpu": 25_000_000, "cuda": 200_000_000}
-# Largest exponent: only entries of two zero weights exceed it, which count for nothing. [L266]
+# Largest exponent: only entries between two zero weights exceed it, and these do not count. [L266]
 _LARGEST_EXPONENT = {torch.float32: 80.0, torch.float64: 600.0}
 
 
@@ -63,9 +63,9 @@ class Density:
         return self.plan.T
 
     def what_moves(self, column: Tensor, masses: Tensor) -> Tensor:
-        """Compute what a change of v_j alone does to its column once u follows, (m,)."""
-        # That is its sum less `squares`. Where a plan is nearly a matching it is far less than the
-        # sum; rounding leaves some of it.
+        """Compute the change of a column by v_j alone, with u adapted to it, (m,)."""
+        # It is the sum of the column less `squares`. Where a plan is nearly a matching it is far
+        # smaller than the sum, and rounding leaves some of it.
         least = torch.finfo(column.dtype).eps ** 0.75 * column
         return torch.maximum(column - self.squares(masses), least)
 

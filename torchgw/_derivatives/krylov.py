@@ -11,7 +11,7 @@ from torch import Tensor
 
 # Vectors kept before a restart at least. [L243]
 _RESTART = 60
-# At most, and numbers in all of them from which on there are fewer. [L527]
+# Vectors kept at most; fewer, if all of them would have more than so many numbers. [L527]
 _MOST = 240
 _NUMBERS = 2**25
 
@@ -46,7 +46,7 @@ def growth(x: Tensor, right: Tensor) -> float:
 
 
 def unit_of(one: Tensor, other: Tensor) -> float:
-    """Find by what the second part of a right side is multiplied, so that both count alike."""
+    """Find the factor for the second part of a right side with which both parts count alike."""
     sizes = float(one.norm()), float(other.norm())
     return sizes[0] / sizes[1] if min(sizes) > 0 else 1.0
 

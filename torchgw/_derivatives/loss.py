@@ -23,7 +23,7 @@ _THRICE = "The loss can be differentiated twice, and its third derivative is not
 
 
 class System(NamedTuple):
-    """How well the linear system of a product with the Hessian is solved."""
+    """The residual and the iterations of a product with the Hessian."""
 
     residual: float  # relative
     iterations: int  # products with its matrix
@@ -89,7 +89,7 @@ class Step(torch.autograd.Function):
 
 
 def refused(message: str) -> Any:
-    """Make a derivative that there is none of."""
+    """Make a method that refuses a derivative with a message."""
 
     def refuse(ctx: Any, *given: Tensor | None) -> Any:
         raise UnsupportedError(message)

@@ -23,7 +23,7 @@ from torchgw._problem.marginals import MarginalRule
 # Relative residual of the linear system. [L492]
 _TOLERANCE = 1e-10
 _MAX_ITER = 1000
-# Entries of less are zero to every sum, but would divide by zero. [L492]
+# Smaller entries are zero in every sum, but would be divided by. [L492]
 _LEAST = 1e-200
 # Potentials of points below their bound are equal, up to this share of epsilon. [L492]
 _ROUNDING = 1e-9
@@ -32,8 +32,8 @@ _ROUNDING = 1e-9
 class _Sums:
     """Sums of rows, columns and all of a table, (n + m + 1,), some of them held or penalised."""
 
-    # `give` says by how much each sum gives way: 0 for one that is held, inf for a free one, and in
-    # between the inverse of the curvature of its penalty.
+    # `give` says how easily each sum changes: 0 if it is held, infinity if it is free, and
+    # otherwise the inverse of the curvature of its penalty.
 
     def __init__(self, scale: Tensor, give: Tensor) -> None:
         self.scale = scale  # (n, m), inverse of the diagonal of the Hessian
@@ -80,7 +80,7 @@ class RelaxedSolve(Solved):
         definition, rule = self.definition, self.rule
         self.epsilon = self.plan.epsilon * (rule.mass or 1.0)
         self.table = self.plan.stored().detach().double().clamp_min(_LEAST)
-        # what the entropy and the penalties grow with
+        # whether entropy and penalties grow with the mass or with its square
         self.is_linear = definition.problem.alpha == 0 and rule.fixed_mass is None
         self.mass = 1.0 if rule.mass is not None or self.is_linear else float(self.table.sum())
         self.held = self._held()
@@ -89,7 +89,7 @@ class RelaxedSolve(Solved):
         """Say which sums of rows, columns and all are held."""
         (f, g), slack = self.plan.potentials, _ROUNDING * self.plan.epsilon
         if self.rule.mass is not None:
-            # those below their bound have the largest potential
+            # points below their bound have the largest potential
             held = [part < part.max() - slack for part in (f, g)]
         else:
             held = [
@@ -140,7 +140,7 @@ class RelaxedSolve(Solved):
         return total + multipliers[self.held] @ sums[self.held]
 
     def _soft(self) -> Tensor:
-        """Compute by how much each sum gives way in the Hessian of the objective."""
+        """Compute how easily each sum changes: the inverse curvature of its penalty."""
         n, m = self.table.shape
         give = self.table.new_full((n + m + 1,), math.inf)
         if self.rule.mass is None:
@@ -219,7 +219,7 @@ class RelaxedSolve(Solved):
             return found
 
         def within(change: Tensor) -> Tensor:
-            # symmetric variables make the preconditioned system one about the identity
+            # in symmetric variables the preconditioned system is nearly the identity
             return (change / root).flatten()
 
         near = _Sums(self._scale(), self._soft())
@@ -227,7 +227,7 @@ class RelaxedSolve(Solved):
         start = near.respond(torch.zeros_like(plan), sums)
         bent = bend(start)
         right = within(near.respond(force - bent))
-        # where forces cancel, or only move multipliers, rounding is left, and nothing to solve for
+        # where forces cancel, or move multipliers only, there is nothing to solve but rounding
         whole = float((root * force).norm() + (root * bent).norm())
         share = max(float(right.norm()) / max(whole, _LEAST), _LEAST)
 

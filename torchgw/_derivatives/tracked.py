@@ -62,7 +62,7 @@ class Model:
 
     @property
     def ways(self) -> list[tuple[TrackedSide, TrackedSide]]:
-        """Both sides there and back, if costs of either have directions."""
+        """Both sides, in both directions if costs of either have directions."""
         return both_ways(self.source, self.target)
 
     def crossed(self, table: Tensor) -> Tensor:
@@ -121,7 +121,7 @@ def side_of(provider: DistanceProvider, points: Tensor | None, table: Tensor | N
         if provider.directed:
             return _ProvidedSide(DirectedDistance.unchecked(table))
         assert isinstance(provider, PrecomputedDistance)
-        # a derivative by one entry alone would leave the symmetric matrices
+        # symmetrised, as a derivative by one entry alone would leave the symmetric matrices
         return _ProvidedSide(PrecomputedDistance.unchecked((table + table.T) / 2))
     return _ProvidedSide(provider.to(provider.device, torch.float64))
 
@@ -145,7 +145,7 @@ class _ProvidedSide:
         return None if factors is None else Form(factors.matrix, factors.signs.diag())
 
     def ways(self) -> tuple[TrackedSide, ...]:
-        # costs there and back, of which D is the mean
+        # the costs in both directions, of which D is the mean
         ways = self.provider.ways()
         return (self,) if len(ways) == 1 else tuple(map(_ProvidedSide, ways))
 
@@ -246,7 +246,7 @@ def _curved_side(points: Tensor, model: CurvedModel, curvature: float) -> _Strea
     """Make distances of constant curvature; where points coincide their derivative is zero."""
     root = math.sqrt(curvature)
     points = points * root
-    # points of the sphere move along it; of the hyperboloid's the time coordinate follows
+    # points move along the sphere; on the hyperboloid the time coordinate follows the others
     if model == "sphere":
 
         def angle(x: Tensor, y: Tensor) -> Tensor:

@@ -12,17 +12,18 @@ from torchgw._plans.transport import TransportPlan
 # Outer iterations, and Sinkhorn iterations in each. [L268]
 _OUTER = 20
 _INNER = 60
-# Changes of the cost that are followed through the iterations, and what may be missing of that
-# of the plan before a warning says so. [L354] [L630]
+# Changes of the cost that are followed through the iterations; a warning comes if more than so much
+# of the change of the plan is missing. [L354] [L630]
 _CHANGES = 3
 _WORRYING = 1e-6
-# Relative change of the plan over all iterations from which they begin elsewhere. [L354]
+# If all iterations together change the plan by more than this share, they do not begin at a fixed
+# point, and a warning says so. [L354]
 _MOVED = 1e-3
 
 
 def unroll(model: Model, plan: TransportPlan) -> tuple[Tensor, Tensor]:
     """Iterate further from a solved plan; return the plan, (n, m), and its objective."""
-    # their derivative is that of these iterations alone: first terms of the implicit series
+    # the derivative is that of these iterations alone: the first terms of the implicit series
     epsilon = plan.epsilon if model.epsilon is None else model.epsilon
     ways = [
         [
@@ -72,10 +73,11 @@ def unroll(model: Model, plan: TransportPlan) -> tuple[Tensor, Tensor]:
 def _warn_of_slow_iterations(
     plan: Tensor, factor: float | Tensor, crossed: Callable[[Tensor], Tensor], moved: float
 ) -> None:
-    """Follow changes of the cost over epsilon; say what the iterations miss of that of the plan."""
-    # Each iteration adds a term to the change of a fixed point: in the end a geometric series, of
-    # which the last term over one less the ratio is missing. `factor` D_X P D_Y is the cost over
-    # epsilon. Some changes are followed, as a single one may hardly meet what dies out slowly.
+    """Follow changes of the cost, and warn if the iterations miss part of their effect."""
+    # Each iteration adds a term to the change of a fixed point. These terms become a geometric
+    # series, of which the last term over one less the ratio is missing. `factor` D_X P D_Y is the
+    # cost over epsilon. Several changes are followed, as a single one may hardly contain the part
+    # that dies out slowly.
     generator = torch.Generator(device=plan.device).manual_seed(0)
     shape = (_CHANGES, *plan.shape)
     cost = torch.randn(shape, dtype=plan.dtype, device=plan.device, generator=generator)

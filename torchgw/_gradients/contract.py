@@ -145,7 +145,7 @@ class LinearCost(NamedTuple):
     column: Tensor  # (m,), 2 alpha DY^2 q (square loss)
 
     def seen(self, masses: Marginals | None) -> Cost:
-        """Give what the linear problem depends on: all of it, less its mean, for relaxed masses."""
+        """Return what the linear problem sees; for relaxed masses all but the mean."""
         # A constant changes the mass of a relaxed problem's plan only, and a large one would under-
         # or overflow it.
         cost = self.cost
@@ -157,14 +157,15 @@ class LinearCost(NamedTuple):
 
 
 class Linearised(NamedTuple):
-    """A result's last cost C(P), by which new points have theirs: pairs of source and target."""
+    """The last cost C(P) of a solve, from which that of new points is computed; pairs of sides."""
 
     gradient: str  # name of the gradient that the cost is by
     providers: tuple[DistanceProvider | None, DistanceProvider | None]  # None: not in the file
     coupling: Tensor | Anchors  # of P, the source's points or factors along its rows
     alpha: float
     loss: Loss
-    # of a side whose factors the coupling is in: points whose distances determine those of others
+    # for a side whose factors the coupling is in: points whose distances give new points their
+    # factors
     references: tuple[Tensor | None, Tensor | None] = (None, None)
     means: tuple[MeanDistances | None, MeanDistances | None] = (None, None)  # of a sampled cost
     own: Marginals | None = None  # terms of rows (n,) and of columns (m,) in a relaxed plan's cost
@@ -181,13 +182,13 @@ class Linearised(NamedTuple):
         return provider
 
     def oriented(self, side: int) -> Tensor:
-        """Turn a coupling that is a matrix, float64, with the given side along its rows."""
+        """Return a coupling that is a matrix in float64, with the given side along its rows."""
         assert isinstance(self.coupling, Tensor)
         return (self.coupling if side == 0 else self.coupling.T).double()
 
 
 class CostRows(NamedTuple):
-    """The cost of new points of one side, but for terms of each alone, by their distances."""
+    """The cost of new points of one side as a function of their distances."""
 
     at: Callable[[Tensor], Cost]  # from distances (q, s), float64, to the cost (q, m)
     points: Tensor | None  # the s known points that distances are to; None is all
@@ -198,15 +199,15 @@ Own = Any
 
 
 class Gradient(ABC):
-    """How the solver sees each of them; the defaults are those of an exact one."""
+    """The methods that the solver calls; the defaults are those of an exact gradient."""
 
     name: str
     exact: bool
     dtype: torch.dtype  # of the distances
     marginals: Marginals  # weights of the points
-    row: Tensor  # (n,) float64, what the potentials f of the linear problems lack
-    column: Tensor  # (m,) float64, what g lacks
-    product: float | None  # alpha <L(a x b), a x b>, if no plan should have a larger value
+    row: Tensor  # (n,) float64, terms of rows that are not in the linear problems
+    column: Tensor  # (m,) float64, terms of columns that are not in them
+    product: float | None  # alpha <L(a x b), a x b>, an upper bound of good values, or None
     linear_below: float  # change of the coupling below which steps are nearly linear in it
     momentum: bool = False  # whether slow steps are followed further
     shortens: bool = False  # whether steps that turn back are shortened
@@ -228,7 +229,7 @@ class Gradient(ABC):
 
     @abstractmethod
     def dual_value(self, potentials: Potentials, coupling: Own, epsilon: float) -> Tensor:
-        """Compute the value of the linear problem whose plan has a coupling, ()."""
+        """Compute the value of a linear problem from the coupling of its plan, ()."""
 
     def pairing(self, cost: Cost, point: Own, coupling: Own) -> Tensor:
         """Compute <C(X) - row - column - (1 - alpha) M, P>, (), float64; NaN where unknown."""
@@ -271,11 +272,11 @@ class Gradient(ABC):
         return self
 
     def centred_by(self, masses: Marginals) -> Gradient:
-        """Make the gradient for plans of other marginals; the cost of an exact one is the same."""
+        """Make the gradient for plans of other marginals; exact gradients are not changed."""
         return self
 
     def in_factors(self) -> InFactors | None:
-        """Give what it offers where its cost is in factors of both sides, else ``None``."""
+        """Return itself if its cost has factors of both sides, else ``None``."""
         return None
 
     def noise(self, coupling: Own) -> CostNoise | None:
@@ -288,7 +289,7 @@ class Gradient(ABC):
 
 
 class StrictGradient(Gradient):
-    """What gradients of plans with the marginals of the problem share: constant row and column."""
+    """A gradient for strict marginals, whose terms of rows and columns are constant."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem

@@ -26,7 +26,7 @@ from torchgw._sinkhorn.problem import Cost, DenseCost
 from torchgw._typing import Marginals
 from torchgw.distances.precomputed import DirectedDistance, PrecomputedDistance
 
-# What the largest entry of a factor is scaled to: below the largest half-precision number, and far
+# The largest entry of a factor is scaled to this: below the largest half-precision number, and far
 # from the smallest. [L270]
 _LARGEST = 2.0**13
 
@@ -60,7 +60,7 @@ class DenseGradient(StrictGradient):
         self.product = product_value(problem, (self.row, self.column), total)
 
     def why_not_captured(self) -> str | None:
-        # the distances are stored, whatever provides them
+        # tables are stored, so the provider of the distances does not matter
         return None if self.problem.loss.cross is not None else super().why_not_captured()
 
     def kind(self) -> Hashable:
@@ -149,7 +149,7 @@ class DenseGradient(StrictGradient):
 
 
 class HalfGradient(DenseGradient):
-    """Exact up to float32, for plans with the marginals of the problem."""
+    """Exact up to float32 by half-precision products; for strict marginals."""
 
     # With the centred distances X = (I - 1 a') DX (I - a 1') and u = DX a - a' DX a, and Y and w
     # the same of the target, a plan P has
@@ -199,7 +199,7 @@ class HalfGradient(DenseGradient):
 
 
 def _scale(matrix: Tensor) -> Tensor:
-    """Compute what makes the largest entry of a matrix a large half-precision number, ()."""
+    """Compute the factor, (), that makes the largest entry a large half-precision number."""
     largest = torch.linalg.vector_norm(matrix, torch.inf)
     found: Tensor = _LARGEST / largest.clamp_min(torch.finfo(matrix.dtype).tiny * _LARGEST)
     return found
@@ -215,7 +215,7 @@ def _centre(table: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, float]:
 
 
 def split(matrix: Tensor, *, dim: int, other: bool) -> Tensor:
-    """Split a matrix into half-precision parts, in the order that the other factor's match."""
+    """Split a matrix into half-precision parts, ordered to match those of the other factor."""
     # High, high, low, or for the `other` factor high, low, high, put one after another in a
     # dimension, so that their product is high high + high low + low high.
     high = matrix.half()

@@ -51,7 +51,7 @@ class _Side(NamedTuple):
 
 
 class Encoding(ExactCoupling):
-    """A plan as the factors of the distances see it."""
+    """The product of a plan with the factors of the distances."""
 
     def change(self, previous: "Encoding") -> Tensor:
         """Compute the relative change in the Frobenius norm."""

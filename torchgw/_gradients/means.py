@@ -1,4 +1,4 @@
-"""Mean distances by weight, and what of the distances a sample of pairs can show."""
+"""Mean distances by weight, and the problem as a sample of pairs can show it."""
 
 import math
 from collections.abc import Sequence
@@ -16,9 +16,11 @@ from torchgw._typing import Marginals
 from torchgw.distances.base import DistanceProvider, Entrywise
 from torchgw.distances.sampling import choose_points
 
-# Columns of the quadrature of a sum over all points where each is a shortest-path run. [L111]
+# A sum over all points takes so many columns as nodes, where each column is a run of shortest
+# paths. [L111]
 _QUADRATURE_COLUMNS = 96
-# Columns that tell which distances anchors can show, and anchors that it takes. [L256]
+# Columns from which it is judged which distances anchors can show, and anchors that are needed
+# within a distance. [L256]
 _VISIBLE_COLUMNS = 16
 _FEWEST = 32
 # Levels of a minimum, the columns that means at every level are taken over at most, and how far
@@ -31,7 +33,7 @@ _BLOCK_ELEMENTS = 2**22
 
 
 class Levels(NamedTuple):
-    """Equal steps from zero to ``reach``, by which a minimum is a mean of products."""
+    """Levels at equal steps up to ``reach``, which make a minimum a mean of products."""
 
     # min(x, y) is the integral over t of [x > t] [y > t], to half a step.
 
@@ -115,7 +117,7 @@ def _quadrature(provider: DistanceProvider, weights: Tensor) -> tuple[Tensor | N
     """Choose nodes, ``None`` for all points, and masses of a sum over all points by weight."""
     if provider.cheap_columns:
         return None, weights.to(provider.dtype)
-    # each counts with the weight of the points nearest to it
+    # each node counts with the weight of the points nearest to it
     nodes = choose_points(provider, weights, _QUADRATURE_COLUMNS)
     return nodes.indices, nodes.weights.to(provider.dtype)
 
@@ -181,15 +183,15 @@ def own_terms(problem: Problem, masses: Marginals) -> tuple[Tensor, Tensor]:
 
 def distance_spread(provider: DistanceProvider, weights: Tensor) -> float:
     """Compute the standard deviation of a distance between two points drawn by weight."""
-    # one point has no distance but that to itself, of which factors leave rounding
+    # a single point has only the distance to itself, of which factors leave rounding
     several = (weights > 0).sum().double()
     mean, square = _moments(provider, weights, (identity, torch.square))
     weights = weights.to(provider.dtype)
     found = weights @ mean, weights @ square, square.max()
     count, first, second, largest = torch.stack([several, *(x.double() for x in found)]).tolist()
     variance = second - first**2
-    # what rounding leaves of a variance of zero is no scale, nor what it leaves of distances that
-    # vanish beside those to points without weight
+    # a variance of zero, of which rounding is left, is no scale; nor are distances that vanish
+    # beside those to points without weight
     eps = torch.finfo(mean.dtype).eps
     least = max(64 * eps * second, eps**2 * largest)
     return math.sqrt(variance) if count > 1 and variance > least else 0.0

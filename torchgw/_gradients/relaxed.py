@@ -124,7 +124,7 @@ class RelaxedGradient(Gradient):
             return RelaxedCoupling(self._base.update(plan, known, generator), masses, one)
         normalised, masses, total = normalise(plan)
         if not self.exact and not 0 < float(total + 0 * masses.b.sum()) < math.inf:
-            # nothing could be drawn; other plans are found out with their values
+            # samples could not be drawn; exact gradients fail later, when their value is computed
             raise NumericalError(
                 f"The plan of a relaxed problem has the mass {float(total)}, or columns of more "
                 "than numbers can hold: its exponents are too large for the precision. Raise "

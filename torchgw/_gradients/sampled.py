@@ -36,10 +36,11 @@ from torchgw.distances.sampling import choose_points
 _COORDINATES = 16
 # Strata that the noise is estimated from at most, two anchors each. [L272]
 _NOISE_STRATA = 128
-# Anchors times pairs of points where a mean over a plan has to be one over pairs; pairs. [L272]
+# For a cross term that is no product, a mean over a plan becomes a mean over pairs: anchors times
+# pairs at most, and pairs at most. [L272]
 _PAIR_ENTRIES = 2**20
 _MOST_PAIRS = 2**13
-# Numbers up to which the minimum of all pairs of pairs is summed. [L450]
+# The minimum is summed over all pairs of pairs if these are at most so many. [L450]
 _SUMMED = 2**22
 
 
@@ -131,9 +132,9 @@ class SampledGradient(StrictGradient):
         self._loss = problem.loss
         super().__init__(visible(problem, n_anchors))
         self.n_anchors, self.redraw = n_anchors, redraw
-        # anchors read directed costs there and back in turn, as two parts of the cross term
+        # anchors read directed costs in both directions by turns, as two parts of the cross term
         self._ways = both_ways(problem.source, problem.target)
-        # points of the source, so that neighbours are near each other
+        # the order of the source points, in which neighbours are near each other
         nodes = choose_points(problem.source, problem.marginals.a, _COORDINATES).indices
         self._order = block_order(problem.source.columns(nodes), 1).point
         self._means = self._mean_columns(problem.marginals)
@@ -141,18 +142,18 @@ class SampledGradient(StrictGradient):
         a, b = problem.marginals
         means = self._means
         if self.problem.loss.cross != problem.loss.cross:
-            # without the floor of a singular loss
+            # these means do not have the floor of a singular loss
             source, target = mean_distances(problem, problem.marginals)
             means = source.values, target.values
         total = (a @ means[0].double()) @ (b @ means[1].double()) / means[0].shape[1]
         self.product = product_value(problem, (self.row, self.column), total)
         if problem.loss.cross is None and self._is_summed():
-            # means over parts would not be comparable with a value that is exact
+            # the exact sum over pairs: means over parts would not be comparable with exact values
             self.product = problem.alpha * self._sum_pairs(torch.outer(a, b), problem.marginals)
 
     @property
     def _parts(self) -> int:
-        """Number of products that the cross term is the mean of; those there, then those back."""
+        """Number of products whose mean is the cross term; of directed costs in both directions."""
         return self.problem.loss.parts * len(self._ways)
 
     def _mean_columns(self, masses: Marginals) -> tuple[Tensor, Tensor]:
@@ -163,7 +164,7 @@ class SampledGradient(StrictGradient):
         return torch.cat([m.values for m in source], 1), torch.cat([m.values for m in target], 1)
 
     def start(self) -> AnchorCoupling:
-        """Stand for a x b, which needs no anchors."""
+        """Make the coupling of a x b, which needs no anchors."""
         none = torch.empty(0, dtype=torch.int64, device=self._order.device)
         product = _ProductCoupling(none, none)
         product.gradient = self
@@ -184,7 +185,7 @@ class SampledGradient(StrictGradient):
         return LinearCost(add_linear(cost.centred(), self.problem), self.row, self.column)
 
     def _centred_columns(self, anchors: Anchors, parts: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute DX[:, k] - x and DY[:, l] - y, of a cross term in parts each pair in its own."""
+        """Compute DX[:, k] - x and DY[:, l] - y, each pair in its own part of the cross term."""
         loss = self.problem.loss
         near, far = (
             loss.part(side, self._columns(side, index, parts), parts % loss.parts)
@@ -194,7 +195,7 @@ class SampledGradient(StrictGradient):
         return near, far
 
     def _columns(self, side: int, index: Tensor, parts: Tensor) -> Tensor:
-        """Read the costs of a side at anchors, each the way of its part."""
+        """Read the costs of a side at anchors, each in the direction of its part."""
         columns: Tensor = self._ways[0][side].columns(index)
         for way, pair in enumerate(self._ways[1:], start=1):
             back = parts // self.problem.loss.parts == way

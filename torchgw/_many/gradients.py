@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from torchgw._errors import UnsupportedError
-from torchgw._many.solver import Kept, Questions
+from torchgw._many.questions import Questions
+from torchgw._many.solver import Kept
 from torchgw._many.spaces import Listed
 
 
@@ -17,7 +18,7 @@ def attach_losses(
     inputs: dict[str, Any],
     distances: Any,
 ) -> Tensor:
-    """Make the objectives (B,) of tensors, which have the derivatives of those of the inputs."""
+    """Return the objectives (B,) as a tensor whose gradients reach the inputs."""
     # `inputs` holds, as the user gave them, the lists X and Y, M, a and b.
     terms = []
     with torch.enable_grad():
@@ -36,7 +37,8 @@ def attach_losses(
             for name, table, mass, potential in sides:
                 weights = None if inputs[name] is None else inputs[name][number]
                 if isinstance(weights, Tensor) and weights.requires_grad:
-                    # that of the whole cost, up to what weights of sum one do not see
+                    # the potential of the whole cost, up to a constant, which weights of sum one do
+                    # not see
                     whole = potential + 2 * alpha * (table.detach().square() @ mass)
                     whole = whole - mass @ whole
                     term = term + (whole * weights.to(plan)).sum()
@@ -46,7 +48,7 @@ def attach_losses(
 
 
 def _table(listed: Listed, number: int, distances: Any, place: int, plan: Tensor) -> Tensor:
-    """Make the distances of one space (n, n), with a graph to what they are made of."""
+    """Compute the distances of one space (n, n), attached to the tensors they are made of."""
     space = listed.items[number]
     if listed.are_tables:
         return torch.as_tensor(space).to(plan)

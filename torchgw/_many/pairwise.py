@@ -1,64 +1,28 @@
-"""Matrices of values between many spaces: in chunks, resumable, on all cores."""
+"""Matrices of values between many spaces."""
 
-import functools
 import os
-import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from torchgw._batch.engine import Rules
-from torchgw._boundary.archive import check_writable, read_archive, write_archive
+from torchgw._boundary.archive import check_writable
 from torchgw._boundary.arrays import resolve_device, to_numpy, without_tensors
-from torchgw._boundary.cache import content_key
 from torchgw._boundary.checks import check_choice, check_count, check_positive, reject_unknown
 from torchgw._errors import InvalidInputError, UnsupportedError
-from torchgw._many.solve_many import check_rules, read_relaxed, warn_of_failures, weights_of_terms
-from torchgw._many.solver import Numbers, Questions, Relaxations, Shelves, solve_questions
+from torchgw._many.chunks import Options, compute_pairs, compute_together, make_job
+from torchgw._many.options import check_rules, read_relaxed, weights_of_terms
+from torchgw._many.questions import Relaxations
+from torchgw._many.solver import warn_of_failures
 from torchgw._many.spaces import Listed, Measure, Space, check_columns, read_spaces
 from torchgw._problem.linear_term import FeatureMetric
 from torchgw._problem.named import DistanceName
-from torchgw._problem.providers import ScaleName
+from torchgw._problem.scale import ScaleName
 from torchgw._tensors.ahead import probe_beside
-from torchgw._tensors.ranks import Distributed, Ranks, check_distributed, join, together
+from torchgw._tensors.ranks import Distributed, check_distributed, join, together
 
 Output = Literal["value", "value_quad", "value_linear", "objective"]
-
-# Seconds of a chunk, and problems of the first one and of any. What is solved in a chunk is lost
-# when the process is killed; short ones leave the engine waiting for their last problems. [L396]
-_CHUNK_SECONDS = 15.0
-_FIRST_CHUNK, _LARGEST_CHUNK = 256, 2**17
-# Seconds between two writes of the file that a matrix is resumed from. [L396]
-_WRITE_SECONDS = 20.0
-
-
-class _Options(NamedTuple):
-    """What all pairs share."""
-
-    alpha: float
-    epsilon: float
-    squared: bool
-    n_init: int
-    rules: Rules
-    device: torch.device
-    marginals: Relaxations  # of each pair, one for all
-
-
-class _Job(NamedTuple):
-    """What a worker needs to know of all spaces, as arrays that can be mapped into memory."""
-
-    key: str
-    numbers: NDArray[np.float64]  # tables, weights and features, one space after the other
-    shape: NDArray[np.int64]  # (S, 2) points and features of each space
-    options: _Options
 
 
 @reject_unknown
@@ -174,19 +138,12 @@ def pairwise(
     check_distributed(distributed)
     if resume is not None:
         check_writable(resume)
-    first = Listed.of("X", Xs, D_X)
     alone = Ys is None and D_Y is None
     if alone and b is not None:
         raise InvalidInputError("`b` are weights of a second list, and there is none. Pass `a`.")
-    lists = [first] if alone else [first, Listed.of("Y", Ys, D_Y)]
-    for name, listed in zip("XY", lists, strict=False):
-        if not listed.items:
-            raise InvalidInputError(f"`{name}s` has no spaces.")
-    if symmetric is True and not alone:
-        raise InvalidInputError(
-            "symmetric=True computes half of a matrix, and Ys is another list. Leave Ys out."
-        )
+    lists = _lists(("X", Xs, D_X)) if alone else _lists(("X", Xs, D_X), ("Y", Ys, D_Y))
     where = resolve_device(device, *(item for listed in lists for item in listed.items))
+    mirrored = _is_mirrored(symmetric, marginals, alone=alone)
     probe_beside(where)
     measure = Measure(distances, scale, n_neighbors, feature_metric)
     ranks = join(distributed, where)
@@ -197,37 +154,102 @@ def pairwise(
         )
     with together(ranks):
         spaces = _read(lists, (a, b), features, measure, where)
-    count = len(first.items)
-    begin = 0 if alone else count
+    sizes = len(lists[0].items), len(lists[-1].items)
+    asked = _Pairs.all(*sizes, mirrored=mirrored)
+    if pairs is not None:
+        asked = _Pairs.some(pairs, *sizes, mirrored=mirrored)
+    number = float("nan") if epsilon == "auto" else float(epsilon)
+    squared = feature_metric != "euclidean"
+    job = make_job(
+        spaces, Options(float(weights[0]), number, squared, n_init, rules, where, marginals)
+    )
+    # spaces of the second list follow those of the first
+    i, j = asked.i, asked.j if alone else asked.j + sizes[0]
+    jobs = 1 if n_jobs is None else n_jobs
+    if ranks is None:
+        found = compute_pairs(job, i, j, jobs, resume, shown=progress)
+    else:
+        with together(ranks):
+            found = compute_together(job, i, j, jobs, ranks, shown=progress)
+    warn_of_failures(found)
+    numbers = found.value_quad + found.value_linear
+    values = asked.values(numbers if output == "value" else getattr(found, output))
+    in_numpy = without_tensors(Xs, Ys, D_X, D_Y, a, b, features)
+    return to_numpy(values) if in_numpy else values
+
+
+class _Pairs(NamedTuple):
+    """Pairs to compute, each once, and where their numbers go."""
+
+    i: Tensor
+    j: Tensor
+    shape: tuple[int, int]  # of the matrix of all pairs
+    mirrored: bool  # whether (i, j) is also (j, i)
+    asked: Tensor | None = None  # where the pairs that were asked for are among these
+
+    @classmethod
+    def all(cls, rows: int, columns: int, *, mirrored: bool) -> "_Pairs":
+        """List all pairs."""
+        if mirrored:
+            i, j = torch.triu_indices(rows, rows)
+        else:
+            i, j = torch.cartesian_prod(torch.arange(rows), torch.arange(columns)).view(-1, 2).T
+        return cls(i, j, (rows, columns), mirrored)
+
+    @classmethod
+    def some(cls, pairs: Any, rows: int, columns: int, *, mirrored: bool) -> "_Pairs":
+        """Read the pairs that were asked for."""
+        table = torch.as_tensor(np.asarray(pairs))
+        if table.ndim != 2 or table.shape[1] != 2 or table.dtype.is_floating_point:
+            raise InvalidInputError(
+                f"`pairs` must be integers of shape (K, 2); got {tuple(table.shape)}, "
+                f"{table.dtype}."
+            )
+        table = table.long()
+        most = torch.tensor([rows, columns])
+        if bool(((table < 0) | (table >= most)).any()):
+            raise InvalidInputError(
+                f"`pairs` must be places in lists of {rows} and {columns} spaces; they reach from "
+                f"{int(table.min())} to {int(table.max())}."
+            )
+        if mirrored:
+            table = table.sort(1).values
+        distinct, asked = table.unique(dim=0, return_inverse=True)
+        return cls(distinct[:, 0], distinct[:, 1], (rows, columns), mirrored, asked)
+
+    def values(self, numbers: Tensor) -> Tensor:
+        """Arrange the numbers of the pairs as they were asked for."""
+        if self.asked is not None:
+            return numbers[self.asked]
+        matrix = torch.empty(self.shape, dtype=torch.float64, device="cpu")
+        matrix[self.i, self.j] = numbers
+        if self.mirrored:
+            matrix[self.j, self.i] = numbers
+        return matrix
+
+
+def _lists(*passed: tuple[str, Any, Any]) -> list[Listed]:
+    """Read one or two lists of spaces, none of them empty."""
+    lists = [Listed.of(*each) for each in passed]
+    for (name, _, _), listed in zip(passed, lists, strict=True):
+        if not listed.items:
+            raise InvalidInputError(f"`{name}s` has no spaces.")
+    return lists
+
+
+def _is_mirrored(symmetric: bool | Literal["auto"], marginals: Relaxations, *, alone: bool) -> bool:
+    """Whether (i, j) is also (j, i); refuse to take it so where it is not."""
+    if symmetric is True and not alone:
+        raise InvalidInputError(
+            "symmetric=True computes half of a matrix, and Ys is another list. Leave Ys out."
+        )
     penalties = marginals.penalties
     alike = penalties is None or bool(penalties[0, 0] == penalties[0, 1])
     if symmetric is True and not alike:
         raise InvalidInputError(
             "symmetric=True needs the same `unbalanced` for both sides. Leave `symmetric` out."
         )
-    mirrored = alone and symmetric is not False and alike
-    i, j, asked = _asked_pairs(pairs, count, len(spaces) - begin, mirrored=mirrored)
-    weight = float(weights[0])
-    number = float("nan") if epsilon == "auto" else float(epsilon)
-    squared = feature_metric != "euclidean"
-    job = _make_job(spaces, _Options(weight, number, squared, n_init, rules, where, marginals))
-    jobs = 1 if n_jobs is None else n_jobs
-    if ranks is None:
-        found = _compute(job, i, j + begin, jobs, resume, shown=progress)
-    else:
-        with together(ranks):
-            found = _compute_together(job, i, j + begin, jobs, ranks, shown=progress)
-    warn_of_failures(found)
-    numbers = found.value_quad + found.value_linear
-    numbers = numbers if output == "value" else getattr(found, output)
-    in_numpy = without_tensors(Xs, Ys, D_X, D_Y, a, b, features)
-    if pairs is not None:
-        return to_numpy(numbers[asked]) if in_numpy else numbers[asked]
-    matrix = torch.empty(count, len(spaces) - begin, dtype=torch.float64, device="cpu")
-    matrix[i, j] = numbers
-    if mirrored:
-        matrix[j, i] = numbers
-    return to_numpy(matrix) if in_numpy else matrix
+    return alone and symmetric is not False and alike
 
 
 def _read(
@@ -247,171 +269,3 @@ def _read(
             spaces += read_spaces(listed, weights[place], parts[place], measure, place, device)
     check_columns(spaces)
     return spaces
-
-
-def _asked_pairs(
-    pairs: Any, rows: int, columns: int, *, mirrored: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """List what is to be computed, each once, and where the pairs asked for are in that list."""
-    if pairs is None:
-        if mirrored:
-            i, j = torch.triu_indices(rows, rows)
-        else:
-            i, j = torch.cartesian_prod(torch.arange(rows), torch.arange(columns)).view(-1, 2).T
-        return i, j, torch.arange(len(i))
-    table = torch.as_tensor(np.asarray(pairs))
-    if table.ndim != 2 or table.shape[1] != 2 or table.dtype.is_floating_point:
-        raise InvalidInputError(
-            f"`pairs` must be integers of shape (K, 2); got {tuple(table.shape)}, {table.dtype}."
-        )
-    table = table.long()
-    most = torch.tensor([rows, columns])
-    if bool(((table < 0) | (table >= most)).any()):
-        raise InvalidInputError(
-            f"`pairs` must be places in lists of {rows} and {columns} spaces; they reach from "
-            f"{int(table.min())} to {int(table.max())}."
-        )
-    if mirrored:
-        table = table.sort(1).values
-    distinct, asked = table.unique(dim=0, return_inverse=True)
-    return distinct[:, 0], distinct[:, 1], asked
-
-
-def _make_job(spaces: list[Space], options: _Options) -> _Job:
-    """Put all spaces into one array, and name the job by what is in it."""
-    parts, shape = [], []
-    for table, weights, features in spaces:
-        shape.append((len(table), -1 if features is None else features.shape[1]))
-        parts += [table.flatten(), weights, *([] if features is None else [features.flatten()])]
-    numbers, sizes = torch.cat([part.cpu() for part in parts]), torch.tensor(shape)
-    *plain, rules, device, marginals = options
-    limits = (None if part is None else tuple(part.flatten()) for part in marginals)
-    key = content_key("pairwise", numbers, sizes, *plain, tuple(rules), device.type, *limits)
-    return _Job(key, numbers.numpy(), sizes.numpy(), options)
-
-
-@functools.lru_cache(maxsize=1)
-def _shelves_of(key: str) -> list[Shelves]:
-    """Keep the shelves of the last job of this process, in a list that begins empty."""
-    return []
-
-
-def _solve_chunk(job: _Job, i: NDArray[np.int64], j: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Solve some pairs; return their numbers, (7, k)."""
-    kept = _shelves_of(job.key)
-    if not kept:
-        kept.append(Shelves(list(_spaces_of(job))))
-    alpha, epsilon, squared, n_init, rules, device, marginals = job.options
-    one = np.ones(len(i))
-    asked = Questions(
-        kept[0], i, j, alpha * one, epsilon * one, squared=squared, n_init=n_init, rules=rules,
-        marginals=marginals.repeated(len(i)),
-    )  # fmt: skip
-    found = solve_questions(asked, device)
-    return found.table().T.cpu().numpy()
-
-
-def _spaces_of(job: _Job) -> Iterator[Space]:
-    """Read the spaces of a job."""
-    # what is mapped is read-only, and PyTorch has no such tensors
-    numbers, at = torch.from_numpy(np.array(job.numbers)).to(job.options.device), 0
-
-    def take(*shape: int) -> Tensor:
-        nonlocal at
-        size = int(np.prod(shape))
-        at += size
-        return numbers[at - size : at].view(*shape)
-
-    for n, d in job.shape.tolist():
-        yield Space(take(n, n), take(n), None if d < 0 else take(n, d))
-
-
-def _compute_together(
-    job: _Job, i: Tensor, j: Tensor, n_jobs: int, ranks: Ranks, *, shown: bool
-) -> Numbers:
-    """Compute some of the pairs, and get those of the others."""
-    ranks.agree("the start of a hash of spaces and options", [int(job.key[:12], 16)])
-
-    def compute(mine: Tensor) -> Tensor:
-        shown_here = shown and ranks.rank == 0
-        found = _compute(job, i[mine], j[mine], n_jobs, None, shown=shown_here)
-        return found.table().to(ranks.device)
-
-    empty = Numbers.empty(0, ranks.device).table()
-    return Numbers.of_table(ranks.dealt(len(i), compute, empty).cpu())
-
-
-def _compute(job: _Job, i: Tensor, j: Tensor, n_jobs: int, resume: Any, *, shown: bool) -> Numbers:
-    """Compute all pairs chunk by chunk, beginning with what the file already has."""
-    # problems of like size follow each other
-    sizes = torch.as_tensor(job.shape)[:, 0]
-    padded = torch.stack([sizes[i], sizes[j]]).sort(0).values.add(15).div(16, rounding_mode="floor")
-    order = (padded[0] * (padded.max() + 1) + padded[1]).argsort(stable=True).numpy()
-    first, second = i.numpy(), j.numpy()
-    table = np.full((len(Numbers._fields), len(order)), np.nan)
-    key = content_key(job.key, i, j)
-    if resume is not None and Path(resume).exists():
-        table = _read_table(resume, key, table.shape)
-    left = order[np.isnan(table[0, order])]
-    written = time.monotonic()
-    with _workers(n_jobs) as (together, run), _bar(len(order), len(left), shown) as advance:
-        size, at = _FIRST_CHUNK, 0
-        while at < len(left):
-            started = time.monotonic()
-            chunks = [left[at + k * size : at + (k + 1) * size] for k in range(together)]
-            chunks = [chunk for chunk in chunks if len(chunk)]
-            tasks = [(job, first[chunk], second[chunk]) for chunk in chunks]
-            for chunk, numbers in zip(chunks, run(tasks), strict=True):
-                table[:, chunk] = numbers
-                at += len(chunk)
-                advance(len(chunk))
-            now = time.monotonic()
-            if resume is not None and (now - written >= _WRITE_SECONDS or at == len(left)):
-                write_archive(resume, {"pairwise": key}, {"numbers": table})
-                written = now
-            wanted = size * _CHUNK_SECONDS / max(now - started, 1e-3)
-            size = int(min(max(16, wanted), 4 * size, _LARGEST_CHUNK))
-    return Numbers.of_table(torch.from_numpy(table.T))
-
-
-def _read_table(resume: Any, key: str, shape: tuple[int, ...]) -> NDArray[np.float64]:
-    """Read what an earlier call has computed; refuse a file of something else."""
-    tree, arrays = read_archive(resume)
-    if not isinstance(tree, dict) or tree.get("pairwise") != key or "numbers" not in arrays:
-        raise InvalidInputError(
-            f"{resume}: belongs to other spaces, pairs or options. Pass another `resume`, or "
-            "remove the file."
-        )
-    table = arrays["numbers"]
-    if table.shape != shape or table.dtype != np.float64:
-        raise InvalidInputError(f"{resume}: `numbers` is not the table of these pairs.")
-    return table
-
-
-@contextmanager
-def _workers(n_jobs: int) -> Iterator[tuple[int, Callable[[list[Any]], list[Any]]]]:
-    """Open what solves chunks, so many at a time: processes, or this one if one is enough."""
-    if n_jobs == 1:
-        yield 1, lambda tasks: [_solve_chunk(*task) for task in tasks]
-        return
-    from joblib import Parallel, delayed
-
-    # processes map the spaces into their memory
-    with Parallel(n_jobs=n_jobs, max_nbytes=2**16, mmap_mode="r") as parallel:
-        yield (
-            parallel._effective_n_jobs(),
-            lambda tasks: parallel(delayed(_solve_chunk)(*task) for task in tasks),
-        )
-
-
-@contextmanager
-def _bar(total: int, left: int, shown: bool) -> Iterator[Any]:
-    """Show progress where somebody sees it."""
-    seen = shown and sys.stderr is not None and sys.stderr.isatty()
-    if not seen or find_spec("tqdm") is None:
-        yield lambda count: None
-        return
-    from tqdm.auto import tqdm
-
-    with tqdm(total=total, initial=total - left, desc="torchgw", unit=" pairs") as bar:
-        yield bar.update

@@ -1,4 +1,4 @@
-"""What a batch of problems comes to."""
+"""The result of a batch of problems."""
 
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,65 +1,45 @@
 """Many problems in one call: lists of spaces, or padded stacks of matrices."""
 
-import math
 from dataclasses import replace
 from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from torchgw._batch.engine import Rules
 from torchgw._boundary.arrays import (
-    check_finite,
     check_linear_cost,
-    check_magnitude,
-    check_shape,
     resolve_device,
-    to_numpy,
     to_tensor,
     without_tensors,
 )
-from torchgw._boundary.checks import check_choice, check_count, check_positive, reject_unknown
+from torchgw._boundary.checks import check_choice, reject_unknown
 from torchgw._errors import (
-    ConvergenceWarning,
     InvalidInputError,
     PlanTooLargeError,
     UnsupportedError,
-    warn_user,
 )
 from torchgw._many.gradients import attach_losses
+from torchgw._many.options import check_rules, epsilons, read_relaxed, weights_of_terms
+from torchgw._many.questions import Questions
 from torchgw._many.result import BatchResult
-from torchgw._many.solver import (
-    STATUSES,
-    Keep,
-    Kept,
-    Numbers,
-    Questions,
-    Relaxations,
-    Shelves,
-    solve_questions,
-    solve_together,
-)
+from torchgw._many.shelves import Shelves
+from torchgw._many.solver import Keep, Kept, solve_questions, solve_together, warn_of_failures
 from torchgw._many.spaces import (
     Listed,
     Measure,
     Space,
     check_columns,
     listed_spaces,
-    per_problem,
     read_spaces,
 )
-from torchgw._problem.linear_term import FeatureMetric, check_alpha, is_fused
-from torchgw._problem.marginals import MarginalRule, check_marginal_rule
+from torchgw._many.stacks import read_costs, read_stack, read_weights, scaled
+from torchgw._problem.linear_term import FeatureMetric, is_fused
 from torchgw._problem.named import DistanceName
-from torchgw._problem.providers import ScaleName
+from torchgw._problem.scale import ScaleName
 from torchgw._tensors.ahead import probe_beside
 from torchgw._tensors.memory import free_memory
 from torchgw._tensors.ranks import Distributed, Ranks, check_distributed, join, together
-
-# Difference of an entry from its transpose, and of a sum of weights from 1, as rounding. [L391]
-_SYMMETRY, _MASS = 1e-5, 1e-4
 
 
 @reject_unknown
@@ -211,7 +191,7 @@ def solve_many(
         np.arange(count),
         np.arange(count, 2 * count),
         shares,
-        per_problem("epsilon", epsilon, count, _epsilon),
+        epsilons(epsilon, count),
         linear,
         squared=feature_metric != "euclidean",
         n_init=n_init,
@@ -292,26 +272,26 @@ def solve_batch(
     probe_beside(where)
     ranks = join(distributed, where)
     with together(ranks):
-        x, rows = _stack("D_X", D_X, "sizes_x", sizes_x, where)
-        y, columns = _stack("D_Y", D_Y, "sizes_y", sizes_y, where)
+        x, rows = read_stack("D_X", D_X, "sizes_x", sizes_x, where)
+        y, columns = read_stack("D_Y", D_Y, "sizes_y", sizes_y, where)
         count = len(x)
         if len(y) != count:
             raise InvalidInputError(f"`D_X` holds {count} matrices and `D_Y` {len(y)}.")
-        costs = None if M is None else _stacked_costs(M, x, rows, y, columns)
-        masses = _masses("a", a, rows, x), _masses("b", b, columns, y)
+        costs = None if M is None else read_costs(M, x, rows, y, columns)
+        masses = read_weights("a", a, rows, x), read_weights("b", b, columns, y)
     followed = (a, b) if differentiable else ()
     shares = weights_of_terms(alpha, count, fused=M is not None)
     marginals = read_relaxed(unbalanced, mass, shares, followed)
     if scale in ("max", "mean"):
         x, y = (
-            _scaled(stack, weights, scale) for stack, weights in zip((x, y), masses, strict=True)
+            scaled(stack, weights, scale) for stack, weights in zip((x, y), masses, strict=True)
         )
     asked = Questions(
         Shelves.stacked([(x, masses[0], rows), (y, masses[1], columns)]),
         np.arange(count),
         np.arange(count, 2 * count),
         shares,
-        per_problem("epsilon", epsilon, count, _epsilon),
+        epsilons(epsilon, count),
         costs,
         n_init=n_init,
         rules=rules,
@@ -333,154 +313,6 @@ def solve_batch(
     return _solve_tracked(asked, where, ranks, inputs, None, plans=plans)
 
 
-def _used(sizes: Tensor, most: int) -> Tensor:
-    """Tell which places of a padded stack are points, (B, most)."""
-    return torch.arange(most, device=sizes.device) < sizes[:, None]
-
-
-def _stack(
-    name: str, value: Any, sizes_name: str, sizes: Any, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """Read distance matrices (B, n, n), zero beyond the points in use, and how many these are."""
-    stack = to_tensor(name, value).detach()
-    if stack.ndim != 3 or stack.shape[1] != stack.shape[2]:
-        raise InvalidInputError(
-            f"`{name}` must be a stack of square matrices, (B, n, n); got {tuple(stack.shape)}. "
-            "Lists of matrices are for torchgw.solve_many."
-        )
-    count, most = stack.shape[:2]
-    used = torch.from_numpy(_sizes(sizes_name, sizes, count, most)).to(device)
-    inside = _used(used, most)
-    stack = stack.to(device, torch.float64)
-    if not bool(inside.all()):
-        stack = torch.where(inside[:, :, None] & inside[:, None, :], stack, 0.0)
-    check_finite(name, stack, "Replace infinite entries (unreachable pairs) by a finite distance.")
-    largest = check_magnitude(name, stack)
-    # what is above zero on one side of the diagonal is below it on the other
-    if count and float((stack - stack.mT).max()) > _SYMMETRY * largest:
-        raise InvalidInputError(f"`{name}` must hold symmetric matrices.")
-    if count and float(stack.min()) < 0:
-        raise InvalidInputError(f"`{name}` must be non-negative.")
-    return stack, used
-
-
-def _stacked_costs(M: Any, x: Tensor, rows: Tensor, y: Tensor, columns: Tensor) -> Tensor:
-    """Read linear costs (B, n, m), zero beyond the points in use."""
-    costs = to_tensor("M", M).detach().to(x)
-    check_shape("M", costs, (len(x), x.shape[1], y.shape[1]))
-    inside = _used(rows, x.shape[1])[:, :, None] & _used(columns, y.shape[1])[:, None, :]
-    costs = torch.where(inside, costs, 0.0)
-    check_finite("M", costs)
-    check_magnitude("M", costs, smallest=0.0)
-    return costs
-
-
-def _masses(name: str, value: Any, sizes: Tensor, like: Tensor) -> Tensor:
-    """Read weights (B, n), each row of sum one, zero beyond the points in use."""
-    inside = _used(sizes, like.shape[1])
-    if value is None:
-        return inside.to(like) / sizes[:, None]
-    weights = to_tensor(name, value).detach().to(like)
-    check_shape(name, weights, tuple(inside.shape))
-    weights = torch.where(inside, weights, 0.0)
-    check_finite(name, weights)
-    total = weights.sum(1, keepdim=True)
-    off = float((total - 1).abs().max()) if len(total) else 0.0
-    if off > _MASS or bool((weights < 0).any()):
-        raise InvalidInputError(
-            f"`{name}` must have non-negative rows of sum 1; sums are off by up to {off:.3g}."
-        )
-    return weights / total
-
-
-def _scaled(stack: Tensor, weights: Tensor, scale: str) -> Tensor:
-    """Divide each matrix by its largest or its mean distance among points of positive weight."""
-    used = (weights > 0).to(stack)
-    if scale == "max":
-        size = (stack * used[:, :, None] * used[:, None, :]).amax((1, 2))
-    else:
-        share = used / used.sum(1, keepdim=True)
-        size = ((stack * share[:, None, :]).sum(2) * share).sum(1)
-    return stack / torch.where(size > 0, size, 1.0)[:, None, None]
-
-
-def read_relaxed(
-    unbalanced: Any, mass: Any, alpha: NDArray[np.float64], followed: tuple[Any, ...] = ()
-) -> Relaxations:
-    """Read which marginals the plans of B problems must have."""
-    # `followed` are weights to which derivatives would go.
-    count = len(alpha)
-    shares = None if mass is None else per_problem("mass", mass, count, _share)
-    if shares is not None and shares.min(initial=1.0) == 1:
-        shares = None
-    listed = isinstance(unbalanced, list) or getattr(unbalanced, "ndim", 0) > 0
-    # one for all is read once
-    each = [*unbalanced] if listed else [unbalanced]
-    if listed and len(each) != count:
-        raise InvalidInputError(
-            "`unbalanced` must be a number or a pair (rho_a, rho_b), or a list with one of these "
-            f"for each of the {count} problems; got {len(each)}."
-        )
-    penalties = [to_numpy(one).tolist() if hasattr(one, "tolist") else one for one in each]
-    bound = None if mass is None else 1.0
-    rules = [check_marginal_rule(one, bound) or MarginalRule() for one in penalties]
-    rho = np.array([rule.rho for rule in rules]).reshape(len(rules), 2)
-    rho = np.broadcast_to(rho, (count, 2))
-    free = np.isfinite(rho)
-    if (free.all(1) & (alpha == 0)).any():
-        raise UnsupportedError(
-            "alpha=0 with penalties on both sides is unbalanced transport, which batches do not "
-            "solve. Raise `alpha`, make one side strict, (inf, rho), or loop over torchgw.solve."
-        )
-    found = Relaxations(rho if free.any() else None, shares)
-    each = [part for weights in followed if weights is not None for part in weights]
-    moving = any(isinstance(part, Tensor) and part.requires_grad for part in each)
-    if moving and any(part is not None for part in found):
-        raise UnsupportedError(
-            "In batches, derivatives with respect to `a` and `b` are those of strict marginals. "
-            "Detach the weights, leave `unbalanced` and `mass` out, or loop over torchgw.solve."
-        )
-    return found
-
-
-def _share(value: Any) -> float:
-    """Read the mass that one problem moves."""
-    check_marginal_rule(None, value)
-    return 1.0 if value is None else float(value)
-
-
-def check_rules(
-    max_iter: int,
-    tol: float,
-    objective_tol: float,
-    inner_max_iter: int,
-    inner_tol: float,
-    n_init: int,
-) -> Rules:
-    """Check the options of the iteration."""
-    check_count("max_iter", max_iter)
-    check_count("inner_max_iter", inner_max_iter)
-    check_count("n_init", n_init)
-    check_positive("tol", tol, "small values mean more iterations")
-    check_positive("inner_tol", inner_tol, "small values mean more iterations")
-    if objective_tol != 0:
-        check_positive("objective_tol", objective_tol, "0 switches the rule off")
-    return Rules(max_iter, tol, objective_tol, inner_max_iter, inner_tol)
-
-
-def weights_of_terms(alpha: Any, count: int, *, fused: bool) -> NDArray[np.float64]:
-    """Read the weight of the quadratic term of each problem."""
-    return per_problem("alpha", alpha, count, lambda value: check_alpha(value, fused=fused))
-
-
-def _epsilon(value: Any) -> float:
-    """Read epsilon of a problem, NaN for "auto"."""
-    if isinstance(value, str) and value == "auto":
-        return math.nan
-    check_positive("epsilon", value, "or 'auto'")
-    return float(value)
-
-
 def _checked_costs(M: Any, read: list[list[Space]], device: torch.device) -> list[Tensor] | None:
     if M is None:
         return None
@@ -495,20 +327,6 @@ def _checked_costs(M: Any, read: list[list[Space]], device: torch.device) -> lis
         .to(device, torch.float64)
         for place, (cost, x, y) in enumerate(zip(costs, *read, strict=True))
     ]
-
-
-def _sizes(name: str, sizes: Any, count: int, most: int) -> NDArray[np.int64]:
-    """Read how many points of each space are in use."""
-    if sizes is None:
-        return np.full(count, most)
-    found = np.asarray(to_numpy(sizes))
-    good = found.shape == (count,) and found.dtype.kind in "iu"
-    if not good or (count and not 1 <= found.min() <= found.max() <= most):
-        raise InvalidInputError(
-            f"`{name}` must be {count} integers between 1 and {most}; got "
-            f"{str(found.tolist())[:60]}."
-        )
-    return found.astype(np.int64)
 
 
 def _check_differentiable(
@@ -578,21 +396,3 @@ def _solve_tracked(
     objective = to_tensor("objective", result.objective)
     loss = attach_losses(asked, kept, objective, inputs, distances)
     return replace(result, loss=loss, entries=result.entries if plans else None)
-
-
-def warn_of_failures(numbers: Numbers) -> None:
-    """Warn once of all problems that did not converge."""
-    counts = torch.bincount(numbers.status, minlength=len(STATUSES)).tolist()
-    failed = {
-        status: count
-        for status, count in zip(STATUSES, counts, strict=True)
-        if count and not status.converged
-    }
-    if failed:
-        most = max(failed, key=lambda status: failed[status])
-        shown = ", ".join(f"{count} {status.name}" for status, count in failed.items())
-        warn_user(
-            f"{sum(failed.values())} of {sum(counts)} problems did not converge ({shown}). "
-            f"{most.advice}",
-            ConvergenceWarning,
-        )

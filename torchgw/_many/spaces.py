@@ -1,4 +1,4 @@
-"""From what the user listed to spaces whose distances are stored."""
+"""Spaces as the user lists them, and the stored distances that are made of them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,10 +12,12 @@ from torch import Tensor
 from torchgw._boundary.arrays import as_weights, check_points
 from torchgw._boundary.graphs import as_graph
 from torchgw._errors import InvalidInputError, InvalidTypeError
+from torchgw._problem.given import Passed
 from torchgw._problem.linear_term import FeatureMetric
 from torchgw._problem.named import DistanceName
 from torchgw._problem.problem import stored_matrix
-from torchgw._problem.providers import DistanceOptions, ScaleName, build_provider
+from torchgw._problem.providers import DistanceOptions, build_provider
+from torchgw._problem.scale import ScaleName
 from torchgw.distances.base import DistanceProvider
 
 
@@ -38,7 +40,7 @@ class Space(NamedTuple):
 
     table: Tensor  # (n, n) float64
     weights: Tensor  # (n,) float64
-    features: Tensor | None = None  # (n, d) float64, of unit length if compared by angle
+    features: Tensor | None = None  # (n, d) float64; unit vectors if compared by angle
 
 
 class Listed(NamedTuple):
@@ -50,7 +52,7 @@ class Listed(NamedTuple):
 
     @classmethod
     def of(cls, name: str, spaces: Any, tables: Any) -> "Listed":
-        """List the spaces of one side, X or Y, of which one of two arguments has to be given."""
+        """List the spaces of side X or Y, given as points or as distance matrices."""
         if (spaces is None) == (tables is None):
             what = "neither was given" if spaces is None else "both were given"
             raise InvalidInputError(
@@ -131,7 +133,7 @@ def _measured(
     side: int,
     device: torch.device,
 ) -> tuple[Tensor, Tensor]:
-    """Compute the distances of one space in their units, and its weights."""
+    """Compute the scaled distances of one space, and its weights."""
     spec = measure.distances
     if isinstance(spec, (tuple, list)):
         spec = spec[side]
@@ -145,9 +147,8 @@ def _measured(
     elif spec == "auto":
         spec = "euclidean" if as_graph(name, item) is None else "precomputed"
     space, table = (None, item) if is_table else (item, None)
-    provider = build_provider(
-        name, space, (spec, "auto"), measure.options(), device, table=table, weights=weight
-    )
+    passed = Passed(name, space, table, weight)
+    provider = build_provider(passed, (spec, "auto"), measure.options(), device)
     return (
         stored_matrix(provider).to(device, torch.float64),
         as_weights("a", weight, provider.n, device, f"point of {name}"),
@@ -155,7 +156,7 @@ def _measured(
 
 
 def _directed(name: str, feature: Any, measure: Measure, device: torch.device) -> Tensor | None:
-    """Check features, and bring them to where their squared distances are the linear cost."""
+    """Check features, and scale them so that their squared distances are the linear cost."""
     if feature is None:
         return None
     found = check_points(f"features of {name}", feature).to(device, torch.float64)

@@ -1,4 +1,4 @@
-"""What every plan can be asked, and how it answers from its products and rows."""
+"""The methods of every plan, computed from its products and its rows."""
 
 from __future__ import annotations
 
@@ -77,10 +77,10 @@ class Plan(ABC):
 
     # NumPy leaves ``values @ plan`` to the plan
     __array_ufunc__ = None
-    # Whether arrays are NumPy's, but for products with tensors: those of a solve that was given no
-    # tensor.
+    # Whether arrays that are returned are NumPy's, as of a solve that was given no tensor. Products
+    # with tensors give tensors in any case.
     in_numpy = False
-    # What to say of points that carry no mass, when they are to be mapped.
+    # The error for points without mass that are to be mapped.
     _unmapped = "carry no mass in this plan, so they are mapped nowhere. Leave them out."
 
     @property
@@ -101,7 +101,7 @@ class Plan(ABC):
 
     @abstractmethod
     def _like(self) -> Tensor | Cost | Plan:
-        """Return something that has the device, the dtype and the shape of the plan."""
+        """Return a tensor or a cost with the device, the dtype and the shape of the plan."""
 
     @property
     @abstractmethod
@@ -143,7 +143,7 @@ class Plan(ABC):
         return plan
 
     def _handed_out(self, result: Any, given: Any = None) -> Any:
-        """Turn what was computed from something ``given`` into the user's kind of array."""
+        """Convert a result to the user's kind of array, which is that of ``given``."""
         return in_kind(given, result) if self.in_numpy else result
 
     def __rmatmul__(self, values: Any) -> Any:

@@ -10,7 +10,7 @@ from torchgw._tensors.draws import accumulate, categories_at, sample_categories
 
 
 class _GivenPlan(Plan):
-    """A plan that a gradient reads: products are of the dtype of the values, which are trusted."""
+    """A plan for gradients alone: products have the dtype of the values, which are trusted."""
 
     def __matmul__(self, values: Any) -> Tensor:
         product = self._product(values.reshape(len(values), -1))
@@ -18,7 +18,7 @@ class _GivenPlan(Plan):
 
 
 class StoredPlan(_GivenPlan):
-    """A matrix (n, m), as the user gives one or polishing meets one."""
+    """A matrix (n, m): one that the user gave, or a plan that is being polished."""
 
     def __init__(self, matrix: Tensor) -> None:
         self.matrix = matrix
@@ -49,7 +49,8 @@ class StoredPlan(_GivenPlan):
 class PairPlan(_GivenPlan):
     """Pairs of points with masses (p,), as a matching or a coarse problem's optimum has them."""
 
-    # Pairs known to be `distinct` need no sort on a GPU, whose code takes 100 ms to load. [L1020]
+    # If pairs are known to be `distinct`, they need no sort, whose code takes 100 ms to load on a
+    # GPU. [L1020]
 
     def __init__(
         self, pairs: Anchors, mass: Tensor, shape: tuple[int, int], *, distinct: bool = False

@@ -56,7 +56,7 @@ def round_plan(plan: Any, a: Tensor, b: Tensor) -> RoundedPlan:
         potential + plan.epsilon * torch.where(factor > 0, factor, 1.0).log()
         for potential, factor in zip(plan.potentials, (x, y), strict=True)
     )
-    # a row or column whose marginal is zero is scaled away as one of weight zero
+    # rows and columns of marginal zero are scaled to zero, as those of weight zero are
     used = [
         torch.where(factor > 0, weight, 0.0)
         for factor, weight in zip((x, y), plan.weights, strict=True)

@@ -22,7 +22,7 @@ from torchgw._typing import Marginals, Potentials
 def sparse_tensor(places: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
     """Make a checked COO tensor of some values (e,) at places (2, e)."""
     with warnings.catch_warnings():
-        # torch 2.11 says that nobody chose whether to check, which the next line does
+        # torch 2.11 warns that nobody has chosen whether to check; the next line does
         warnings.filterwarnings("ignore", "Sparse invariant checks", UserWarning)
         return torch.sparse_coo_tensor(
             places, values, shape, check_invariants=True, device=values.device

@@ -18,7 +18,8 @@ from torchgw._sinkhorn.problem import Cost, DenseCost, LinearProblem, row_blocks
 from torchgw._tensors.ranks import Ranks, join
 from torchgw._typing import Marginals, Potentials
 
-# Entries below are zeros of polished plans, whose costs are logarithms of more than 1e-250. [L412]
+# Smaller entries are zeros of polished plans, whose costs are logarithms of more than 1e-250.
+# [L412]
 _ZERO = 1e-240
 
 
@@ -135,7 +136,7 @@ class TransportPlan(DualPlan):
         """
         ranks = join(True, self.device)
         assert ranks is not None
-        # without sums, which not every process may have asked for
+        # the sums are left out: not every process may have asked for them
         parts = self._parts(shared(alone(self.backend), ranks))
         return TransportPlan(*parts).giving(self.in_numpy)
 

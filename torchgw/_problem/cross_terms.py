@@ -6,7 +6,8 @@ from torch import Tensor
 # Share of entries that are not zero up to which a CPU multiplies by these alone: an adjacency
 # matrix takes a fifth to a fifteenth of the time. Dense products are free on a GPU. [L140]
 _SPARSE_SHARE = 0.03
-# Entries from which on a plan is looked at for few that are not rounding. [L592]
+# Plans of this many entries and more are searched for few entries that are more than rounding.
+# [L592]
 _LOOKED_AT = 2**18
 
 
@@ -67,7 +68,7 @@ def _sparse(table: Tensor) -> Tensor | None:
 
 
 def _sharp(plan: Tensor) -> Tensor | None:
-    """Leave out what rounds off in sums over a plan, if that leaves few entries."""
+    """Make a plan sparse where all but few entries vanish by rounding in its sums."""
     if plan.is_cuda or plan.numel() < _LOOKED_AT:
         return None
     size = plan.abs()

@@ -35,8 +35,8 @@ Judge = Callable[..., float]
 
 # Dimension up to which geodesics are taken without a trial. [L356]
 _FEW_DIMENSIONS = 3.5
-# Points up to which graphs are doubted, unless they are too few to tell; all their paths are read.
-# [L356, L843]
+# Few points, whose neighbour graphs may have short cuts; up to so many, all paths are read. Fewer
+# still tell nothing, and their graphs are taken. [L356, L843]
 _FEW_POINTS = 200
 _TINY = 20
 # Points of each side that are looked at. [L356]
@@ -45,14 +45,16 @@ _LOOKED_AT = 1_000
 # geodesics, which short cuts may raise. [L356]
 _ENOUGH = 0.95
 _ENOUGH_PATHS = 0.98
-# How much less the plan that squares find may agree. [L427]
+# By how much less than the best the plan found by squares may agree, if squares are to be taken.
+# [L427]
 _SLACK = 0.07
 # Agreement below which nothing has been found. [L356]
 UNRELATED = 0.8
-# What angles may leave unexplained of what straight distances do: without their length points have
-# a dimension less, and noise agrees better. [L356]
+# Share of what straight distances leave unexplained that angles may leave at most, to be taken:
+# without their length points have a dimension less, and noise agrees better. [L356]
 _SHARE_LEFT = 0.7
-# The same for geodesics in many dimensions, where paths go by chance and cost more. [L428]
+# The same share for geodesics in many dimensions, where paths between clusters depend on chance and
+# cost more. [L428]
 _SHARE_LEFT_PATHS = 0.25
 
 
@@ -61,54 +63,91 @@ class Decision(NamedTuple):
 
     chosen: str  # "geodesic" or a point metric
     why: str
-    # of each that was tried; that of squares is their plan's in straight distances
+    # by way of measuring; squares have the agreement of their plan in straight distances
     agreement: dict[str, float]
-    # of both sides, where all points were looked at
+    # the neighbour graphs of both sides, where all points were looked at
     shapes: tuple[Neighbourhood, ...] = ()
+
+
+class _Few(NamedTuple):
+    """Some points of each side, and the shapes of both clouds."""
+
+    points: list[Tensor]
+    shapes: list[Neighbourhood]
+    many: bool  # whether there are points that are not looked at
+    doubted: bool  # whether graphs may have short cuts, as points are few
+
+    @property
+    def dimension(self) -> float:
+        """The larger of both dimensions."""
+        return max(shape.dimension for shape in self.shapes)
+
+    @property
+    def low(self) -> bool:
+        """Whether points lie on curves, on surfaces or in space."""
+        return self.dimension <= _FEW_DIMENSIONS
+
+    @property
+    def connected(self) -> bool:
+        """Whether both graphs are in one piece."""
+        return all(shape.connected for shape in self.shapes)
+
+    def by(self, metric: Any) -> list[DistanceProvider]:
+        """Measure them straight."""
+        return [PointDistance(side, metric) for side in self.points]
 
 
 def decide(
     points: tuple[Tensor, Tensor], judge: Judge, device: torch.device | None = None
 ) -> Decision:
     """Decide how the points of both sides, (n, d) and (m, e), are measured."""
-    few = [_some(side, seed) for seed, side in enumerate(points)]
-    shapes = [neighbourhood(side, device or side.device) for side in few]
-    dimension = max(shape.dimension for shape in shapes)
-    low, connected = dimension <= _FEW_DIMENSIONS, all(shape.connected for shape in shapes)
-    sizes = sorted(map(len, points))
-    known = tuple(shapes) if sizes[1] <= _LOOKED_AT else ()
-    doubted = sizes[0] <= _FEW_POINTS
-    if (low and connected and not doubted) or sizes[1] <= _TINY:
-        why = f"neighbour graphs of dimension {dimension:.1f}"
+    some = [_some(side, seed) for seed, side in enumerate(points)]
+    shapes = [neighbourhood(side, device or side.device) for side in some]
+    fewer, most = sorted(map(len, points))
+    few = _Few(some, shapes, many=most > _LOOKED_AT, doubted=fewer <= _FEW_POINTS)
+    known = () if few.many else tuple(shapes)
+    if (few.low and few.connected and not few.doubted) or most <= _TINY:
+        why = f"neighbour graphs of dimension {few.dimension:.1f}"
         return Decision("geodesic", why, {}, known)
+    found = _compete(few, judge)
+    best = _best(found, few)
+    if best == "euclidean" and few.many:
+        x, y = few.by("euclidean")
+        found["sqeuclidean"] = judge(x, y, found_by=few.by("sqeuclidean"))
+        best = "sqeuclidean" if found["sqeuclidean"] >= found[best] - _SLACK else best
+    pieces = "" if few.connected else "neighbour graphs in pieces, "
+    shown = ", ".join(f"{name} {value:.2f}" for name, value in found.items())
+    why = f"{pieces}dimension {few.dimension:.1f}; agreement of a few points: {shown}"
+    return Decision(best, why, found, known)
+
+
+def _compete(few: _Few, judge: Judge) -> dict[str, float]:
+    """Try ways to measure, until one explains nearly all; how well each agrees."""
     found: dict[str, float] = {}
-    # paths between clusters are by chance
-    chance = not (low or connected)
+    # paths between clusters depend on chance
+    chance = not (few.low or few.connected)
     order = ["euclidean", "cosine", "geodesic"] if chance else ["euclidean", "geodesic", "cosine"]
-    if low and not doubted:
+    if few.low and not few.doubted:
         order = ["geodesic", "euclidean", "cosine"]
     for name in order:
         if name == "geodesic" and chance and max(found.values()) >= UNRELATED:
             continue
-        x, y = (_measured(*side, name) for side in zip(few, shapes, strict=True))
+        x, y = (_measured(*side, name) for side in zip(few.points, few.shapes, strict=True))
         if x is not None and y is not None:
             found[name] = judge(x, y)
         if found.get(name, 0) >= (_ENOUGH_PATHS if name == "geodesic" else _ENOUGH):
             break
+    return found
+
+
+def _best(found: dict[str, float], few: _Few) -> str:
+    """Choose the way that agrees best, of those to be doubted only if it does so by far."""
     best = next(iter(found))
-    doubtful = ("cosine",) if low else ("cosine", "geodesic")
+    doubtful = ("cosine",) if few.low else ("cosine", "geodesic")
     for name, value in found.items():
         if value > found[best] and (name not in doubtful or _is_better(name, found)):
             best = name
-    if best == "euclidean" and sizes[1] > _LOOKED_AT:
-        straight_x, straight_y = (PointDistance(side, "euclidean") for side in few)
-        x, y = (PointDistance(side, "sqeuclidean") for side in few)
-        found["sqeuclidean"] = judge(straight_x, straight_y, found_by=(x, y))
-        best = "sqeuclidean" if found["sqeuclidean"] >= found[best] - _SLACK else best
-    pieces = "" if connected else "neighbour graphs in pieces, "
-    shown = ", ".join(f"{name} {value:.2f}" for name, value in found.items())
-    why = f"{pieces}dimension {dimension:.1f}; agreement of a few points: {shown}"
-    return Decision(best, why, found, known)
+    return best
 
 
 def _is_better(name: str, found: dict[str, float]) -> bool:
@@ -132,12 +171,12 @@ def _measured(points: Tensor, known: Neighbourhood, name: Any) -> DistanceProvid
     """Measure points in one way; ``None`` where that is not possible."""
     if name == "geodesic":
         with warnings.catch_warnings():
-            # said again if geodesics are chosen
+            # the warning comes again if geodesics are chosen
             warnings.simplefilter("ignore", GraphWarning)
             paths = DijkstraDistance(neighbour_geodesics(points, known=known))
         if len(points) > _FEW_POINTS:
             return paths
-        # all at once take less time than half of them by turns
+        # all paths at once take less time than half of them one after another
         return PrecomputedDistance.unchecked(paths.columns(torch.arange(len(points))))
     if name == "cosine" and (points.shape[1] < 3 or bool((points == 0).all(1).any())):
         return None

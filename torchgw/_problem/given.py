@@ -16,6 +16,15 @@ from torchgw.distances.geodesics import Geodesics
 from torchgw.distances.precomputed import DirectedDistance, PrecomputedDistance
 
 
+class Passed(NamedTuple):
+    """What the user passed of one side, as it came."""
+
+    label: str  # what messages call it; only X and Y can be given as `D_X` and `D_Y`
+    space: Any = None
+    table: Any = None  # distances that were given as `D_X` or `D_Y`
+    weights: Any = None
+
+
 class GivenSpace(NamedTuple):
     """One side as the user gave it: points, a graph or a provider."""
 
@@ -33,9 +42,10 @@ class GivenSpace(NamedTuple):
         return int((self.graph if self.points is None else self.points).shape[0])
 
 
-def recognise(name: str, value: Any, table: Any, spec: Any, *, signed: bool = False) -> GivenSpace:
+def recognise(passed: Passed, spec: Any, *, signed: bool = False) -> GivenSpace:
     """Tell points, graphs, providers and matrices apart."""
     # `spec` is what `distances` says of this side; `signed` matrices may have negative entries.
+    name, value, table, _ = passed
     table_name = f"D_{name}"
     given = [item for item in (value, table) if item is not None]
     if isinstance(spec, DistanceProvider):

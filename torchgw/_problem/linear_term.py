@@ -99,7 +99,7 @@ def feature_cost(source: Tensor, target: Tensor, metric: FeatureMetric) -> Cost:
     if metric in ANGLES:
         left, right = (item / item.norm(dim=1, keepdim=True) for item in (source, target))
         return FactoredCost(left, right, left.new_ones(len(left)), right.new_zeros(len(right)))
-    # distances do not depend on the origin, and near it numbers are small
+    # distances do not depend on the origin; numbers near it are small, and lose fewer digits
     middle = (source.mean(0) + target.mean(0)) / 2
     source, target = source - middle, target - middle
     return FactoredCost(2 * source, target, source.square().sum(1), target.square().sum(1))
@@ -136,9 +136,9 @@ def spread(cost: Cost) -> float:
 def check_alpha(
     alpha: float | Tensor | None, *, fused: bool, named: bool = False, tracked: bool = False
 ) -> float:
-    """Choose the weight of the quadratic term: as given, or 1; with a linear cost less."""
-    # That is 0.5, or 0.99 with signatures that were asked for by name. Tensors that require
-    # gradients are refused unless `tracked`.
+    """Choose the weight of the quadratic term: as given, or 1, or less with a linear cost."""
+    # With a linear cost it is 0.5, or 0.99 with signatures that were asked for by name. Tensors
+    # that require gradients are refused unless `tracked`.
     if alpha is None:
         return 1.0 if not fused else _NAMED_ALPHA if named else 0.5
     alpha = number_of("alpha", alpha, tracked=tracked)

@@ -60,10 +60,10 @@ class Loss:
     cross: tuple[Entrywise, Entrywise] | None  # h(x, y) is their product; None for min(x, y)
     # The whole loss, where the sum of its terms loses digits to rounding.
     direct: Callable[[Tensor, Tensor], Tensor] | None = None
-    order: int | None = None  # the value is the power of a distance between spaces; None: of none
-    singular: bool = False  # whether target distances near zero cost out of all proportion
-    # Outer iterations can be extrapolated once a plan changes by less than this: they are close to
-    # linear then, and no longer at a saddle point.
+    order: int | None = None  # power p of the loss |x - y|^p; None for other losses
+    singular: bool = False  # whether the loss is unbounded for target distances near zero
+    # Change of a plan below which outer iterations can be extrapolated: they are close to linear
+    # then, and no longer at a saddle point.
     linear_below: float = 1e-2
     pot: str | None = None  # POT's name of it
 

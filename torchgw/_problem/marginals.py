@@ -12,10 +12,10 @@ from torchgw._boundary.checks import both, is_number
 from torchgw._errors import InvalidInputError, NumericalError
 from torchgw._typing import Marginals
 
-# Largest logarithm of a mass, whose square is a number of float64. [L641]
+# Largest logarithm of a mass: the square of the mass still has to be a number of float64. [L641]
 _LARGEST_LOGARITHM = 350.0
-# Penalty, over the natural scale, from which marginals are strict: it would leave 1e-8 of them, and
-# what tolerances leave would weigh more than the cost. [L1061]
+# Penalty, over the natural scale, from which on marginals are taken as strict: it would let plans
+# miss them by 1e-8, and errors within the tolerances would weigh more than the cost. [L1061]
 STRICT = 1e8
 
 
@@ -28,11 +28,11 @@ class MarginalRule:
     rho: tuple[float, float] = (math.inf, math.inf)
     # Mass that a partial plan moves, with P1 <= a and P'1 <= b; None for other problems.
     mass: float | None = None
-    # What the weights given sum to, where a penalty holds them; they are divided by it.
+    # Sums of the weights as they were given, where a penalty holds them; they are divided by these.
     totals: tuple[float, float] = (1.0, 1.0)
-    # Whether |P1 x P1 - a x a|^2 / 2 takes the place of these divergences.
+    # Whether the penalty of a side is |P1 x P1 - a x a|^2 / 2 in place of the divergence.
     squares: bool = False
-    # Mass that a linear cost is weighed at where the mass is part of the answer.
+    # Mass by which a linear cost is divided where the mass of the plan is part of the answer.
     held: float = 1.0
 
     @property
@@ -128,7 +128,7 @@ def divide_by_totals(
             continue
         weights = to_tensor(name, given[side]).double()
         total = float(weights.sum())
-        # others are refused as weights
+        # other sums are refused later, when the weights are read
         if 0 < total < math.inf and bool((weights >= 0).all()):
             given[side], totals[side] = weights / total, total
     return given[0], given[1], replace(rule, totals=(totals[0], totals[1]))
@@ -147,9 +147,10 @@ def best_mass(
     terms: ObjectiveTerms, rule: MarginalRule, epsilon: float, linear: float = 0.0
 ) -> float:
     """Find the mass of least objective along multiples of a plan, exp(-B / 2R) (equation 16)."""
-    # It is the same for a linear objective, whose penalties are 2 rho KL(P1 | a). `linear` is what
-    # grows with the mass, in place of its square: a mass t of least objective has B + linear / 2t +
-    # 2R log t = 0. A mass of zero, where that cost weighs most, is not looked for.
+    # The same formula holds for a linear objective, whose penalties are 2 rho KL(P1 | a). `linear`
+    # is the cost that grows with the mass and not with its square: a mass t of least objective has
+    # B + linear / 2t + 2R log t = 0. A mass of zero, where that cost weighs most, is not looked
+    # for.
     if rule.fixed_mass is not None:
         return rule.fixed_mass
     source, target = rule.rho
@@ -163,7 +164,8 @@ def best_mass(
     def rest(logarithm: float) -> float:
         return slope + linear / 2 * math.exp(-logarithm) + pull * logarithm
 
-    # to the right of the last minimum, or of where nothing is linear, it rises
+    # the function rises to the right of this point, its last minimum (or where there is no linear
+    # cost)
     low = math.log(linear / (2 * pull)) if linear > 0 else -slope / pull
     if rest(low) > 0:
         raise NumericalError(
@@ -180,7 +182,7 @@ def best_mass(
 
 
 def _exp(logarithm: float) -> float:
-    """Compute a mass by its logarithm; refuse one whose square is no number."""
+    """Compute a mass from its logarithm; refuse one whose square would overflow."""
     if abs(logarithm) > _LARGEST_LOGARITHM:
         many = "more and more" if logarithm > 0 else "nothing"
         raise NumericalError(
@@ -192,7 +194,8 @@ def _exp(logarithm: float) -> float:
 
 def relative_entropy(masses: Tensor, weights: Tensor) -> float:
     """Compute sum p log(p / a), for masses p, of the same sum, that are zero wherever a is."""
-    # with -p + a, whose sum is zero: what is left where p is nearly a, a large rho multiplies
+    # -p + a has the sum zero, and is added: what is left where p is nearly a is precise, and a
+    # large rho multiplies it
     change = (masses - weights) / weights.clamp_min(torch.finfo(weights.dtype).tiny)
     return float((weights * (torch.special.xlog1py(1 + change, change) - change)).sum())
 

@@ -24,8 +24,9 @@ DistanceName = Literal["auto", "dijkstra", "precomputed", "landmark", PointMetri
 class NamedDistance(NamedTuple):
     """How sides become providers under one name."""
 
-    # From the sides of this name, each its KeyedGraph or its points, (n, d) tensors, to a provider
-    # for each. Both sides come together, because all pairs of both are found side by side.
+    # A function from the sides of this name, each its KeyedGraph or its points (n, d), to a
+    # provider for each. It gets both sides at once, because all pairs of both are found side by
+    # side.
     make: Callable[[list[Any], Preparation], list[DistanceProvider]]
     graph: bool = False  # made from a graph, given or of nearest neighbours; otherwise from points
     curved: bool = False  # made from pairs of points and a curvature
@@ -46,7 +47,7 @@ def _landmarks(graphs: list[KeyedGraph], stages: Preparation) -> list[DistancePr
 def _among_points(
     metric: PointMetric, points: list[Any], stages: Preparation
 ) -> list[DistanceProvider]:
-    # what is made of the points is made on the device alone
+    # derived tensors are made on the device alone
     return [PointDistance(each.to(stages.device), metric) for each in points]
 
 

@@ -1,4 +1,4 @@
-"""Input that can be solved and was probably meant otherwise, that cannot fit, or is a copy."""
+"""Warnings and errors for input that was probably meant otherwise or cannot fit; copies."""
 
 import torch
 from torch import Tensor
@@ -10,15 +10,17 @@ from torchgw.distances.base import DistanceProvider
 from torchgw.distances.new_points import Space
 from torchgw.distances.precomputed import PrecomputedDistance
 
-# Rows up to which points may be transposed, and how many columns there then are for each. [L376]
+# Points of at most so many rows, and so many columns for each row, were probably transposed. [L376]
 _FEW_ROWS = 10
 _MANY_COLUMNS = 10
-# How many times as far as others a point is too far, and the share of such points. [L376]
+# A point is too far if its distances are so many times as large as typical ones; share of such
+# points that is warned of. [L376]
 _FAR = 100.0
 _FAR_SHARE = 0.01
 # Points that all others are compared with. [L376]
 _COMPARED = 15
-# Points, of more, that tell whether a box around all is too small for one to be far away. [L701]
+# Points that are drawn to tell whether the box around all is too small for any to be far away.
+# [L701]
 _PROBED = 4096
 # Ratio of two units from which on relaxed problems come out wrong if they are the same. [L1130]
 _UNITS = 1.05
@@ -54,8 +56,8 @@ def warn_of_one_sign(providers: list[DistanceProvider]) -> None:
 
 
 def warn_of_two_units(sides: tuple[Space, Space]) -> None:
-    """Warn of a relaxed problem between sides that may share a unit, and are divided by two."""
-    # points in as many columns, or two graphs
+    """Warn where sides of a relaxed problem may share a unit and are divided by two scales."""
+    # the sides may share a unit if both are points with as many columns, or both are graphs
     kinds = [
         (s.metric, s.geodesics is None, None if s.points is None else s.points.shape[1])
         for s in sides
@@ -78,13 +80,13 @@ def warn_of_far_points(
     *,
     flat: bool = True,
 ) -> None:
-    """Warn of a few points that are so far away that the others have no distances beside theirs."""
-    # Points are `given`, or their distances. Where distances are not `flat`, angles were found to
-    # agree better beside such a point.
+    """Warn of a few points so far away that all other distances are tiny beside theirs."""
+    # `given` are points or their distances. Where these are angles, and not `flat`, they were
+    # chosen because they agree better in the presence of such a point.
     count = given.n if isinstance(given, PrecomputedDistance) else len(given)
     rows = torch.arange(count, device=given.device)
     if used is not None:
-        # a point without weight has no say in the scale
+        # points without weight do not count for the scale
         rows = used.to(given.device).nonzero()[:, 0]
         count = len(rows)
     if count <= 2 * _COMPARED:
@@ -102,7 +104,7 @@ def warn_of_far_points(
         table = torch.cdist(given[rows], given[some])
     apart = table.median(1).values
     middle = apart.median()
-    # in one read
+    # both numbers are read from the device at once
     typical, far = torch.stack([middle, (apart > _FAR * middle).sum().to(middle)]).tolist()
     if typical == 0 or not 0 < far <= max(1.0, _FAR_SHARE * count):
         return
@@ -130,7 +132,7 @@ def check_tables_fit(
     """Refuse distances of all pairs (``stored``) and dense gradients that cannot fit."""
     n, m = sizes
     entries = sum(size**2 for size, one in zip(sizes, stored, strict=True) if one or dense)
-    # the cost, the plan and one of them in the making
+    # the cost, the plan, and the next of them while it is made
     entries += 3 * n * m if dense else 0
     # the least that is needed, in float32
     needed = 4 * entries
@@ -161,7 +163,8 @@ def are_copies(problem: Problem) -> bool:
         weight.sqrt()[:, None] * stored_matrix(side).double() * weight.sqrt()
         for side, weight in zip(sides, (a, b), strict=True)
     ]
-    # eigenvalues take a GPU milliseconds, and their squares have sums that cost nothing
+    # eigenvalues take a GPU milliseconds; the sum of their squares costs next to nothing and is
+    # compared first
     if not torch.isclose(tables[0].norm(), tables[1].norm(), rtol=_SAME, atol=0):
         return False
     one, other = map(torch.linalg.eigvalsh, tables)

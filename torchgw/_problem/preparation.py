@@ -45,7 +45,7 @@ class Preparation:
     cache: Cache | None
     progress: bool  # whether to show a bar where a stage takes long on a CPU
     n_landmarks: int | None
-    ranks: Ranks | None = None  # prepare a side each, or where there are more share the sources
+    ranks: Ranks | None = None  # each prepares a side; if there are more, they share its sources
     seconds: float = 0.0  # of all stages so far
 
     def neighbour_graph(
@@ -81,7 +81,7 @@ class Preparation:
 
     def all_pairs(self, graphs: list[KeyedGraph]) -> list[Tensor]:
         """Find the geodesics of all pairs: on a GPU, or by processes that share the sources."""
-        # one process has all sources of both sides at work together
+        # a single process works on all sources of both sides together
         shares = [graphs] if self.ranks is None else [[graph] for graph in graphs]
         makers = [partial(self._all_pairs, share) for share in shares]
         with self._timed("geodesics"):
@@ -108,7 +108,7 @@ class Preparation:
     def divide(
         self, makers: Sequence[Callable[[Ranks | None], T]], *, together: bool = True
     ) -> list[T]:
-        """Call the makers here, each on one of the ranks, or each by several ranks together."""
+        """Call the makers: all in this process, each on a rank, or each on several together."""
         # a maker is given the ranks that work on it, if several do
         ranks = self.ranks
         if ranks is None or (together and ranks.size > len(makers)):
@@ -157,7 +157,7 @@ class Preparation:
         make: Callable[[], dict[str, Any]],
         ranks: Ranks | None = None,
     ) -> tuple[dict[str, Any], str | None]:
-        """Read what a stage makes of some content, or make it by all ranks; also the key."""
+        """Read the result of a stage for some content, or compute it; return it and its key."""
         if self.cache is None:
             return make(), None
         key = content_key(stage, *content)

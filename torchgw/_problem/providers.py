@@ -1,12 +1,11 @@
 """From what the user passed to two distance providers, divided by their maximum or their mean."""
 
 import logging
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -16,11 +15,12 @@ from torchgw._boundary.cache import Cache
 from torchgw._boundary.checks import both, check_choice, check_count, check_positive, listed
 from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw._problem.decide import UNRELATED, Decision, Judge, decide
-from torchgw._problem.given import GivenSpace, recognise
+from torchgw._problem.given import GivenSpace, Passed, recognise
 from torchgw._problem.linear_term import FeatureMetric
 from torchgw._problem.named import NAMED, DistanceName, from_graphs, of_curvature, pair_of_distances
 from torchgw._problem.plausible import check_tables_fit, warn_of_far_points, warn_of_one_sign
 from torchgw._problem.preparation import KeyedGraph, Preparation
+from torchgw._problem.scale import ScaleName, scaled
 from torchgw._tensors.ranks import Ranks
 from torchgw._tensors.threads import small_on_one_thread
 from torchgw.distances.base import DistanceProvider, refuse_directed
@@ -28,27 +28,23 @@ from torchgw.distances.graph import ConnectPolicy, Neighbourhood, default_n_neig
 from torchgw.distances.landmark import LandmarkDistance
 from torchgw.distances.new_points import Space
 from torchgw.distances.nystrom import NystromDistance
-from torchgw.distances.points import ANGLES, PointDistance, PointMetric
+from torchgw.distances.points import ANGLES, PointMetric
 from torchgw.distances.precomputed import PrecomputedDistance
 
 logger = logging.getLogger(__name__)
 
 # Points per side up to which "auto" computes all geodesic pairs: beyond it takes minutes. [L95]
 _ALL_PAIRS_POINTS = 3_000
-# Points from which it tries landmarks first on a CPU, whose products of tables take seconds; and
-# the error of each side up to which these do: by their sum the value of a plan is too high. [L95]
+# Points from which on "auto" tries landmarks first on a CPU, where products of tables take seconds;
+# and the error of each side up to which it keeps them: the value of a plan is too high by the sum
+# of both. [L95]
 _LANDMARK_POINTS = 1_000
 _SMALL_ERROR = 0.005
-# Points per side up to which "dijkstra" is all pairs too: a sampled solve asks for nearly every row
-# in the end. Larger tables do not fit an exact gradient (`_DENSE_ENTRIES`). [L126, L127]
+# Points per side up to which "dijkstra" computes all pairs too: a sampled solve asks for nearly
+# every row in the end. Larger tables are too large for an exact gradient. [L126, L127]
 _ALL_ROWS_POINTS = {"cpu": 1_000, "cuda": 6_000}
-# Pairs of points from which a solve without structure takes a CPU minutes. [L359]
+# Pairs of points from which on a solve without structure takes minutes on a CPU. [L359]
 _MOST_PAIRS = 36_000_000
-ScaleName = Literal["auto", "max", "mean"]
-# Columns read at once to find the largest distance among some points. [L351]
-_COLUMNS = 256
-# Share of the largest distance up to which one is rounding. [L351]
-_NOTHING = 1e-9
 
 
 @dataclass(frozen=True)
@@ -69,11 +65,11 @@ class DistanceOptions:
     approximate: bool = False
     # Whether tables of all pairs were asked for by `gradient="dense"`.
     dense: bool = False
-    # Of the spaces of both sides, or of each.
+    # Curvature of both sides, or a pair with that of each.
     curvature: float | tuple[float, float] | None = None
-    # Whether given tables may have negative entries: the loss takes them, and they have no unit.
+    # Whether the loss allows given tables with negative entries.
     signed: bool = False
-    # Processes that prepare a side each.
+    # Processes that share the preparation.
     ranks: Ranks | None = None
 
     def __post_init__(self) -> None:
@@ -118,13 +114,12 @@ class Spaces(NamedTuple):
 class _Side:
     """One side on its way from what was given to its distances."""
 
+    passed: Passed
     given: GivenSpace
-    spec: Any  # what `distances` says of it
+    spec: Any  # name or provider that `distances` gives for it
     curvature: float
-    letter: str  # a or b, which its weights are called
-    weights: Any
-    is_table: bool  # whether it was given as D_X or D_Y
-    name: str = "given"  # of its distances, where they are made here
+    letter: str  # a or b, the name of its weights
+    name: str = "given"  # name of its distances, if they are computed here
     graph: KeyedGraph | None = None
     shape: Neighbourhood | None = None  # of all points, if it has been looked at
 
@@ -134,14 +129,14 @@ class _Side:
         """Divide the distances by their scale, and record how new points are measured."""
         # Warn of points far away, which may have `decided` against straight distances.
         given, mass = self.given, None
-        if self.weights is not None:
-            mass = as_weights(self.letter, self.weights, provider.n, provider.device)
+        if self.passed.weights is not None:
+            mass = as_weights(self.letter, self.passed.weights, provider.n, provider.device)
         used = None if mass is None else mass > 0
         flat = self.name not in ANGLES and self.name not in of_curvature()
         if given.points is not None and options.scale in ("auto", "max") and (flat or decided):
             warn_of_far_points(given.name, self.letter, given.points, used, flat=flat)
         if isinstance(given.provider, PrecomputedDistance):
-            called = f"D_{given.name}" if self.is_table else given.name
+            called = given.name if self.passed.table is None else f"D_{given.name}"
             warn_of_far_points(called, self.letter, given.provider, used)
         computed = given.computed or given.provider is None
         divided, factor = scaled(provider, given.points, options.scale, mass, computed=computed)
@@ -149,68 +144,32 @@ class _Side:
 
 
 def build_providers(
-    sides: tuple[Any, Any],
-    tables: tuple[Any, Any],
+    sides: tuple[Passed, Passed],
     distances: Any,
     options: DistanceOptions,
     device: torch.device,
     clock: Callable[[str, float], float] = lambda _, since: since,
-    labels: tuple[str, str] = ("X", "Y"),
-    weights: tuple[Any, Any] = (None, None),
     judge: Judge | None = None,
     *,
     directed: bool = False,
 ) -> Spaces:
     """Build the providers of both sides, scaled, and say what they were made from."""
-    # `labels` are what messages call the sides; only X and Y can be given as `D_X` and `D_Y`.
-    # Points of zero weight, if `weights` are given, have no say in the scale. `clock(phase, since)`
-    # is told the time of each stage: graph, geodesics, landmarks, and distances for the rest. With
-    # a `judge` the data decide what "auto" is for points on both sides, unless an option asks for
-    # geodesics; otherwise it is geodesics. Costs with a direction are refused unless `directed`.
+    # Points of zero weight, if weights are passed, do not count for the scale. `clock(phase,
+    # since)` is told the time of each stage: graph, geodesics, landmarks, and distances for the
+    # rest. With a `judge` the data decide what "auto" is for points on both sides, unless an option
+    # asks for geodesics; otherwise it is geodesics. Costs with a direction are refused unless
+    # `directed`.
     started = perf_counter()
-    specs = pair_of_distances(distances)
-    signed = options.signed and options.scale in (None, "auto")
-    pair = [
-        _Side(
-            recognise(labels[k], sides[k], tables[k], specs[k], signed=signed),
-            specs[k], options.curvatures[k], "ab"[k], weights[k], tables[k] is not None,
-        )
-        for k in range(2)
-    ]  # fmt: skip
-    ready = [side.given.provider for side in pair if side.given.provider is not None]
-    for provider in ready:
-        if not directed:
-            refuse_directed(provider, "torchgw.solve compares them.")
-    if signed:
-        warn_of_one_sign(ready)
-    largest = max(side.given.n for side in pair)
+    pair = _recognised(sides, distances, options, directed=directed)
     decision = _decide(pair, options, device, judge)
     if decision is not None:
         started = clock("decision", started)
-        for side, shape in zip(pair, decision.shapes, strict=False):
-            side.shape = shape
-    for side in pair:
-        if decision is not None and decision.chosen != "geodesic":
-            side.spec = decision.chosen
-        if side.given.provider is None:
-            side.name = _resolve(side.spec, largest, device, options)
-    _refuse_unused(pair, options)
-    stored = pair[0].name == "precomputed", pair[1].name == "precomputed"
-    check_tables_fit((pair[0].given.n, pair[1].given.n), stored, device, dense=options.dense)
+    _name(pair, decision, options, device)
     stages = Preparation(
         device, clock, options.cache, options.progress, options.n_landmarks, options.ranks
     )
-    connected = [side for side in pair if side.name in from_graphs()]
-    makers = [partial(_graph, side, options, stages) for side in connected]
-    # a GPU takes less time for all neighbours than for what follows
-    graphs = stages.divide(makers, together=device.type == "cpu")
-    for side, graph in zip(connected, graphs, strict=True):
-        side.graph = graph
-    automatic = all((side.spec, side.name) == ("auto", "precomputed") for side in pair)
-    found: list[LandmarkDistance] = []
-    if automatic and options.approximate and device.type == "cpu" and largest >= _LANDMARK_POINTS:
-        found = _accurate_landmarks(pair, stages)
-    providers = [provider.to(device, provider.dtype) for provider in found or _make(pair, stages)]
+    _connect(pair, options, stages)
+    providers = _make(pair, options, stages)
     logger.info("distances: %s for X, %s for Y", *(side.name for side in pair))
     made = [
         side.in_units(provider, options, decided=decision is not None)
@@ -227,22 +186,32 @@ def build_providers(
 
 
 def build_provider(
-    label: str,
-    space: Any,
-    distances: Any,
-    options: DistanceOptions,
-    device: torch.device,
-    *,
-    table: Any = None,
-    weights: Any = None,
+    passed: Passed, distances: Any, options: DistanceOptions, device: torch.device
 ) -> DistanceProvider:
     """Build the provider of one space, as a side of a problem whose other side is one point."""
     point = PrecomputedDistance.unchecked(torch.zeros(1, 1, dtype=torch.float64, device="cpu"))
-    sides = build_providers(
-        (space, None), (table, point), distances, options, device,
-        labels=(label, "Y"), weights=(weights, None),
-    )  # fmt: skip
-    return sides.providers[0]
+    return build_providers((passed, Passed("Y", point)), distances, options, device).providers[0]
+
+
+def _recognised(
+    sides: tuple[Passed, Passed], distances: Any, options: DistanceOptions, *, directed: bool
+) -> list[_Side]:
+    """Recognise what was passed of both sides."""
+    specs = pair_of_distances(distances)
+    signed = options.signed and options.scale in (None, "auto")
+    pair = [
+        _Side(passed, recognise(passed, spec, signed=signed), spec, curvature, letter)
+        for passed, spec, curvature, letter in zip(
+            sides, specs, options.curvatures, "ab", strict=True
+        )
+    ]
+    ready = [side.given.provider for side in pair if side.given.provider is not None]
+    for provider in ready:
+        if not directed:
+            refuse_directed(provider, "torchgw.solve compares them.")
+    if signed:
+        warn_of_one_sign(ready)
+    return pair
 
 
 def _decide(
@@ -271,25 +240,68 @@ def _decide(
     return decision
 
 
-def _make(pair: list[_Side], stages: Preparation) -> list[DistanceProvider]:
+def _name(
+    pair: list[_Side], decision: Decision | None, options: DistanceOptions, device: torch.device
+) -> None:
+    """Give both sides the names of their distances; refuse options that no name has a use for."""
+    if decision is not None:
+        for side, shape in zip(pair, decision.shapes, strict=False):
+            side.shape = shape
+    largest = max(side.given.n for side in pair)
+    for side in pair:
+        if decision is not None and decision.chosen != "geodesic":
+            side.spec = decision.chosen
+        if side.given.provider is None:
+            side.name = _resolve(side.spec, largest, device, options)
+    _refuse_unused(pair, options)
+    stored = pair[0].name == "precomputed", pair[1].name == "precomputed"
+    check_tables_fit((pair[0].given.n, pair[1].given.n), stored, device, dense=options.dense)
+
+
+def _connect(pair: list[_Side], options: DistanceOptions, stages: Preparation) -> None:
+    """Make the graphs of the sides whose distances are geodesics."""
+    connected = [side for side in pair if side.name in from_graphs()]
+    makers = [partial(_graph, side, options, stages) for side in connected]
+    # on a GPU finding all neighbours takes less time than the stages after it, and is not shared
+    graphs = stages.divide(makers, together=stages.device.type == "cpu")
+    for side, graph in zip(connected, graphs, strict=True):
+        side.graph = graph
+
+
+def _make(
+    pair: list[_Side], options: DistanceOptions, stages: Preparation
+) -> list[DistanceProvider]:
     """Make the providers of both sides, those of one name together."""
-    given = [side.given.provider for side in pair]
-    made = {place: provider for place, provider in enumerate(given) if provider is not None}
-    for name in dict.fromkeys(side.name for side in pair if side.name != "given"):
-        places = [place for place, side in enumerate(pair) if side.name == name]
+    providers: dict[int, DistanceProvider] = {}
+    for place, side in enumerate(pair):
+        if side.given.provider is not None:
+            providers[place] = side.given.provider
+    if _may_approximate(pair, options, stages.device):
+        providers |= enumerate(_accurate_landmarks(pair, stages))
+    missing = {place: side for place, side in enumerate(pair) if place not in providers}
+    for name in dict.fromkeys(side.name for side in missing.values()):
+        places = [place for place, side in missing.items() if side.name == name]
         entry, sources = NAMED[name], list[Any]()
         for side in (pair[place] for place in places):
             source = side.graph if entry.graph else side.given.points
             sources.append((source, side.curvature) if entry.curved else source)
-        made |= zip(places, entry.make(sources, stages), strict=True)
-    return [made[place] for place in range(len(pair))]
+        providers |= zip(places, entry.make(sources, stages), strict=True)
+    made = (providers[place] for place in range(len(pair)))
+    return [provider.to(stages.device, provider.dtype) for provider in made]
+
+
+def _may_approximate(pair: list[_Side], options: DistanceOptions, device: torch.device) -> bool:
+    """Whether factors of the geodesics are tried in place of tables of all pairs."""
+    automatic = all((side.spec, side.name) == ("auto", "precomputed") for side in pair)
+    many = max(side.given.n for side in pair) >= _LANDMARK_POINTS
+    return automatic and options.approximate and device.type == "cpu" and many
 
 
 def _origin(side: _Side, options: DistanceOptions, scale: float) -> Space:
     """Record how new points of a side are measured."""
     curved = side.name in of_curvature()
     metric: Any = side.name if curved or side.name in get_args(PointMetric) else None
-    # distances of other names, made from points, say nothing of points that they have not seen
+    # other names compute distances from points, but cannot compute those of new points
     points = None if metric is None and side.graph is None else side.given.points
     n_neighbors = options.n_neighbors or max(1, default_n_neighbors(side.given.n))
     geodesics = None if side.graph is None else side.graph.geodesics
@@ -311,7 +323,7 @@ def _resolve(
 
 
 def _accurate_landmarks(pair: list[_Side], stages: Preparation) -> list[LandmarkDistance]:
-    """Take the factors of both sides; none if those of a side are less good than all pairs."""
+    """Make landmark factors of both sides; none if those of a side are not accurate enough."""
     found: list[LandmarkDistance] = []
     for side in pair:
         assert side.graph is not None
@@ -358,50 +370,3 @@ def _graph(
             f"points of {item.name}."
         )
     return stages.neighbour_graph(item.points, count, options.disconnected, ranks, side.shape)
-
-
-def scaled(
-    provider: DistanceProvider,
-    points: Tensor | None,
-    scale: ScaleName | None,
-    weights: Tensor | None,
-    *,
-    computed: bool,
-) -> tuple[DistanceProvider, float]:
-    """Divide distances by their maximum or mean; also return what they were multiplied by."""
-    if weights is not None and isinstance(provider, PointDistance):
-        provider = provider.centred_on(weights)
-    if scale is None or (scale == "auto" and not computed):
-        return provider, 1.0
-    used = torch.ones(provider.n, dtype=torch.bool, device=provider.device)
-    if weights is not None:
-        used = weights > 0
-    if scale == "mean":
-        size = provider.mean(used.to(provider.dtype) / used.sum())
-        if isinstance(provider, PointDistance):
-            # of identical points factors leave rounding, and below zero as often as above
-            size = max(0.0, min(size, provider.maximum()))
-    else:
-        every = weights is None or bool(used.all())
-        size = provider.maximum() if every else _maximum(provider, points, used)
-        if not every:
-            # what factors leave of a distance of zero is no unit
-            largest = provider.maximum()
-            size = size if size > _NOTHING * largest else largest
-    if size == 0:
-        # A single point, or identical points: nothing to scale.
-        return provider, 1.0
-    if isinstance(provider, PointDistance) and points is not None and provider.metric not in ANGLES:
-        # Squares of large coordinates would overflow in float32 before a factor is applied.
-        unit = size if provider.metric == "euclidean" else math.sqrt(size)
-        made = PointDistance((points / unit).to(provider.device), provider.metric)
-        return made if weights is None else made.centred_on(weights), 1 / size
-    return provider.scaled(1 / size), 1 / size
-
-
-def _maximum(provider: DistanceProvider, points: Tensor | None, used: Tensor) -> float:
-    """Find the largest distance among the points that are used, of which some are not."""
-    if isinstance(provider, PointDistance) and points is not None:
-        return PointDistance(points[used.to(points.device)], provider.metric).maximum()
-    index = used.nonzero()[:, 0]
-    return max(float(provider.columns(block)[index].max()) for block in index.split(_COLUMNS))

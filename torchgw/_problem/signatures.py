@@ -21,7 +21,8 @@ Array = NDArray[np.float64]
 # Share of entries off the diagonal up to which a given matrix is that of a graph: of distances
 # hardly any are zero. [L339]
 _GRAPH_SHARE = 0.5
-# Times of the heat kernel. Eigenvalues are at most 2: what is left after 16 are communities. [L339]
+# Times of the heat kernel. Eigenvalues are at most 2, so after the time 16 only communities are
+# left to see. [L339]
 _TIMES = (1.0, 2.0, 4.0, 8.0, 16.0)
 # Nodes up to which all eigenvalues are found; beyond, columns of the heat kernel by blocks. [L339]
 _DENSE_NODES = 3_000
@@ -60,7 +61,7 @@ def named_features(
 
 
 def _attributes(key: str, sides: tuple[Any, Any]) -> tuple[Any, Any]:
-    """Read an attribute of the nodes of both graphs: words one-hot, numbers as they compare."""
+    """Read an attribute of the nodes of both graphs: words as 0/1 columns, numbers by spread."""
     known = [attribute_names(side) for side in sides]
     if any(key not in names for names in known):
         has = " and ".join(

@@ -28,12 +28,12 @@ from torchgw._sinkhorn.problem import Cost, DenseCost, LinearProblem
 from torchgw._typing import Marginals, Potentials
 from torchgw.distances.base import DistanceProvider
 
-# Pairs of points up to which the third bound, and a linear problem, are solved; squared number of
-# points up to which all distances are sorted for the second. [L329]
+# The third bound, and a linear problem, are solved up to so many pairs of points; for the second
+# bound all distances are sorted up to so many points, squared. [L329]
 _PAIRS = 4_000_000
 _SORTED_ENTRIES = 25_000_000
-# Parts of the mass that quantile functions are averaged over: of the distances of a point, and of a
-# single distribution. [L329]
+# Parts of equal mass over which quantile functions are averaged: those of the distances of a point,
+# and that of all distances of a side. [L329]
 _PARTS = 1024
 _FINE_PARTS = 65_536
 # Epsilon of the last entropic dual as a share of the mean cost, its decay from the mean cost, and
@@ -109,7 +109,7 @@ def _transport_of_numbers(spreads: list[tuple[Tensor, Tensor]], order: int) -> f
 def _local(sides: Sides, weights: Marginals, order: int) -> Tensor:
     """Compute the costs of the third lower bound, (n, m)."""
     equal = all(bool((weight == weight[0]).all()) for weight in weights)
-    # with as many parts as points of equal weight nothing is lost
+    # with as many parts as points of equal weight the bound loses nothing
     parts = sides[0].n if equal and sides[0].n == sides[1].n else _PARTS
     x, y = (
         _quantile_means(stored_matrix(side).double(), weight, parts)
@@ -163,7 +163,7 @@ def _transport(cost: Tensor, weights: Marginals) -> float:
 
 
 def _dual(cost: Tensor, weights: Marginals, g: Tensor) -> float:
-    """Compute the dual value of the largest potentials that a guess g (m,) leads to."""
+    """Compute the dual value of the largest feasible potentials made from a guess g (m,)."""
     f = (cost - g).min(1).values
     g = (cost - f[:, None]).min(0).values
     return float(weights.a @ f + weights.b @ g)

@@ -1,4 +1,4 @@
-"""How well the distances agree that a plan relates to each other."""
+"""The correlation of the distances in one space with those between the partners."""
 
 import torch
 from torch import Tensor
@@ -7,15 +7,15 @@ from torchgw._plans.contract import Plan
 from torchgw._results.mapping import Extension
 from torchgw.distances.base import DistanceProvider, both_ways
 
-# Squared number of points up to which all distances are read, where they have no factors. [L328]
+# All distances are read up to so many points, squared, where they have no factors. [L328]
 _READ_ENTRIES = 25_000_000
-# Pairs of points that are drawn beyond. [L328]
+# Pairs of points that are drawn from larger problems. [L328]
 _DRAWN_PAIRS = 1024
 
 
 def distance_correlation(plan: Plan, extension: Extension) -> float:
     """Compute Pearson's correlation of D_X(i, k) and D_Y(j, l), (i, j) and (k, l) from a plan."""
-    # pairs of pairs are both (p, q) and (q, p), so one way of directed costs holds them all
+    # both (p, q) and (q, p) occur among pairs of pairs, so one way of directed costs holds them all
     source, target = both_ways(*map(extension.known.distances, (0, 1)))[0]
     with torch.no_grad(), torch.autocast(plan.device.type, enabled=False):
         factored = source.factors() is not None and target.factors() is not None
@@ -29,7 +29,7 @@ def distance_correlation(plan: Plan, extension: Extension) -> float:
             side.columns(index)[index].double()
             for side, index in zip((source, target), pairs, strict=True)
         )
-        # a pair and itself were not drawn independently
+        # a pair is not compared with itself: the two were not drawn independently
         others = ~torch.eye(_DRAWN_PAIRS, dtype=torch.bool, device=plan.device)
         x, y = (table[others] for table in tables)
         moments = torch.stack([x.mean(), y.mean(), x @ x, y @ y, x @ y])
@@ -60,7 +60,7 @@ def _correlation(moments: Tensor) -> float:
     """Compute the correlation from the means of x, y, x^2, y^2 and x y."""
     x, y, xx, yy, xy = moments.tolist()
     spreads = xx - x * x, yy - y * y
-    # what rounding leaves of a variance of zero
+    # a variance this small is rounding of zero
     if any(spread <= 1e-12 * square for spread, square in zip(spreads, (xx, yy), strict=True)):
         return float("nan")
     ratio = (xy - x * y) / (spreads[0] * spreads[1]) ** 0.5

@@ -31,8 +31,8 @@ class Extension:
     linear: bool  # whether there was a linear cost
     # the entropic plan, where the plan of the result is a polished one, which has no potentials
     unpolished: TransportPlan | None
-    mass: float = 1.0  # that the linear cost is divided by: what a partial plan moves
-    # the linear cost, if it was given as a table; one of features is made again
+    mass: float = 1.0  # mass that a partial plan moves, by which the linear cost is divided
+    # the linear cost, if it was given as a table; one of features is computed again
     table: Cost | None = None
 
     def linear_cost(self) -> Cost | None:
@@ -57,7 +57,8 @@ class Extension:
         values: Tensor,
     ) -> Tensor:
         """Average ``values`` (m, c) by the conditional plan of each new point of a side, (q, c)."""
-        # `plan` leads away from that side, and `linear` is the linear cost (q, m) of the new points
+        # `plan` leads from that side to the other, and `linear` is the linear cost (q, m) of the
+        # new points
         known, rows = self.known, cost_rows(self.known, side)
         step = cross.block_size(
             known.distances(side).n if rows.points is None else len(rows.points)

@@ -1,4 +1,4 @@
-"""Matchings: a plan rounded to pairs of points, and what these are worth."""
+"""Matchings: a plan rounded to pairs of points, and the value of these."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from torchgw.distances.base import DistanceProvider, both_ways
 from torchgw.distances.new_points import Space
 
 MatchingKind = Literal["one_to_one", "many_to_one"]
-# Pairs of points (the product of both sides, and each side squared) up to which a matching is
-# improved; and those of three points for a loss without products. [L327]
+# A matching is improved up to so many pairs of points (the product of both sides, and each side
+# squared); and up to so many triples for a loss without products. [L327]
 _IMPROVED_ENTRIES = {"cpu": 2_250_000, "cuda": 25_000_000}
 _IMPROVED_TRIPLES = 2_000_000
 # Distances read at once, and the rows that a value is estimated from where they are costly. [L327]
@@ -92,7 +92,7 @@ class _Side(NamedTuple):
 
 
 class _Task(NamedTuple):
-    """What is matched; the side of which every point gets a partner lies along the rows."""
+    """What is matched; the side whose points all get a partner lies along the rows."""
 
     plan: Plan  # (k, l)
     near: _Side
@@ -101,7 +101,7 @@ class _Task(NamedTuple):
     loss: Loss  # of a near and a far distance
     alpha: float
     linear: Cost | None  # (k, l)
-    mass: float  # what a partial plan moves; 1 for other problems
+    mass: float  # mass that a partial plan moves; 1 for other problems
 
 
 def match(
@@ -117,7 +117,8 @@ def match(
         task = _task(plan, masses, extension, turned)
         capacity = torch.ones(task.plan.shape[1], dtype=torch.int64)
         if kind == "many_to_one":
-            # the weight of a column times the number of rows, rounded up, which rounding leaves
+            # the places of a column: its weight times the number of rows, rounded up, but for
+            # rounding errors
             share = task.masses.b / task.masses.b.sum() * task.plan.shape[0]
             capacity = (share * (1 - 1e-9)).ceil().long().cpu()
         partners = assign(task.plan, capacity)
@@ -156,7 +157,7 @@ def _kept(task: _Task, partners: Tensor) -> Tensor:
 
 
 def _weights(task: _Task, rows: Tensor) -> Tensor:
-    """Weigh the rows that are matched, with the mass of the plan in all."""
+    """Weigh the rows that are matched; the weights sum to the mass of the plan."""
     mass = task.masses.a.double()
     kept = mass[rows.to(mass.device)]
     return kept * (mass.sum() / kept.sum())
@@ -191,7 +192,7 @@ def _improved(
 
 
 def _judge(task: _Task, rows: Tensor, partners: Tensor, weights: Tensor, turned: bool) -> Matching:
-    """Compute what a matching is worth, and how many edges it keeps."""
+    """Compute the value of a matching, and how many edges it keeps."""
     device = task.plan.device
     rows, partners = rows.to(device), partners.to(device)
     quadratic, error = _quadratic(task, rows, partners, weights)

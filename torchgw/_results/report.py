@@ -1,4 +1,4 @@
-"""What there is to say of a solve beside its result."""
+"""Further numbers of a solve, beside its result."""
 
 from dataclasses import dataclass, fields
 from typing import Any, TypedDict
@@ -6,8 +6,8 @@ from typing import Any, TypedDict
 from torchgw._errors import InvalidTypeError
 from torchgw._problem.problem import Problem
 from torchgw._problem.providers import Spaces
-from torchgw._results.storage import stored
-from torchgw._solve.pipeline import Outcome
+from torchgw._results.parts import stored
+from torchgw._solve.outcome import Outcome
 
 
 class Log(dict[str, Any]):
@@ -26,7 +26,7 @@ class Log(dict[str, Any]):
 
 
 class Chosen(TypedDict):
-    """What ``distances="auto"`` was for points."""
+    """The distances that ``distances="auto"`` has chosen for points."""
 
     chosen: str
     why: str
@@ -101,7 +101,7 @@ class Report:
     polish_steps: int | None
     polish_gap: float | None
     tiles: dict[str, Any] | None
-    # files of before do not have it
+    # files of earlier versions do not have it
     distances: Chosen | None = None
     resolution: dict[str, Any] | None = None
 

@@ -33,7 +33,7 @@ from torchgw._search.chains import Trial
 from torchgw._search.optima import Alternative
 from torchgw._search.relation import related
 from torchgw._sinkhorn.problem import DenseCost
-from torchgw._solve.pipeline import Outcome
+from torchgw._solve.outcome import Outcome
 from torchgw._solve.status import Status
 from torchgw._typing import Array, HessianProduct, Iteration, Marginals
 
@@ -382,7 +382,7 @@ class GWResult(Result):
             )
         n = self.lazy_plan.shape[0]
         rows = slice(n * rank // size, n * (rank + 1) // size)
-        # by themselves, so that the whole can be let go
+        # copies, so that the memory of the whole can be freed
         own = (part[rows] + 0 for part in (self.potential_a, self.marginal_a))
         return replace(
             self,
@@ -472,7 +472,7 @@ class GWResult(Result):
             "how": f"{self.gradient} gradient, {self.backend} backend, {self.precision}",
             "iterations": f"{self.n_iters} in {sum(self.timings.values()):.2f} s",
         }
-        # a bound takes a while, so it is shown once it has been asked for
+        # a bound takes a while to compute, so it is shown only if it has been asked for before
         bound = vars(self).get("lower_bound", float("nan"))
         if bound == bound:
             figures["above_lower_bound"] = f"{self.value - bound:.6g}"
@@ -491,7 +491,7 @@ class GWResult(Result):
         return "\n  ".join([*lines, ended])
 
     def _tell_ambiguity(self) -> str:
-        """Say what another optimum, if it is nearly as good, is to this one."""
+        """Describe another optimum that is nearly as good, such as "the first mirrored"."""
         if not self.is_ambiguous:
             return ""
         second = self.alternatives[1].relation or "another match"
@@ -510,12 +510,12 @@ def make_result(outcome: Outcome, problem: Problem, sides: Spaces, seed: int) ->
         warn_user(ending.status.advice, ConvergenceWarning)
     if search and search.doubt:
         warn_user(search.doubt, SearchWarning)
-    # a linear cost of features is made again from these
+    # a linear cost of features is not kept: it is computed again from these
     table = None
     if isinstance(problem.linear, DenseCost) and sides.origins[0].features is None:
         table = DenseCost(problem.linear.matrix.detach())
     result = GWResult(
-        # a SparsePlan is read in the same ways
+        # a SparsePlan has the same methods
         lazy_plan=cast(TransportPlan, ending.plan),
         potential_a=outcome.potentials.f,
         potential_b=outcome.potentials.g,

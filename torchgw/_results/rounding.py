@@ -27,19 +27,21 @@ from torchgw._plans.contract import Plan
 from torchgw._problem.cross_terms import Cross, MinimumCross, ProductCross
 from torchgw._problem.losses import Loss
 
-# Entries of a plan up to which the assignment is exact; it takes 4 s then where most points have a
-# clear partner. [L324]
+# The assignment is exact up to so many entries of a plan; it takes 4 s then, where most points have
+# a clear partner. [L324]
 _DENSE_ENTRIES = 25_000_000
-# Largest entries of each row that it is made from beyond, and how many there are at most. [L325]
+# Beyond, it is made from so many of the largest entries of each row, and from so many in all at
+# most. [L325]
 _ENTRIES_PER_ROW = 32
 _MOST_ENTRIES = 50_000_000
-# Cost of leaving a row to later, where entries cost 1 (the largest) to 2 (zero). [L325]
+# Cost of leaving a row without a partner at first, where entries cost from 1 (the largest) to 2
+# (zero). [L325]
 _LEAVING = 4.0
 # Conditional gradient steps of one descent at most, and the share of the objective that a step has
 # to save. [L326]
 _STEPS = 30
 _SMALLEST_GAIN = 3e-4
-# Share of the objective that is rounding. [L326]
+# Changes below this share of the objective are rounding. [L326]
 _ROUNDING = 1e-9
 # Descents from the best matching so far, each followed by exchanges, and rounds of these. [L326]
 _DESCENTS = 4
@@ -100,7 +102,7 @@ def _assign_largest(plan: Plan, slots: NDArray[np.int64]) -> NDArray[np.int64]:
             f"A matching of {n:,} with {m:,} points would weigh {total:,} pairs, which is limited "
             f"to {_MOST_ENTRIES:,}. Take `lazy_plan.argmax()`, the likeliest partner of each point."
         )
-    # every row has a place of its own too, where it is left to later
+    # every row also has a place of its own, which means that its partner is chosen later
     ends = copies.cumsum()
     within = np.arange(total) - np.repeat(ends - copies, copies)
     rows = np.repeat(np.repeat(np.arange(n), count), copies)
@@ -120,7 +122,7 @@ def _assign_largest(plan: Plan, slots: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 class Assignment(NamedTuple):
-    """The objective of matchings of k rows with l columns, float64, less what all have alike."""
+    """The objective of matchings of k rows with l columns, float64, but for a constant."""
 
     # alpha sum_iI w_i w_I loss(near_iI, far_jJ) + <M, w>, for partners j of i and J of I.
 
@@ -130,7 +132,7 @@ class Assignment(NamedTuple):
     linear: Tensor | None  # (k, l), with its own weight
     alpha: float
     loss: Loss  # of a near and a far distance
-    slots: NDArray[np.int64]  # places, by the columns that they are at
+    slots: NDArray[np.int64]  # the column of each place
 
     def cross(self) -> Cross:
         """Make the cross term."""
@@ -188,7 +190,8 @@ class _Descent:
             plan = torch.lerp(plan, vertex, length)
             gradient = torch.lerp(gradient, there, length)
             value -= gain
-        # rows of little weight count as much as others
+        # the matching is chosen by shares of rows, so that rows of little weight count as much as
+        # others
         share = plan / weights.clamp_min(torch.finfo(plan.dtype).tiny)
         return assign_least(-share, problem.slots)
 
@@ -247,7 +250,7 @@ def _exchange_once(
     order = change[first, second].argsort()[: 4 * len(chosen)]
     used = np.zeros(len(chosen), dtype=bool)
     for p, q in zip(first[order], second[order], strict=True):
-        # what is gained changes with every exchange
+        # the gain is computed again: it changes with every exchange
         if not (used[p] or used[q]) and _change(parts, linear, chosen, p, q) < -smallest:
             chosen[[p, q]] = chosen[[q, p]]
             used[[p, q]] = True
@@ -264,7 +267,7 @@ def _changes(
         inner, i, j = a @ b, a.diagonal(), b.diagonal()
         own = inner.diagonal()
         total += 2 * (inner + inner.T - own[:, None] - own)
-        # sums leave out the two rows themselves
+        # correct for the two rows themselves, which the sums should leave out
         total -= 2 * ((i[:, None] - a) * (b - j[:, None]) + (a - i) * (j - b))
         total += (i[:, None] - i) * (j - j[:, None])
     if linear is not None:

@@ -1,4 +1,4 @@
-"""How well two spaces can be made to agree, found by a small search; ways to measure compete in it.
+"""How well two spaces agree in one way of measuring, as a small search finds.
 
 The agreement of a plan is the correlation of the doubly centred distances that it relates. Centring
 takes out how far each point is from the others on average, which any two spaces can be sorted by.
@@ -22,8 +22,8 @@ from torchgw._typing import Marginals
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.sampling import SpreadPoints
 
-# Points per side, outer iterations and epsilon as a share of the natural scale: with its number of
-# starts those of a multi-start, which need not make the same search again. [L356, L610]
+# Points per side, outer iterations, and epsilon as a share of the natural scale. They are those of
+# a multi-start, which can then take this search over instead of making it again. [L356, L610]
 _POINTS = 96
 _ITERATIONS = 20
 _EPSILON = 2.5e-3
@@ -39,7 +39,7 @@ def agreement(
     made: list[Searched] | None = None,
 ) -> float:
     """Compute the agreement, at most 1, of the best plan between a few points of equal weights."""
-    # With `found_by` that of the plan which is best for these distances of the same points. The
+    # With `found_by`, the plan is the best one for these distances of the same points. The
     # distances are on the CPU; plans are searched for on `device`, beside a backend. The search is
     # added to those that were `made`.
     sides = found_by or (source, target)

@@ -1,4 +1,4 @@
-"""What a multi-start computes on the device: plans of many starts at once, and what they are worth.
+"""What a multi-start computes on the device: plans of many starts at once, and their values.
 
 Nothing is read back, and what is launched depends on shapes alone.
 """
@@ -23,10 +23,11 @@ from torchgw._typing import Marginals
 _INNER = {"search": 10, "compare": 60}
 # Over-relaxation of Sinkhorn's iteration. [L107]
 _RELAXATION = {"search": 1.5, "compare": 1.7}
-# Bytes of what is read up to which a search is captured: a graph keeps a copy. [L82]
+# A search is captured if what it reads has at most so many bytes, of which a graph keeps a copy.
+# [L82]
 _CAPTURED_BYTES = 2**25
-# Points up to which a GPU computes costs in float64, as what a plan is worth: products of float32
-# are loaded for 60 to 80 ms. A choice. [L1020]
+# Up to so many points a GPU computes costs in float64, as it does values: to load products of
+# float32 takes 60 to 80 ms. A choice. [L1020]
 _FEW = 128
 # Relative difference of epsilons up to which a search is the same. A choice. [L610]
 _SAME_SHARE = 0.2
@@ -44,7 +45,7 @@ class Batch(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """Several starts, and what tells them apart."""
+    """Several starts, their values and their distances from each other."""
 
     batch: Batch
     rounded: Tensor  # (B, s, t) float64, plans of exact marginals
@@ -52,11 +53,11 @@ class Judged(NamedTuple):
 
 
 class Searched(NamedTuple):
-    """A search that was made between few points, to be had by whoever asks for the same."""
+    """A search between few points, kept for whoever asks for the same one again."""
 
     sizes: tuple[int, int]  # of the whole problem
     problem: CoarseProblem
-    share: float  # epsilon that the starts were led to, as a share of the natural scale
+    share: float  # final epsilon of the starts, as a share of the natural scale
     labels: tuple[str, ...]  # of its starts
     batch: Batch
 
@@ -65,7 +66,7 @@ def made_before(
     problem: Problem, epsilon: float, count: int, made: Iterable[Searched], call: Call
 ) -> tuple[Coarsened, Searched] | None:
     """Find a search from so many starts among those that were ``made``, of distances alone."""
-    # Its tables may be in another unit: which plan is the best does not depend on it.
+    # Its tables may be in another unit: the best plan is the same.
     for other in made:
         if other.sizes == (problem.source.n, problem.target.n) and len(other.labels) == count:
             coarse = as_before(problem, (other.problem.source, other.problem.target), call)
@@ -79,7 +80,7 @@ def way_to_call(
     name: str, device: torch.device, backend: Backend, read: tuple[Any, ...], *more: Hashable
 ) -> Call:
     """Find how to call functions that read some tensors: by CUDA graphs, where there are any."""
-    # What else the functions depend on is `more`.
+    # `more` is what else the functions depend on.
     parts = tensors_of(read)
     size = sum(part.nbytes for part in parts)
     if not _has_graphs(device, backend) or size > _CAPTURED_BYTES:
@@ -172,6 +173,6 @@ def _solve(
 def judge(coarse: CoarseProblem, batch: Batch) -> Judged:
     """Compute the values of plans, and how far they are apart, after rounding to the marginals."""
     rounded = round_to_marginals(batch.plans.double(), coarse.source.weights, coarse.target.weights)
-    # an overflow that slipped through loses to everything
+    # a plan whose value overflowed counts as the worst
     values = coarse.value(rounded).nan_to_num(nan=torch.inf)
     return Judged(batch, rounded, torch.cat([values[:, None], coarse.distances(rounded)], dim=1))

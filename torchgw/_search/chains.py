@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 _COMPARED_AT = 0.02
 # Objectives within this of each other, relative, are of the same optimum. [L333]
 _SAME = 1e-3
-# What an objective has to fall by, relative, to be a better one. [L345]
+# An objective is better if it is lower by this share. [L345]
 _BETTER = 1e-4
 # Noise on the product plan of a chain that has no other start. [L323]
 _FAINT = 0.1
@@ -82,9 +82,9 @@ class Kind(NamedTuple):
 # objective is steeply convex in a direction. [L559, L601]
 _STEP = 0.75
 
-# What breaks the symmetry of the product plan decides on the optimum, and nothing serves all
-# problems: random rows on dense similarities; on graphs noise so faint that the leading modes
-# grow alone; ladders that converge at each epsilon where they branch late.
+# How the symmetry of the product plan is broken decides which optimum is found, and no way serves
+# all problems: random rows serve dense similarities; on graphs noise so faint that the leading
+# modes grow alone; and where plans branch late, ladders that converge at each epsilon.
 _QUICK = Ladder(0.1, 0.7, 4)
 _FAINT_NOISE = Kind("faint noise", _QUICK)
 _SLOW = Kind("faint noise, slowly", Ladder(0.1, 0.5, 30))
@@ -96,45 +96,47 @@ _FIRST = (_FAINT_NOISE, _KICK, _HOT, _KICK)
 _LATER = (_LOW, _KICK, _SLOW, _KICK, _KICK, _HOT, _KICK, _FAINT_NOISE)
 # Chains with the best objective, kicked ones among them, that make a search end early. [L333]
 _AGREEING = 3
-# Value over the second best below which an optimum is the best one, by whatever chain it was found.
-# [L617, L971]
+# The best optimum stands out, whichever chain has found it, if its value is less than this share of
+# the second best. [L617, L971]
 STANDS_OUT = 0.25
-# How many of these run before the next look at what has been found. [L333]
+# Later chains run in groups of so many; after each group the search looks at what has been found.
+# [L333]
 _ROUND = 4
-# What the convex start of graphs goes on with.
+# The ladder after the convex start of graphs.
 _CONVEX = Ladder(0.01, 0.5, 20)
-# What a ladder goes on with below the epsilon of the first comparison.
+# The ladder below the epsilon of the first comparison.
 _REFINE = Ladder(_COMPARED_AT, 0.7, 20, _STEP)
 # Epsilon and Sinkhorn iterations of the plan between signatures, whose costs have mean one. [L618]
 _SIGNED_AT, _SIGNED_INNER = 0.01, 100
-# Noise on the plans at each stage: exact products keep what automorphisms leave equal, and plans
-# that are sharp cost less. [L336]
+# Noise on the plans at each stage: exact products would keep equal what automorphisms of a graph
+# make equal, and sharper plans cost less. [L336]
 _STIR = 0.01
 # Chains of large graphs that are followed first, each to the target: the search is over once so
 # many of them, the very first among them, keep all edges but for a share of these. [L404]
 _TRIED_FIRST, _ALL_EDGES = 2, 1e-4
-# Shares of rows of the kicks that send the best chains round again, by turns, and how many.
-# [L345, L561]
+# Kicks of the rounds below: the shares of rows at which they linearise, taken by turns, and the
+# outer iterations of each. [L345, L561]
 _AGAIN, _AGAIN_KICKS = (0.3, 0.4, 0.5), 3
 # Cosine of the angle between plans above which they are of one optimum. [L561]
 _ALIKE = 0.9
-# Sinkhorn iterations at the end of a ladder then. [L559]
+# Sinkhorn iterations at the end of a ladder in these rounds. [L559]
 _MEETING = 20
-# Entries of a plan up to which there are such rounds, chains of each at most, and optima kept.
-# [L345, L563]
+# Plans of at most so many entries get such rounds; chains of a round, and optima that are kept, at
+# most. [L345, L563]
 _SMALL, _WIDEST, _KEPT = 2**13, 48, 8
-# Entries up to which guesses are also looked at as they are, and chains that agree do not end
-# these rounds: it takes little to be surer. [L661]
+# Plans of so few entries: guesses are also compared as they are, without descending first, and
+# chains that agree do not end the rounds. To be surer takes little here. [L661]
 _TINY = 2**10
-# Share of the last step that a step of these rounds repeats: plans had not settled in the
-# iterations that they have. [L760]
+# Share of the last step that a step of these rounds repeats: without it plans had not settled
+# within their iterations. [L760]
 _MOMENTUM = 0.6
-# Times that they are begun anew, with other chains, unless two end at the same optimum. [L762]
+# So many times the rounds begin anew with other chains, unless two attempts end at the same
+# optimum. [L762]
 _ATTEMPTS = 3
 # Groups of chains that are improved apart where the first ones disagree. [L345]
 _GROUPS = 3
-# Seconds of chains to come from which on a warning says so, and of one multiplication of an outer
-# iteration on a CPU. [L549]
+# A warning comes first if the chains to come will take more than so many seconds; seconds of one
+# multiplication of an outer iteration on a CPU. [L549]
 _LONG, _MULTIPLICATION = 5.0, 3e-11
 
 
@@ -146,14 +148,14 @@ class _Rounds(NamedTuple):
     width: int  # chains of a group in each round
     most: int  # rounds
     patience: int  # rounds that may pass without a better optimum
-    settled: bool = False  # whether it is over once all groups agree
+    settled: bool = False  # whether the rounds end once all groups agree
 
 
 # Rounds at most, and how many may pass without a better optimum. [L345, L442]
 _ROUNDS, _PATIENCE = 32, 8
-# The same where the target epsilon is small: partly right optima are kicked at a larger one, and
-# compared where chains are. Groups, chains of a round of each group, the fewest and the most, and
-# rounds that are to be affordable. [L616]
+# Rounds where the target epsilon is small: partly right optima are kicked at a larger epsilon, and
+# compared where chains are. The ladder, rounds at most, and rounds without a better optimum; then
+# groups, chains of a group at least and at most, and rounds that have to be affordable. [L616]
 _BETWEEN, _SHORT_ROUNDS, _SHORT_PATIENCE = Ladder(0.04, 0.7, 4), 16, 4
 _HALVES, _NARROW, _WIDE, _FEWEST_ROUNDS = 2, 3, 8, 4
 
@@ -163,15 +165,15 @@ class Guess(NamedTuple):
 
     name: str
     plan: Tensor  # (s, t)
-    rows: Tensor | None  # of the points that it is about, unless it is about all
+    rows: Tensor | None  # the source points that it has, unless it has all
 
 
 class Trial(NamedTuple):
-    """What one start came to."""
+    """How far one start was followed, and the objective that it reached."""
 
     start: str
-    epsilon: float  # that it has reached, units of the cost
-    objective: float  # there, with entropy
+    epsilon: float  # the last one it reached, units of the cost
+    objective: float  # at that epsilon, with entropy
     value: float  # without entropy
     seconds: float
     status: str  # "refined", or "left behind" at the first comparison
@@ -234,13 +236,13 @@ def climb(
     behind: list[_Chain] = []
     known: dict[_Chain, _Chain] = {}  # chains at that level, and at the target
     if graph:
-        # otherwise all chains together take as long
+        # smaller problems advance all chains together, in the same time
         if world.large:
             first, known = _first_chains(world, level, low)
             if first is not None:
                 return first
             chains += known
-        # the convex path finds what most chains do not
+        # half as many chains: the convex path finds what most of them do not
         count = max(len(_FIRST), count // 2)
     kinds = itertools.islice(itertools.chain(_FIRST, itertools.cycle(_LATER)), len(chains), None)
     clock = perf_counter()
@@ -279,7 +281,7 @@ def climb(
         chains = best
         if not agreed or _agree(best) or numbers.stop >= count:
             break
-        # what looked alike has parted: the others are compared at the target
+        # chains that looked alike have parted, so the others are compared at the target too
         level = low
         if in_time:
             affordable = count = _within_time(world, numbers.stop, count, low)
@@ -287,9 +289,10 @@ def climb(
                 break
     found = [world.take(name, plan) for name, plan, rows in guesses if rows is None]
     stayed = [replace(chain) for chain in found if world.tiny]
-    # at once they would be far from their marginals, and look worse than they are
+    # by a ladder: at the target at once they would be far from their marginals, and look worse than
+    # they are
     world.descend(found, _REFINE, low)
-    # but what is an optimum at the target may be none on the way there
+    # but an optimum at the target may be none on the way there
     world.settle(stayed, low)
     for place, chain in enumerate(stayed):
         found[place] = min(chain, found[place], key=lambda one: one.objective)
@@ -381,7 +384,7 @@ def _warn_if_more(world: _World, count: int, low: float) -> None:
 
 def _within_time(world: _World, done: int, count: int, low: float) -> int:
     """Count the chains, those that are done among them, that are followed to the target in time."""
-    # each of them, not the best ones alone
+    # each chain is followed to the target, not the best ones alone
     each = _chain_seconds(world, range(len(_FIRST)), low) / len(_FIRST)
     return count if each == 0 else min(count, max(done, int(_LONG / each)))
 
@@ -389,7 +392,7 @@ def _within_time(world: _World, done: int, count: int, low: float) -> int:
 def _first_chains(
     world: _World, level: float, low: float
 ) -> tuple[Climbed | None, dict[_Chain, _Chain]]:
-    """Follow few chains on two large graphs; they are all, if no plan is better than the first.
+    """Follow few chains on two large graphs; no more are needed if none can beat the first.
 
     If one may be, return the first chain at the epsilon of the comparison and at the target.
     """
@@ -418,7 +421,7 @@ def _first_chains(
 
 
 def _unbeaten(world: _World, chain: _Chain, low: float) -> Tensor | None:
-    """Settle the plan of a chain, (1, s, t), if none keeps more edges of two graphs, or few."""
+    """Settle the plan of a chain, (1, s, t); ``None`` if a plan may keep many more edges."""
     world.settle([chain], low)
     plan = world.rounded([chain])
     edges = float(world.problem.source.table.square().mean())
@@ -427,7 +430,7 @@ def _unbeaten(world: _World, chain: _Chain, low: float) -> Tensor | None:
 
 
 class _Improvement:
-    """Rounds in which the best chains are kicked and mixed, and what the others came to."""
+    """Rounds in which the best chains are kicked and mixed, and a record of the others."""
 
     def __init__(self, world: _World, numbers: Iterator[int]) -> None:
         self.world, self.numbers = world, numbers
@@ -446,7 +449,7 @@ class _Improvement:
         alike = len(first) >= _AGREEING and _near(first[_AGREEING - 1], first[0], _SAME)
         if alike and not self.world.tiny:
             groups = self.improved(groups, rounds)
-            # those that were sent round again come from each other
+            # the first chains are asked: those of the rounds come from each other
             if _near(first[_AGREEING - 1], groups[0][0], _SAME):
                 return groups[0], True
         pools: list[list[_Chain]] = []
@@ -475,7 +478,7 @@ class _Improvement:
         return better, all(_near(group[0], better[0], _BETTER) for group in groups)
 
     def halves(self, chains: list[_Chain], spare: int) -> tuple[list[_Chain], bool]:
-        """Improve two halves of the chains apart, which are where they are compared first.
+        """Improve two halves of the chains apart, at the epsilon of the first comparison.
 
         Returns the chains, the best first, and whether both halves agree.
         """
@@ -486,7 +489,7 @@ class _Improvement:
         most = min(_SHORT_ROUNDS, spare // (_HALVES * width))
         rounds = _Rounds(_COMPARED_AT, _BETWEEN, width, most, _SHORT_PATIENCE, settled=True)
         halves = self.improved([chains[start::_HALVES] for start in range(_HALVES)], rounds)
-        # how these stand is said at the end
+        # the state of these is reported at the end
         known = {chain.trial("left behind") for chain in chains}
         self.left = [trial for trial in self.left if trial not in known]
         chains = sorted(itertools.chain(*halves), key=lambda chain: chain.objective)
@@ -519,13 +522,13 @@ class _Improvement:
 
 
 def _apart(chains: list[_Chain], count: int, left: list[Trial]) -> list[_Chain]:
-    """Choose chains of different plans, the best first; add what the others came to."""
+    """Choose chains of different plans, the best first; record the others as left."""
     chains = sorted(chains, key=lambda chain: chain.objective)
     flat = torch.nn.functional.normalize(_stacked(chains)[0].flatten(1))
     alike = (flat @ flat.mT > _ALIKE).tolist()
     kept: list[int] = []
     for place, row in enumerate(alike):
-        # objectives would not do: a plan on its way to an optimum is no other one
+        # plans are compared, not objectives: a plan on its way to an optimum is not a different one
         if not any(row[other] for other in kept):
             kept.append(place)
     chosen = [chains[place] for place in kept[:count]]
@@ -537,7 +540,8 @@ def _agree(chains: Sequence[_Chain]) -> bool:
     """Whether independent chains, the best first, have found the same optimum."""
     same = [chain for chain in chains if _near(chain, chains[0], _SAME)]
     kicked = sum(chain.kind.kick is not None for chain in same)
-    # all faint ones may follow the same modes into the same poor optimum
+    # kicked chains are needed: all that begin with faint noise may follow the same modes into one
+    # poor optimum
     return len(same) >= _AGREEING and kicked >= min(2, len(same))
 
 
@@ -568,7 +572,7 @@ def _promising(chains: Sequence[_Chain]) -> list[_Chain]:
 
 
 class _World:
-    """The problem between all points in single precision, and what moves plans of it."""
+    """The problem between all points in single precision, and the steps that move its plans."""
 
     def __init__(self, coarse: Coarsened) -> None:
         problem = coarse.problem
@@ -601,7 +605,7 @@ class _World:
         """Linearise at some rows of a plan (s, t), scaled to mass one."""
         some = plan[rows] / plan[rows].sum()
         near = self.x[:, :, rows]
-        # these points have other mean distances than all, which is what breaks the symmetry
+        # the mean distances of these points differ from those of all, which breaks the symmetry
         means = (near @ some.sum(1))[:, :, None] * self.column[:, None, :]
         return (near @ (some @ self.y) + means).sum(0) + self.base
 
@@ -717,7 +721,7 @@ class _World:
         return _Chain(Kind(name, _REFINE), None, plan.float(), torch.zeros_like(plan[:1]).float())
 
     def lift(self, name: str, plan: Tensor, rows: Tensor) -> _Chain:
-        """Make a chain of a plan that is about some rows alone."""
+        """Make a chain of a plan that has some rows alone."""
         chain = self.take(name, plan)
         costs = self.costs_at_rows(chain.plan, rows)[None]
         start = torch.zeros_like(chain.g)[None]
@@ -745,10 +749,10 @@ class _World:
             self._descend(some, ladder, ladder.stages(last))
 
     def _descend(self, chains: list[_Chain], ladder: Ladder, stages: Sequence[float]) -> None:
-        """Take one batch down."""
+        """Take one batch down the ladder."""
         clock = perf_counter()
         plans, g = _stacked(chains)
-        # of its own for each chain: those that agree are to be independent
+        # each chain has noise of its own: chains that agree are to be independent
         seed = chains[0].number or 0
         generator = torch.Generator(device=plans.device).manual_seed(seed)
         for share in stages:
@@ -766,7 +770,8 @@ class _World:
                     costs.add_(push)
                 plans, g = self.solve(costs, g, share * self.scale, _INNER)
                 change = float((plans - before).abs().sum((1, 2)).amax())
-                # one that grows leaves a saddle point
+                # a change that grows means that the plan leaves a saddle point, so the stage goes
+                # on
                 if change < min(_SETTLED, last):
                     break
                 last = change
@@ -810,7 +815,7 @@ class _World:
         *,
         settled: bool = False,
     ) -> None:
-        """Note plans, their worth and their time; those that were settled if they are better."""
+        """Record plans, their objectives and times; of settled plans only those that are better."""
         # plans that miss their marginals have no objective to compare
         exact = round_to_marginals(plans, *self.marginals)
         costs = self.costs(exact).add_(self.base)

@@ -93,7 +93,7 @@ class Coarsened(NamedTuple):
     """A coarse problem, and what the host knows of it."""
 
     problem: CoarseProblem
-    floor: float  # no plan has a lower value: what the least linear cost amounts to
+    floor: float  # the value that the least linear cost amounts to: no plan has a lower one
     scale: float  # natural scale of the cost, equation 8
     resolution: float  # mean distance to a coarse point, relative to that of two points
 
@@ -107,7 +107,8 @@ class _Built(NamedTuple):
 
 def coarsen(problem: Problem, size: int, call: Call = call_directly) -> Coarsened:
     """Choose at most ``size`` points per side, always the same ones for one problem."""
-    # other draws: the same ones would favour equal indices where both sides are the same
+    # the sides are drawn differently: the same draws would favour equal indices where both sides
+    # are the same
     sides = (problem.source, problem.target)
     uniform = [uniform_draws(side, size, seed) for seed, side in enumerate(sides)]
     alpha = uniform[0].new_full((), problem.alpha)
@@ -277,7 +278,7 @@ def _centre(
     parts = torch.arange(loss.parts, device=table.device)
     tables = [loss.part(number, table, part) for part in parts]
     if number == 0:
-        # the cross term is the mean of its parts
+        # each part counts by one over their number, as the cross term is their mean
         tables = [each / loss.parts for each in tables]
     centred, rows, means, _ = (
         torch.stack(each)
@@ -320,7 +321,7 @@ def loss_spread(loss: Loss, sides: tuple[SpreadPoints, ...], weights: Marginals)
     table = table - p @ table
     table = table - (table @ q)[:, None]
     spread = float((p @ table.square() @ q).sqrt())
-    # what rounding leaves of distances that are all the same is no spread
+    # a spread of equal distances is rounding, and counts as zero
     return spread if spread > _ROUNDING * largest else 0.0
 
 

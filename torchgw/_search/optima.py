@@ -54,8 +54,8 @@ _OTHER = 0.2
 _KEPT = 5
 # Optima that are compared on the finer problem at most. [L110]
 _COMPARED = 3
-# They are not if the best is this far ahead: multiples of its value, and of the natural scale times
-# the resolution squared, which is what coarse points make up. [L115]
+# They are not compared if the best is far enough ahead, by these multiples of its value, and of the
+# natural scale times the resolution squared, which is the error of coarse points. [L115]
 _CLOSE, _CLOSE_SHARE = 2.0, 4.0
 # Resolution above which coarse points say little about their neighbours' partners. All points are
 # then searched, from half as many starts, if there are no more than this on either side.
@@ -66,8 +66,8 @@ _WHOLE = 512
 # curves, clouds in up to 10 dimensions, clusters; 0.9 to 14 for word vectors, networks, noise.
 # [L332]
 _LONELY = 0.9
-# Resolution of few points that no distances have, but for those of very few points or on a line.
-# [L335]
+# A resolution as small as this does not occur for distances, but for those of very few points or on
+# a line. [L335]
 _NO_DISTANCE = 0.01
 # Value of a plan of all points, as a share of the scale, up to which it keeps all distances. [L335]
 _ISOMETRIC = 1e-3
@@ -81,11 +81,11 @@ _TINY = 5
 # [L331]
 _OPERATIONS = {"cpu": 1e12, "cuda": 1.2e13}
 _THOROUGH = 16
-# Chains then, unless ``n_init`` says how many; there is no such search if fewer are affordable.
-# [L331]
+# Chains on all points, unless ``n_init`` says how many; no chain is followed if fewer than this are
+# affordable. [L331]
 _CHAINS = {"auto": 16, "thorough": 64}
 _FEWEST_CHAINS = 4
-# What is said where the search cannot vouch for its optimum.
+# Doubts that are reported where the search cannot vouch for its optimum.
 _WHY_SINGLE = {
     "auto": "A few points do not represent these distances, and there are too many to search them "
     "all by default, so this is the optimum of a single start; there may be a better one. Pass "
@@ -267,8 +267,8 @@ def search_all_points(
     problem: Problem, epsilon: float, first: Search, n_init: int | None, how: SearchName
 ) -> Search:
     """Follow ``n_init`` chains on all points where a few do not represent them, or say so."""
-    # They are compared at the target `epsilon`, with what few points have found `first` where that
-    # is of all points.
+    # Chains are compared at the target `epsilon`, together with the optima that few points have
+    # found `first`, if these are of all points.
     n, m = problem.source.n, problem.target.n
     if max(n, m) < _TINY or problem.loss.cross is None:
         return first
@@ -280,10 +280,10 @@ def search_all_points(
         return first._replace(doubt=_WHY_SINGLE["thorough" if how == "thorough" else "auto"])
     whole = _coarsen(problem, max(n, m), call_directly)
     if epsilon >= whole.scale:
-        # every chain would end at the one plan that there is
+        # there is only one plan, at which every chain would end
         return first
     if max(n, m) <= _POINTS and n_init is None and how != "fast":
-        # starts of another kind, and cheap ones
+        # other starts, which are cheap
         more = find_optima(problem, epsilon, _CHAINS["thorough"])
         first = min(more, first, key=_least)
     coarse = whole.problem
@@ -296,7 +296,7 @@ def search_all_points(
         return first
     if how == "fast":
         return first._replace(doubt=_WHY_FAST)
-    # far below, a ladder of stages would have no end
+    # for a far smaller epsilon a ladder of stages would not end
     target = max(epsilon, LEAST_EPSILON * whole.scale)
     count = min(n_init or _CHAINS[how], affordable)
     in_time = how == "auto" and n_init is None
@@ -342,7 +342,7 @@ def _least(found: Search) -> float:
 
 
 def _tells_all(problem: Problem, first: Search) -> bool:
-    """Whether what few points have found says where all points go."""
+    """Whether the optima of few points determine where all points go."""
     # entries of adjacency matrices and similarities are no distances, and small ones abound
     few = first.resolution > _NO_DISTANCE or is_structured(problem, first)
     return few and not any(map(_is_similarity, (problem.source, problem.target)))
@@ -362,7 +362,7 @@ def _sent_apart(problem: CoarseProblem, plans: Tensor) -> Tensor:
 
 
 def _among_all(found: Alternative, whole: CoarseProblem) -> tuple[Tensor, Tensor | None]:
-    """Put a plan of some points among all, and say which rows those are unless it has them all."""
+    """Put a plan of some points into a table of all; return its rows, ``None`` for all."""
     sides = (whole.source.indices, found.source), (whole.target.indices, found.target)
     rows, columns = (_places_in(every, some) for every, some in sides)
     plan = whole.base.new_zeros(whole.base.shape)
@@ -371,7 +371,7 @@ def _among_all(found: Alternative, whole: CoarseProblem) -> tuple[Tensor, Tensor
 
 
 def _places_in(every: Tensor, some: Tensor) -> Tensor:
-    """Find where some distinct numbers are among all of them, which may leave points out."""
+    """Find the places of some distinct numbers in a longer list."""
     known = every.sort()
     return known.indices[torch.searchsorted(known.values, some)]
 

@@ -1,4 +1,4 @@
-"""What one match is to another, in words: its mirror image, a turn, or something else."""
+"""How one match relates to another, in words: its mirror image, a turn, or something else."""
 
 import math
 from dataclasses import replace
@@ -11,27 +11,27 @@ from torch import Tensor
 from torchgw._search.optima import Alternative
 from torchgw.distances.base import DistanceProvider
 
-# Coordinates that matches are compared in, and the extent of one, relative to the largest, below
-# which the target has none that way. [L374]
+# Coordinates in which matches are compared; a coordinate is left out if its extent, relative to the
+# largest, is below this. [L374]
 _AXES = 3
 _EXTENT = 0.15
-# Target points by whose distances coordinates are found, up to twice as many. [L1121]
+# Target points, up to twice as many, from whose distances coordinates are found. [L1121]
 _LANDMARKS = 96
 # Share of the spread that a rigid motion may leave unexplained. [L374]
 _RIGID = 0.15
-# Share of the spread by which a point has to be apart to count as going elsewhere. [L374]
+# A point goes elsewhere if it is apart by this share of the spread. [L374]
 _ELSEWHERE = 0.5
-# Cosine of a turn up to which it is half a turn, and from which on it is none. [L374]
+# A turn whose cosine is at most minus this is a half turn; from plus this on it is none. [L374]
 _STRAIGHT = 0.97
 
 
 def related(
     found: tuple[Alternative, ...], source: DistanceProvider, target: DistanceProvider
 ) -> tuple[Alternative, ...]:
-    """Say of each alternative but the first what it is to that."""
+    """Describe how each alternative but the first relates to the first."""
     if len(found) < 2:
         return found
-    # by NumPy, for whose calls a GPU takes ten times as long; many are between the same points
+    # by NumPy: a GPU takes ten times as long, and many relations are between the same points
     first, told = found[0], [found[0]]
     every = max(1, len(first.target) // _LANDMARKS)
     squares = {
@@ -61,7 +61,7 @@ def _squares(side: DistanceProvider, others: Tensor, points: Tensor) -> Any:
 
 
 def _axes(square: Any) -> tuple[Any, Any]:
-    """Find what makes coordinates of squared distances to some points: their mean, and axes."""
+    """Find the mean and the axes that turn squared distances to some points into coordinates."""
     mean = square.mean(0)
     gram = -(square - mean - mean[:, None] + mean.mean()) / 2
     sizes, vectors = (part[..., ::-1][..., :_AXES] for part in np.linalg.eigh(gram))
@@ -70,7 +70,7 @@ def _axes(square: Any) -> tuple[Any, Any]:
 
 
 def _relation(first: Any, other: Any, weight: Any) -> str:
-    """Say in words what takes the places under one match to those under another."""
+    """Describe the motion that takes the places under one match to those under another."""
     first, other = first - (weight * first).sum(0), other - (weight * other).sum(0)
     spread = float((weight * other**2).sum())
     if first.shape[1] == 0 or spread == 0:

@@ -38,7 +38,7 @@ class Starts(NamedTuple):
 
 
 class Hints(NamedTuple):
-    """What the first costs of starts are made of."""
+    """The axes and distances from which the first costs of starts are made."""
 
     x_axes: Tensor  # (s, rank), leading axes of the centred table
     y_axes: Tensor  # (t, rank)
@@ -109,7 +109,7 @@ def _schedule(anneal: Annealing, iterations: int, *, ladder: bool) -> list[float
 
 
 def find_hints(problem: CoarseProblem) -> Hints:
-    """Compute what the first costs are made of, by the host, and return it on the device."""
+    """Compute the hints for first costs on the host, and return them on the device."""
     # One read; LAPACK is faster at problems of this size, its answer the same everywhere, and a GPU
     # would load the code of sorts and distances for 60 ms. [L1020]
     sides = problem.source, problem.target
@@ -161,7 +161,7 @@ def _distribution(side: SpreadPoints) -> Tensor:
 def distance_quantiles(table: Tensor, weights: Tensor) -> Tensor:
     """Return quantiles of each row of distances (s, n) by weight, (s, q), each over sqrt(q)."""
     if table.device.type == "cpu" and bool((weights == weights[0]).all()):
-        # NumPy sorts by vector instructions, without the order; the order has no say here
+        # NumPy sorts by vector instructions, without returning the order, which is not needed
         values = torch.from_numpy(np.sort(table.numpy(), axis=1))
         cumulative = weights.cumsum(0).expand_as(values).contiguous()
     else:

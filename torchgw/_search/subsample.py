@@ -1,4 +1,4 @@
-"""Coarse to fine: fewer points that stand for all of a large factored problem.
+"""Coarse to fine: a few points that stand for all of a large factored problem.
 
 The coupling of a factored gradient, G = A_X' P A_Y, does not depend on the number of points, so
 that of a coarse problem is an estimate of the whole one's, and potentials extend from it to all

@@ -1,4 +1,4 @@
-"""Acceleration of the outer fixed-point iteration: momentum far from its end, Anderson near it."""
+"""Anderson's acceleration of the outer fixed-point iteration near its end."""
 
 import math
 
@@ -18,7 +18,7 @@ _CONTRACTIONS = 3
 
 
 class Anderson:
-    """Chooses where to linearise next, from the last few couplings and what they led to."""
+    """Chooses the next coupling to linearise at, from the last few and their images."""
 
     # For a map x -> T(x) with residuals r_k = T(x_k) - x_k the next point is sum_k w_k T(x_k),
     # where the weights sum to one and minimise |sum_k w_k r_k|: H. Walker, P. Ni. Anderson
@@ -30,7 +30,8 @@ class Anderson:
         # the last images and residuals, a row each in no order; made once they are needed
         self._images: Tensor | None = None
         self._residuals: Tensor | None = None
-        # products of the residuals: the host solves for a few numbers sooner than a device starts
+        # products of the residuals, on the host, which solves for a few numbers before a GPU has
+        # started
         self._gram = np.zeros((_DEPTH, _DEPTH))
         self._count = 0
         self._contractions = 0
@@ -49,7 +50,7 @@ class Anderson:
             self._residuals = torch.empty_like(self._images)
         row, used = self._count % _DEPTH, min(self._count + 1, _DEPTH)
         self._images[row], self._residuals[row] = image.flatten(), residual
-        # all that the host needs in one read
+        # everything that the host needs is read from the device at once
         self._gram[row, :used] = self._gram[:used, row] = (
             self._residuals[:used] @ residual
         ).tolist()
@@ -62,7 +63,7 @@ class Anderson:
         if self._count == 1:
             return image
         gram = self._gram[:used, :used]
-        # residuals that are all zero leave any weights
+        # if all residuals are zero, any weights will do
         ridge = _RIDGE * gram.diagonal().max() or 1.0
         weights = np.linalg.solve(gram + ridge * np.eye(used), np.ones(used))
         mixed = torch.from_numpy(weights / weights.sum()).to(image) @ self._images[:used]

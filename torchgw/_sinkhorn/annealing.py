@@ -13,10 +13,10 @@ _PATIENT_DECAYS = 0.5, 0.9
 class Annealing:
     """Epsilon falls geometrically from ``start`` and then stays exactly at ``target``."""
 
-    # A patient one falls quickly at first and slowly later. With proximal steps it goes on as
-    # target / 2, target / 3, ... (docs/algorithm.md, equation 11), or, after it has fallen further
-    # to a ``floor``, as those of these that are below. It does not know the iteration budget, so
-    # the answer does not depend on it.
+    # A patient annealing falls quickly at first and slowly later. With proximal steps epsilon goes
+    # on as target / 2, target / 3, ... (docs/algorithm.md, equation 11); or, if it has fallen
+    # further to a ``floor``, with those of these values that are below it. It does not depend on
+    # the iteration budget, so neither does the answer.
 
     start: float
     target: float

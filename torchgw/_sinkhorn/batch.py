@@ -12,9 +12,10 @@ from torchgw._typing import Marginals
 
 # Factor of a scaling up to which over-relaxation is applied. [L107]
 RELAXED_FACTOR = 2.0
-# What scalings and their sums are kept within, so that float32 neither over- nor underflows. [L283]
+# Scalings and their sums are kept between these, so that float32 neither over- nor underflows.
+# [L283]
 SMALLEST, LARGEST = 1e-30, 1e30
-# Exponents below it count as it. [L283]
+# Smaller exponents are raised to this one. [L283]
 LEAST_EXPONENT = -70.0
 # Entries of a kernel up to which a CPU iterates by NumPy, the kernel kept in both orders: products
 # along its rows take a third to a half of the time. [L405, L463]
@@ -70,7 +71,7 @@ def _solve_on_host(
     start, kind = g.numpy(), g.numpy().dtype
     rows, columns = (weight.numpy().astype(kind) for weight in marginals)
     unit = epsilon.numpy().astype(kind)[:, None, None]
-    # what goes through all entries is PyTorch's
+    # passes over all entries are left to PyTorch
     kernel = (g - costs).div_(torch.from_numpy(unit))
     kernel = kernel.sub_(kernel.amax(-1, keepdim=True)).clamp_(min=LEAST_EXPONENT).exp_()
     forth = kernel.numpy()  # (B, s, t)

@@ -28,13 +28,13 @@ class _BuiltIn(NamedTuple):
     backend: str
     # Devices on which backend="auto" tries it; None for all.
     automatic_on: tuple[str, ...] | None
-    # Arguments of the backend, where it was not asked for by name.
+    # Arguments of the backend if "auto" has chosen it.
     automatic: Mapping[str, Any] = {}
     # Package that has to be installed.
     needs: str | None = None
     # The torchgw._sinkhorn.tiles.prepared.TiledProblem whose tiles it skips.
     tiles: str | None = None
-    # What solves many small problems at once beside it, other than PyTorch operations.
+    # The function that solves many small problems at once beside it; PyTorch operations if none.
     batch: str | None = None
 
 
@@ -128,7 +128,7 @@ def unavailable_backends(device: torch.device) -> dict[str, str | None]:
 
 
 def why_not(name: str, device: torch.device, dtype: torch.dtype) -> str | None:
-    """Say why a backend cannot run, or nothing."""
+    """Say why a backend cannot run; ``None`` if it can."""
     entry = _BUILT_IN[name]
     if entry.needs is not None and find_spec(entry.needs) is None:
         return f"{entry.needs} is not installed (pip install {entry.needs})."
@@ -148,7 +148,7 @@ def alone(backend: Backend, shape: tuple[int, int] | None = None) -> Backend:
 def shared(backend: Backend, ranks: Ranks) -> Backend:
     """Return a backend that one process uses by itself as one that ranks use together."""
     if isinstance(backend, TiledBackend):
-        # each may have chosen other tiles meanwhile, and all have to decide alike
+        # each rank may have chosen other tiles meanwhile, and all have to choose alike
         old, whole = backend.tiling, shared(backend.whole, ranks)
         tiling = Tiling(old.shape, old.width, storable=old.storable)
         return TiledBackend(whole, backend.kind, tiling, ranks)
@@ -171,7 +171,7 @@ def _shared(backend: Backend, ranks: Ranks | None) -> Backend:
 
 
 def _load(place: str) -> Any:
-    """Import what a place names."""
+    """Import the object that a place ("module:name") names."""
     module, name = place.split(":")
     return getattr(import_module(module), name)
 

@@ -1,4 +1,4 @@
-"""What a way of computing offers to the Sinkhorn loop and to a plan, and the definition of it.
+"""The contract of a backend: what it offers to the Sinkhorn loop and to plans.
 
 A backend *prepares* a linear problem, once; everything else is asked of the prepared problem:
 half-steps, sweeps of full iterations, and what is read off a plan. :class:`PreparedProblem` does
@@ -20,7 +20,7 @@ from torchgw._typing import Marginals, Potentials
 
 
 class Backend(Protocol):
-    """A way of computing."""
+    """A way of computing half-steps, and what is read off a plan."""
 
     name: str
 
@@ -64,14 +64,14 @@ class Kernel(NamedTuple):
 class PreparedProblem:
     """A linear problem that is ready to be solved, and whose plans can be read.
 
-    What is made of the cost (operands, tiles) is made when it is first needed and lives as long as
-    this. ``EntropicPlan`` says what a plan is; potentials are given in cost units.
+    Operands and tiles are made of the cost when they are first needed, and live as long as this
+    object. ``EntropicPlan`` says what a plan is; potentials are given in cost units.
 
     Parameters
     ----------
     problem : LinearProblem
     backend : Backend
-        What has prepared it.
+        The backend that has prepared it.
     """
 
     def __init__(self, problem: LinearProblem, backend: Backend) -> None:
@@ -138,7 +138,7 @@ class PreparedProblem:
         return self._sweeper is not None and self._sweeper.two_level
 
     def end_sweeps(self) -> None:
-        """Drop what sweeps share; a kernel may be as large as the cost. A next one begins anew."""
+        """Drop what sweeps share, which may be as large as the cost; a later sweep begins anew."""
         self._sweeper = None
 
     def plan(self, potentials: Potentials) -> EntropicPlan:

@@ -24,18 +24,19 @@ from torchgw._sinkhorn.problem import (
 )
 from torchgw._typing import Marginals, Potentials
 
-# A scaling sum is one at a fixed point. Below this underflow has cost float32 digits. [L284]
+# Sums of a scaled kernel are one at a fixed point. Below this number underflow has cost float32
+# digits. [L284]
 _SMALLEST_SUM = 1e-25
 # Largest log-scaling of a stored kernel. Entries of the plan that matter are then at least
 # exp(-2 * 20) in the kernel, far from underflow. [L284]
 _LARGEST_SCALING = 20.0
-# Share of the entries of a kernel, on a CPU, up to which those that matter are kept alone; of how
-# many entries at least and at most that is asked; and how far both scalings may rise together, in
-# logarithms, before others may matter. [L403]
+# Share of the entries of a kernel, on a CPU, up to which only those that matter are kept; numbers
+# of entries, from and to, for which that is tried; and how far both scalings may rise together, in
+# logarithms, before other entries may matter. [L403]
 _SPARSE = 0.1
 _SPARSE_ENTRIES = (250_000, 100_000_000)
 _SLACK = 6.0
-# Mass of a row or column that may be lost so, in units of the rounding of the dtype. [L403]
+# A row or column may lose so much mass by this, in units of the rounding of the dtype. [L403]
 _LOST = 16
 
 
@@ -129,15 +130,15 @@ class StoredSweeper:
         return Sweep(after.f, before.g, after.g, after if relaxation == 1 else before, check)
 
     def _as(self, dtype: torch.dtype, numbers: Any) -> Any:
-        """Convert what the operations of a sweep are of to another dtype."""
+        """Convert vectors, NumPy arrays or tensors, to another dtype."""
         return self._array(self._tensor(numbers).to(dtype))
 
     def _array(self, numbers: Tensor) -> Any:
-        """Return what the operations of a sweep are of."""
+        """Convert a tensor to what a sweep computes with: on a CPU a NumPy array."""
         return numbers.numpy() if self.on_host else numbers
 
     def _tensor(self, numbers: Any) -> Tensor:
-        """Return them as a tensor again, whatever the default device is."""
+        """Convert them back to a tensor, whatever the default device is."""
         # a quarter of the time of as_tensor()
         return torch.from_numpy(np.asarray(numbers)) if self.on_host else numbers
 
@@ -241,7 +242,7 @@ class _StreamedKernel:
 
 
 def _unused(marginals: Marginals, dtype: torch.dtype) -> Marginals:
-    """Make the sums of points that no mass uses: one where a weight is zero, so that they stay."""
+    """Make a term that is one for points of weight zero, whose sums then leave them in place."""
     return Marginals(*((weight == 0).to(dtype) for weight in marginals))
 
 

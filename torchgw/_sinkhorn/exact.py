@@ -20,12 +20,12 @@ _KEPT = 8
 _EVERY = 16
 _ROUNDS = 6
 _PIVOTS = 1_000_000
-# Share of the value that the prices of a partial problem may prove it to be off by. [L518]
+# The prices of a partial problem have to prove that its value is off by at most this share. [L518]
 _EXACT = 1e-11
 
 
 class Vertex(NamedTuple):
-    """A plan of least cost, and what proves it: dual potentials."""
+    """A plan of least cost, and the dual potentials that prove it."""
 
     plan: Array  # (n, m)
     u: Array  # (n,)
@@ -33,12 +33,12 @@ class Vertex(NamedTuple):
 
 
 class Nearby(NamedTuple):
-    """A plan on some entries, and its prices beside those that its costs are less."""
+    """A plan on some entries, and its prices, to be added to those subtracted from the costs."""
 
     plan: Any  # (n, m), sparse
     u: Array  # (n,)
     v: Array  # (m,)
-    gain: float  # on the value that was reached
+    gain: float  # by how much it is below the value that was reached
     left: tuple[Array, Array] | None  # prices that were not subtracted yet
 
 
@@ -69,12 +69,12 @@ class ExactTransport:
         self.short = False  # whether pivots ever ran out
 
     def __call__(self, cost: Array, reached: float = -np.inf) -> Vertex:
-        """Solve; where a value is reached, a plan that gains half of the most on it will do."""
+        """Solve; a plan with half of the largest possible gain on a value reached will do."""
         if not self.by_pot:
             self.last = _by_scipy(self.p, self.q, cost)
         elif self.last is not None and self.by_parts:
             plan, u, v = self.last
-            # less the last prices costs ask for fewer pivots
+            # with the last prices subtracted the solver needs fewer pivots
             rest = cost - v
             rest -= u[:, None]
             value = float(self.p @ u + self.q @ v)
@@ -82,7 +82,7 @@ class ExactTransport:
             found = self.nearby(rest, np.flatnonzero(plan), worth, reached - value)
             self.last = Vertex(found.plan.toarray(), u + found.u, v + found.v)
         else:
-            # of negative costs the network simplex may say that there is no plan
+            # for negative costs the network simplex may report that there is no plan
             lowest = cost.min()
             self.on(cost - lowest if lowest else cost)
             assert self.last is not None
@@ -101,9 +101,10 @@ class ExactTransport:
     ) -> Nearby:
         """Solve costs less the last prices on the entries that are cheapest, or that are used here.
 
-        A plan that gains half of the most on a value reached, or enough, will do. ``worth`` is what
-        the prices are worth above the least cost, and the largest cost. Prices found are subtracted
-        unless the plan gains enough. Where entries would be many, all are taken.
+        A plan with half of the largest possible gain on the value ``reached``, or with a gain of
+        ``enough``, will do. ``worth`` are the value of the last prices above the least cost, and
+        the largest cost. Prices found are subtracted unless the plan gains enough. After some
+        rounds all entries are taken.
         """
         u, v = np.zeros(len(self.p)), np.zeros(len(self.q))
         used = rest <= _cheap(rest, kept)
@@ -146,7 +147,7 @@ class ExactTransport:
 
 
 def _cheap(rest: Array, kept: int) -> float:
-    """Find what only the cheapest entries are below, from some of the rows."""
+    """Estimate from some rows the cost below which only the cheapest entries lie."""
     few = rest[::_EVERY]
     place = few.size * kept // min(rest.shape)
     return float(np.partition(few, place, axis=None)[place])

@@ -11,21 +11,14 @@ from typing import NamedTuple
 import torch
 
 from torchgw._sinkhorn.contract import PreparedProblem, Sweep, softmin_sweep
-from torchgw._sinkhorn.newton import (
-    NEWTON_AFTER,
-    NEWTON_BELOW,
-    is_small,
-    may_be_sharp,
-    newton_on_entries,
-    newton_step,
-)
+from torchgw._sinkhorn.newton import NEWTON_AFTER, NewtonSteps
 from torchgw._sinkhorn.problem import STRICT, LinearProblem
 from torchgw._typing import Potentials
 
 # Increases of the error after which what is left of it is taken to be rounding. [L15]
 _MOST_RESTARTS = 5
-# Errors above which it is not: the error of a plan that has yet to change partners may stay the
-# same for as long as potentials take to get there. [L288]
+# Errors above these are no rounding: the error of a plan that has yet to change partners may stay
+# the same for as long as potentials take to get there. [L288]
 _MOST_ROUNDING = {torch.float32: 0.05, torch.float64: 1e-6}
 # Multiple of the machine epsilon below which a marginal error is noise. [L288]
 _ROUNDING = 16
@@ -34,19 +27,18 @@ _ROUNDING = 16
 _SMALLEST_GAP = 1e-6
 # Iterations between looks at the error of a sweeper of two levels: each leaves a tenth. [L288]
 _TWO_LEVEL_CHECK = 1
-# Share of the error by which a sweep changes one that stays, and multiple of the tolerance above
-# which it is not what is left in the end. [L453]
+# An error stays if a sweep changes it by less than this share; it counts only above this multiple
+# of the tolerance, which excludes what is left at the end. [L453]
 _STAYS, _ABOVE = 0.02, 10
-# Iterations for which it has to stay before a larger epsilon is tried: the linear problems of most
-# outer iterations are ended earlier than that. [L471]
+# An error has to stay for so many iterations before a larger epsilon is tried: the linear problems
+# of most outer iterations end earlier. [L471]
 _PATIENCE = 100
-# How epsilon rises and falls there: by which factor, in how many iterations each time, and the
+# How epsilon rises and falls then: by which factor, in how many iterations up and down, and the
 # error at which it falls. [L471]
 _RISE, _RISING, _FALLING, _FALLS = 10.0, 50, 400, 1e-4
-# Iterations that have to be left for that; the largest epsilon, over that asked for. [L471]
+# So many iterations have to be left for that; the largest epsilon, as a multiple of the one asked
+# for. [L471]
 _ROOM, _HIGHEST = 300, 1e9
-# Iterations that Newton steps on the entries of a plan take as long as. [L564]
-_SLOW = 200
 # What is left of the factor's excess over one after a sweep that shows it to be too large. [L6]
 _BACK_OFF = 0.97
 
@@ -89,63 +81,63 @@ def sinkhorn(
     problem = prepared.problem
     current = start or prepared.half_steps(torch.zeros_like(problem.marginals.b))
     tol = max(tol, _ROUNDING * torch.finfo(problem.cost.dtype).eps)
-    done, restarts, error, relaxation = 0, 0, float("inf"), 1.0
-    near, stayed = NEWTON_BELOW, 0
-    small, sharp = is_small(prepared), may_be_sharp(prepared)
-    before: tuple[Potentials, float] | None = None  # what it was left with for a larger epsilon
+    newton = NewtonSteps(prepared, tol)
+    done, restarts, stayed, error, relaxation = 0, 0, 0, float("inf"), 1.0
+    before: tuple[Potentials, float] | None = None  # potentials and error before epsilon rose
     while done < max_iter:
         every = _TWO_LEVEL_CHECK if prepared.two_level else check_every
         count = min(every, max_iter - done)
         previous = error
-        sweep = prepared.sweep(current, count, relaxation)
-        ok, error = read(sweep, problem)
-        if not ok:
-            current = prepared.half_steps(current.g)
-            # the old kernel goes before the new one comes: either may be as large as the cost
-            prepared.end_sweeps()
-            sweep = prepared.sweep(current, count, 1.0)
-            ok, error = read(sweep, problem)
-        if not ok:
-            sweep = softmin_sweep(prepared, current, count)
-            error = read(sweep, problem)[1]
-            prepared.end_sweeps()
+        sweep, error = _sweep(prepared, current, count, relaxation)
         done += count
         current = sweep.state
         restarts += previous <= error < _MOST_ROUNDING[problem.cost.dtype]
-        done_enough = done >= min_iter or error >= previous
-        if (error <= tol and done_enough) or not math.isfinite(error) or restarts == _MOST_RESTARTS:
+        met = error <= tol and (done >= min_iter or error >= previous)
+        if met or not math.isfinite(error) or restarts == _MOST_RESTARTS:
             break
         if not prepared.two_level:
             relaxation = next_relaxation(relaxation, error / previous, count)
-            slow = small or iterations_left(error / previous, error / tol, count) > _SLOW
-            if (small or sharp) and slow and NEWTON_AFTER <= done < max_iter and error <= near:
-                reached = Potentials(sweep.f, sweep.g)
-                if small:
-                    nearer = newton_step(prepared, reached)
-                else:
-                    nearer = newton_on_entries(prepared, reached, tol)
-                    near = error / 2
+            if NEWTON_AFTER <= done < max_iter:
+                left = iterations_left(error / previous, error / tol, count)
+                nearer = newton.step(Potentials(sweep.f, sweep.g), error, left)
                 if nearer is not None:
-                    if not small:
-                        # steps lead further than a kernel of few entries is good for
-                        prepared.end_sweeps()
                     current, relaxation = nearer, 1.0
                     continue
-                near = error / 10
         stays = abs(error - previous) <= _STAYS * error and error > _ABOVE * tol
         stayed = stayed + count if stays else 0
         most = max_iter - done - every
         if from_above and stayed >= _PATIENCE and most >= _ROOM:
-            # the old kernel goes first here, too
+            # the old kernel goes before the new one comes
             prepared.end_sweeps()
             before = Potentials(sweep.f, sweep.g), error
             current, used = _from_above(prepared, before[0], most)
             done, error, relaxation, from_above = done + used, float("inf"), 1.0, False
     prepared.end_sweeps()
     if before is not None and error > before[1]:
-        # there were too few iterations left to come back
+        # too few iterations were left to come back to the epsilon asked for
         return SinkhornResult(*before, done, converged=False)
     return SinkhornResult(Potentials(sweep.f, sweep.g), error, done, error <= tol)
+
+
+def _sweep(
+    prepared: PreparedProblem, start: Potentials, count: int, relaxation: float
+) -> tuple[Sweep, float]:
+    """Run some iterations, without relaxation or a kernel if these fail, and read their error."""
+    sweep = prepared.sweep(start, count, relaxation)
+    ok, error = read(sweep, prepared.problem)
+    if ok:
+        return sweep, error
+    start = prepared.half_steps(start.g)
+    # the old kernel goes before the new one comes: either may be as large as the cost
+    prepared.end_sweeps()
+    sweep = prepared.sweep(start, count, 1.0)
+    ok, error = read(sweep, prepared.problem)
+    if ok:
+        return sweep, error
+    sweep = softmin_sweep(prepared, start, count)
+    error = read(sweep, prepared.problem)[1]
+    prepared.end_sweeps()
+    return sweep, error
 
 
 def _from_above(prepared: PreparedProblem, start: Potentials, most: int) -> tuple[Potentials, int]:
@@ -156,7 +148,7 @@ def _from_above(prepared: PreparedProblem, start: Potentials, most: int) -> tupl
     problem, used = prepared.problem, 0
     factor, falling = _RISE, False
     while factor > 1:
-        # what holds a marginal is the same at every epsilon
+        # the penalty of a marginal, from which tau follows, is the same at every epsilon
         tau = (part / (part + (1 - part) * factor) for part in problem.tau)
         at = problem._replace(epsilon=factor * problem.epsilon, tau=(next(tau), next(tau)))
         budget = min(_FALLING if falling else _RISING, most - used)

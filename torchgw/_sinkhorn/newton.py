@@ -13,26 +13,55 @@ from torchgw._typing import Potentials
 # Iterations after which a linear problem counts as slow, and the column error from which on a step
 # may lead near its solution. [L443]
 NEWTON_AFTER, NEWTON_BELOW = 20, 1e-3
-# Points per side up to which a step takes no longer than some ten iterations. [L443]
+# Up to so many points per side a step takes no longer than some ten iterations. [L443]
 _MOST_POINTS = 256
-# Share of the mass of a column that is added to its second derivative: where parts of a plan share
-# nothing, the rest is rounding. [L841]
+# Ridge: the share of the mass of a column that is added to its second derivative. Between parts of
+# a plan that share no mass the derivative is nothing but rounding. [L841]
 _RIDGE = 1e-11
-# Largest change of a potential, over epsilon, that quadratic convergence is expected of. [L443]
+# Largest change of a potential, over epsilon, for which quadratic convergence can be expected.
+# [L443]
 _LARGEST_STEP = 10.0
-# Points on a side of plans that steps are taken of on a CPU by the entries that matter; the least
-# density of those, and how many of all they are at most. [L564]
+# On a CPU plans with more and with at most so many points on a side get steps on the entries that
+# matter; the least density of such entries, and their largest share of all entries. [L564]
 _SHARP, _LEAST_DENSITY, _MOST_ENTRIES = (300, 4096), 1e-9, 0.1
-# Steps on one set of entries at most, how far they may lead in units of epsilon, how short they may
-# be halved to, and share of the tolerance that is added to the second derivative, in units of the
-# mass of a column: what it leaves undone is that share times the length of the step. [L564]
+# Steps on one set of entries at most; how far they may lead, in units of epsilon; the shortest step
+# that halving may come to; and the share of the tolerance that is added to the second derivative,
+# in units of the mass of a column. What that leaves undone is this share of the length of a step.
+# [L564]
 _STEPS, _FURTHEST, _SHORTEST, _BLUR = 8, 30.0, 1e-3, 0.01
+# Steps on the entries of a plan take as long as so many iterations. [L564]
+_SLOW = 200
+
+
+class NewtonSteps:
+    """The steps of one linear problem, taken where they take less time than iterations."""
+
+    def __init__(self, prepared: PreparedProblem, tol: float) -> None:
+        self._prepared, self._tol, self._near = prepared, tol, NEWTON_BELOW
+        self._small, self._sharp = is_small(prepared), may_be_sharp(prepared)
+
+    def step(self, reached: Potentials, error: float, left: float) -> Potentials | None:
+        """Go on by Newton's method, if so many iterations that are ``left`` take longer."""
+        if not (self._small or (self._sharp and left > _SLOW)) or error > self._near:
+            return None
+        if self._small:
+            nearer = newton_step(self._prepared, reached)
+        else:
+            nearer = newton_on_entries(self._prepared, reached, self._tol)
+            self._near = error / 2
+            if nearer is not None:
+                # these steps lead beyond the potentials for which a kernel of few entries
+                # is good
+                self._prepared.end_sweeps()
+        if nearer is None:
+            self._near = error / 10
+        return nearer
 
 
 def is_small(prepared: PreparedProblem) -> bool:
     """Whether Newton steps are possible and may pay."""
     cost = prepared.problem.cost
-    # a streamed cost asks for nothing as large as the plan
+    # a streamed cost must not lead to tables as large as the plan
     stored = isinstance(cost, DenseCost) and cost.dtype == torch.float64
     return _is_strict_and_alone(prepared) and stored and max(cost.shape) <= _MOST_POINTS
 

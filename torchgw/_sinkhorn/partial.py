@@ -21,7 +21,8 @@ from torchgw._typing import Marginals, Potentials
 _LARGEST_SCALING = 20.0
 # Iterations between two looks at the error. [L289]
 _CHECK_EVERY = 10
-# Kernels that may turn out to be too far away before softmins are computed as they are. [L289]
+# After so many kernels whose potentials turn out too far away, softmins are computed without one.
+# [L289]
 _MOST_FAILURES = 3
 # Entries of a cost on a GPU up to which the host solves the problem: an iteration takes sixty
 # launches there, and a tenth of their time here. [L548]
@@ -37,7 +38,7 @@ _STEPS, _SHARES, _LONGEST, _FURTHEST, _RIDGE = 30, 0.3 ** np.arange(8), 3.0, 30.
 
 
 class _Round(NamedTuple):
-    """Where some iterations have led."""
+    """Potentials and error after some iterations."""
 
     potentials: Potentials  # f with the level in it, and g
     g_next: Tensor
@@ -217,8 +218,8 @@ def _iterate(
 class _Kernel:
     """Softmins by one kernel E = exp((f + g - C) / epsilon), each a product with it."""
 
-    # Sums of points that carry next to nothing underflow. Their softmins are then too small, and
-    # still far above the level, which is all that counts.
+    # Sums of points with next to no mass underflow. Their softmins are then too small, but still
+    # far above the level, which is all that matters.
 
     def __init__(self, prepared: PreparedProblem, origin: Potentials) -> None:
         cost, marginals, self.epsilon, _ = prepared.problem
@@ -295,8 +296,8 @@ def level(softmin: Any, weight: Any, mass: float, epsilon: float) -> Any:
     others = terms.flip(0).logcumsumexp(0).flip(0)
     heights = (mass - full).clamp_min(0).log() - others
     room = full < mass
-    # levels above their next point would fill it too; the last point that there is mass for is
-    # filled at most, whatever rounding says
+    # a level above its next point would fill that point too; the search always ends at the last
+    # point with mass, also after rounding
     fits = (heights <= ordered) & room
     first = torch.where(fits.any(), fits.to(torch.int8).argmax(), room.sum() - 1)
     return (heights[first].minimum(ordered[first]) * epsilon).to(softmin.dtype)

@@ -21,8 +21,8 @@ from torchgw._typing import Marginals, Potentials
 
 # Factors of the half-steps of f and g under strict marginals.
 STRICT = (1.0, 1.0)
-# Exponents below which exp() is as good as zero. Results near the smallest number of a dtype take a
-# CPU ten times as long. [L13]
+# Exponents below which exp() counts as zero. Results near the smallest number of a dtype take a CPU
+# ten times as long. [L13]
 _LEAST_EXPONENT = {torch.float32: -70.0, torch.float64: -600.0}
 # Bytes of one (rows, m) working block. On a CPU it stays in cache from the product to the sums
 # (2 MB took 2.2 ns per entry, 8 MB 4.1); on a GPU it must be large enough to fill the device. [L12]
@@ -211,7 +211,7 @@ class LinearProblem(NamedTuple):
 
 
 class EntropicPlan(NamedTuple):
-    """P_ij = a_i b_j exp((f_i + g_j - C_ij) / epsilon), shape (n, m), in terms of what makes it."""
+    """P_ij = a_i b_j exp((f_i + g_j - C_ij) / epsilon), shape (n, m), described by its parts."""
 
     cost: Cost  # (n, m)
     marginals: Marginals

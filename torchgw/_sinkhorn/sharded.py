@@ -17,7 +17,7 @@ from torchgw._sinkhorn.problem import DenseCost, EntropicPlan, LinearProblem
 from torchgw._tensors.ranks import Ranks
 from torchgw._typing import Potentials
 
-# What a rank computes of one of its pieces.
+# What a rank computes for one of its pieces of rows.
 Compute = Callable[[PreparedProblem, slice], Tensor]
 
 

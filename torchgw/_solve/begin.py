@@ -16,7 +16,8 @@ from torchgw._plans.transport import DualPlan
 from torchgw._problem.problem import Problem
 from torchgw._search.batch import Searched
 from torchgw._search.graphs import is_sparse
-from torchgw._search.matching import Isometry, match_points
+from torchgw._search.isometry import Isometry
+from torchgw._search.matching import match_points
 from torchgw._search.optima import (
     DEFAULT_STARTS,
     WHY_SUBSAMPLE,
@@ -46,8 +47,8 @@ class Guess(NamedTuple):
 
 # Ambiguity above which a few points leave open which optimum is the best. [L292]
 _DOUBTED = 0.7
-# L1 distance to the product plan, at most 2, up to which an optimum tells no start: .4 to .5 of
-# random graphs with entropy, 1.7 to 2 elsewhere. [L1127]
+# L1 distance to the product plan, at most 2, up to which an optimum is too blurred to start from:
+# .4 to .5 of random graphs with entropy, 1.7 to 2 elsewhere. [L1127]
 _SMEARED = 1.0
 # Annealing from the natural scale of the cost forgets every plan but the product plan.
 PRODUCT = Guess(None, None, 1.0)
@@ -63,7 +64,7 @@ def first_guess(
     made: Sequence[Searched] = (),
 ) -> tuple[Guess, Search | None]:
     """Find where to start, on the subsample if there is one, and what a multi-start found."""
-    # A match that keeps all distances, if there is one, is where: no other optimum is better.
+    # A `match` that keeps all distances is the start, if there is one: no other optimum is better.
     # Searches that were `made` before are not made again.
     if init is not None and (options.n_init or 1) > 1:
         raise InvalidInputError(
@@ -76,7 +77,7 @@ def first_guess(
     backend = choose_backend(options.backend, problem.source.device, torch.float32)
     search = find_optima(searched, epsilon, options.n_init or DEFAULT_STARTS, backend, made)
     if match is not None:
-        # few points may say nothing of the others, so of other optima neither
+        # a search on few points may say nothing of the others, and so nothing of other optima
         told = _is_whole(search, searched) or is_structured(searched, search)
         a, b = problem.marginals
         pairs = Anchors(torch.arange(len(a), device=a.device), match.partners)
@@ -84,7 +85,7 @@ def first_guess(
         zero = Potentials(torch.zeros_like(a), torch.zeros_like(b))
         guess = Guess(PairPlan(pairs, a, (len(a), len(b))), zero, 0.0, whole=True)
         return guess, search if told else Search((), math.nan)
-    # whether some points, as all that were searched, tell no optimum from the others
+    # whether only some points were searched, and they do not tell the best optimum from the others
     unsure = not _is_whole(search, searched) and search.ambiguity > _DOUBTED
     matched = match_points(searched) if unsure or not search.alternatives else None
     if matched is None and sample is None:
@@ -94,7 +95,7 @@ def first_guess(
     elif not search.alternatives:
         guess = PRODUCT._replace(patient=True)
     elif _is_smeared(search, problem):
-        # from its smaller epsilon on it would stay where it is
+        # begun at the smaller epsilon of the optimum, the plan would stay where it is
         guess = PRODUCT
     else:
         guess = from_alternative(search.alternatives[0], problem.source.device)
@@ -125,7 +126,7 @@ def _is_whole(search: Search, problem: Problem) -> bool:
 
 
 def searchable(problem: Problem, init: Any, options: Options) -> bool:
-    """Whether the start is to be searched for: there is none, and more than one optimum."""
+    """Whether to search for a start: none is given, and there may be several optima."""
     trivial = problem.alpha == 0 or min(problem.source.n, problem.target.n) == 1
     return init is None and options.n_init != 1 and not trivial
 
@@ -233,7 +234,7 @@ def _check_shape(got: tuple[int, int], expected: tuple[int, int]) -> None:
 
 
 def starting_point(setting: Setting, guess: Guess) -> LoopState:
-    """Make the state that a guess stands for."""
+    """Make the state of the loop from which a guess starts."""
     gradient = setting.gradient
     if guess.plan is None:
         coupling = gradient.start().perturbed()

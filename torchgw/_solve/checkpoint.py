@@ -1,4 +1,4 @@
-"""Where a solve stands, in a file from which another one goes on."""
+"""The state of a solve in a file, from which another solve can go on."""
 
 import math
 import os
@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchgw._boundary.archive import check_writable, decode, encode, read_archive, write_archive
+from torchgw._boundary.archive import check_writable, read_archive, write_archive
+from torchgw._boundary.trees import Decoder, Encoder
 from torchgw._errors import InvalidInputError
 from torchgw._gradients.dense import PlanMatrix
 from torchgw._gradients.factored import Encoding
@@ -20,7 +21,7 @@ from torchgw._solve.strategy import Strategy
 from torchgw._tensors.ranks import Ranks
 from torchgw._typing import Marginals, Potentials
 
-# Seconds between two writes: what a restart loses at most, beside one iteration. A choice. [L418]
+# Seconds between two writes: a restart loses so many at most, and one iteration. A choice. [L418]
 EVERY = 60.0
 
 _KINDS: dict[str, Any] = {
@@ -48,7 +49,7 @@ class Checkpoint:
         self._written = time.monotonic()
 
     def read(self, strategy: Strategy, device: torch.device) -> Saved | None:
-        """Read where a solve of the same problem stood, if there is a file."""
+        """Read the state of a solve of the same problem, if there is a file."""
         self._problem = [*strategy.fingerprint()[1][:4], float(len(strategy.gradient))]
         there = self.path.is_file()
         if self._ranks is not None:
@@ -58,7 +59,7 @@ class Checkpoint:
         tree, arrays = read_archive(self.path)
         if not isinstance(tree, dict) or tree.get("kind") != "checkpoint":
             raise InvalidInputError(f"{self.path}: no checkpoint of a solve. Pass another path.")
-        found = decode(tree["fields"], arrays, device, _build)
+        found = Decoder(arrays, device, _build).decode(tree["fields"])
         same = all(
             math.isclose(old, new, rel_tol=1e-6)
             for old, new in zip(found["problem"], self._problem, strict=True)
@@ -73,7 +74,7 @@ class Checkpoint:
         return Saved(LoopState(**{name: found[name] for name in names}), found["anneal"])
 
     def keep(self, setting: Setting, state: LoopState, *, now: bool = False) -> None:
-        """Write where the loop stands, if it is time or ``now``; the file is always whole."""
+        """Write the state of the loop, if it is time or ``now``; the file is always whole."""
         due = now or time.monotonic() - self._written >= EVERY
         if not due or (self._ranks is not None and self._ranks.rank > 0):
             return
@@ -88,7 +89,7 @@ class Checkpoint:
             "annealed": state.annealed,
             "anneal": setting.anneal,
         }
-        fields = encode(values, "checkpoint", _parts, arrays)
+        fields = Encoder(_parts, arrays).encode(values, "checkpoint")
         write_archive(self.path, {"kind": "checkpoint", "fields": fields}, arrays)
         self._written = time.monotonic()
 

@@ -15,7 +15,7 @@ class _Rates(NamedTuple):
     make: float  # per entry: compute the cost, and the kernel from it
     read: float  # per entry and iteration: scale the kernel
     wide: float  # the same where a row does not fit on chip
-    exponential: float  # per entry and iteration: what streaming takes whatever the rank
+    exponential: float  # per entry and iteration of streaming, at any rank
     product: float  # per entry, iteration and column of the factors
     launch: float  # per iteration, the least that streaming takes
     prepare: float  # per problem: the operands of streaming
@@ -31,16 +31,17 @@ _RATES = {
 }
 # Iterations of one linear problem: what most outer iterations take. [L91]
 _PROBLEM_ITERATIONS = 20
-# Time of a streamed problem on a CPU once tiles are skipped: half of them, over five iterations of
-# two levels. On a curve a fifth is left, and fewer iterations. On a cloud nearly all are, which is
-# not known before: so small problems, where storing loses 0.2 s at most, pay for that in advance.
-# [L99, L211]
+# Time of a streamed problem on a CPU if tiles are skipped: half the tiles are kept over five
+# iterations of two levels. On a curve a fifth are kept, in fewer iterations. On a cloud nearly all
+# are, which is not known before: so small problems, where storing loses 0.2 s at most, are charged
+# extra seconds for streaming. [L99, L211]
 _TILED_SHARE = 0.125
 _TILED_SECONDS = 2.7e-2
 # Bytes of a row that the one-read iteration holds on chip. [L91]
 _ROW_BYTES = 2**17
-# Bytes of a cost above which streaming, whose memory does not grow with n m, is preferred to time;
-# and how many matrices of that size a stored problem holds: cost, kernel, one in the making. [L92]
+# Above so many bytes of a cost streaming is preferred, even if it is slower: its memory does not
+# grow with n m. And how many matrices of that size a stored problem holds: the cost, the kernel,
+# and one that is being made. [L92]
 _STORED_BYTES = {"cpu": 2**28, "cuda": 2**31}
 _STORED_MATRICES = 3
 

@@ -1,4 +1,4 @@
-"""What a plan is worth: its masses, its value, and whether the status may be believed."""
+"""The numbers of a plan: its masses and its value, and whether they confirm the status."""
 
 import math
 from dataclasses import replace
@@ -29,18 +29,20 @@ from torchgw._solve.state import Setting, Solved
 from torchgw._solve.status import Status
 from torchgw._typing import Marginals, Potentials
 
-# What rounding and marginal error may add to a value, as shares of its two squared terms. [L293]
+# By how much rounding and marginal error may raise a value, as shares of its two squared terms.
+# [L293]
 _VALUE_ROUNDING = 1e-6
 _VALUE_PER_MARGINAL = 4.0
-# Standard errors of an estimated value within which it proves nothing. [L293]
+# An estimated value within so many standard errors proves nothing. [L293]
 _VALUE_NOISE = 6.0
 # Share of the value of the product plan by which a plan may lie above a match that keeps all
 # distances. [L470]
 _ABOVE_A_COPY = 2e-3
-# Multiplications of an exact cost up to which it is computed, and minima of a loss that is no
-# product, which take a thousand times as long. [L545]
+# An exact cost is computed if it takes at most so many multiplications; or so many minima, for a
+# loss that is no product, which take a thousand times as long. [L545]
 _PRODUCTS, _MINIMA = 2**26, 2**20
-# What the objective may fall by: a share of it, and standard errors of the sampled cost. [L545]
+# By how much an exact iteration may lower the objective: a share of it, and standard errors of the
+# sampled cost. [L545]
 _SHARE, _ERRORS = 0.01, 3.0
 
 
@@ -70,7 +72,7 @@ def evaluate(
     """Compute the numbers of a plan; NumericalError if they are not finite."""
     gradient, linear_cost, generator = setting.gradient, setting.problem.linear, setting.generator
     if gradient.stores:
-        # all of it from one matrix: on a GPU each operation takes as long as this
+        # everything is computed from one matrix: on a GPU each operation takes as long as this
         stored = gradient.update(plan, None, generator)
         matrix = stored.vector().view(plan.shape)
         masses = Marginals(*(matrix.sum(axis, dtype=torch.float64) for axis in (1, 0)))
@@ -81,7 +83,7 @@ def evaluate(
     ]
     error = max(torch.stack(missing).tolist())
     factors = gradient.in_factors() if isinstance(plan.cost, FactoredCost) else None
-    # beside a linear cost it is not known which of the two terms rounding has moved
+    # with a linear cost it is not known which of the two terms rounding has moved
     plain = factors is not None and linear_cost is None and error <= RESOLVED
     if plan.dtype == torch.float32 and plain:
         assert factors is not None
@@ -107,9 +109,10 @@ def _without_rounding(
     setting: Setting, plan: TransportPlan, factors: InFactors
 ) -> tuple[QuadraticValue, float]:
     """Compute <L(P), P> and KL(P | a x b) of a float32 plan as if its marginals held."""
-    # Rounding shifts each sum over a plan in its own way, and multiplies what it shifts by
-    # potentials, which are hundreds of times as large as the value. So all comes from one product,
-    # whose rows get their weights; what its columns have too much changes the objective as g says.
+    # Rounding shifts each sum over a plan in its own way, and such a shift is multiplied by
+    # potentials, which are hundreds of times as large as the value. So all numbers come from one
+    # product, whose rows are given their weights. The excess of its columns changes the objective
+    # by its product with g, which is taken off.
     problem, cost = setting.problem, plan.cost
     (a, b), (f, g) = plan.weights, (part.double() for part in plan.potentials)
     source, target = problem.source.factors(), problem.target.factors()
@@ -131,16 +134,16 @@ def _without_rounding(
 
 
 def _without_excess(quadratic: QuadraticValue, excess: float, alpha: float) -> QuadraticValue:
-    """Take off what masses have too much or too little, summed as potentials weigh it."""
+    """Take the excess of the masses off the value, each weighted by its potential."""
     if alpha == 0:
         return quadratic
     return quadratic._replace(value=quadratic.value - excess / alpha)
 
 
 def weighted_means(plan: TransportPlan, values: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute plan @ values as if rows had their weights, and what that multiplies rows by."""
+    """Compute plan @ values with rows scaled to their weights, and the factors of the rows."""
     sums = plan @ torch.cat([values, torch.ones_like(values[:, :1])], dim=1)
-    # rows without weight have no mass, and rounding may leave others none
+    # rows without weight have no mass; rounding may leave other rows without mass too
     share = torch.where(sums[:, -1] > 0, plan.weights.a / sums[:, -1], 0.0)
     return sums[:, :-1] * share[:, None].to(sums.dtype), share
 
@@ -159,12 +162,12 @@ def evaluate_extended(
     error: float,
 ) -> Evaluation:
     """Compute the numbers of a plan that extends one of cells, without a pass over all pairs."""
-    # `plans` are those of all source points and the cells of the target, of the cells of the source
-    # and all target points, and of cells alone. What cells blur on either side is added up: the
-    # first two less the third. `masses` are those of the cells of either side where all points of
-    # the other have their weights. `couplings` are where their cost is linearised, and what the sum
-    # is to the gradient; `error` is the marginal error as measured, and all points count with their
-    # weights.
+    # `plans` are three: between all source points and the cells of the target, between the cells of
+    # the source and all target points, and between cells alone. The first two less the third make
+    # up for the blur within the cells. `masses` are those of the cells of either side where all
+    # points of the other have their weights. `couplings` are the one at which their cost is
+    # linearised, and that of the sum, in the form that the gradient takes. `error` is the measured
+    # marginal error, and all points count with their weights.
     near, far, small = plans
     gradient, problem, weights = setting.gradient, setting.problem, setting.marginals
     few = cells.problem.marginals
@@ -204,7 +207,7 @@ def evaluate_relaxed(
     linear *= rule.unit
     growing = 0.0 if simple else (1 - alpha) * linear
     value = linear if simple else alpha * quadratic.value
-    # the divergence of the normalised plan is to p x b
+    # the divergence of the normalised plan is taken from p x b, with its own row sums p
     terms = ObjectiveTerms(value, source, target, kl + source)
     mass = best_mass(terms, rule, epsilon, growing)
     check_finite(mass, float(before), epsilon)
@@ -244,8 +247,8 @@ def judge(
     constant: bool,
 ) -> Status:
     """Choose the status that a plan deserves, given the marginal error it may have."""
-    # A value below zero, or above that of the product plan, is no answer that one would use: the
-    # product plan costs nothing to find. Not so where the objective is `constant` but for rounding.
+    # A value below zero, or above that of the product plan, is no useful answer: the product plan
+    # costs nothing to find. This does not hold where the objective is `constant` but for rounding.
     if not status.converged:
         return status
     if found.marginal_error > promised:
@@ -253,7 +256,7 @@ def judge(
     if constant:
         return status
     alpha, product = problem.alpha, gradient.product
-    # what a missing marginal shifts may lie where a squared term is largest
+    # a marginal error may fall on the largest squared terms
     squares = gradient.squares()
     reach = max(squares, *torch.stack([gradient.row.max(), gradient.column.max()]).tolist())
     slack = _VALUE_ROUNDING * squares
@@ -275,8 +278,8 @@ def judge(
 
 def misses_a_copy(problem: Problem, gradient: Gradient, found: Evaluation, epsilon: float) -> bool:
     """Whether the spaces are copies of each other, and a plan is worse than the match of these."""
-    # That match costs nothing but entropy, the sum of -a log a at most. A plan of a larger
-    # objective is no optimum.
+    # The objective of that match is its entropy alone, the sum of -a log a at most. A plan with a
+    # larger objective is not the best.
     product = gradient.product
     if problem.linear is not None or product is None or problem.alpha == 0 or problem.directed:
         return False
@@ -338,9 +341,9 @@ def _factored_linear(plan: TransportPlan, linear: Cost | None) -> float:
 def falls_further(
     setting: Setting, plan: TransportPlan, found: Evaluation, coupling: Coupling, mass: float
 ) -> bool:
-    """Whether an exact iteration lowers the objective by more than STATIONARY says."""
+    """Whether an exact iteration lowers the objective by more than STATIONARY allows."""
     # `found` are the numbers of the plan, `coupling` is where the sampled cost was taken, and
-    # `mass` is that of a partial plan. Not where an exact cost takes long.
+    # `mass` is that of a partial plan. The answer is no where an exact cost would take long.
     problem = setting.problem
     n, m = plan.shape
     affordable = _MINIMA if problem.loss.cross is None else _PRODUCTS

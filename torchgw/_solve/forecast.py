@@ -1,4 +1,4 @@
-"""What a solve will take, said before it begins."""
+"""How long a solve will take, said before it begins."""
 
 import logging
 
@@ -11,23 +11,24 @@ logger = logging.getLogger(__name__)
 
 # Outer iterations of most solves: the least and the most. [L375]
 _FEWEST, _MOST = 15, 60
-# The same where a mass is given, and where a loss is sampled that is no product; Sinkhorn's
-# iterations of each linear problem of the latter. [L454]
+# The same numbers where a mass is given, and for a sampled loss that is no product; and the
+# Sinkhorn iterations of each linear problem of such a loss. [L454]
 _PARTIAL, _SAMPLED, _SAMPLED_INNER = (80, 130), (40, 70), 600
-# Seconds of a solve, by the least number of iterations, from which on a warning says so. [L454]
+# A warning comes if a solve with the least number of iterations takes so many seconds. [L454]
 _LONG = 20.0
 # Picoseconds of one multiplication of a dense gradient on a CPU, one thread. [L375]
 _PRODUCT = 55.0
 # The same of a minimum in place of a product. [L454]
 _MINIMUM = 60_000.0
-# Share of the natural scale of the cost below which Sinkhorn's iterations are many at this epsilon,
-# and seconds of one: of its operations, and of each entry. [L416]
+# Below this epsilon, as a share of the natural scale, Sinkhorn takes many iterations. Seconds of
+# one iteration: for its operations, and for each entry. [L416]
 _SHARP = 2.5e-4
 _ITERATION, _ENTRY = 2e-4, 1.2e-9
-# The same share from which on a solve may take many iterations, how many some took, and seconds for
-# each entry there. [L551]
+# The epsilon below which a solve may take very many iterations, how many some took, and the seconds
+# for each entry there. [L551]
 _SHARPEST, _SHARPEST_ITERATIONS, _SHARPEST_ENTRY = 2.5e-5, 30_000, 3e-9
-# Seconds of one of them on a GPU, where such problems are small: those of the host. [L604]
+# Seconds of one such iteration on a GPU, where the problems are small and the host sets the time.
+# [L604]
 _HOST_ITERATION = 1.2e-3
 
 
@@ -91,7 +92,7 @@ def seconds_per_iteration(strategy: Strategy) -> float:
     if strategy.store or rank == 0:
         seconds = stored
     else:
-        # tiles of the plan are empty where points lie on curves; of clouds nearly all are kept
+        # tiles of the plan are empty where points lie on curves; for clouds nearly all are kept
         clouds = any(isinstance(one, PointDistance) for one in (problem.source, problem.target))
         whole = strategy.tiling is None or clouds
         seconds = streamed if whole else tiled_seconds(streamed)

@@ -17,23 +17,39 @@ from torchgw._typing import Potentials
 # Column error at which an inner solve ends while epsilon still falls: the next linearisation
 # matters more than this one's marginals. [L294]
 ANNEALING_TOLERANCE = 1e-2
-# Column error that an inner solve aims at, over the change of the plan that ends the loop. [L129]
+# Column error that an inner solve aims at, as a share of the change of the plan that ends the loop.
+# [L129]
 _INNER_SHARE = 0.1
-# The same after a patient annealing, whose plans move for long: as a share of their change. [L180]
+# The same after a patient annealing, whose plans keep moving for long: as a share of their last
+# change. [L180]
 _PATIENT_SHARE = 0.01
-# Share of the error before that is left, from which on a linear problem counts as slow. [L513]
+# A linear problem is slow if it leaves more than this share of the error before. [L513]
 _FALLING = 0.5
-# Share of the rounding of single exponents that is left in a marginal, a sum of many. [L294]
+# A marginal is a sum of many entries: this share of the rounding of single exponents is left in it.
+# [L294]
 _ROUNDING_SHARE = 0.5
 # Column error to reach by default, if the cost is stored or settled in float64 anyway. Other costs
 # are so large that a few iterations in float64 have to do. [L294]
 _INNER_TOLERANCE = {True: 5e-7, False: 1e-5}
-# Multiple of the column error asked for that the plan itself may have. [L293]
+# The plan itself may miss its marginals by this multiple of the column error that was asked for.
+# [L293]
 _CONTRADICTION = 10
+# Column error at the target epsilon up to which a plan counts as meeting both marginals. [L184]
+_MET = 3e-3
+# So many iterations may miss it, without two in a row that meet it, before their linear problems
+# get more time: objectives are not compared meanwhile, and the loop would end by its limit alone.
+# [L472] [L1146]
+_MISSES = 5
+# Sinkhorn iterations of one linearisation, if the cost is stored or streamed: about as much work as
+# the linearisation itself. [L186]
+_INNER_ITERATIONS = {True: 50, False: 20}
+# Linear problems in a row of a settled plan, each with all its iterations, that leave more than a
+# share of the column error: after so many, those that `max_iter` allows would not end it. [L352]
+_STUCK, _STUCK_SHARE = 10, 0.99
 
 
 def prepare(setting: Setting, cost: Cost, epsilon: float) -> PreparedProblem:
-    """Prepare the linear problem at a cost, whatever its marginals have to be."""
+    """Prepare the linear problem at a cost, for strict or relaxed marginals."""
     problem = LinearProblem(cost, setting.marginals, epsilon)
     rule = setting.rule
     if rule is not None and rule.mass is None:
@@ -50,47 +66,96 @@ def solve_linear(
     tol: float,
     min_iter: int = 0,
 ) -> SinkhornResult:
-    """Solve a linear problem, whatever its marginals have to be."""
+    """Solve a linear problem, for strict or relaxed marginals."""
     mass = None if setting.rule is None else setting.rule.mass
     if mass is not None:
         return partial_sinkhorn(prepared, start, mass=mass, max_iter=max_iter, tol=tol)
     return sinkhorn(prepared, start, max_iter=max_iter, min_iter=min_iter, tol=tol)
 
 
+class Pace:
+    """How well the linear problems of a run are solved, by how far its plan has settled."""
+
+    def __init__(self, setting: Setting) -> None:
+        self._setting = setting
+        self._budget = _INNER_ITERATIONS[setting.store]
+        self._most = 0  # iterations that the last linear problem might take
+        self._error = math.inf  # of the columns of the last plan
+        self._change = math.inf  # of the last plan itself
+        self._met, self._missed = True, 0  # whether it met its marginals; misses so far
+        self._stuck = 0
+
+    def limits(self, wanted: float, *, at_target: bool, first: bool) -> tuple[int, float]:
+        """Choose how many iterations a linear problem may take, and the column error to reach."""
+        # ``wanted`` is the change at which the loop may end
+        most = self._setting.options.inner_max_iter
+        if at_target and first:
+            # the start that a search has found would be lost if the first plan missed its marginals
+            # by far
+            self._most = most
+            return most, _MET
+        self._most = min(most, self._budget)
+        return self._most, self._tolerance(wanted) if at_target else ANNEALING_TOLERANCE
+
+    def _tolerance(self, wanted: float) -> float:
+        """Choose the column error to reach at the target epsilon, given the last change."""
+        # The error of a proximal step is averaged out over the steps that follow, so it need not be
+        # much smaller than they are.
+        setting = self._setting
+        tol = _INNER_SHARE * max(wanted, setting.rounding(setting.anneal.target))
+        if setting.anneal.proximal and setting.gradient.exact:
+            return min(ANNEALING_TOLERANCE, max(tol, _INNER_SHARE * self._change))
+        if setting.anneal.patient:
+            return min(ANNEALING_TOLERANCE, max(tol, _PATIENT_SHARE * self._change))
+        return tol
+
+    def meets(self, inner: SinkhornResult, *, at_target: bool) -> bool:
+        """Whether a plan has both marginals: only then objectives are compared, steps followed."""
+        before, self._met = self._met, not at_target or inner.error <= _MET
+        # a plan that jumps to and fro may miss them every other time
+        if not self._met:
+            self._missed += 1
+        elif before:
+            self._missed = 0
+        return self._met
+
+    def learn(
+        self, inner: SinkhornResult, change: float, *, at_target: bool, settled: bool
+    ) -> None:
+        """Choose how many iterations the next linear problem may take."""
+        options = self._setting.options
+        longer = at_target and is_behind(inner, self._error, change)
+        longer = longer or self._missed >= _MISSES
+        if settled:
+            # only more of them can improve its marginals
+            self._budget = options.inner_max_iter
+        elif longer or inner.error > ANNEALING_TOLERANCE:
+            # a plan far from its marginals is no place to linearise at: at a small epsilon the loop
+            # would go from one such plan to the next for ever
+            self._budget *= 2
+        spent = settled and self._most == options.inner_max_iter and not inner.converged
+        stays = inner.error > _STUCK_SHARE * self._error
+        self._stuck = self._stuck + 1 if spent and stays else 0
+        self._error, self._change = inner.error, change
+
+    @property
+    def stuck(self) -> bool:
+        """Whether more iterations would leave the marginals of a settled plan as they are."""
+        return self._stuck == _STUCK
+
+
 def is_behind(inner: SinkhornResult, before: float, change: float) -> bool:
     """Whether a linear problem is solved more slowly than the plan settles."""
-    # Its column error is then what plans still change by. One that has risen is rounding, which
-    # more iterations do not take away.
+    # If so, plans change by the column error that is left. An error that has risen is rounding,
+    # which more iterations do not reduce.
     slow = _FALLING * before < inner.error < before
     return slow and not inner.converged and inner.error > _INNER_SHARE * change
-
-
-def next_budget(setting: Setting, budget: int, error: float, *, settled: bool, longer: bool) -> int:
-    """Choose how many Sinkhorn iterations the next linear problem may take."""
-    # once the plan has settled, only more of them can improve its marginals
-    if settled:
-        return setting.options.inner_max_iter
-    # a plan far from its marginals is no place to linearise at: at a small epsilon the loop would
-    # go from one such plan to the next for ever
-    return 2 * budget if longer or error > ANNEALING_TOLERANCE else budget
-
-
-def loop_tolerance(setting: Setting, change: float, wanted: float) -> float:
-    """Choose the column error to reach at the target epsilon, given the last change of the plan."""
-    # ``wanted`` is the change at which the loop may end. The error of a proximal step is averaged
-    # out over the steps that follow, so it need not be much smaller than they are.
-    tol = _INNER_SHARE * max(wanted, setting.rounding(setting.anneal.target))
-    if setting.anneal.proximal and setting.gradient.exact:
-        return min(ANNEALING_TOLERANCE, max(tol, _INNER_SHARE * change))
-    if setting.anneal.patient:
-        return min(ANNEALING_TOLERANCE, max(tol, _PATIENT_SHARE * change))
-    return tol
 
 
 def look_ahead(
     anneal: Annealing, step: int, potentials: Potentials, previous: Potentials | None
 ) -> Potentials:
-    """Choose where the next solve begins: here, or by linear growth a proximal step further."""
+    """Choose where the next linear problem begins; proximal steps extrapolate linearly."""
     if previous is None or anneal.share(step - 1) == 1:
         return potentials
     before, now, after = (anneal(step + shift) for shift in (-1, 0, 1))

@@ -1,6 +1,7 @@
 """The outer loop: linearise at the current plan, solve the linear problem, repeat."""
 
 import math
+from typing import NamedTuple
 
 from torchgw._plans.transport import TransportPlan
 from torchgw._sinkhorn.contract import PreparedProblem
@@ -8,13 +9,10 @@ from torchgw._sinkhorn.loop import SinkhornResult
 from torchgw._sinkhorn.problem import FactoredCost
 from torchgw._solve.evaluation import evaluate
 from torchgw._solve.inner import (
-    ANNEALING_TOLERANCE,
+    Pace,
     check_finite,
     inner_tolerance,
-    is_behind,
     look_ahead,
-    loop_tolerance,
-    next_budget,
     prepare,
     solve_linear,
 )
@@ -27,20 +25,8 @@ from torchgw._solve.step import Step, choose_step
 from torchgw._solve.stopping import Descent, Drift, MovingAverage, Verdict
 from torchgw._typing import Iteration
 
-# Column error at the target epsilon up to which a plan counts as one with both marginals. [L184]
-_MET = 3e-3
-# Iterations that may miss it, without two in a row that do not, before their linear problems get
-# more time: objectives are not compared meanwhile, and the loop would end by its limit alone.
-# [L472] [L1146]
-_MISSES = 5
-# Sinkhorn iterations of one linearisation, if the cost is stored or streamed: about as much work as
-# the linearisation itself. [L186]
-_INNER_ITERATIONS = {True: 50, False: 20}
 # Ends of a run whose plan has settled.
 _SETTLED = Status.CONVERGED, Status.PRECISION_LIMIT
-# Linear problems in a row of a settled plan, each with all its iterations, that leave more than a
-# share of the column error: after so many, those that `max_iter` allows would not end it. [L352]
-_STUCK, _STUCK_SHARE = 10, 0.99
 
 
 def iterate(setting: Setting, state: LoopState, most: int | None = None) -> LoopState:
@@ -58,8 +44,7 @@ def iterate(setting: Setting, state: LoopState, most: int | None = None) -> Loop
         Step(gradient, marginals, setting.backend, generator, setting.store, anneal.proximal)
     )
     follow, ending = NextPoint(gradient, anneal, marginals, generator), _Ending(setting)
-    change, budget = math.inf, _INNER_ITERATIONS[setting.store]
-    met, missed = True, 0
+    pace = Pace(setting)
     left = options.max_iter - state.done
     for _ in range(left if most is None else min(most, left)):
         point, done, annealed = state.coupling, state.done, state.annealed
@@ -67,125 +52,122 @@ def iterate(setting: Setting, state: LoopState, most: int | None = None) -> Loop
         at_target = epsilon <= anneal.end
         # until then the plan has to settle as if it were the last stage
         wanted = setting.tol if epsilon <= anneal.sharp else options.tol
+        first = done == 0 and state.start is None
 
         with recorder.timed("cost"):
             cost = step.linearise(point)
         with recorder.timed("sinkhorn"):
             prepared = prepare(setting, cost, epsilon)
-            tol = loop_tolerance(setting, change, wanted) if at_target else ANNEALING_TOLERANCE
-            most_inner = min(options.inner_max_iter, budget)
-            if at_target and done == 0 and state.start is None:
-                # what a search found is lost where the first plan is far from its marginals
-                tol, most_inner = _MET, options.inner_max_iter
-            inner = solve_linear(setting, prepared, state.start, max_iter=most_inner, tol=tol)
+            max_iter, tol = pace.limits(wanted, at_target=at_target, first=first)
+            inner = solve_linear(setting, prepared, state.start, max_iter=max_iter, tol=tol)
         with recorder.timed("coupling"):
             latest, told = step.update(prepared, inner.potentials, point, state.latest)
             verdict = Verdict(*told.tolist())
-            change = verdict.change
             check_finite(verdict.dual, inner.error, epsilon)
-            # objectives can be compared, and steps followed, of plans with both marginals
-            before, met = met, not at_target or inner.error <= _MET
-            # a plan that jumps to and fro may miss them every other time
-            missed = missed + 1 if not met else 0 if before else missed
-            coupling = follow(point, latest, state.latest, change, annealed, met=met)
+            reachable = max(wanted, setting.rounding(epsilon))
+            met = pace.meets(inner, at_target=at_target)
+            reached = _Reached(prepared, inner, verdict, annealed, reachable, at_target, met)
+            coupling = follow(point, latest, state.latest, verdict.change, annealed, met=met)
             start = look_ahead(anneal, annealed, inner.potentials, state.potentials)
         state = LoopState(
             coupling, latest, inner.potentials, start, done=done + 1, annealed=annealed + 1
         )
         if recorder.checkpoint is not None:
             recorder.checkpoint(state)
-        objective = ending.objective(verdict)
         entry = Iteration(
-            done, epsilon, verdict.dual, inner.error, change, inner.n_iters, cost.shape, objective
-        )
+            done, epsilon, verdict.dual, inner.error, verdict.change, inner.n_iters, cost.shape,
+            ending.objective(verdict),
+        )  # fmt: skip
         if recorder.add(entry):
             return state._replace(status=Status.STOPPED)
 
-        reachable = max(wanted, setting.rounding(epsilon))
-        settled = at_target and gradient.exact and change <= reachable
-        longer = at_target and is_behind(inner, ending.error, change)
-        longer = longer or missed >= _MISSES
-        budget = next_budget(setting, budget, inner.error, settled=settled, longer=longer)
-        spent = settled and most_inner == options.inner_max_iter and not inner.converged
-        status = ending.status(
-            prepared, inner, verdict, annealed, reachable,
-            at_target=at_target, settled=settled, met=met, spent=spent,
-        )  # fmt: skip
+        settled = at_target and gradient.exact and verdict.change <= reachable
+        pace.learn(inner, verdict.change, at_target=at_target, settled=settled)
+        status = ending.status(reached, settled=settled, stuck=pace.stuck)
         if status is not None:
             solved = None
-            # graphs would overwrite the cost
-            if status in _SETTLED and not step.overwrites and _is_result(setting, prepared, inner):
+            # where steps are CUDA graphs the cost would be overwritten
+            if status in _SETTLED and not step.overwrites and reached.is_result(setting):
                 solved = Solved(TransportPlan.of(prepared, inner.potentials), point, latest)
             return state._replace(status=status, solved=solved)
-        # what is prepared may be as large as the factors: it goes before the next cost comes
-        del prepared
+        # the prepared problem may be as large as the factors, so it is freed before the next cost
+        # is made
+        del prepared, reached
     return state
 
 
+class _Reached(NamedTuple):
+    """What an outer iteration has reached."""
+
+    prepared: PreparedProblem
+    inner: SinkhornResult
+    verdict: Verdict
+    annealed: int
+    reachable: float  # change of the plan that rounding and tolerance leave
+    at_target: bool
+    met: bool  # whether the plan has both marginals
+
+    def look(self, setting: Setting) -> tuple[TransportPlan, float]:
+        """Read off the plan and its value."""
+        plan = TransportPlan.of(self.prepared, self.inner.potentials)
+        return plan, evaluate(setting, plan, plan.epsilon).value(setting.problem.alpha)
+
+    def is_result(self, setting: Setting) -> bool:
+        """Whether one more linear problem would not change what the loop has converged to."""
+        strict = setting.gradient.exact and setting.rule is None and not setting.anneal.proximal
+        problem = self.prepared.problem
+        if not strict or not isinstance(problem.cost, FactoredCost):
+            return False
+        precise = self.inner.error <= inner_tolerance(setting, problem.epsilon)
+        return precise and self.inner.n_iters >= SETTLE_ITERATIONS
+
+
 class _Ending:
-    """When a run ends, and as what, by what its iterations have told so far."""
+    """When a run ends and with which status, judged by its iterations so far."""
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
         gradient, options, problem = setting.gradient, setting.options, setting.problem
         a, b = setting.marginals
-        # terms of rows and columns alone are twice in the linear cost, and once in the objective
+        # the linear cost has the terms of rows and columns alone twice, the objective has them once
         self.excess = float(a @ gradient.row + b @ gradient.column) / 2
         self.average = MovingAverage(weight=0.2, improvement=0.005, patience=options.patience)
         self.descent = Descent(options.objective_tol, self.excess)
-        # not where another stage goes on from here
+        # not if another stage goes on from here
         final = setting.anneal.proximal and gradient.exact and setting.tol <= options.tol
         self.drift = Drift(options.objective_tol, gradient.squares()) if final else None
         self.positive = problem.linear is None and problem.loss.is_square
-        self.error, self.stuck = math.inf, 0  # of the last linear problem; how often it stayed
 
     def objective(self, verdict: Verdict) -> float:
         """Compute the objective that an iteration tells of, NaN where it does not."""
         known = self.setting.rule is None and not math.isnan(verdict.now)
         return verdict.dual - verdict.own / 2 - self.excess if known else math.nan
 
-    def status(
-        self, prepared: PreparedProblem, inner: SinkhornResult, verdict: Verdict, annealed: int,
-        reachable: float, *, at_target: bool, settled: bool, met: bool, spent: bool,
-    ) -> Status | None:  # fmt: skip
-        """Say what an iteration ends the run as; ``None`` if it goes on."""
-        # The plan changes by no more than is `reachable` where it has `settled`, it has `met` its
-        # marginals, and its linear problem has `spent` all iterations that it may take.
-        setting, drift = self.setting, self.drift
-        self.stuck = self.stuck + 1 if spent and inner.error > _STUCK_SHARE * self.error else 0
-        self.error = inner.error
+    def status(self, reached: _Reached, *, settled: bool, stuck: bool) -> Status | None:
+        """Choose the status that an iteration ends the run with; ``None`` if it goes on."""
+        setting, drift, verdict = self.setting, self.drift, reached.verdict
+        at_target, reachable = reached.at_target, reached.reachable
         ended: Status | None = None
-        if settled and inner.error <= reachable:
+        if settled and reached.inner.error <= reachable:
             ended = Status.CONVERGED
             if drift is not None and setting.gradient.lossy:
-                ended = drift.update(*_look(setting, prepared, inner), reachable)
-        elif drift is not None and self.positive and at_target and met and drift.is_due(annealed):
-            ended = Status.FLAT if drift.is_zero(_look(setting, prepared, inner)[1]) else None
+                ended = drift.update(*reached.look(setting), reachable)
+        elif self._comes_to_nothing(reached):
+            ended = Status.FLAT
         if ended is Status.CONVERGED and verdict.change > max(setting.tol, RESOLVED):
             return Status.PRECISION_LIMIT
         if ended is not None:
             return ended
         if at_target and not setting.gradient.exact and self.average.update(verdict.dual):
             return Status.STATIONARY
-        falling = at_target and setting.anneal.share(annealed) == 1
-        if falling and self.descent.update(verdict, met=met):
+        falling = at_target and setting.anneal.share(reached.annealed) == 1
+        if falling and self.descent.update(verdict, met=reached.met):
             return Status.FLAT
-        return Status.INNER_LIMIT if self.stuck == _STUCK else None
+        return Status.INNER_LIMIT if stuck else None
 
-
-def _look(
-    setting: Setting, prepared: PreparedProblem, inner: SinkhornResult
-) -> tuple[TransportPlan, float]:
-    """Read off a plan and its value."""
-    plan = TransportPlan.of(prepared, inner.potentials)
-    return plan, evaluate(setting, plan, plan.epsilon).value(setting.problem.alpha)
-
-
-def _is_result(setting: Setting, prepared: PreparedProblem, inner: SinkhornResult) -> bool:
-    """Whether one more linear problem would not change what a loop has converged to."""
-    strict = setting.gradient.exact and setting.rule is None and not setting.anneal.proximal
-    problem = prepared.problem
-    if not strict or not isinstance(problem.cost, FactoredCost):
-        return False
-    precise = inner.error <= inner_tolerance(setting, problem.epsilon)
-    return precise and inner.n_iters >= SETTLE_ITERATIONS
+    def _comes_to_nothing(self, reached: _Reached) -> bool:
+        """Whether proximal steps have come to a value of zero, which nothing can lower."""
+        drift, there = self.drift, reached.at_target and reached.met
+        if drift is None or not (self.positive and there and drift.is_due(reached.annealed)):
+            return False
+        return drift.is_zero(reached.look(self.setting)[1])

@@ -41,7 +41,8 @@ class NextPoint:
         met: bool,
     ) -> Coupling:
         """Choose the next point, after ``latest`` and the coupling ``previous`` before it."""
-        # `met` says whether the plan has its marginals; other plans are not followed further.
+        # `met` says whether the plan meets its marginals; steps to other plans are not
+        # extrapolated.
         gradient, share = self._gradient, self._anneal.share(annealed)
         at_target = self._anneal(annealed) <= self._anneal.end
         if share == 1 and gradient.shortens:
@@ -81,10 +82,12 @@ class StepLength:
 
 # Largest multiple of the last step that momentum adds. [L174]
 _LARGEST_MOMENTUM = 0.9
-# Share of the last change from which on plain steps are slow enough for it. [L176]
+# Plain steps are slow enough for momentum if a change is more than this share of the last one.
+# [L176]
 _SLOW = 0.5
-# Multiple of the least change at which it has led away from where plain steps go. No more than two:
-# changes of plans that are far apart, as of adjacency matrices, lie between 1/2 and 2. [L143]
+# Momentum ends when a change is this multiple of the least change: it has then led away from the
+# path of plain steps. The multiple is below 2, as changes between plans that are far apart, of
+# adjacency matrices for example, vary by factors from 1/2 to 2. [L143]
 _ASTRAY = 1.5
 
 
@@ -111,9 +114,9 @@ class Nesterov:
 
     def wanted(self, change: float) -> bool:
         """Whether the next step should go further, given the change by one at the target."""
-        # `wanted` at first means at once; otherwise only once plain steps are slow. Where the steps
-        # grow, as between plans that are far apart, momentum goes round them for ever while plain
-        # iteration would settle: from then on there is none.
+        # If `wanted` from the start, steps go further at once, otherwise only once plain steps are
+        # slow. Where the steps grow, as between plans that are far apart, momentum would go round
+        # for ever while plain iteration would settle: from then on there is none.
         self._wanted = self._wanted or change > _SLOW * self._change
         self._least = min(self._least, change)
         self._astray = self._astray or change > _ASTRAY * self._least

@@ -53,7 +53,7 @@ class Options:
         """Check every field; the messages name the argument of :func:`torchgw.solve`."""
         for item in fields(self):
             value = getattr(self, item.name)
-            # as results report them, to JSON for one
+            # numbers as results report them, which can go into JSON
             single = isinstance(value, torch.Tensor) and value.ndim == 0 and not value.requires_grad
             if isinstance(value, np.generic) or single:
                 object.__setattr__(self, item.name, value.item())
@@ -191,7 +191,7 @@ class Options:
 
     @property
     def sharp(self) -> bool:
-        """Whether the plan is to be the best without entropy that a solve comes to."""
+        """Whether the plan is to minimise the objective without entropy: proximal or polished."""
         return bool(self.polish) or (self.polish is None and self.regularization == "proximal")
 
     @property

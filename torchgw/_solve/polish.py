@@ -25,9 +25,10 @@ from torchgw._typing import Marginals, Potentials
 _STEPS = 100
 # Relative decrease that the linearised objective must promise for another step. [L295]
 _SMALLEST_GAP = 1e-9
-# Share of that gap left between the plans of a mean, and moves of weight at most. [L347]
+# Weight moves between the plans of a mean until this share of the gap is left, in so many moves at
+# most. [L347]
 _CORRECTED, _CORRECTIONS = 0.1, 20_000
-# Density of the entries that are zero, as a logarithm has to exist. [L295]
+# Density that is given to entries of zero, because their logarithm has to exist. [L295]
 _SMALLEST_DENSITY = 1e-250
 
 
@@ -65,7 +66,7 @@ def polish(
     else:
         matrix /= matrix.sum()
     cost = cost_at(matrix)
-    # relaxed marginals have more vertices, of which corrections found no end
+    # plans of relaxed marginals have more vertices, among which corrections did not come to an end
     mean = _Mean(matrix, cost) if rule is None else None
     least = _vertices(marginals, rule)
     for step in range(_STEPS + 1):
@@ -90,9 +91,9 @@ def polish(
             matrix = mean.plan()
             cost = cost_at(matrix)
     if float((vertex - matrix).abs().sum()) <= _SMALLEST_GAP:
-        # entropy that is too weak to be seen left a vertex with dust
+        # a weak entropy had left tiny entries beside a vertex
         matrix = vertex
-    # as an operator: its cost is -log P / (a x b), its epsilon is one
+    # the plan as an operator, of cost -log P / (a x b) and epsilon one
     product = torch.outer(*marginals)
     density = torch.where(product > 0, matrix / product, 1.0).clamp_min(_SMALLEST_DENSITY)
     zero = Potentials(*map(torch.zeros_like, marginals))
@@ -107,7 +108,7 @@ class _Mean:
         self._shape = start.shape
         self._parts = [_nonzero(start)]
         self._weights = np.ones(1)
-        # constants in H and c are of no account, as weights sum to one
+        # constants in H and c do not matter, as weights sum to one
         self._bends = _pairings(cost, self._parts)[None]
         self._linear = np.zeros(1)
 
@@ -195,7 +196,7 @@ def _is_assignment(marginals: Marginals) -> bool:
 
 
 def _vertices(marginals: Marginals, rule: MarginalRule | None) -> Callable[[Tensor], Tensor]:
-    """Prepare what finds a plan of least linear cost, of mass one."""
+    """Make a function that finds the plan of least linear cost, of mass one."""
     if rule is not None and rule.mass is not None:
         return _partial_vertices(marginals, rule.mass)
     if rule is not None:
@@ -209,7 +210,7 @@ def _vertices(marginals: Marginals, rule: MarginalRule | None) -> Callable[[Tens
 
 
 def _assigned(cost: Tensor, weights: Tensor) -> Tensor:
-    """Send every point to one of its own, all of one weight."""
+    """Solve an assignment problem: every point gets a partner of its own."""
     rows, columns = scipy.optimize.linear_sum_assignment(cost.cpu().numpy())
     vertex = torch.zeros_like(cost)
     vertex[rows, columns] = weights.to(cost)[rows]

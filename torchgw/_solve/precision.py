@@ -6,8 +6,8 @@ import torch
 
 from torchgw._solve.options import Precision
 
-# Rounding of the exponents up to which a solve may count as converged, and the marginal error and
-# the change of the plan that it may then have in float32. [L350] [L478]
+# A solve may count as converged if the exponents are rounded by at most this; in float32 its
+# marginal error, and the last change of the plan, may then be as large. [L350] [L478]
 RESOLVED = 2e-4
 
 # Entries up to which a mixed solve goes on in float64 from where float32 has settled. [L296]

@@ -30,14 +30,15 @@ from torchgw.distances.precomputed import DirectedDistance, PrecomputedDistance
 _MOST_POINTS = 96
 # How far each start is solved: enough to tell which optimum it has come to. [L297]
 _OUTER, _INNER, _TOLERANCE = 60, 200, 1e-3
-# Share of the mass by which a plan may break what is strict and still be compared. [L239]
+# Plans that break strict marginals or bounds by more than this share of the mass are not compared.
+# [L239]
 _MISSED = 1e-2
 # L1 distance of normalised plans above which they are different optima. [L297]
 _DISTINCT = 0.1
 # Lowest epsilon as a share of the natural scale, as in a search with strict marginals. [L297]
 _LEAST_EPSILON = 1e-3
-# Multiple of the natural scale above which a penalty is compared as a strict marginal: it would
-# weigh nothing but what these few iterations leave of the marginals. [L970]
+# Penalties above this multiple of the natural scale are compared as strict marginals: they would
+# multiply the marginal errors that these few iterations leave. [L970]
 _HARD = 1e4
 
 
@@ -102,7 +103,7 @@ def search_relaxed(
     )
     guess = from_alternative(alternatives[0], device)
     if small.source.n == shape[0] and small.target.n == shape[1]:
-        # nothing was left out: a larger epsilon would only lead away
+        # all points were searched: a larger epsilon would only lead away from the optimum
         guess = guess._replace(epsilon=0.0)
     return guess, Search(alternatives, float("nan"))
 
@@ -123,7 +124,7 @@ def _solve(strategy: Strategy, label: str, guess: Guess, generator: torch.Genera
 
 
 def _distinct(found: list[_Found]) -> list[_Found]:
-    """Keep the first of those that are alike."""
+    """Keep the first of plans that are alike."""
     kept: list[_Found] = []
     for one in found:
         if all(float((one.plan - other.plan).abs().sum()) > _DISTINCT for other in kept):

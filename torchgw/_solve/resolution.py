@@ -6,8 +6,8 @@ its potentials are extended to all points by a half-step, and what the plan then
 on the points themselves: exact half-steps of some of them, drawn by weight. Cells are made smaller
 until that is little enough.
 
-Plans are extended in float64. What cells have too much changes the value as their potentials say,
-which are hundreds of times as large as it: in float32 the third digit would be wrong.
+Plans are extended in float64: the excess mass of a cell changes the value by its potential, which
+is hundreds of times as large as the value, so that in float32 the third digit would be wrong.
 """
 
 import logging
@@ -38,36 +38,37 @@ from torchgw._typing import Marginals, Potentials
 
 logger = logging.getLogger(__name__)
 
-# Marginal error that cells may leave by default; entries (n * m) from which on there are cells: on
-# a CPU they break even at 60,000 points per side. [L424] [L458]
+# Marginal error that cells may leave by default. And the entries (n * m) from which on a problem is
+# solved on cells: on a CPU they break even at 60,000 points per side. [L424] [L458]
 _DEFAULT = 1e-3
 _ENTRIES = {"cpu": 4e10, "cuda": 1e11}
-# The same as a multiple of the column error that was asked for. [L424]
+# The allowed marginal error as a multiple of the column error, if that was asked for. [L424]
 _PER_COLUMN_ERROR = 10
 # Cells of each side to begin with, and at most: more take as long as all points do. [L424]
 _FIRST_CELLS = 2**12
 _MOST_CELLS = 2**18
 # Points that a cell has at least, in the mean. [L424]
 _FEWEST_POINTS = 4
-# Entries of a plan of cells up to which it is computed in float64, so that finer ones begin at its
+# Plans of cells are computed in float64 up to so many entries, so that finer cells begin at their
 # fixed point. [L424]
 _PRECISE_ENTRIES = 2**28
 # Points of each side whose masses are computed, to measure the marginal error. [L424]
 _MEASURED = 4096
-# How many times as many cells the next ones are at most. [L424]
+# The next cells are at most so many times as many. [L424]
 _MOST_FINER = 16
-# Share of an error that finer cells are taken to leave at most. [L424]
+# Finer cells are expected to leave at most this share of an error. [L424]
 _SLOWEST = 0.5
-# Share of the error allowed that the prediction for the next cells aims at. [L424]
+# The number of the next cells is chosen so that the predicted error is this share of the allowed
+# one. [L424]
 _AIM = 0.7
-# What a value of zero is divided by. [L424]
+# Divisor in place of a value of zero. [L424]
 _TINY = 1e-300
 
 
 class Resolution(NamedTuple):
     """What ``result.log["resolution"]`` says."""
 
-    cells: tuple[int, int]  # that stand for the points of the source and of the target
+    cells: tuple[int, int]  # numbers of cells of the source and of the target
     tolerance: float  # marginal error allowed
     marginal_error: float  # measured: mean of |mass / weight - 1| over points drawn by weight
     measured: int  # points of each side that it was measured at
@@ -117,12 +118,12 @@ def solve_on_cells(
         found = _solve(strategy, precise, state, (source, target), tolerance, value)
         resolution, state = found.resolution, found.state
         logger.info("value %.6g on cells: %s", found.evaluation.quadratic.value, resolution)
-        # what is left of the error of the value falls as the error of the marginals does
+        # the error of the value is taken to fall as the error of the marginals does
         error = resolution.marginal_error
         left, change = min(error / last, _SLOWEST), resolution.value_change
         left = max(error, 0.0 if change is None else change * left / (1 - left))
         known = change is not None and left <= tolerance
-        # without digits left, no finer cells do: they have the same precision
+        # if float32 has no digits left, finer cells do not help: they have the same precision
         spent = state.status is Status.PRECISION_LIMIT
         if known or not (state.status.converged or spent):
             return state, found
@@ -152,7 +153,7 @@ def _solve(
         strategy.options,
         epsilon=epsilon,
         gradient="factored",
-        # too few to be shared: every rank solves them
+        # cells are too few to be shared: every rank solves them
         ranks=None,
     )
     small = choose_strategy(problem, options)
@@ -198,7 +199,7 @@ def _extend(
     gradient, problem, epsilon = setting.gradient.in_factors(), setting.problem, small.epsilon
     assert gradient is not None
     cost, fine, few = gradient.factored(state.coupling), setting.marginals, cells.problem.marginals
-    # of all points of one side and the cells of the other: no pass over all pairs
+    # plans between all points of one side and the cells of the other: no pass over all pairs
     halves = (
         _prepare(strategy, take(cost, None, cells.target), Marginals(fine.a, few.b), cells),
         _prepare(strategy, take(cost, cells.source, None), Marginals(few.a, fine.b), cells),
@@ -219,13 +220,13 @@ def _extend(
         gradient.encode(turned, target.matrix),
         gradient.encode(x, few_means),
     )
-    # what cells get from points whose rows have their weights; those of the target less what cells
-    # of the source already give them too much, where their own problem is solved to a tolerance
+    # the excess of the target cells, given rows with their weights; less the excess that the
+    # problem between cells has already, as it is solved to a tolerance only
     missed = few.b - _weighted(small.T @ shares)
     masses = Marginals(_weighted(far @ columns), _weighted(near.T @ rows) + missed)
     first, second, both = (part.vector() for part in parts)
     coupling = parts[0].with_vector(first + second - both)
-    # in the dtype that it is read in
+    # in the dtype in which the plan will be read
     dtype = _resolving(strategy, setting.scale, tolerance)
     backend = strategy.backend(dtype, strategy.tiling)
     plan = TransportPlan(cost.to(dtype), potentials, fine, epsilon, backend)
@@ -233,7 +234,7 @@ def _extend(
     couplings = state.coupling, coupling
     found = evaluate_extended(setting, cells, (near, far, small), masses, couplings, error)
     status = state.status
-    # marginals are promised up to the tolerance, which rounding may not pass unseen
+    # the status promises marginals up to the tolerance, so rounding beyond it is reported
     if status.converged and rounding(setting.scale, epsilon, dtype) > max(RESOLVED, tolerance):
         status = Status.PRECISION_LIMIT
     status = judge(status, found, problem, setting.gradient, tolerance, constant=False)
@@ -258,7 +259,7 @@ def _prepare(
     tiling = strategy.tiling
     if tiling is not None:
         tiling = Tiling.of(cost.shape, cost.device)
-        # cells are numbered, and points lie, in the order that the cells were made by
+        # both cells and points are in the order in which the cells were made
         orders = [
             side.order if isinstance(side, Cells) and len(side.order.point) == size
             else Order.of(torch.arange(size, device=cost.device), tiling.width)

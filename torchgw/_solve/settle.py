@@ -17,13 +17,13 @@ from torchgw._solve.state import LoopState, Setting
 from torchgw._solve.status import Status
 from torchgw._typing import Potentials
 
-# Iterations of the last linear problem at least. The error is a mean: with two levels, which take a
-# few, single columns would be left behind. [L189]
+# Iterations of the last linear problem at least. The error is a mean: with two levels, which take
+# few iterations, single columns would keep large errors. [L189]
 SETTLE_ITERATIONS = 3
-# Multiple of what the last iteration changed, or missed of the marginals, by which a settled plan
-# may differ from the point that its cost is of. [L547]
+# A settled plan may differ from the point at which its cost was linearised by this multiple of the
+# last change, or of the marginal error. [L547]
 _GROWTH = 10.0
-# What becomes of a status when the last linear problem is not solved.
+# The status in place of another one, if the last linear problem is not solved.
 _INNER_FAILED = {
     Status.CONVERGED: Status.INNER_LIMIT,
     Status.FLAT: Status.INNER_LIMIT,
@@ -59,7 +59,7 @@ def settle(
         value = setting.gradient.dual_value(inner.potentials, state.coupling, epsilon)
         check_finite(float(value), inner.error, epsilon)
         setting.recorder.settle_iterations = inner.n_iters
-        # an error that was asked for is met; that of the default is what is promised
+        # an `inner_tol` that was passed has to be met; of the default the promised error is enough
         met = promised_error(setting) if options.inner_tol is None else 0.0
         if not inner.converged and inner.error > met:
             state = state._replace(status=_INNER_FAILED.get(state.status, state.status))
@@ -72,9 +72,9 @@ def settle(
 
 
 def leaves(setting: Setting, state: LoopState, plan: TransportPlan) -> LoopState | None:
-    """Go on from a settled plan if it leaves the point that its cost is of, as of a saddle."""
-    # Symmetry holds iteration at a saddle point until rounding has grown: steps that looked settled
-    # grow by a factor in each iteration. `None` if they do not.
+    """Return a state to go on from if settling has led away from a saddle point, else ``None``."""
+    # Symmetry holds the iteration at a saddle point until rounding has grown: steps that looked
+    # settled then grow by a factor in each iteration.
     gradient, history = setting.gradient, setting.recorder.history
     plain = gradient.exact and not setting.anneal.proximal and state.solved is None
     if state.status is not Status.CONVERGED or not plain or state.done >= setting.options.max_iter:

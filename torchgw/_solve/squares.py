@@ -14,18 +14,19 @@ from torch import Tensor
 from torch.special import xlogy
 
 from torchgw._sinkhorn.anderson import Anderson
-from torchgw._solve.pipeline import Asked, Outcome, solve_problem
+from torchgw._solve.outcome import Asked, Outcome
+from torchgw._solve.passes import solve_problem
 from torchgw._solve.state import Recorder
 from torchgw._solve.status import Status
 from torchgw._typing import Marginals, Potentials
 
-# Solves at most, and how much more than `tol` the last may move masses where the cost is sampled;
-# masses of less are zero. [L823]
+# Solves at most; by how many times `tol` masses may still move where the cost is sampled; masses
+# below the last number are zero. [L823]
 _MOST, _ROUGHLY, _LEAST = 60, 100, 1e-300
 
 
 class _Stand(NamedTuple):
-    """A penalty by entropy in place of one by squares: its weight, and those of the points."""
+    """A penalty by entropy that stands for one by squares: its weight, and those of points."""
 
     rho: float
     weights: Tensor  # of any sum, (n,)
@@ -56,7 +57,7 @@ def solve_squares(asked: Asked, recorder: Recorder) -> Outcome:
         settled = moved <= (1 if outcome.noise is None else _ROUGHLY) * options.tol
         if settled or not ending.status.converged:
             break
-        # masses that swing ask for a steeper stand-in
+        # if masses swing to and fro, the penalty is made steeper
         firm, last = firm * (2 if moved > 2 * last else 1), moved
         options = replace(options, epsilon=ending.epsilon, n_init=None)
         asked = asked._replace(init=ending.plan, made=())
@@ -74,7 +75,7 @@ def solve_squares(asked: Asked, recorder: Recorder) -> Outcome:
 
 
 def _steepness(rho: float, masses: Tensor) -> float:
-    """Weigh an entropy that is as curved as the squares where masses are largest."""
+    """Choose the weight at which entropy is as curved as the squares at the largest mass."""
     if rho == 0 or math.isinf(rho):
         return rho
     return rho * float((masses**2).sum() * masses.max() / masses.sum())
@@ -103,15 +104,15 @@ def _as_asked(
     stands: list[_Stand],
     weights: Marginals,
 ) -> Outcome:
-    """Tell a plan, its entropy and its penalty by the weights that were given."""
+    """Convert entropy and penalty of a plan to the weights that were given."""
     ending = outcome.ending
     found, plan, mass = ending.evaluation, ending.plan, ending.evaluation.mass
     penalty, moved = 0.0, 0.0
     for rho, weight, stand, masses in zip(rhos, given, stands, found.masses, strict=True):
-        # entropy counts from the product of the weights
+        # the entropy is relative to the product of the given weights
         moved += float(xlogy(masses, stand.weights / weight.clamp_min(_LEAST)).sum())
         if math.isfinite(rho):
-            # |m x m - a x a|^2 / 2 by m - a, as a large rho multiplies its rounding
+            # |m x m - a x a|^2 / 2, computed from m - a, as a large rho multiplies its rounding
             apart = masses - weight
             along, far = weight @ apart, apart @ apart
             penalty += rho * float(along**2 + far * (weight @ weight + far / 2 + 2 * along))

@@ -1,4 +1,4 @@
-"""What the outer loop is given, what flows through it, and what it leaves behind."""
+"""The state of the outer loop: what it is given, what it changes and what it records."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -30,8 +30,8 @@ class Recorder:
     history: list[Iteration] = field(default_factory=list)
     timings: dict[str, float] = field(default_factory=dict)
     settle_iterations: int = 0  # Sinkhorn iterations of the last linear problem
-    ranks: Ranks | None = None  # who go on or stop together
-    # keeps a state in a file, once the loop over all points has begun
+    ranks: Ranks | None = None  # processes that go on or stop together
+    # function that keeps a state in a file, once the loop over all points has begun
     checkpoint: "Callable[[LoopState], None] | None" = None
 
     def add(self, entry: Iteration) -> bool:
@@ -85,7 +85,7 @@ class Setting:
 
 
 class Solved(NamedTuple):
-    """The last linear problem of a loop, solved as well as that of a result has to be."""
+    """The last linear problem of a loop, if it is solved as well as a result needs."""
 
     plan: TransportPlan
     point: Coupling  # where its cost is linearised
@@ -101,5 +101,5 @@ class LoopState(NamedTuple):
     start: Potentials | None  # where the next linear problem begins
     status: Status = Status.OUTER_LIMIT
     done: int = 0  # outer iterations of the whole solve so far
-    annealed: int = 0  # those of them since the annealing began, which give the next its epsilon
+    annealed: int = 0  # of these since the annealing began; they determine the next epsilon
     solved: Solved | None = None  # what the result can be, if the loop has reached it

@@ -111,7 +111,7 @@ class _Ends:
         if memory is not None:
             make = partial(Captured, memory=memory, generator=step.generator)
             self.linearise = make(step.linearise)
-            # the cost lies where the other graph leaves it
+            # the cost lies in memory where the other graph leaves it
             self.update = make(step.update_in_units, in_place=2)
 
 
@@ -126,7 +126,7 @@ class CapturedStep:
     overwrites = True
 
     def __init__(self, step: Step, *, replay: bool = True) -> None:
-        # lent to this solve, until this is gone
+        # memory that is lent to this solve, until this object is gone
         memory = borrow_memory(self, step.marginals.a.device) if replay else None
         size = sum(table.nbytes for table in step.gradient.tables())
         if memory is not None and 0 < size <= _KEPT_BYTES:
@@ -137,7 +137,7 @@ class CapturedStep:
     def linearise(self, coupling: Coupling) -> Cost:
         """Compute the cost at a coupling; the next call overwrites it."""
         ends = self._ends
-        # the product plan of a sampled gradient comes once, and makes a cost of another shape
+        # the product plan of a sampled gradient occurs once, and its cost has another shape
         return ends.step.linearise(coupling) if coupling.empty else ends.linearise(coupling)
 
     def update(

@@ -1,6 +1,6 @@
 """When the outer loop stops: a sampled objective by its average, an exact one by its fall.
 
-Proximal steps by what few numbers of a plan do not show.
+Proximal steps stop by the change of the plan, which the few numbers of a coupling do not show.
 """
 
 import math
@@ -22,10 +22,11 @@ _WINDOW = 5
 _SETTLING_WINDOW, _SETTLING = 10, 0.5
 # Products with a plan that tell its change: a single one may miss it by chance. [L640]
 _PRODUCTS = 8
-# Share of the squares that cancel in a value below which its decrease is judged by them: the value
-# of a copy falls to zero by as large a share of itself in each step. [L640]
+# If a value is below this share of the squares that cancel in it, its decrease is judged by these:
+# the value of a copy falls to zero by the same share of itself in each step. [L640]
 _LEAST_SHARE = 0.01
-# Steps between looks at whether a value has come to zero: a look costs as much as a step. [L642]
+# The value is computed every so many steps, to see whether it has come to zero: that costs as much
+# as a step. [L642]
 _EVERY = 10
 
 
@@ -71,7 +72,7 @@ class Verdict(NamedTuple):
 
     change: float  # of the coupling, relative
     dual: float  # value of the linear problem
-    now: float  # <C(X), P> without the linear term; NaN where it is not known, as of samples
+    now: float  # <C(X), P> without the linear term; NaN where unknown, as for samples
     before: float  # <C(X), P_before>
     own: float  # <C(X), X>
 
@@ -94,9 +95,9 @@ class Descent:
 
     def update(self, verdict: Verdict, *, met: bool = True) -> bool:
         """Take what an iteration tells; return whether to stop."""
-        # A plan whose changes shrink is about to settle, and not stopped. Nor are plans compared
-        # whose marginals are not `met`: their objective may be anything. Where plans go to and fro
-        # between two, it ends at the lower one.
+        # A plan whose changes shrink is about to settle, and is not stopped. Plans whose marginals
+        # are not `met` are not compared either: their objective may be anything. Where plans go to
+        # and fro between two, the loop ends at the lower one.
         if not met:
             self._last, self._risen = None, False
             self.values.clear()
@@ -124,22 +125,22 @@ class Descent:
 class Drift:
     """How proximal steps end once their coupling, of few numbers, has settled."""
 
-    # The plan may go on: a coupling does not see which of two equal points has what, nor a linear
-    # cost, and a step that changes it by little changes the plan by the root of that. Products with
-    # random vectors see all of a plan: the mean of their squares is that of its entries.
-    # `tol` is the relative decrease of the value in a step that counts as falling, 0 for no
-    # stopping by it; `squares` are what cancels in a value.
+    # The plan may still move: a coupling does not see which of two equal points has which mass, nor
+    # does a linear cost; and a step that changes the coupling by little changes the plan by the
+    # root of that. Products with random vectors see all of a plan: the mean of their squares is
+    # that of its entries. `tol` is the relative decrease of the value in a step that counts as
+    # falling, 0 for no stopping by it; `squares` are the squares that cancel in a value.
 
     def __init__(self, tol: float, squares: float) -> None:
         self._tol, self._least = tol, _LEAST_SHARE * squares
         self._last: tuple[Tensor, float] | None = None
 
     def is_due(self, step: int) -> bool:
-        """Whether to look at a value that may have nothing left to fall by."""
+        """Whether it is time to check that the value has not come to zero."""
         return self._tol > 0 and step % _EVERY == 0
 
     def is_zero(self, value: float) -> bool:
-        """Whether a value that is never negative cannot fall by more than what counts."""
+        """Whether a value that is never negative is too small to fall any further."""
         return value <= self._tol * self._least
 
     def update(self, plan: Plan, value: float, reachable: float) -> Status | None:

@@ -19,7 +19,7 @@ from torchgw._problem.losses import Loss
 from torchgw._problem.marginals import STRICT, MarginalRule
 from torchgw._problem.problem import Problem
 from torchgw._search.coarse import directed_points, loss_spread
-from torchgw._search.matching import rounding_advice
+from torchgw._search.isometry import rounding_advice
 from torchgw._sinkhorn.annealing import Annealing
 from torchgw._sinkhorn.choose import BackendName, choose_backend, skips_tiles
 from torchgw._sinkhorn.contract import Backend
@@ -35,8 +35,8 @@ from torchgw.distances.sampling import choose_points
 
 # epsilon="auto" as a share of natural_scale(). [L132]
 _AUTO_EPSILON = {"entropic": 0.0025, "proximal": 0.1}
-# Times the spread of the cost, or one, that epsilon may be: products with it are in the range of
-# float32. [L641]
+# Largest epsilon, as a multiple of the spread of the cost or of one: products with it stay in the
+# range of float32. [L641]
 _LARGEST_EPSILON = 1e30
 # Entries up to which dense proximal steps are polished unless that is refused. [L950]
 _POLISHED_ENTRIES = 4_000_000
@@ -44,34 +44,34 @@ _POLISHED_ENTRIES = 4_000_000
 _HALF_ENTRIES = 2_000_000
 # Entries (n * m) above which a factored solve begins on a subsample. [L298]
 COARSE_ENTRIES = 9_000_000
-# Share of the sum of both sides' variances that the scale of a relaxed cost has at least: more than
-# the product of the deviations where one is four times the other. [L298]
+# The scale of a relaxed cost is at least this share of the sum of both sides' variances; that
+# exceeds the product of the deviations where one is four times the other. [L298]
 _OWN_SHARE = 0.25
 # Anchor pairs to begin with: about 4 sqrt(n), within these. [L123]
 _ANCHORS = (256, 1024)
-# Points whose distances the scale of another loss than the square one is taken from. [L298]
+# Points from whose distances the scale of a loss other than the square one is computed. [L298]
 _SCALE_POINTS = 64
-# Blocks of a side from which tiles are looked at unless they were asked for: on a GPU an iteration
-# of a few blocks took 7 ms, most of it to choose them. [L550]
+# Tiles are considered from so many blocks of a side on, unless they were asked for: on a GPU an
+# iteration of a few blocks took 7 ms, most of it to choose them. [L550]
 _FEWEST_BLOCKS = 8
 # How far from one a sum of weights may be where a penalty is taken as strict. [L1061]
 _SAME_TOTAL = 1e-6
-# Weight, as a share of an equal one, that a point has at least in the scale of the cost. [L351]
+# Least weight of a point in the scale of the cost, as a share of an equal weight. [L351]
 _LEAST_WEIGHT = 1e-3
 
 
 @dataclass(frozen=True)
 class Strategy:
-    """What a solve has settled on."""
+    """What has been chosen for a solve."""
 
-    problem: Problem  # in units of the mass of a partial plan: its linear term is divided by that
+    problem: Problem  # its linear term is divided by the mass of a partial plan
     options: Options
     gradient: str
     precision: Precision
     dtypes: Dtypes  # of the loop and of the settling
     n_anchors: int  # that a sampled gradient begins with
     spread: float  # natural_scale(), zero where every plan costs the same
-    epsilon: float  # to reach, in units of the mass
+    epsilon: float  # the target, divided by the mass of a partial plan
     mass: float  # mass that a partial plan moves; 1 for other problems
     store: bool  # whether the (n, m) cost of an iteration is built
     tiling: Tiling | None  # of solves that skip tiles
@@ -104,7 +104,7 @@ class Strategy:
         return self.spread == 0 or (strict and one)
 
     def fingerprint(self) -> tuple[str, list[float]]:
-        """Name what all ranks must have chosen alike, and the numbers that tell."""
+        """List the choices that must be alike on all ranks, and the numbers that show it."""
         width = 0 if self.tiling is None else self.tiling.width
         chosen = [self.problem.source.n, self.problem.target.n, self.spread, self.epsilon]
         where = "(n, m, scale of the cost, epsilon, whether the cost is stored, width of a tile)"
@@ -147,7 +147,7 @@ class Strategy:
         """Make what the loop needs to run in some dtype."""
         options, rule, problem = self.options, self.options.rule, self.problem.to(dtype)
         if self._half(dtype):
-            # what a patient annealing leads to is not settled to the last digits
+            # after a patient annealing the last digits do not matter yet
             base: Gradient = HalfGradient(problem, rough=anneal.patient)
         else:
             base = make_gradient(self.gradient, problem, self.n_anchors, options.redraw)
@@ -208,9 +208,9 @@ def target_epsilon(options: Options, spread: float, mass: float = 1.0) -> float:
     return float(options.epsilon) / mass
 
 
-def annealed(problem: Problem, strategy: Strategy) -> Strategy:
-    """Change the strategy for a search that had nothing to choose from: a single start."""
-    options = strategy.options
+def annealed(strategy: Strategy) -> Strategy:
+    """Change the strategy for a single start, annealed on all points."""
+    problem, options = strategy.problem, strategy.options
     rank = cost_rank(strategy.gradient, problem, strategy.n_anchors)
     store, tiling = _choose_storage(
         problem, options, strategy.gradient, strategy.dtypes, rank, annealed=True
@@ -225,7 +225,7 @@ def _choose_storage(
     shape, device = (problem.source.n, problem.target.n), problem.source.device
     matrix = isinstance(problem.linear, DenseCost)
     reason = why_no_tiles(gradient, options.backend, linear=matrix, store=False)
-    # relaxed problems have no sweeps over tiles, which is what makes streaming fast
+    # relaxed problems have no sweeps over tiles, without which streaming is slow
     tiled = reason is None and options.skip_tiles is not False and options.rule is None
     # annealing all points from a large epsilon keeps most tiles for many iterations
     tiled &= not annealed or math.prod(shape) > COARSE_ENTRIES
@@ -271,11 +271,11 @@ def natural_scale(problem: Problem, *, relaxed: bool) -> float:
 
 
 def heavy_as_strict(rule: MarginalRule | None, problem: Problem) -> MarginalRule | None:
-    """Take penalties so heavy that no tolerance tells them from strict marginals as these."""
+    """Turn penalties into strict marginals if they are too heavy to tell the difference."""
     if rule is None or not any(0 < rho < math.inf for rho in rule.rho):
         return rule
     least = STRICT * natural_scale(problem, relaxed=True)
-    # of sums that differ a plan has neither
+    # if the weights of both sides have different sums, no plan can have both
     if least == 0 or max(abs(total - 1) for total in rule.totals) > _SAME_TOTAL:
         return rule
 
@@ -291,7 +291,7 @@ def heavy_as_strict(rule: MarginalRule | None, problem: Problem) -> MarginalRule
 
 
 def _levelled(weights: Tensor) -> Tensor:
-    """Raise tiny weights: what a plan costs where next to no mass is has a scale as well."""
+    """Raise tiny weights, so that the cost of points with next to no mass counts in the scale."""
     least = _LEAST_WEIGHT / len(weights)
     if float(weights.min()) >= least:
         return weights

@@ -33,8 +33,9 @@ logger = logging.getLogger(__name__)
 LIST = Path(__file__).with_name("kernels.jsonl")
 # Threads that compile; as many cores are left for the solve. [L461]
 _THREADS = 8
-# Seconds of a thread's own beyond which it has compiled a kernel. To read one from the cache takes
-# less, and one thread reads: several take turns with the solve, under Python's lock. [L1021]
+# A thread whose own time exceeds this many seconds has compiled a kernel. Reading one from the
+# cache takes less; only one thread reads, since several would take turns with the solve under
+# Python's lock. [L1021]
 _COMPILING = 0.15
 _DTYPES: Mapping[str, torch.dtype] = {
     "*fp64": torch.float64,
@@ -78,7 +79,7 @@ class Variant(NamedTuple):
 
 
 class _Launch(NamedTuple):
-    """A launch that is not made: its kernel is compiled."""
+    """A launch that only compiles its kernel."""
 
     kernel: str
     function: Any
@@ -99,14 +100,14 @@ class _Launch(NamedTuple):
 
 
 def _load(kernel: str, compiled: Any) -> None:
-    """Load a kernel on the current device, with what launches it."""
-    # That is compiled when it is first looked up, and is the same for all types of a kernel.
+    """Load a kernel on the current device, with the function that launches it."""
+    # That function is compiled when it is first looked up, and serves all variants of a kernel.
     with _launchers[kernel]:
         compiled.run  # noqa: B018
 
 
 class _Pointer:
-    """What Triton reads off a tensor when it compiles."""
+    """A stand-in for a tensor: what Triton reads of one when it compiles."""
 
     def __init__(self, dtype: torch.dtype, *, aligned: bool) -> None:
         self.dtype = dtype
@@ -124,7 +125,8 @@ def _stand_in(kind: str) -> _Pointer | float:
         return _Pointer(_DTYPES[name], aligned=bool(multiple))
     if name == "fp32":
         return 0.5
-    # neither 1 nor, unless that is asked for, a multiple of 16, and as large as the type needs
+    # a number that is neither 1 nor, unless that is asked for, a multiple of 16, and as large as
+    # the type needs
     small = {"i32": 16, "i64": 2**33, "u64": 2**63}[name]
     return small if multiple else small + 3
 
@@ -142,7 +144,7 @@ _launchers: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 _waiting: list[_Task] = []  # in the order in which solves launch them
 _begun: list[_Task] = []
 _asked: set[tuple[torch.device, int]] = set()  # by place in the list
-_collected = threading.local()  # launches that this thread does not make
+_collected = threading.local()  # launches that this thread collects and does not make
 
 
 @cache
@@ -173,7 +175,7 @@ def compile_beside(device: torch.device, distances: Iterable[Any], *given: Any) 
 
 
 def probe_beside(device: torch.device) -> None:
-    """Begin to compile, once, what tells whether Triton runs on a GPU, and start Triton."""
+    """Start Triton, and begin to compile, once, the probe that tells whether it runs on a GPU."""
     if _threads(device):
         listed = enumerate(variants())
         probe = {place: each for place, each in listed if each.kernel.endswith(":_check_kernel")}
@@ -185,7 +187,7 @@ def _compile_listed(device: torch.device, wanted: Mapping[int, Variant]) -> None
     with _lock:
         new = [variant for place, variant in wanted.items() if (device, place) not in _asked]
         _asked.update((device, place) for place in wanted)
-        # distances come first in every solve
+        # kernels of distances come first, as in every solve
         new.sort(key=lambda one: not one.distances)
     _begin_to_compile(device, new)
 
@@ -236,7 +238,7 @@ def ready(kernel: Any, arguments: tuple[Any, ...], options: Mapping[str, Any]) -
         ]
         for task in alike:
             if task in _waiting:
-                # sooner compiled by the launch than by a thread that is not free yet
+                # the launch compiles it sooner than a thread that is still busy
                 _waiting.remove(task)
                 task.done.set()
     for task in alike:
@@ -246,7 +248,7 @@ def ready(kernel: Any, arguments: tuple[Any, ...], options: Mapping[str, Any]) -
 
 @cache
 def _begin() -> bool:
-    """Do what Triton does before the first kernel, once; tell whether it has run here before."""
+    """Prepare Triton for its first kernel, once; tell whether it has run here before."""
     # It hashes its own files, a third of a second, and builds what loads kernels.
     runtime, files = import_module("triton.runtime"), import_module("triton.runtime.cache")
     seen: list[bool] = []
@@ -303,14 +305,14 @@ def _work(device: torch.device, others: int) -> None:
             with _beginning:
                 seen = _begin()
             if others and (not seen or spent > _COMPILING):
-                # from here: starting all of them would hold the solve up
+                # each thread starts the next one: to start all of them would hold the solve up
                 _start(device, others - 1)
                 others = 0
             spent = -time.thread_time()
             task.variant.compile()
             spent += time.thread_time()
         except Exception as error:  # noqa: BLE001
-            # the launch compiles it again, and raises what there is to raise
+            # the launch compiles it again, and raises the error
             logger.info("%s could not be compiled ahead: %s", task.variant.kernel, error)
         finally:
             with _lock:

@@ -1,4 +1,4 @@
-"""CUDA graphs: what a function launches is recorded once, and launched again for one call's price.
+"""CUDA graphs: the launches of a function are recorded once, and repeated by a single call.
 
 On a small problem Python and the driver take longer to launch a kernel than the device takes to
 run it. A graph keeps the launches, the addresses that they read and write, and, if it is told of
@@ -39,8 +39,8 @@ class GraphMemory(NamedTuple):
     # been captured on the same one.
 
     stream: torch.cuda.Stream
-    pool: Any  # from graph_pool_handle, whose type torch keeps to itself
-    keeper: torch.cuda.CUDAGraph  # an empty graph, without which the pool would go with its last
+    pool: Any  # from graph_pool_handle, whose type is private to torch
+    keeper: torch.cuda.CUDAGraph  # an empty graph that keeps the pool alive
     kept: OrderedDict[Hashable, dict[str, Any]]  # by kind of problem, the latest last
 
     @classmethod
@@ -76,7 +76,8 @@ def capture(
     stream.wait_stream(torch.cuda.current_stream(stream.device))
     with _capturing, torch.cuda.stream(stream):
         if generator is not None:
-            # seed and offset come to lie on the current device, which is now that of the stream
+            # the generator keeps seed and offset on the current device, which is now that of the
+            # stream
             graph.register_generator_state(generator)
         graph.capture_begin(pool=pool, capture_error_mode="thread_local")
         try:
@@ -142,13 +143,13 @@ class Captured:
 
 
 class Replayer:
-    """Calls functions by name, and replays them in solves of problems like one that came before."""
+    """Calls functions by name, and replays them in later solves of problems of the same kind."""
 
     # The kind is everything that the functions depend on besides their tensors. The functions of
-    # one kind of problem share memory with no other solve while this lives. The first solve of its
-    # kind calls them, the second records them. Graphs of the latest few kinds are kept. What a
-    # function returns may lie where one that was recorded before it works: it is good for functions
-    # that were recorded later, or for as long as no other is called.
+    # one kind of problem share memory with no other solve while this lives. The first solve of a
+    # kind calls them, the second records them. Graphs of the latest few kinds are kept. A function
+    # may return tensors that lie in the memory of functions recorded before it. So a result may be
+    # passed to functions that were recorded later, and is overwritten by any other call.
 
     def __init__(self, device: torch.device, kind: Hashable) -> None:
         self._memory = borrow_memory(self, device)
@@ -187,7 +188,7 @@ def tensors_of(item: Any) -> tuple[Tensor, ...]:
 
 
 class Idle(Generic[T]):
-    """Keeps what nobody uses until somebody asks for its like; the latest is handed out first."""
+    """Keeps items that are not in use, by key, for the next user; the latest goes out first."""
 
     # Whoever uses an item owns it, so that users of one kind, also in other threads, do not mix.
     # The key says what the item is good for, and names the stream, on which use follows use. Beyond

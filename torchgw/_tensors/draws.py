@@ -8,8 +8,8 @@ from torch import Tensor
 _MULTINOMIAL_LIMIT = 2**24
 # Numbers that are permuted to draw some of them: 10 ms for a million, 300 for ten. [L701]
 _PERMUTED = 2**20
-# Numbers summed by index times sums up to which a GPU sums by a product: to sort them, as
-# index_put_ does, is loaded for 100 ms. A choice. [L930] [L1020]
+# Sums by index are made by a product on a GPU, if there are at most so many numbers times sums: the
+# sort that index_put_ needs takes 100 ms to load. A choice. [L930] [L1020]
 _TABLE = 2**24
 # Rows that are converted at once: 34 MB of 64 columns. [L423]
 _ROWS = 2**16
@@ -20,7 +20,7 @@ def distinct(n: int, count: int, generator: torch.Generator) -> Tensor:
     if n > _PERMUTED:
         drawn = torch.randint(n, (2 * count,), generator=generator, device="cpu")
         first = np.unique(drawn.numpy(), return_index=True)[1]
-        # nearly all are new, unless most of the numbers are asked for
+        # nearly all draws are distinct, unless most of the numbers are asked for
         if len(first) >= count:
             return drawn[np.sort(first)[:count]]
     return torch.randperm(n, generator=generator, device="cpu")[:count]
@@ -52,7 +52,7 @@ def categories_at(weights: Tensor, places: Tensor) -> Tensor:
     sought = torch.where(sought < most, sought, most)
     # right=True never selects a category of zero weight, whose cumulative sum repeats
     found = torch.searchsorted(cumulative, sought, right=True)
-    # beyond the last one where the total is NaN
+    # the place is beyond the last category where the total is NaN
     return found.clamp_(max=weights.shape[-1] - 1)
 
 

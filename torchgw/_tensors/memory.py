@@ -5,8 +5,8 @@ from pathlib import Path
 
 import torch
 
-# Where Linux tells of memory: for the machine; and for a container, its limit, its use and the
-# prefix of its totals, in both versions of control groups.
+# Files in which Linux tells of memory: that of the machine; and for a container, its limit, its use
+# and the prefix of its totals, in both versions of control groups.
 _MACHINE = Path("/proc/meminfo")
 _GROUPS = Path("/sys/fs/cgroup")
 _CONTAINER = (
@@ -15,7 +15,7 @@ _CONTAINER = (
 )
 
 
-# Bytes that are taken to be free, as on a GPU it takes half a millisecond to ask. [L751]
+# So many bytes are taken to be free without asking, which takes half a millisecond on a GPU. [L751]
 _FREE = 2**26
 
 

@@ -1,6 +1,6 @@
-"""Operations made of others that solves launch anyway, as a GPU loads their own code for long.
+"""Operations written by others that solves use anyway: loading the code of each takes long.
 
-PyTorch keeps that of each in a source file of its own, and loads it at the first launch. [L1020]
+On a GPU PyTorch loads the code of a source file at the first launch of any operation in it. [L1020]
 """
 
 import math

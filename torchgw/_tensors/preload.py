@@ -1,4 +1,4 @@
-"""Operations that PyTorch's library is asked for beside other work, before a solve needs them.
+"""Operations of PyTorch that are loaded beside other work, before a solve needs them.
 
 The first launch of an operation on a GPU loads all that PyTorch keeps in the same source file, in 5
 to 40 ms; the operations of files that are loaded are free, of all dtypes. The driver loads one file
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 def _neighbours(x: Tensor) -> None:
-    """Neighbours of points (n, d), and graphs."""
+    """Launch what neighbours of points (n, d) and graphs need."""
     n = len(x)
     row = torch.arange(n, device=x.device)
     square = ((x - x.sum(0) / n) * x).sum(1)
@@ -44,7 +44,7 @@ def _neighbours(x: Tensor) -> None:
 
 
 def _leaves(x: Tensor) -> None:
-    """Leaves of many points, neighbours among them, and what their tiles need."""
+    """Launch what leaves of many points, their neighbours and tiles need."""
     row, table = torch.arange(len(x), device=x.device), x @ x.T
     row // 2
     (x.amax(0) - x.amin(0)).argmax()
@@ -57,7 +57,7 @@ def _leaves(x: Tensor) -> None:
 
 
 def _spaces(x: Tensor) -> None:
-    """Distances (n, n), their scale, and points drawn from them."""
+    """Launch what distances (n, n), their scale and the drawing of points need."""
     row, weights = torch.arange(len(x), device=x.device), x[:, 0]
     table = x[row] @ x.T
     table[row, row] = 0
@@ -71,7 +71,7 @@ def _spaces(x: Tensor) -> None:
 
 
 def _search(x: Tensor) -> None:
-    """Plans of a small problem, and what is made of them."""
+    """Launch what plans of a small problem and their reading need."""
     stack = (x @ x.T).expand(3, -1, -1).contiguous()
     torch.baddbmm(stack, stack, stack)
     torch.threshold_(stack.abs(), 0.0, 0.0)

@@ -1,4 +1,4 @@
-"""Processes that share one solve: who computes which rows, and how they become a whole again.
+"""Processes that share one solve: which rows each computes, and how all are gathered.
 
 Every rank holds all inputs and the whole of each result. Rows are cut into pieces that do not
 depend on how many ranks there are, and a piece is computed by one rank, alone: so a result has the
@@ -30,11 +30,11 @@ Distributed = bool | Literal["auto"]
 # ranks have work, and one of eight has 3% more of it than another at most. [L417]
 _PIECES = 256
 _LEAST_ROWS = 32
-# Seconds that a rank may take to answer when another one is missed, and between two looks at
-# whether one is. A choice. [L417]
+# Seconds that a rank may take to answer when another one is missing, and between two checks for
+# missing ranks. A choice. [L417]
 _ROLL_CALL = 5.0
 _LOOK = 0.5
-# Looks at an exchange that follow each other at once, before the process sleeps between them. A
+# An exchange is polled so many times at once, and then with sleeps of so many seconds between. A
 # choice. [L417]
 _SPIN, _NAP = 200, 1e-4
 
@@ -168,7 +168,7 @@ class Ranks:
         return [range(start, end) for start, end in zip([0, *ends], ends, strict=False)]
 
     def _fill(self, done: Sequence[int], most: int) -> list[int]:
-        """Give each rank as many pieces as take it no more than ``most``; where each ends."""
+        """Give each rank pieces of at most ``most`` work in all; return where each share ends."""
         ends = [0]
         for _ in range(self.size):
             ends.append(bisect_right(done, done[ends[-1]] + most) - 1)
@@ -201,7 +201,7 @@ class Ranks:
         return torch.empty_like(rows).index_copy_(0, torch.cat(hands).to(rows.device), rows)
 
     def divide(self, makers: Sequence[Callable[[], Any]]) -> list[Any]:
-        """Make several things, each on one rank, and give all of them to all, with warnings."""
+        """Call makers, each on one rank, and give every rank all results and warnings."""
         made: dict[int, Any] = {}
         for number in range(self.rank, len(makers), self.size):
             with warnings.catch_warnings(record=True) as told:

@@ -22,9 +22,11 @@ from torchgw._boundary.arrays import (
 )
 from torchgw._boundary.checks import check_count, check_positive, reject_unknown
 from torchgw._errors import ConvergenceWarning, InvalidInputError, warn_user
+from torchgw._problem.given import Passed
 from torchgw._problem.named import DistanceName
 from torchgw._problem.problem import stored_matrix
-from torchgw._problem.providers import DistanceOptions, ScaleName, build_provider
+from torchgw._problem.providers import DistanceOptions, build_provider
+from torchgw._problem.scale import ScaleName
 from torchgw._results.base import Result
 from torchgw._results.result import GWResult
 from torchgw._typing import Array, Seed
@@ -34,7 +36,7 @@ from torchgw.distances.precomputed import PrecomputedDistance
 
 
 class _Space(NamedTuple):
-    """One of the spaces, as the alternation reads it."""
+    """One of the spaces of a barycenter, with its share."""
 
     provider: DistanceProvider
     mass: Any  # of its points, as given
@@ -153,7 +155,7 @@ def barycenter(
     generator, seed = make_generator(random_state, where)
     options = DistanceOptions(None, None, scale, "stitch")
     providers = [
-        build_provider(f"spaces[{index}]", space, distances, options, where).to(
+        build_provider(Passed(f"spaces[{index}]", space), distances, options, where).to(
             where, torch.float64
         )
         for index, space in enumerate(spaces)
@@ -170,52 +172,80 @@ def barycenter(
                 f"{len(items)}."
             )
     members = list(map(_Space, providers, given, tables, shares))
-
-    current, traits = _start(n, init, max(members, key=lambda member: member.share), generator)
-    results: list[GWResult] = []
+    first = _start(n, init, max(members, key=lambda member: member.share), generator)
+    barycenter = _Barycenter(members, mass, *first)
+    asked = {"alpha": alpha, "epsilon": epsilon, "random_state": seed}
     history: list[float] = []
     settled = False
-    # of providers whose tensors require gradients no graph is kept
+    # no graph is recorded, even if tensors of providers require gradients
     with torch.no_grad():
         while len(history) < max_iter and not settled:
-            before: list[GWResult | None] = [*results] or [None] * len(members)
-            # an early plan need not be accurate; what counts is said of the last ones
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", ConvergenceWarning)
-                results = [
-                    solve(
-                        D_X=current,
-                        D_Y=member.provider,
-                        a=mass,
-                        b=member.mass,
-                        features=None if traits is None else (traits, member.features),
-                        alpha=alpha,
-                        epsilon=epsilon if last is None else last.epsilon,
-                        init=last,
-                        random_state=seed,
-                    )
-                    for member, last in zip(members, before, strict=True)
-                ]
-            value = sum(
-                member.share * item.report.objective
-                for member, item in zip(members, results, strict=True)
-            )
+            barycenter.align(asked)
+            value = barycenter.value()
             settled = bool(history) and abs(history[-1] - value) <= tol * abs(value)
             history.append(value)
-            current = _average(results, members, mass)
-            if traits is not None:
-                means = [
-                    member.share * result.lazy_plan.barycentric(member.features)
-                    for result, member in zip(results, members, strict=True)
-                ]
-                traits = torch.stack(means).sum(0)
+            barycenter.average()
+    results = barycenter.results
     advice = next((item.status.advice for item in results if not item.converged), None)
     converged = settled and advice is None
     if not converged:
         moved = f"The barycenter still moved after {max_iter} updates"
         warn_user(advice or f"{moved}: raise `max_iter`, or loosen `tol`.", ConvergenceWarning)
-    found = BarycenterResult(current, traits, mass, tuple(results), tuple(history), converged)
+    found = BarycenterResult(
+        barycenter.distances, barycenter.features, mass, tuple(results), tuple(history), converged
+    )
     return found.in_numpy() if in_numpy else found
+
+
+class _Barycenter:
+    """A barycenter on its way: distances, features, and how it aligns with each space."""
+
+    def __init__(
+        self,
+        members: list[_Space],
+        mass: Tensor,
+        distances: DistanceProvider,
+        features: Tensor | None,
+    ) -> None:
+        self.members, self.mass = members, mass
+        self.distances, self.features = distances, features
+        self.results: list[GWResult] = []
+
+    def align(self, asked: dict[str, Any]) -> None:
+        """Align with each space, as ``asked`` at first, and from the last alignments later."""
+        before: list[GWResult | None] = [*self.results] or [None] * len(self.members)
+        # early plans need not be accurate; warnings are given for the last ones
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            self.results = [
+                solve(
+                    D_X=self.distances,
+                    D_Y=member.provider,
+                    a=self.mass,
+                    b=member.mass,
+                    features=None if self.features is None else (self.features, member.features),
+                    init=last,
+                    **asked | ({} if last is None else {"epsilon": last.epsilon}),
+                )
+                for member, last in zip(self.members, before, strict=True)
+            ]
+
+    def value(self) -> float:
+        """Compute the weighted mean of the objectives."""
+        return sum(
+            member.share * item.report.objective
+            for member, item in zip(self.members, self.results, strict=True)
+        )
+
+    def average(self) -> None:
+        """Move distances and features to the means that the plans give."""
+        self.distances = _average(self.results, self.members, self.mass)
+        if self.features is not None:
+            means = [
+                member.share * result.lazy_plan.barycentric(member.features)
+                for result, member in zip(self.results, self.members, strict=True)
+            ]
+            self.features = torch.stack(means).sum(0)
 
 
 def _features(features: Sequence[Any], device: torch.device) -> list[Tensor]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torchgw._errors import NumericalError
 from torchgw._plans.contract import Plan
 from torchgw._problem.problem import Problem
-from torchgw._results.storage import stored
+from torchgw._results.parts import stored
 from torchgw._typing import Marginals
 
 # Largest exponent of the first step, which changes an entry by a factor of at most exp(10). [L301]
@@ -28,9 +28,9 @@ _WINDOW = 20
 _PROJECTION_TOLERANCE = 1e-9
 _NEWTON_STEPS = 30
 _SHORTEST = 1e-6
-# Column error that passes for a projection. [L301]
+# A projection may miss its columns by this error. [L301]
 _LARGEST_MISS = 1e-6
-# Share of the mean curvature that is added to all. [L301]
+# Ridge: the share of the mean curvature that is added to all curvatures. [L301]
 _RIDGE = 1e-12
 # Logarithms below this are as good as zero. [L301]
 _LEAST_LOGARITHM = -600.0
@@ -90,7 +90,7 @@ class LowRankPlan(Plan):
 
 @dataclass(frozen=True)
 class Outcome:
-    """Where a descent has ended."""
+    """The end of a descent."""
 
     plan: Factorisation
     quadratic: float  # <L(P), P>
@@ -182,7 +182,7 @@ def _measure(
 def _step(current: _Measured, marginals: Marginals, size: float) -> Factorisation | None:
     """Take a mirror step whose largest exponent is 10 times ``size``, and project it."""
     gradient = current.gradient
-    # constants of a row change nothing once its sum is restored
+    # a constant in a row changes nothing, as the sum of the row is restored afterwards
     parts = [part - part.mean(-1, keepdim=True) for part in gradient[:2]]
     parts.append(gradient.g - gradient.g.mean())
     largest = max(float(part.abs().max()) for part in parts)

@@ -18,7 +18,7 @@ from torchgw._typing import Seed
 from torchgw._variants.solve_low_rank import LowRankResult, solve_low_rank
 from torchgw.distances.graph import knn_graph
 
-# What arguments of ``solve`` are called here.
+# Names of arguments of ``solve`` in this design.
 _NAMES = {
     "X": "X_source",
     "Y": "X_target",

@@ -18,6 +18,7 @@ from torchgw._errors import (
     UnsupportedError,
     warn_user,
 )
+from torchgw._problem.given import Passed
 from torchgw._problem.linear_term import (
     FeatureMetric,
     check_alpha,
@@ -27,7 +28,8 @@ from torchgw._problem.linear_term import (
 )
 from torchgw._problem.named import DistanceName
 from torchgw._problem.problem import Problem
-from torchgw._problem.providers import DistanceOptions, ScaleName, build_providers
+from torchgw._problem.providers import DistanceOptions, build_providers
+from torchgw._problem.scale import ScaleName
 from torchgw._problem.signatures import SignatureName, is_signature, named_features
 from torchgw._results.base import Result
 from torchgw._results.result import GWResult
@@ -38,7 +40,7 @@ from torchgw._variants.low_rank import Factorisation, LowRankPlan, descend
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.precomputed import PrecomputedDistance
 
-# Points per side that the start is found among. [L250]
+# Points per side among which the start is found. [L250]
 _COARSE_POINTS = 300
 # Rounds in which medoids move. [L248]
 _MEDOID_STEPS = 10
@@ -194,9 +196,8 @@ curvature, scale, device
     options = DistanceOptions(n_neighbors, n_landmarks, scale, "stitch", curvature=curvature)
     with torch.no_grad(), host_threads(where):
         judge = partial(agreement, device=where)
-        sides = build_providers(
-            (X, Y), (D_X, D_Y), distances, options, where, weights=(a, b), judge=judge
-        )
+        passed = Passed("X", X, D_X, a), Passed("Y", Y, D_Y, b)
+        sides = build_providers(passed, distances, options, where, judge=judge)
         source, target = (side.to(where, torch.float64) for side in sides.providers)
         marginals = Marginals(
             as_weights("a", a, source.n, where), as_weights("b", b, target.n, where)
@@ -254,7 +255,7 @@ def _coarse_start(
         here = problem.linear.rows(near[0][0]).transpose().rows(near[1][0])
         linear = here.dense().matrix.T
     with warnings.catch_warnings():
-        # it is a start, whatever its accuracy
+        # a start need not be accurate
         warnings.simplefilter("ignore", ConvergenceWarning)
         coarse = solve(
             D_X=tables[0], D_Y=tables[1], a=masses[0], b=masses[1], M=linear,
@@ -287,7 +288,7 @@ def _given_start(
     indicator = torch.nn.functional.one_hot(groups[nearest], rank).double()
     shares = (plan.T @ indicator).to(indicator.device)
     mass = shares.sum(1, keepdim=True)
-    # a point that nothing leads to may join any group
+    # a point that gets no mass may join any group
     conditional = torch.where(mass > 0, shares / mass, 1 / rank)
     return _spread(indicator, conditional, problem.marginals)
 

@@ -1,4 +1,4 @@
-"""What is compared, as arguments of solve, and the options that all alignments of objects take."""
+"""The data to compare, as arguments of solve, and options that all alignments take."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class Side:
     """One object or batch that takes part."""
 
     name: str
-    shown: str  # what messages call it
+    shown: str  # its name in messages
     adata: AnnData
 
 
 @dataclass(frozen=True)
 class Space:
-    """What a solve is given of one side."""
+    """The data of one side that a solve is given."""
 
     value: Any  # points (n, d) or a graph for X, Y; or distances (n, n) for D_X, D_Y
     is_matrix: bool
@@ -131,7 +131,7 @@ def solve_arguments(
     for letter, space in (("X", source), ("Y", target)):
         arguments[f"D_{letter}" if space.is_matrix else letter] = space.value
         if space.points is None:
-            # two modalities have no unit in common
+            # scaled, as two modalities have no unit in common
             arguments.setdefault("scale", "max")
     if source.shared is not None and target.shared is not None:
         arguments["features"] = _joint(source.shared, target.shared)
@@ -164,7 +164,7 @@ def points_of(
         raise InvalidInputError(f"`{what}` is None; name an entry of obsm as `use_rep`.")
     if sparse and scipy.sparse.issparse(value):
         return np.asarray(value.toarray(), dtype=np.float64)
-    # anndata's own class, of a file that is not read into memory
+    # a class of anndata for files that are not read into memory
     if scipy.sparse.issparse(value) or hasattr(value, "to_memory"):
         raise InvalidInputError(
             f"`{what}` is sparse, and distances among counts say little. Reduce it first, for "
@@ -173,7 +173,7 @@ def points_of(
             else f"`{what}` is sparse. Make it dense: {what} = {what}.toarray()."
         )
     if not isinstance(value, np.ndarray) and hasattr(value, "chunks"):
-        # an array of a file, of which one copy is made, some rows at a time
+        # an array of a file, copied once, some rows at a time
         value = _in_float64(value)
         return to_numpy(check_points(what, value))
     return np.array(to_numpy(check_points(what, value)), dtype=np.float64)

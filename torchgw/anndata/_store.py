@@ -23,7 +23,7 @@ Carried = Sequence[tuple[str, bool, bool]]
 
 
 class Match(NamedTuple):
-    """What is written of one source."""
+    """What is written for one source."""
 
     plan: Plan
     entries: scipy.sparse.csr_matrix  # the largest of the plan
@@ -108,7 +108,7 @@ class Objects:
 class Batches:
     """Batches of one object, in the order of their categories or names."""
 
-    # a batch has no column of its own: it is the reference's
+    # columns belong to the whole object, whose reference has them
     sends_back = False
 
     def __init__(self, whole: AnnData, batch_key: str) -> None:

@@ -219,7 +219,7 @@ def align(options: argparse.Namespace) -> int:
             **given, **weights, **settings, callback=report, distributed=together
         )
     if rank():
-        # the first process writes
+        # only the first process writes
         return EXIT_CONVERGED
     contents = _summary(result, {"X": options.X, "Y": options.Y, **settings})
     complete = _add_plan(contents, result, options)
@@ -303,7 +303,7 @@ def _add_plan(contents: dict[str, Any], result: GWResult, options: argparse.Name
         values, indices = result.lazy_plan.topk(count)
         contents["topk_values"], contents["topk_indices"] = to_numpy(values), to_numpy(indices)
     if options.plan:
-        # the solve may have taken hours: what there is of its result is worth writing
+        # the solve may have taken hours, so the rest of its result is written
         try:
             contents["plan"] = to_numpy(result.plan)
         except PlanTooLargeError as error:

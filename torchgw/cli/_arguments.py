@@ -1,4 +1,4 @@
-"""What the commands share: how words of the command line are read, and how much is reported."""
+"""Options that commands share: words of the command line, and how much is reported."""
 
 import argparse
 

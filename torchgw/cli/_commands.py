@@ -162,7 +162,7 @@ def _info(options: argparse.Namespace) -> int:
         print(f"cuda:{index}        {torch.cuda.get_device_name(index)}")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     for name, reason in unavailable_backends(device).items():
-        # what a compiler says is long
+        # the first line, as the messages of compilers are long
         why = "runs" if reason is None else reason.splitlines()[0][:110]
         print(f"{name:13s} {why}  ({device.type})")
     for name in _OPTIONAL:

@@ -51,7 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
             return code
     except BrokenPipeError:
-        # who read has closed the pipe, as head does; at exit Python would flush into it once more
+        # the reader, such as head, has closed the pipe; at exit Python would flush into it once
+        # more
         _let_go_of_output()
         return EXIT_PIPE
     except (OSError, TorchGWError) as error:

@@ -22,7 +22,7 @@ from torchgw._tensors.draws import inner_products
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-# A function of every distance on its own.
+# A function that is applied to every distance on its own.
 Entrywise = Callable[[Tensor], Tensor]
 
 # Columns fetched at once by the default implementations, in bytes of the (n, s) block. [L308]
@@ -138,14 +138,14 @@ class DistanceProvider(ABC):
         return max(float(self.columns(index).max()) for index in self._column_blocks())
 
     def uncertainty(self) -> Tensor:
-        """Tell how far rounding of what was given moves the distances of each point, (n,) float64.
+        """Estimate how far rounding of the input moves the distances of each point, (n,) float64.
 
         It is zero where that is as little as distances are rounded themselves.
         """
         return torch.zeros(self.n, dtype=torch.float64, device=self.device)
 
     def ways(self) -> tuple[DistanceProvider, ...]:
-        """List the costs there and back, each read in its direction; itself if they are equal."""
+        """List the costs in both directions as two providers; itself alone if they are equal."""
         return (self,)
 
     def mapped(self, function: Entrywise) -> DistanceProvider:
@@ -167,7 +167,7 @@ class DistanceProvider(ABC):
 
 
 def both_ways(first: Any, second: Any) -> list[tuple[Any, Any]]:
-    """Pair the ways of two sides; one without directions is the same both ways."""
+    """Pair the directions of two sides; a side without directions is the same in both."""
     one, two = first.ways(), second.ways()
     count = max(len(one), len(two))
     return [(one[way % len(one)], two[way % len(two)]) for way in range(count)]
@@ -196,11 +196,11 @@ class DerivedDistance(DistanceProvider):
 
     @abstractmethod
     def made(self, distances: Tensor) -> Tensor:
-        """Make the numbers from some distances."""
+        """Compute the numbers from some distances."""
 
     @abstractmethod
     def of(self, provider: DistanceProvider) -> DerivedDistance:
-        """Make the same from the distances of another provider."""
+        """Make an object of this kind from the distances of another provider."""
 
     def to(self, device: torch.device, dtype: torch.dtype) -> DerivedDistance:
         return self if self._lies_at(device, dtype) else self.of(self.provider.to(device, dtype))

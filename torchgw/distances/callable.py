@@ -146,7 +146,7 @@ class ManifoldDistance(DistanceProvider):
         return torch.cat(blocks)
 
     def _between(self, rows: Tensor, chosen: Tensor) -> Tensor:
-        # copies: a function may write into what it gets, and a file may be mapped to be read alone
+        # copies, as the function may write into its arguments, and a file may be mapped read-only
         block = _shaped(
             self._function(rows.clone(), chosen.clone()), "distances of shape (q, s)",
             (len(rows), len(chosen)), "the distances of all pairs of two blocks of points",

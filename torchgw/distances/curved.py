@@ -30,7 +30,8 @@ CurvedModel = Literal["poincare", "lorentz", "sphere"]
 
 # Points among which the largest distance is found exactly, by all pairs in blocks. [L381]
 _EXACT_MAXIMUM_POINTS = 100_000
-# Relative error of a point's constraint, in roundings of its dtype, that is rounding. [L381]
+# Points may miss their constraint by this relative error, in roundings of their dtype, which is
+# rounding. [L381]
 _ROUNDINGS = 256
 # Largest -log(1 - r): the square of sinh(d / 2) is then still a number of float64. [L381]
 _DEEPEST = 350.0
@@ -126,7 +127,7 @@ class CurvedDistance(DistanceProvider):
         return walk(lambda point: self.columns(every[point, None])[:, 0], 0)[0]
 
     def uncertainty(self) -> Tensor:
-        """Tell how far rounding of the coordinates given moves each point of the ball, (n,).
+        """Estimate how far rounding of the coordinates moves each point of the ball, (n,).
 
         Radii of other models are as precise far out as near.
         """

@@ -82,7 +82,8 @@ class DijkstraDistance(DistanceProvider):
             fresh = self.geodesics.rows(sources[missing], dtype=self.dtype, n_jobs=self.n_jobs)
             fresh = fresh.to(self.device)
             rows[torch.from_numpy(missing).to(self.device)] = fresh
-            # the answer is complete before anything is dropped: it may be larger than the cache
+            # the answer is copied before any row of the cache is overwritten: it may be larger than
+            # the cache
             self._cache.store(sources[missing], fresh)
         return rows[inverse.to(self.device)].T
 

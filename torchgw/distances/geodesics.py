@@ -35,11 +35,12 @@ _IN_MEMORY = "/dev/shm"
 _SHARES = 4
 # Bytes of the float64 rows that one call of SciPy's Dijkstra returns. [L309]
 _ROWS_BYTES = 128 * 2**20
-# Edges up to which relaxation is laid out on the host: 40 operations, each of which would take a
-# GPU longer to launch. [L86]
+# Up to so many edges the graph is laid out on the host: each of the 40 operations would take a GPU
+# longer to launch. [L86]
 _FEW_EDGES = 8_192
-# Shortest-path work, in (source, vertex) pairs, whose time (0.2 us each) repays the 1.4 s that
-# worker processes take to start: two sides of about 2,000 vertices with many cores. [L16]
+# Shortest-path work, in (source, vertex) pairs, from which on worker processes are started: at 0.2
+# us a pair it repays their start of 1.4 s. That is two sides of about 2,000 vertices with many
+# cores. [L16]
 _PROCESS_PAIRS = 7_500_000
 
 
@@ -193,7 +194,7 @@ def path_lengths(
             for step in [_chunk_rows(task.n, len(sources), n_jobs)]
             for start in range(0, len(sources), step)
         ]
-        # one process is done in a second
+        # no bar for a single process, which is done in a second
         with _bar(sum(map(len, results)), progress and n_jobs > 1) as bar:
             for count in _run(calls, n_jobs):
                 bar.update(count)

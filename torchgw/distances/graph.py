@@ -102,8 +102,8 @@ def neighbour_geodesics(
     ranks: Ranks | None = None,
 ) -> Geodesics:
     """Compute ``connect(knn_graph(points, n_neighbors), points)`` on the device of the points."""
-    # What is `known` of the points has the edges of their graph with the default number; else each
-    # of `ranks` finds the neighbours of some points.
+    # If something is `known` of the points, it has the edges of their graph with the default number
+    # of neighbours; otherwise each of `ranks` finds the neighbours of some points.
     embedded = _embed(points, "euclidean")
     leaves = into_leaves(embedded) if embedded.is_cuda and len(embedded) > _UNORDERED else None
     edges = None if known is None else known.edges

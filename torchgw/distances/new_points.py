@@ -23,15 +23,15 @@ _PSEUDO_INVERSE_CUTOFF = 1e-12
 
 
 class Space(NamedTuple):
-    """What one side of a problem was made from, and how a new point of it is measured."""
+    """The points or the graph of one side of a problem, and how new points are measured."""
 
     points: Tensor | None  # (n, d), not scaled; None for a graph, a matrix or a provider
-    # between points; None for geodesics and given distances
+    # metric between points; None for geodesics and given distances
     metric: PointMetric | CurvedModel | None
     geodesics: Geodesics | None
     n_neighbors: int  # known points that a new one is joined to in the graph
-    scale: float  # what distances are multiplied by
-    features: Tensor | None = None  # (n, f), what the linear cost was made from
+    scale: float  # factor that distances are multiplied by
+    features: Tensor | None = None  # (n, f), from which the linear cost was computed
     feature_metric: PointMetric = "sqeuclidean"
     curvature: float | None = None  # of a space of constant curvature
 
@@ -43,7 +43,8 @@ class Space(NamedTuple):
         """Compute the distances of new points and known ones, (q, s) float64, not scaled."""
         assert self.metric is not None
         if self.curvature is not None:
-            # in the dtype given, which says how far from its space rounding may bring a point
+            # in the given dtype, from which follows how far rounding may move a point out of its
+            # space
             return curved_distances(new, known, cast(CurvedModel, self.metric), self.curvature)
         return pairwise_distances(new.double(), known.double(), cast(PointMetric, self.metric))
 

@@ -22,8 +22,9 @@ _FEW_VERTICES = 8_192
 _FEW = 123
 # Vertices up to which all are landmarks, so that the distances are exact. [L100]
 _ALL_VERTICES = 256
-# Landmarks of larger graphs at which their error is estimated. They are enough at this error,
-# relative to the distances, or when a step took off less than this share of it. [L170, L311]
+# Numbers of landmarks of larger graphs at which the error is estimated. They are enough if the
+# error, relative to the distances, is at most this, or if the last step has reduced it by less than
+# this share. [L170, L311]
 _COUNTS = (18, 33, 48, 63, 78)
 _TOLERANCE = 0.02
 _LEAST_GAIN = 0.1
@@ -31,11 +32,12 @@ _LEAST_GAIN = 0.1
 _PART = 15
 # A vertex is drawn in proportion to this power of its distance to the landmarks so far. [L311]
 _SPREAD = 4
-# Vertices up to which the host makes the random numbers, so that they are the same on a GPU. [L790]
+# Up to so many vertices the host makes the random numbers, so that they are the same as on a CPU.
+# [L790]
 _HOST_DRAWN = 2**20
 # Further columns that the error is estimated from; a GPU finds 16 at a time. [L103]
 _HELD_OUT = 15
-# Error, relative to the least, that a smaller rank may have. [L194]
+# A smaller rank may have this error, relative to the least. [L194]
 _RANK_SLACK = 1.05
 
 
@@ -116,7 +118,7 @@ class NystromDistance(DistanceProvider):
         self.n, self.device, self.dtype = provider.n, provider.device, provider.dtype
         double = provider.to(provider.device, torch.float64)
         self._find(lambda index: double.columns(index).T, n_landmarks, 0, generator)
-        # that of the landmarks is a lower bound
+        # the largest distance from a landmark is a lower bound
         self._largest = max(self._largest, double.maximum())
 
     def _find(
@@ -196,7 +198,7 @@ def _add_landmarks(
     while len(landmarks) < count:
         closest = rows.amin(dim=0)
         if closest.max() == 0:
-            # all that is left duplicates a landmark
+            # all vertices that are left are duplicates of landmarks
             break
         known = torch.cat([rows, others])
         farthest = min(_EXTREMES, count) - len(landmarks)
@@ -210,9 +212,9 @@ def _choose_round(
     closest: Tensor, known: Tensor, farthest: int, size: int, generator: torch.Generator
 ) -> Tensor:
     """Choose the landmarks of a round, first farthest points, then by draws away from these."""
-    # Distances to the parts before are not known yet. By the triangle inequality they are at least
-    # as large as the difference of the distances to any vertex; on a curve the largest of these
-    # differences is the distance.
+    # The distances to landmarks chosen before in this round are not known yet. By the triangle
+    # inequality they are at least as large as the difference of the distances to any vertex; on a
+    # curve the largest of these differences is the distance.
     chosen = landmarks = torch.empty(0, dtype=torch.int64, device=closest.device)
     while len(landmarks) < size and closest.max() > 0:
         for one in chosen:
@@ -254,7 +256,7 @@ def _nystrom(rows: Tensor, landmarks: Tensor) -> tuple[Tensor, Tensor]:
     order = values.abs().argsort(descending=True)
     values, vectors = values[order], vectors[:, order]
     kept = values.abs() > 1e-12 * values[0].abs()
-    # of a single point, or duplicates of one, all distances are zero
+    # all distances are zero where there is one point, or duplicates of one
     if not kept.any():
         return rows.new_zeros(rows.shape[1], 1), rows.new_ones(1)
     values, vectors = values[kept], vectors[:, kept]

@@ -18,14 +18,15 @@ ANGLES = ("cosine", "correlation")
 
 # Points among which the largest distance is found exactly, by all pairs in blocks. [L313]
 _EXACT_MAXIMUM_POINTS = 50_000
-# Points up to which all pairs take less time than the launches of what is cleverer. [L615]
+# For so few points all pairs take less time than the launches of any cleverer way. [L615]
 _FEW_POINTS = 128
-# Entries of factors that are kept from call to call: many points would lie in memory twice. [L1030]
+# Factors of at most so many entries are kept from call to call; those of many points would take as
+# much memory as the points. [L1030]
 _KEPT = 2**18
 # Elements of a (rows, points) block of that search. [L313]
 _BLOCK_ELEMENTS = 2**24
-# Largest distance of two unit vectors of one direction, in units of rounding: of the largest entry,
-# the norm and the quotients, and of a mean of equal vectors. [L313]
+# Two unit vectors of one direction may differ by so many roundings: those of the largest entry, the
+# norm and the quotients, and of a mean of equal vectors. [L313]
 _UNIT_ROUNDING = 8
 
 
@@ -75,14 +76,14 @@ class PointDistance(DistanceProvider):
         self.metric: PointMetric = metric
         self.n, self.device, self.dtype = points.shape[0], points.device, points.dtype
         points = _unit(points, metric) if metric in ANGLES else points
-        # numbers near the mean are small; that of points that coincide is rounded, which would set
-        # them apart from it
+        # coordinates about the mean are small; where all points coincide, rounding of the mean
+        # would set them apart from it, so they become zero
         coincide = (points == points[0]).all()
         self._points = (points - points.mean(dim=0)).mul_(~coincide)
         if metric in ANGLES:
             self._points = _without_rounding(self._points)
         self._weights: Tensor | None = None
-        # factors, and the points that they are of
+        # factors, and the points that they were made of
         self._known: tuple[Tensor, Factors] | None = None
 
     def centred_on(self, weights: Tensor) -> "PointDistance":
@@ -118,7 +119,7 @@ class PointDistance(DistanceProvider):
 
     def mean_square(self, weights: Tensor) -> Tensor:
         """Compute (D * D) @ weights, in O(n d^2) for many points, in O(n d) for "euclidean"."""
-        # columns have no second derivatives
+        # all columns, unless gradients are needed: columns have no second derivatives
         if self.n <= _FEW_POINTS and not self._points.requires_grad:
             return self.columns(torch.arange(self.n, device=self.device)).square() @ weights
         if self.metric == "euclidean":
@@ -195,7 +196,7 @@ def _unit(points: Tensor, metric: PointMetric) -> Tensor:
     largest = points.abs().amax(dim=1, keepdim=True) if points.shape[1] else points.sum(1, True)
     flat = largest == 0
     if metric == "correlation" and points.shape[1]:
-        # what subtracting the mean leaves of a constant row is rounding
+        # of a constant row, rounding is left after its mean is subtracted
         points = points / torch.where(flat, 1.0, largest)
         points = points - points.mean(dim=1, keepdim=True)
         largest = points.abs().amax(dim=1, keepdim=True)
@@ -249,7 +250,7 @@ def _squared_factors(points: Tensor, weights: Tensor | None = None) -> Factors:
 
 
 def walk(distances_of: Callable[[int], Tensor], start: int) -> tuple[float, tuple[int, int]]:
-    """Walk to the farthest point, again and again; return the largest distance met, its ends."""
+    """Go to the farthest point again and again; return the largest distance found, its ends."""
     best, pair, current = -1.0, (start, start), start
     for _ in range(6):
         distance = distances_of(current)

@@ -11,7 +11,7 @@ from torchgw.distances.curved import CurvedDistance
 
 # Distances read at once. [L588]
 _BLOCK_ELEMENTS = {"cpu": 2**21, "cuda": 2**26}
-# Numbers of a point up to which kernels hold them on chip. [L588]
+# Kernels hold points of at most so many numbers on chip. [L588]
 _WIDEST = 20
 
 

@@ -14,13 +14,13 @@ from torchgw.distances.points import PointDistance
 # A point is drawn in proportion to this power of its distance to the points so far: large enough to
 # spread them evenly, small enough not to collect outliers. [L108]
 _SPREAD = 4
-# Points up to which all distances are computed to draw some. A choice. [L447]
+# All distances among so few points are computed to draw some of them. A choice. [L447]
 _STORED_POINTS = 512
-# Points up to which some are drawn by numbers of the host, so that they are the same on a GPU. As
-# many as are looked at where distances are decided on. [L610]
+# Among so few points some are drawn by random numbers of the host, so that they are the same on a
+# GPU; so many are also looked at where distances are decided on. [L610]
 _SAME_POINTS = 1_000
-# Keys up to which a GPU compares all with all: topk and the sort that it ends with are loaded for
-# 35 to 45 ms. A choice. [L1020]
+# So few keys are compared all with all on a GPU: to load topk, and the sort it ends with, takes 35
+# to 45 ms. A choice. [L1020]
 _COMPARED = 2**11
 # Points of a smaller weight, relative to the largest, are left out: float32 could not hold their
 # plan. [L315]
@@ -37,7 +37,7 @@ class StoredColumns(NamedTuple):
         return self.matrix[index].T
 
 
-# Whatever gives columns of distances: a provider, or the tensors that it reads.
+# Anything that gives columns of distances: a provider, or the tensors that it reads.
 ColumnReader = DistanceProvider | Factors | StoredColumns
 
 
@@ -51,7 +51,7 @@ class SpreadPoints(NamedTuple):
 
 
 class _Drawn(NamedTuple):
-    """Points as drawn: where others ran out, some have no weight or duplicate others."""
+    """Points as drawn; where better ones ran out, some have no weight or are duplicates."""
 
     points: SpreadPoints
     counts: Tensor  # (2,) int64: points of positive weight; points drawn that are no duplicates
@@ -95,7 +95,7 @@ def without_surplus(
     size: int,
     counts: tuple[int, int],
 ) -> SpreadPoints:
-    """Leave out points without weight and duplicates, drawn where others had run out."""
+    """Leave out points without weight and duplicates, which were drawn for want of others."""
     used, distinct = counts
     weights = _cut(weights)
     if used <= size:
@@ -113,7 +113,7 @@ def _cut(weights: Tensor) -> Tensor:
 def uniform_draws(provider: DistanceProvider, size: int, seed: int) -> Tensor:
     """Make the random numbers that draw at most ``size`` points, (rounds, n) float64."""
     rounds = math.ceil(math.log2(size)) if provider.n > size else 0
-    # those of few points are the same on every device
+    # the numbers for few points are the same on every device
     device = provider.device if provider.n > _SAME_POINTS else torch.device("cpu")
     generator = torch.Generator(device=device).manual_seed(seed)
     drawn = torch.rand(rounds, provider.n, dtype=torch.float64, device=device, generator=generator)
@@ -133,7 +133,7 @@ def draw_points(
     index = torch.searchsorted(number, used.clamp(max=first + 1)[None])
     columns = [provider.columns(index)]
     closest, drawn = columns[0].amin(1), [weights.new_zeros(1)]
-    # where points of positive weight that duplicate no other are used up, others follow
+    # after all distinct points of positive weight have been drawn, others follow
     for logarithm in uniform.log():
         share = weights * power(closest.double().clamp_min(0), _SPREAD)
         # approximate distances may keep a point away from itself

@@ -129,7 +129,7 @@ def generator(random_state: Any) -> Any:
 def product(p: Array, q: Array, mass: float | None = None) -> Array:
     """Compute the product plan, scaled to a mass if one is given."""
     plan, whole = np.outer(p, q), p.sum() * q.sum()
-    # a factor that only rounding tells from one would change the last bits
+    # if rounding alone tells the factor from one, it is left out: it would change the last bits
     return plan if mass is None or abs(mass - whole) < 1e-14 * whole else plan * mass / whole
 
 

@@ -14,7 +14,7 @@ from torchgw.pot import _mirror
 from torchgw.pot._solve import Found, OTResult, result_of
 from torchgw.pot.gromov._read import needs_gradients, read_problem, read_start, value_of
 
-# What arguments of ot.gromov are called here.
+# Names that arguments of ot.gromov have here.
 _NAMES = {"C1": "Ca", "C2": "Cb", "p": "a", "q": "b", "G0": "T_init"}
 
 

@@ -8,7 +8,7 @@ from torchgw.pot._few import FewEntries
 from torchgw.pot._quadratic import Quadratic
 from torchgw.pot._vertices import PartialTransport, in_order
 
-# Points of each side that are enough. [L433]
+# Points of each side of the coarse problem. [L433]
 _POINTS = 60
 
 

@@ -10,12 +10,12 @@ from torchgw.pot._few import FewEntries
 from torchgw.pot._quadratic import Quadratic
 from torchgw.pot._vertices import LinearSolver
 
-# Decrease, over the slope, that Armijo's rule asks of a step. [L386]
+# Armijo's rule asks for a decrease of this share of what the slope promises. [L386]
 _ARMIJO = 1e-4
 
 
 class Descent(NamedTuple):
-    """Where conditional gradient steps ended."""
+    """The end of conditional gradient steps."""
 
     plan: Array  # (n, m)
     value: float
@@ -36,7 +36,7 @@ class Line:
     def begin(self, plan: Array) -> float:
         """Go to a plan; return its value."""
         self._slope = self.weight * self.term.gradient(plan)
-        # a quadratic form is half its gradient
+        # the quadratic term at a plan is half the product of the plan with its gradient
         value = float(np.sum(self.linear * plan)) + 0.5 * float(np.vdot(self._slope, plan))
         self._slope += self.linear
         return value
@@ -53,9 +53,9 @@ class Line:
         return bend, float(np.vdot(self._slope, direction))
 
     def go(self, plan: Array, direction: Array, end: Array, length: float) -> Array:
-        """Go a share of the way to the end of a direction."""
+        """Go a share of the way along a direction."""
         if length == 1:
-            # at the vertex entries are zero as they are there, without rounding
+            # at the vertex itself its zeros are exact, without rounding
             self._slope = self._slope + self._change
             return end
         self._slope = self._slope + length * self._change

@@ -11,11 +11,11 @@ from torchgw._sinkhorn.exact import ExactTransport, Places
 from torchgw.pot._arrays import Array
 from torchgw.pot._quadratic import Quadratic
 
-# Share of the last gain that a plan on some entries has to give. [L433, L740]
+# A plan on some entries has to gain at least this share of the last gain. [L433, L740]
 _ENOUGH = 0.1
-# Entries a row that linear problems are solved on. [L910]
+# Linear problems are solved on so many entries a row. [L910]
 _KEPT = 6
-# Changes of an entry, over the largest entry, that are what rounding leaves. [L910]
+# Changes of an entry below this share of the largest entry are rounding. [L910]
 _DUST = 1e-12
 
 
@@ -60,7 +60,7 @@ class FewEntries:
         return whole[:-1, :-1].copy()
 
     def stand(self, plan: Array) -> Array:
-        """Go to a plan; return its gradient between the points."""
+        """Go to a plan; return its gradient, without the two points that take the rest."""
         self._stand(_with_rest(plan, self._solver.p, self._solver.q))
         return self._rest[:-1, :-1]
 
@@ -72,7 +72,7 @@ class FewEntries:
         self._rest[-1, -1] = np.inf
 
     def expect(self, u: Array, v: Array, feasible: Array) -> None:
-        """Go to the vertex near such prices, on entries that a plan uses and that are cheap."""
+        """Go to a vertex near given prices, on cheap entries and those that a plan uses."""
         self._subtract(u, v)
         places = _with_rest(feasible, self._solver.p, self._solver.q).places
         found = self._solver.nearby(self._rest, places, self._worth, 0.0, -np.inf, _KEPT)
@@ -82,7 +82,7 @@ class FewEntries:
     def begin(self) -> float:
         """Return the value of the plan."""
         places, values = self._here
-        # a quadratic form is half its gradient
+        # the quadratic term at a plan is half the product of the plan with its gradient
         return 0.5 * float(values @ self._change.reshape(-1)[places])
 
     def look(self) -> tuple[float, float]:
@@ -146,7 +146,7 @@ class FewEntries:
 
 
 def _with_rest(plan: Array, p: Array, q: Array) -> Few:
-    """Add what stays to a plan."""
+    """Add the mass that stays to a plan, as entries of the two further points."""
     whole = np.zeros((len(p), len(q)))
     whole[:-1, :-1] = plan
     whole[:-1, -1] = p[:-1] - plan.sum(1)

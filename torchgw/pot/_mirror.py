@@ -10,10 +10,11 @@ from scipy.special import logsumexp
 from torchgw.pot._arrays import Array
 from torchgw.pot._scaling import scale, scale_partial
 
-# Error of marginals, over the last change of the plan, to which a linear problem is solved. [L388]
+# A linear problem is solved to this error of its marginals, as a share of the last change of the
+# plan. [L388]
 _INEXACT = 1e-3
-# Change by one step, over that by two, from which plans alternate: steps that shrink by less than
-# 0.01% a turn would look the same, and come to an end in no number of turns. [L1060]
+# Plans alternate if one step changes them so many times as much as two steps do. Steps that shrink
+# by less than 0.01% a turn would look the same, and would need countless turns to end. [L1060]
 _ALTERNATES = 1e4
 
 
@@ -26,13 +27,13 @@ class Stop(NamedTuple):
 
 
 class Mirrored(NamedTuple):
-    """Where mirror descent ended."""
+    """The end of mirror descent."""
 
     plan: Array  # (n, m)
     errors: list[float]  # change of the plan by each iteration
     potentials: tuple[Array, Array] | None
     converged: bool
-    alternates: bool = False  # between two plans, of which the last of `max_iter` steps is given
+    alternates: bool = False  # between two plans; that of the last of `max_iter` steps is given
 
 
 Slope = Callable[[Array], Array]  # the derivative of the objective at a plan
@@ -119,7 +120,7 @@ def alternate(
 
 
 def _iterate(step: Callable[[Array, float], Array], plan: Array, stop: Stop) -> Mirrored:
-    """Repeat a step until the plan stays; a step is told the last change, first zero."""
+    """Repeat a step until the plan stays; a step gets the last change, at first zero."""
     errors: list[float] = []
     converged = alternates = False
     before = plan

@@ -10,12 +10,12 @@ from torchgw.pot._arrays import Array, is_symmetric
 
 LOSSES = ("square_loss", "kl_loss")
 
-# What POT adds below a logarithm, and below that of a derivative by a table. [L389]
+# POT adds this to arguments of a logarithm, and to those of its derivative. [L389]
 _TINY = 1e-18
 _TINY_SLOPE = 1e-15
-# Entries of a plan, of all over this, that are multiplied one by one. [L483]
+# Plans with fewer entries than all over this number are multiplied entry by entry. [L483]
 _SPARSE = 50
-# Negative entries that rounding explains, over the largest. [L389]
+# Negative entries up to this share of the largest entry are rounding. [L389]
 _ROUNDING = 1e-10
 
 

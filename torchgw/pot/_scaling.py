@@ -7,7 +7,7 @@ from scipy.special import logsumexp
 
 from torchgw.pot._arrays import Array
 
-# Logarithm of a scaling beyond which it moves into the potentials, so that products of scalings
+# A scaling moves into the potentials if its logarithm exceeds this, so that products of scalings
 # and kernel stay within the range of a float. [L388]
 _LARGEST_LOGARITHM = 100.0
 
@@ -32,13 +32,13 @@ def scale(
     tol: float,
 ) -> Scaled:
     """Run Sinkhorn's iterations [1] with positive weights, until rows err by ``tol`` in L2."""
-    # The kernel has the potentials so far in it, so that scalings stay near one; where they do not,
-    # half-steps in logarithms take over for a turn.
-    # [1] B. Schmitzer. Stabilized sparse scaling algorithms for entropy regularized transport
-    # problems. SIAM Journal on Scientific Computing 2019.
+    # The kernel contains the potentials found so far, so that scalings stay near one. Where they do
+    # not, half-steps in logarithms take their place for a turn. [1] B. Schmitzer. Stabilized sparse
+    # scaling algorithms for entropy regularized transport problems. SIAM Journal on Scientific
+    # Computing 2019.
     f, g = potentials
     done = 0
-    # one that overflows is not used
+    # a kernel that overflows is not used
     with np.errstate(over="ignore"):
         kernel = np.exp((f[:, None] + g - cost) / epsilon)
     while True:
@@ -97,7 +97,8 @@ def scale_partial(
     # for regularized transportation problems. SIAM Journal on Scientific Computing 2015.
     f, g = potentials
     log_p, log_q = np.log(p), np.log(q)
-    # a constant in the cost moves into that of the mass
+    # the least cost is subtracted from the cost: it only changes the constant that belongs to the
+    # mass
     kernel = np.exp((cost.min() - cost) / epsilon)
     if _usable(kernel):
         return _scale_bounds(kernel, epsilon, p, q, mass, potentials, max_iter=max_iter, tol=tol)

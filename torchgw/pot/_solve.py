@@ -28,7 +28,7 @@ Kind = Literal["balanced", "semirelaxed", "partial", "kl", "l2"]
 
 # The losses of solve_gromov, and those of ot.gromov.
 LOSSES = {"L2": "square_loss", "KL": "kl_loss"}
-# What arguments of ot.gromov are called here.
+# Names that arguments of ot.gromov have here.
 _NAMES = {"C1": "Ca", "C2": "Cb", "p": "a", "q": "b", "G0": "plan_init", "m": "unbalanced"}
 
 
@@ -110,7 +110,7 @@ class OTResult(Result):
 
 
 class Found(NamedTuple):
-    """A plan, what it is worth, and how it was found."""
+    """A plan, its values, and the log of its solve."""
 
     plan: Array
     linear: float
@@ -223,7 +223,7 @@ def solve_gromov(
     if kind == "kl" or kind == "l2":
         return _penalised(kind, given, loss_fun, reg or 0.0, unbalanced, plan_init, stop)
     if isinstance(alpha, (int, float)) and alpha == 1:
-        # M has no weight
+        # the weight of M is zero
         M = given["M"] = None
     if kind == "semirelaxed":
         b = given["q"] = None
@@ -305,7 +305,7 @@ def _refuse(
 def _stop(
     kind: Kind, reg: float | None, max_iter: int | None, tol: float | None, verbose: bool
 ) -> _mirror.Stop:
-    """Take POT's limits where none are given."""
+    """Fill in POT's limits where none are given."""
     for name, given in (("max_iter", max_iter), ("tol", tol)):
         if given is not None and not (isinstance(given, Real) and given >= 0):
             raise InvalidInputError(f"`{name}` must be a number, not negative; got {given!r}.")
@@ -434,7 +434,7 @@ def _without_structure(
     p, q, cost = problem.p, problem.q, problem.M
     assert cost is not None
     first = product(p, q) if start is None else problem.arrays.read("G0", start, cost.shape)
-    # an entropy is a divergence from ones, up to a constant
+    # entropy is a divergence from a table of ones, up to a constant
     ones = np.ones_like(cost)
     relaxed = Relaxed(cost, (p, q, ones), unbalanced, reg, "kl" if kind == "kl" else "l2")
     steps = max(stop.max_iter, 1000)

@@ -1,4 +1,4 @@
-"""Problems with ties: rounding chooses among equals, so that it is done as POT does it."""
+"""Problems with ties, where rounding decides among equal plans: operations in POT's order."""
 
 import numpy as np
 
@@ -6,7 +6,8 @@ from torchgw.pot._arrays import Array
 from torchgw.pot._descent import Line
 from torchgw.pot._quadratic import Quadratic
 
-# Rows that tell, and how often an entry of them is repeated. [L660]
+# A table counts as tied by so many of its rows: on average an entry of them is repeated so many
+# times. [L660]
 _ROWS, _TIMES = 8, 4
 
 
@@ -17,7 +18,7 @@ def tied(*tables: Array) -> bool:
 
 
 class LineOfPot(Line):
-    """The same by the operations of POT, in its order, so that equals differ by the same bits."""
+    """The same line by POT's operations in POT's order, so that equals differ by the same bits."""
 
     def __init__(
         self,
@@ -40,7 +41,7 @@ class LineOfPot(Line):
 
     def look(self, plan: Array, direction: Array) -> tuple[float, float]:
         if self.p is None:
-            # of partial problems the next gradient is a mean of two
+            # for partial problems the next gradient is a mean of two
             self._change = self._gradient(direction + plan) - self._known
             bend, mixed = 0.5 * (self._change * direction).sum(), (self._known * direction).sum()
         else:

@@ -49,7 +49,7 @@ class Penalties(NamedTuple):
 
 
 class Unbalanced(NamedTuple):
-    """Where the turns ended."""
+    """The plans after the last turn."""
 
     samples: Array
     features: Array
@@ -274,7 +274,7 @@ def across_spaces(
         own: Array,
         dual: tuple[Array, Array] | None,
     ) -> tuple[Array, tuple[Array, Array] | None]:
-        # squared penalties are those at the plan itself, as in POT
+        # squared penalties are taken at the plan itself, as in POT
         seen = at if penalties.divergence == "kl" else own
         parameters = local_parameters(seen, side, penalties, epsilon)
         problem = Relaxed(cost, *parameters, penalties.divergence)

@@ -20,7 +20,7 @@ class Linear(NamedTuple):
 
 
 class LinearSolver(Protocol):
-    """Solves a cost; where a value is reached already, a plan that gains enough on it may do."""
+    """Solves for a cost; a plan that lowers a value already reached by enough may do."""
 
     def __call__(self, cost: Array, reached: float = ...) -> Linear: ...
 
@@ -37,7 +37,7 @@ def transport(p: Array, q: Array, *, as_pot: bool = False) -> LinearSolver:
         if as_pot:
             general.on(cost)
         if not as_pot or general.short:
-            # gaining on a value is not enough: the steps are POT's
+            # a plan that only lowers the value is not enough: the steps have to be those of POT
             general(cost)
         assert general.last is not None
         plan, u, v = general.last
@@ -75,14 +75,14 @@ class PartialTransport:
         self._table = np.zeros((len(p) + 1, len(q) + 1))
 
     def __call__(self, cost: Array, reached: float = -np.inf) -> Linear:
-        """Solve; where a value is reached, a plan that gains half of the most on it will do."""
+        """Solve; a plan with half of the largest possible gain on a value reached will do."""
         self._table[:-1, :-1] = cost
         self._table[-1, -1] = 2 * max(cost.max(), -cost.min()) + 1
         return Linear(self.general(self._table, reached).plan[:-1, :-1])
 
 
 class ShortTransport:
-    """The same with POT's cost of what stays, ended as POT does after some pivots."""
+    """The same with POT's cost of the mass that stays, ended after as many pivots as POT's."""
 
     def __init__(self, whole: PartialTransport, linear: Array | float, pivots: int) -> None:
         self.mass = whole.mass
@@ -100,7 +100,7 @@ class ShortTransport:
             return Linear(self._general.on(table, self._pivots)[0][:-1, :-1])
 
     def solved(self, plan: Array) -> bool:
-        """Say whether pivots never ran out and a plan moves the share."""
+        """Say whether pivots never ran out, and the plan moves the mass asked for."""
         return not self._general.short and abs(plan.sum() - self.mass) <= 1e-9 * self.mass
 
     def within(self, plan: Array) -> Array | None:

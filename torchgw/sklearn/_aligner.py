@@ -14,7 +14,7 @@ from torchgw._errors import InvalidInputError
 from torchgw.metrics import foscttm
 from torchgw.sklearn._estimator import FLOATS, GWEstimator
 
-# Points whose distances are compared by a score. [L380]
+# A score compares the distances among so many points at most. [L380]
 _SCORED = 1000
 
 

@@ -34,7 +34,7 @@ def _relaxed(old, new, excess, BOUND: tl.constexpr, LEAST: tl.constexpr, MOST: t
 
 @triton.jit
 def _line(INNER: tl.constexpr, THREADS: tl.constexpr):
-    """List the rows of a block as [RI, RT], or columns as [CI, CT]."""
+    """List the numbers of the rows of a block, [RI, RT], or of its columns, [CI, CT]."""
     return tl.arange(0, INNER)[:, None] * THREADS + tl.arange(0, THREADS)[None, :]
 
 
@@ -46,7 +46,7 @@ def _rows(RI: tl.constexpr, CI: tl.constexpr, RT: tl.constexpr, CT: tl.constexpr
 
 @triton.jit
 def _columns(RI: tl.constexpr, CI: tl.constexpr, RT: tl.constexpr, CT: tl.constexpr):
-    """Find their columns."""
+    """Find the columns of the entries of a block as they are read."""
     return tl.arange(0, RI * CI)[:, None] % CI * CT + tl.arange(0, RT * CT)[None, :] % CT
 
 
@@ -97,7 +97,7 @@ def _batch_kernel(
     inner, column = _line(RI, RT), _columns(RI, CI, RT, CT)
     place = _rows(RI, CI, RT, CT) * M + column
 
-    # the kernel, and rows that are met
+    # make the kernel, and scale rows to their mass
     v = mass_b
     sums = tl.zeros([CI, RT, CT], tl.float32)
     for block in range(BLOCKS):

@@ -27,7 +27,8 @@ from torchgw._tensors.operations import power_of_two
 # [L65]
 MOST_PASSES = 16
 
-# Stands for log2 of zero among candidates: below every exponent, above what is no candidate.
+# log2 of zero for candidates: below every exponent, and above the value for columns that are no
+# candidates.
 _FLOOR = tl.constexpr(-1e30)
 
 
@@ -212,7 +213,7 @@ def apply(
     (n, m), c = cost.shape, values.shape[1]
     own, bias = plan.row_potential(), plan.column_bias()
     exact = cost.dtype == torch.float64
-    # few widths, each of which is compiled
+    # few widths, as each is compiled
     block_c = 1 if c == 1 and not exact else 32 if c <= 32 else 64 if exact or c <= 64 else 128
     channels = triton.cdiv(c, block_c)
     walk = walk or whole(own.device)

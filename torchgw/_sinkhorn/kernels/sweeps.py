@@ -16,7 +16,8 @@ from torchgw._sinkhorn.problem import STRICT, DenseCost, EntropicPlan
 from torchgw._tensors.cuda_graphs import GraphMemory, Idle, borrow_memory, capture
 from torchgw._typing import Potentials
 
-# Updates both sides by the rules given for each; the flag for trouble; the number of the iteration.
+# A function that updates both sides by the rules given for each; it gets the flag for trouble, and
+# the number of the iteration.
 Iteration = Callable[[KernelSide, KernelSide, tuple[Rule, Rule], Tensor, int], None]
 
 # Bytes of a kernel up to which sweeps are replayed as graphs. Reading as much takes as long as the
@@ -33,7 +34,7 @@ class Workspace:
         split = padded_size(n)
         length = split + padded_size(m)
         self.sides = slice(0, n), slice(split, split + m)
-        # of the result: both sides and their padding, twice, and the check
+        # parts of the result: both sides and their padding, twice, and the check
         self.parts = [*2 * [n, split - n, m, length - split - m], 2]
         exact = partial(torch.zeros, dtype=torch.float64, device=device)
         zeros = partial(torch.zeros, dtype=dtype, device=device)

@@ -1,4 +1,4 @@
-"""The vector part of a sweep in Triton: what lies before, between and after its passes over a cost.
+"""The vector part of a sweep in Triton: the work before, between and after passes over a cost.
 
 A vector holds both sides, each padded by points of weight zero to whole blocks, so that a block
 belongs to one side and needs no mask. Fused, because on a small problem the number of launches and
@@ -23,7 +23,7 @@ BLOCK = 1024
 
 
 class Vectors(NamedTuple):
-    """What all sweeps of a problem share, and where one goes on; both sides, (length,) each."""
+    """Vectors that all sweeps of a problem share; both sides, (length,) each."""
 
     scale: Tensor  # (1,) float64, cost units to exponents
     given: Tensor  # float64, potentials to go on from, cost units
@@ -60,7 +60,7 @@ def _prepare_kernel(
     rest,  # 1 if the cost has such a part, or 0
     BLOCK: tl.constexpr,
 ):
-    """Read both sides, and round the kernel's own potentials as the kernel will."""
+    """Read both sides, and round the kernel's potentials as the kernel will round them."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     if tl.program_id(0) * BLOCK < split:
         inside = at < n
@@ -79,7 +79,7 @@ def _prepare_kernel(
     tl.store(given + at, potential)
     # from the rounded exponent, as its rounding is part of the kernel
     tl.store(origin + at, exponent.to(tl.float64) / unit + part)
-    # no sum meets the exponential of a point without mass, which nothing bounds
+    # points without mass are left out of all sums: nothing bounds their exponentials
     tl.store(start + at, tl.where(kept > 0, exponent, -float("inf")))
     tl.store(weight + at, kept)
 

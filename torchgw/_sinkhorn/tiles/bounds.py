@@ -74,7 +74,7 @@ class TileLists(NamedTuple):
         """Make the lists of a table of kept tiles, shape (row blocks, column blocks), bool."""
         counts = kept.sum(1)
         start = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
-        # by itself, at an address that every list has: kernels are compiled for those
+        # a copy at an aligned address, for which kernels are compiled
         column = kept.nonzero()[:, 1].clone()
         return cls(start, column, len(column) / kept.numel(), width)
 

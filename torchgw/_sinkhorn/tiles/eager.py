@@ -40,7 +40,7 @@ class TiledEagerProblem(TiledProblem):
         if self.problem.tau != STRICT:
             return self.whole.sweeper(start)
         engine = self._engine(start)
-        # ranks share tiles, and each would go over all entries
+        # ranks share tiles, but would each go over all entries
         tiled = self.tiling.pays() or self.backend.ranks is not None
         sparse = None if tiled else sparse_sweeper(self.problem, start)
         return sparse or TwoLevelSweeper(engine, self.problem, self._all_tiles)
@@ -52,7 +52,7 @@ class TiledEagerProblem(TiledProblem):
     def _all_tiles(self, start: Potentials) -> Sweeper:
         if not self.tiling.storable:
             return super()._all_tiles(start)
-        # hundreds of iterations follow, each of which would make all entries again
+        # stored, as each of the hundreds of iterations to come would compute all entries again
         problem = self.problem._replace(cost=self.problem.cost.dense())
         return self.backend.whole.prepare(problem).sweeper(start)
 

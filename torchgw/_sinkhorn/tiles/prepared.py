@@ -96,7 +96,8 @@ class TiledProblem(PreparedProblem):
         return values * a.to(values.dtype)[:, None], index
 
     def draw(self, potentials: Potentials, rows: Tensor, generator: torch.Generator) -> Tensor:
-        # Rows of few blocks: their lists may save less than rows of other points would cost.
+        # The rows may be of few blocks, and each list is for a whole block: it may save less than
+        # its other rows cost.
         return self.whole.draw(potentials, rows, generator)
 
     def _conditional(self) -> "TiledProblem":

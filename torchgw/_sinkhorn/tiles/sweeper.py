@@ -19,13 +19,13 @@ from torchgw._typing import Potentials
 
 # Largest log-scaling of a block at which an iteration is linear enough to extrapolate. [L208]
 _LINEAR = 2.0
-# Rises of the error after which the second level is given up: where blocks hold many clusters, or
+# The second level is given up after so many rises of the error: where blocks hold many clusters, or
 # points have hardly a partner, scaling whole blocks does not help, and over-relaxation does. [L214]
 _MOST_RISES = 2
 # Blocks of a side above which neighbours are joined: a step solves as many equations. [L290]
 _MOST_BLOCKS = 512
-# Newton steps at most, and the step after which convergence, which is quadratic, has made the rest
-# negligible beside what the next iteration changes. [L207]
+# Newton steps at most; and the length of a step after which convergence, being quadratic, has made
+# the rest negligible beside the change of the next iteration. [L207]
 _STEPS = 25
 _LAST_STEP = 0.05
 # Longest step of a log-scaling, in which the quadratic model can be trusted. [L207]
@@ -112,7 +112,8 @@ class TwoLevelSweeper:
                 engine.choose()
             engine.update_rows()
             if engine.slack < float(engine.rise(engine.v)) < math.inf:
-                # sums over too few tiles: their potentials are too large, and keep enough of them
+                # these sums are over too few tiles, so that their potentials are too large, and the
+                # choice by them keeps enough tiles
                 engine.choose()
                 engine.update_rows()
             u = engine.u.clone()
@@ -160,7 +161,7 @@ def block_scaling(masses: Tensor, row_mass: Tensor, column_mass: Tensor) -> Tens
         step, _ = torch.linalg.solve_ex(hessian, missing)
         step = step - column_mass @ step / column_mass.sum()
         longest = float(step.abs().max())
-        # a plan that is far from any marginals; the next iteration comes closer without help
+        # the plan is far from its marginals; the next iteration comes closer without this step
         if not math.isfinite(longest):
             break
         y = y + step * min(1.0, _LONGEST / longest) if longest > 0 else y

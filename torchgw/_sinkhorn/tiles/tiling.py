@@ -1,4 +1,4 @@
-"""Whether and how a solve skips tiles, and what came of it."""
+"""Whether and how a solve skips tiles, and a report of how many it skipped."""
 
 import math
 from dataclasses import dataclass, field
@@ -29,8 +29,8 @@ _MOST_BLOCKS = 4096
 # Share of the tiles above which a single pass goes over all: on an H200 softmins break even at 0.49
 # and products at 0.66 (100,000 squared, rank 35), on a CPU between 0.42 and 0.66. [L215]
 _MOST_KEPT = 0.5
-# Blocks of a side that a CPU makes where it can, at the price of blocks of 32: the small problem of
-# the blocks then leaves little to the iterations. [L206]
+# A CPU makes so many blocks of a side where it can, if need be of 32 points: the small problem
+# between the blocks then leaves little for the iterations to do. [L206]
 _BLOCKS = 256
 _LEAST_WIDTH = 32
 
@@ -99,8 +99,8 @@ class Tiling:
 
     def pays(self) -> bool:
         """Whether tiles should be chosen for a single pass."""
-        # Not where the tiles chosen last were most of all: the choice then costs more than it
-        # saves. Sweeps choose once for many passes, and gain a second level.
+        # They should not where most tiles were kept the last time: the choice would then cost more
+        # than it saves. Sweeps choose once for many passes, and gain a second level.
         shares = self._memory.shares
         return not (shares and shares[-1] > _MOST_KEPT)
 

@@ -9,7 +9,7 @@ import scipy
 
 from torchgw._errors import InvalidInputError, InvalidTypeError
 
-# Relative difference of the two weights of an edge that passes for rounding. [L302]
+# The two weights of an edge may differ by this share, which counts as rounding. [L302]
 _SYMMETRY_TOLERANCE = 1e-5
 
 
@@ -20,7 +20,7 @@ def symmetrise(graph: Any) -> scipy.sparse.csr_matrix:
     """
     graph = scipy.sparse.csr_matrix(graph, dtype=np.float64, copy=True)
     tiny = np.finfo(np.float64).tiny
-    # a stand-in for zero, because sparse maximum drops explicit zeros
+    # a tiny number stands for zero, because the sparse maximum drops explicit zeros
     graph.data[graph.data == 0] = tiny
     graph = scipy.sparse.csr_matrix(graph.maximum(graph.T))
     graph.data[graph.data == tiny] = 0

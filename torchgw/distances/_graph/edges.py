@@ -9,7 +9,8 @@ import scipy
 import torch
 from torch import Tensor
 
-# Vertices up to which the import of SciPy's graph routines would take longer than they save. [L603]
+# Up to so many vertices the import of SciPy's graph routines would take longer than they save.
+# [L603]
 _FEW = 16_384
 
 

@@ -8,8 +8,8 @@ from torch import Tensor
 
 # Points in a leaf at most: fewer make tighter boxes, more make fewer pairs of boxes. [L151]
 _LEAF_POINTS = 64
-# Levels from which on the first three together may have 5, 6 or 7 parts, so that leaves are nearly
-# full: those of 10,000,000 points have 62 in place of 39. [L791]
+# With so many levels or more, the first three together may have 5, 6 or 7 parts, so that leaves are
+# nearly full: those of 10,000,000 points have 62 points in place of 39. [L791]
 _MANY_LEVELS = 9
 
 
@@ -45,7 +45,7 @@ def into_leaves(points: Tensor) -> Leaves:
     size = -(-n // leaves)
     padding = size * leaves - n
     row = torch.arange(n, device=points.device)
-    # copies of points from all over, so that no leaf holds copies only
+    # the copies are of points from all over, so that no leaf holds copies alone
     copied = torch.arange(padding, device=points.device) * n // max(padding, 1)
     row = torch.cat([row, torch.full_like(copied, -1)])[None]
     points = torch.cat([points, points[copied]])[None]
@@ -64,7 +64,7 @@ def box_gaps(query: Leaves, base: Leaves) -> Tensor:
     low, high = query.low, query.high
     total = low.new_zeros(len(low), len(base.low))
     for axis in range(low.shape[1]):
-        # one of both is zero
+        # at least one of the two is zero
         above = (base.low[:, axis] - high[:, axis, None]).clamp_(min=0)
         below = (low[:, axis, None] - base.high[:, axis]).clamp_(min=0)
         total.add_(above.add_(below).mul_(above))

@@ -10,7 +10,7 @@ from torchgw.distances._graph.leaves import Leaves
 
 # Boxes that a program compares with its own at once, and leaves in a group of them. [L538]
 _BOXES = 64
-# As few as give each query point a thread. [L830]
+# Warps of a program: so few that each query point has a thread. [L830]
 _WARPS = 2
 # The bits of an infinite float64.
 _INFINITE = tl.constexpr(0x7FF0000000000000)
@@ -18,7 +18,7 @@ _INFINITE = tl.constexpr(0x7FF0000000000000)
 
 @triton.jit
 def _bound(worst):
-    """Tell how far, squared, leaves have to be that cannot hold anything nearer."""
+    """Compute the squared distance from which on leaves cannot hold anything nearer."""
     bits = tl.max(worst, axis=0) & -64
     return bits.to(tl.float64, bitcast=True) * (1 + 1e-13)
 
@@ -105,7 +105,7 @@ def _in_leaves_kernel(
     # of each neighbour the first 58 bits of its squared distance, and its slot
     score = tl.full((KEEP, POINTS), _INFINITE, tl.int64) | slot[:, None]
     place = tl.full((KEEP, POINTS), -1, tl.int32)
-    # copies of points take nothing
+    # copies of points need no neighbours
     worst = tl.where(real, tl.max(score, axis=0), 0)
     several = tl.arange(0, BOXES)
     first = tl.load(seeds + me)

@@ -35,21 +35,21 @@ class Neighbours(NamedTuple):
 _TREE_DIMENSIONS = 12
 # Pairs of points, in more dimensions, that take a core several minutes. [L303]
 _MANY_PAIRS = 10**10
-# Queries, in few dimensions, that take one core less time (0.4 ms for 500) than starting a thread
-# on each core does (2.5 ms on 16). [L71]
+# So many queries, in so few dimensions, are answered by one core (0.4 ms for 500): to start a
+# thread on each core takes longer (2.5 ms on 16). [L71]
 _ONE_CORE_QUERIES = 1_000
 _ONE_CORE_DIMENSIONS = 3
-# Bytes that one step of a search may work on, for each point, and their bounds: what a few thousand
-# points gain from more is lost in the noise. [L165]
+# Bytes that one step of a search may work on for each point, and bounds of the whole: with more, a
+# few thousand points gain nothing that can be measured. [L165]
 _WORK_BYTES_EACH = 2**11
 _WORK_BYTES = (2**27, 2**30)
 # Seconds for a pair of points on an H200: in leaves, for each coordinate and in addition; as
 # products, for each 64 coordinates and in addition. [L303]
 _LEAF_SECONDS = (1.2e-11, 2.4e-11)
 _PRODUCT_SECONDS = (1.0e-12, 1.5e-12)
-# Pairs up to which tiles need fewer launches than anything else. [L303]
+# Up to so many pairs tiles need fewer launches than any other way. [L303]
 _SMALL_PAIRS = 2**24
-# Dimensions that one product on matrix units has at least: three cost as little. [L682]
+# In so few dimensions three products on matrix units cost as little as one. [L682]
 _NARROW = 16
 # Leaves that give a first bound, and query leaves that the share to visit is estimated from. [L154]
 _SEEDS = 4
@@ -58,8 +58,8 @@ _PROBES = 256
 # once. A choice. [L538]
 _MOST_LISTED = 32
 _SORTED = 2**21
-# Pairs up to which a CPU compares all: the first call of a process need not import SciPy's trees,
-# which takes longer. [L406]
+# Up to so many pairs a CPU compares all of them: the first call of a process then need not import
+# SciPy's trees, which takes longer. [L406]
 FEW_PAIRS = 2**18
 # Edges of the search graph, and candidates kept while building it and while searching. [L171]
 _EDGES = 32
@@ -116,28 +116,29 @@ def nearest_others(
     else:
         distance, index = _nearest_by_ranks(points, n_neighbors + 1, ranks)
     keep = index != torch.arange(points.shape[0], device=points.device)[:, None]
-    # a point with many duplicates need not find itself: its last neighbour goes instead
+    # a point with many duplicates may not have found itself: its last neighbour is dropped instead
     keep[:, -1] = torch.where(keep.sum(dim=1) > n_neighbors, False, keep[:, -1])
     shape = points.shape[0], n_neighbors
     return Neighbours(distance[keep].reshape(shape), index[keep].reshape(shape))
 
 
 def _nearest_by_ranks(points: Tensor, n_neighbors: int, ranks: Ranks) -> Neighbours:
-    """Find the nearest points of each on a CPU, each rank those of some."""
+    """Find the nearest points of each on a CPU; each rank finds those of some points."""
     n, tree = len(points), points.shape[1] <= _TREE_DIMENSIONS
-    # whole tiles: where distances are equal, those found may depend on the other rows of a tile
+    # ranks get whole tiles, as among equal distances the choice may depend on the other rows of a
+    # tile
     unit = 1 if tree else _tile_rows(points, n_neighbors)
     ends = [0, *(min(own.stop * unit, n) for own in ranks.own(-(-n // unit)))]
     begin, end = ends[ranks.rank], ends[ranks.rank + 1]
     search = _nearest_by_tree if tree else _nearest_by_tiles
-    # a rank without rows looks for one that it does not give
+    # a rank without rows of its own searches for one row, and drops it
     found = search(points, points[min(begin, n - 1) : max(end, begin + 1)], n_neighbors)
     counts = [after - before for before, after in zip(ends, ends[1:], strict=False)]
     return Neighbours(*(ranks.gather(part[: end - begin], counts) for part in found))
 
 
 def _nearest_others_approximate(points: Tensor, n_neighbors: int) -> Neighbours:
-    """Measure what an approximate search found; search exactly for points with too few."""
+    """Measure the neighbours of an approximate search; where these are too few, search exactly."""
     points = points.detach().double()
     candidates = nearest_approximate(points, n_neighbors + 1).to(points.device)
     candidates[candidates == torch.arange(len(points), device=points.device)[:, None]] = -1
@@ -208,7 +209,7 @@ def _leaf_blocks(query: Leaves, base: Leaves) -> Iterator[slice]:
 
 
 def _look(query: Leaves, base: Leaves, n_neighbors: int) -> tuple[Tensor, Tensor]:
-    """Tell how far, squared, each query leaf has to look, and at which base leaves."""
+    """Find the squared distance to search from each query leaf, and the base leaves to visit."""
     # The leaves with the smallest gaps give distances that the neighbours cannot exceed. Only a
     # leaf nearer than the largest of them can hold anything nearer; those first leaves count too.
     gap = box_gaps(query, base)
@@ -255,7 +256,7 @@ def _search(base: Leaves, query: Leaves, n_neighbors: int, distance: Tensor, ind
     _, mask = _look(query, base, n_neighbors)
     pair = 8 * 4 * query.row.shape[1] * base.row.shape[1]
     visits = mask.sum(dim=1)
-    # query leaves with about as many visits are handled together, padded to the same number
+    # query leaves with about the same number of visits are handled together, padded to one number
     order = visits.argsort(descending=True)
     lengths = visits[order].tolist()
     start = 0
@@ -299,8 +300,8 @@ def _select(
 
 def _nearest_by_products(base: Tensor, query: Tensor, n_neighbors: int) -> Neighbours:
     """Choose candidates by products in half precision, and measure them by differences."""
-    # A row is done if its last neighbour is nearer than anything can be that was no candidate. The
-    # others are searched again with more products, and those left then by tiles in float64.
+    # A row is done if its last neighbour is nearer than any point can be that was no candidate. The
+    # others are searched again with more products, and those still left then by tiles in float64.
     keep = max(16, 2 ** (n_neighbors + max(8, n_neighbors // 2) - 1).bit_length())
     distance = query.new_empty(len(query), n_neighbors, dtype=torch.float64)
     index = torch.empty(len(query), n_neighbors, dtype=torch.int64, device=query.device)

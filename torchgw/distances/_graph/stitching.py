@@ -74,7 +74,7 @@ class _ShortestEdges:
     """The shortest edge out of each component but the largest, so far."""
 
     def __init__(self, leaves: Leaves, labels: Tensor, count: int) -> None:
-        # boxes of nothing, which nothing is near, make pairs of pairs of all
+        # empty boxes fill the tree up, so that every box has two halves; nothing is near them
         self._height = (len(leaves.row) - 1).bit_length()
         self.leaves = leaves = Leaves(
             *(
@@ -86,12 +86,12 @@ class _ShortestEdges:
         self.square = torch.full((count,), torch.inf, dtype=torch.float64, device=labels.device)
         self.source = torch.zeros_like(labels[:1]).repeat(count)
         self.target = torch.zeros_like(self.source)
-        # squared lengths that the edges cannot exceed, as boxes show
+        # bounds of the squared lengths, which boxes show
         self._bound = self.square.clone()
         self._largest = labels.bincount().argmax()
         # copies of points belong to no component
         self._label = torch.where(leaves.row >= 0, labels[leaves.row], -1)
-        # and nothing is near them
+        # and are infinitely far from everything
         self._points = leaves.points.masked_fill((leaves.row < 0)[:, :, None], torch.inf)
         self._low, self._high = [leaves.low], [leaves.high]
         lowest = torch.where(leaves.row >= 0, self._label, count).amin(dim=1)
@@ -118,10 +118,12 @@ class _ShortestEdges:
             child = torch.arange(2, device=one.device)
             ones = (2 * one[:, None, None] + child[:, None]).expand(-1, 2, 2).flatten()
             others = (2 * other[:, None, None] + child).expand(-1, 2, 2).flatten()
-            # the nearest pairs come first, and shorten what the others have to beat
+            # the nearest pairs come first: the edges they give make it harder for others to be
+            # shorter
             parts = list(zip(ones.split(_PAIRS), others.split(_PAIRS), strict=True))
             waiting += [(level + 1, *part) for part in reversed(parts)]
-        # the edge of the largest component need not be in the tree, as no shorter one was sought
+        # the edge of the largest component is dropped: no shorter one was looked for, so it need
+        # not be in the tree
         self.square[self._largest] = torch.inf
 
     def _try_neighbours_in_order(self) -> None:
@@ -159,10 +161,10 @@ class _ShortestEdges:
             reach.add_(torch.minimum(right, left).square_())
         alone = first[one] == last[one]
         within = alone & (first[other] == last[other]) & (first[one] == first[other])
-        # any point of another component is within reach of all points of a box
+        # a box with one component has some point of another within reach of all its points
         known = alone & ~within
         self._bound.scatter_reduce_(0, first[one][known], reach[known], "amin")
-        # an edge as long as one that is known is of no use; one as long as a bound may be
+        # an edge as long as a known one is of no use; an edge as long as a bound may be
         best = torch.where(self._label >= 0, self._beaten(self.square)[self._label], -1.0)
         bound = torch.where(self._label >= 0, self._beaten(self._bound)[self._label], -1.0)
         shape = len(low), -1
@@ -180,7 +182,7 @@ class _ShortestEdges:
         device = one.device.type
         step = max(1, _WORK_BYTES[device] // (8 * 4 * self.leaves.row.shape[1] ** 2))
         for pairs in zip(one.split(step), other.split(step), strict=True):
-            # those before have made some of these useless
+            # edges found meanwhile have made some of these pairs useless
             here, there = self._worth_visiting(self._height, *pairs)
             points, others = self.leaves.points[here], self._points[there]
             if device == "cuda":

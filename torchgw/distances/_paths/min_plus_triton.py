@@ -48,7 +48,7 @@ def _panel_kernel(
         inner = tl.load(rows + k * n + first + here)
         outer = tl.load(rows + k * n + there)
         block = tl.minimum(block, inner[:, None] + outer[None, :])
-    # the tile of the block itself is closed, and others are reading it
+    # the block's own tile is closed already, and others are reading it
     beside = (there < first) | (there >= first + PIVOT)
     tl.debug_barrier()
     tl.store(rows + here[:, None].to(tl.int64) * n + there[None, :], block, mask=beside[None, :])

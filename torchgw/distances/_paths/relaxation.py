@@ -22,9 +22,9 @@ _ROUNDS = 16
 # [L307]
 _SPARE = 1.25
 _MOST_EDGES = 32
-# Path length by which a round goes further, in mean edge lengths. Long paths that are extended
-# before the short ones are final have to be extended again; a GPU that few vertices leave idle can
-# do that. [L156, L164, L831]
+# Path length, in mean edge lengths, by which a round goes further. Long paths that are extended
+# before the short ones are final have to be extended again; a GPU that is otherwise idle can afford
+# that. [L156, L164, L831]
 _STEP = 2.0
 _IDLE_ROWS = 2**17
 _IDLE_STEP = 4.0
@@ -49,7 +49,7 @@ class _Rounds(NamedTuple):
     pending: Tensor  # (sources, tiles) float32, shortest path that a visit would find
     threshold: Tensor  # (1,) float32, path length that the rounds have reached
     advance: Callable[[], None]
-    held: tuple[Tensor, ...]  # what recorded launches write to besides
+    held: tuple[Tensor, ...]  # other tensors that recorded launches write to
 
 
 class EdgeRelaxation:
@@ -92,7 +92,7 @@ class EdgeRelaxation:
         position = torch.arange(len(source), device=here) - edges.start[source]
         part = position.div(most[source], rounding_mode="floor")
         row = torch.where(part == 0, source, further[source] + part - 1)
-        # an edge leads to the row that holds it in reverse
+        # an edge leads to that row of its end which holds the same edge in reverse
         mirror = edges.vertex.clone()
         ours, theirs = (more[end].nonzero()[:, 0] for end in (source, mirror))
         ours = ours[(source[ours] * n + mirror[ours]).argsort()]
@@ -152,7 +152,7 @@ class EdgeRelaxation:
             return distance[:, self._row_of].T
         count = len(sources)
         if self._rows <= _SHARED_ROWS:
-            # so that few counts are recorded
+            # rounded up, so that graphs are recorded for few counts
             count = _SHARED_SOURCES * -(-count // _SHARED_SOURCES)
         if count not in self._rounds:
             self._rounds[count] = self._prepare(count)

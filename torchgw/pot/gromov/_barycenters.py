@@ -192,7 +192,8 @@ def semirelaxed_fgw_barycenters(call: Call) -> Any:
     return _turns(call, known, C, X, _free(call, semirelaxed_fused_gromov_wasserstein), plans)
 
 
-# Solves a space, with its weights, start and costs of features beside the barycenter, by name.
+# A function that solves a space, given its weights, its start and the costs of features beside the
+# barycenter, by name.
 _Solve = Callable[[Array, Array, Array, Array, Any, dict[str, Array]], Any]
 
 
@@ -390,12 +391,22 @@ def _free_structure(call: Call, known: _Known, X: Array | None = None) -> tuple[
     ordered = [plans[k] for k in count]
     C = _structure(ordered, known.structures, known.shares, None, call.loss_fun, True)
     if method in ("product", "random_product"):
-        # all parts are alike otherwise
+        # noise, without which all parts would be alike
         noise = generator(random_state).uniform(-0.01, 0.01, size=C.shape)
         C = C + ((noise + noise.T) / 2 if call.symmetric else noise)
         if call.loss_fun == "kl_loss":
             C = np.maximum(C, 0)
     return C, ordered
+
+
+class _Turn(NamedTuple):
+    """What one update of plans, structure and features has led to."""
+
+    loss: float
+    relative: float  # change of the loss
+    of_structure: float  # norm of its change
+    of_features: float
+    plans: list[Array]
 
 
 def _turns(
@@ -409,10 +420,8 @@ def _turns(
     """Update plans, then structure and features, until these or the loss stay; hand them out."""
     count, warm, free = len(known.structures), call.warmstartT, plans is not None
     starts: list[Any] = list(plans) if plans is not None and warm else [None] * count
-    by_loss, p, loss = call.stop_criterion == "loss", known.p, 1e15
+    p, loss, turns = known.p, 1e15, list[_Turn]()
     fixed = call.get("fixed_structure", False), call.get("fixed_features", False)
-    log: dict[str, list[Any]] = {"err": [], "loss": [], "err_rel_loss": []}
-    log |= {"err_feature": [], "err_structure": [], "Ts_iter": []}
     costs: list[dict[str, Array]] = [{}] * count
     for _ in range(int(call.max_iter)):
         if X is not None and known.features is not None:
@@ -430,38 +439,52 @@ def _turns(
         if not fixed[0]:
             C = _structure(plans, known.structures, known.shares, p, call.loss_fun, free)
         of_features = 0.0 if X is None or old_X is None else float(np.linalg.norm(X - old_X))
-        of_structure = float(np.linalg.norm(C - old_C))
         relative = abs(loss - old_loss) / old_loss if old_loss != 0 else np.nan
-        log["loss"].append(loss)
-        log["err_rel_loss"].append(relative)
-        log["err_feature"].append(of_features)
-        log["err_structure"].append(of_structure)
-        log["err"].append(relative if by_loss else of_structure)
-        log["Ts_iter"].append(plans)
-        if by_loss:
-            done = relative <= call.tol
-        elif X is None:
-            done = of_structure <= call.tol
-        else:
-            # what is fixed does not count
-            moved = [of_structure] * (not fixed[0]) + [of_features] * (not fixed[1])
-            done = not moved or min(moved) <= call.tol
-        if done or all(fixed):
+        turns.append(_Turn(loss, relative, float(np.linalg.norm(C - old_C)), of_features, plans))
+        if _is_last(call, turns[-1], fixed, fused=X is not None):
             break
     assert plans is not None
     give = known.arrays.give
     more: dict[str, Any] = {"T": [give(plan) for plan in plans], "p": give(p)}
     if X is None or known.features is None:
-        more["err"] = [give(error) for error in log["err"]]
-        if by_loss:
-            more["loss"] = log["loss"]
+        more |= _log(call, turns, give)
         return (give(C), more) if call.log else give(C)
     more["Ms"] = [give(cdist(X, table, "sqeuclidean")) for table in known.features]
-    names = ("loss", "err_rel_loss") if by_loss else ("err_feature", "err_structure")
-    more |= {name: log[name] for name in names}
-    if not by_loss:
-        more["Ts_iter"] = [[give(plan) for plan in turn] for turn in log["Ts_iter"]]
+    more |= _fused_log(call, turns, give)
     return (give(X), give(C), more) if call.log else (give(X), give(C))
+
+
+def _is_last(call: Call, turn: _Turn, fixed: tuple[bool, bool], *, fused: bool) -> bool:
+    """Whether updates end, as what is watched stays or nothing may move."""
+    if all(fixed):
+        return True
+    if call.stop_criterion == "loss":
+        return bool(turn.relative <= call.tol)
+    if not fused:
+        return bool(turn.of_structure <= call.tol)
+    # a structure or features that are fixed do not count
+    moved = [turn.of_structure] * (not fixed[0]) + [turn.of_features] * (not fixed[1])
+    return bool(min(moved) <= call.tol)
+
+
+def _log(call: Call, turns: list[_Turn], give: Callable[[Any], Any]) -> dict[str, Any]:
+    """Log updates as POT does where there are no features."""
+    if call.stop_criterion == "loss":
+        errors = [give(turn.relative) for turn in turns]
+        return {"err": errors, "loss": [turn.loss for turn in turns]}
+    return {"err": [give(turn.of_structure) for turn in turns]}
+
+
+def _fused_log(call: Call, turns: list[_Turn], give: Callable[[Any], Any]) -> dict[str, Any]:
+    """Log updates as POT does where there are features."""
+    if call.stop_criterion == "loss":
+        losses = [turn.loss for turn in turns]
+        return {"loss": losses, "err_rel_loss": [turn.relative for turn in turns]}
+    return {
+        "err_feature": [turn.of_features for turn in turns],
+        "err_structure": [turn.of_structure for turn in turns],
+        "Ts_iter": [[give(plan) for plan in turn.plans] for turn in turns],
+    }
 
 
 def _distance(log: dict[str, Any]) -> Any:

@@ -1,4 +1,4 @@
-"""Functions with POT's signatures, each said in one line, and the arguments of a call by name."""
+"""Functions with POT's signatures, each in one line, and the arguments of a call by name."""
 
 import ast
 import functools
@@ -92,7 +92,7 @@ def takes(
 def valued(
     function: Callable[..., Any], said: str = "", signature: str | None = None
 ) -> Callable[..., Any]:
-    """Make the function whose name ends in 2: it has the signature of the other, or its own."""
+    """Make the function whose name ends in 2; its signature is that of the other by default."""
     text = f"Compute the value of :func:`{function.__name__}`{said and ', ' + said}."
     return _like(function, f"{function.__name__}2", text, signature or inspect.signature(function))
 

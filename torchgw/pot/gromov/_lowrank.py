@@ -112,7 +112,7 @@ def lowrank_gromov_wasserstein_samples(call: Call) -> Any:
             scale=None,
             epsilon=call.reg,
             max_iter=int(call.numItermax),
-            # zero is for ever in POT
+            # zero means no end in POT
             tol=max(call.stopThr, np.finfo(float).tiny),
             device="cpu",
             random_state=call.seed_init,

@@ -238,7 +238,8 @@ def _single_loop(call: Call) -> Any:
     plan, found = on_positive(problem, read_start(problem, call.G0, exact=False), solve)
     if not np.isfinite(plan).all():
         warn_user("The plan is not finite. Pass a larger `epsilon`.", TorchGWWarning)
-    # the columns are exact and the rows are not: as in POT values have the weights, not these
+    # columns are exact and rows are not; as in POT values are computed with the weights and not
+    # with the sums
     f1, f2, _, _ = problem.term.parts
     own = (f1 @ problem.p)[:, None] + f2 @ problem.q
     linear, _ = problem.parts(plan)

@@ -27,7 +27,7 @@ from torchgw.pot.gromov._read import Problem, read_start
 
 Marginals = Literal["balanced", "partial", "semirelaxed"]
 
-# Share of a weight by which a plan may exceed it, without a warning. [L1060]
+# A plan may exceed a weight by this share without a warning. [L1060]
 _EXCESS = 0.01
 
 
@@ -61,7 +61,7 @@ def _line(problem: Problem, kind: Marginals, *, armijo: bool = False, **_: Any) 
     """Choose how objectives along lines are computed."""
     pieces = problem.term, problem.alpha, problem.linear
     costs = problem.C1, problem.C2
-    # large partial problems begin elsewhere than POT's
+    # large partial problems do not begin where POT begins
     apart = kind == "partial" and min(map(len, costs)) >= LARGE
     if armijo or apart or not tied(*costs) or (problem.M is not None and not tied(problem.M)):
         return Line(*pieces)
@@ -85,7 +85,7 @@ def _partial(
     losses: list[float] = []
     first = _read_partial_start(problem, start, solver.mass)
     if solver.general.by_pot and min(first.shape) < LARGE:
-        # POT ends its linear problems after as many pivots as it may take steps
+        # POT ends its linear problems after `max_iter` pivots, the number of steps that it may take
         short = ShortTransport(solver, problem.linear, max_iter)
         found = descend(line, first, short, max_iter=max_iter, **stop)
         if short.solved(found.plan):

@@ -1,0 +1,244 @@
+"""The outer iteration of many problems: evaluate plans, decide, linearise at them, let them go."""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchgw._batch.costs import cross_product, first_rows, gradient, whole
+from torchgw._batch.pool import ANNEALING_TOLERANCE, Pool
+from torchgw._batch.relaxed import Relaxed, Settled
+from torchgw._batch.stopping import CONVERGED, FLAT, INNER, OUTER, Rules
+from torchgw._batch.sweep import DECAY, INNER_SHARE, MET
+from torchgw._batch.worth import Ended, Finish, Found, Terms, found_numbers, of_mass
+
+# Share of the excess of the relaxation factor over one that is kept from one linear problem at the
+# target to the next. [L392]
+_KEPT_EXCESS = 0.9
+# A problem is given up after so many linear problems in a row that leave more than this share of
+# the error. [L391]
+_STUCK, _STUCK_SHARE = 10, 0.99
+# Column error, as a share of the change of the plan, up to which the change says how far the plan
+# has to go. Then: rates at which changes may shrink if they are to be followed to their limit, by
+# how much two rates may differ, and the change below which a plan counts as near its limit. [L465]
+_EXACT, _FASTEST, _SLOWEST, _STEADY, _NEAR = 0.1, 0.3, 0.97, 0.1, 1e-2
+# Shortest step of a relaxed plan, and by how much a step may be longer than the last one. [L690]
+_SHORTEST, _LENGTHENING = 1 / 16, 1.2
+
+
+class _Reached(NamedTuple):
+    """Plans that linear problems have led to, of mass one, and what they are worth."""
+
+    spaces: tuple[Tensor, Tensor]  # (k, n, n) and (k, m, m)
+    weights: tuple[Tensor, Tensor]
+    alpha: Tensor  # (k,)
+    epsilon: Tensor  # (k,) of the linear problem
+    target: Tensor  # (k,) epsilon to reach
+    f: Tensor  # (k, n) potentials of the plan
+    g: Tensor  # (k, m)
+    plan: Tensor  # (k, n, m)
+    masses: tuple[Tensor, Tensor]  # row and column sums
+    cross: Tensor  # (k, n, m) X P Y
+    linear: Tensor | None  # (k, n, m)
+    terms: Terms
+    change: Tensor  # (k,) L1 change from where the cost was linearised
+    objective: Tensor  # (k,)
+    relaxed: Relaxed | None
+    total: Tensor | None  # (k,) the masses of relaxed plans before
+    best: Settled | None  # those that they should have
+
+
+class _Course(NamedTuple):
+    """How outer loops go on, (k,) each."""
+
+    error: Tensor  # of the linear problem
+    solved: Tensor  # whether it is
+    done: Tensor  # outer iterations
+    stuck: Tensor  # linear problems in a row that did not get nearer
+    at_target: Tensor
+    settled: Tensor  # whether the plan has
+    ending: Tensor  # place in ENDINGS, -1 where the loop goes on
+    finished: Tensor  # whether the last linear problem is over, too
+    settle: Tensor  # whether it is next
+
+
+def advance(pool: Pool, places: Tensor, rules: Rules) -> tuple[Found, Ended] | None:
+    """Linearise some problems again; return those that have ended, with their plans."""
+    # tables of the whole pool are not copied
+    at: Tensor | slice = slice(None) if len(places) == len(pool.number) else places
+    reached = _reached(pool, at, places)
+    course = _course(pool, places, reached, rules)
+    _plan_ahead(pool, places, reached, course, rules)
+    _linearise(pool, at, places, reached, course)
+    over = course.finished.nonzero()[:, 0] if bool(course.finished.any()) else None
+    return None if over is None else _leave(pool, places, over, reached, course, rules)
+
+
+def _reached(pool: Pool, at: Tensor | slice, places: Tensor) -> _Reached:
+    """Evaluate the plans of some problems."""
+    x, y, plan = pool.x[at], pool.y[at], pool.plan[at]
+    alpha, epsilon, target = pool.alpha[places], pool.epsilon[places], pool.target[places]
+    linear = None if pool.linear is None else pool.linear[at]
+    a, b, f, g = pool.a[places], pool.b[places], pool.f[places], pool.g[places]
+    relaxed, total, best = pool.relaxed(), None, None
+    if relaxed is not None:
+        relaxed, total = relaxed.of(places), plan.sum((1, 2))
+        plan = plan / total[:, None, None]
+    cross = cross_product(x, y, plan)
+    p, q = plan.sum(2), plan.sum(1)
+    terms = Terms.of(x, y, (p, q), (cross * plan).sum((1, 2)), alpha)
+    if linear is not None:
+        terms = terms._replace(linear=(linear * plan).sum((1, 2)))
+    if pool.told is None:
+        change = (plan - pool.point[at]).abs_().sum((1, 2))
+        spending = (plan * pool.cost[at]).sum((1, 2))
+    else:
+        change, spending = (part[at] for part in pool.told)
+    # epsilon KL(plan | a x b), as plan = a b exp((f + g - cost) / epsilon)
+    entropy = (f * p).sum(1) + (g * q).sum(1) - spending
+    objective = terms.quadratic + terms.linear + entropy
+    if relaxed is not None:
+        assert total is not None
+        entropy = entropy / epsilon - total.log()
+        best = relaxed.settle(*terms[:2], entropy, (p, q), (a, b), epsilon)
+        objective = best.objective
+        if linear is not None and relaxed.mass is None:
+            # what grows with the mass alone, beside its square
+            linear = linear / best.mass[:, None, None]
+    return _Reached(
+        (x, y), (a, b), alpha, epsilon, target, f, g, plan, (p, q), cross, linear, terms, change,
+        objective, relaxed, total, best,
+    )  # fmt: skip
+
+
+def _course(pool: Pool, places: Tensor, reached: _Reached, rules: Rules) -> _Course:
+    """Decide how the loops of some problems go on, or end."""
+    error, settling, change = pool.error[places], pool.settling[places], reached.change
+    at_target = reached.epsilon <= reached.target
+    met = ~at_target | (error <= MET)
+    done = pool.done[places] + (settling < 0)
+    solved = error <= pool.tol[places]
+    settled = at_target & (change <= rules.tol)
+    flat = torch.zeros_like(at_target)
+    falling = (at_target & (settling < 0)).nonzero()[:, 0]
+    # relaxed plans pass saddle points, where their objective hardly falls
+    if reached.relaxed is None and len(falling) and rules.objective_tol > 0:
+        flat[falling] = pool.descent.update(
+            places[falling], reached.objective[falling], change[falling], met[falling],
+            rules.objective_tol,
+        )  # fmt: skip
+    last = pool.last_error[places]
+    spent = settled & (pool.budget[places] == rules.inner_max_iter) & ~solved
+    stuck = torch.where(spent & (error > _STUCK_SHARE * last), pool.stuck[places] + 1, 0)
+    ending = torch.full_like(settling, -1)
+    ending[done >= rules.max_iter] = OUTER
+    ending[stuck >= _STUCK] = INNER
+    ending[flat] = FLAT
+    ending[settled & (error <= rules.tol)] = CONVERGED
+    ending[~error.isfinite()] = INNER
+    finished = settling >= 0
+    settle = ~finished & (ending >= 0)
+    return _Course(error, solved, done, stuck, at_target, settled, ending, finished, settle)
+
+
+def _plan_ahead(
+    pool: Pool, places: Tensor, reached: _Reached, course: _Course, rules: Rules
+) -> None:
+    """Set what the next linear problems are to reach, and with how many iterations."""
+    epsilon, target = reached.epsilon, reached.target
+    error, settle = course.error, course.settle
+    following = (epsilon * DECAY).maximum(target)
+    pool.epsilon[places] = torch.where(settle, epsilon.minimum(target), following)
+    near = following <= target
+    tol = torch.full_like(epsilon, ANNEALING_TOLERANCE)
+    tol[near] = INNER_SHARE * rules.tol
+    tol[settle] = rules.inner_tol
+    pool.tol[places] = tol
+    budget = pool.budget[places]
+    behind = (error > ANNEALING_TOLERANCE) | (course.at_target & (error > reached.change))
+    budget = torch.where(behind, 2 * budget, budget)
+    budget = torch.where(course.settled | settle, rules.inner_max_iter, budget)
+    pool.budget[places] = budget.clamp(max=rules.inner_max_iter)
+    kept = 1 + _KEPT_EXCESS * (pool.relaxation[places] - 1)
+    pool.relaxation[places] = torch.where(near, kept, 1.0)
+    pool.settling[places] = torch.where(settle, course.ending, pool.settling[places])
+    pool.last_error[places], pool.stuck[places] = error, course.stuck
+    pool.done[places] = course.done
+    pool.spent[places], pool.restarts[places], pool.error[places] = 0, 0, math.inf
+
+
+def _linearise(
+    pool: Pool, at: Tensor | slice, places: Tensor, reached: _Reached, course: _Course
+) -> None:
+    """Linearise at plans, or ahead of those that are known to go on."""
+    plan, alpha, relaxed = reached.plan, reached.alpha, reached.relaxed
+    cost = gradient(reached.cross, alpha, reached.linear)
+    if relaxed is not None:
+        cost = whole(cost, alpha, reached.spaces, reached.masses)
+    step = plan - pool.point[at]
+    exact = course.at_target & (course.error <= _EXACT * reached.change)
+    ahead = _ahead(pool, places, reached.change, step, exact=exact, stay=course.settled)
+    plan = torch.add(plan, step.mul_(ahead[:, None, None]))
+    cost = torch.add(cost, (cost - pool.cost[at]).mul_(ahead[:, None, None]))
+    unit = pool.epsilon[places]
+    pool.f_next[places] = first_rows(relaxed, cost, reached.weights, reached.g, unit)
+    if at is places:
+        pool.cost[places], pool.point[places] = cost, plan
+    else:
+        pool.cost, pool.point, pool.plan = cost, plan, pool.point
+
+
+def _ahead(
+    pool: Pool, places: Tensor, change: Tensor, step: Tensor, *, exact: Tensor, stay: Tensor
+) -> Tensor:
+    """Choose how far to lead plans on whose changes shrink by the same share each time, (k,)."""
+    # The answer is in units of the last `step`. It is zero where plans `stay`, or where the change
+    # is not `exact`: the marginals of a plan then say more of it. It is negative where relaxed
+    # plans turn back.
+    share = torch.ones_like(change)
+    if pool.share is not None:
+        assert pool.step is not None
+        back = (step * pool.step[places]).sum((1, 2)) < 0
+        share = pool.share[places]
+        share = torch.where(back, share / 2, _LENGTHENING * share).clamp(_SHORTEST, 1.0)
+        pool.step[places], pool.share[places] = step, share
+    exact = exact & (share == 1)
+    before, rate_before = pool.change[places], pool.rate[places]
+    rate = torch.where(exact & (before > 0), change / before, 0.0)
+    steady = (rate - rate_before).abs() <= _STEADY * rate_before
+    steady &= (rate > _FASTEST) & (rate < _SLOWEST) & (change <= _NEAR) & ~stay
+    pool.change[places] = torch.where(steady, 0.0, change)
+    pool.rate[places] = torch.where(steady, 0.0, rate)
+    return torch.where(stay, 0.0, torch.where(steady, rate / (1 - rate), share - 1))
+
+
+def _leave(
+    pool: Pool, places: Tensor, over: Tensor, reached: _Reached, course: _Course, rules: Rules
+) -> tuple[Found, Ended]:
+    """Hand over the plans of problems that have ended, and make room."""
+    x, y, a, b = (part[over] for part in (*reached.spaces, *reached.weights))
+    means = ((x * a[:, None, :]).sum(2) * a).sum(1) * ((y * b[:, None, :]).sum(2) * b).sum(1)
+    product = Terms.of(x, y, (a, b), means, reached.alpha[over])
+    if reached.linear is not None:
+        costs = (reached.linear[over] * a[:, :, None] * b[:, None, :]).sum((1, 2))
+        product = product._replace(linear=costs)
+    p, q = reached.masses
+    missing = (p[over] - a).abs().sum(1).maximum((q[over] - b).abs().sum(1))
+    both, f, unit = (reached.terms.of_places(over), product), reached.f[over], reached.epsilon[over]
+    plan, relaxed = reached.plan[over], reached.relaxed
+    if relaxed is not None:
+        assert reached.best is not None
+        assert reached.total is not None
+        best = Settled(*(part[over] for part in reached.best))
+        f, missing = f - (unit * reached.total[over].log())[:, None], best.violation
+        both, plan, f, unit = of_mass(relaxed, best, both, plan, f, unit)
+    where, objective = places[over], reached.objective[over]
+    finish = Finish(
+        course.error[over], pool.settling[where], course.solved[over], course.done[over],
+        pool.inner[where],
+    )  # fmt: skip
+    found = found_numbers(both, missing, objective, unit, finish, rules)
+    out = pool.number[where]
+    pool.number[where] = -1
+    return found, Ended(out, plan, f, reached.g[over], objective)

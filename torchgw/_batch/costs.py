@@ -1,0 +1,79 @@
+"""Costs of many problems: their units, gradients at plans, and first potentials."""
+
+import torch
+from torch import Tensor
+
+from torchgw._batch.packing import Packed, natural_scale
+from torchgw._batch.products import products
+from torchgw._batch.relaxed import Relaxed
+from torchgw._batch.sweep import exact_rows
+from torchgw._problem.marginals import STRICT
+
+# epsilon="auto" as a share of the natural scale. [L391]
+_AUTO_EPSILON = 0.0025
+# Relative size of the noise on the first plan. [L391]
+_START_NOISE = 1e-6
+
+
+def units(
+    problems: Packed, numbers: Tensor
+) -> tuple[Tensor | None, Tensor, Tensor, Relaxed | None]:
+    """Compute (1 - alpha) M of some problems, their target and first epsilon, and penalties."""
+    linear, relaxed = None, problems.relaxed and problems.relaxed.of(numbers)
+    if problems.linear is not None:
+        share = 1 - problems.alpha[numbers]
+        linear = share[:, None, None] * problems.linear(numbers)
+    target = problems.epsilon[numbers]
+    if relaxed is not None and relaxed.mass is not None:
+        # M is divided by the mass that is moved, as the plan is normalised
+        mass = relaxed.mass
+        linear, target = None if linear is None else linear / mass[:, None, None], target / mass
+    scale = natural_scale(problems, numbers, linear)
+    target = torch.where(target.isnan(), _AUTO_EPSILON * scale, target)
+    if relaxed is not None and relaxed.rho is not None:
+        heavy = relaxed.rho >= STRICT * scale[:, None]
+        relaxed = relaxed._replace(rho=torch.where(heavy, torch.inf, relaxed.rho))
+    return linear, target, (problems.first[numbers] * scale).maximum(target), relaxed
+
+
+def start_noise(shape: tuple[int, int], device: torch.device) -> Tensor:
+    """Make factors next to one, (n, m), which depend on the place of an entry alone."""
+    # The product plan of two spaces whose points all look alike is a saddle point.
+    generator = torch.Generator(device="cpu").manual_seed(0)
+    noise = torch.randn(shape, dtype=torch.float64, generator=generator)
+    return (1 + _START_NOISE * noise).to(device)
+
+
+def cross_product(x: Tensor, y: Tensor, plan: Tensor) -> Tensor:
+    """Compute X P Y of some problems."""
+    return products(products(x, plan), y)
+
+
+def gradient(cross: Tensor, alpha: Tensor, linear: Tensor | None) -> Tensor:
+    """Compute the costs of plans from X P Y, which is overwritten."""
+    cost = cross.mul_(-4 * alpha[:, None, None])
+    return cost if linear is None else cost.add_(linear)
+
+
+def whole(
+    cost: Tensor, alpha: Tensor, tables: tuple[Tensor, Tensor], masses: tuple[Tensor, Tensor]
+) -> Tensor:
+    """Add the terms of rows and of columns to costs, and subtract the mean of the whole."""
+    rows, columns = (
+        2 * alpha[:, None] * (table.square() * mass[:, None, :]).sum(2)
+        for table, mass in zip(tables, masses, strict=True)
+    )
+    cost = cost + rows[:, :, None] + columns[:, None, :]
+    p, q = masses
+    return cost - ((cost * q[:, None, :]).sum(2) * p).sum(1)[:, None, None]
+
+
+def first_rows(
+    relaxed: Relaxed | None, cost: Tensor, weights: tuple[Tensor, Tensor], g: Tensor, unit: Tensor
+) -> Tensor:
+    """Compute potentials of rows from which iterations go on from g, (k, n)."""
+    a, rows = weights[0], exact_rows(cost, weights[1], g, unit)
+    if relaxed is None:
+        return rows
+    rows_now, mass = (rows / unit[:, None])[:, None, :], a[:, None, :]
+    return rows + unit[:, None] * relaxed.scaling(0, mass, mass, rows_now, unit)[:, 0].log()

@@ -1,0 +1,129 @@
+"""What plans of many problems are worth, and the endings that they deserve."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchgw._batch.relaxed import Relaxed, Settled
+from torchgw._batch.stopping import BOTH, FLAT, IMPLAUSIBLE, INNER, OUTER, Rules
+
+# A plan may miss its columns by this multiple of the column error that was asked for. [L391]
+_CONTRADICTION = 10
+# By how much rounding, and the marginal error, may raise a value, as shares of the squares that it
+# is the difference of. [L391]
+_VALUE_ROUNDING = 1e-6
+_VALUE_PER_MARGINAL = 4.0
+
+
+class Terms(NamedTuple):
+    """What plans are worth, (k,) each."""
+
+    quadratic: Tensor  # alpha <L(P), P>
+    linear: Tensor  # (1 - alpha) <M, P>
+    squares: Tensor  # sums of squares whose difference the quadratic term is
+
+    @classmethod
+    def of(
+        cls, x: Tensor, y: Tensor, masses: tuple[Tensor, Tensor], crossed: Tensor, alpha: Tensor
+    ) -> Terms:
+        """Evaluate plans of some masses, given <X P Y, P>, without linear costs."""
+        own = own_squares(x, masses[0]) + own_squares(y, masses[1])
+        return cls.of_sums(alpha, crossed, torch.zeros_like(alpha), own)
+
+    @classmethod
+    def of_sums(cls, alpha: Tensor, crossed: Tensor, linear: Tensor, own: Tensor) -> Terms:
+        """Evaluate plans by <X P Y, P>, linear terms, and sums of D_ij^2 over their masses."""
+        return cls(alpha * own - 2 * alpha * crossed, linear, alpha * own)
+
+    def of_places(self, places: Tensor) -> Terms:
+        """Take some of them."""
+        return Terms(*(part[places] for part in self))
+
+
+def own_squares(table: Tensor, mass: Tensor) -> Tensor:
+    """Compute sum_ij D_ij^2 p_i p_j."""
+    return ((table.square() * mass[:, None, :]).sum(2) * mass).sum(1)
+
+
+def of_mass(
+    relaxed: Relaxed,
+    best: Settled,
+    both: tuple[Terms, Terms],
+    plan: Tensor,
+    f: Tensor,
+    unit: Tensor,
+) -> tuple[tuple[Terms, Terms], Tensor, Tensor, Tensor]:
+    """Multiply terms, normalised plans, potentials f and epsilons by the masses of the plans."""
+    (terms, product), mass = both, best.mass
+    linear_mass = mass.square() if relaxed.mass is not None else mass
+    terms = Terms(*(mass.square() * part for part in terms))._replace(
+        linear=linear_mass * terms.linear
+    )
+    # a relaxed plan may be worth more than a x b: its penalty is less
+    product = product._replace(quadratic=torch.full_like(mass, math.inf))
+    f = f + (unit * mass.log())[:, None]
+    unit = unit if relaxed.mass is None else unit * mass
+    return (terms, product), mass[:, None, None] * plan, f, unit
+
+
+class Found(NamedTuple):
+    """Numbers of problems that have ended, by their kind."""
+
+    numbers: Tensor  # (5, k) float64
+    counts: Tensor  # (3, k) int64
+
+
+class Ended(NamedTuple):
+    """Plans of some problems that have ended."""
+
+    number: Tensor  # (k,) int64, which problems
+    plan: Tensor  # (k, n, m)
+    f: Tensor  # (k, n) potentials of its cost, without terms of rows and columns alone
+    g: Tensor  # (k, m)
+    objective: Tensor  # (k,)
+
+
+class Finish(NamedTuple):
+    """How the iterations of some problems have ended, (k,) each."""
+
+    error: Tensor  # of their last linear problems
+    ending: Tensor  # places in ENDINGS
+    solved: Tensor  # whether their last linear problems are
+    done: Tensor  # outer iterations
+    inner: Tensor  # Sinkhorn iterations
+
+
+def found_numbers(
+    both: tuple[Terms, Terms],
+    missing: Tensor,
+    objective: Tensor,
+    epsilon: Tensor,
+    finish: Finish,
+    rules: Rules,
+) -> Found:
+    """Compare plans that have ended with a x b; ``missing`` is what their marginals lack."""
+    terms, product = both
+    ended = _judge(finish.ending, finish.solved, missing, terms, product, rules)
+    ended = torch.where(finish.error.isfinite(), ended, INNER)
+    numbers = torch.stack([terms.quadratic, terms.linear, objective, missing, epsilon])
+    return Found(numbers, torch.stack([ended, finish.done, finish.inner]))
+
+
+def _judge(
+    ending: Tensor, solved: Tensor, missing: Tensor, found: Terms, product: Terms, rules: Rules
+) -> Tensor:
+    """Choose how problems end: by missed marginals, or a value above that of a x b."""
+    failed = torch.where(ending == OUTER, BOTH, INNER)
+    ending = torch.where(solved, ending, failed)
+    converged = ending <= FLAT
+    ending = torch.where(converged & (missing > _CONTRADICTION * rules.inner_tol), INNER, ending)
+    slack = (_VALUE_ROUNDING + _VALUE_PER_MARGINAL * missing) * product.squares
+    value = found.quadratic + found.linear
+    most = product.quadratic + product.linear
+    most = most + slack + _VALUE_ROUNDING * product.linear.abs()
+    bad = (found.quadratic < -slack) | (value > most)
+    return torch.where((ending <= FLAT) & bad, IMPLAUSIBLE, ending)

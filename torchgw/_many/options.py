@@ -1,0 +1,99 @@
+"""Options of many problems: one value for all, or one for each."""
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from torchgw._batch.stopping import Rules
+from torchgw._boundary.arrays import to_numpy
+from torchgw._boundary.checks import check_count, check_positive
+from torchgw._errors import InvalidInputError, UnsupportedError
+from torchgw._many.questions import Relaxations
+from torchgw._many.spaces import per_problem
+from torchgw._problem.linear_term import check_alpha
+from torchgw._problem.marginals import MarginalRule, check_marginal_rule
+
+
+def check_rules(
+    max_iter: int,
+    tol: float,
+    objective_tol: float,
+    inner_max_iter: int,
+    inner_tol: float,
+    n_init: int,
+) -> Rules:
+    """Check the options of the iteration."""
+    check_count("max_iter", max_iter)
+    check_count("inner_max_iter", inner_max_iter)
+    check_count("n_init", n_init)
+    check_positive("tol", tol, "small values mean more iterations")
+    check_positive("inner_tol", inner_tol, "small values mean more iterations")
+    if objective_tol != 0:
+        check_positive("objective_tol", objective_tol, "0 switches the rule off")
+    return Rules(max_iter, tol, objective_tol, inner_max_iter, inner_tol)
+
+
+def weights_of_terms(alpha: Any, count: int, *, fused: bool) -> NDArray[np.float64]:
+    """Read the weight of the quadratic term of each problem."""
+    return per_problem("alpha", alpha, count, lambda value: check_alpha(value, fused=fused))
+
+
+def epsilons(epsilon: Any, count: int) -> NDArray[np.float64]:
+    """Read epsilon of each problem, NaN for "auto"."""
+    return per_problem("epsilon", epsilon, count, _epsilon)
+
+
+def _epsilon(value: Any) -> float:
+    """Read epsilon of a problem, NaN for "auto"."""
+    if isinstance(value, str) and value == "auto":
+        return math.nan
+    check_positive("epsilon", value, "or 'auto'")
+    return float(value)
+
+
+def read_relaxed(
+    unbalanced: Any, mass: Any, alpha: NDArray[np.float64], followed: tuple[Any, ...] = ()
+) -> Relaxations:
+    """Read which marginals the plans of B problems must have."""
+    # `followed` are weights to which derivatives would go.
+    count = len(alpha)
+    shares = None if mass is None else per_problem("mass", mass, count, _share)
+    if shares is not None and shares.min(initial=1.0) == 1:
+        shares = None
+    listed = isinstance(unbalanced, list) or getattr(unbalanced, "ndim", 0) > 0
+    # one for all is read once
+    each = [*unbalanced] if listed else [unbalanced]
+    if listed and len(each) != count:
+        raise InvalidInputError(
+            "`unbalanced` must be a number or a pair (rho_a, rho_b), or a list with one of these "
+            f"for each of the {count} problems; got {len(each)}."
+        )
+    penalties = [to_numpy(one).tolist() if hasattr(one, "tolist") else one for one in each]
+    bound = None if mass is None else 1.0
+    rules = [check_marginal_rule(one, bound) or MarginalRule() for one in penalties]
+    rho = np.array([rule.rho for rule in rules]).reshape(len(rules), 2)
+    rho = np.broadcast_to(rho, (count, 2))
+    free = np.isfinite(rho)
+    if (free.all(1) & (alpha == 0)).any():
+        raise UnsupportedError(
+            "alpha=0 with penalties on both sides is unbalanced transport, which batches do not "
+            "solve. Raise `alpha`, make one side strict, (inf, rho), or loop over torchgw.solve."
+        )
+    found = Relaxations(rho if free.any() else None, shares)
+    each = [part for weights in followed if weights is not None for part in weights]
+    moving = any(isinstance(part, Tensor) and part.requires_grad for part in each)
+    if moving and any(part is not None for part in found):
+        raise UnsupportedError(
+            "In batches, derivatives with respect to `a` and `b` are those of strict marginals. "
+            "Detach the weights, leave `unbalanced` and `mass` out, or loop over torchgw.solve."
+        )
+    return found
+
+
+def _share(value: Any) -> float:
+    """Read the mass that one problem moves."""
+    check_marginal_rule(None, value)
+    return 1.0 if value is None else float(value)

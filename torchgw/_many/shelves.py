@@ -1,0 +1,104 @@
+"""Spaces of many problems, packed by size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import pad
+
+from torchgw._batch.packing import Stack, make_stack, pack, padded_sizes
+from torchgw._many.spaces import Space
+from torchgw._search.starts import distance_quantiles
+
+
+class Shelves:
+    """Spaces packed by size, with the quantiles that starts of their problems are made from."""
+
+    def __init__(self, spaces: Sequence[Space]) -> None:
+        counts = np.array([len(space.table) for space in spaces], dtype=np.int64)
+        for size in self._sort(spaces, counts):
+            mine = [spaces[k] for k in (self.padded == size).nonzero()[0]]
+            self.stacks[size] = pack(
+                [space.table for space in mine], [space.weights for space in mine]
+            )
+            features = [space.features for space in mine]
+            if features[0] is not None:
+                self.features[size] = _padded(features, size)
+
+    @classmethod
+    def stacked(cls, sides: Sequence[tuple[Tensor, Tensor, Tensor]]) -> Shelves:
+        """Shelve zero-padded stacks (S, n, n), (S, n) of so many points (S,), one after another."""
+        shelves = cls.__new__(cls)
+        counts = [sizes.cpu().numpy() for _, _, sizes in sides]
+        for size in shelves._sort(_Slices(sides), np.concatenate(counts)):
+            parts = []
+            for (tables, weights, sizes), used in zip(sides, counts, strict=True):
+                mine = (padded_sizes(used) == size).nonzero()[0]
+                index = torch.from_numpy(mine).to(tables.device)
+                # a stack of one size is not copied
+                whole = slice(None) if len(mine) == len(tables) else index
+                missing = size - tables.shape[1]
+                parts.append(
+                    (
+                        pad(tables[whole], (0, missing, 0, missing)),
+                        pad(weights[whole], (0, missing)),
+                        sizes[index],
+                    )
+                )
+            shelves.stacks[size] = make_stack(*map(torch.cat, zip(*parts, strict=True)))
+        return shelves
+
+    def _sort(self, spaces: Sequence[Space], sizes: NDArray[np.int64]) -> list[int]:
+        """Find the stack of each space, by its size, and its place there; list the stacks."""
+        self.spaces, self.sizes, self.padded = spaces, sizes, padded_sizes(sizes)
+        self.place = np.zeros_like(sizes)
+        self.stacks: dict[int, Stack] = {}
+        self.features: dict[int, Tensor] = {}
+        self._signatures: dict[int, Tensor] = {}
+        used: list[int] = np.unique(self.padded[self.padded > 0]).tolist()
+        for size in used:
+            mine = self.padded == size
+            self.place[mine] = np.arange(mine.sum())
+        return used
+
+    def signatures(self, size: int) -> Tensor:
+        """Compute quantiles of the distances of each point, (S, n, q)."""
+        if size not in self._signatures:
+            tables, weights, sizes, _ = self.stacks[size]
+            found = [
+                distance_quantiles(table[:n, :n], weight[:n])
+                for table, weight, n in zip(tables, weights, sizes.tolist(), strict=True)
+            ]
+            self._signatures[size] = _padded(found, size)
+        return self._signatures[size]
+
+
+class _Slices(Sequence[Space]):
+    """Spaces of stacks, cut out when they are asked for."""
+
+    def __init__(self, sides: Sequence[tuple[Tensor, Tensor, Tensor]]) -> None:
+        self._sides = sides
+
+    def __len__(self) -> int:
+        return sum(len(tables) for tables, _, _ in self._sides)
+
+    def __getitem__(self, place: Any) -> Any:
+        for tables, weights, sizes in self._sides:
+            if place < len(tables):
+                n = int(sizes[place])
+                return Space(tables[place, :n, :n], weights[place, :n])
+            place -= len(tables)
+        raise IndexError(place)
+
+
+def _padded(parts: Sequence[Any], size: int) -> Tensor:
+    """Stack tables (n, q) as (S, size, q)."""
+    stacked: Tensor = parts[0].new_zeros(len(parts), size, parts[0].shape[1])
+    for place, part in enumerate(parts):
+        stacked[place, : len(part)] = part
+    return stacked

@@ -1,0 +1,122 @@
+"""The first state of the loop: from a checkpoint, a search, a subsample, or what was passed."""
+
+import math
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+
+from torchgw._gradients.factored import FactoredGradient
+from torchgw._search.isometry import Isometry
+from torchgw._search.optima import Search
+from torchgw._search.subsample import Coarse, draw_subsample, extend
+from torchgw._sinkhorn.annealing import Annealing
+from torchgw._sinkhorn.choose import alone
+from torchgw._sinkhorn.problem import DenseCost
+from torchgw._solve.begin import PRODUCT, Guess, first_guess, searchable, starting_point
+from torchgw._solve.checkpoint import Saved
+from torchgw._solve.loop import iterate
+from torchgw._solve.outcome import Asked
+from torchgw._solve.relaxed_search import search_relaxed
+from torchgw._solve.state import LoopState, Recorder, Setting
+from torchgw._solve.strategy import COARSE_ENTRIES, Strategy
+
+# Points per side of a subsample: with so many the coupling is known to a few percent in a second.
+# [L11]
+_COARSE_POINTS = 1_500
+# Change of the plan at which a mixed-precision solve goes over from float32 to float64. [L139]
+_HANDOVER_TOLERANCE = 1e-3
+# Change of the plan at which polishing takes over from proximal steps: hundreds more steps would
+# sharpen the plan, and lead to the same vertex. [L141]
+_POLISH_TOLERANCE = 3e-3
+
+
+class Start(NamedTuple):
+    """Where a solve begins, and what was found on the way there."""
+
+    guess: Guess
+    search: Search | None = None  # what a multi-start found
+    sample: Coarse | None = None  # fewer points, which are solved first
+    saved: Saved | None = None  # where an earlier solve stood
+
+
+def find_start(asked: Asked, strategy: Strategy, match: Isometry | None) -> Start:
+    """Find where to begin: at a checkpoint, at what was passed, or by a search."""
+    # the problem of the strategy has its linear cost divided by the mass of a partial plan
+    problem, scaled, options = asked.problem, strategy.problem, asked.options
+    if asked.checkpoint is not None:
+        saved = asked.checkpoint.read(strategy, problem.source.device)
+        if saved is not None:
+            return Start(PRODUCT._replace(patient=saved.anneal.patient), saved=saved)
+    sample = None
+    if asked.init is None and match is None and _can_subsample(strategy):
+        sample = draw_subsample(scaled, _COARSE_POINTS, asked.generator)
+    if options.rule is not None and searchable(problem, asked.init, options):
+        guess, search = search_relaxed(problem, strategy, asked.generator)
+        return Start(guess, search, sample)
+    found = first_guess(
+        scaled, sample, asked.init, options, strategy.search_epsilon, match, asked.made
+    )
+    return Start(*found, sample)
+
+
+def begin(
+    strategy: Strategy, start: Start, generator: torch.Generator, recorder: Recorder
+) -> tuple[Setting, LoopState]:
+    """Make the first setting of the loop, and its state at the start."""
+    dtypes, epsilon, guess = strategy.dtypes, strategy.epsilon, start.guess
+    handover = strategy.options.tol
+    if dtypes.again:
+        handover = max(handover, _HANDOVER_TOLERANCE)
+    sharp = math.inf
+    if strategy.proximal_polished:
+        handover, sharp = max(handover, _POLISH_TOLERANCE), strategy.search_epsilon
+    anneal = Annealing(
+        max(epsilon, guess.epsilon * strategy.scale), epsilon, proximal=strategy.proximal,
+        patient=guess.patient, sharp=sharp,
+    )  # fmt: skip
+    setting = strategy.setting(dtypes.loop, handover, anneal, generator, recorder)
+    if start.saved is not None:
+        return replace(setting, anneal=start.saved.anneal), start.saved.state
+    if start.sample is None:
+        return setting, starting_point(setting, guess)
+    state = _solve_coarse(setting, start.sample, guess)
+    done = Annealing(epsilon, epsilon, proximal=strategy.proximal)
+    return replace(setting, anneal=done), state
+
+
+def _can_subsample(strategy: Strategy) -> bool:
+    """Whether a subsample is worth solving first, and can be."""
+    problem = strategy.problem
+    crossed = problem.crossed()
+    if strategy.gradient != "factored" or strategy.options.rule is not None:
+        return False
+    if isinstance(problem.linear, DenseCost) or crossed is None:
+        return False
+    if any(side.factors() is None for side in crossed):
+        return False
+    return crossed[0].n * crossed[1].n > COARSE_ENTRIES
+
+
+def _solve_coarse(setting: Setting, sample: Coarse, guess: Guess) -> LoopState:
+    """Solve the coarse problem; go on from its coupling, its potentials extended to all points."""
+    sample = sample.to(setting.problem.dtype)
+    small = replace(
+        setting,
+        # too small to be shared
+        backend=alone(setting.backend),
+        gradient=FactoredGradient(sample.problem),
+        problem=sample.problem,
+        anneal=replace(setting.anneal, proximal=False),
+        store=True,
+        tol=max(setting.tol, _HANDOVER_TOLERANCE),
+    )
+    state = iterate(small, starting_point(small, guess))
+    fine, epsilon = setting.gradient.in_factors(), setting.anneal.target
+    assert state.potentials is not None
+    assert fine is not None
+    whole, weights = fine.factored(state.coupling), setting.gradient.marginals
+    potentials = extend(sample, whole, weights, state.potentials, epsilon, small.backend)
+    return LoopState(
+        state.coupling, state.coupling, potentials, potentials, state.status, done=state.done
+    )
