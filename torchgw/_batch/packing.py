@@ -19,6 +19,8 @@ from torchgw._batch.relaxed import Relaxed
 _SIZES = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 # Points of the largest space that is packed; larger problems are solved one by one. [L391]
 LARGEST = 512
+# Spaces whose spreads are computed together: each takes twice its table in between. [L1203]
+_TOGETHER = 4096
 # A variance below this share of the mean square, in machine epsilons, is rounding. [L391]
 _ROUNDING = 64
 # Least weight of a point in the scale of the cost, as a share of an equal weight. [L391]
@@ -86,7 +88,8 @@ def pack(tables: Sequence[Tensor], weights: Sequence[Tensor]) -> Stack:
 
 def make_stack(tables: Tensor, weights: Tensor, sizes: Tensor) -> Stack:
     """Make a stack of padded spaces (S, n, n), (S, n), of which the first points (S,) are used."""
-    return Stack(tables, weights, sizes, _spreads(tables, weights, sizes))
+    parts = zip(*(part.split(_TOGETHER) for part in (tables, weights, sizes)), strict=True)
+    return Stack(tables, weights, sizes, torch.cat([_spreads(*part) for part in parts]))
 
 
 def repad(tables: Tensor, size: int, sizes: Tensor) -> Tensor:

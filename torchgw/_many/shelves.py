@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import pad
 
 from torchgw._batch.packing import Stack, make_stack, pack, padded_sizes
 from torchgw._many.spaces import Space
@@ -36,21 +35,19 @@ class Shelves:
         shelves = cls.__new__(cls)
         counts = [sizes.cpu().numpy() for _, _, sizes in sides]
         for size in shelves._sort(_Slices(sides), np.concatenate(counts)):
-            parts = []
-            for (tables, weights, sizes), used in zip(sides, counts, strict=True):
-                mine = (padded_sizes(used) == size).nonzero()[0]
-                index = torch.from_numpy(mine).to(tables.device)
-                # a stack of one size is not copied
-                whole = slice(None) if len(mine) == len(tables) else index
-                missing = size - tables.shape[1]
-                parts.append(
-                    (
-                        pad(tables[whole], (0, missing, 0, missing)),
-                        pad(weights[whole], (0, missing)),
-                        sizes[index],
-                    )
-                )
-            shelves.stacks[size] = make_stack(*map(torch.cat, zip(*parts, strict=True)))
+            tables = sides[0][0].new_zeros(int((shelves.padded == size).sum()), size, size)
+            weights, sizes, done = tables.new_zeros(tables.shape[:2]), [], 0
+            for (table, weight, used), count in zip(sides, counts, strict=True):
+                index = torch.from_numpy((padded_sizes(count) == size).nonzero()[0]).to(used.device)
+                least = min(size, table.shape[1])
+                # a stack of one size is not copied twice
+                mine = slice(None) if len(index) == len(table) else index
+                here = slice(done, done + len(index))
+                tables[here, :least, :least] = table[mine, :least, :least]
+                weights[here, :least] = weight[mine, :least]
+                sizes.append(used[index])
+                done += len(index)
+            shelves.stacks[size] = make_stack(tables, weights, torch.cat(sizes))
         return shelves
 
     def _sort(self, spaces: Sequence[Space], sizes: NDArray[np.int64]) -> list[int]:
