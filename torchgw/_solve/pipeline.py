@@ -19,13 +19,14 @@ from torchgw._plans.sparse import SparsePlan, sparse_tensor
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.problem import Problem
 from torchgw._search.batch import Searched
+from torchgw._search.chains import Trial
 from torchgw._search.matching import Isometry, find_isometry
-from torchgw._search.optima import WHY_OPEN, Search, led_by
+from torchgw._search.optima import WHY_APART, WHY_OPEN, Search, compare_ends, ends_agree, led_by
 from torchgw._search.subsample import Coarse, draw_subsample, extend
 from torchgw._sinkhorn.annealing import Annealing
 from torchgw._sinkhorn.choose import alone, choose_backend
 from torchgw._sinkhorn.problem import DenseCost
-from torchgw._solve.begin import PRODUCT, Guess, first_guess, searchable, starting_point
+from torchgw._solve.begin import PATIENT, PRODUCT, Guess, first_guess, searchable, starting_point
 from torchgw._solve.checkpoint import Checkpoint
 from torchgw._solve.evaluation import (
     Evaluation,
@@ -132,7 +133,7 @@ def solve_problem(asked: Asked, recorder: Recorder) -> Outcome:
     problem, options = asked.problem, asked.options
     rule = options.rule
     if rule is None or rule.fixed_mass or problem.linear is None or problem.alpha == 0:
-        outcome = solve_once(asked, recorder)
+        outcome = solve_searched(asked, recorder)
         if rule is None and asked.checkpoint is None and options.ranks is None:
             thorough = options.search == "thorough" and outcome.search and outcome.search.trials
             if thorough:
@@ -159,6 +160,52 @@ def solve_problem(asked: Asked, recorder: Recorder) -> Outcome:
     return outcome
 
 
+def solve_searched(asked: Asked, recorder: Recorder) -> Outcome:
+    """Solve; where few points say little, from another start too, and return what is lower."""
+    clock = perf_counter()
+    found = solve_once(asked, recorder)
+    search, status = found.search, found.ending.status
+    if search is None or not search.compare or status is Status.STOPPED:
+        return found
+    now, aside, options = perf_counter(), Recorder(), asked.options
+    # what it would be if it were the only one
+    asked.generator.manual_seed(asked.generator.initial_seed())
+    label = search.alternatives[0].label if search.alternatives else "product"
+    start: Any = PATIENT
+    other_label = "product"
+    if options.rule is not None:
+        # the best match of all points, of which a relaxed plan leaves some out
+        strict = asked._replace(options=replace(options, rule=None, polish=False))
+        start, other_label = solve_searched(strict, Recorder()).ending.plan, "all points"
+    begun = asked._replace(options=replace(options, n_init=None), init=start, made=())
+    other = solve_once(begun, aside)
+    recorder.time("multistart", now)
+    ends = [
+        (_told(label, found, now - clock), found),
+        (_told(other_label, other, perf_counter() - now), other),
+    ]
+    ends.sort(key=lambda end: end[0].objective)
+    trials, best = tuple(trial for trial, _ in ends), ends[0][1]
+    if options.rule is None:
+        plans = (torch.as_tensor(end.ending.plan.to_dense()).double() for _, end in ends)
+        search = compare_ends(asked.problem, list(zip(trials, plans, strict=True)))
+    else:
+        search = search._replace(trials=trials, doubt="" if ends_agree(trials) else WHY_APART)
+    if best.search and best.search.doubt:
+        # what is said of the plan itself
+        search = search._replace(doubt=best.search.doubt)
+    aside.timings = recorder.timings
+    return best._replace(search=search)
+
+
+def _told(start: str, outcome: Outcome, seconds: float) -> Trial:
+    """Report what a whole solve from a start has come to."""
+    ending, alpha = outcome.ending, outcome.strategy.problem.alpha
+    value, epsilon = ending.evaluation.value(alpha), ending.epsilon
+    objective = ending.evaluation.objective(alpha, epsilon)
+    return Trial(start, epsilon, objective, value, seconds, "refined")
+
+
 def no_higher_than(searched: Outcome, asked: Asked, options: Options) -> Outcome:
     """Solve by a shorter search as well, if there was a search, and return what is lower."""
     search, recorder, problem = searched.search, searched.recorder, asked.problem
@@ -171,7 +218,7 @@ def no_higher_than(searched: Outcome, asked: Asked, options: Options) -> Outcome
     clock, aside = perf_counter(), Recorder()
     # what it would be if it were the only one
     asked.generator.manual_seed(asked.generator.initial_seed())
-    other = solve_once(asked._replace(options=options, init=None, made=()), aside)
+    other = solve_searched(asked._replace(options=options, init=None, made=()), aside)
     recorder.time("multistart", clock)
     before, now = (
         one.ending.evaluation.objective(problem.alpha, one.ending.epsilon)
@@ -223,13 +270,14 @@ def solve_once(asked: Asked, recorder: Recorder) -> Outcome:
     if init is None and saved is None and match is None and can_subsample(scaled, strategy):
         sample = draw_subsample(scaled, _COARSE_POINTS, generator)
     search: Search | None
+    again = strategy.gradient if checkpoint is None and options.ranks is None else None
     if saved is not None:
         guess, search = PRODUCT._replace(patient=saved.anneal.patient), None
     elif options.rule is not None and searchable(problem, init, options):
-        guess, search = search_relaxed(problem, strategy, generator)
+        guess, search = search_relaxed(problem, strategy, generator, again)
     else:
         guess, search = first_guess(
-            scaled, sample, init, options, strategy.search_epsilon, match, made
+            scaled, sample, init, options, strategy.search_epsilon, match, made, again
         )
     if guess.patient and options.skip_tiles == "auto":
         strategy = annealed(scaled, strategy)
@@ -262,7 +310,7 @@ def solve_once(asked: Asked, recorder: Recorder) -> Outcome:
         )  # fmt: skip
     found, gradient = ending.evaluation, setting.gradient
     # a start that was given is what was asked for
-    searched = init is None and options.rule is None
+    searched = (init is None or isinstance(init, Guess)) and options.rule is None
     if searched and misses_a_copy(setting.problem, gradient, found, ending.epsilon):
         search = (search or Search((), math.nan))._replace(doubt=_WHY_NOT_A_COPY)
     coupling = state.coupling
