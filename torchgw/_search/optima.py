@@ -389,15 +389,15 @@ def compare_ends(problem: Problem, ends: Sequence[tuple[Trial, Tensor]]) -> Sear
         for i in _first_of_each(range(len(ends)), apart, _OTHER)
     )
     ambiguity = _ambiguity(whole, alternatives)
-    certain = ends_agree(trials) or ambiguity < STANDS_OUT
+    certain = ends_settle(trials) or ambiguity < STANDS_OUT
     doubt = "" if certain else WHY_OPEN["auto"].format(count=len(ends))
     return Search(alternatives, ambiguity, trials, doubt)
 
 
-def ends_agree(trials: Sequence[Trial]) -> bool:
-    """Whether solves from different starts, the lowest first, have come to one objective."""
+def ends_settle(trials: Sequence[Trial]) -> bool:
+    """Whether solves from different starts, the lowest first, agree, or the first stands out."""
     best, worst = trials[0].objective, trials[-1].objective
-    return worst - best <= _AGREED * abs(best)
+    return worst - best <= _AGREED * abs(best) or best < STANDS_OUT * worst
 
 
 def led_by(search: Search, problem: Problem, plan: Tensor, value: float, label: str) -> Search:

@@ -21,7 +21,7 @@ from torchgw._problem.problem import Problem
 from torchgw._search.batch import Searched
 from torchgw._search.chains import Trial
 from torchgw._search.matching import Isometry, find_isometry
-from torchgw._search.optima import WHY_APART, WHY_OPEN, Search, compare_ends, ends_agree, led_by
+from torchgw._search.optima import WHY_APART, WHY_OPEN, Search, compare_ends, ends_settle, led_by
 from torchgw._search.subsample import Coarse, draw_subsample, extend
 from torchgw._sinkhorn.annealing import Annealing
 from torchgw._sinkhorn.choose import alone, choose_backend
@@ -190,7 +190,7 @@ def solve_searched(asked: Asked, recorder: Recorder) -> Outcome:
         plans = (torch.as_tensor(end.ending.plan.to_dense()).double() for _, end in ends)
         search = compare_ends(asked.problem, list(zip(trials, plans, strict=True)))
     else:
-        search = search._replace(trials=trials, doubt="" if ends_agree(trials) else WHY_APART)
+        search = search._replace(trials=trials, doubt="" if ends_settle(trials) else WHY_APART)
     if best.search and best.search.doubt:
         # what is said of the plan itself
         search = search._replace(doubt=best.search.doubt)
