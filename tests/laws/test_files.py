@@ -16,6 +16,7 @@ import pytest
 import torchgw
 from torchgw import InvalidInputError
 from torchgw._boundary import archive
+from torchgw._boundary.trees import Encoder
 from torchgw._errors import CacheWarning
 
 # What stands in the place of a part, and of an array.
@@ -193,7 +194,7 @@ def test_sparse_matrices_are_checked(parts, tmp_path):
     } | parts  # fmt: skip
     arrays: dict = {}
     coded = {
-        name: {"list": part} if name == "shape" else archive.encode(part, name, None, arrays)
+        name: {"list": part} if name == "shape" else Encoder(None, arrays).encode(part, name)
         for name, part in good.items()
     }
     tree = {"kind": "GWResult", "fields": {"lazy_plan": {"type": "csr", "parts": coded}}}
