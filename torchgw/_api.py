@@ -217,11 +217,14 @@ def solve(
         coarse problem); the best optima are compared on 256 points, and the solve goes on from the
         best one. 1 is a single start from a x b at a large epsilon. Where few points do not
         represent the spaces, as in many dimensions or on graphs, half as many starts are made on
-        all points if there are at most 512 per side, and then those of ``search``. Relaxed problems
-        (``unbalanced``, ``mass``) start the coarse relaxed problem from the optima found and from
-        a x b, and go on from the plan of lowest objective; where few points do not represent the
-        spaces they have a single start unless ``n_init`` is given. With at most 4,096 pairs of
-        points and strict marginals the single start is solved as well, and the lower one returned.
+        all points if there are at most 512 per side, and then those of ``search``; larger problems
+        whose points are far from the few, but like some of them, are solved from the best optimum
+        of these and from a x b, and the lower one is returned. Relaxed problems (``unbalanced``,
+        ``mass``) start the coarse relaxed problem from the optima found and from a x b, and go on
+        from the plan of lowest objective; where few points do not represent the spaces they are
+        solved from a x b and from the plan with strict marginals, and the lower one is returned,
+        unless ``n_init`` is given. With at most 4,096 pairs of points and strict marginals the
+        single start is solved as well, and the lower one returned.
     search : {"auto", "fast", "thorough"}
         How far to search where few points do not represent the spaces. ``"auto"`` makes up to 16
         starts near a x b on all points, follows each from a large epsilon down to the final one (a

@@ -631,3 +631,34 @@ def test_a_search_ends_no_higher_than_its_single_start(seed, epsilon):
     plan = np.zeros((9, 11))
     plan[np.ix_(first.source, first.target)] = first.plan
     assert np.abs(plan - searched.plan).sum() < 0.5
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_start_by_far_points_is_compared_with_a_single_one(seed):
+    """Two views of 520 cells of seven kinds: all are far from the few, but like some of them."""
+    rng = np.random.default_rng(seed)
+    kind = rng.integers(7, size=520)
+    hidden = 1.5 * rng.normal(size=(7, 8))[kind] + rng.normal(size=(520, 8))
+    x = hidden @ rng.normal(size=(8, 30)) + 1.4 * rng.normal(size=(520, 30))
+    y = np.tanh(hidden @ rng.normal(size=(8, 40)) / 8**0.5) + 0.3 * rng.normal(size=(520, 40))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", torchgw.TorchGWWarning)
+        found = torchgw.solve(x, y, distances="euclidean", random_state=0)
+    first, second = found.trials
+    assert [first.start, second.start].count("product") == 1
+    assert found.report.objective == first.objective
+    if seed == 0:
+        assert second.objective <= first.objective * 1.001
+        assert (len(found.alternatives), found.doubt, found.is_ambiguous) == (1, "", False)
+    else:
+        # the single start has put the kinds in another order
+        assert second.start == "product"
+        assert second.objective > first.objective * 1.05
+        assert "did not agree" in found.doubt
+        assert found.is_ambiguous
+    assert found.alternatives[0].value == pytest.approx(found.value, rel=1e-4)
+    options = {"distances": "euclidean", "random_state": 0}
+    with pytest.warns(torchgw.SearchWarning, match="search='auto'"):
+        fast = torchgw.solve(x, y, search="fast", **options)
+    product = first if first.start == "product" else second
+    assert fast.report.objective == pytest.approx(product.objective, rel=1e-6)

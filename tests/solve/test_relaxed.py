@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import networkx
 import numpy as np
 import ot
 import pytest
@@ -265,6 +266,28 @@ def test_starts_of_a_large_relaxed_problem_are_compared_on_few_points():
     assert result.log["objective"] <= single.log["objective"] + 1e-6
     again = torchgw.solve(x, y, init=result.alternatives[0], **options)
     assert again.value == pytest.approx(result.value, rel=1e-6)
+
+
+@pytest.mark.parametrize("options", [{"mass": 0.8}, {"unbalanced": (0.1, 1.0)}])
+def test_relaxed_problems_that_few_points_do_not_represent_are_solved_twice(options):
+    """Two overlapping parts of a network: the match with strict marginals leads to the best."""
+    rng = np.random.default_rng(0)
+    table = networkx.to_numpy_array(networkx.barabasi_albert_graph(140, 3, seed=0))
+    order = rng.permutation(140)
+    rows, columns = order[:120], rng.permutation(order[20:])
+    parts = {"D_X": table[np.ix_(rows, rows)], "D_Y": table[np.ix_(columns, columns)]}
+    with pytest.warns(torchgw.SearchWarning, match="led to different optima"):
+        result = torchgw.solve(**parts, **options, random_state=0)
+    assert result.trials[0].start == "all points"
+    assert result.trials[1].start in {"annealed", "product"}
+    assert result.report.objective == result.trials[0].objective
+    assert result.trials[0].objective < 0.8 * result.trials[1].objective
+    if "mass" in options:
+        assert (columns[result.plan.argmax(1)] == rows)[20:].mean() > 0.85
+    with pytest.warns(torchgw.SearchWarning, match="search='auto'"):
+        fast = torchgw.solve(**parts, **options, search="fast", random_state=0)
+    assert fast.report.objective == pytest.approx(result.trials[1].objective, rel=1e-6)
+    assert not fast.trials
 
 
 @pytest.mark.slow

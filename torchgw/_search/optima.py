@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from torchgw._boundary.arrays import to_tensor
+from torchgw._plans.rounded import round_to_marginals
 from torchgw._problem.problem import Problem
 from torchgw._search.batch import (
     LEAST_EPSILON,
@@ -50,6 +51,12 @@ _FINE_ITERATIONS = 18
 _DISTINCT = 0.05
 # The same of plans of all points (_sent_apart). [L617]
 _OTHER = 0.2
+# Objectives of whole solves within this of each other, relative, are of the same optimum, as those
+# of chains are. [L1161]
+_AGREED = 1e-3
+# Entries of a plan up to which problems of factored distances are solved twice: where solves begin
+# on a subsample beyond. A choice. [L1161]
+_TWICE = 9_000_000
 # Optima that are polished and reported at most. [L280]
 _KEPT = 5
 # Optima that are compared on the finer problem at most. [L110]
@@ -98,6 +105,11 @@ _WHY_FAST = (
     "A few points, or rough plans, do not tell which optimum is best here, and search='fast' "
     "follows no start to its end on all points; there may be a better one. Pass search='auto', or "
     "an `init` that you know."
+)
+WHY_APART = (
+    "A few points do not represent these distances. A rough start and the best match of all points"
+    " led to different optima, of which this is the better one; there may be a better one still. "
+    "See `result.trials`; pass an `init` that you know."
 )
 WHY_SUBSAMPLE = (
     "The problem is so large that its solve began on a subsample, and no starts were followed on "
@@ -188,6 +200,7 @@ class Search(NamedTuple):
     doubt: str = ""  # why there may be a better optimum, and what to do
     resolution: float = float("nan")  # of the few points; NaN if they cannot tell
     points: tuple[Tensor | None, Tensor | None] = (None, None)  # spread out, if few were searched
+    compare: bool = False  # whether a solve from another start has to be compared with it
 
 
 class _Distinct(NamedTuple):
@@ -215,11 +228,14 @@ def find_optima(
     count: int,
     backend: Backend | None = None,
     made: Sequence[Searched] = (),
+    *,
+    rough: bool = False,
 ) -> Search:
     """Solve the coarse problem from many starts and keep the distinct optima."""
     # Only `columns` of the distances of the whole problem are read, and `epsilon` is its target.
     # There are half as many starts as `count` where all points are searched. One of the searches
-    # that this solve has `made` may have been this one.
+    # that this solve has `made` may have been this one. A `rough` search is of a few points even
+    # where they are far from the others.
     backend = backend or EagerBackend()
     call = _way_to_call(problem, count, backend)
     solve = batch_solver(backend)
@@ -227,7 +243,11 @@ def find_optima(
     before = made_before(problem, epsilon, count, made if plain else (), call)
     if before is not None and before[0].resolution > _COARSEST:
         before = None
-    coarse = represent(problem, call) if before is None else before[0]
+    coarse: Coarsened | None
+    if rough:
+        before, coarse = None, _coarsen(problem, _POINTS, call)
+    else:
+        coarse = represent(problem, call) if before is None else before[0]
     if coarse is None:
         return Search((), float("nan"))
     few: tuple[Tensor | None, Tensor | None] = (None, None)
@@ -260,22 +280,32 @@ def find_optima(
     alternatives = (*first, *_alternatives(problem, coarse.problem, found))
     alternatives = _with_best_matching(problem, coarse.problem, alternatives, target, solve)
     ambiguity = _ambiguity(coarse, alternatives)
-    return Search(alternatives, ambiguity, resolution=coarse.resolution, points=few)
+    return Search(alternatives, ambiguity, resolution=coarse.resolution, points=few, compare=rough)
 
 
 def search_all_points(
-    problem: Problem, epsilon: float, first: Search, n_init: int | None, how: SearchName
+    problem: Problem,
+    epsilon: float,
+    first: Search,
+    n_init: int | None,
+    how: SearchName,
+    gradient: str | None,
 ) -> Search:
     """Follow ``n_init`` chains on all points where a few do not represent them, or say so."""
     # Chains are compared at the target `epsilon`, together with the optima that few points have
     # found `first`, if these are of all points.
+    # Unless `gradient` is None the problem can be solved from another start too, by that gradient.
     n, m = problem.source.n, problem.target.n
     if max(n, m) < _TINY or problem.loss.cross is None:
         return first
-    if how != "thorough" and _tells_all(problem, first):
-        return first
-    operations = _OPERATIONS[problem.source.device.type] * (_THOROUGH if how == "thorough" else 1)
-    affordable = chains_within(operations, n, m)
+    if how != "thorough" and tells_all(problem, first):
+        if first.alternatives:
+            return first
+        first = search_twice(problem, how, gradient)
+        if not first.compare:
+            return first
+        return find_optima(problem, epsilon, n_init or DEFAULT_STARTS, rough=True)
+    affordable = _affordable(problem, how)
     if affordable < _FEWEST_CHAINS:
         return first._replace(doubt=_WHY_SINGLE["thorough" if how == "thorough" else "auto"])
     whole = _coarsen(problem, max(n, m), call_directly)
@@ -321,6 +351,55 @@ def search_all_points(
     return Search(alternatives, ambiguity, found.trials, doubt)
 
 
+def search_twice(
+    problem: Problem, how: SearchName, gradient: str | None, *, relaxed: bool = False
+) -> Search:
+    """Ask for a second solve, by a gradient, where few points say little, or say why not."""
+    nothing = Search((), float("nan"))
+    if gradient in (None, "sampled") or problem.loss.cross is None:
+        return nothing
+    cheap = gradient == "factored" and problem.source.n * problem.target.n <= _TWICE
+    if not cheap and _affordable(problem, how) < _FEWEST_CHAINS:
+        # relaxed problems have no thorough search
+        return nothing._replace(doubt=_WHY_SINGLE["thorough" if relaxed else "auto"])
+    if how == "fast":
+        return nothing._replace(doubt=_WHY_FAST)
+    return nothing._replace(compare=True)
+
+
+def _affordable(problem: Problem, how: SearchName) -> int:
+    """Count the chains that a search may follow."""
+    operations = _OPERATIONS[problem.source.device.type] * (_THOROUGH if how == "thorough" else 1)
+    return chains_within(operations, problem.source.n, problem.target.n)
+
+
+def compare_ends(problem: Problem, ends: Sequence[tuple[Trial, Tensor]]) -> Search:
+    """Say what solves of all points, the lowest first, with plans (n, m), tell of each other."""
+    n, m = problem.source.n, problem.target.n
+    whole = _coarsen(problem, max(n, m), call_directly)
+    source, target = (side.indices for side in whole.problem[:2])
+    weights = whole.problem.source.weights, whole.problem.target.weights
+    plans = torch.stack(
+        [round_to_marginals(plan[source[:, None], target], *weights) for _, plan in ends]
+    )
+    trials = tuple(trial for trial, _ in ends)
+    apart = _sent_apart(whole.problem, plans).tolist()
+    alternatives = tuple(
+        Alternative(trials[i].value, trials[i].start, plans[i], source, target, (n, m), epsilon=0.0)
+        for i in _first_of_each(range(len(ends)), apart, _OTHER)
+    )
+    ambiguity = _ambiguity(whole, alternatives)
+    certain = ends_settle(trials) or ambiguity < STANDS_OUT
+    doubt = "" if certain else WHY_OPEN["auto"].format(count=len(ends))
+    return Search(alternatives, ambiguity, trials, doubt)
+
+
+def ends_settle(trials: Sequence[Trial]) -> bool:
+    """Whether solves from different starts, the lowest first, agree, or the first stands out."""
+    best, worst = trials[0].objective, trials[-1].objective
+    return worst - best <= _AGREED * abs(best) or best < STANDS_OUT * worst
+
+
 def led_by(search: Search, problem: Problem, plan: Tensor, value: float, label: str) -> Search:
     """Put the plan (n, m) of a solve first among the optima of a search on the same points."""
     first = search.alternatives[0]
@@ -341,7 +420,7 @@ def _least(found: Search) -> float:
     return min((one.value for one in found.alternatives), default=torch.inf)
 
 
-def _tells_all(problem: Problem, first: Search) -> bool:
+def tells_all(problem: Problem, first: Search) -> bool:
     """Whether the optima of few points determine where all points go."""
     # entries of adjacency matrices and similarities are no distances, and small ones abound
     few = first.resolution > _NO_DISTANCE or is_structured(problem, first)

@@ -50,8 +50,10 @@ _DOUBTED = 0.7
 # L1 distance to the product plan, at most 2, up to which an optimum is too blurred to start from:
 # .4 to .5 of random graphs with entropy, 1.7 to 2 elsewhere. [L1127]
 _SMEARED = 1.0
-# Annealing from the natural scale of the cost forgets every plan but the product plan.
+# Annealing from the natural scale of the cost forgets every plan but the product plan; slowly where
+# nothing else tells where to start.
 PRODUCT = Guess(None, None, 1.0)
+PATIENT = PRODUCT._replace(patient=True)
 
 
 def first_guess(
@@ -62,10 +64,14 @@ def first_guess(
     epsilon: float,
     match: Isometry | None = None,
     made: Sequence[Searched] = (),
+    again: str | None = None,
 ) -> tuple[Guess, Search | None]:
     """Find where to start, on the subsample if there is one, and what a multi-start found."""
     # A `match` that keeps all distances is the start, if there is one: no other optimum is better.
     # Searches that were `made` before are not made again.
+    # `again` is the gradient by which the problem can be solved from another start as well.
+    if isinstance(init, Guess):
+        return init, None
     if init is not None and (options.n_init or 1) > 1:
         raise InvalidInputError(
             f"`init` says where to start, so `n_init={options.n_init}` starts have no use. Pass "
@@ -89,16 +95,17 @@ def first_guess(
     unsure = not _is_whole(search, searched) and search.ambiguity > _DOUBTED
     matched = match_points(searched) if unsure or not search.alternatives else None
     if matched is None and sample is None:
-        search = search_all_points(problem, epsilon, search, options.n_init, options.search)
+        search = search_all_points(problem, epsilon, search, options.n_init, options.search, again)
     if matched is not None:
         guess = Guess(matched, None, GUESS_EPSILON)
     elif not search.alternatives:
-        guess = PRODUCT._replace(patient=True)
+        guess = PATIENT
     elif _is_smeared(search, problem):
         # begun at the smaller epsilon of the optimum, the plan would stay where it is
         guess = PRODUCT
     else:
         guess = from_alternative(search.alternatives[0], problem.source.device)
+        guess = guess._replace(patient=search.compare)
     if sample is not None:
         search = sample.lift(search, (problem.source.n, problem.target.n))
         if options.search == "thorough":

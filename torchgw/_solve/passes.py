@@ -4,10 +4,13 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 from time import perf_counter
+from typing import Any
 
 import torch
 
-from torchgw._search.optima import WHY_OPEN, Search, led_by
+from torchgw._search.chains import Trial
+from torchgw._search.optima import WHY_APART, WHY_OPEN, Search, compare_ends, ends_settle, led_by
+from torchgw._solve.begin import PATIENT
 from torchgw._solve.copies import WHY_NOT_A_COPY
 from torchgw._solve.options import Options
 from torchgw._solve.outcome import Asked, Outcome
@@ -31,7 +34,7 @@ def solve_problem(asked: Asked, recorder: Recorder) -> Outcome:
     masses_differ = rule is not None and not rule.fixed_mass
     if masses_differ and problem.linear is not None and problem.alpha != 0:
         return _solve_for_mass(asked, recorder)
-    outcome = solve_once(asked, recorder)
+    outcome = _solve_searched(asked, recorder)
     for shorter in _shorter_searches(asked, outcome.search):
         outcome = _no_higher_than(outcome, asked, shorter)
     return outcome
@@ -51,6 +54,52 @@ def _shorter_searches(asked: Asked, search: Search | None) -> Iterator[Options]:
         yield replace(options, n_init=1)
 
 
+def _solve_searched(asked: Asked, recorder: Recorder) -> Outcome:
+    """Solve; where few points say little, from another start too, and return what is lower."""
+    clock = perf_counter()
+    found = solve_once(asked, recorder)
+    search, status = found.search, found.ending.status
+    if search is None or not search.compare or status is Status.STOPPED:
+        return found
+    now, aside, options = perf_counter(), Recorder(), asked.options
+    # what it would be if it were the only one
+    asked.generator.manual_seed(asked.generator.initial_seed())
+    label = search.alternatives[0].label if search.alternatives else "product"
+    start: Any = PATIENT
+    other_label = "product"
+    if options.rule is not None:
+        # the best match of all points, of which a relaxed plan leaves some out
+        strict = asked._replace(options=replace(options, rule=None, polish=False))
+        start, other_label = _solve_searched(strict, Recorder()).ending.plan, "all points"
+    begun = asked._replace(options=replace(options, n_init=None), init=start, made=())
+    other = solve_once(begun, aside)
+    recorder.time("multistart", now)
+    ends = [
+        (_told(label, found, now - clock), found),
+        (_told(other_label, other, perf_counter() - now), other),
+    ]
+    ends.sort(key=lambda end: end[0].objective)
+    trials, best = tuple(trial for trial, _ in ends), ends[0][1]
+    if options.rule is None:
+        plans = (torch.as_tensor(end.ending.plan.to_dense()).double() for _, end in ends)
+        search = compare_ends(asked.problem, list(zip(trials, plans, strict=True)))
+    else:
+        search = search._replace(trials=trials, doubt="" if ends_settle(trials) else WHY_APART)
+    if best.search and best.search.doubt:
+        # what is said of the plan itself
+        search = search._replace(doubt=best.search.doubt)
+    aside.timings = recorder.timings
+    return best._replace(search=search)
+
+
+def _told(start: str, outcome: Outcome, seconds: float) -> Trial:
+    """Report what a whole solve from a start has come to."""
+    ending, alpha = outcome.ending, outcome.strategy.problem.alpha
+    value, epsilon = ending.evaluation.value(alpha), ending.epsilon
+    objective = ending.evaluation.objective(alpha, epsilon)
+    return Trial(start, epsilon, objective, value, seconds, "refined")
+
+
 def _no_higher_than(searched: Outcome, asked: Asked, options: Options) -> Outcome:
     """Solve by a shorter search as well, if there was a search, and return what is lower."""
     search, recorder, problem = searched.search, searched.recorder, asked.problem
@@ -63,7 +112,7 @@ def _no_higher_than(searched: Outcome, asked: Asked, options: Options) -> Outcom
     clock, aside = perf_counter(), Recorder()
     # the same draws as if this solve were the only one
     asked.generator.manual_seed(asked.generator.initial_seed())
-    other = solve_once(asked._replace(options=options, init=None, made=()), aside)
+    other = _solve_searched(asked._replace(options=options, init=None, made=()), aside)
     recorder.time("multistart", clock)
     before, now = (
         one.ending.evaluation.objective(problem.alpha, one.ending.epsilon)

@@ -6,6 +6,7 @@ from time import perf_counter
 
 from torchgw._search.optima import Search
 from torchgw._sinkhorn.choose import alone
+from torchgw._solve.begin import Guess
 from torchgw._solve.copies import WHY_NOT_A_COPY, find_copy, kept
 from torchgw._solve.evaluation import misses_a_copy
 from torchgw._solve.finish import finish
@@ -62,7 +63,8 @@ def solve_once(asked: Asked, recorder: Recorder) -> Outcome:
         )  # fmt: skip
     gradient, search = setting.gradient, start.search
     # a plan from a given start is not compared with the match of copies
-    searched = asked.init is None and options.rule is None
+    given = asked.init is not None and not isinstance(asked.init, Guess)
+    searched = not given and options.rule is None
     if searched and misses_a_copy(setting.problem, gradient, ending.evaluation, ending.epsilon):
         search = (search or Search((), math.nan))._replace(doubt=WHY_NOT_A_COPY)
     f, g = plan.potentials

@@ -13,7 +13,15 @@ from torch import Tensor
 
 from torchgw._problem.problem import Problem
 from torchgw._search.coarse import coarse_table, directed_points
-from torchgw._search.optima import DEFAULT_STARTS, Alternative, Search, find_optima, represent
+from torchgw._search.optima import (
+    DEFAULT_STARTS,
+    Alternative,
+    Search,
+    find_optima,
+    represent,
+    search_twice,
+    tells_all,
+)
 from torchgw._sinkhorn.annealing import Annealing
 from torchgw._sinkhorn.problem import DenseCost
 from torchgw._solve.begin import PRODUCT, Guess, from_alternative, starting_point
@@ -52,24 +60,27 @@ class _Found(NamedTuple):
 
 
 def search_relaxed(
-    problem: Problem, strategy: Strategy, generator: torch.Generator
+    problem: Problem, strategy: Strategy, generator: torch.Generator, again: str | None
 ) -> tuple[Guess, Search]:
     """Find the best start of a relaxed problem, and the optima that were found."""
+    # Where few points do not represent the spaces that is a x b, or what few have found; a second
+    # solve, if there can be one by a gradient, is compared with it.
     # The starts are a x b annealed from a large epsilon, a x b at the target epsilon, and the best
     # optima of strict marginals.
     # All of it runs on the CPU: launches would take longer than the work. Nothing is drawn from the
     # generator, as the gradients here are exact.
     # iterations of a loss that is no product take too long for many starts
     represented = None if problem.loss.cross is None else represent(problem)
+    how = strategy.options.search
     if represented is None:
-        return PRODUCT, Search((), float("nan"))
+        return PRODUCT, search_twice(problem, how, again, relaxed=True)
     coarse = represented.problem
     sides = directed_points(coarse[:2], problem)
     kind = DirectedDistance if problem.directed else PrecomputedDistance
     source, target = (kind(coarse_table(problem.loss, side).cpu()) for side in sides)
     many = max(len(side.indices) for side in sides) > _MOST_POINTS
     if many and strategy.options.n_init is None:
-        return PRODUCT, Search((), float("nan"))
+        return PRODUCT, search_twice(problem, how, again, relaxed=True)
     small = Problem(
         source,
         target,
@@ -92,8 +103,8 @@ def search_relaxed(
     starts = [("annealed", PRODUCT), ("product", Guess(None, None, 0.0))]
     cpu, device = torch.device("cpu"), problem.source.device
     starts += [(one.label, from_alternative(one, cpu)) for one in strict.alternatives]
-    how = choose_strategy(small, options)
-    found = [_solve(how, label, guess, generator) for label, guess in starts]
+    few = choose_strategy(small, options)
+    found = [_solve(few, label, guess, generator) for label, guess in starts]
     found = _distinct(sorted(found, key=lambda one: (one.missed, one.objective)))
     shape = problem.source.n, problem.target.n
     points = [side.indices for side in sides]
@@ -105,7 +116,11 @@ def search_relaxed(
     if small.source.n == shape[0] and small.target.n == shape[1]:
         # all points were searched: a larger epsilon would only lead away from the optimum
         guess = guess._replace(epsilon=0.0)
-    return guess, Search(alternatives, float("nan"))
+        return guess, Search(alternatives, float("nan"))
+    found_by_few = Search(alternatives, float("nan"), resolution=represented.resolution)
+    if not tells_all(problem, found_by_few):
+        found_by_few = search_twice(problem, how, again, relaxed=True)
+    return guess, found_by_few._replace(alternatives=alternatives)
 
 
 def _solve(strategy: Strategy, label: str, guess: Guess, generator: torch.Generator) -> _Found:

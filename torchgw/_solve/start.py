@@ -48,14 +48,16 @@ def find_start(asked: Asked, strategy: Strategy, match: Isometry | None) -> Star
         saved = asked.checkpoint.read(strategy, problem.source.device)
         if saved is not None:
             return Start(PRODUCT._replace(patient=saved.anneal.patient), saved=saved)
+    alone = asked.checkpoint is None and options.ranks is None
+    again = strategy.gradient if alone else None
     sample = None
     if asked.init is None and match is None and _can_subsample(strategy):
         sample = draw_subsample(scaled, _COARSE_POINTS, asked.generator)
     if options.rule is not None and searchable(problem, asked.init, options):
-        guess, search = search_relaxed(problem, strategy, asked.generator)
+        guess, search = search_relaxed(problem, strategy, asked.generator, again)
         return Start(guess, search, sample)
     found = first_guess(
-        scaled, sample, asked.init, options, strategy.search_epsilon, match, asked.made
+        scaled, sample, asked.init, options, strategy.search_epsilon, match, asked.made, again
     )
     return Start(*found, sample)
 
