@@ -304,6 +304,39 @@ def test_sparse_products_are_the_dense_ones():
     torch.testing.assert_close(sparse, world.costs(plan), atol=1e-6, rtol=1e-5)
 
 
+def test_sparse_products_of_many_rows_are_the_dense_ones():
+    """More rows than go together, entries of other sizes than one, nodes without neighbours."""
+    rng = np.random.default_rng(0)
+    table = np.where(rng.random((300, 300)) < 0.02, rng.random((300, 300)), 0)
+    table = table + table.T
+    table[[0, 131, 299]] = table[:, [0, 131, 299]] = 0
+    graphs = Graphs(coarsen(problem_of(table, table), 300).problem)
+    dense, plan = torch.as_tensor(table).float(), torch.rand(300, 300)
+    parts = list(graphs.blocks(300))
+    assert len(parts) > 1
+    torch.testing.assert_close(graphs.left(plan), dense @ plan)
+    torch.testing.assert_close(torch.cat([graphs.left(plan, rows) for rows in parts]), dense @ plan)
+    torch.testing.assert_close(graphs.right(plan), plan @ dense)
+
+
+def test_modes_compute_what_can_move_a_plan():
+    """All of them at a tiny epsilon; at a large one less than matters there."""
+    (x, _), (y, _) = words(200, 0.1, seed=3), words(180, 0.1, seed=4)
+    world = _World(coarsen(problem_of(x, y), 200))
+    plan = torch.outer(*world.marginals) * (1 + 0.1 * torch.randn(2, 200, 180)).clamp_min(0.1)
+    exact = world.costs(plan)
+    for share, tolerance in ((1e-6, 1e-5), (0.1, 0.02)):
+        found = world.modes(world.base, plan, share)
+        assert float((found - exact).abs().max()) < tolerance * max(share, 0.01) * world.scale
+    kept = [int((growth > 0.25 * 0.1).sum()) for growth in world.modes.growth]
+    assert max(kept) < 40
+    # these have no modes that could be left out
+    table = np.random.default_rng(0).random((200, 200))
+    table = table + table.T
+    other = _World(coarsen(problem_of(table, table), 200))
+    assert other.modes(other.base, torch.outer(*other.marginals)[None], 1e-4) is None
+
+
 def test_costs_are_those_of_the_objective():
     """Of a fused problem with unequal weights: half the derivative along a plan, and the value."""
     rng = np.random.default_rng(0)

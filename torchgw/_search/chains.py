@@ -22,7 +22,15 @@ from torch import Tensor
 from torchgw._errors import PerformanceWarning, warn_user
 from torchgw._plans.rounded import round_to_marginals
 from torchgw._search.coarse import Coarsened, CoarseProblem, side_by_side
-from torchgw._search.graphs import Graphs, convex_path, density, heat_costs, is_graph, least_value
+from torchgw._search.graphs import (
+    Graphs,
+    convex_path,
+    density,
+    heat_costs,
+    is_graph,
+    least_value,
+)
+from torchgw._search.modes import Modes
 from torchgw._search.starts import GUESS_EPSILON
 from torchgw._sinkhorn.batch import solve_batch
 from torchgw._typing import Marginals
@@ -581,6 +589,7 @@ class _World:
         self.y = problem.y.float()
         self.column = problem.column.float()
         self.sparse = _Sparse.of(problem)
+        self.modes = Modes.of(problem) if self.sparse is None else None
         self.tiny = self.base.numel() <= _TINY
 
     @property
@@ -588,10 +597,13 @@ class _World:
         """Whether each chain is advanced alone."""
         return self.base.numel() > _TOGETHER[self.base.device.type]
 
-    def costs(self, plans: Tensor) -> Tensor:
-        """Linearise at plans (B, s, t)."""
+    def costs(self, plans: Tensor, share: float = 0.0) -> Tensor:
+        """Linearise at plans (B, s, t), as exactly as a share of the natural scale asks for."""
         if self.sparse is not None:
-            return torch.stack([self.base + self.sparse(plan) for plan in plans])
+            return torch.stack([self.sparse(self.base, plan) for plan in plans])
+        found = self.modes(self.base, plans, share) if self.modes is not None else None
+        if found is not None:
+            return found
         left = side_by_side(self.x.flatten(0, 1) @ plans, self.parts)
         count = len(plans)
         y = self.y.flatten(0, 1).expand(count, -1, -1)
@@ -759,9 +771,9 @@ class _World:
             for _ in range(ladder.outer):
                 before = plans
                 if costs is None or not ladder.momentum:
-                    costs = self.step(costs, plans, ladder.step)
+                    costs = self.step(costs, plans, ladder.step, share)
                 else:
-                    way = self.costs(plans).sub_(costs).mul_(ladder.step)
+                    way = self.costs(plans, share).sub_(costs).mul_(ladder.step)
                     push = way if push is None else push.mul_(ladder.momentum).add_(way)
                     costs.add_(push)
                 plans, g = self.solve(costs, g, share * self.scale, _INNER)
@@ -771,13 +783,13 @@ class _World:
                     break
                 last = change
         epsilon = stages[-1] * self.scale
-        costs = self.step(costs, plans, ladder.step)
+        costs = self.step(costs, plans, ladder.step, stages[-1])
         plans, g = self.solve(costs, g, epsilon, ladder.meeting, _LAST_RELAXATION)
         self._record(chains, plans, g, epsilon, clock)
 
-    def step(self, costs: Tensor | None, plans: Tensor, step: float) -> Tensor:
+    def step(self, costs: Tensor | None, plans: Tensor, step: float, share: float = 0.0) -> Tensor:
         """Linearise at plans, or go from the last costs a step towards that."""
-        new = self.costs(plans)
+        new = self.costs(plans, share)
         return new if costs is None or step == 1 else costs.lerp_(new, step)
 
     def settle(self, chains: list[_Chain], share: float) -> None:
@@ -791,7 +803,7 @@ class _World:
         plans, g = _stacked(chains)
         costs = None
         for _ in range(_LAST):
-            costs = self.step(costs, plans, _STEP)
+            costs = self.step(costs, plans, _STEP, epsilon / self.scale)
             plans, g = self.solve(costs, g, epsilon, _LAST_INNER, _LAST_RELAXATION)
         self._record(chains, plans, g, epsilon, clock, settled=True)
 
@@ -849,15 +861,18 @@ class _Sparse:
         on_cpu = problem.source.table.device.type == "cpu"
         return cls(problem) if on_cpu and density(problem) <= _SPARSE else None
 
-    def __call__(self, plan: Tensor) -> Tensor:
-        """Compute the product at one plan."""
+    def __call__(self, base: Tensor, plan: Tensor) -> Tensor:
+        """Add the product at one plan to the base."""
         (row, column), (mean_x, mean_y) = self.means, self.mean
-        total = plan.sum(0)
-        half = self.graphs.left(plan).addr_(row - mean_x, total, alpha=-1).sub_(row @ plan)
-        sums = half.sum(1)
-        product = self.graphs.right(half).addr_(sums, column, alpha=-1)
-        product.sub_((half @ column - mean_y * sums)[:, None])
-        return product.mul_(self.weight)
+        total, down, found = plan.sum(0), row @ plan, torch.empty_like(base)
+        for rows in self.graphs.blocks(len(plan)):
+            half = self.graphs.left(plan, rows)
+            half.addr_(row[rows] - mean_x, total, alpha=-1).sub_(down)
+            sums = half.sum(1)
+            product = self.graphs.right(half).addr_(sums, column, alpha=-1)
+            product.sub_((half @ column - mean_y * sums)[:, None])
+            torch.add(base[rows], product, alpha=self.weight, out=found[rows])
+        return found
 
 
 def _stacked(chains: list[_Chain]) -> tuple[Tensor, Tensor]:
