@@ -241,6 +241,8 @@ def climb(
     chains: list[_Chain] = []
     behind: list[_Chain] = []
     known: dict[_Chain, _Chain] = {}  # chains at that level, and at the target
+    compared: list[_Chain] = []  # copies, at the epsilon of the first comparison
+    found: list[_Chain] = []  # begun by other means
     if graph:
         # otherwise all chains together take as long
         if world.large:
@@ -248,12 +250,21 @@ def climb(
             if first is not None:
                 return first
             chains += known
-        # the convex path finds what most chains do not
+        # they find what most chains do not
+        for high, chain in _graph_starts(world, level, low):
+            found.append(chain)
+            if not sharp:
+                continue
+            compared += [] if high is None else [high]
+            world.settle([chain], low)
+            plan = world.rounded([chain])
+            if _is_unbeaten(world, plan):
+                left = (one.trial("left behind") for one in (*known.values(), *found[:-1]))
+                return Climbed(plan, (chain.trial("refined"), *left), agreed=True)
         count = max(len(_FIRST), count // 2)
     kinds = itertools.islice(itertools.chain(_FIRST, itertools.cycle(_LATER)), len(chains), None)
     clock = perf_counter()
     warned = _warn_if_long(world, count, low)
-    compared: list[_Chain] = []  # copies, at the epsilon of the first comparison
     independent = None
     more = _Improvement(world, itertools.count(count))
     while True:
@@ -293,28 +304,20 @@ def climb(
             affordable = count = _within_time(world, numbers.stop, count, low)
             if numbers.stop >= count:
                 break
-    found = [world.take(name, plan) for name, plan, rows in guesses if rows is None]
-    stayed = [replace(chain) for chain in found if world.tiny]
+    guessed = [world.take(name, plan) for name, plan, rows in guesses if rows is None]
+    stayed = [replace(chain) for chain in guessed if world.tiny]
     # at once they would be far from their marginals, and look worse than they are
-    world.descend(found, _REFINE, low)
+    world.descend(guessed, _REFINE, low)
     # but what is an optimum at the target may be none on the way there
     world.settle(stayed, low)
     for place, chain in enumerate(stayed):
-        found[place] = min(chain, found[place], key=lambda one: one.objective)
+        guessed[place] = min(chain, guessed[place], key=lambda one: one.objective)
     lifted = [world.lift(name, plan, rows) for name, plan, rows in guesses if rows is not None]
     world.descend(lifted, _QUICK, low)
-    found += lifted
-    if graph:
-        found.append(world.convex())
-        world.descend(found[-1:], _CONVEX, low)
-        found.append(world.heat())
-        world.descend(found[-1:], _REFINE, max(low, _COMPARED_AT))
-        if sharp:
-            compared += map(replace, found[-1:])
-            world.descend(found[-1:], _REFINE, low)
-    best += found
+    guessed += lifted
+    best += found + guessed
     if sharp:
-        world.settle(found, low)
+        world.settle(guessed, low)
         spare = affordable - numbers.stop
         if not _enough(best) and not _stands_out(best):
             improved, independent = more.halves(compared, spare)
@@ -409,12 +412,13 @@ def _first_chains(
         world.descend([chain], kind.ladder, level)
         high = replace(chain)
         world.descend([chain], _REFINE, low)
-        plan = _unbeaten(world, chain, low)
-        if plan is None:
-            behind.append(chain)
-        else:
+        world.settle([chain], low)
+        plan = world.rounded([chain])
+        if _is_unbeaten(world, plan):
             chains.append(chain)
             plans.append(plan)
+        else:
+            behind.append(chain)
         if not chains:
             return None, {high: chain}
         if len(chains) == _TRIED_FIRST:
@@ -425,13 +429,26 @@ def _first_chains(
     return Climbed(torch.cat(plans)[order], tuple(trials), agreed=True), {}
 
 
-def _unbeaten(world: _World, chain: _Chain, low: float) -> Tensor | None:
-    """Settle the plan of a chain, (1, s, t), if none keeps more edges of two graphs, or few."""
-    world.settle([chain], low)
-    plan = world.rounded([chain])
+def _graph_starts(
+    world: _World, level: float, low: float
+) -> Iterator[tuple[_Chain | None, _Chain]]:
+    """Follow starts that only graphs have; yield each at a level that it passes, and at the end."""
+    heat = world.heat()
+    world.descend([heat], _REFINE, level)
+    high = replace(heat)
+    if low < level:
+        world.descend([heat], _REFINE, low)
+    yield high, heat
+    convex = world.convex()
+    world.descend([convex], _CONVEX, low)
+    yield None, convex
+
+
+def _is_unbeaten(world: _World, plan: Tensor) -> bool:
+    """Whether no plan keeps more edges of two graphs than this one (1, s, t), or few more."""
     edges = float(world.problem.source.table.square().mean())
     enough = least_value(world.problem) + _ALL_EDGES * edges
-    return plan if float(world.problem.value(plan)) <= enough else None
+    return float(world.problem.value(plan)) <= enough
 
 
 class _Improvement:
