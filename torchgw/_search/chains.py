@@ -71,6 +71,7 @@ class Ladder(NamedTuple):
     step: float = 1.0  # how far each linearisation goes from the last one to that of the plan
     meeting: int = _LAST_INNER  # Sinkhorn iterations in which the plans meet their marginals
     momentum: float = 0.0  # share of the last step that the next one repeats
+    relaxation: float = 1.0  # over-relaxation of Sinkhorn iterations
 
     def stages(self, last: float) -> list[float]:
         """List the epsilons down to the last one."""
@@ -112,7 +113,7 @@ _ROUND = 4
 # What the convex start of graphs goes on with.
 _CONVEX = Ladder(0.01, 0.5, 20)
 # What a ladder goes on with below the epsilon of the first comparison.
-_REFINE = Ladder(_COMPARED_AT, 0.7, 20, _STEP)
+_REFINE = Ladder(_COMPARED_AT, 0.7, 8, _STEP, relaxation=_LAST_RELAXATION)
 # Epsilon and Sinkhorn iterations of the plan between signatures, whose costs have mean one. [L618]
 _SIGNED_AT, _SIGNED_INNER = 0.01, 100
 # Noise on the plans at each stage: exact products keep what automorphisms leave equal, and plans
@@ -464,7 +465,7 @@ class _Improvement:
         Returns the best of different plans, and whether independent ones agree.
         """
         width = min(count, _WIDEST)
-        ladder = _REFINE._replace(start=epsilon, meeting=_MEETING, momentum=_MOMENTUM)
+        ladder = Ladder(epsilon, 0.7, 20, _STEP, _MEETING, _MOMENTUM)
         rounds = _Rounds(epsilon, ladder, width, _ROUNDS, _PATIENCE)
         first = sorted(chains, key=lambda chain: chain.objective)
         groups = [_apart(first, width, self.left)]
@@ -617,7 +618,7 @@ class _World:
     def costs(self, plans: Tensor, share: float = 0.0) -> Tensor:
         """Linearise at plans (B, s, t), as exactly as a share of the natural scale asks for."""
         if self.sparse is not None:
-            return torch.stack([self.sparse(self.base, plan) for plan in plans])
+            return self.sparse(self.base, plans)
         found = self.modes(self.base, plans, share) if self.modes is not None else None
         if found is not None:
             return found
@@ -780,9 +781,10 @@ class _World:
         # of its own for each chain: those that agree are to be independent
         seed = chains[0].number or 0
         generator = torch.Generator(device=plans.device).manual_seed(seed)
+        stir = torch.randn(plans.shape, device=plans.device, generator=generator)
+        stir = stir.mul_(_STIR).add_(1).clamp_(0.5)
         for share in stages:
-            noise = torch.randn(plans.shape, device=plans.device, generator=generator)
-            plans = plans * (1 + _STIR * noise).clamp_(0.5)
+            plans = plans * stir
             last = math.inf
             costs = push = None
             for _ in range(ladder.outer):
@@ -793,8 +795,8 @@ class _World:
                     way = self.costs(plans, share).sub_(costs).mul_(ladder.step)
                     push = way if push is None else push.mul_(ladder.momentum).add_(way)
                     costs.add_(push)
-                plans, g = self.solve(costs, g, share * self.scale, _INNER)
-                change = float((plans - before).abs().sum((1, 2)).amax())
+                plans, g = self.solve(costs, g, share * self.scale, _INNER, ladder.relaxation)
+                change = float((plans - before).abs_().sum((1, 2)).amax())
                 # one that grows leaves a saddle point
                 if change < min(_SETTLED, last):
                     break
@@ -878,17 +880,18 @@ class _Sparse:
         on_cpu = problem.source.table.device.type == "cpu"
         return cls(problem) if on_cpu and density(problem) <= _SPARSE else None
 
-    def __call__(self, base: Tensor, plan: Tensor) -> Tensor:
-        """Add the product at one plan to the base."""
+    def __call__(self, base: Tensor, plans: Tensor) -> Tensor:
+        """Add the products at plans (B, s, t) to the base."""
+        found = torch.empty_like(plans)
         (row, column), (mean_x, mean_y) = self.means, self.mean
-        total, down, found = plan.sum(0), row @ plan, torch.empty_like(base)
-        for rows in self.graphs.blocks(len(plan)):
-            half = self.graphs.left(plan, rows)
-            half.addr_(row[rows] - mean_x, total, alpha=-1).sub_(down)
-            sums = half.sum(1)
-            product = self.graphs.right(half).addr_(sums, column, alpha=-1)
-            product.sub_((half @ column - mean_y * sums)[:, None])
-            torch.add(base[rows], product, alpha=self.weight, out=found[rows])
+        for plan, costs in zip(plans, found, strict=True):
+            total, down = plan.sum(0), row @ plan
+            for rows, half in self.graphs.lefts(plan):
+                half.addr_(row[rows] - mean_x, total, alpha=-1).sub_(down)
+                sums = half.sum(1)
+                product = self.graphs.right(half).addr_(sums, column, alpha=-1)
+                product.sub_((half @ column - mean_y * sums)[:, None])
+                torch.add(base[rows], product, alpha=self.weight, out=costs[rows])
         return found
 
 

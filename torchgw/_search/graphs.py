@@ -69,15 +69,20 @@ class Graphs:
         self.on_cpu = x.device.type == "cpu"
         self.x: Tensor | _SparseRows = _SparseRows.of(x) if self.on_cpu else x
         self.y: Tensor | _SparseRows = _SparseRows.of(y) if self.on_cpu else y
+        self.parts = [(rows, self.x[rows]) for rows in self.blocks(len(x))]
 
     def blocks(self, count: int) -> Iterator[slice]:
         """Divide rows into parts that stay in the cache of a CPU from one product to the next."""
         size = _TOGETHER if self.on_cpu else count
         return (slice(start, min(start + size, count)) for start in range(0, count, size))
 
-    def left(self, plan: Tensor, rows: slice = slice(None)) -> Tensor:
-        """Compute some rows of A P."""
-        return self.x[rows] @ plan
+    def left(self, plan: Tensor) -> Tensor:
+        """Compute A P."""
+        return self.x @ plan
+
+    def lefts(self, plan: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """Compute A P by parts."""
+        return ((rows, part @ plan) for rows, part in self.parts)
 
     def right(self, plan: Tensor) -> Tensor:
         """Compute P B."""
@@ -174,8 +179,8 @@ def _slopes(graphs: Graphs, weights: Marginals, plan: Tensor) -> _Slopes:
     a, b = weights.a[:, None], weights.b
     convex, crossed = torch.empty_like(plan), torch.empty_like(plan)
     # plans have nothing where a weight is zero
-    for rows in graphs.blocks(len(a)):
-        torch.mul(graphs.right(graphs.left(plan, rows)), -4, out=crossed[rows])
+    for rows, left in graphs.lefts(plan):
+        torch.mul(graphs.right(left), -4, out=crossed[rows])
         twice = graphs.right(graphs.right(plan[rows]).mul_(b))
         torch.mul(twice, 2 / a[rows].where(a[rows] > 0, 1), out=convex[rows])
     for columns in graphs.blocks(len(b)):

@@ -46,5 +46,8 @@ class Modes:
             return None
         x, y = self.vectors[0][:, :p], self.vectors[1][:, :q]
         factors, in_turn = self.factors[:p, :q], torch.linalg.multi_dot
-        inner = (in_turn((x.mT, plan, y)).mul_(factors) for plan in plans)
-        return torch.stack([in_turn((x, each, y.mT)).add_(base) for each in inner])
+        found = torch.empty_like(plans)
+        for plan, costs in zip(plans, found, strict=True):
+            inner = in_turn((x.mT, plan, y)).mul_(factors)
+            torch.add(base, in_turn((x, inner, y.mT)), out=costs)
+        return found
