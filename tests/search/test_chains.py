@@ -497,9 +497,9 @@ def test_convex_objective_of_a_copy_is_zero_at_the_match_alone():
 
 def test_chains_of_one_optimum_agree_under_unequal_weights():
     """Light nodes meet their weights late, and objectives before that differ by chance."""
-    graph, copy, _ = network_pair(200, 3, 0.05, seed=1)
+    graph, copy, _ = network_pair(300, 3, 0.05, seed=1)
     whole = coarsen(
-        problem_of(graph, copy, graph.sum(0) / graph.sum(), copy.sum(0) / copy.sum()), 200
+        problem_of(graph, copy, graph.sum(0) / graph.sum(), copy.sum(0) / copy.sum()), 300
     )
     found = climb(whole, 0.0025 * whole.scale, 16)
     # the first four chains, the convex start and that by heat

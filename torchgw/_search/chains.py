@@ -113,7 +113,7 @@ _ROUND = 4
 # What the convex start of graphs goes on with.
 _CONVEX = Ladder(0.01, 0.5, 20)
 # What a ladder goes on with below the epsilon of the first comparison.
-_REFINE = Ladder(_COMPARED_AT, 0.7, 8, _STEP, relaxation=_LAST_RELAXATION)
+_REFINE = Ladder(_COMPARED_AT, 0.7, 12, _STEP, relaxation=_LAST_RELAXATION)
 # Epsilon and Sinkhorn iterations of the plan between signatures, whose costs have mean one. [L618]
 _SIGNED_AT, _SIGNED_INNER = 0.01, 100
 # Noise on the plans at each stage: exact products keep what automorphisms leave equal, and plans
@@ -144,7 +144,9 @@ _ATTEMPTS = 3
 _GROUPS = 3
 # Seconds of chains to come from which on a warning says so, and of one multiplication of an outer
 # iteration on a CPU. [L549]
-_LONG, _MULTIPLICATION = 5.0, 3e-11
+_LONG, _MULTIPLICATION = 5.0, 2e-11
+# The same for the rest of an outer iteration, for each entry. [L1173]
+_BESIDE = 300
 
 
 class _Rounds(NamedTuple):
@@ -352,7 +354,6 @@ def _chain_seconds(world: _World, numbers: range, low: float) -> float:
     """Model the time of chains on a CPU by dense products, the best of them down to the target."""
     if world.base.device.type != "cpu" or world.sparse is not None:
         return 0.0
-    n, m = world.base.shape
     level = max(low, _COMPARED_AT)
     kinds = [
         *_FIRST,
@@ -360,8 +361,8 @@ def _chain_seconds(world: _World, numbers: range, low: float) -> float:
     ]
     ladders = [(kind.ladder, level) for kind in kinds[numbers.start : numbers.stop]]
     ladders += [(_REFINE, low)] * _REFINED if low < level else []
-    iterations = sum(ladder.outer * len(ladder.stages(last)) for ladder, last in ladders)
-    return _MULTIPLICATION * iterations * n * m * (n + m)
+    work = (ladder.outer * sum(map(world.work, ladder.stages(last))) for ladder, last in ladders)
+    return _MULTIPLICATION * sum(work)
 
 
 def _warn_if_long(world: _World, count: int, low: float) -> bool:
@@ -627,6 +628,12 @@ class _World:
         y = self.y.flatten(0, 1).expand(count, -1, -1)
         return torch.baddbmm(self.base.expand(count, -1, -1), left, y)
 
+    def work(self, share: float) -> float:
+        """Count the multiplications that an outer iteration takes as long as, by dense tables."""
+        n, m = self.base.shape
+        least = n * m * (n + m) if self.modes is None else self.modes.work(self.modes.ranks(share))
+        return least + _BESIDE * n * m
+
     def costs_at_rows(self, plan: Tensor, rows: Tensor) -> Tensor:
         """Linearise at some rows of a plan (s, t), scaled to mass one."""
         some = plan[rows] / plan[rows].sum()
@@ -684,7 +691,7 @@ class _World:
         for _ in range(_AGAIN_KICKS):
             drawn = torch.rand(plans.shape[:2], device=plans.device, generator=generator)
             kept = drawn.argsort(1).argsort(1) < counts[:, None]
-            costs = self.costs_anywhere(plans * kept[:, :, None])
+            costs = self.costs_anywhere(plans * kept[:, :, None], epsilon)
             plans, g = self.solve(costs, g, epsilon * self.scale, _KICK_INNER)
         return plans, g
 
@@ -693,15 +700,15 @@ class _World:
     ) -> tuple[Tensor, Tensor]:
         """Linearise at plans (B, s, t) whose rows come from one or the other by chance."""
         drawn = torch.rand(one.shape[:2], device=one.device, generator=generator)
-        costs = self.costs_anywhere(torch.where(drawn[:, :, None] < 0.5, one, other))
+        costs = self.costs_anywhere(torch.where(drawn[:, :, None] < 0.5, one, other), epsilon)
         return self.solve(costs, g, epsilon * self.scale, _INNER)
 
-    def costs_anywhere(self, plans: Tensor) -> Tensor:
+    def costs_anywhere(self, plans: Tensor, share: float = 0.0) -> Tensor:
         """Linearise at tables (B, s, t) of other marginals, scaled to mass one."""
         plans = plans / plans.sum((1, 2), keepdim=True)
         # as in costs_at_rows()
         means = torch.einsum("pij,bj->bpi", self.x, plans.sum(2))
-        return self.costs(plans) + torch.einsum("bpi,pj->bij", means, self.column)
+        return self.costs(plans, share) + torch.einsum("bpi,pj->bij", means, self.column)
 
     def kick(
         self,

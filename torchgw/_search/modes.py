@@ -22,6 +22,7 @@ class Modes:
     """
 
     def __init__(self, problem: CoarseProblem) -> None:
+        self.shape = problem.base.shape
         # the largest eigenvalues first
         sides = [torch.linalg.eigh(side[0].float()) for side in (problem.x, problem.y)]
         order = [values.abs().argsort(descending=True) for values, _ in sides]
@@ -38,12 +39,25 @@ class Modes:
         on_cpu = problem.base.device.type == "cpu"
         return cls(problem) if on_cpu and len(problem.x) == 1 and not small else None
 
-    def __call__(self, base: Tensor, plans: Tensor, share: float) -> Tensor | None:
-        """Add the products at plans (B, s, t) to the base, unless that takes as long without."""
+    def ranks(self, share: float) -> tuple[int, int] | None:
+        """Count the modes of x and of y that matter at an epsilon; all if ``None``."""
         p, q = (int((growth > _GROWTH * share).sum()) for growth in self.growth)
-        s, t = base.shape
-        if 2 * min(p * t * (s + q), q * s * (t + p)) >= s * t * (s + t):
+        return (p, q) if self.work((p, q)) < self.work(None) else None
+
+    def work(self, ranks: tuple[int, int] | None) -> int:
+        """Count the multiplications of a product with so many modes, or with the tables."""
+        s, t = self.shape
+        if ranks is None:
+            return s * t * (s + t)
+        p, q = ranks
+        return 2 * min(p * t * (s + q), q * s * (t + p))
+
+    def __call__(self, base: Tensor, plans: Tensor, share: float) -> Tensor | None:
+        """Add the products at plans (B, s, t) to the base, unless they take less by the tables."""
+        ranks = self.ranks(share)
+        if ranks is None:
             return None
+        p, q = ranks
         x, y = self.vectors[0][:, :p], self.vectors[1][:, :q]
         factors, in_turn = self.factors[:p, :q], torch.linalg.multi_dot
         found = torch.empty_like(plans)
