@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from dataclasses import replace
 
@@ -30,7 +31,8 @@ from torchgw._search.chains import (
 )
 from torchgw._search.coarse import coarsen
 from torchgw._search.graphs import Graphs, _slopes, is_graph, least_value
-from torchgw._search.optima import _sent_apart, is_structured
+from torchgw._search.optima import Search, _sent_apart, is_structured, search_all_points
+from torchgw._sinkhorn.problem import DenseCost
 from torchgw._typing import Marginals
 from torchgw.datasets import spiral, swiss_roll
 from torchgw.distances.precomputed import PrecomputedDistance
@@ -335,6 +337,28 @@ def test_modes_compute_what_can_move_a_plan():
     table = table + table.T
     other = _World(coarsen(problem_of(table, table), 200))
     assert other.modes(other.base, torch.outer(*other.marginals)[None], 1e-4) is None
+
+
+@pytest.mark.parametrize("alpha", [1.0, 0.9])
+def test_the_solve_begins_with_potentials_of_the_search(alpha):
+    """Of the cost as it is, with unequal weights and features: their plan is the one found."""
+    rng = np.random.default_rng(0)
+    x, y = words(80, 0.1)
+    y = y[:70, :70]
+    a, b = (rng.random(len(table)) + 0.5 for table in (x, y))
+    problem = problem_of(x, y, a / a.sum(), b / b.sum())
+    features = torch.as_tensor(3 + rng.random((80, 70)))
+    problem = replace(problem, alpha=alpha, linear=DenseCost(features) if alpha < 1 else None)
+    epsilon = 5e-3 * coarsen(problem, 80).scale
+    found = search_all_points(problem, epsilon, Search((), math.nan), 4, "thorough")
+    plan = found.alternatives[0].plan
+    x, y = (torch.as_tensor(np.array(table, float)) for table in (x, y))
+    a, b = problem.marginals
+    own = ((x**2) @ a)[:, None] + (y**2) @ b
+    cost = alpha * (2 * own - 4 * x @ plan @ y) + (1 - alpha) * features
+    f, g = found.potentials
+    again = a[:, None] * b * ((f[:, None] + g - cost) / epsilon).exp()
+    assert float((again - plan).abs().sum()) < 0.05
 
 
 def test_costs_are_those_of_the_objective():

@@ -194,6 +194,7 @@ class Climbed(NamedTuple):
     plans: Tensor  # (k, s, t) float64, of exact marginals
     trials: tuple[Trial, ...]  # of all chains; the first k are those of the plans
     agreed: bool  # whether several found the best one
+    g: Tensor  # (t,) potential of the first plan, as of the coarse cost
 
 
 @dataclass(eq=False)
@@ -263,7 +264,7 @@ def climb(
             plan = world.rounded([chain])
             if _is_unbeaten(world, plan):
                 left = (one.trial("left behind") for one in (*known.values(), *found[:-1]))
-                return Climbed(plan, (chain.trial("refined"), *left), agreed=True)
+                return Climbed(plan, (chain.trial("refined"), *left), True, chain.g[0])
         count = max(len(_FIRST), count // 2)
     kinds = itertools.islice(itertools.chain(_FIRST, itertools.cycle(_LATER)), len(chains), None)
     clock = perf_counter()
@@ -338,7 +339,7 @@ def climb(
     trials = [best[i].trial("refined") for i in order]
     trials += [*more.left, *(chain.trial("left behind") for chain in behind)]
     agreed = _enough(best) if independent is None else independent
-    return Climbed(plans[order], tuple(trials), agreed)
+    return Climbed(plans[order], tuple(trials), agreed, best[order[0]].g[0])
 
 
 def _tell(done: int, count: int, seconds: float, objective: float) -> None:
@@ -428,7 +429,7 @@ def _first_chains(
     order = sorted(range(len(chains)), key=lambda place: chains[place].objective)
     trials = [chains[place].trial("refined") for place in order]
     trials += [chain.trial("left behind") for chain in behind]
-    return Climbed(torch.cat(plans)[order], tuple(trials), agreed=True), {}
+    return Climbed(torch.cat(plans)[order], tuple(trials), True, chains[order[0]].g[0]), {}
 
 
 def _graph_starts(
