@@ -112,8 +112,10 @@ STANDS_OUT = 0.25
 _ROUND = 4
 # What the convex start of graphs goes on with.
 _CONVEX = Ladder(0.01, 0.5, 20)
-# What a ladder goes on with below the epsilon of the first comparison.
-_REFINE = Ladder(_COMPARED_AT, 0.7, 12, _STEP, relaxation=_LAST_RELAXATION)
+# What a ladder goes on with below the epsilon of the first comparison, and of graphs, whose plans
+# miss their marginals for long. [L1173]
+_REFINE = Ladder(_COMPARED_AT, 0.7, 20, _STEP)
+_REFINE_GRAPHS = _REFINE._replace(outer=12, relaxation=_LAST_RELAXATION)
 # Epsilon and Sinkhorn iterations of the plan between signatures, whose costs have mean one. [L618]
 _SIGNED_AT, _SIGNED_INNER = 0.01, 100
 # Noise on the plans at each stage: exact products keep what automorphisms leave equal, and plans
@@ -283,7 +285,7 @@ def climb(
         if sharp:
             compared += map(replace, fresh)
         if level < above:
-            world.descend(fresh, _REFINE, level)
+            world.descend(fresh, world.refine, level)
         chains = sorted(chains + fresh, key=lambda chain: chain.objective)
         agreed = _agree(chains)
         _tell(numbers.stop, count, perf_counter() - clock, chains[0].objective)
@@ -292,7 +294,7 @@ def climb(
         best = _promising(chains)
         rest = [chain for chain in best if chain not in known]
         if low < level:
-            world.descend(rest, _REFINE, low)
+            world.descend(rest, world.refine, low)
             best = [known.get(chain, chain) for chain in best]
         if sharp:
             # unequal weights are met late: chains of one optimum differ until they are [L438]
@@ -311,7 +313,7 @@ def climb(
     guessed = [world.take(name, plan) for name, plan, rows in guesses if rows is None]
     stayed = [replace(chain) for chain in guessed if world.tiny]
     # at once they would be far from their marginals, and look worse than they are
-    world.descend(guessed, _REFINE, low)
+    world.descend(guessed, world.refine, low)
     # but what is an optimum at the target may be none on the way there
     world.settle(stayed, low)
     for place, chain in enumerate(stayed):
@@ -326,7 +328,7 @@ def climb(
         if not _enough(best) and not _stands_out(best):
             improved, independent = more.halves(compared, spare)
             improved = [chain for chain in improved if chain not in compared][:_REFINED]
-            world.descend(improved, _REFINE, low)
+            world.descend(improved, world.refine, low)
             world.settle(improved, low)
             best += improved
     elif world.base.numel() <= _SMALL:
@@ -361,7 +363,7 @@ def _chain_seconds(world: _World, numbers: range, low: float) -> float:
         *itertools.islice(itertools.cycle(_LATER), max(0, numbers.stop - len(_FIRST))),
     ]
     ladders = [(kind.ladder, level) for kind in kinds[numbers.start : numbers.stop]]
-    ladders += [(_REFINE, low)] * _REFINED if low < level else []
+    ladders += [(world.refine, low)] * _REFINED if low < level else []
     work = (ladder.outer * sum(map(world.work, ladder.stages(last))) for ladder, last in ladders)
     return _MULTIPLICATION * sum(work)
 
@@ -414,7 +416,7 @@ def _first_chains(
         chain = world.begin(kind, number)
         world.descend([chain], kind.ladder, level)
         high = replace(chain)
-        world.descend([chain], _REFINE, low)
+        world.descend([chain], world.refine, low)
         world.settle([chain], low)
         plan = world.rounded([chain])
         if _is_unbeaten(world, plan):
@@ -437,10 +439,10 @@ def _graph_starts(
 ) -> Iterator[tuple[_Chain | None, _Chain]]:
     """Follow starts that only graphs have; yield each at a level that it passes, and at the end."""
     heat = world.heat()
-    world.descend([heat], _REFINE, level)
+    world.descend([heat], world.refine, level)
     high = replace(heat)
     if low < level:
-        world.descend([heat], _REFINE, low)
+        world.descend([heat], world.refine, low)
     yield high, heat
     convex = world.convex()
     world.descend([convex], _CONVEX, low)
@@ -467,7 +469,7 @@ class _Improvement:
         Returns the best of different plans, and whether independent ones agree.
         """
         width = min(count, _WIDEST)
-        ladder = Ladder(epsilon, 0.7, 20, _STEP, _MEETING, _MOMENTUM)
+        ladder = _REFINE._replace(start=epsilon, meeting=_MEETING, momentum=_MOMENTUM)
         rounds = _Rounds(epsilon, ladder, width, _ROUNDS, _PATIENCE)
         first = sorted(chains, key=lambda chain: chain.objective)
         groups = [_apart(first, width, self.left)]
@@ -611,6 +613,7 @@ class _World:
         self.sparse = _Sparse.of(problem)
         self.modes = Modes.of(problem) if self.sparse is None else None
         self.tiny = self.base.numel() <= _TINY
+        self.refine = _REFINE_GRAPHS if is_graph(problem) else _REFINE
 
     @property
     def large(self) -> bool:
@@ -752,7 +755,9 @@ class _World:
 
     def take(self, name: str, plan: Tensor) -> _Chain:
         """Make a chain of a plan that was found by other means."""
-        return _Chain(Kind(name, _REFINE), None, plan.float(), torch.zeros_like(plan[:1]).float())
+        return _Chain(
+            Kind(name, self.refine), None, plan.float(), torch.zeros_like(plan[:1]).float()
+        )
 
     def lift(self, name: str, plan: Tensor, rows: Tensor) -> _Chain:
         """Make a chain of a plan that is about some rows alone."""
