@@ -17,7 +17,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgw._tensors.operations import exponentiate_
 from torchgw._typing import Marginals, Potentials
 
 # Factors of the half-steps of f and g under strict marginals.
@@ -32,7 +31,7 @@ _BLOCK_BYTES = {"cpu": 2 * 2**20, "cuda": 32 * 2**20}
 
 def exp_(exponent: Tensor) -> Tensor:
     """Exponentiate in place; what would underflow becomes a negligible positive number."""
-    return exponentiate_(exponent.clamp_(min=_LEAST_EXPONENT[exponent.dtype]))
+    return exponent.clamp_(min=_LEAST_EXPONENT[exponent.dtype]).exp_()
 
 
 class DenseCost(NamedTuple):
