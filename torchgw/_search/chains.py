@@ -22,14 +22,7 @@ from torch import Tensor
 from torchgw._errors import PerformanceWarning, warn_user
 from torchgw._plans.rounded import round_to_marginals
 from torchgw._search.coarse import Coarsened, CoarseProblem, side_by_side
-from torchgw._search.graphs import (
-    Graphs,
-    convex_path,
-    density,
-    heat_costs,
-    is_graph,
-    least_value,
-)
+from torchgw._search.graphs import Graphs, convex_path, density, heat_costs, is_graph, least_value
 from torchgw._search.modes import Modes
 from torchgw._search.starts import GUESS_EPSILON
 from torchgw._sinkhorn.batch import solve_batch
