@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from dataclasses import replace
 
@@ -30,7 +31,8 @@ from torchgw._search.chains import (
 )
 from torchgw._search.coarse import coarsen
 from torchgw._search.graphs import Graphs, _slopes, is_graph, least_value
-from torchgw._search.optima import _sent_apart, is_structured
+from torchgw._search.optima import Search, _sent_apart, is_structured, search_all_points
+from torchgw._sinkhorn.problem import DenseCost
 from torchgw._typing import Marginals
 from torchgw.datasets import spiral, swiss_roll
 from torchgw.distances.precomputed import PrecomputedDistance
@@ -304,6 +306,62 @@ def test_sparse_products_are_the_dense_ones():
     torch.testing.assert_close(sparse, world.costs(plan), atol=1e-6, rtol=1e-5)
 
 
+def test_sparse_products_of_many_rows_are_the_dense_ones():
+    """More rows than go together, entries of other sizes than one, nodes without neighbours."""
+    rng = np.random.default_rng(0)
+    table = np.where(rng.random((300, 300)) < 0.02, rng.random((300, 300)), 0)
+    table = table + table.T
+    table[[0, 131, 299]] = table[:, [0, 131, 299]] = 0
+    graphs = Graphs(coarsen(problem_of(table, table), 300).problem)
+    dense, plan = torch.as_tensor(table).float(), torch.rand(300, 300)
+    parts = [part for _, part in graphs.lefts(plan)]
+    assert len(parts) > 1
+    torch.testing.assert_close(torch.cat(parts), dense @ plan)
+    torch.testing.assert_close(graphs.left(plan), dense @ plan)
+    torch.testing.assert_close(graphs.right(plan), plan @ dense)
+
+
+def test_modes_compute_what_can_move_a_plan():
+    """All of them at a tiny epsilon; at a large one less than matters there."""
+    (x, _), (y, _) = words(200, 0.1, seed=3), words(180, 0.1, seed=4)
+    world = _World(coarsen(problem_of(x, y), 200))
+    plan = torch.outer(*world.marginals) * (1 + 0.1 * torch.randn(2, 200, 180)).clamp_min(0.1)
+    exact = world.costs(plan)
+    for share, tolerance in ((1e-6, 1e-5), (0.1, 0.02)):
+        found = world.modes(world.base, plan, share)
+        assert float((found - exact).abs().max()) < tolerance * max(share, 0.01) * world.scale
+    kept = [int((growth > 0.25 * 0.1).sum()) for growth in world.modes.growth]
+    assert max(kept) < 40
+    # these have no modes that could be left out
+    table = np.random.default_rng(0).random((200, 200))
+    table = table + table.T
+    other = _World(coarsen(problem_of(table, table), 200))
+    assert other.modes(other.base, torch.outer(*other.marginals)[None], 1e-4) is None
+
+
+@pytest.mark.parametrize("alpha", [1.0, 0.9])
+def test_the_solve_begins_with_potentials_of_the_search(alpha):
+    """Of the cost as it is, with unequal weights and features: their plan is the one found."""
+    rng = np.random.default_rng(0)
+    x, y = words(80, 0.1)
+    y = y[:70, :70]
+    a, b = (rng.random(len(table)) + 0.5 for table in (x, y))
+    problem = problem_of(x, y, a / a.sum(), b / b.sum())
+    features = torch.as_tensor(3 + rng.random((80, 70)))
+    problem = replace(problem, alpha=alpha, linear=DenseCost(features) if alpha < 1 else None)
+    epsilon = 5e-3 * coarsen(problem, 80).scale
+    found = search_all_points(problem, epsilon, Search((), math.nan), 4, "thorough")
+    plan = found.alternatives[0].plan
+    x, y = (torch.as_tensor(np.array(table, float)) for table in (x, y))
+    a, b = problem.marginals
+    own = ((x**2) @ a)[:, None] + (y**2) @ b
+    cost = alpha * (2 * own - 4 * x @ plan @ y) + (1 - alpha) * features
+    f, g = found.potentials
+    again = a[:, None] * b * ((f[:, None] + g - cost) / epsilon).exp()
+    # but for what the search leaves of its linear problem
+    assert float((again - plan).abs().sum()) < 0.1
+
+
 def test_costs_are_those_of_the_objective():
     """Of a fused problem with unequal weights: half the derivative along a plan, and the value."""
     rng = np.random.default_rng(0)
@@ -464,9 +522,9 @@ def test_convex_objective_of_a_copy_is_zero_at_the_match_alone():
 
 def test_chains_of_one_optimum_agree_under_unequal_weights():
     """Light nodes meet their weights late, and objectives before that differ by chance."""
-    graph, copy, _ = network_pair(200, 3, 0.05, seed=1)
+    graph, copy, _ = network_pair(300, 3, 0.05, seed=1)
     whole = coarsen(
-        problem_of(graph, copy, graph.sum(0) / graph.sum(), copy.sum(0) / copy.sum()), 200
+        problem_of(graph, copy, graph.sum(0) / graph.sum(), copy.sum(0) / copy.sum()), 300
     )
     found = climb(whole, 0.0025 * whole.scale, 16)
     # the first four chains, the convex start and that by heat

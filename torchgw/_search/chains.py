@@ -23,6 +23,7 @@ from torchgw._errors import PerformanceWarning, warn_user
 from torchgw._plans.rounded import round_to_marginals
 from torchgw._search.coarse import Coarsened, CoarseProblem, side_by_side
 from torchgw._search.graphs import Graphs, convex_path, density, heat_costs, is_graph, least_value
+from torchgw._search.modes import Modes
 from torchgw._search.starts import GUESS_EPSILON
 from torchgw._sinkhorn.batch import solve_batch
 from torchgw._typing import Marginals
@@ -63,6 +64,7 @@ class Ladder(NamedTuple):
     step: float = 1.0  # how far each linearisation goes from the last one to that of the plan
     meeting: int = _LAST_INNER  # Sinkhorn iterations in which the plans meet their marginals
     momentum: float = 0.0  # share of the last step that the next one repeats
+    relaxation: float = 1.0  # over-relaxation of Sinkhorn iterations
 
     def stages(self, last: float) -> list[float]:
         """List the epsilons down to the last one."""
@@ -104,8 +106,10 @@ STANDS_OUT = 0.25
 _ROUND = 4
 # The ladder after the convex start of graphs.
 _CONVEX = Ladder(0.01, 0.5, 20)
-# The ladder below the epsilon of the first comparison.
+# The ladder below the epsilon of the first comparison, and that of graphs, whose plans miss their
+# marginals for long. [L1173]
 _REFINE = Ladder(_COMPARED_AT, 0.7, 20, _STEP)
+_REFINE_GRAPHS = _REFINE._replace(outer=12, relaxation=_LAST_RELAXATION)
 # Epsilon and Sinkhorn iterations of the plan between signatures, whose costs have mean one. [L618]
 _SIGNED_AT, _SIGNED_INNER = 0.01, 100
 # Noise on the plans at each stage: exact products would keep equal what automorphisms of a graph
@@ -137,7 +141,9 @@ _ATTEMPTS = 3
 _GROUPS = 3
 # A warning comes first if the chains to come will take more than so many seconds; seconds of one
 # multiplication of an outer iteration on a CPU. [L549]
-_LONG, _MULTIPLICATION = 5.0, 3e-11
+_LONG, _MULTIPLICATION = 5.0, 2e-11
+# The same for the rest of an outer iteration, for each entry. [L1173]
+_BESIDE = 300
 
 
 class _Rounds(NamedTuple):
@@ -185,6 +191,7 @@ class Climbed(NamedTuple):
     plans: Tensor  # (k, s, t) float64, of exact marginals
     trials: tuple[Trial, ...]  # of all chains; the first k are those of the plans
     agreed: bool  # whether several found the best one
+    g: Tensor  # (t,) potential of the first plan, as of the coarse cost
 
 
 @dataclass(eq=False)
@@ -235,6 +242,8 @@ def climb(
     chains: list[_Chain] = []
     behind: list[_Chain] = []
     known: dict[_Chain, _Chain] = {}  # chains at that level, and at the target
+    compared: list[_Chain] = []  # copies, at the epsilon of the first comparison
+    found: list[_Chain] = []  # begun by other means
     if graph:
         # smaller problems advance all chains together, in the same time
         if world.large:
@@ -242,12 +251,21 @@ def climb(
             if first is not None:
                 return first
             chains += known
-        # half as many chains: the convex path finds what most of them do not
+        # half as many chains: these starts find what most of them do not
+        for high, chain in _graph_starts(world, level, low):
+            found.append(chain)
+            if not sharp:
+                continue
+            compared += [] if high is None else [high]
+            world.settle([chain], low)
+            plan = world.rounded([chain])
+            if _is_unbeaten(world, plan):
+                left = (one.trial("left behind") for one in (*known.values(), *found[:-1]))
+                return Climbed(plan, (chain.trial("refined"), *left), True, chain.g[0])
         count = max(len(_FIRST), count // 2)
     kinds = itertools.islice(itertools.chain(_FIRST, itertools.cycle(_LATER)), len(chains), None)
     clock = perf_counter()
     warned = _warn_if_long(world, count, low)
-    compared: list[_Chain] = []  # copies, at the epsilon of the first comparison
     independent = None
     more = _Improvement(world, itertools.count(count))
     while True:
@@ -262,7 +280,7 @@ def climb(
         if sharp:
             compared += map(replace, fresh)
         if level < above:
-            world.descend(fresh, _REFINE, level)
+            world.descend(fresh, world.refine, level)
         chains = sorted(chains + fresh, key=lambda chain: chain.objective)
         agreed = _agree(chains)
         _tell(numbers.stop, count, perf_counter() - clock, chains[0].objective)
@@ -271,7 +289,7 @@ def climb(
         best = _promising(chains)
         rest = [chain for chain in best if chain not in known]
         if low < level:
-            world.descend(rest, _REFINE, low)
+            world.descend(rest, world.refine, low)
             best = [known.get(chain, chain) for chain in best]
         if sharp:
             # unequal weights are met late: chains of one optimum differ until they are [L438]
@@ -287,34 +305,26 @@ def climb(
             affordable = count = _within_time(world, numbers.stop, count, low)
             if numbers.stop >= count:
                 break
-    found = [world.take(name, plan) for name, plan, rows in guesses if rows is None]
-    stayed = [replace(chain) for chain in found if world.tiny]
+    guessed = [world.take(name, plan) for name, plan, rows in guesses if rows is None]
+    stayed = [replace(chain) for chain in guessed if world.tiny]
     # by a ladder: at the target at once they would be far from their marginals, and look worse than
     # they are
-    world.descend(found, _REFINE, low)
+    world.descend(guessed, world.refine, low)
     # but an optimum at the target may be none on the way there
     world.settle(stayed, low)
     for place, chain in enumerate(stayed):
-        found[place] = min(chain, found[place], key=lambda one: one.objective)
+        guessed[place] = min(chain, guessed[place], key=lambda one: one.objective)
     lifted = [world.lift(name, plan, rows) for name, plan, rows in guesses if rows is not None]
     world.descend(lifted, _QUICK, low)
-    found += lifted
-    if graph:
-        found.append(world.convex())
-        world.descend(found[-1:], _CONVEX, low)
-        found.append(world.heat())
-        world.descend(found[-1:], _REFINE, max(low, _COMPARED_AT))
-        if sharp:
-            compared += map(replace, found[-1:])
-            world.descend(found[-1:], _REFINE, low)
-    best += found
+    guessed += lifted
+    best += found + guessed
     if sharp:
-        world.settle(found, low)
+        world.settle(guessed, low)
         spare = affordable - numbers.stop
         if not _enough(best) and not _stands_out(best):
             improved, independent = more.halves(compared, spare)
             improved = [chain for chain in improved if chain not in compared][:_REFINED]
-            world.descend(improved, _REFINE, low)
+            world.descend(improved, world.refine, low)
             world.settle(improved, low)
             best += improved
     elif world.base.numel() <= _SMALL:
@@ -327,7 +337,7 @@ def climb(
     trials = [best[i].trial("refined") for i in order]
     trials += [*more.left, *(chain.trial("left behind") for chain in behind)]
     agreed = _enough(best) if independent is None else independent
-    return Climbed(plans[order], tuple(trials), agreed)
+    return Climbed(plans[order], tuple(trials), agreed, best[order[0]].g[0])
 
 
 def _tell(done: int, count: int, seconds: float, objective: float) -> None:
@@ -343,16 +353,15 @@ def _chain_seconds(world: _World, numbers: range, low: float) -> float:
     """Model the time of chains on a CPU by dense products, the best of them down to the target."""
     if world.base.device.type != "cpu" or world.sparse is not None:
         return 0.0
-    n, m = world.base.shape
     level = max(low, _COMPARED_AT)
     kinds = [
         *_FIRST,
         *itertools.islice(itertools.cycle(_LATER), max(0, numbers.stop - len(_FIRST))),
     ]
     ladders = [(kind.ladder, level) for kind in kinds[numbers.start : numbers.stop]]
-    ladders += [(_REFINE, low)] * _REFINED if low < level else []
-    iterations = sum(ladder.outer * len(ladder.stages(last)) for ladder, last in ladders)
-    return _MULTIPLICATION * iterations * n * m * (n + m)
+    ladders += [(world.refine, low)] * _REFINED if low < level else []
+    work = (ladder.outer * sum(map(world.work, ladder.stages(last))) for ladder, last in ladders)
+    return _MULTIPLICATION * sum(work)
 
 
 def _warn_if_long(world: _World, count: int, low: float) -> bool:
@@ -403,13 +412,14 @@ def _first_chains(
         chain = world.begin(kind, number)
         world.descend([chain], kind.ladder, level)
         high = replace(chain)
-        world.descend([chain], _REFINE, low)
-        plan = _unbeaten(world, chain, low)
-        if plan is None:
-            behind.append(chain)
-        else:
+        world.descend([chain], world.refine, low)
+        world.settle([chain], low)
+        plan = world.rounded([chain])
+        if _is_unbeaten(world, plan):
             chains.append(chain)
             plans.append(plan)
+        else:
+            behind.append(chain)
         if not chains:
             return None, {high: chain}
         if len(chains) == _TRIED_FIRST:
@@ -417,16 +427,29 @@ def _first_chains(
     order = sorted(range(len(chains)), key=lambda place: chains[place].objective)
     trials = [chains[place].trial("refined") for place in order]
     trials += [chain.trial("left behind") for chain in behind]
-    return Climbed(torch.cat(plans)[order], tuple(trials), agreed=True), {}
+    return Climbed(torch.cat(plans)[order], tuple(trials), True, chains[order[0]].g[0]), {}
 
 
-def _unbeaten(world: _World, chain: _Chain, low: float) -> Tensor | None:
-    """Settle the plan of a chain, (1, s, t); ``None`` if a plan may keep many more edges."""
-    world.settle([chain], low)
-    plan = world.rounded([chain])
+def _graph_starts(
+    world: _World, level: float, low: float
+) -> Iterator[tuple[_Chain | None, _Chain]]:
+    """Follow starts that only graphs have; yield each at a level that it passes, and at the end."""
+    heat = world.heat()
+    world.descend([heat], world.refine, level)
+    high = replace(heat)
+    if low < level:
+        world.descend([heat], world.refine, low)
+    yield high, heat
+    convex = world.convex()
+    world.descend([convex], _CONVEX, low)
+    yield None, convex
+
+
+def _is_unbeaten(world: _World, plan: Tensor) -> bool:
+    """Whether no plan keeps more edges of two graphs than this one (1, s, t), or few more."""
     edges = float(world.problem.source.table.square().mean())
     enough = least_value(world.problem) + _ALL_EDGES * edges
-    return plan if float(world.problem.value(plan)) <= enough else None
+    return float(world.problem.value(plan)) <= enough
 
 
 class _Improvement:
@@ -585,21 +608,32 @@ class _World:
         self.y = problem.y.float()
         self.column = problem.column.float()
         self.sparse = _Sparse.of(problem)
+        self.modes = Modes.of(problem) if self.sparse is None else None
         self.tiny = self.base.numel() <= _TINY
+        self.refine = _REFINE_GRAPHS if is_graph(problem) else _REFINE
 
     @property
     def large(self) -> bool:
         """Whether each chain is advanced alone."""
         return self.base.numel() > _TOGETHER[self.base.device.type]
 
-    def costs(self, plans: Tensor) -> Tensor:
-        """Linearise at plans (B, s, t)."""
+    def costs(self, plans: Tensor, share: float = 0.0) -> Tensor:
+        """Linearise at plans (B, s, t), as exactly as a share of the natural scale asks for."""
         if self.sparse is not None:
-            return torch.stack([self.base + self.sparse(plan) for plan in plans])
+            return self.sparse(self.base, plans)
+        found = self.modes(self.base, plans, share) if self.modes is not None else None
+        if found is not None:
+            return found
         left = side_by_side(self.x.flatten(0, 1) @ plans, self.parts)
         count = len(plans)
         y = self.y.flatten(0, 1).expand(count, -1, -1)
         return torch.baddbmm(self.base.expand(count, -1, -1), left, y)
+
+    def work(self, share: float) -> float:
+        """Count the multiplications that an outer iteration takes as long as, by dense tables."""
+        n, m = self.base.shape
+        least = n * m * (n + m) if self.modes is None else self.modes.work(self.modes.ranks(share))
+        return least + _BESIDE * n * m
 
     def costs_at_rows(self, plan: Tensor, rows: Tensor) -> Tensor:
         """Linearise at some rows of a plan (s, t), scaled to mass one."""
@@ -658,7 +692,7 @@ class _World:
         for _ in range(_AGAIN_KICKS):
             drawn = torch.rand(plans.shape[:2], device=plans.device, generator=generator)
             kept = drawn.argsort(1).argsort(1) < counts[:, None]
-            costs = self.costs_anywhere(plans * kept[:, :, None])
+            costs = self.costs_anywhere(plans * kept[:, :, None], epsilon)
             plans, g = self.solve(costs, g, epsilon * self.scale, _KICK_INNER)
         return plans, g
 
@@ -667,15 +701,15 @@ class _World:
     ) -> tuple[Tensor, Tensor]:
         """Linearise at plans (B, s, t) whose rows come from one or the other by chance."""
         drawn = torch.rand(one.shape[:2], device=one.device, generator=generator)
-        costs = self.costs_anywhere(torch.where(drawn[:, :, None] < 0.5, one, other))
+        costs = self.costs_anywhere(torch.where(drawn[:, :, None] < 0.5, one, other), epsilon)
         return self.solve(costs, g, epsilon * self.scale, _INNER)
 
-    def costs_anywhere(self, plans: Tensor) -> Tensor:
+    def costs_anywhere(self, plans: Tensor, share: float = 0.0) -> Tensor:
         """Linearise at tables (B, s, t) of other marginals, scaled to mass one."""
         plans = plans / plans.sum((1, 2), keepdim=True)
         # as in costs_at_rows()
         means = torch.einsum("pij,bj->bpi", self.x, plans.sum(2))
-        return self.costs(plans) + torch.einsum("bpi,pj->bij", means, self.column)
+        return self.costs(plans, share) + torch.einsum("bpi,pj->bij", means, self.column)
 
     def kick(
         self,
@@ -718,7 +752,9 @@ class _World:
 
     def take(self, name: str, plan: Tensor) -> _Chain:
         """Make a chain of a plan that was found by other means."""
-        return _Chain(Kind(name, _REFINE), None, plan.float(), torch.zeros_like(plan[:1]).float())
+        return _Chain(
+            Kind(name, self.refine), None, plan.float(), torch.zeros_like(plan[:1]).float()
+        )
 
     def lift(self, name: str, plan: Tensor, rows: Tensor) -> _Chain:
         """Make a chain of a plan that has some rows alone."""
@@ -755,34 +791,35 @@ class _World:
         # each chain has noise of its own: chains that agree are to be independent
         seed = chains[0].number or 0
         generator = torch.Generator(device=plans.device).manual_seed(seed)
+        stir = torch.randn(plans.shape, device=plans.device, generator=generator)
+        stir = stir.mul_(_STIR).add_(1).clamp_(0.5)
         for share in stages:
-            noise = torch.randn(plans.shape, device=plans.device, generator=generator)
-            plans = plans * (1 + _STIR * noise).clamp_(0.5)
+            plans = plans * stir
             last = math.inf
             costs = push = None
             for _ in range(ladder.outer):
                 before = plans
                 if costs is None or not ladder.momentum:
-                    costs = self.step(costs, plans, ladder.step)
+                    costs = self.step(costs, plans, ladder.step, share)
                 else:
-                    way = self.costs(plans).sub_(costs).mul_(ladder.step)
+                    way = self.costs(plans, share).sub_(costs).mul_(ladder.step)
                     push = way if push is None else push.mul_(ladder.momentum).add_(way)
                     costs.add_(push)
-                plans, g = self.solve(costs, g, share * self.scale, _INNER)
-                change = float((plans - before).abs().sum((1, 2)).amax())
+                plans, g = self.solve(costs, g, share * self.scale, _INNER, ladder.relaxation)
+                change = float((plans - before).abs_().sum((1, 2)).amax())
                 # a change that grows means that the plan leaves a saddle point, so the stage goes
                 # on
                 if change < min(_SETTLED, last):
                     break
                 last = change
         epsilon = stages[-1] * self.scale
-        costs = self.step(costs, plans, ladder.step)
+        costs = self.step(costs, plans, ladder.step, stages[-1])
         plans, g = self.solve(costs, g, epsilon, ladder.meeting, _LAST_RELAXATION)
         self._record(chains, plans, g, epsilon, clock)
 
-    def step(self, costs: Tensor | None, plans: Tensor, step: float) -> Tensor:
+    def step(self, costs: Tensor | None, plans: Tensor, step: float, share: float = 0.0) -> Tensor:
         """Linearise at plans, or go from the last costs a step towards that."""
-        new = self.costs(plans)
+        new = self.costs(plans, share)
         return new if costs is None or step == 1 else costs.lerp_(new, step)
 
     def settle(self, chains: list[_Chain], share: float) -> None:
@@ -796,7 +833,7 @@ class _World:
         plans, g = _stacked(chains)
         costs = None
         for _ in range(_LAST):
-            costs = self.step(costs, plans, _STEP)
+            costs = self.step(costs, plans, _STEP, epsilon / self.scale)
             plans, g = self.solve(costs, g, epsilon, _LAST_INNER, _LAST_RELAXATION)
         self._record(chains, plans, g, epsilon, clock, settled=True)
 
@@ -854,15 +891,19 @@ class _Sparse:
         on_cpu = problem.source.table.device.type == "cpu"
         return cls(problem) if on_cpu and density(problem) <= _SPARSE else None
 
-    def __call__(self, plan: Tensor) -> Tensor:
-        """Compute the product at one plan."""
+    def __call__(self, base: Tensor, plans: Tensor) -> Tensor:
+        """Add the products at plans (B, s, t) to the base."""
+        found = torch.empty_like(plans)
         (row, column), (mean_x, mean_y) = self.means, self.mean
-        total = plan.sum(0)
-        half = self.graphs.left(plan).addr_(row - mean_x, total, alpha=-1).sub_(row @ plan)
-        sums = half.sum(1)
-        product = self.graphs.right(half).addr_(sums, column, alpha=-1)
-        product.sub_((half @ column - mean_y * sums)[:, None])
-        return product.mul_(self.weight)
+        for plan, costs in zip(plans, found, strict=True):
+            total, down = plan.sum(0), row @ plan
+            for rows, half in self.graphs.lefts(plan):
+                half.addr_(row[rows] - mean_x, total, alpha=-1).sub_(down)
+                sums = half.sum(1)
+                product = self.graphs.right(half).addr_(sums, column, alpha=-1)
+                product.sub_((half @ column - mean_y * sums)[:, None])
+                torch.add(base[rows], product, alpha=self.weight, out=costs[rows])
+        return found
 
 
 def _stacked(chains: list[_Chain]) -> tuple[Tensor, Tensor]:

@@ -1,10 +1,12 @@
 """Two graphs of a coarse problem: products with their tables, and starts that only they have."""
 
+from __future__ import annotations
+
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
-import scipy
 import torch
 from torch import Tensor
 
@@ -25,6 +27,9 @@ _LOWER, _HIGHER = 0.85, 2.0
 _LARGEST = 1e6
 # Least share of a b that a logarithm is taken of. [L337]
 _LEAST = 1e-30
+
+# Rows of a plan that sparse products advance together. [L1170]
+_TOGETHER = 128
 
 # Plans of costs (s, t) at an epsilon after some Sinkhorn iterations.
 Project = Callable[[Tensor, float, int], Tensor]
@@ -60,22 +65,62 @@ class Graphs:
     """The tables A (s, s) and B (t, t) in single precision: sparse on a CPU, dense elsewhere."""
 
     def __init__(self, problem: CoarseProblem) -> None:
-        self.x, self.y = problem.source.table.float(), problem.target.table.float()
-        self.sparse = None
-        if self.x.device.type == "cpu":
-            self.sparse = tuple(scipy.sparse.csr_array(each.numpy()) for each in (self.x, self.y))
+        x, y = problem.source.table.float(), problem.target.table.float()
+        self.on_cpu = x.device.type == "cpu"
+        self.x: Tensor | _SparseRows = _SparseRows.of(x) if self.on_cpu else x
+        self.y: Tensor | _SparseRows = _SparseRows.of(y) if self.on_cpu else y
+        self.parts = [(rows, self.x[rows]) for rows in self.blocks(len(x))]
+
+    def blocks(self, count: int) -> Iterator[slice]:
+        """Divide rows into parts that stay in the cache of a CPU from one product to the next."""
+        size = _TOGETHER if self.on_cpu else count
+        return (slice(start, min(start + size, count)) for start in range(0, count, size))
 
     def left(self, plan: Tensor) -> Tensor:
         """Compute A P."""
-        if self.sparse is None:
-            return self.x @ plan
-        return torch.from_numpy(self.sparse[0] @ plan.numpy())
+        return self.x @ plan
+
+    def lefts(self, plan: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """Compute A P by parts."""
+        return ((rows, part @ plan) for rows, part in self.parts)
 
     def right(self, plan: Tensor) -> Tensor:
         """Compute P B."""
-        if self.sparse is None:
-            return plan @ self.y
-        return torch.from_numpy(self.sparse[1] @ plan.T.numpy()).T.contiguous()
+        return (self.y @ plan.T.contiguous()).T
+
+
+@dataclass(frozen=True, eq=False)
+class _SparseRows:
+    """A matrix by its entries: each row of a product with it is a sum of few rows."""
+
+    starts: Tensor  # (s + 1,) where each row begins among the entries, int32
+    columns: Tensor  # of the entries, int32
+    values: Tensor
+
+    @classmethod
+    def of(cls, table: Tensor) -> _SparseRows:
+        """Collect the entries of a table that are not zero."""
+        rows, columns = table.nonzero().T
+        starts = torch.searchsorted(rows, torch.arange(len(table) + 1))
+        return cls(starts.int(), columns.int(), table[rows, columns])
+
+    def __getitem__(self, rows: slice) -> _SparseRows:
+        start, stop, _ = rows.indices(len(self.starts) - 1)
+        starts = self.starts[start : stop + 1]
+        part = slice(int(starts[0]), int(starts[-1]))
+        return _SparseRows(starts - starts[0], self.columns[part], self.values[part])
+
+    def __matmul__(self, matrix: Tensor) -> Tensor:
+        """Multiply a matrix, whose rows lie one after another."""
+        # takes two thirds of the time of products of sparse arrays, here and in SciPy
+        return torch.nn.functional.embedding_bag(
+            self.columns,
+            matrix,
+            self.starts,
+            mode="sum",
+            per_sample_weights=self.values,
+            include_last_offset=True,
+        )
 
 
 def is_graph(problem: CoarseProblem) -> bool:
@@ -132,10 +177,16 @@ class _Slopes(NamedTuple):
 def _slopes(graphs: Graphs, weights: Marginals, plan: Tensor) -> _Slopes:
     """Differentiate both parts at a plan (s, t)."""
     a, b = weights.a[:, None], weights.b
-    left, right = graphs.left(plan), graphs.right(plan)
+    convex, crossed = torch.empty_like(plan), torch.empty_like(plan)
     # plans have nothing where a weight is zero
-    convex = graphs.left(a * left) / b.where(b > 0, 1) + graphs.right(right * b) / a.where(a > 0, 1)
-    return _Slopes(2 * convex, -4 * graphs.right(left))
+    for rows, left in graphs.lefts(plan):
+        torch.mul(graphs.right(left), -4, out=crossed[rows])
+        twice = graphs.right(graphs.right(plan[rows]).mul_(b))
+        torch.mul(twice, 2 / a[rows].where(a[rows] > 0, 1), out=convex[rows])
+    for columns in graphs.blocks(len(b)):
+        twice = graphs.left(a * graphs.left(plan[:, columns].contiguous()))
+        convex[:, columns] += twice.mul_(2 / b[columns].where(b[columns] > 0, 1))
+    return _Slopes(convex, crossed)
 
 
 def heat_costs(problem: CoarseProblem) -> Tensor:

@@ -24,14 +24,16 @@ from torchgw._search.batch import (
     way_to_call,
 )
 from torchgw._search.chains import STANDS_OUT, Guess, Trial, chains_within, climb
-from torchgw._search.coarse import Coarsened, CoarseProblem, coarsen, with_loss
+from torchgw._search.coarse import Coarsened, CoarseProblem, centre, coarsen, with_loss
 from torchgw._search.starts import GUESS_EPSILON, find_hints, make_starts
 from torchgw._sinkhorn.annealing import Annealing
 from torchgw._sinkhorn.batch import BatchSolver
 from torchgw._sinkhorn.choose import batch_solver
 from torchgw._sinkhorn.contract import Backend
 from torchgw._sinkhorn.eager import EagerBackend
+from torchgw._sinkhorn.problem import DenseCost, softmin
 from torchgw._tensors.cuda_graphs import Call, call_directly, clone
+from torchgw._typing import Potentials
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.sampling import choose_points, column_reader
 
@@ -201,6 +203,7 @@ class Search(NamedTuple):
     resolution: float = float("nan")  # of the few points; NaN if they cannot tell
     points: tuple[Tensor | None, Tensor | None] = (None, None)  # spread out, if few were searched
     compare: bool = False  # whether a solve from another start has to be compared with it
+    potentials: Potentials | None = None  # of the first plan, if it is of all points
 
 
 class _Distinct(NamedTuple):
@@ -348,7 +351,28 @@ def search_all_points(
     ambiguity = _ambiguity(whole, alternatives)
     certain = found.agreed or ambiguity < STANDS_OUT
     doubt = "" if certain else WHY_OPEN[how].format(count=len(found.trials))
-    return Search(alternatives, ambiguity, found.trials, doubt)
+    potentials = None
+    if problem.loss.is_square and not problem.directed and found.plans.shape[1:] == (n, m):
+        potentials = _of_whole_cost(whole, found.plans[0], found.g, target)
+    return Search(alternatives, ambiguity, found.trials, doubt, potentials=potentials)
+
+
+def _of_whole_cost(whole: Coarsened, plan: Tensor, g: Tensor, epsilon: float) -> Potentials:
+    """Turn g (t,) at a plan of all points into potentials of the cost without centring."""
+    # The terms of rows, of columns and the constant that the search leaves out; see HalfGradient.
+    coarse = whole.problem
+    (x, u, mean_x, _), (y, w, mean_y, _) = centre(coarse.source), centre(coarse.target)
+    cost = coarse.base.addmm(x @ plan, y, alpha=-4 * float(coarse.alpha)).float()
+    g = g.double()
+    f = softmin(DenseCost(cost), coarse.target.weights.log(), g, epsilon, axis=1)
+    own_x, own_y = (side.table.square() @ side.weights for side in (coarse.source, coarse.target))
+    along, down = plan @ w, plan.T @ u
+    row = own_x - 2 * (x @ along + mean_y * u + u @ along + mean_x * mean_y)
+    column = own_y - 2 * (y @ down + mean_x * w)
+    f, g = f + 2 * coarse.alpha * row + whole.floor, g + 2 * coarse.alpha * column
+    source, target = torch.empty_like(f), torch.empty_like(g)
+    source[coarse.source.indices], target[coarse.target.indices] = f, g
+    return Potentials(source, target)
 
 
 def search_twice(

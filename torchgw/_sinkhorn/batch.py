@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchgw._tensors.operations import exponentiate_
 from torchgw._typing import Marginals
 
 # Factor of a scaling up to which over-relaxation is applied. [L107]
@@ -53,7 +54,7 @@ def solve_batch(
     epsilon = epsilon[:, None, None].to(costs.dtype)
     exponent = (g - costs).div_(epsilon)
     exponent = exponent.sub_(exponent.amax(-1, keepdim=True)).clamp_(min=LEAST_EXPONENT)
-    kernel = exponent.exp_()
+    kernel = exponentiate_(exponent)
     v = b.expand(len(costs), 1, -1)
     u = a / (v @ kernel.mT).mT
     for _ in range(iterations):
@@ -73,7 +74,8 @@ def _solve_on_host(
     unit = epsilon.numpy().astype(kind)[:, None, None]
     # passes over all entries are left to PyTorch
     kernel = (g - costs).div_(torch.from_numpy(unit))
-    kernel = kernel.sub_(kernel.amax(-1, keepdim=True)).clamp_(min=LEAST_EXPONENT).exp_()
+    kernel = kernel.sub_(kernel.amax(-1, keepdim=True)).clamp_(min=LEAST_EXPONENT)
+    kernel = exponentiate_(kernel)
     forth = kernel.numpy()  # (B, s, t)
     back = np.ascontiguousarray(forth.swapaxes(1, 2))
     v = np.tile(columns, (len(forth), 1, 1))

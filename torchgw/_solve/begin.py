@@ -106,6 +106,8 @@ def first_guess(
     else:
         guess = from_alternative(search.alternatives[0], problem.source.device)
         guess = guess._replace(patient=search.compare)
+        if options.regularization == "entropic":
+            guess = guess._replace(potentials=search.potentials, whole=True)
     if sample is not None:
         search = sample.lift(search, (problem.source.n, problem.target.n))
         if options.search == "thorough":
