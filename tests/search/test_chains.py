@@ -343,13 +343,13 @@ def test_modes_compute_what_can_move_a_plan():
 def test_the_solve_begins_with_potentials_of_the_search(alpha):
     """Of the cost as it is, with unequal weights and features: their plan is the one found."""
     rng = np.random.default_rng(0)
-    x, y = words(80, 0.1)
-    y = y[:70, :70]
+    x, y = words(120, 0.1)
+    y = y[:110, :110]
     a, b = (rng.random(len(table)) + 0.5 for table in (x, y))
     problem = problem_of(x, y, a / a.sum(), b / b.sum())
-    features = torch.as_tensor(3 + rng.random((80, 70)))
+    features = torch.as_tensor(3 + rng.random((120, 110)))
     problem = replace(problem, alpha=alpha, linear=DenseCost(features) if alpha < 1 else None)
-    epsilon = 5e-3 * coarsen(problem, 80).scale
+    epsilon = 5e-3 * coarsen(problem, 120).scale
     found = search_all_points(problem, epsilon, Search((), math.nan), 4, "thorough")
     plan = found.alternatives[0].plan
     x, y = (torch.as_tensor(np.array(table, float)) for table in (x, y))

@@ -352,7 +352,9 @@ def search_all_points(
     certain = found.agreed or ambiguity < STANDS_OUT
     doubt = "" if certain else WHY_OPEN[how].format(count=len(found.trials))
     potentials = None
-    if problem.loss.is_square and not problem.directed and found.plans.shape[1:] == (n, m):
+    # smaller problems are solved in no time, and a few iterations more make them more exact
+    plain = problem.loss.is_square and not problem.directed and max(n, m) > _POINTS
+    if plain and found.plans.shape[1:] == (n, m):
         potentials = _of_whole_cost(whole, found.plans[0], found.g, target)
     return Search(alternatives, ambiguity, found.trials, doubt, potentials=potentials)
 
