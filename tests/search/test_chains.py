@@ -350,7 +350,7 @@ def test_the_solve_begins_with_potentials_of_the_search(alpha):
     features = torch.as_tensor(3 + rng.random((120, 110)))
     problem = replace(problem, alpha=alpha, linear=DenseCost(features) if alpha < 1 else None)
     epsilon = 5e-3 * coarsen(problem, 120).scale
-    found = search_all_points(problem, epsilon, Search((), math.nan), 4, "thorough")
+    found = search_all_points(problem, epsilon, Search((), math.nan), 4, "thorough", None)
     plan = found.alternatives[0].plan
     x, y = (torch.as_tensor(np.array(table, float)) for table in (x, y))
     a, b = problem.marginals

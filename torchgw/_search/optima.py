@@ -25,6 +25,7 @@ from torchgw._search.batch import (
 )
 from torchgw._search.chains import STANDS_OUT, Guess, Trial, chains_within, climb
 from torchgw._search.coarse import Coarsened, CoarseProblem, centre, coarsen, with_loss
+from torchgw._search.graphs import is_sparse
 from torchgw._search.starts import GUESS_EPSILON, find_hints, make_starts
 from torchgw._sinkhorn.annealing import Annealing
 from torchgw._sinkhorn.batch import BatchSolver
@@ -80,6 +81,9 @@ _LONELY = 0.9
 _NO_DISTANCE = 0.01
 # Value of a plan of all points, as a share of the scale, up to which it keeps all distances. [L335]
 _ISOMETRIC = 1e-3
+# L1 distance to the product plan, at most 2, up to which an optimum is too blurred to start from:
+# .4 to .5 of random graphs with entropy, 1.7 to 2 elsewhere. [L1127]
+_SMEARED = 1.0
 # Share of a value by which another has to be lower to be better. [L546]
 _SAME = 1e-6
 # Points of equal weight up to which all matchings are looked at. [L546]
@@ -487,6 +491,25 @@ def is_structured(problem: Problem, found: Search | None = None) -> bool:
     drawn = found.points if found else (None, None)
     sides = zip((problem.source, problem.target), problem.marginals, drawn, strict=True)
     return all(_loneliness(*side) <= _LONELY for side in sides)
+
+
+def is_whole(problem: Problem, found: Search) -> bool:
+    """Tell whether a search was one on all points."""
+    whole = problem.source.n, problem.target.n
+    return any(item.plan.shape == whole for item in found.alternatives[:1])
+
+
+def is_smeared(problem: Problem, found: Search) -> bool:
+    """Tell whether the best plan between the nodes of two graphs hardly tells partners."""
+    best = found.alternatives[0]
+    plan, epsilon = best.plan, best.epsilon
+    if epsilon == 0:
+        return False
+    product = torch.outer(plan.sum(1), plan.sum(0))
+    if float((plan - product).abs().sum()) > _SMEARED:
+        return False
+    tables = problem.source.matrix(), problem.target.matrix()
+    return all(table is not None and is_sparse(table) for table in tables)
 
 
 def _is_similarity(provider: DistanceProvider) -> bool:

@@ -15,7 +15,6 @@ from torchgw._plans.given import PairPlan, StoredPlan
 from torchgw._plans.transport import DualPlan
 from torchgw._problem.problem import Problem
 from torchgw._search.batch import Searched
-from torchgw._search.graphs import is_sparse
 from torchgw._search.isometry import Isometry
 from torchgw._search.matching import match_points
 from torchgw._search.optima import (
@@ -24,7 +23,9 @@ from torchgw._search.optima import (
     Alternative,
     Search,
     find_optima,
+    is_smeared,
     is_structured,
+    is_whole,
     search_all_points,
 )
 from torchgw._search.starts import GUESS_EPSILON
@@ -47,9 +48,6 @@ class Guess(NamedTuple):
 
 # Ambiguity above which a few points leave open which optimum is the best. [L292]
 _DOUBTED = 0.7
-# L1 distance to the product plan, at most 2, up to which an optimum is too blurred to start from:
-# .4 to .5 of random graphs with entropy, 1.7 to 2 elsewhere. [L1127]
-_SMEARED = 1.0
 # Annealing from the natural scale of the cost forgets every plan but the product plan; slowly where
 # nothing else tells where to start.
 PRODUCT = Guess(None, None, 1.0)
@@ -84,7 +82,7 @@ def first_guess(
     search = find_optima(searched, epsilon, options.n_init or DEFAULT_STARTS, backend, made)
     if match is not None:
         # a search on few points may say nothing of the others, and so nothing of other optima
-        told = _is_whole(search, searched) or is_structured(searched, search)
+        told = is_whole(searched, search) or is_structured(searched, search)
         a, b = problem.marginals
         pairs = Anchors(torch.arange(len(a), device=a.device), match.partners)
         # potentials of zero are optimal at a match that keeps all distances
@@ -92,7 +90,7 @@ def first_guess(
         guess = Guess(PairPlan(pairs, a, (len(a), len(b))), zero, 0.0, whole=True)
         return guess, search if told else Search((), math.nan)
     # whether only some points were searched, and they do not tell the best optimum from the others
-    unsure = not _is_whole(search, searched) and search.ambiguity > _DOUBTED
+    unsure = not is_whole(searched, search) and search.ambiguity > _DOUBTED
     matched = match_points(searched) if unsure or not search.alternatives else None
     if matched is None and sample is None:
         search = search_all_points(problem, epsilon, search, options.n_init, options.search, again)
@@ -100,7 +98,7 @@ def first_guess(
         guess = Guess(matched, None, GUESS_EPSILON)
     elif not search.alternatives:
         guess = PATIENT
-    elif _is_smeared(search, problem):
+    elif is_smeared(problem, search):
         # begun at the smaller epsilon of the optimum, the plan would stay where it is
         guess = PRODUCT
     else:
@@ -113,25 +111,6 @@ def first_guess(
         if options.search == "thorough":
             search = search._replace(doubt=WHY_SUBSAMPLE)
     return guess, search
-
-
-def _is_smeared(search: Search, problem: Problem) -> bool:
-    """Whether a rough plan between the nodes of two graphs hardly says who belongs to whom."""
-    found = search.alternatives[0]
-    plan, epsilon = found.plan, found.epsilon
-    if epsilon == 0:
-        return False
-    product = torch.outer(plan.sum(1), plan.sum(0))
-    if float((plan - product).abs().sum()) > _SMEARED:
-        return False
-    tables = problem.source.matrix(), problem.target.matrix()
-    return all(table is not None and is_sparse(table) for table in tables)
-
-
-def _is_whole(search: Search, problem: Problem) -> bool:
-    """Whether a search was one on all points."""
-    whole = problem.source.n, problem.target.n
-    return any(found.plan.shape == whole for found in search.alternatives[:1])
 
 
 def searchable(problem: Problem, init: Any, options: Options) -> bool:
