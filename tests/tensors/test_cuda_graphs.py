@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from torchgw._tensors.cuda_graphs import Idle, capture
+from torchgw._tensors.cuda_graphs import Captured, Idle, borrow_memory, capture
 
 
 def test_the_latest_of_a_kind_is_handed_out_once():
@@ -45,3 +45,32 @@ def test_a_replay_draws_what_a_call_would_however_late_the_capture_ends():
     graph = capture(draw, stream, generator=generator)
     graph.replay()
     assert torch.equal(drawn, expected)
+
+
+@pytest.mark.gpu
+def test_a_capture_that_fails_leaves_no_memory_that_cannot_be_used():
+    """As where memory runs out in it: PyTorch would refuse all later captures in its pool."""
+    device = torch.device("cuda")
+    numbers = torch.ones(8, device=device)
+
+    class Owner:
+        pass
+
+    def failing(given):
+        if torch.cuda.is_current_stream_capturing():
+            raise MemoryError
+        return given + 1
+
+    owner = Owner()
+    memory = borrow_memory(owner, device)
+    captured = Captured(failing, memory)
+    captured(numbers)
+    with pytest.raises(MemoryError):
+        captured(numbers)
+    del owner, captured
+    other = Owner()
+    again = borrow_memory(other, device)
+    assert again.pool != memory.pool
+    adding = Captured(lambda given: given + 1, again)
+    for _ in range(3):
+        assert torch.equal(adding(numbers), numbers + 1)

@@ -18,6 +18,8 @@ T = TypeVar("T")
 
 # PyTorch can capture one graph at a time.
 _capturing = threading.Lock()
+# Pools that PyTorch still records into, as a capture has failed: it refuses their next one.
+_broken = set[Any]()
 # Kinds of problems whose graphs are kept from solve to solve, in each memory. [L88]
 _KEPT = 8
 
@@ -79,11 +81,15 @@ def capture(
             # the generator keeps seed and offset on the current device, which is now that of the
             # stream
             graph.register_generator_state(generator)
-        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
         try:
-            function()
-        finally:
-            graph.capture_end()
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+            try:
+                function()
+            finally:
+                graph.capture_end()
+        except BaseException:
+            _broken.add(pool)
+            raise
     # PyTorch has set the generator's seed and offset on the device back, there and not yet here: a
     # replay that sets them first would draw from the beginning
     torch.cuda.current_stream(stream.device).wait_stream(stream)
@@ -225,5 +231,11 @@ def borrow_memory(owner: object, device: torch.device) -> GraphMemory:
     """Lend memory that goes back once its owner, whose graphs use it, is gone."""
     key = device, torch.cuda.current_stream(device).cuda_stream
     memory = _idle.take(key) or GraphMemory.on(device)
-    weakref.finalize(owner, _idle.put, key, memory).atexit = False
+    weakref.finalize(owner, _give_back, key, memory).atexit = False
     return memory
+
+
+def _give_back(key: Hashable, memory: GraphMemory) -> None:
+    """Keep memory for the next solve, unless a capture in it has failed."""
+    if memory.pool not in _broken:
+        _idle.put(key, memory)
