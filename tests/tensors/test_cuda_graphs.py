@@ -57,9 +57,10 @@ def test_a_capture_that_fails_leaves_no_memory_that_cannot_be_used():
         pass
 
     def failing(given):
+        found = given + 1
         if torch.cuda.is_current_stream_capturing():
             raise MemoryError
-        return given + 1
+        return found
 
     owner = Owner()
     memory = borrow_memory(owner, device)

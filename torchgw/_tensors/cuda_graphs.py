@@ -5,6 +5,7 @@ run it. A graph keeps the launches, the addresses that they read and write, and,
 the generator, the place in its random numbers: a replay draws what a call would have drawn.
 """
 
+import gc
 import threading
 import weakref
 from collections import OrderedDict
@@ -81,6 +82,9 @@ def capture(
             # the generator keeps seed and offset on the current device, which is now that of the
             # stream
             graph.register_generator_state(generator)
+        # a collection in the midst of it may destroy other graphs, which the driver does not allow
+        collecting = gc.isenabled()
+        gc.disable()
         try:
             graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
@@ -90,6 +94,9 @@ def capture(
         except BaseException:
             _broken.add(pool)
             raise
+        finally:
+            if collecting:
+                gc.enable()
     # PyTorch has set the generator's seed and offset on the device back, there and not yet here: a
     # replay that sets them first would draw from the beginning
     torch.cuda.current_stream(stream.device).wait_stream(stream)
