@@ -151,7 +151,8 @@ def _by_newton(
         shared = parts.T @ (parts / parts.sum(1)[:, None])
         shared += np.outer(together, together) / max(together.sum(), 1e-300)
         curvature = np.diag((1 + _RIDGE) * columns) - shared
-        free = used & ~held
+        # columns whose mass has underflowed wait for iterations
+        free = used & ~held & (columns > 1e-30)
         direction = np.where(held, room, 0.0)
         missing -= curvature @ direction
         direction[free] = np.linalg.solve(curvature[np.ix_(free, free)], missing[free])
