@@ -28,7 +28,6 @@ def invert(
     plan, a, b, out, lines, count, shift,
     N: tl.constexpr, M: tl.constexpr, CHUNK: tl.constexpr,
     RI: tl.constexpr, CI: tl.constexpr, RT: tl.constexpr, CT: tl.constexpr,
-    ALIKE: tl.constexpr = True,
 ):  # fmt: skip
     """Write minus the inverse of the dual's second derivative in g, (M, M), all in memory.
 
@@ -50,10 +49,8 @@ def invert(
         total = tl.dot(left - coarse_left, coarse_right, total, input_precision="tf32")
         total = tl.dot(coarse_left, right - coarse_right, total, input_precision="tf32")
         total = tl.dot(coarse_left, coarse_right, total, input_precision="tf32")
-    if ALIKE:
-        # a multiple of all masses changes nothing: that direction is given a derivative
-        total -= root[:, None] * root[None, :]
-    total = -total
+    # a multiple of all masses changes nothing: that direction is given a derivative
+    total = root[:, None] * root[None, :] - total
     held = tl.load(lines + columns) + 1e-6
     total += tl.where(columns[:, None] == columns[None, :], held[None, :], 0.0)
     tl.store(out + columns[:, None] * M + columns[None, :], total)

@@ -49,7 +49,7 @@ MET, FAR = 3e-3, 1e-2
 ENTRIES, REGISTERS, CHUNK, _WIDE_CHUNK, STAGES = 64, 128, 16, 32, 3
 # What plans are multiplied by in half precision: they and their products with distances, which are
 # at most one, stay below its largest number, with what they are led ahead by. [L940]
-_SCALE = 2.0**14
+SCALE = 2.0**14
 
 
 @triton.jit
@@ -190,7 +190,7 @@ def _rough_kernel(
     tl.store(value_out + number, value)
 
 
-def _halved(table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def halved(table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Divide distances of each space by the largest, which is returned too, in half precision."""
     largest = table.amax((1, 2)).clamp_min(1e-30)
     return (table / largest[:, None, None]).half(), largest
@@ -217,7 +217,7 @@ def rough(
     weight, unread = alpha.float(), noise.float()
     target, first = (epsilon.float() for epsilon in epsilons)
     costs = unread if linear is None else linear.float()
-    halves = [_halved(table) for table in tables[:2]]
+    halves = [halved(table) for table in tables[:2]]
     units = [largest[place] for (_, largest), place in zip(halves, index, strict=True)]
     made = Warm(
         weight.new_empty(count, n, m), alpha.new_empty(count, n), alpha.new_empty(count, m),
@@ -237,7 +237,7 @@ def rough(
         work, *(torch.empty_like(work, dtype=torch.float16) for _ in range(2)), *made[:-1], 0,
         limits[0], BEGIN=begin is not None,
         CHUNK=min(_WIDE_CHUNK, n), ERROR=_ERROR, RELAXATION=_RELAXATION, INERTIA=_INERTIA,
-        DECAY=_DECAY, MOMENTUM=_MOMENTUM, DAMPING=_DAMPING, SCALE=_SCALE,
+        DECAY=_DECAY, MOMENTUM=_MOMENTUM, DAMPING=_DAMPING, SCALE=SCALE,
         **{name: tiles[name] for name in ("RI", "CI", "RT", "CT")}, **shared,
     )  # fmt: skip
     launch(

@@ -30,23 +30,23 @@ class Tile(NamedTuple):
         return self.RT * self.CT // 32
 
 
-def tile_of(rows: int, columns: int, entries: int) -> Tile:
+def tile_of(rows: int, columns: int, entries: int, across: int = 16) -> Tile:
     """Choose tiles for a matrix, as square as they can be, of so many entries at most.
 
     Two threads for each row at least: small matrices are waited for more than computed. [L533]
     """
     side = 1 << (rows.bit_length() + columns.bit_length() - 2) // 2
     threads = max(2 * side, rows * columns // entries)
-    across = min(columns, 8 if threads < 128 else 16)
+    across = min(columns, 8 if threads < 128 else across)
     down = min(rows, threads // across)
     across = threads // down
     return Tile(rows // down, columns // across, down, across)
 
 
-def tiles_of(n: int, m: int, entries: int) -> tuple[dict[str, int], int]:
+def tiles_of(n: int, m: int, entries: int, across: int = 16) -> tuple[dict[str, int], int]:
     """Choose tiles for matrices (n, m) and (m, m), by name, and the warps that hold them."""
     square = tile_of(m, m, entries)
-    tile = tile_of(n, m, max(1, n * m // (32 * square.warps)))
+    tile = tile_of(n, m, max(1, n * m // (32 * square.warps)), across)
     names = {f"SQUARE_{name}": size for name, size in square._asdict().items()}
     return tile._asdict() | names, max(tile.warps, square.warps)
 
@@ -171,22 +171,26 @@ def coarse(values):
 
 @triton.jit
 def _product(
-    left, right, ROWS: tl.constexpr, INNER: tl.constexpr, COLUMNS: tl.constexpr,
+    left, right, mass, own_costs, ROWS: tl.constexpr, INNER: tl.constexpr, COLUMNS: tl.constexpr,
     CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Multiply the transpose of a matrix (INNER, ROWS) by a symmetric one, both in memory.
 
     Tensor cores read tf32 of the second along its inner dimension, as a symmetric one lies, in
     three parts that have the digits of float32. Half precision is added up in float32, and float64
-    in its own.
+    in its own. Writes sum_k D_ik^2 p_k as well, D the symmetric one, if there is a ``mass``.
     """
     rows, columns, middle = tl.arange(0, ROWS), tl.arange(0, COLUMNS), tl.arange(0, CHUNK)
     left += rows[:, None] + middle[None, :] * ROWS
     right += middle[:, None] + columns[None, :] * INNER
     kind = right.dtype.element_ty
     total = tl.zeros([ROWS, COLUMNS], tl.float64 if kind == tl.float64 else tl.float32)
-    for _ in range(INNER // CHUNK):
+    squares = tl.zeros([CHUNK, COLUMNS], total.dtype)
+    for begin in range(0, INNER, CHUNK):
         here, there = tl.load(left), tl.load(right)
+        if mass is not None:
+            plain = there.to(total.dtype)
+            squares += plain * plain * tl.load(mass + begin + middle)[:, None]
         if kind == tl.float16:
             total = tl.dot(here, there, total)
         elif kind == tl.float32:
@@ -199,25 +203,34 @@ def _product(
             total = tl.dot(here, there, total, input_precision="ieee", out_dtype=kind)
         left += CHUNK * ROWS
         right += CHUNK
+    if mass is not None:
+        tl.store(own_costs + columns, tl.sum(squares, 0))
     return total
 
 
 @triton.jit(noinline=True)
-def cross(x, plan, y, half, out, N: tl.constexpr, M: tl.constexpr, CHUNK: tl.constexpr):
+def cross(
+    x, plan, y, half, out, N: tl.constexpr, M: tl.constexpr, CHUNK: tl.constexpr,
+    masses=None, own_costs=None,
+):  # fmt: skip
     """Write X P Y of a matrix (N, M) and symmetric X and Y of its dtype, through memory.
 
     Held on chip, tiles of products would leave no registers to what is iterated. Waits for what the
     program has stored before, and until its own stores are seen; ``half``, where the product of two
     is kept, and ``out`` may be the plan. A call, as is ``invert``: inlined, Triton takes twice as
-    long to compile what it is in. [L861]
+    long to compile what it is in. [L861] Where ``masses`` (N + M) of rows and columns are given,
+    writes sum_k D_ik^2 p_k of either side, too.
     """
     down, across = tl.arange(0, N), tl.arange(0, M)
     tl.debug_barrier()
-    product = _product(plan, x, M, N, N, CHUNK)
+    product = _product(plan, x, masses, own_costs, M, N, N, CHUNK)
     tl.debug_barrier()
     tl.store(half + across[:, None] * N + down[None, :], product.to(half.dtype.element_ty))
     tl.debug_barrier()
-    product = _product(half, y, N, M, M, CHUNK)
+    if masses is not None:
+        masses += N
+        own_costs += N
+    product = _product(half, y, masses, own_costs, N, M, M, CHUNK)
     tl.debug_barrier()
     tl.store(out + down[:, None] * M + across[None, :], product)
     tl.debug_barrier()
