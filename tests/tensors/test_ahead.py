@@ -118,6 +118,17 @@ def test_a_launch_waits_for_its_kernel_and_for_no_other(kernel):
     assert given["x"].data_ptr() % 16 == 0
 
 
+def test_numbers_that_a_launch_names_are_no_constants(kernel):
+    """A kernel is compiled for all of their values, so that the launch waits for it."""
+    compile_beside(GPU, ("auto",), torch.zeros(400, 2))
+    assert kernel.begun.wait(20)
+    waiting = launched(kernel, {"BLOCK": 8, "num_warps": 4, "n": 4})
+    assert waiting.is_alive()
+    kernel.go.set()
+    waiting.join(20)
+    assert not waiting.is_alive()
+
+
 def test_what_no_thread_has_begun_is_left_to_the_launch(kernel, monkeypatch):
     later = VARIANT._replace(constants={"BLOCK": 32})
     monkeypatch.setattr(ahead, "variants", lambda: (VARIANT, later))

@@ -71,7 +71,9 @@ class Variant(NamedTuple):
     def serves(self, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> bool:
         """Whether a launch with these arguments may be of this variant."""
         known = {**self.constants, **self.options}
-        if any(known.get(name) != value for name, value in options.items()):
+        # numbers that are no constants may be given by name too
+        chosen = options.keys() - self.arguments.keys()
+        if any(known.get(name) != options[name] for name in chosen):
             return False
         pointers = [kind.split(":")[0] for kind in self.arguments.values() if kind[0] == "*"]
         dtypes = [one.dtype for one in arguments if isinstance(one, torch.Tensor)]
