@@ -141,6 +141,19 @@ def test_what_no_thread_has_begun_is_left_to_the_launch(kernel, monkeypatch):
     assert len(kernel.given) == 1
 
 
+def test_kernels_for_factors_of_a_rank_wait_until_a_solve_has_it(kernel, monkeypatch):
+    kernel.go.set()
+    ranks = [VARIANT._replace(constants={"BLOCK": 8, "RANK": rank}) for rank in (0, -1, 16, 32)]
+    monkeypatch.setattr(ahead, "variants", lambda: tuple(ranks))
+    monkeypatch.setattr(ahead, "_later", [])
+    compile_beside(GPU, ("auto",), torch.zeros(400, 2))
+    for rank, known in ((0, [0, -1]), (17, [0, -1, 32]), (32, [0, -1, 32]), (3, [0, -1, 32, 16])):
+        ahead.compile_for_rank(GPU, rank)
+        while ahead._waiting or ahead._begun:
+            pass
+        assert [given["RANK"] for given in kernel.given] == known
+
+
 def test_each_class_of_sizes_is_asked_for_once(kernel):
     kernel.go.set()
     for n in (400, 300, 7):
