@@ -197,7 +197,7 @@ def _compile_listed(device: torch.device, wanted: Mapping[int, Variant]) -> None
         _asked.update((device, place) for place in wanted)
         # kernels of distances come first, as in every solve
         new.sort(key=lambda one: not one.distances)
-        # the list has kernels for two ranks, of which a solve needs one
+        # the list has kernels for two ranks, of which a solve needs one [L1215]
         _later.extend((device, variant) for variant in new if variant.rank)
     _begin_to_compile(device, [variant for variant in new if not variant.rank])
 
