@@ -118,6 +118,17 @@ def test_a_launch_waits_for_its_kernel_and_for_no_other(kernel):
     assert given["x"].data_ptr() % 16 == 0
 
 
+def test_numbers_that_a_launch_names_are_no_constants(kernel):
+    """A kernel is compiled for all of their values, so that the launch waits for it."""
+    compile_beside(GPU, ("auto",), torch.zeros(400, 2))
+    assert kernel.begun.wait(20)
+    waiting = launched(kernel, {"BLOCK": 8, "num_warps": 4, "n": 4})
+    assert waiting.is_alive()
+    kernel.go.set()
+    waiting.join(20)
+    assert not waiting.is_alive()
+
+
 def test_what_no_thread_has_begun_is_left_to_the_launch(kernel, monkeypatch):
     later = VARIANT._replace(constants={"BLOCK": 32})
     monkeypatch.setattr(ahead, "variants", lambda: (VARIANT, later))
@@ -128,6 +139,19 @@ def test_what_no_thread_has_begun_is_left_to_the_launch(kernel, monkeypatch):
     while ahead._begun:
         pass
     assert len(kernel.given) == 1
+
+
+def test_kernels_for_factors_of_a_rank_wait_until_a_solve_has_it(kernel, monkeypatch):
+    kernel.go.set()
+    ranks = [VARIANT._replace(constants={"BLOCK": 8, "RANK": rank}) for rank in (0, -1, 16, 32)]
+    monkeypatch.setattr(ahead, "variants", lambda: tuple(ranks))
+    monkeypatch.setattr(ahead, "_later", [])
+    compile_beside(GPU, ("auto",), torch.zeros(400, 2))
+    for rank, known in ((0, [0, -1]), (17, [0, -1, 32]), (32, [0, -1, 32]), (3, [0, -1, 32, 16])):
+        ahead.compile_for_rank(GPU, rank)
+        while ahead._waiting or ahead._begun:
+            pass
+        assert [given["RANK"] for given in kernel.given] == known
 
 
 def test_each_class_of_sizes_is_asked_for_once(kernel):

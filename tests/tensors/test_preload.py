@@ -11,7 +11,9 @@ from torchgw._tensors import preload
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-@pytest.mark.parametrize("part", [preload._leaves, preload._neighbours, *preload._PARTS])
+@pytest.mark.parametrize(
+    "part", [preload._leaves, preload._stored, preload._neighbours, *preload._PARTS]
+)
 def test_operations_run_on_few_numbers(part, device):
     """They are launched for their code alone: a shape that one refuses would stop the rest."""
     assert part(torch.ones(64, 4, dtype=torch.float64, device=device)) is None
@@ -22,7 +24,10 @@ def test_nothing_is_loaded_for_a_cpu(monkeypatch):
     preload.load_beside(torch.device("cpu"))
 
 
-@pytest.mark.parametrize(("n", "more"), [(512, []), (600, ["_neighbours"])])
+@pytest.mark.parametrize(
+    ("n", "more"),
+    [(512, ["_stored"]), (600, ["_stored", "_neighbours"]), (1_001, ["_leaves", "_neighbours"])],
+)
 def test_what_few_points_do_not_need_is_not_loaded(n, more, monkeypatch):
     begun = []
     thread = SimpleNamespace(start=lambda: None)

@@ -5,10 +5,10 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from torchgw._search.optima import Alternative
+from torchgw._tensors.operations import same
 from torchgw.distances.base import DistanceProvider
 
 # Coordinates in which matches are compared; a coordinate is left out if its extent, relative to the
@@ -48,7 +48,7 @@ def related(
         if places is None:
             mass, places = rows / rows.sum(), moved
             continue
-        if each.source is not first.source and not torch.equal(each.source, first.source):
+        if each.source is not first.source and not same(each.source, first.source):
             moved = moved[_squares(source, each.source, first.source).argmin(1)]
         told.append(replace(each, relation=_relation(places, moved, mass)))
     return tuple(told)

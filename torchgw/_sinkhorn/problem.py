@@ -17,6 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchgw._tensors.operations import average
 from torchgw._typing import Marginals, Potentials
 
 # Factors of the half-steps of f and g under strict marginals.
@@ -157,7 +158,7 @@ class FactoredCost(NamedTuple):
         """Write the same cost with zero-mean factors."""
         # The cross terms move into row and column. Centred products are smaller, so that low-
         # precision products, which 1/epsilon amplifies, lose less.
-        left_mean, right_mean = self.left.mean(0), self.right.mean(0)
+        left_mean, right_mean = average(self.left), average(self.right)
         left, right = self.left - left_mean, self.right - right_mean
         return FactoredCost(
             left,

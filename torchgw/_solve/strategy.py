@@ -30,6 +30,7 @@ from torchgw._solve.options import Options, Precision
 from torchgw._solve.polish import can_polish, check_polish
 from torchgw._solve.precision import RESOLVED, Dtypes, choose_precision, rounding
 from torchgw._solve.state import Recorder, Setting
+from torchgw._tensors.ahead import compile_for_rank
 from torchgw._typing import Marginals
 from torchgw.distances.sampling import choose_points
 
@@ -192,6 +193,7 @@ def choose_strategy(problem: Problem, options: Options) -> Strategy:
         options.precision, device, n * m, unresolved=coarse and gradient == "factored"
     )
     rank = cost_rank(gradient, problem, n_anchors)
+    compile_for_rank(device, rank)
     store, tiling = _choose_storage(
         problem, options, gradient, dtypes, rank, annealed=options.n_init == 1
     )

@@ -61,6 +61,11 @@ class Variant(NamedTuple):
     sizes: Sequence[int]  # points of the larger side of solves that launched it
     distances: Sequence[str] = ()  # names of the distances that need it; none if all do
 
+    @property
+    def rank(self) -> int:
+        """Padded rank of the factors that it is for; zero if it is for all, or for stored costs."""
+        return max(0, int(self.constants.get("RANK", 0)))
+
     def compile(self) -> None:
         """Compile it, and load it on the current device."""
         module, name = self.kernel.split(":")
@@ -71,7 +76,9 @@ class Variant(NamedTuple):
     def serves(self, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> bool:
         """Whether a launch with these arguments may be of this variant."""
         known = {**self.constants, **self.options}
-        if any(known.get(name) != value for name, value in options.items()):
+        # numbers that are no constants may be given by name too
+        chosen = options.keys() - self.arguments.keys()
+        if any(known.get(name) != options[name] for name in chosen):
             return False
         pointers = [kind.split(":")[0] for kind in self.arguments.values() if kind[0] == "*"]
         dtypes = [one.dtype for one in arguments if isinstance(one, torch.Tensor)]
@@ -143,6 +150,7 @@ _lock, _beginning = threading.Lock(), threading.Lock()
 _launchers: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 _waiting: list[_Task] = []  # in the order in which solves launch them
 _begun: list[_Task] = []
+_later: list[tuple[torch.device, Variant]] = []  # for factors of a rank that no solve has had
 _asked: set[tuple[torch.device, int]] = set()  # by place in the list
 _collected = threading.local()  # launches that this thread collects and does not make
 
@@ -189,7 +197,9 @@ def _compile_listed(device: torch.device, wanted: Mapping[int, Variant]) -> None
         _asked.update((device, place) for place in wanted)
         # kernels of distances come first, as in every solve
         new.sort(key=lambda one: not one.distances)
-    _begin_to_compile(device, new)
+        # the list has kernels for two ranks, of which a solve needs one [L1215]
+        _later.extend((device, variant) for variant in new if variant.rank)
+    _begin_to_compile(device, [variant for variant in new if not variant.rank])
 
 
 def compile_together(device: torch.device, work: Callable[[], object]) -> None:
@@ -203,6 +213,17 @@ def compile_together(device: torch.device, work: Callable[[], object]) -> None:
     finally:
         del _collected.launches
     _begin_to_compile(device, launches)
+
+
+def compile_for_rank(device: torch.device, rank: int) -> None:
+    """Begin to compile, once, what is listed for costs in factors of this rank."""
+    if not rank or not _later:
+        return
+    padded = min((one.rank for one in variants() if one.rank >= rank), default=0)
+    with _lock:
+        wanted = [one for one in _later if one[0] == device and one[1].rank == padded]
+        _later[:] = [one for one in _later if one not in wanted]
+    _begin_to_compile(device, [variant for _, variant in wanted])
 
 
 def _threads(device: torch.device) -> int:

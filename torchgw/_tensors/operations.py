@@ -1,6 +1,7 @@
 """Operations written by others that solves use anyway: loading the code of each takes long.
 
-On a GPU PyTorch loads the code of a source file at the first launch of any operation in it. [L1020]
+On a GPU PyTorch loads the code of a source file at the first launch of any operation in it, a
+millisecond or two for each megabyte. [L1020, L1216]
 """
 
 import math
@@ -21,6 +22,39 @@ def lengths(vectors: Tensor, dim: int, *, keepdim: bool = False) -> Tensor:
 def lesser(x: Tensor, y: Tensor) -> Tensor:
     """Take the lesser of each two entries."""
     return torch.stack([x, y]).amin(0)
+
+
+def same(x: Tensor, y: Tensor) -> bool:
+    """Whether two tensors have the same entries."""
+    if x.is_cuda and x.shape == y.shape:
+        return not int((x != y).sum())
+    return torch.equal(x, y)
+
+
+def both(x: Tensor, y: Tensor) -> Tensor:
+    """Whether both of two conditions hold."""
+    return x * y
+
+
+def greater(x: Tensor, y: Tensor) -> Tensor:
+    """Take the greater of each two entries."""
+    return torch.stack([x, y]).amax(0)
+
+
+def average(x: Tensor) -> Tensor:
+    """Average along the first dimension."""
+    return x.sum(0) / len(x)
+
+
+def negative(x: Tensor) -> Tensor:
+    """Compute -x."""
+    return x * -1
+
+
+def quotient(x: Tensor, y: Tensor | int) -> Tensor:
+    """Divide whole numbers below 2^52 that are not negative, rounded down."""
+    # their quotient in float64 is rounded up to no whole number that it does not reach
+    return (x.double() / y).long() if x.is_cuda else x // y
 
 
 def inverse(x: Tensor) -> Tensor:

@@ -35,21 +35,22 @@ def _neighbours(x: Tensor) -> None:
     key = row.repeat_interleave(4).sort().values
     torch.searchsorted(key, row)
     root = row.clone().scatter_reduce_(0, row, row, "amin")
-    torch.repeat_interleave(row)
-    torch.equal(root[root], root)
-    root.unique(return_inverse=True)
+    torch.repeat_interleave(torch.ones_like(row), output_size=n)
+    (root == row).cumsum(0)
     # products of float32, which larger problems are solved in
     small = x.float()
     small @ (small.T @ small)
+    small @ small[0], small.T @ small[:, 0]
 
 
 def _leaves(x: Tensor) -> None:
     """Launch what leaves of many points, their neighbours and tiles need."""
-    row, table = torch.arange(len(x), device=x.device), x @ x.T
-    row // 2
+    table = x @ x.T
     (x.amax(0) - x.amin(0)).argmax()
-    for shape in ((1, 16_384), (16, 1_024)):
-        table.new_ones(shape).argsort(dim=1)
+    table.new_ones(1, 16_384).argsort(dim=1)
+    for dtype in (torch.float64, torch.float32):
+        table.new_ones(16, 1_024, dtype=dtype).argsort(dim=1)
+    torch.aminmax(table)
     table.clamp_(min=0)
     keep = table > 0
     torch.zeros_like(keep).scatter_(1, keep.long(), keep)
@@ -71,14 +72,19 @@ def _spaces(x: Tensor) -> None:
 
 
 def _search(x: Tensor) -> None:
-    """Launch what plans of a small problem and their reading need."""
+    """Launch what plans of a small problem and their costs need."""
     stack = (x @ x.T).expand(3, -1, -1).contiguous()
-    torch.baddbmm(stack, stack, stack)
-    torch.threshold_(stack.abs(), 0.0, 0.0)
+    torch.baddbmm(stack, stack, stack).abs()
+
+
+def _stored(x: Tensor) -> None:
+    """Launch what reading a plan that is stored needs."""
+    torch.threshold_(x.clone(), 0.0, 0.0)
 
 
 _PARTS = (_spaces, _search)
-# Points up to which a CPU finds the neighbours, and up to which none of ``_leaves`` is needed.
+# Points up to which a CPU finds the neighbours, and up to which plans are stored and none of
+# ``_leaves`` is needed.
 # Choices. [L881] [L930]
 _FEWEST, _FEW = 512, 1_000
 
@@ -92,7 +98,7 @@ def load_beside(device: torch.device, *given: Any) -> None:
 
 @cache
 def _begin(device: torch.device, neighbours: bool, leaves: bool) -> None:
-    parts = (*[_leaves] * leaves, *[_neighbours] * neighbours, *_PARTS)
+    parts = (_leaves if leaves else _stored, *[_neighbours] * neighbours, *_PARTS)
     threading.Thread(target=_load, args=(device, parts), name="torchgw-load").start()
 
 

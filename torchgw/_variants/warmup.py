@@ -15,6 +15,7 @@ from torchgw._batch.stopping import Rules
 from torchgw._batch.warm import LARGEST_ROUGH
 from torchgw._boundary.arrays import resolve_device
 from torchgw._errors import TorchGWWarning, UnsupportedError
+from torchgw._tensors.ahead import compile_for_rank, variants
 from torchgw.datasets import spiral, swiss_roll
 
 # Sizes and seeds that between them launch nearly all that a default solve may: on one H200, 54
@@ -67,6 +68,9 @@ def warmup(device: Any = None, *, verbose: bool = False) -> Path:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", TorchGWWarning)
             solve(x, y, device=chosen, backend="triton", random_state=seed)
+        # a solve compiles what is for factors of its own rank alone
+        for rank in {variant.rank for variant in variants()}:
+            compile_for_rank(chosen, rank)
         if verbose:
             bar = "#" * number + "." * (len(problems) - number)
             sys.stderr.write(f"\rcompiling [{bar}]")

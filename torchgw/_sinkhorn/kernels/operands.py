@@ -15,6 +15,7 @@ import triton
 from torch import Tensor
 
 from torchgw._sinkhorn.problem import Cost, DenseCost, FactoredCost
+from torchgw._tensors.operations import both, inverse
 from torchgw._typing import Marginals, Potentials
 
 ProductPrecision = Literal["fp16x3", "float32", "float64"]
@@ -215,9 +216,9 @@ def _balanced(cost: FactoredCost, scale: float) -> tuple[Tensor, Tensor]:
     """Share scale * S among factors whose columns have the same largest entry on both sides."""
     left_size, right_size = cost.left.abs().amax(0), cost.right.abs().amax(0)
     ratio = torch.sqrt(scale * right_size / left_size)
-    usable = torch.isfinite(ratio) & (ratio > 0)
+    usable = both(torch.isfinite(ratio), ratio > 0)
     ratio = torch.where(usable, ratio, math.sqrt(scale))
-    return cost.left * ratio, cost.right * (scale / ratio)
+    return cost.left * ratio, cost.right * (inverse(ratio) * scale)
 
 
 def _split(factor: Tensor, rank: int, precision: ProductPrecision) -> Tensor:

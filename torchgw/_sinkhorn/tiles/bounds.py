@@ -23,6 +23,7 @@ from torch import Tensor
 
 from torchgw._sinkhorn.problem import FactoredCost
 from torchgw._tensors.block_order import Order, block_order
+from torchgw._tensors.operations import average, lengths
 from torchgw._tensors.ranks import Ranks
 from torchgw._typing import Marginals, Potentials
 
@@ -174,7 +175,7 @@ def block_orders(cost: FactoredCost, widths: tuple[int, int]) -> tuple[Order, Or
     sides = (cost.left, cost.right), (cost.right, cost.left)
     orders = []
     for (own, other), width in zip(sides, widths, strict=True):
-        own, other = own - own.mean(0), other - other.mean(0)
+        own, other = own - average(own), other - average(other)
         size, axes = _axes(other.T @ other / len(other))
         metric = (axes * size.clamp_min(0).sqrt()).to(own.dtype)
         spread = own @ metric
@@ -203,7 +204,7 @@ def tile_bounds(rows: TileSide, columns: TileSide, u: Tensor, v: Tensor) -> Tens
     offset = columns.factors - columns.centre[:, None]
     bound += _largest(offset, rows.centre, v).T
     bound.addmm_(rows.reach, columns.reach.T)
-    size = rows.factors.norm(dim=2).max() * columns.factors.norm(dim=2).max()
+    size = lengths(rows.factors, 2).max() * lengths(columns.factors, 2).max()
     for potential in (u, v):
         size = size + torch.where(torch.isfinite(potential), potential, 0.0).abs().max()
     return bound.add_(_ROUNDING * torch.finfo(dtype).eps * size)

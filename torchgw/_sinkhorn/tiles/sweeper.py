@@ -15,6 +15,7 @@ from torch import Tensor
 from torchgw._sinkhorn.anderson import Anderson
 from torchgw._sinkhorn.contract import Sweep, Sweeper
 from torchgw._sinkhorn.problem import LinearProblem, checked
+from torchgw._tensors.operations import both, greater
 from torchgw._typing import Potentials
 
 # Largest log-scaling of a block at which an iteration is linear enough to extrapolate. [L208]
@@ -118,7 +119,8 @@ class TwoLevelSweeper:
                 engine.update_rows()
             u = engine.u.clone()
             v, v_next = engine.update_columns()
-            ok = ok & engine.usable() & (engine.rise(torch.maximum(v, v_next)) <= engine.slack)
+            enough = engine.rise(greater(v, v_next)) <= engine.slack
+            ok = both(ok, both(engine.usable(), enough))
             scaling = block_scaling(*engine.masses())
             scaled = engine.scale_rows(scaling)
             if scaling.abs().max() > _LINEAR:
@@ -155,7 +157,7 @@ def block_scaling(masses: Tensor, row_mass: Tensor, column_mass: Tensor) -> Tens
         columns = scaled.sum(0)
         hessian = scaled.T @ (scaled * negative_inverse[:, None])
         # blocks without mass on either side are left out
-        used = (columns > 0) & (column_mass > 0)
+        used = both(columns > 0, column_mass > 0)
         hessian.diagonal().add_(torch.where(used, (1 + _RIDGE) * columns, 1.0))
         missing = torch.where(used, column_mass - columns, 0.0)
         step, _ = torch.linalg.solve_ex(hessian, missing)

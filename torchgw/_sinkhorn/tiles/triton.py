@@ -23,7 +23,7 @@ from torchgw._sinkhorn.tiles.bounds import TileLists, TileProblem
 from torchgw._sinkhorn.tiles.prepared import TiledBackend, TiledProblem
 from torchgw._sinkhorn.tiles.sweeper import Engine, grouped
 from torchgw._sinkhorn.tiles.tiling import SLACK, Cut
-from torchgw._tensors.operations import power_of_two
+from torchgw._tensors.operations import both, negative, power_of_two
 from torchgw._tensors.ranks import Ranks
 from torchgw._typing import Marginals, Potentials
 
@@ -271,7 +271,7 @@ class _TritonEngine:
 
     def scale_rows(self, scaling: Tensor) -> Tensor:
         u, sums = self.u, self._scaled_sums(scaling.exp().to(self._sums.dtype))
-        scaled = torch.where((sums > 0) & (self._feed > 0), -sums.log2(), self.v)
+        scaled = torch.where(both(sums > 0, self._feed > 0), negative(sums.log2()), self.v)
         step = (scaling * _LOG2E).to(u.dtype).repeat_interleave(self._group)[: len(u)]
         u.add_(torch.where(self._chosen.marginals.a > 0, step, 0.0))
         return scaled

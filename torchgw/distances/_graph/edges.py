@@ -9,6 +9,8 @@ import scipy
 import torch
 from torch import Tensor
 
+from torchgw._tensors.operations import same
+
 # Up to so many vertices the import of SciPy's graph routines would take longer than they save.
 # [L603]
 _FEW = 16_384
@@ -107,11 +109,12 @@ def hooked_components(edges: Edges) -> tuple[int, Tensor]:
     root = torch.arange(edges.n, device=source.device)
     while len(source):
         root.scatter_reduce_(0, source, target, "amin")
-        while not torch.equal(above := root[root], root):
+        while not same(above := root[root], root):
             root = above
         # edges between trees are edges between their roots
         source, target = root[source], root[target]
         apart = source != target
         source, target = source[apart], target[apart]
-    names, labels = root.unique(return_inverse=True)
-    return len(names), labels
+    # a root is its own; they are numbered in order
+    number = (root == torch.arange(edges.n, device=root.device)).cumsum(0)
+    return int(number[-1]), number[root] - 1

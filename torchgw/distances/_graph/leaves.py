@@ -6,6 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchgw._tensors.operations import quotient
+
 # Points in a leaf at most: fewer make tighter boxes, more make fewer pairs of boxes. [L151]
 _LEAF_POINTS = 64
 # With so many levels or more, the first three together may have 5, 6 or 7 parts, so that leaves are
@@ -46,7 +48,7 @@ def into_leaves(points: Tensor) -> Leaves:
     padding = size * leaves - n
     row = torch.arange(n, device=points.device)
     # the copies are of points from all over, so that no leaf holds copies alone
-    copied = torch.arange(padding, device=points.device) * n // max(padding, 1)
+    copied = quotient(torch.arange(padding, device=points.device) * n, max(padding, 1))
     row = torch.cat([row, torch.full_like(copied, -1)])[None]
     points = torch.cat([points, points[copied]])[None]
     for split in splits:

@@ -6,6 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from torchgw._tensors.launch import launch
+from torchgw._tensors.operations import quotient
 from torchgw.distances._graph.leaves import Leaves
 
 # Boxes that a program compares with its own at once, and leaves in a group of them. [L538]
@@ -156,7 +157,7 @@ def nearest_in_leaves(
     launch(
         _in_leaves_kernel, (len(query.row),),
         base.points, base.row, boxes, group_boxes, query.points, query.row, query_boxes,
-        seeds.int() // per, square, place, len(group_boxes), per, *sizes,
+        quotient(seeds, per).int(), square, place, len(group_boxes), per, *sizes,
         base.points.shape[2], KEEP=keep, POINTS=triton.next_power_of_2(max(sizes)), BOXES=_BOXES,
         num_warps=_WARPS,
     )  # fmt: skip

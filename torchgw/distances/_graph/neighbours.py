@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from torchgw._errors import BackendUnavailableError, PerformanceWarning, warn_user
-from torchgw._tensors.operations import lengths
+from torchgw._tensors.operations import average, lengths
 from torchgw._tensors.ranks import Ranks
 from torchgw.distances._graph.leaves import Leaves, box_gaps, into_leaves, pair_squares
 
@@ -310,16 +310,17 @@ def _nearest_by_products(base: Tensor, query: Tensor, n_neighbors: int) -> Neigh
     if find_spec("triton") is not None:
         from torchgw.distances._graph.neighbours_triton import MOST_KEPT, nearest_candidates
 
-        centre = base.mean(dim=0)
+        centre = average(base)
         small, looking = base - centre, query - centre
-        unit = max(float(small.norm(dim=1).max()), float(looking.norm(dim=1).max())) or 1.0
+        unit = max(float(lengths(side, 1).max()) for side in (small, looking)) or 1.0
         small, looking = small / unit, looking / unit
         # in few dimensions a product costs less than the selection
         stages = (3,) if base.shape[1] <= _NARROW else (1, 3)
         for products in stages if keep <= MOST_KEPT else ():
             candidates, bound = nearest_candidates(small, looking[left], keep, products)
             length, found = _measure(base, query[left], candidates, n_neighbors)
-            sure = (length[:, -1] / unit).square() / 2 <= bound
+            last = length[:, -1] / unit
+            sure = last * last / 2 <= bound
             distance[left[sure]], index[left[sure]] = length[sure], found[sure]
             left = left[~sure]
             if not len(left):
@@ -333,14 +334,14 @@ def _measure(
 ) -> tuple[Tensor, Tensor]:
     """Compute the exact distances of the nearest candidates, and their rows."""
     step = max(1, _work_bytes(len(base)) // (8 * 3 * candidates.shape[1] * base.shape[1]))
-    lengths, rows = [], []
+    distances, rows = [], []
     for points, index in zip(query.split(step), candidates.split(step), strict=True):
-        length = (base[index] - points[:, None]).norm(dim=2)
-        length[index < 0] = torch.inf
+        length = lengths(base[index] - points[:, None], 2)
+        length = torch.where(index < 0, torch.inf, length)
         length, order = length.topk(n_neighbors, dim=1, largest=False)
-        lengths.append(length)
+        distances.append(length)
         rows.append(index.long().gather(1, order))
-    return torch.cat(lengths), torch.cat(rows)
+    return torch.cat(distances), torch.cat(rows)
 
 
 def _tile_rows(base: Tensor, n_neighbors: int) -> int:

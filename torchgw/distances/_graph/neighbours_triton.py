@@ -6,6 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from torchgw._tensors.launch import launch
+from torchgw._tensors.operations import lengths
 
 # Candidates that a row's registers can hold. [L304]
 MOST_KEPT = 128
@@ -87,13 +88,12 @@ def nearest_candidates(
     # or 3, of the remainders too.
     width = max(16, triton.next_power_of_2(base.shape[1]))
     parts = [_halves(points, width) for points in (base, query)]
-    norm = base.norm(dim=1)
-    length = query.norm(dim=1)
+    norm, length = lengths(base, 1), lengths(query, 1)
     relative = _ROUNDING[products] + (width * products + 8) * 2.0**-23
     # numbers too small for half precision are off by 2^-25 each; squares are rounded to float32
     slack = relative * length + 2.0**-24 * width**0.5
-    floor = 2.0**-24 * width**0.5 * length + 2.0**-22 * length**2
-    half_square = norm.square() / 2 * (1 - 2.0**-21)
+    floor = 2.0**-24 * width**0.5 * length + 2.0**-22 * length * length
+    half_square = norm * norm / 2 * (1 - 2.0**-21)
     device, q, n = base.device, len(query), len(base)
     score = torch.empty(q, keep, dtype=torch.float32, device=device)
     index = torch.empty(q, keep, dtype=torch.int32, device=device)
@@ -105,7 +105,7 @@ def nearest_candidates(
         BLOCK_Q=block_q, BLOCK_N=128 if width <= 128 else 64,
         num_warps=8, num_stages=3 if width <= 128 else 2,
     )  # fmt: skip
-    return index, score.amax(dim=1).double() + length.square() / 2 - floor
+    return index, score.amax(dim=1).double() + length * length / 2 - floor
 
 
 def _halves(points: Tensor, width: int) -> tuple[Tensor, Tensor]:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from torchgw._tensors.cuda_graphs import GraphMemory, borrow_memory, capture
+from torchgw._tensors.operations import quotient
 from torchgw.distances._graph.edges import Edges
 
 # Rounds between two checks of whether anything still changes. [L148]
@@ -86,11 +87,11 @@ class EdgeRelaxation:
         # two columns of a vertex with several rows join them; all but the first come after those of
         # all vertices
         most = torch.where(degree <= width, width, width - 2)
-        more = (degree - 1).clamp_(min=0).div(most, rounding_mode="floor")
+        more = quotient((degree - 1).clamp_(min=0), most)
         further = n + more.cumsum(0) - more
         self._rows = n + int(more.sum())
         position = torch.arange(len(source), device=here) - edges.start[source]
-        part = position.div(most[source], rounding_mode="floor")
+        part = quotient(position, most[source])
         row = torch.where(part == 0, source, further[source] + part - 1)
         # an edge leads to that row of its end which holds the same edge in reverse
         mirror = edges.vertex.clone()
@@ -105,7 +106,7 @@ class EdgeRelaxation:
         column = position - part * most[source]
         neighbour[row, column] = mirror.int()
         length[row, column] = edges.length.to(dtype)
-        owner = torch.repeat_interleave(more)
+        owner = torch.repeat_interleave(more, output_size=self._rows - n)
         later = itself[n:].long()
         earlier = torch.where(later == further[owner], owner, later - 1)
         neighbour[later, width - 2] = earlier.int()
@@ -159,8 +160,8 @@ class EdgeRelaxation:
         rounds = self._rounds[count]
         rounds.distance.fill_(torch.inf)
         rounds.distance[column, row] = 0
-        near = self._neighbour[row].long() // self._kernel.ROWS
-        rounds.pending[column, row // self._kernel.ROWS] = 0
+        near = quotient(self._neighbour[row].long(), self._kernel.ROWS)
+        rounds.pending[column, quotient(row, self._kernel.ROWS)] = 0
         rounds.pending[column[:, None], near] = 0
         rounds.threshold.fill_(0)
         while float(rounds.threshold) < torch.inf:
@@ -224,6 +225,7 @@ def _renumbered(edges: Edges, order: Tensor) -> tuple[Edges, Tensor]:
     start = edges.start.new_zeros(len(order) + 1)
     start[place + 1] = degree
     start = start.cumsum(0)
-    moved = (edges.start[vertex] - start[place]).repeat_interleave(degree)
+    moved = edges.start[vertex] - start[place]
+    moved = moved.repeat_interleave(degree, output_size=len(edges.vertex))
     at = torch.arange(len(moved), device=order.device) + moved
     return Edges(start, rank[edges.vertex[at]], edges.length[at]), rank
