@@ -298,11 +298,14 @@ def search_all_points(
     n_init: int | None,
     how: SearchName,
     gradient: str | None,
+    *,
+    told: bool = False,
 ) -> Search:
     """Follow ``n_init`` chains on all points where a few do not represent them, or say so."""
     # Chains are compared at the target `epsilon`, together with the optima that few points have
     # found `first`, if these are of all points.
     # Unless `gradient` is None the problem can be solved from another start too, by that gradient.
+    # Whether it has been `told` before how long that takes.
     n, m = problem.source.n, problem.target.n
     if max(n, m) < _TINY or problem.loss.cross is None:
         return first
@@ -338,7 +341,7 @@ def search_all_points(
     target = max(epsilon, LEAST_EPSILON * whole.scale)
     count = min(n_init or _CHAINS[how], affordable)
     in_time = how == "auto" and n_init is None
-    found = climb(whole, target, count, guesses, 2 * affordable, in_time=in_time)
+    found = climb(whole, target, count, guesses, 2 * affordable, in_time=in_time, told=told)
     apart = _sent_apart(coarse, found.plans).tolist()
     kept = _first_of_each(range(len(found.plans)), apart, OTHER)
     alternatives = tuple(

@@ -93,7 +93,10 @@ def first_guess(
     unsure = not is_whole(searched, search) and search.ambiguity > _DOUBTED
     matched = match_points(searched) if unsure or not search.alternatives else None
     if matched is None and sample is None:
-        search = search_all_points(problem, epsilon, search, options.n_init, options.search, again)
+        told = options.told == "all"
+        search = search_all_points(
+            problem, epsilon, search, options.n_init, options.search, again, told=told
+        )
     if matched is not None:
         guess = Guess(matched, None, GUESS_EPSILON)
     elif search.compare or not search.alternatives:

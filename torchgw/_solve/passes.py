@@ -68,9 +68,9 @@ def _shorter_searches(asked: Asked, search: Search | None) -> Iterator[Options]:
     if thorough:
         # the chains of a thorough search crowd out some that the default would follow to
         # the end
-        yield replace(options, search="auto")
+        yield replace(options, search="auto", told="all")
     if thorough or problem.source.n * problem.target.n <= _SMALLEST:
-        yield replace(options, n_init=1)
+        yield replace(options, n_init=1, told="all")
 
 
 def _solve_searched(asked: Asked, recorder: Recorder) -> Outcome:
@@ -139,7 +139,7 @@ class _NoLower:
 
 def _from_strict(asked: Asked, found: Outcome, search: Search, first: Trial) -> Outcome:
     """Solve from the best match of all points too, of which a relaxed plan leaves some out."""
-    strict = asked._replace(options=replace(asked.options, rule=None, polish=False))
+    strict = asked._replace(options=replace(asked.options, rule=None, polish=False, told="loops"))
     with _aside(asked, found) as aside:
         clock = perf_counter()
         plan = _solve_searched(strict, Recorder()).ending.plan
@@ -153,7 +153,9 @@ def _from_strict(asked: Asked, found: Outcome, search: Search, first: Trial) -> 
 
 def _begun_at(init: Any, asked: Asked) -> Asked:
     """Ask for a solve from a start, without a search."""
-    return asked._replace(options=replace(asked.options, n_init=None), init=init, made=())
+    return asked._replace(
+        options=replace(asked.options, n_init=None, told="all"), init=init, made=()
+    )
 
 
 @contextmanager
@@ -231,7 +233,7 @@ def _solve_for_mass(asked: Asked, recorder: Recorder) -> Outcome:
         if settled or len(tried) == _MOST_MASSES or not outcome.ending.status.converged:
             break
         mass, asked = math.exp(_next(tried)), asked._replace(init=outcome.ending.plan)
-        options = replace(options, n_init=None)
+        options = replace(options, n_init=None, told="all")
     if not settled and outcome.ending.status.converged:
         outcome = outcome._replace(ending=outcome.ending._replace(status=Status.OUTER_LIMIT))
     # of the first mass; the others begin where it ended

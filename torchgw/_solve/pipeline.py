@@ -12,7 +12,7 @@ from torchgw._solve.begin import Guess
 from torchgw._solve.copies import WHY_NOT_A_COPY, find_copy, kept
 from torchgw._solve.evaluation import misses_a_copy
 from torchgw._solve.finish import finish
-from torchgw._solve.forecast import forecast
+from torchgw._solve.forecast import forecast, forecast_again
 from torchgw._solve.loop import iterate
 from torchgw._solve.outcome import Asked, Ending, Outcome
 from torchgw._solve.resolution import Resolved, choose_resolution, solve_on_cells
@@ -51,8 +51,12 @@ def follow(asked: Asked, recorder: Recorder, match: Isometry | None = None) -> F
     strategy = choose_strategy(problem, options)
     if options.ranks is not None:
         options.ranks.agree(*strategy.fingerprint())
-    forecast(strategy)
+    untold = options.told == "nothing"
+    if untold:
+        forecast(strategy)
     start = find_start(asked, strategy, match)
+    if untold and start.search is not None and start.search.compare:
+        forecast_again(strategy)
     if start.guess.patient and options.skip_tiles == "auto":
         strategy = annealed(strategy)
     clock = recorder.time("multistart", clock)
