@@ -243,3 +243,22 @@ def test_a_penalty_beyond_all_tolerances_is_a_strict_marginal_here_too():
     found = torchgw.solve_many(**given, unbalanced=[1e13, (0.5, 1e13)])
     strict = torchgw.solve_many(**given, unbalanced=[None, (0.5, np.inf)])
     assert found.objective == pytest.approx(strict.objective, rel=1e-6)
+
+
+@pytest.mark.parametrize("k", [1, 8])
+def test_partial_problems_whose_full_points_exchange_hardly_any_mass_converge(k):
+    """The second ended at 2,000 Sinkhorn iterations, again and again."""
+    rng = np.random.default_rng(0)
+    xs, ys = ([cdist(x, x) for x in rng.normal(size=(20, 16, 2))] for _ in range(2))
+    single = torchgw.solve_many(D_X=xs[k : k + 1], D_Y=ys[k : k + 1], mass=0.7)
+    some = slice(max(0, k - 2), k + 3)
+    among = torchgw.solve_many(D_X=xs[some], D_Y=ys[some], mass=0.7)
+    place = k - some.start
+    assert single.converged.all()
+    assert among.converged.all()
+    assert single.marginal_error.max() < 1e-6
+    assert np.array_equal(single.plans()[0], among.plans()[place])
+    # a single solve, which has bounds of its own to keep, stays there
+    init = single.plans()[0] / single.plans()[0].sum()
+    stays = torchgw.solve(D_X=xs[k], D_Y=ys[k], mass=0.7, init=init)
+    assert single.objective[0] == pytest.approx(stays.report.objective, rel=1e-5)

@@ -8,6 +8,7 @@ import torch
 
 import torchgw
 from torchgw._errors import PerformanceWarning
+from torchgw._search import chains
 from torchgw._solve import forecast
 
 
@@ -70,6 +71,46 @@ def test_the_sharpest_plans_are_warned_of(monkeypatch):
         sharp = [one for one in told if "natural scale of the cost" in one]
         assert len(sharp) == announced
         assert not sharp or "s in all; a larger epsilon" in sharp[0]
+
+
+def _two_networks(rng):
+    tables = (np.triu(rng.random((120, 120)) < 0.05, 1) for _ in range(2))
+    return {f"D_{side}": np.float64(one | one.T) for side, one in zip("XY", tables, strict=True)}
+
+
+def _few_points(rng):
+    x, y = rng.normal(size=(2, 20, 3))
+    return {"X": x, "Y": y, "distances": "sqeuclidean"}
+
+
+def _two_clouds(rng):
+    centres = 1.5 * rng.normal(size=(12, 15))
+    x, y = (centres[rng.integers(12, size=520)] + rng.normal(size=(520, 15)) for _ in range(2))
+    return {"X": x, "Y": y, "distances": "euclidean"}
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "said"),
+    [
+        (_two_clouds, {}, ["outer iteration", "2 solves"]),
+        (_two_networks, {"mass": 0.8}, ["outer iteration", "3 solves", "followed on all"]),
+        (_two_networks, {"search": "thorough"}, ["outer iteration", "followed on all"]),
+        (_few_points, {"unbalanced": 1.0, "unbalanced_type": "l2"}, ["outer iteration"]),
+        (_few_points, {"M": np.eye(20), "unbalanced": 1.0}, ["outer iteration"]),
+    ],
+)
+def test_what_takes_long_is_said_once(given, options, said, monkeypatch):
+    """Whatever the number of solves that an answer takes."""
+    problem = given(np.random.default_rng(0))
+    monkeypatch.setattr(forecast, "_LONG", 0.0)
+    monkeypatch.setattr(chains, "_LONG", 0.0)
+    monkeypatch.setattr(chains, "_chain_seconds", lambda *_: 1.0)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        torchgw.solve(**problem, **options, random_state=0)
+    told = [str(one.message) for one in told if one.category is PerformanceWarning]
+    assert len(told) == len(said)
+    assert all(part in text for part, text in zip(said, told, strict=True))
 
 
 @pytest.mark.slow

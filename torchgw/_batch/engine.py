@@ -9,6 +9,7 @@ many others there are.
 from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,6 +21,7 @@ from torchgw._batch.stopping import Rules
 from torchgw._batch.sweep import TICK, next_relaxation, sweep
 from torchgw._batch.warm import may_begin, on_chip
 from torchgw._batch.worth import Ended, Found
+from torchgw._sinkhorn.partial import FEW, SLOW, newton_on_bounds
 
 # Entries of a plan times problems that are solved together: about what a core's cache holds, or
 # what keeps a GPU busy. [L391]
@@ -135,9 +137,14 @@ def _tick(pool: Pool) -> Tensor:
         pool.restarts = pool.restarts + ((previous <= made.error) & (made.error < _MOST_ROUNDING))
     pool.relaxation = next_relaxation(pool.relaxation, made.error / previous)
     done = pool.done_with()
-    if pool.share is not None:
-        return done
-    _step(pool, (~done & (pool.number >= 0) & (made.error <= NEWTON_BELOW)).nonzero()[:, 0])
+    near = ~done & (pool.number >= 0) & (made.error <= NEWTON_BELOW)
+    if pool.share is None:
+        _step(pool, near.nonzero()[:, 0])
+    elif pool.mass is not None and near.device.type == "cpu" and max(pool.cost.shape[1:]) <= FEW:
+        # after SLOW iterations, twice as many, four times as many
+        tries = pool.spent // SLOW
+        due = (pool.spent % SLOW == 0) & (tries > 0) & (tries & (tries - 1) == 0)
+        _step_on_bounds(pool, (near & due).nonzero()[:, 0])
     return done
 
 
@@ -154,6 +161,20 @@ def _step(pool: Pool, places: Tensor) -> None:
     pool.f_next[places] = pool.f[places] + unit * made.rows[few]
     # the relaxation factor is fitted to errors of plain iterations, without Newton steps between
     pool.relaxation[places] = torch.where(made.taken[few], 1.0, pool.relaxation[places])
+
+
+def _step_on_bounds(pool: Pool, places: Tensor) -> None:
+    """Solve linear problems of partial plans by Newton's method, one by one."""
+    assert pool.mass is not None
+    for place in places.tolist():
+        epsilon, mass, tol = (float(part[place]) for part in (pool.epsilon, pool.mass, pool.tol))
+        a, b, f, g = (part[place].numpy() for part in (pool.a, pool.b, pool.f, pool.g))
+        top = g[b > 0].max()
+        potentials = (f + top) / epsilon, np.minimum(g - top, 0.0) / epsilon
+        made = newton_on_bounds(pool.plan[place].numpy(), potentials, (a, b), mass, tol)
+        pool.g[place] += epsilon * torch.from_numpy(made.columns)
+        pool.f_next[place] = pool.f[place] + epsilon * torch.from_numpy(made.rows)
+        pool.relaxation[place] = 1.0
 
 
 def _solve_on_chip(pool: Pool) -> Tensor:

@@ -97,8 +97,9 @@ class GWResult(Result):
         What each start that a search followed on all points (a chain) came to, the best one first:
         its start, the epsilon that it has reached, the objective with entropy and the value there,
         seconds, and whether it was "refined" (followed to the final epsilon) or "left behind"
-        before. Where a solve from the best optimum of a few points is compared with one from a x b
-        ("product"), these two. Empty without such a search.
+        before. Where a solve from a x b ("product") is compared with one from the best optimum of a
+        few points, these two; the second is left behind, with NaN for its value, once it is clearly
+        no lower, and not solved if it leads to the same plan. Empty without such a search.
     doubt : str
         Why there may be a better optimum and what to do about it; empty where nothing says so.
     n_iters : int

@@ -227,12 +227,14 @@ def climb(
     affordable: int = 0,
     *,
     in_time: bool = False,
+    told: bool = False,
 ) -> Climbed:
     """Search all points from ``count`` starts, fewer if the first ones agree, down to an epsilon.
 
     Guesses are compared with the best at the end, by their names. If the starts disagree, their
     optima are kicked and mixed, up to ``affordable`` chains in all. ``in_time`` leaves out starts
-    that would take a CPU long where nothing but chance tells them apart above the target.
+    that would take a CPU long where nothing but chance tells them apart above the target. Nothing
+    is said of how long that takes if it has been ``told``.
     """
     world = _World(coarse)
     low = target / coarse.scale
@@ -265,7 +267,7 @@ def climb(
         count = max(len(_FIRST), count // 2)
     kinds = itertools.islice(itertools.chain(_FIRST, itertools.cycle(_LATER)), len(chains), None)
     clock = perf_counter()
-    warned = _warn_if_long(world, count, low)
+    warned = told or _warn_if_long(world, count, low)
     independent = None
     more = _Improvement(world, itertools.count(count))
     while True:

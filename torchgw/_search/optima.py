@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from torchgw._boundary.arrays import to_tensor
+from torchgw._plans.contract import Plan
 from torchgw._plans.rounded import round_to_marginals
 from torchgw._problem.problem import Problem
 from torchgw._search.batch import (
@@ -53,10 +54,10 @@ _FINE_ITERATIONS = 18
 # Distance (CoarseProblem.distances) above which two plans are different optima. [L280]
 _DISTINCT = 0.05
 # The same of plans of all points (_sent_apart). [L617]
-_OTHER = 0.2
+OTHER = 0.2
 # Objectives of whole solves within this of each other, relative, are of the same optimum, as those
 # of chains are. [L1161]
-_AGREED = 1e-3
+AGREED = 1e-3
 # Entries of a plan up to which problems of factored distances are solved twice: where solves begin
 # on a subsample beyond. A choice. [L1161]
 _TWICE = 9_000_000
@@ -297,11 +298,14 @@ def search_all_points(
     n_init: int | None,
     how: SearchName,
     gradient: str | None,
+    *,
+    told: bool = False,
 ) -> Search:
     """Follow ``n_init`` chains on all points where a few do not represent them, or say so."""
     # Chains are compared at the target `epsilon`, together with the optima that few points have
     # found `first`, if these are of all points.
     # Unless `gradient` is None the problem can be solved from another start too, by that gradient.
+    # Whether it has been `told` before how long that takes.
     n, m = problem.source.n, problem.target.n
     if max(n, m) < _TINY or problem.loss.cross is None:
         return first
@@ -337,9 +341,9 @@ def search_all_points(
     target = max(epsilon, LEAST_EPSILON * whole.scale)
     count = min(n_init or _CHAINS[how], affordable)
     in_time = how == "auto" and n_init is None
-    found = climb(whole, target, count, guesses, 2 * affordable, in_time=in_time)
+    found = climb(whole, target, count, guesses, 2 * affordable, in_time=in_time, told=told)
     apart = _sent_apart(coarse, found.plans).tolist()
-    kept = _first_of_each(range(len(found.plans)), apart, _OTHER)
+    kept = _first_of_each(range(len(found.plans)), apart, OTHER)
     alternatives = tuple(
         Alternative(
             found.trials[i].value,
@@ -413,10 +417,10 @@ def compare_ends(problem: Problem, ends: Sequence[tuple[Trial, Tensor]]) -> Sear
         [round_to_marginals(plan[source[:, None], target], *weights) for _, plan in ends]
     )
     trials = tuple(trial for trial, _ in ends)
-    apart = _sent_apart(whole.problem, plans).tolist()
+    apart = _sent_apart(whole.problem, plans).tolist() if len(ends) > 1 else [[0.0]]
     alternatives = tuple(
         Alternative(trials[i].value, trials[i].start, plans[i], source, target, (n, m), epsilon=0.0)
-        for i in _first_of_each(range(len(ends)), apart, _OTHER)
+        for i in _first_of_each(range(len(ends)), apart, OTHER)
     )
     ambiguity = _ambiguity(whole, alternatives)
     certain = ends_settle(trials) or ambiguity < STANDS_OUT
@@ -427,7 +431,29 @@ def compare_ends(problem: Problem, ends: Sequence[tuple[Trial, Tensor]]) -> Sear
 def ends_settle(trials: Sequence[Trial]) -> bool:
     """Whether solves from different starts, the lowest first, agree, or the first stands out."""
     best, worst = trials[0].objective, trials[-1].objective
-    return worst - best <= _AGREED * abs(best) or best < STANDS_OUT * worst
+    return worst - best <= AGREED * abs(best) or best < STANDS_OUT * worst
+
+
+def sent_apart(problem: Problem, few: Alternative, plan: Plan) -> float:
+    """Return how far a plan sends points from where the best plan of few points sends those few.
+
+    As :func:`_sent_apart`, but 0 also where one plan is the other one blurred by entropy: the
+    smaller variance of the images less their covariance, over the variance of distances.
+    """
+    a, b = few.plan.sum(1), few.plan.sum(0)
+    columns = problem.target.columns(few.target).to(few.plan)
+    # a point without weight is sent nowhere
+    sends = [
+        part / part.sum(1, keepdim=True).clamp_min(torch.finfo(part.dtype).tiny)
+        for part in (few.plan, plan.rows(few.source).to(few.plan))
+    ]
+    columns = columns - b @ columns[few.target]
+    ours, theirs = sends[0] @ columns[few.target], sends[1] @ columns
+    own, other, both = (
+        float(a @ (one * another) @ b)
+        for one, another in ((ours, ours), (theirs, theirs), (ours, theirs))
+    )
+    return (min(own, other) - both) / float(b @ columns[few.target].square() @ b)
 
 
 def led_by(search: Search, problem: Problem, plan: Tensor, value: float, label: str) -> Search:

@@ -31,7 +31,7 @@ _ON_HOST = 2**17
 _LINEAR = 1e-3
 # Up to so many points a side, and after so many iterations, Newton's method goes on; where it does
 # not solve a linear problem, four times as many iterations come before it is tried again. [L1202]
-_FEW, _SLOW, _PATIENCE = 64, 200, 4
+FEW, SLOW, _PATIENCE = 64, 200, 4
 # Its steps at most, the shares of a step that are tried, how far potentials may move in a step and
 # in all, in units of epsilon, and the ridge, a share of the mass of a column. [L1202]
 _STEPS, _SHARES, _LONGEST, _FURTHEST, _RIDGE = 30, 0.3 ** np.arange(8), 3.0, 30.0, 1e-11
@@ -71,8 +71,8 @@ def partial_sinkhorn(
         kernel = make_kernel(prepared, Potentials(start.f, g))
     tol = max(tol, 16 * torch.finfo(cost.dtype).eps)
     acceleration, done, failures = Anderson(), 0, 0
-    few = is_small(prepared) and max(cost.shape) <= _FEW
-    slow, wait = _SLOW if few else max_iter, _SLOW
+    few = is_small(prepared) and max(cost.shape) <= FEW
+    slow, wait = SLOW if few else max_iter, SLOW
     while True:
         # one exact iteration is enough to make a kernel from
         count = min(1 if storable and kernel is None else _CHECK_EVERY, max_iter - done)
@@ -90,8 +90,9 @@ def partial_sinkhorn(
         if error <= tol or done >= max_iter or not math.isfinite(error):
             break
         if done >= slow and error < NEWTON_BELOW:
-            g, solved = _by_newton(prepared, found.potentials, mass, tol)
-            wait = wait if solved else _PATIENCE * wait
+            steps = _by_newton(prepared, found.potentials, mass, tol)
+            g = found.potentials.g + epsilon * torch.from_numpy(steps.columns)
+            wait = wait if steps.solved else _PATIENCE * wait
             acceleration, kernel, slow = Anderson(), None, done + wait
             continue
         g = acceleration.next(g, found.g_next) if error < _LINEAR else found.g_next
@@ -99,6 +100,16 @@ def partial_sinkhorn(
         if storable and kernel is None:
             kernel = make_kernel(prepared, found.potentials)
     return SinkhornResult(found.potentials, error, done, error <= tol)
+
+
+def _by_newton(
+    prepared: PreparedProblem, potentials: Potentials, mass: float, tol: float
+) -> "OnBounds":
+    """Go on from potentials by Newton's method."""
+    f, g = (part.numpy() / prepared.problem.epsilon for part in potentials)
+    a, b = (part.numpy() for part in prepared.problem.marginals)
+    plan = prepared.dense(potentials).double().numpy()
+    return newton_on_bounds(plan, (f, g), (a, b), mass, tol)
 
 
 class _Point(NamedTuple):
@@ -110,19 +121,32 @@ class _Point(NamedTuple):
     value: float  # over epsilon
 
 
-def _by_newton(
-    prepared: PreparedProblem, potentials: Potentials, mass: float, tol: float
-) -> tuple[Tensor, bool]:
-    """Find potentials g of columns by Newton's method on the dual, and whether it is solved."""
+class OnBounds(NamedTuple):
+    """What Newton's method adds to potentials, in units of epsilon."""
+
+    rows: NDArray[np.float64]  # to exact rows at the new columns
+    columns: NDArray[np.float64]
+    solved: bool
+
+
+def newton_on_bounds(
+    plan: NDArray[np.float64],
+    potentials: tuple[NDArray[np.float64], NDArray[np.float64]],
+    weights: tuple[NDArray[np.float64], NDArray[np.float64]],
+    mass: float,
+    tol: float,
+) -> OnBounds:
+    """Go on from a plan of exact rows by Newton's method on the dual.
+
+    Potentials f and g are in units of epsilon; g is zero at columns below their bounds, and f has
+    the level in it.
+    """
     # Points at their bounds are known for a step: full rows follow the columns one by one, those
     # that are not full rise and fall together with the level, and columns with g = 0 that would go
     # on stay. Where a step changes which these are, the dual may rise on its way; it is shortened
     # until it does not: D. Bertsekas. Projected Newton methods for optimization problems with
     # simple constraints. SIAM Journal on Control and Optimization 1982.
-    epsilon = prepared.problem.epsilon
-    a, b = (weight.numpy() for weight in prepared.problem.marginals)
-    f, g = (part.numpy() / epsilon for part in potentials)
-    plan = prepared.dense(potentials).double().numpy()
+    (f, g), (a, b) = potentials, weights
     used = b > 0
     weighted = np.where(a > 0, a, 1.0)
 
@@ -164,7 +188,7 @@ def _by_newton(
         if not there.value > here.value or abs(there.u).max() > _FURTHEST:
             break
         here = there
-    return potentials.g + epsilon * torch.from_numpy(here.u), bool(solved)
+    return OnBounds(here.x, here.u, bool(solved))
 
 
 def _on_host(

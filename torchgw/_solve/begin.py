@@ -93,24 +93,32 @@ def first_guess(
     unsure = not is_whole(searched, search) and search.ambiguity > _DOUBTED
     matched = match_points(searched) if unsure or not search.alternatives else None
     if matched is None and sample is None:
-        search = search_all_points(problem, epsilon, search, options.n_init, options.search, again)
+        told = options.told == "all"
+        search = search_all_points(
+            problem, epsilon, search, options.n_init, options.search, again, told=told
+        )
     if matched is not None:
         guess = Guess(matched, None, GUESS_EPSILON)
-    elif not search.alternatives:
+    elif search.compare or not search.alternatives:
         guess = PATIENT
-    elif is_smeared(problem, search):
-        # begun at the smaller epsilon of the optimum, the plan would stay where it is
-        guess = PRODUCT
     else:
-        guess = from_alternative(search.alternatives[0], problem.source.device)
-        guess = guess._replace(patient=search.compare)
-        if options.regularization == "entropic":
+        guess = best_found(problem, search)
+        if guess.plan is not None and options.regularization == "entropic":
             guess = guess._replace(potentials=search.potentials, whole=True)
     if sample is not None:
         search = sample.lift(search, (problem.source.n, problem.target.n))
         if options.search == "thorough":
             search = search._replace(doubt=WHY_SUBSAMPLE)
     return guess, search
+
+
+def best_found(problem: Problem, search: Search) -> Guess:
+    """Begin at the best optimum that a search has found."""
+    if is_smeared(problem, search):
+        # begun at the smaller epsilon of the optimum, the plan would stay where it is
+        return PRODUCT
+    guess = from_alternative(search.alternatives[0], problem.source.device)
+    return guess._replace(patient=search.compare)
 
 
 def searchable(problem: Problem, init: Any, options: Options) -> bool:

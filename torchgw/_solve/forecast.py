@@ -41,18 +41,12 @@ def forecast(strategy: Strategy) -> None:
         return
     each = seconds_per_iteration(strategy)
     logger.info("forecast: %.2g s for an outer iteration, if nothing else runs", each)
-    entries = problem.source.n * problem.target.n
     if strategy.proximal:
         logger.info("forecast: up to %.0f s of proximal steps", options.max_iter * each)
-    fewest, usual = _FEWEST, _MOST
-    if options.rule is not None and options.rule.mass is not None:
-        fewest, usual = _PARTIAL
-    elif problem.loss.cross is None and strategy.gradient == "sampled":
-        fewest, usual = _SAMPLED
-        each += min(_SAMPLED_INNER, options.inner_max_iter) * (_ITERATION + _ENTRY * entries)
+    fewest, usual, each = _usual_iterations(strategy)
     least, most = (min(count, options.max_iter) * each for count in (fewest, usual))
     if least > _LONG:
-        unit, name = (60, "minutes") if least > 120 else (1, "seconds")
+        unit, name = _unit(least)
         warn_user(
             f"{problem.source.n:,} x {problem.target.n:,} points take about {each:.2g} s for each "
             f"outer iteration on this CPU, and a solve like this usually {fewest} to {usual} of "
@@ -60,6 +54,49 @@ def forecast(strategy: Strategy) -> None:
             "show progress; fewer points, `solve_low_rank` or a GPU are faster.",
             PerformanceWarning,
         )
+
+
+def forecast_again(strategy: Strategy) -> None:
+    """Say what a solve and those from other starts will take on a CPU, and warn if that is long."""
+    options = strategy.options
+    if strategy.problem.source.device.type != "cpu":
+        return
+    fewest, usual, each = _usual_iterations(strategy)
+    counts = [(fewest, usual)] * 2
+    if options.rule is not None:
+        # the other start is the plan of a whole solve with strict marginals
+        counts.append((_FEWEST, _MOST))
+    least, most = (
+        sum(min(count, options.max_iter) for count in ends) * each
+        for ends in zip(*counts, strict=True)
+    )
+    logger.info("forecast: %d solves, from several starts, up to %.2g s", len(counts), most)
+    if least > _LONG:
+        unit, name = _unit(most)
+        warn_user(
+            f"A few points do not represent these, so that {len(counts)} solves from several "
+            f"starts are compared: up to {most / unit:.0f} {name} in all. search='fast' leaves "
+            "them out, and a start that is known (`init`) needs none.",
+            PerformanceWarning,
+        )
+
+
+def _usual_iterations(strategy: Strategy) -> tuple[int, int, float]:
+    """Return the least and the most outer iterations of most solves, and the seconds of each."""
+    problem, options = strategy.problem, strategy.options
+    each = seconds_per_iteration(strategy)
+    if options.rule is not None and options.rule.mass is not None:
+        return *_PARTIAL, each
+    if problem.loss.cross is None and strategy.gradient == "sampled":
+        entries = problem.source.n * problem.target.n
+        inner = min(_SAMPLED_INNER, options.inner_max_iter) * (_ITERATION + _ENTRY * entries)
+        return *_SAMPLED, each + inner
+    return _FEWEST, _MOST, each
+
+
+def _unit(seconds: float) -> tuple[int, str]:
+    """Choose the unit in which a time is said."""
+    return (60, "minutes") if seconds > 120 else (1, "seconds")
 
 
 def _foresee_sharp(strategy: Strategy) -> None:

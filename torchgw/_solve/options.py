@@ -48,6 +48,8 @@ class Options:
     resolution: float | Literal["auto"] | None = "auto"
     fixed_point: bool = False  # whether the plan is to be differentiated at a fixed point
     ranks: Ranks | None = None  # processes that share the solve
+    # what an earlier solve of the same call has said of its time
+    told: Literal["nothing", "loops", "all"] = "nothing"
 
     def __post_init__(self) -> None:
         """Check every field; the messages name the argument of :func:`torchgw.solve`."""

@@ -1,22 +1,36 @@
 """The solves that an answer takes: one; others by shorter searches; one for each mass."""
 
 import math
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 import torch
 
 from torchgw._search.chains import Trial
-from torchgw._search.optima import WHY_APART, WHY_OPEN, Search, compare_ends, ends_settle, led_by
-from torchgw._solve.begin import PATIENT
+from torchgw._search.optima import (
+    AGREED,
+    OTHER,
+    WHY_APART,
+    WHY_OPEN,
+    Search,
+    compare_ends,
+    ends_settle,
+    led_by,
+    sent_apart,
+)
+from torchgw._solve.begin import best_found
 from torchgw._solve.copies import WHY_NOT_A_COPY
 from torchgw._solve.options import Options
 from torchgw._solve.outcome import Asked, Outcome
-from torchgw._solve.pipeline import solve_once
+from torchgw._solve.pipeline import conclude, follow, solve_once
 from torchgw._solve.state import Recorder
 from torchgw._solve.status import Status
+from torchgw._typing import Iteration
 
 # Masses that are tried where a linear cost depends on the mass; and by how many times `tol` two may
 # differ where the cost is sampled. [L576]
@@ -26,6 +40,11 @@ _ROUGHLY = 100
 # such a problem have other optima with entropy than without. What is rounding of an objective, over
 # the natural scale of the cost. [L634]
 _SMALLEST, _NOTHING = 2**12, 1e-9
+# The best plan of few points leads to the plan that was found if it sends them no further apart
+# than this. A solve from it ends early where its objective is higher by this share (and comes no
+# nearer, if the two are not alike), after so many iterations, by which it has forgotten the grid of
+# the few. [L1205]
+_ALIKE, _ABOVE, _FORGOTTEN = 0.1, 0.015, 3
 
 
 def solve_problem(asked: Asked, recorder: Recorder) -> Outcome:
@@ -49,9 +68,9 @@ def _shorter_searches(asked: Asked, search: Search | None) -> Iterator[Options]:
     if thorough:
         # the chains of a thorough search crowd out some that the default would follow to
         # the end
-        yield replace(options, search="auto")
+        yield replace(options, search="auto", told="all")
     if thorough or problem.source.n * problem.target.n <= _SMALLEST:
-        yield replace(options, n_init=1)
+        yield replace(options, n_init=1, told="all")
 
 
 def _solve_searched(asked: Asked, recorder: Recorder) -> Outcome:
@@ -61,35 +80,98 @@ def _solve_searched(asked: Asked, recorder: Recorder) -> Outcome:
     search, status = found.search, found.ending.status
     if search is None or not search.compare or status is Status.STOPPED:
         return found
-    now, aside, options = perf_counter(), Recorder(), asked.options
-    # what it would be if it were the only one
-    asked.generator.manual_seed(asked.generator.initial_seed())
-    label = search.alternatives[0].label if search.alternatives else "product"
-    start: Any = PATIENT
-    other_label = "product"
-    if options.rule is not None:
-        # the best match of all points, of which a relaxed plan leaves some out
-        strict = asked._replace(options=replace(options, rule=None, polish=False))
-        start, other_label = _solve_searched(strict, Recorder()).ending.plan, "all points"
-    begun = asked._replace(options=replace(options, n_init=None), init=start, made=())
-    other = solve_once(begun, aside)
-    recorder.time("multistart", now)
-    ends = [
-        (_told(label, found, now - clock), found),
-        (_told(other_label, other, perf_counter() - now), other),
-    ]
+    relaxed = asked.options.rule is not None
+    label = search.alternatives[0].label if relaxed and search.alternatives else "product"
+    first = _told(label, found, perf_counter() - clock)
+    return (_from_strict if relaxed else _from_few)(asked, found, search, first)
+
+
+def _from_few(asked: Asked, found: Outcome, search: Search, first: Trial) -> Outcome:
+    """Solve from the best plan of few points too, unless that leads to the plan that was found."""
+    problem, few, ends = asked.problem, search.alternatives[0], [(first, found)]
+    apart, left = sent_apart(problem, few, found.ending.plan), []
+    if apart > _ALIKE:
+        begun = _begun_at(best_found(problem, search), asked)
+        with _aside(asked, found) as aside:
+            clock = perf_counter()
+            if asked.options.regularization == "entropic":
+                aside.callback = _NoLower(found.recorder.history, alike=apart <= OTHER)
+            followed = follow(begun, aside)
+            aside.callback = None
+            if followed.state.status is Status.STOPPED:
+                at, spent = aside.history[-1], perf_counter() - clock
+                left = [Trial(few.label, at.epsilon, at.objective, math.nan, spent, "left behind")]
+            else:
+                other = conclude(begun, followed)
+                ends.append((_told(few.label, other, perf_counter() - clock), other))
     ends.sort(key=lambda end: end[0].objective)
-    trials, best = tuple(trial for trial, _ in ends), ends[0][1]
-    if options.rule is None:
-        plans = (torch.as_tensor(end.ending.plan.to_dense()).double() for _, end in ends)
-        search = compare_ends(asked.problem, list(zip(trials, plans, strict=True)))
-    else:
-        search = search._replace(trials=trials, doubt="" if ends_settle(trials) else WHY_APART)
-    if best.search and best.search.doubt:
-        # what is said of the plan itself
-        search = search._replace(doubt=best.search.doubt)
-    aside.timings = recorder.timings
-    return best._replace(search=search)
+    plans = (torch.as_tensor(end.ending.plan.to_dense()).double() for _, end in ends)
+    trials, best = [trial for trial, _ in ends], ends[0][1]
+    search = compare_ends(problem, list(zip(trials, plans, strict=True)))
+    if left:
+        doubt = WHY_OPEN["auto"].format(count=2) if apart > OTHER else ""
+        search = search._replace(trials=(*trials, *left), doubt=doubt)
+    return _searched_by(search, best)
+
+
+class _NoLower:
+    """Whether a solve will come to no lower objective than an earlier one, by those on its path."""
+
+    def __init__(self, path: Sequence[Iteration], *, alike: bool) -> None:
+        # if both are `alike` they lead to the same optimum, or to ones next to each other
+        last = {step.epsilon: step.objective for step in path}
+        self._falls, self._objectives = [-math.log(epsilon) for epsilon in last], [*last.values()]
+        self._target, self._alike, self._above = path[-1].epsilon, alike, math.inf
+
+    def __call__(self, now: Iteration) -> bool:
+        """Compare an iteration with the earlier path at the same epsilon."""
+        if now.iteration < _FORGOTTEN:
+            return False
+        there = float(np.interp(-math.log(now.epsilon), self._falls, self._objectives))
+        before, self._above = (
+            self._above,
+            (now.objective - there) / max(abs(there), sys.float_info.min),
+        )
+        if self._alike:
+            return self._above > (_ABOVE if now.epsilon > self._target else -AGREED)
+        return self._above > max(_ABOVE, before)
+
+
+def _from_strict(asked: Asked, found: Outcome, search: Search, first: Trial) -> Outcome:
+    """Solve from the best match of all points too, of which a relaxed plan leaves some out."""
+    strict = asked._replace(options=replace(asked.options, rule=None, polish=False, told="loops"))
+    with _aside(asked, found) as aside:
+        clock = perf_counter()
+        plan = _solve_searched(strict, Recorder()).ending.plan
+        other = solve_once(_begun_at(plan, asked), aside)
+        second = _told("all points", other, perf_counter() - clock)
+    ends = sorted([(first, found), (second, other)], key=lambda end: end[0].objective)
+    trials = tuple(trial for trial, _ in ends)
+    doubt = "" if ends_settle(trials) else WHY_APART
+    return _searched_by(search._replace(trials=trials, doubt=doubt), ends[0][1])
+
+
+def _begun_at(init: Any, asked: Asked) -> Asked:
+    """Ask for a solve from a start, without a search."""
+    return asked._replace(
+        options=replace(asked.options, n_init=None, told="all"), init=init, made=()
+    )
+
+
+@contextmanager
+def _aside(asked: Asked, found: Outcome) -> Iterator[Recorder]:
+    """Record one more solve, with the draws that it would have alone, as part of the search."""
+    asked.generator.manual_seed(asked.generator.initial_seed())
+    recorder = Recorder()
+    with found.recorder.timed("multistart"):
+        yield recorder
+    recorder.timings = found.recorder.timings
+
+
+def _searched_by(search: Search, best: Outcome) -> Outcome:
+    """Say what a search has found; what is said of the plan itself goes first."""
+    own = best.search.doubt if best.search else ""
+    return best._replace(search=search._replace(doubt=own or search.doubt))
 
 
 def _told(start: str, outcome: Outcome, seconds: float) -> Trial:
@@ -102,18 +184,15 @@ def _told(start: str, outcome: Outcome, seconds: float) -> Trial:
 
 def _no_higher_than(searched: Outcome, asked: Asked, options: Options) -> Outcome:
     """Solve by a shorter search as well, if there was a search, and return what is lower."""
-    search, recorder, problem = searched.search, searched.recorder, asked.problem
+    search, problem = searched.search, asked.problem
     if search is None or not search.alternatives or searched.ending.status is Status.STOPPED:
         return searched
     nothing = _NOTHING * searched.strategy.scale
     if problem.linear is None and searched.ending.evaluation.value(problem.alpha) <= nothing:
         # nothing is better than a match that keeps all distances
         return searched
-    clock, aside = perf_counter(), Recorder()
-    # the same draws as if this solve were the only one
-    asked.generator.manual_seed(asked.generator.initial_seed())
-    other = _solve_searched(asked._replace(options=options, init=None, made=()), aside)
-    recorder.time("multistart", clock)
+    with _aside(asked, searched) as aside:
+        other = _solve_searched(asked._replace(options=options, init=None, made=()), aside)
     before, now = (
         one.ending.evaluation.objective(problem.alpha, one.ending.epsilon)
         for one in (searched, other)
@@ -130,7 +209,6 @@ def _no_higher_than(searched: Outcome, asked: Asked, options: Options) -> Outcom
         doubt = WHY_OPEN["thorough"].format(count=len(search.trials))
     # what is said of the plan itself
     search = led_by(search, problem, plan, value, label)._replace(doubt=doubt)
-    aside.timings = recorder.timings
     return other._replace(search=search, recorder=aside)
 
 
@@ -155,7 +233,7 @@ def _solve_for_mass(asked: Asked, recorder: Recorder) -> Outcome:
         if settled or len(tried) == _MOST_MASSES or not outcome.ending.status.converged:
             break
         mass, asked = math.exp(_next(tried)), asked._replace(init=outcome.ending.plan)
-        options = replace(options, n_init=None)
+        options = replace(options, n_init=None, told="all")
     if not settled and outcome.ending.status.converged:
         outcome = outcome._replace(ending=outcome.ending._replace(status=Status.OUTER_LIMIT))
     # of the first mass; the others begin where it ended

@@ -3,38 +3,60 @@
 import math
 from functools import partial
 from time import perf_counter
+from typing import NamedTuple
 
+from torchgw._search.isometry import Isometry
 from torchgw._search.optima import Search
 from torchgw._sinkhorn.choose import alone
 from torchgw._solve.begin import Guess
 from torchgw._solve.copies import WHY_NOT_A_COPY, find_copy, kept
 from torchgw._solve.evaluation import misses_a_copy
 from torchgw._solve.finish import finish
-from torchgw._solve.forecast import forecast
+from torchgw._solve.forecast import forecast, forecast_again
 from torchgw._solve.loop import iterate
 from torchgw._solve.outcome import Asked, Ending, Outcome
-from torchgw._solve.resolution import choose_resolution, solve_on_cells
+from torchgw._solve.resolution import Resolved, choose_resolution, solve_on_cells
 from torchgw._solve.settle import leaves, settle
 from torchgw._solve.stages import run_stages
-from torchgw._solve.start import begin, find_start
-from torchgw._solve.state import Recorder
+from torchgw._solve.start import Start, begin, find_start
+from torchgw._solve.state import LoopState, Recorder, Setting
 from torchgw._solve.status import Status
-from torchgw._solve.strategy import annealed, choose_strategy
+from torchgw._solve.strategy import Strategy, annealed, choose_strategy
 from torchgw._typing import Potentials
 
 
 def solve_once(asked: Asked, recorder: Recorder) -> Outcome:
     """Solve a problem, for one mass and by one search."""
-    problem, options, checkpoint = asked.problem, asked.options, asked.checkpoint
+    problem, options = asked.problem, asked.options
     match = find_copy(asked, recorder)
     if match is not None and options.sharp:
         return kept(problem, options, match, recorder)
+    return conclude(asked, follow(asked, recorder, match))
+
+
+class Followed(NamedTuple):
+    """A solve up to where its loop has ended."""
+
+    strategy: Strategy
+    start: Start
+    setting: Setting
+    state: LoopState
+    resolved: Resolved | None  # the plan of a problem that was solved on cells
+
+
+def follow(asked: Asked, recorder: Recorder, match: Isometry | None = None) -> Followed:
+    """Choose how to solve and where to begin, and run the loop."""
+    problem, options, checkpoint = asked.problem, asked.options, asked.checkpoint
     clock = perf_counter()
     strategy = choose_strategy(problem, options)
     if options.ranks is not None:
         options.ranks.agree(*strategy.fingerprint())
-    forecast(strategy)
+    untold = options.told == "nothing"
+    if untold:
+        forecast(strategy)
     start = find_start(asked, strategy, match)
+    if untold and start.search is not None and start.search.compare:
+        forecast_again(strategy)
     if start.guess.patient and options.skip_tiles == "auto":
         strategy = annealed(strategy)
     clock = recorder.time("multistart", clock)
@@ -47,6 +69,13 @@ def solve_once(asked: Asked, recorder: Recorder) -> Outcome:
         state, resolved = solve_on_cells(strategy, setting, state, tolerance)
     if resolved is None:
         setting, state = run_stages(strategy, setting, state, start.guess)
+    return Followed(strategy, start, setting, state, resolved)
+
+
+def conclude(asked: Asked, followed: Followed) -> Outcome:
+    """Settle the plan that a loop has come to, and compute its numbers."""
+    checkpoint, (strategy, start, setting, state, resolved) = asked.checkpoint, followed
+    if resolved is None:
         if checkpoint is not None and state.status is Status.STOPPED:
             checkpoint.keep(setting, state, now=True)
         plan, state = settle(setting, state, strategy.dtypes.settle)
@@ -64,7 +93,7 @@ def solve_once(asked: Asked, recorder: Recorder) -> Outcome:
     gradient, search = setting.gradient, start.search
     # a plan from a given start is not compared with the match of copies
     given = asked.init is not None and not isinstance(asked.init, Guess)
-    searched = not given and options.rule is None
+    searched = not given and asked.options.rule is None
     if searched and misses_a_copy(setting.problem, gradient, ending.evaluation, ending.epsilon):
         search = (search or Search((), math.nan))._replace(doubt=WHY_NOT_A_COPY)
     f, g = plan.potentials
@@ -76,7 +105,7 @@ def solve_once(asked: Asked, recorder: Recorder) -> Outcome:
         n_anchors=gradient.n_anchors,
         noise=gradient.noise(state.coupling),
         search=search,
-        recorder=recorder,
+        recorder=setting.recorder,
         known=gradient.remember(state.coupling, setting.marginals),
         resolution=resolved and resolved.resolution,
     )

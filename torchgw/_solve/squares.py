@@ -59,7 +59,7 @@ def solve_squares(asked: Asked, recorder: Recorder) -> Outcome:
             break
         # if masses swing to and fro, the penalty is made steeper
         firm, last = firm * (2 if moved > 2 * last else 1), moved
-        options = replace(options, epsilon=ending.epsilon, n_init=None)
+        options = replace(options, epsilon=ending.epsilon, n_init=None, told="all")
         asked = asked._replace(init=ending.plan, made=())
         point = mixer.next(*(part.clamp_min(_LEAST).log() for part in (point, found))).exp()
         stands = [
