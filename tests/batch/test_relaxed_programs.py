@@ -88,6 +88,22 @@ def test_programs_end_where_the_engine_does(device, kind, fused, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES, ids=str)
+@pytest.mark.parametrize("size", [(20, 40), (70, 12)])
+def test_sides_of_unequal_sizes_end_where_the_engine_does(device, size, monkeypatch):
+    skip_unless_kernels_run(device)
+    given = stacks(device, [size])
+    for kind in ("partial", "unbalanced"):
+        for programs in (False, True):
+            monkeypatch.setattr(engine, "may_begin", lambda *args, which=programs: which)
+            batch = solved(given, kind, fused=True, plans=False, epsilon=0.1)
+            if not programs:
+                plain = batch
+        assert batch.converged.all()
+        torch.testing.assert_close(batch.objective, plain.objective, rtol=1e-6, atol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", DEVICES, ids=str)
 def test_too_few_iterations_are_told(device, monkeypatch):
     skip_unless_kernels_run(device)
     monkeypatch.setattr(engine, "may_begin", lambda *args: True)
