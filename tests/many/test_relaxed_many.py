@@ -12,7 +12,7 @@ from problems import random_weights
 from scipy.spatial.distance import cdist
 
 import torchgw
-from torchgw._batch.relaxed import _level
+from torchgw._batch.relaxed import Relaxed, _level
 
 INF = math.inf
 RNG = np.random.default_rng(7)
@@ -165,6 +165,35 @@ def test_levels_fill_the_mass():
         torch.testing.assert_close(filled, torch.full_like(filled, share), rtol=1e-12, atol=0)
 
 
+def test_levels_of_points_that_are_full_with_nothing_left():
+    """The mass was that of 12 of 20 points, and rounding left the level zero: all plans ended."""
+    free = torch.tensor(12 * [0.05] + 8 * [1e-25], dtype=torch.float64)
+    free = free * torch.linspace(0.9, 1.1, 20, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(0)
+    parts = [free[torch.randperm(20, generator=generator)] for _ in range(50)]
+    weight = torch.full((50, 1, 20), 0.05, dtype=torch.float64)
+    found = _level(weight, torch.stack(parts)[:, None], torch.full((50,), 0.6, dtype=torch.float64))
+    filled = torch.minimum(weight, found * torch.stack(parts)[:, None]).sum((1, 2))
+    np.testing.assert_allclose(filled, 0.6, rtol=1e-12)
+
+
+@pytest.mark.parametrize("starts", [1, 3])
+def test_a_problem_whose_numbers_are_lost_is_told(starts, monkeypatch):
+    """A KeyError came in place of the others' answers."""
+
+    def settle(self, *terms):
+        found = settled(self, *terms)
+        lost = torch.where(self.mass > 0.9, math.nan, found.objective)
+        return found._replace(objective=lost)
+
+    settled = Relaxed.settle
+    monkeypatch.setattr(Relaxed, "settle", settle)
+    found = torchgw.solve_many(XS[:2], YS[:2], mass=[0.7, 0.95], n_init=starts)
+    assert np.isfinite(found.objective[0])
+    assert np.isnan(found.objective[1])
+    assert found.plan(1).shape == SIZES[1]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -262,3 +291,18 @@ def test_partial_problems_whose_full_points_exchange_hardly_any_mass_converge(k)
     init = single.plans()[0] / single.plans()[0].sum()
     stays = torchgw.solve(D_X=xs[k], D_Y=ys[k], mass=0.7, init=init)
     assert single.objective[0] == pytest.approx(stays.report.objective, rel=1e-5)
+
+
+def test_partial_plans_that_go_to_and_fro_settle():
+    """Three plans came in turn, whose linear problems were not solved well enough."""
+    rng = np.random.default_rng(950463696)
+    # the draws before those of the problem
+    rng.integers(5), rng.integers(2, 4), [rng.choice(k) for k in (3, 3, 5)]
+    for _ in range(19):
+        x, y = (
+            rng.normal(size=(4, 3))[np.arange(24) % 4] + 0.3 * rng.normal(size=(24, 3))
+            for _ in range(2)
+        )
+    found = torchgw.solve_many([x], [y], mass=0.6)
+    assert found.converged.all()
+    assert found.n_iter[0] < 200

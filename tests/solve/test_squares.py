@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import networkx
 import numpy as np
 import ot
 import pytest
@@ -85,6 +86,48 @@ def test_no_entry_of_the_plan_could_do_better(rho, linear, directed, weighted, d
     assert float(mean.detach()) < 2e-4
     by_weights = found.lazy_plan.weights[0] / found.lazy_plan.weights[0].sum()
     np.testing.assert_allclose(torch.as_tensor(by_weights).cpu(), a / a.sum(), rtol=1e-12)
+
+
+def hops(graph):
+    return np.asarray(networkx.floyd_warshall_numpy(graph))
+
+
+@pytest.mark.parametrize(
+    ("sides", "rho", "options"),
+    [
+        ("parts", 0.5, {}),
+        ("point", 25.0, {}),
+        ("ring", 25.0, {"epsilon": 0.05, "scale": None}),
+    ],
+)
+def test_hops_of_graphs_come_to_a_stationary_plan(sides, rho, options):
+    """Plans underflowed, or masses without weight led the others away, up to 1e49."""
+    rng = np.random.default_rng(3)
+    tree, ring = hops(networkx.random_labeled_tree(30, seed=3)), hops(networkx.cycle_graph(12))
+    weights, others = rng.dirichlet(np.ones(30)), rng.dirichlet(np.ones(12))
+    if sides == "parts":
+        table = hops(networkx.barabasi_albert_graph(140, 2, seed=0))
+        first, second = table[:60, :60], table[60:110, 60:110]
+        a, b = np.full(60, 1 / 60), np.full(50, 1 / 50)
+    elif sides == "point":
+        first, second, a, b = tree, np.zeros((1, 1)), weights, np.ones(1)
+    else:
+        first, second, a, b = tree, ring, 2 * weights, others
+    found = torchgw.solve(
+        D_X=first, D_Y=second, a=a, b=b, unbalanced=rho, unbalanced_type="l2", random_state=0,
+        **options,
+    )  # fmt: skip
+    assert found.converged
+    assert found.report.mass > 1e-3
+    # logarithms of entries that have underflowed
+    plan = torch.as_tensor(found.plan).clamp_min(1e-300).requires_grad_()
+    tables = map(torch.as_tensor, (first, second, a, b))
+    value = objective(plan, *tables, (rho, rho), found.epsilon)
+    assert found.report.objective == pytest.approx(float(value.detach()), rel=1e-9)
+    (slope,) = torch.autograd.grad(value, plan)
+    # the slope of a plan that misses by the tolerance of 1e-5, times costs of up to 100
+    plan = plan.detach()
+    assert float((plan * slope.abs()).sum() / plan.sum()) < 2e-4
 
 
 def test_little_entropy_comes_to_the_plan_of_pot():

@@ -157,6 +157,9 @@ def _plan_ahead(
     pool.tol[places] = tol
     budget = pool.budget[places]
     behind = (error > ANNEALING_TOLERANCE) | (course.at_target & (error > reached.change))
+    if pool.share is not None:
+        # plans that go to and fro in the shortest steps miss their marginals by as much
+        behind |= course.at_target & ~course.solved & (pool.share[places] <= _SHORTEST)
     budget = torch.where(behind, 2 * budget, budget)
     budget = torch.where(course.settled | settle, rules.inner_max_iter, budget)
     pool.budget[places] = budget.clamp(max=rules.inner_max_iter)

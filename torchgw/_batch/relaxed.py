@@ -141,4 +141,8 @@ def _level(weight: Tensor, free: Tensor, mass: Tensor) -> Tensor:
     fits = height <= ordered
     # the search always ends at the last point, also after rounding
     fits[:, :, -1] = True
-    return height.gather(2, fits.to(torch.int8).argmax(2, keepdim=True))
+    place = fits.to(torch.int8).argmax(2, keepdim=True)
+    # the level is never below that of the last full point, where rounding leaves nothing to others
+    last = ordered.gather(2, (place - 1).clamp_min(0))
+    found = height.gather(2, place)
+    return torch.where(place > 0, found.maximum(last), found)

@@ -26,6 +26,7 @@ from torchgw._gradients.means import own_terms
 from torchgw._plans.contract import Plan
 from torchgw._plans.transport import DualPlan, TransportPlan
 from torchgw._problem.problem import Problem
+from torchgw._sinkhorn.problem import keeps_digits
 from torchgw._typing import Marginals, Potentials
 
 Kind = TypeVar("Kind", bound=DualPlan)
@@ -36,7 +37,7 @@ class RelaxedCoupling(NamedTuple):
 
     base: Coupling
     masses: Marginals  # row and column sums, of sum one, float64
-    total: Tensor  # mass of the plan before, ()
+    log_total: Tensor  # logarithm of the mass of the plan before, ()
 
     @property
     def empty(self) -> bool:
@@ -49,7 +50,7 @@ class RelaxedCoupling(NamedTuple):
             *(torch.lerp(x, y, share) for x, y in zip(self.masses, latest.masses, strict=True))
         )
         mean = self.base.mean(latest.base, share, generator)
-        return RelaxedCoupling(mean, masses, latest.total)
+        return RelaxedCoupling(mean, masses, latest.log_total)
 
     def change(self, previous: RelaxedCoupling) -> Tensor:
         """Compute the relative change: of a coupling of distances that vanish, the marginals'."""
@@ -103,8 +104,8 @@ class RelaxedGradient(Gradient):
         self.row, self.column = torch.zeros_like(base.row), torch.zeros_like(base.column)
 
     def start(self) -> RelaxedCoupling:
-        one = torch.ones_like(self.marginals.a[0])
-        return RelaxedCoupling(self._base.start(), self.marginals, one)
+        zero = torch.zeros_like(self.marginals.a[0])
+        return RelaxedCoupling(self._base.start(), self.marginals, zero)
 
     def linearise(self, coupling: RelaxedCoupling) -> LinearCost:
         """Compute the cost at a normalised plan, with the terms of its rows and columns."""
@@ -120,24 +121,24 @@ class RelaxedGradient(Gradient):
             # a given start, of mass one
             a, b = (torch.ones_like(weight)[:, None] for weight in self.marginals)
             masses = Marginals((plan @ b)[:, 0], (plan.T @ a)[:, 0])
-            one = torch.ones_like(self.marginals.a[0])
-            return RelaxedCoupling(self._base.update(plan, known, generator), masses, one)
-        normalised, masses, total = normalise(plan)
-        if not self.exact and not 0 < float(total + 0 * masses.b.sum()) < math.inf:
+            zero = torch.zeros_like(self.marginals.a[0])
+            return RelaxedCoupling(self._base.update(plan, known, generator), masses, zero)
+        normalised, masses, log_total = normalise(plan)
+        if not self.exact and not math.isfinite(float(log_total + 0 * masses.b.sum())):
             # samples could not be drawn; exact gradients fail later, when their value is computed
             raise NumericalError(
-                f"The plan of a relaxed problem has the mass {float(total)}, or columns of more "
-                "than numbers can hold: its exponents are too large for the precision. Raise "
-                "`epsilon`, or pass `precision='float64'`."
+                f"The plan of a relaxed problem has the mass e^{float(log_total):.3g}, or columns "
+                "of more than numbers can hold: its exponents are too large for the precision. "
+                "Raise `epsilon`, or pass `precision='float64'`."
             )
-        return RelaxedCoupling(self._base.update(normalised, known, generator), masses, total)
+        return RelaxedCoupling(self._base.update(normalised, known, generator), masses, log_total)
 
     def dual_value(
         self, potentials: Potentials, coupling: RelaxedCoupling, epsilon: float
     ) -> Tensor:
         """Compute <C, P> + epsilon KL(P | a x b) of the normalised plan P."""
         (p, q), (f, g) = coupling.masses, potentials
-        return p @ f + q @ g - epsilon * coupling.total.log()
+        return p @ f + q @ g - epsilon * coupling.log_total
 
     def evaluate(
         self,
@@ -164,7 +165,8 @@ class RelaxedGradient(Gradient):
 
 
 def normalise(plan: Kind) -> tuple[Kind, Marginals, Tensor]:
-    """Compute P / |P| whose rows have their masses as weights, its marginals and |P|."""
+    """Compute P / |P| whose rows have their masses as weights, its marginals and log |P|."""
+    plan, moved = _in_range(plan)
     p, q = plan.marginals()
     total = p.sum()
     p, q = p / total, q / q.sum()
@@ -172,4 +174,18 @@ def normalise(plan: Kind) -> tuple[Kind, Marginals, Tensor]:
     shift = torch.where(p > 0, a / (p * total).clamp_min(torch.finfo(p.dtype).tiny), 1.0).log()
     potentials = Potentials(plan.potentials.f + plan.epsilon * shift, plan.potentials.g)
     scaled: Any = plan.replaced(potentials, Marginals(p, b))
-    return scaled, Marginals(p, q), total
+    return scaled, Marginals(p, q), total.log() + moved
+
+
+def _in_range(plan: Kind) -> tuple[Kind, float]:
+    """Scale a plan whose mass is no number of its dtype; return it and log of what it lost."""
+    # The mass of a plan that weak penalties hold is about exp(-cost / epsilon): it is found at the
+    # end, and until then only its logarithm has to be a number.
+    mass = float(plan.marginals()[0].sum())
+    if not isinstance(plan, TransportPlan) or keeps_digits(mass, plan.dtype):
+        return plan, 0.0
+    f, g = plan.potentials
+    rows = plan.weights.log_a + (f - plan.prepared.softmin(g, axis=1)) / plan.epsilon
+    moved = float(rows.logsumexp(0))
+    scaled: Any = plan.replaced(Potentials(f - plan.epsilon * moved, g), plan.weights, plan.masses)
+    return scaled, moved

@@ -257,13 +257,16 @@ def _solve_group(group: _Group, found: Numbers, keep: Keep | None) -> None:
             zip(ended.number.tolist(), ended.objective.tolist(), strict=True)
         ):
             problem, start = divmod(entry, starts)
-            # of starts that end at the same objective the first one counts, whichever ends first
-            if (objective, start) < best[problem]:
-                best[problem] = objective, start
+            # of starts that end at the same objective the first one counts, whichever ends
+            # first; a lost number counts only where all starts have lost theirs
+            rank = math.inf if math.isnan(objective) else objective, start
+            if rank < best[problem]:
+                best[problem] = rank
                 keep(group.plan(problem, ended, place))
 
     solved = run(group.packed(), group.asked.rules, None if keep is None else hand_over)
-    winner = solved.objective.view(-1, starts).argmin(1)
+    objectives = solved.objective.view(-1, starts)
+    winner = objectives.where(~objectives.isnan(), math.inf).argmin(1)
     taken = torch.arange(count, device=device) * starts + winner
     parts = (
         solved.value_quad, solved.value_linear, solved.objective, solved.marginal_error,

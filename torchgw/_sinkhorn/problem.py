@@ -11,6 +11,7 @@ and never needs the matrix.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -33,6 +34,12 @@ _BLOCK_BYTES = {"cpu": 2 * 2**20, "cuda": 32 * 2**20}
 def exp_(exponent: Tensor) -> Tensor:
     """Exponentiate in place; what would underflow becomes a negligible positive number."""
     return exponent.clamp_(min=_LEAST_EXPONENT[exponent.dtype]).exp_()
+
+
+def keeps_digits(mass: float, dtype: torch.dtype) -> bool:
+    """Whether the densities that make up a mass are far from underflow and overflow."""
+    most = math.exp(-_LEAST_EXPONENT[dtype] / 2)
+    return 1 / most < mass < most
 
 
 class DenseCost(NamedTuple):

@@ -197,8 +197,9 @@ def evaluate_relaxed(
 ) -> tuple[TransportPlan, Evaluation]:
     """Give a plan its best mass, and compute its numbers."""
     epsilon, weights, alpha = plan.epsilon, plan.weights, setting.problem.alpha
-    normalised, (p, q), before = normalise(plan)
-    check_finite(float(before), float(p.sum() + q.sum()), epsilon)
+    normalised, (p, q), log_before = normalise(plan)
+    before = float(log_before)
+    check_finite(before, float(p.sum() + q.sum()), epsilon)
     quadratic = setting.gradient.evaluate(normalised, Marginals(p, q), setting.generator)
     kl, linear = _entropy_and_linear(normalised, setting.problem.linear, Marginals(p, q))
     source, target = relative_entropy(p, weights.a), relative_entropy(q, weights.b)
@@ -210,11 +211,9 @@ def evaluate_relaxed(
     # the divergence of the normalised plan is taken from p x b, with its own row sums p
     terms = ObjectiveTerms(value, source, target, kl + source)
     mass = best_mass(terms, rule, epsilon, growing)
-    check_finite(mass, float(before), epsilon)
+    check_finite(mass, before, epsilon)
     masses = Marginals(mass * p, mass * q)
-    shifted = Potentials(
-        plan.potentials.f + epsilon * (math.log(mass) - float(before.log())), plan.potentials.g
-    )
+    shifted = Potentials(plan.potentials.f + epsilon * (math.log(mass) - before), plan.potentials.g)
     sides = (source, mass, rule.totals[0]), (target, mass, rule.totals[1])
     penalty = sum(
         rho * (2 * divergence(*one) if simple else quadratic_divergence(*one))

@@ -191,6 +191,5 @@ def check_finite(objective: float, error: float, epsilon: float) -> None:
         raise NumericalError(
             f"The solve became non-finite at epsilon={epsilon:.3g} (objective {objective}, "
             f"marginal error {error}). The input is finite, so epsilon is too small for the "
-            "precision: raise `epsilon` (weak penalties of `unbalanced` need a larger one), or "
-            "pass `precision='float64'`."
+            "precision: raise `epsilon`, or pass `precision='float64'`."
         )

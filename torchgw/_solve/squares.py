@@ -16,13 +16,17 @@ from torch.special import xlogy
 from torchgw._sinkhorn.anderson import Anderson
 from torchgw._solve.outcome import Asked, Outcome
 from torchgw._solve.passes import solve_problem
+from torchgw._solve.precision import rounding
 from torchgw._solve.state import Recorder
 from torchgw._solve.status import Status
 from torchgw._typing import Marginals, Potentials
 
-# Solves at most; by how many times `tol` masses may still move where the cost is sampled; masses
-# below the last number are zero. [L823]
-_MOST, _ROUGHLY, _LEAST = 60, 100, 1e-300
+# By how many times `tol` masses may still move where the cost is sampled; masses below the last
+# number are zero. [L823]
+_ROUGHLY, _LEAST = 100, 1e-300
+# Solves at most; by which factor masses are extrapolated at most; by which share of itself rounding
+# may raise an objective, and by how many standard errors chance. [L1229]
+_MOST, _FURTHEST, _NOTHING, _ERRORS = 120, 2.0, 1e-9, 3.0
 
 
 class _Stand(NamedTuple):
@@ -34,11 +38,12 @@ class _Stand(NamedTuple):
 
 def solve_squares(asked: Asked, recorder: Recorder) -> Outcome:
     """Solve with penalties by squares."""
-    problem, rule = asked.problem, asked.options.rule
+    problem, rule, options = asked.problem, asked.options.rule, asked.options
     assert rule is not None
     given = [weight * total for weight, total in zip(problem.marginals, rule.totals, strict=True)]
     stands = [_Stand(_steepness(*side), side[1]) for side in zip(rule.rho, given, strict=True)]
-    point, mixer, firm, last, options = torch.cat(given), Anderson(), 1.0, math.inf, asked.options
+    point, far, mixer, firm = torch.cat(given), False, Anderson(), 1.0
+    best: Outcome | None = None
     for _ in range(_MOST):
         totals = [float(stand.weights.sum()) for stand in stands]
         weights = [stand.weights / total for stand, total in zip(stands, totals, strict=True)]
@@ -52,26 +57,58 @@ def solve_squares(asked: Asked, recorder: Recorder) -> Outcome:
             ),
             recorder,
         )
-        ending, solved, found = outcome.ending, stands, torch.cat(outcome.ending.evaluation.masses)
-        moved = float((found - point).abs().sum() / found.sum())
-        settled = moved <= (1 if outcome.noise is None else _ROUGHLY) * options.tol
-        if settled or not ending.status.converged:
-            break
-        # if masses swing to and fro, the penalty is made steeper
-        firm, last = firm * (2 if moved > 2 * last else 1), moved
-        options = replace(options, epsilon=ending.epsilon, n_init=None, told="all")
-        asked = asked._replace(init=ending.plan, made=())
-        point = mixer.next(*(part.clamp_min(_LEAST).log() for part in (point, found))).exp()
+        outcome = _as_asked(outcome, rule.rho, given, stands, problem.marginals)
+        ending, found = outcome.ending, torch.cat(outcome.ending.evaluation.masses)
+        if ending.status is Status.STOPPED:
+            return outcome
+        if best is not None and _is_higher(outcome, best, problem.alpha):
+            # the step was too long: it was extrapolated, or the penalty is not steep enough
+            firm, mixer = firm * (1 if far else 2), Anderson()
+            point, far = torch.cat(best.ending.evaluation.masses), False
+        else:
+            best, asked = outcome, asked._replace(init=ending.plan, made=())
+            moved = float((found - point).abs().sum() / found.sum())
+            tol = options.tol * (1 if outcome.noise is None else _ROUGHLY)
+            if moved <= max(tol, _rounding(outcome)):
+                return best
+            point = _mixed(mixer, point, found)
+            far = point is not found
+        options = replace(options, epsilon=ending.epsilon, n_init=None)
         stands = [
             _stand(rho, weight, mass, ending.epsilon, firm)
             for rho, weight, mass in zip(
                 rule.rho, given, point.split([len(side) for side in given]), strict=True
             )
         ]
-    stands = solved
-    if not settled and ending.status.converged:
-        ending = ending._replace(status=Status.OUTER_LIMIT)
-    return _as_asked(outcome._replace(ending=ending), rule.rho, given, stands, problem.marginals)
+    assert best is not None
+    if best.ending.status.converged:
+        return best._replace(ending=best.ending._replace(status=Status.OUTER_LIMIT))
+    return best
+
+
+def _is_higher(outcome: Outcome, best: Outcome, alpha: float) -> bool:
+    """Whether the objective of a plan is above that of another by more than their errors."""
+    before, now = (
+        one.ending.evaluation.objective(alpha, one.ending.epsilon) for one in (best, outcome)
+    )
+    errors = sum(one.ending.evaluation.quadratic.standard_error for one in (best, outcome))
+    return now - before > max(_NOTHING, _rounding(best)) * abs(before) + _ERRORS * errors
+
+
+def _rounding(outcome: Outcome) -> float:
+    """Compute the rounding of the exponents of a plan."""
+    plan = outcome.ending.plan
+    return rounding(outcome.strategy.scale, plan.epsilon, plan.dtype)
+
+
+def _mixed(mixer: Anderson, point: Tensor, found: Tensor) -> Tensor:
+    """Extrapolate masses by Anderson's method, by not more than a factor."""
+    # roots of masses: changes of their logarithms would all be those of points without mass
+    image = found.sqrt()
+    roots = mixer.next(point.sqrt(), image)
+    if roots is image:
+        return found
+    return roots.clamp_min(0).square().clamp(found / _FURTHEST, found * _FURTHEST)
 
 
 def _steepness(rho: float, masses: Tensor) -> float:
