@@ -73,7 +73,7 @@ def solve_squares(asked: Asked, recorder: Recorder) -> Outcome:
                 return best
             point = _mixed(mixer, point, found)
             far = point is not found
-        options = replace(options, epsilon=ending.epsilon, n_init=None)
+        options = replace(options, epsilon=ending.epsilon, n_init=None, told="all")
         stands = [
             _stand(rho, weight, mass, ending.epsilon, firm)
             for rho, weight, mass in zip(
