@@ -303,7 +303,7 @@ def test_plans_that_jump_to_and_fro_are_held_back_or_end_as_flat(device, monkeyp
     monkeypatch.setattr(engine, "may_begin", lambda *args: True)
     monkeypatch.setattr(engine, "_run_queue", lambda *args: pytest.fail("left"))
     held = engine.run(problems, engine.Rules())
-    for name, value in {"_MOMENTUM": 0.0, "_DAMPING": 0.0, "_DECAY": 0.5}.items():
+    for name, value in {"MOMENTUM": 0.0, "DAMPING": 0.0, "_DECAY": 0.5}.items():
         monkeypatch.setattr(rough_triton, name, value)
     found = engine.run(problems, engine.Rules())
     flat = ENDINGS.index("FLAT")

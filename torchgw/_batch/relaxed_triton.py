@@ -21,8 +21,17 @@ from torchgw._batch.half_step_triton import (
 )
 from torchgw._batch.inner_triton import invert, stepped
 from torchgw._batch.relaxed import Relaxed
-from torchgw._batch.rough_triton import NEAR, SCALE, halved
-from torchgw._batch.sweep import BUDGET, INNER_SHARE, MET
+from torchgw._batch.rough_triton import (
+    CHUNK,
+    DAMPING,
+    ENTRIES,
+    MOMENTUM,
+    NEAR,
+    SCALE,
+    WIDE_CHUNK,
+    halved,
+)
+from torchgw._batch.sweep import BUDGET, DECAY, INNER_SHARE, MET
 from torchgw._batch.sweep_triton import keeps_falling, next_relaxation
 from torchgw._batch.tile_triton import (
     by_columns,
@@ -39,21 +48,16 @@ from torchgw._batch.tile_triton import (
 )
 from torchgw._tensors.launch import launch
 
-# Decay of epsilon, and what of its last change a plan is led ahead by while epsilon falls, or held
-# back by where changes turn. [L1226]
-_DECAY, _MOMENTUM, _DAMPING = 0.85, 0.6, 0.4
 # Change of the plan at which float32 hands over, and the error of its linear problems. [L1141]
 _ROUGH_TOLERANCE, _ROUGH_ERROR = 5e-5, 1e-5
 # Iterations at the last epsilon after which float32 hands over, and of a settled plan that float64
 # does not bring to its marginals. [L870]
 _STUCK = {torch.float32: 32, torch.float64: 10}
-# Entries of a matrix for each thread, and registers in float32 and in float64. [L870] [L1200]
-_ENTRIES, _REGISTERS = 64, {torch.float32: 128, torch.float64: 255}
+# Registers of a thread in float32 and in float64. [L870] [L1200]
+_REGISTERS = {torch.float32: 128, torch.float64: 255}
 # Threads that share a row of a matrix, and columns of a kept kernel that each of them adds up.
 # [L1225]
 _ACROSS, _WIDE = {torch.float32: 16, torch.float64: 8}, 4
-# What of the inner dimension of a product is read at once, and of one in half precision. [L1225]
-_CHUNK, _WIDE_CHUNK = 16, 32
 # Sinkhorn iterations between two looks at the error. [L1200]
 _TICK = 4
 
@@ -243,13 +247,10 @@ def _relaxed_kernel(
         cost = -4.0 * crossed * read(work, shift, RI, CI, RT, CT)
         if LINEAR and not PARTIAL:
             # with the mass of least objective
-            if FINAL:
-                here = read(plan, shift, RI, CI, RT, CT)
-            else:
-                # without what a plan that is led ahead has below zero
-                here = tl.maximum(
-                    _plan(plan, point, epsilon <= last, shift, SCALE, RI, CI, RT, CT), 0
-                )
+            exactly = FINAL or epsilon <= last
+            here = _plan(plan, point, exactly, shift, SCALE, RI, CI, RT, CT)
+            # without what a plan that is led ahead has below zero
+            here = here if FINAL else tl.maximum(here, 0)
             value = 0.5 * (_sum(own_a * p) + _sum(own_b * q) + total(here * cost))
             divergence = _divergence(here, by_rows(mass_a) * by_columns(mass_b))
             bound_a, bound_b = tl.load(bound), tl.load(bound + 1)
@@ -383,10 +384,8 @@ def _relaxed_kernel(
         tl.store(f + down, row + epsilon * tl.log(plain / whole))
         tl.store(g + across, column + epsilon * tl.log(t))
         at_target = epsilon <= last
-        if FINAL:
-            moved = kernel - read(plan, shift, RI, CI, RT, CT)
-        else:
-            moved = kernel - _plan(plan, last_plan, at_target, shift, SCALE, RI, CI, RT, CT)
+        exactly = FINAL or at_target
+        moved = kernel - _plan(plan, last_plan, exactly, shift, SCALE, RI, CI, RT, CT)
         change = total(tl.abs(moved))
         # steps that turn back are halved: sums of what each thread holds tell which
         step_before, step = step, tl.sum(tl.sum(moved, 0), 0)
@@ -420,10 +419,7 @@ def _relaxed_kernel(
             write(plan, kernel, shift, RI, CI, RT, CT)
         else:
             # read again, as registers do not last for it
-            if FINAL:
-                led = read(plan, shift, RI, CI, RT, CT)
-            else:
-                led = _plan(plan, last_plan, at_target, shift, SCALE, RI, CI, RT, CT)
+            led = _plan(plan, last_plan, exactly, shift, SCALE, RI, CI, RT, CT)
             led = kernel + ahead * (kernel - led)
             tl.store(masses + rows, sums_of_rows(led))
             tl.store(masses + N + columns, sums_of_columns(led))
@@ -494,7 +490,7 @@ def ease(
     for dtype, given in ((torch.float32, single), (torch.float64, tables)):
         final = dtype == torch.float64
         made = Eased(*(part.to(dtype) if part.is_floating_point() else part for part in made))
-        tiles, warps = tiles_of(n, m, _ENTRIES, _ACROSS[dtype])
+        tiles, warps = tiles_of(n, m, ENTRIES, _ACROSS[dtype])
         work = torch.empty_like(made.plan)
         keeps = final and partial
         lines = 4 * (n + m) + max(32 * warps * _WIDE, n + m)
@@ -509,8 +505,8 @@ def ease(
             _TICK, most, BUDGET, most_inner, tol if final else max(tol, _ROUGH_TOLERANCE), error,
             inner_tol,
             LINEAR=linear is not None, BEGIN=begin is not None and not final,
-            PARTIAL=partial, FINAL=final, DECAY=_DECAY, MOMENTUM=_MOMENTUM,
-            DAMPING=_DAMPING, CHUNK=_CHUNK, WIDE_CHUNK=min(_WIDE_CHUNK, n, m), MET=MET,
+            PARTIAL=partial, FINAL=final, DECAY=DECAY, MOMENTUM=MOMENTUM,
+            DAMPING=DAMPING, CHUNK=CHUNK, WIDE_CHUNK=min(WIDE_CHUNK, n, m), MET=MET,
             STUCK=_STUCK[dtype], NEAR=NEAR, LINES=lines, KEPT=_WIDE if keeps else 0, SCALE=SCALE,
             **tiles,
             num_warps=warps, num_stages=1 if final else 3, maxnreg=_REGISTERS[dtype],

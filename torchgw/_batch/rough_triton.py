@@ -31,8 +31,8 @@ _ROUGH_TOLERANCE = 5e-4
 _ROUGH_ERROR = 2e-5
 # Decay of epsilon an iteration, what of its last change a plan is led ahead by, and what it is held
 # back by where changes turn. Column errors of linear problems meanwhile, the excess of steps of
-# their columns, and what these take over of the step before. [L860]
-_DECAY, _MOMENTUM, _DAMPING = 0.86, 0.6, 0.4
+# their columns, and what these take over of the step before. [L860] [L1226]
+_DECAY, MOMENTUM, DAMPING = 0.86, 0.6, 0.4
 _ERROR, _RELAXATION, _INERTIA = 5e-3, 1.0, 0.4
 # Column error from which on the inverse of a second derivative leads nearby plans to their
 # marginals. [L781] [L782] [L941]
@@ -46,7 +46,7 @@ MET, FAR = 3e-3, 1e-2
 # Entries of a matrix for each thread, and registers of that: two programs of 128 points share a
 # multiprocessor. And what of the inner dimension of a product is read at once, and how many of
 # these are under way; more is where epsilon falls. [L532] [L596] [L782] [L860]
-ENTRIES, REGISTERS, CHUNK, _WIDE_CHUNK, STAGES = 64, 128, 16, 32, 3
+ENTRIES, REGISTERS, CHUNK, WIDE_CHUNK, STAGES = 64, 128, 16, 32, 3
 # What plans are multiplied by in half precision: they and their products with distances, which are
 # at most one, stay below its largest number, with what they are led ahead by. [L940]
 SCALE = 2.0**14
@@ -236,8 +236,8 @@ def rough(
         -4 * weight * units[0] * units[1], target, first, costs, *starts, unread,
         work, *(torch.empty_like(work, dtype=torch.float16) for _ in range(2)), *made[:-1], 0,
         limits[0], BEGIN=begin is not None,
-        CHUNK=min(_WIDE_CHUNK, n), ERROR=_ERROR, RELAXATION=_RELAXATION, INERTIA=_INERTIA,
-        DECAY=_DECAY, MOMENTUM=_MOMENTUM, DAMPING=_DAMPING, SCALE=SCALE,
+        CHUNK=min(WIDE_CHUNK, n), ERROR=_ERROR, RELAXATION=_RELAXATION, INERTIA=_INERTIA,
+        DECAY=_DECAY, MOMENTUM=MOMENTUM, DAMPING=DAMPING, SCALE=SCALE,
         **{name: tiles[name] for name in ("RI", "CI", "RT", "CT")}, **shared,
     )  # fmt: skip
     launch(

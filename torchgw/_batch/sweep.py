@@ -11,7 +11,7 @@ from torchgw._batch.relaxed import Relaxed
 # square roots. [L391]
 TICK = 8
 # Decay of epsilon per outer iteration: slower than in a single solve, as that ends lower. [L391]
-# [L693]
+# [L693] [L1226]
 DECAY = 0.85
 # Iterations of the first linear problems. [L391]
 BUDGET = 48
