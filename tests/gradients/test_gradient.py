@@ -114,6 +114,24 @@ def test_products_with_adjacency_matrices_take_their_edges_alone(sparse):
     torch.testing.assert_close(result, tables[0] @ plan @ tables[1], rtol=1e-12, atol=0)
 
 
+def test_products_of_vertices_with_adjacency_matrices_read_no_other_entries(monkeypatch):
+    tables = []
+    for n in (90, 80):
+        ring = np.diag(RNG.random(n)) @ np.roll(np.eye(n), 1, axis=1)
+        # directed costs have tables that are not symmetric
+        tables.append(torch.from_numpy(ring + 0.5 * np.roll(ring, 2, axis=1)))
+    product = ProductCross(*tables)
+    few, many = torch.zeros(90, 80, dtype=torch.float64), torch.ones(90, 80, dtype=torch.float64)
+    few[torch.arange(90), torch.arange(90) % 80] = torch.from_numpy(RNG.random(90))
+    whole = product(many)
+    monkeypatch.setattr(torch.sparse, "mm", None)
+    torch.testing.assert_close(product(few), tables[0] @ few @ tables[1], rtol=1e-12, atol=1e-15)
+    # which all others need
+    with pytest.raises(TypeError):
+        product(many)
+    torch.testing.assert_close(whole, tables[0] @ many @ tables[1], rtol=1e-12, atol=0)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_products_with_sharp_plans_leave_out_what_rounds_off(dtype, monkeypatch):
     monkeypatch.setattr(cross_terms, "_LOOKED_AT", 0)

@@ -26,6 +26,7 @@ from torchgw._search.chains import (
     Ladder,
     _apart,
     _first_chains,
+    _have_met,
     _World,
     climb,
 )
@@ -530,6 +531,60 @@ def test_chains_of_one_optimum_agree_under_unequal_weights():
     # the first four chains, the convex start and that by heat
     assert len(found.trials) == 6
     assert found.agreed
+
+
+def by_degree(seed, n=120, extra=0.1):
+    graph, copy, order = network_pair(n, 3, extra, seed)
+    weights = graph.sum(0) / graph.sum(), copy.sum(0) / copy.sum()
+    return coarsen(problem_of(graph, copy, *weights), n), order
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_starts_whose_plans_meet_end_a_search_of_plans_that_are_sharpened(seed):
+    """Their objectives differ still, by the entropy of light nodes."""
+    whole, order = by_degree(seed)
+    low = 0.0025 * whole.scale
+    found = climb(whole, low, 16, sharpened=True)
+    assert found.met
+    assert found.agreed
+    assert {trial.start for trial in found.trials} == {"faint noise 0", "heat"}
+    assert [trial.status for trial in found.trials] == ["refined", "left behind"]
+    assert found.trials[0].epsilon == pytest.approx(low)
+    longer = climb(whole, low, 16)
+    assert not longer.met
+    assert len(longer.trials) > 2
+    plans = found.plans[0].flatten(), longer.plans[0].flatten()
+    assert torch.cosine_similarity(*plans, 0) > 0.95
+    source, target = whole.problem.source.indices, whole.problem.target.indices
+    right = torch.as_tensor(order)[target[found.plans[0].argmax(1)]] == source
+    assert right.double().mean() > 0.9
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_starts_whose_plans_part_are_followed_by_others(seed):
+    """Chains from the product plan find no graph of which a fifth is elsewhere; heat does."""
+    graph = random_graph(120, 6, seed)
+    copy, truth = shuffled(rewired(graph, 0.2, seed), seed)
+    whole = coarsen(problem_of(graph, copy), 120)
+    plain, sharpened = (
+        climb(whole, 0.0025 * whole.scale, 4, sharpened=flag) for flag in (False, True)
+    )
+    assert sharpened.trials[0].objective <= plain.trials[0].objective * (1 + 1e-3)
+    # those that meet at the target are not the first two, of which one is wrong
+    assert len(sharpened.trials) > 2
+    place = torch.argsort(whole.problem.target.indices)[torch.as_tensor(truth)]
+    right = sharpened.plans[0].argmax(1) == place[whole.problem.source.indices]
+    assert right.double().mean() > 0.8
+
+
+def test_plans_near_the_product_plan_do_not_meet():
+    """Entropy makes them alike, and says nothing of where they lead."""
+    whole, _ = by_degree(0)
+    world = _World(whole)
+    far, near = world.first(0.02), world.first(0.02)
+    assert _have_met(world, [far, replace(far)])
+    near.plan = 0.6 * torch.outer(*world.marginals) + 0.4 * far.plan
+    assert not _have_met(world, [near, replace(near)])
 
 
 @pytest.mark.slow

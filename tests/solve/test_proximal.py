@@ -267,6 +267,31 @@ def test_a_rough_start_is_followed_by_two_paths():
         assert torchgw.solve(n_init=1, polish=False, **options).value > 0.1
 
 
+def test_steps_go_on_from_a_plan_that_starts_agree_on():
+    """At a larger epsilon it would be blurred, to be made sharp anew in tens of steps."""
+    rng = np.random.default_rng(3)
+    graph = nx.to_numpy_array(nx.barabasi_albert_graph(130, 3, seed=3))
+    copy = graph.copy()
+    for i, j in rng.integers(130, size=(40, 2)):
+        copy[i, j] = copy[j, i] = float(i != j)
+    order = rng.permutation(130)
+    weights = {"a": graph.sum(0) / graph.sum(), "b": copy[order].sum(1) / copy.sum()}
+    options = {"D_X": graph, "D_Y": copy[order][:, order], "regularization": "proximal", **weights}
+    result = torchgw.solve(**options)
+    assert result.status is Status.CONVERGED
+    assert len(result.trials) == 2
+    assert not result.doubt
+    # one start alone, by steps at a large epsilon, ends at the same optimum
+    steps = torchgw.solve(n_init=1, **options)
+    assert result.n_iters < steps.n_iters / 3
+    assert result.history[0].epsilon < 0.03 * steps.history[0].epsilon
+    assert result.value == pytest.approx(steps.value, rel=1e-6)
+    # where nothing is polished they begin at the epsilon that was asked for
+    sharp = torchgw.solve(polish=False, **options)
+    assert sharp.history[0].epsilon > 0.9 * steps.history[-1].epsilon
+    assert sharp.value == pytest.approx(result.value, rel=1e-3)
+
+
 def test_without_an_exact_solver_steps_go_on(monkeypatch):
     d_x, d_y = distance_matrices(12, 9)
     options = {"D_X": d_x, "D_Y": d_y, "regularization": "proximal"}

@@ -1,5 +1,8 @@
 """Cross terms of a loss under stored distances: sum_kl h(DX_ik, DY_jl) P_kl for all (i, j)."""
 
+from typing import Any
+
+import scipy
 import torch
 from torch import Tensor
 
@@ -9,6 +12,9 @@ _SPARSE_SHARE = 0.03
 # Plans of this many entries and more are searched for few entries that are more than rounding.
 # [L592]
 _LOOKED_AT = 2**18
+# Entries that a plan may have for each point, so that sparse tables are looked up for these alone.
+# [L1237]
+_FEW = 2
 
 
 class BothWays:
@@ -37,9 +43,14 @@ class ProductCross:
     def __init__(self, source: Tensor, target: Tensor) -> None:
         self._source, self._target = source, target
         self._left, self._right = _sparse(source), _sparse(target.T)
+        self._arrays: tuple[Any, Any] | None = None  # both, for plans of few entries
 
     def __call__(self, plan: Tensor) -> Tensor:
         left, right = self._left, self._right
+        if left is not None and right is not None:
+            few = self._of_few(plan, left._nnz() * right._nnz())
+            if few is not None:
+                return few
         sharp = _sharp(plan) if left is None else None
         if sharp is not None:
             inner = torch.sparse.mm(sharp.T, self._source.T).T
@@ -51,6 +62,20 @@ class ProductCross:
         # a sparse table comes first, and the other matrix has to be contiguous to be fast
         found: Tensor = torch.sparse.mm(right, inner.T.contiguous()).T.contiguous()
         return found
+
+    def _of_few(self, plan: Tensor, pairs: int) -> Tensor | None:
+        """Multiply a plan by its entries if these are few, given pairs of those of the tables."""
+        # in float32 whole products take no longer [L1237]
+        if plan.dtype != torch.float64:
+            return None
+        entries, size = int(plan.count_nonzero()), plan.numel()
+        # a mean row of each table meets an entry
+        if entries > _FEW * sum(plan.shape) or entries * pairs > size**2:
+            return None
+        if self._arrays is None:
+            self._arrays = _array(self._source), _array(self._target)
+        source, target = self._arrays
+        return torch.from_numpy((source @ _array(plan) @ target).toarray())
 
     def total(self, a: Tensor, b: Tensor) -> Tensor:
         """Compute (a' DX a) (b' DY b)."""
@@ -65,6 +90,13 @@ def _sparse(table: Tensor) -> Tensor | None:
     if table.is_cuda or int(table.count_nonzero()) > _SPARSE_SHARE * table.numel():
         return None
     return table.to_sparse()
+
+
+def _array(table: Tensor) -> Any:
+    """Make a table a sparse array of SciPy, by its entries."""
+    row, column = table.nonzero().T
+    places = row.numpy(), column.numpy()
+    return scipy.sparse.csr_array((table[row, column].numpy(), places), tuple(table.shape))
 
 
 def _sharp(plan: Tensor) -> Tensor | None:

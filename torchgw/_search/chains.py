@@ -101,6 +101,9 @@ _AGREEING = 3
 # The best optimum stands out, whichever chain has found it, if its value is less than this share of
 # the second best. [L617, L971]
 STANDS_OUT = 0.25
+# L1 distance to the product plan, at most 2, up to which an optimum is too blurred to start from:
+# .4 to .5 of random graphs with entropy, 1.7 to 2 elsewhere. [L1127]
+SMEARED = 1.0
 # Later chains run in groups of so many; after each group the search looks at what has been found.
 # [L333]
 _ROUND = 4
@@ -123,6 +126,9 @@ _TRIED_FIRST, _ALL_EDGES = 2, 1e-4
 _AGAIN, _AGAIN_KICKS = (0.3, 0.4, 0.5), 3
 # Cosine of the angle between plans above which they are of one optimum. [L561]
 _ALIKE = 0.9
+# The same of plans of graphs that come from different starts, above which they lead to one optimum
+# without entropy, though their objectives still differ by a few percent. [L1236]
+_MET = 0.95
 # Sinkhorn iterations at the end of a ladder in these rounds. [L559]
 _MEETING = 20
 # Plans of at most so many entries get such rounds; chains of a round, and optima that are kept, at
@@ -191,6 +197,7 @@ class Climbed(NamedTuple):
     plans: Tensor  # (k, s, t) float64, of exact marginals
     trials: tuple[Trial, ...]  # of all chains; the first k are those of the plans
     agreed: bool  # whether several found the best one
+    met: bool  # whether that is told by their plans, which are yet to be sharpened
     g: Tensor  # (t,) potential of the first plan, as of the coarse cost
 
 
@@ -228,13 +235,15 @@ def climb(
     *,
     in_time: bool = False,
     told: bool = False,
+    sharpened: bool = False,
 ) -> Climbed:
     """Search all points from ``count`` starts, fewer if the first ones agree, down to an epsilon.
 
     Guesses are compared with the best at the end, by their names. If the starts disagree, their
     optima are kicked and mixed, up to ``affordable`` chains in all. ``in_time`` leaves out starts
     that would take a CPU long where nothing but chance tells them apart above the target. Nothing
-    is said of how long that takes if it has been ``told``.
+    is said of how long that takes if it has been ``told``. If the plan is ``sharpened`` afterwards,
+    a search of graphs is over once the best plan is that of two starts but for its entropy.
     """
     world = _World(coarse)
     low = target / coarse.scale
@@ -247,14 +256,21 @@ def climb(
     compared: list[_Chain] = []  # copies, at the epsilon of the first comparison
     found: list[_Chain] = []  # begun by other means
     if graph:
+        begun = heat = None
+        sharpened = sharpened and sharp and not world.tiny
+        if sharpened:
+            begun, heat = world.first(level), world.heat(level)
+            one = _follow_one(world, [begun, heat], low)
+            if one is not None:
+                return one
         # smaller problems advance all chains together, in the same time
         if world.large:
-            first, known = _first_chains(world, level, low)
+            first, known = _first_chains(world, level, low, begun)
             if first is not None:
                 return first
             chains += known
         # half as many chains: these starts find what most of them do not
-        for high, chain in _graph_starts(world, level, low):
+        for high, chain in _graph_starts(world, level, low, heat):
             found.append(chain)
             if not sharp:
                 continue
@@ -262,8 +278,12 @@ def climb(
             world.settle([chain], low)
             plan = world.rounded([chain])
             if _is_unbeaten(world, plan):
-                left = (one.trial("left behind") for one in (*known.values(), *found[:-1]))
-                return Climbed(plan, (chain.trial("refined"), *left), True, chain.g[0])
+                behind = [*known.values(), *found[:-1]]
+                left = [one.trial("left behind") for one in behind]
+                return Climbed(plan, (chain.trial("refined"), *left), True, False, chain.g[0])
+            ends = [*known.values(), *found]
+            if sharpened and _have_met(world, ends):
+                return _climbed(world, ends, agreed=True, met=True)
         count = max(len(_FIRST), count // 2)
     kinds = itertools.islice(itertools.chain(_FIRST, itertools.cycle(_LATER)), len(chains), None)
     clock = perf_counter()
@@ -334,12 +354,23 @@ def climb(
         best, behind = found_again[:_KEPT], found_again[_KEPT:] + behind
     if not sharp:
         world.settle(best, low)
-    plans = world.rounded(best)
-    order = sorted(range(len(best)), key=lambda i: best[i].objective)
-    trials = [best[i].trial("refined") for i in order]
-    trials += [*more.left, *(chain.trial("left behind") for chain in behind)]
+    left = [*more.left, *(chain.trial("left behind") for chain in behind)]
     agreed = _enough(best) if independent is None else independent
-    return Climbed(plans[order], tuple(trials), agreed, best[order[0]].g[0])
+    return _climbed(world, best, left, agreed=agreed)
+
+
+def _climbed(
+    world: _World,
+    chains: list[_Chain],
+    left: Sequence[Trial] = (),
+    *,
+    agreed: bool,
+    met: bool = False,
+) -> Climbed:
+    """Report chains that were followed to the end, and trials of those that were left behind."""
+    best = sorted(chains, key=lambda chain: chain.objective)
+    trials = (*(chain.trial("refined") for chain in best), *left)
+    return Climbed(world.rounded(best), trials, agreed, met, best[0].g[0])
 
 
 def _tell(done: int, count: int, seconds: float, objective: float) -> None:
@@ -401,18 +432,22 @@ def _within_time(world: _World, done: int, count: int, low: float) -> int:
 
 
 def _first_chains(
-    world: _World, level: float, low: float
+    world: _World, level: float, low: float, begun: _Chain | None = None
 ) -> tuple[Climbed | None, dict[_Chain, _Chain]]:
     """Follow few chains on two large graphs; no more are needed if none can beat the first.
 
-    If one may be, return the first chain at the epsilon of the comparison and at the target.
+    The first may have ``begun``. If one may be better, return the first chain at the epsilon of
+    the comparison and at the target.
     """
     chains: list[_Chain] = []
     plans: list[Tensor] = []
     behind: list[_Chain] = []
     for number, kind in enumerate(_FIRST):
-        chain = world.begin(kind, number)
-        world.descend([chain], kind.ladder, level)
+        if number == 0 and begun is not None:
+            chain = begun
+        else:
+            chain = world.begin(kind, number)
+            world.descend([chain], kind.ladder, level)
         high = replace(chain)
         world.descend([chain], world.refine, low)
         world.settle([chain], low)
@@ -429,15 +464,26 @@ def _first_chains(
     order = sorted(range(len(chains)), key=lambda place: chains[place].objective)
     trials = [chains[place].trial("refined") for place in order]
     trials += [chain.trial("left behind") for chain in behind]
-    return Climbed(torch.cat(plans)[order], tuple(trials), True, chains[order[0]].g[0]), {}
+    best = chains[order[0]]
+    return Climbed(torch.cat(plans)[order], tuple(trials), True, False, best.g[0]), {}
+
+
+def _follow_one(world: _World, chains: list[_Chain], low: float) -> Climbed | None:
+    """Follow the best of different starts to the target if another one has the same plan."""
+    if not _have_met(world, chains):
+        return None
+    best, *others = sorted(chains, key=lambda chain: chain.objective)
+    world.descend([best], world.refine, low)
+    world.settle([best], low)
+    left = [chain.trial("left behind") for chain in others]
+    return _climbed(world, [best], left, agreed=True, met=True)
 
 
 def _graph_starts(
-    world: _World, level: float, low: float
+    world: _World, level: float, low: float, heat: _Chain | None
 ) -> Iterator[tuple[_Chain | None, _Chain]]:
     """Follow starts that only graphs have; yield each at a level that it passes, and at the end."""
-    heat = world.heat()
-    world.descend([heat], world.refine, level)
+    heat = heat or world.heat(level)
     high = replace(heat)
     if low < level:
         world.descend([heat], world.refine, low)
@@ -568,6 +614,17 @@ def _agree(chains: Sequence[_Chain]) -> bool:
     # kicked chains are needed: all that begin with faint noise may follow the same modes into one
     # poor optimum
     return len(same) >= _AGREEING and kicked >= min(2, len(same))
+
+
+def _have_met(world: _World, chains: Sequence[_Chain]) -> bool:
+    """Whether the best of some chains has the plan of another one, far from the product plan."""
+    product = torch.outer(*world.marginals)
+    best, *others = sorted(chains, key=lambda chain: chain.objective)
+    away = best.plan - product
+    if float(away.abs().sum()) <= SMEARED:
+        return False
+    moves = ((one.plan - product).flatten() for one in others)
+    return any(float(torch.cosine_similarity(away.flatten(), one, 0)) > _MET for one in moves)
 
 
 def _enough(chains: Sequence[_Chain]) -> bool:
@@ -743,13 +800,20 @@ class _World:
         chain.seconds = perf_counter() - clock
         return chain
 
-    def heat(self) -> _Chain:
-        """Begin where the nodes of two graphs have alike signatures."""
+    def first(self, level: float) -> _Chain:
+        """Follow the first of all chains to an epsilon."""
+        chain = self.begin(_FIRST[0], 0)
+        self.descend([chain], chain.kind.ladder, level)
+        return chain
+
+    def heat(self, level: float) -> _Chain:
+        """Begin where the nodes of two graphs have alike signatures; follow that to an epsilon."""
         clock = perf_counter()
         costs = heat_costs(self.problem).float()[None]
         start = costs.new_zeros(1, 1, costs.shape[2])
         chain = self.take("heat", self.solve(costs, start, _SIGNED_AT, _SIGNED_INNER)[0][0])
         chain.seconds = perf_counter() - clock
+        self.descend([chain], self.refine, level)
         return chain
 
     def take(self, name: str, plan: Tensor) -> _Chain:

@@ -24,7 +24,7 @@ from torchgw._search.batch import (
     search_all,
     way_to_call,
 )
-from torchgw._search.chains import STANDS_OUT, Guess, Trial, chains_within, climb
+from torchgw._search.chains import SMEARED, STANDS_OUT, Guess, Trial, chains_within, climb
 from torchgw._search.coarse import Coarsened, CoarseProblem, centre, coarsen, with_loss
 from torchgw._search.graphs import is_sparse
 from torchgw._search.starts import GUESS_EPSILON, find_hints, make_starts
@@ -82,9 +82,6 @@ _LONELY = 0.9
 _NO_DISTANCE = 0.01
 # Value of a plan of all points, as a share of the scale, up to which it keeps all distances. [L335]
 _ISOMETRIC = 1e-3
-# L1 distance to the product plan, at most 2, up to which an optimum is too blurred to start from:
-# .4 to .5 of random graphs with entropy, 1.7 to 2 elsewhere. [L1127]
-_SMEARED = 1.0
 # Share of a value by which another has to be lower to be better. [L546]
 _SAME = 1e-6
 # Points of equal weight up to which all matchings are looked at. [L546]
@@ -209,6 +206,7 @@ class Search(NamedTuple):
     points: tuple[Tensor | None, Tensor | None] = (None, None)  # spread out, if few were searched
     compare: bool = False  # whether a solve from another start has to be compared with it
     potentials: Potentials | None = None  # of the first plan, if it is of all points
+    met: bool = False  # whether starts have led to the first plan, if not to its objective
 
 
 class _Distinct(NamedTuple):
@@ -300,12 +298,13 @@ def search_all_points(
     gradient: str | None,
     *,
     told: bool = False,
+    sharpened: bool = False,
 ) -> Search:
     """Follow ``n_init`` chains on all points where a few do not represent them, or say so."""
     # Chains are compared at the target `epsilon`, together with the optima that few points have
     # found `first`, if these are of all points.
     # Unless `gradient` is None the problem can be solved from another start too, by that gradient.
-    # Whether it has been `told` before how long that takes.
+    # Whether it has been `told` before how long that takes, and whether the plan is `sharpened`.
     n, m = problem.source.n, problem.target.n
     if max(n, m) < _TINY or problem.loss.cross is None:
         return first
@@ -340,8 +339,11 @@ def search_all_points(
     # for a far smaller epsilon a ladder of stages would not end
     target = max(epsilon, LEAST_EPSILON * whole.scale)
     count = min(n_init or _CHAINS[how], affordable)
-    in_time = how == "auto" and n_init is None
-    found = climb(whole, target, count, guesses, 2 * affordable, in_time=in_time, told=told)
+    plain = how == "auto" and n_init is None
+    found = climb(
+        whole, target, count, guesses, 2 * affordable,
+        in_time=plain, told=told, sharpened=sharpened and plain,
+    )  # fmt: skip
     apart = _sent_apart(coarse, found.plans).tolist()
     kept = _first_of_each(range(len(found.plans)), apart, OTHER)
     alternatives = tuple(
@@ -361,10 +363,12 @@ def search_all_points(
     doubt = "" if certain else WHY_OPEN[how].format(count=len(found.trials))
     potentials = None
     # smaller problems are solved in no time, and a few iterations more make them more exact
-    plain = problem.loss.is_square and not problem.directed and max(n, m) > _POINTS
-    if plain and found.plans.shape[1:] == (n, m):
+    square = problem.loss.is_square and not problem.directed
+    if square and max(n, m) > _POINTS and found.plans.shape[1:] == (n, m):
         potentials = _of_whole_cost(whole, found.plans[0], found.g, target)
-    return Search(alternatives, ambiguity, found.trials, doubt, potentials=potentials)
+    return Search(
+        alternatives, ambiguity, found.trials, doubt, potentials=potentials, met=found.met
+    )
 
 
 def _of_whole_cost(whole: Coarsened, plan: Tensor, g: Tensor, epsilon: float) -> Potentials:
@@ -532,7 +536,7 @@ def is_smeared(problem: Problem, found: Search) -> bool:
     if epsilon == 0:
         return False
     product = torch.outer(plan.sum(1), plan.sum(0))
-    if float((plan - product).abs().sum()) > _SMEARED:
+    if float((plan - product).abs().sum()) > SMEARED:
         return False
     tables = problem.source.matrix(), problem.target.matrix()
     return all(table is not None and is_sparse(table) for table in tables)

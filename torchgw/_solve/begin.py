@@ -44,6 +44,7 @@ class Guess(NamedTuple):
     epsilon: float  # at which annealing begins, as a share of the natural scale
     patient: bool = False  # annealing is slow, as it is the only search
     whole: bool = False  # potentials are of the whole cost, not of the reduced one
+    sharp: bool = False  # proximal steps go on from the plan itself, if they lead to polishing
 
 
 # Ambiguity above which a few points leave open which optimum is the best. [L292]
@@ -93,18 +94,18 @@ def first_guess(
     unsure = not is_whole(searched, search) and search.ambiguity > _DOUBTED
     matched = match_points(searched) if unsure or not search.alternatives else None
     if matched is None and sample is None:
-        told = options.told == "all"
         search = search_all_points(
-            problem, epsilon, search, options.n_init, options.search, again, told=told
-        )
+            problem, epsilon, search, options.n_init, options.search, again,
+            told=options.told == "all", sharpened=options.regularization == "proximal",
+        )  # fmt: skip
     if matched is not None:
         guess = Guess(matched, None, GUESS_EPSILON)
     elif search.compare or not search.alternatives:
         guess = PATIENT
     else:
         guess = best_found(problem, search)
-        if guess.plan is not None and options.regularization == "entropic":
-            guess = guess._replace(potentials=search.potentials, whole=True)
+        if guess.plan is not None and (options.regularization == "entropic" or search.met):
+            guess = guess._replace(potentials=search.potentials, whole=True, sharp=search.met)
     if sample is not None:
         search = sample.lift(search, (problem.source.n, problem.target.n))
         if options.search == "thorough":

@@ -186,11 +186,11 @@ def check_polish(marginals: Marginals, rule: MarginalRule | None) -> None:
 def can_polish(marginals: Marginals, rule: MarginalRule | None) -> bool:
     """Whether linear problems are solved soon: SciPy's solver of general ones takes minutes."""
     free = rule is not None and rule.mass is None
-    simple = free or (rule is None and _is_assignment(marginals))
+    simple = free or (rule is None and is_assignment(marginals))
     return simple or importlib.util.find_spec("ot") is not None
 
 
-def _is_assignment(marginals: Marginals) -> bool:
+def is_assignment(marginals: Marginals) -> bool:
     a, b = marginals
     return len(a) == len(b) and bool((a == a[0]).all()) and bool((b == b[0]).all())
 
@@ -204,7 +204,7 @@ def _vertices(marginals: Marginals, rule: MarginalRule | None) -> Callable[[Tens
         return lambda cost: _one_sided_vertex(cost, marginals, strict)
     a, b = (weight.cpu().numpy() for weight in marginals)
     exact = ExactTransport(a, b / b.sum() * a.sum())
-    if _is_assignment(marginals) and not exact.by_parts:
+    if is_assignment(marginals) and not exact.by_parts:
         return lambda cost: _assigned(cost, marginals.a)
     return lambda cost: torch.from_numpy(exact(cost.cpu().numpy()).plan).to(cost)
 

@@ -17,6 +17,7 @@ from torchgw._solve.begin import PRODUCT, Guess, first_guess, searchable, starti
 from torchgw._solve.checkpoint import Saved
 from torchgw._solve.loop import iterate
 from torchgw._solve.outcome import Asked
+from torchgw._solve.polish import is_assignment
 from torchgw._solve.relaxed_search import search_relaxed
 from torchgw._solve.state import LoopState, Recorder, Setting
 from torchgw._solve.strategy import COARSE_ENTRIES, Strategy
@@ -77,6 +78,14 @@ def begin(
         max(epsilon, guess.epsilon * strategy.scale), epsilon, proximal=strategy.proximal,
         patient=guess.patient, sharp=sharp,
     )  # fmt: skip
+    unequal = not is_assignment(strategy.problem.marginals)
+    if guess.sharp and strategy.proximal_polished and unequal:
+        # an epsilon larger than that of the plan would blur it: steps go on as after annealing.
+        # Plans of equal weights are sharp again soon, and end a little lower. [L1236]
+        anneal = replace(anneal, start=sharp, floor=sharp)
+    elif guess.sharp:
+        # its potentials are of a far smaller epsilon
+        guess = guess._replace(potentials=None)
     setting = strategy.setting(dtypes.loop, handover, anneal, generator, recorder)
     if start.saved is not None:
         return replace(setting, anneal=start.saved.anneal), start.saved.state
