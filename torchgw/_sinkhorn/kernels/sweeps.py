@@ -135,8 +135,8 @@ class TritonSweeper:
         work.relax(relaxation)
         self._run(count - plain, plain)
         # one copy, as the next sweep writes there again
-        f_old, _, g_old, _, f_new, _, g_new, _, check = work.vectors.result.clone().split(
-            work.parts
+        f_old, _, g_old, _, f_new, _, g_new, _, check = torch.split_with_sizes(
+            work.vectors.result.clone(), work.parts
         )
         if start.f.dtype != torch.float64:
             f_old, g_old, f_new, g_new = (

@@ -58,6 +58,9 @@ _PROBES = 256
 # once. A choice. [L538]
 _MOST_LISTED = 32
 _SORTED = 2**21
+# Columns from which on a CPU finds the smallest entries of a row by NumPy; from so many for each of
+# them on PyTorch keeps them in a heap, which is as fast. [L1242]
+_PARTED, _HEAPED = 150, 64
 # Up to so many pairs a CPU compares all of them: the first call of a process then need not import
 # SciPy's trees, which takes longer. [L406]
 FEW_PAIRS = 2**18
@@ -362,8 +365,21 @@ def _nearest_by_tiles(base: Tensor, query: Tensor, n_neighbors: int) -> Neighbou
         tile = query[start : start + rows]
         # the order within a row needs no |query|^2; the products are float64 because they cancel
         score = torch.addmm(square, tile - centre, centred.T, alpha=-2)
-        index = score.topk(n_neighbors, dim=1, largest=False, sorted=False).indices
+        index = _smallest(score, n_neighbors)
         length, order = lengths(base[index] - tile[:, None], 2).sort(dim=1, stable=True)
         distances.append(length)
         indices.append(index.gather(1, order))
     return Neighbours(torch.cat(distances), torch.cat(indices))
+
+
+def _smallest(score: Tensor, count: int) -> Tensor:
+    """Find the columns of the smallest entries of each row, (q, count), in any order."""
+    width = score.shape[1]
+    if not score.is_cuda and _PARTED <= width < _HEAPED * count:
+        entries = score.numpy()
+        least = np.partition(entries, count - 1, axis=1)[:, count - 1 : count]
+        found = np.flatnonzero(entries <= least)
+        # more only where several are as large as the last
+        if len(found) == count * len(entries):
+            return torch.from_numpy(found.reshape(-1, count) % width)
+    return score.topk(count, dim=1, largest=False, sorted=False).indices
