@@ -116,7 +116,7 @@ def _batch_kernel(
         tl.store(scalings + block * ROWS + inner, u)
         sums += tl.sum(held * u[:, None, :, None], 0)
     if BLOCKS == 1:
-        # the only block stays in registers
+        # the only block stays in registers [L1241]
         mass_a = tl.load(a + inner, mask=inner < s, other=1.0).to(tl.float32)
         for _ in range(iterations):
             new = mass_b / tl.where(columns < t, tl.sum(sums, 1), 1.0)

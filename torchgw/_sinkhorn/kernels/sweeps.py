@@ -220,6 +220,12 @@ class _Replay:
         self._given: _Given | None = None
         self._waiting = False
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its matrices."""
+        copied = 0 if self._given is None else self._given.cost.matrix.nbytes
+        return self.kernel.matrix.nbytes + copied
+
     def prepare(self, start: EntropicPlan, tau: tuple[float, float]) -> None:
         """Make the kernel of a problem."""
         cost = start.cost
@@ -293,7 +299,7 @@ class _GraphedSweeper(TritonSweeper):
     def __init__(self, replay: _Replay, key: Hashable, start: Potentials) -> None:
         super().__init__(replay.workspace, replay.kernel.iterate, start)
         self._replay = replay
-        self._return = weakref.finalize(self, _idle.put, key, replay, replay.kernel.matrix.nbytes)
+        self._return = weakref.finalize(self, _idle.put, key, replay, replay.nbytes)
         self._return.atexit = False
 
     def _run(self, relaxed: int, plain: bool) -> None:
