@@ -31,6 +31,8 @@ POINTS = {
     "many dimensions": (cloud(90, 33), 5),
     "all the others": (cloud(40, 3), 40),
     "ties": (cloud(150, 2).round(), 6),
+    "wide": (cloud(230, 3), 9),
+    "ties, wide": (cloud(230, 2).round(1), 9),
     "equal": (np.ones((70, 3)), 4),
     "few different": (np.repeat(cloud(5, 4), 30, axis=0), 8),
     "far from zero": (cloud(120, 3) + 1e6, 6),

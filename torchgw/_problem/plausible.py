@@ -22,6 +22,8 @@ _COMPARED = 15
 # Points that are drawn to tell whether the box around all is too small for any to be far away.
 # [L701]
 _PROBED = 4096
+# Points up to which a host does that for a GPU. A choice. [L1243]
+_FEW = 1_000
 # Ratio of two units from which on relaxed problems come out wrong if they are the same. [L1130]
 _UNITS = 1.05
 # Points up to which two spaces are compared by eigenvalues, and how far those may differ as a share
@@ -84,6 +86,9 @@ def warn_of_far_points(
     # `given` are points or their distances. Where these are angles, and not `flat`, they were
     # chosen because they agree better in the presence of such a point.
     count = given.n if isinstance(given, PrecomputedDistance) else len(given)
+    if isinstance(given, Tensor) and count <= _FEW:
+        # each of some twenty operations would take a GPU as long as to send the points
+        given = given.detach().cpu()
     rows = torch.arange(count, device=given.device)
     if used is not None:
         # points without weight do not count for the scale

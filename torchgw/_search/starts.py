@@ -22,6 +22,8 @@ _AXES = 3
 _WHOLE_SPECTRUM = 128
 # Levels of the distance distributions that are compared. [L224]
 _QUANTILES = 32
+# Entries of a row from which on a CPU sorts by NumPy, which takes 40 to 70% of the time. [L1242]
+_SORTED = 64
 # Epsilon at which a guess is taken up, as a share of the natural scale: above it is forgotten.
 # [L105]
 GUESS_EPSILON = 0.1
@@ -165,10 +167,17 @@ def distance_quantiles(table: Tensor, weights: Tensor) -> Tensor:
         values = torch.from_numpy(np.sort(table.numpy(), axis=1))
         cumulative = weights.cumsum(0).expand_as(values).contiguous()
     else:
-        values, order = table.sort(dim=1)
-        cumulative = weights[order].cumsum(1)
+        order = _order(table)
+        values, cumulative = table.gather(1, order), weights[order].cumsum(1)
     levels = torch.arange(_QUANTILES, dtype=values.dtype, device=values.device) + 0.5
     levels = (levels / _QUANTILES * cumulative[:, -1:]).contiguous()
     position = torch.searchsorted(cumulative, levels).clamp_(max=values.shape[1] - 1)
     found: Tensor = values.gather(1, position) / _QUANTILES**0.5
     return found
+
+
+def _order(table: Tensor) -> Tensor:
+    """Sort each row of a table: the places of its entries, ascending."""
+    if table.device.type == "cpu" and table.shape[1] >= _SORTED:
+        return torch.from_numpy(np.argsort(table.numpy(), axis=1))
+    return table.argsort(dim=1)

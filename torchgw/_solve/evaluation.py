@@ -67,13 +67,17 @@ class Evaluation(NamedTuple):
 
 
 def evaluate(
-    setting: Setting, plan: TransportPlan, epsilon: float, solved: Solved | None = None
+    setting: Setting,
+    plan: TransportPlan,
+    epsilon: float,
+    solved: Solved | None = None,
+    coupling: Coupling | None = None,
 ) -> Evaluation:
-    """Compute the numbers of a plan; NumericalError if they are not finite."""
+    """Compute the numbers of a plan, whose coupling may be known; NumericalError if not finite."""
     gradient, linear_cost, generator = setting.gradient, setting.problem.linear, setting.generator
     if gradient.stores:
         # everything is computed from one matrix: on a GPU each operation takes as long as this
-        stored = gradient.update(plan, None, generator)
+        stored = gradient.update(plan, None, generator) if coupling is None else coupling
         matrix = stored.vector().view(plan.shape)
         masses = Marginals(*(matrix.sum(axis, dtype=torch.float64) for axis in (1, 0)))
     else:

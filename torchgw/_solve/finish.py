@@ -4,6 +4,7 @@ from time import perf_counter
 
 import torch
 
+from torchgw._gradients.contract import Coupling
 from torchgw._plans.transport import TransportPlan
 from torchgw._sinkhorn.choose import alone
 from torchgw._solve.evaluation import (
@@ -22,19 +23,28 @@ from torchgw._solve.status import Status
 from torchgw._solve.strategy import Strategy
 
 
-def finish(strategy: Strategy, setting: Setting, plan: TransportPlan, state: LoopState) -> Ending:
-    """Polish a settled plan if asked to, compute its numbers, and say what status it deserves."""
+def finish(
+    strategy: Strategy,
+    setting: Setting,
+    plan: TransportPlan,
+    state: LoopState,
+    coupling: Coupling | None = None,
+) -> Ending:
+    """Polish a settled plan, whose coupling may be known, if asked to, and compute its numbers.
+
+    Also say what status it deserves.
+    """
     clock, recorder, status = perf_counter(), setting.recorder, state.status
     epsilon, polished, unpolished = plan.epsilon, None, None
     solved = state.solved
     if strategy.options.polish:
-        unpolished, solved = plan, None
+        unpolished, solved, coupling = plan, None, None
         plan, polished = polish(setting.gradient, plan, setting.rule, setting.generator)
         epsilon = 0.0
         if status is not Status.STOPPED:
             status = Status.CONVERGED if polished.stationary else Status.POLISH_LIMIT
         clock = recorder.time("polish", clock)
-    plan, evaluation = _appraise(setting, plan, epsilon, solved)
+    plan, evaluation = _appraise(setting, plan, epsilon, solved, coupling)
     promised = promised_error(setting)
     # where all plans cost the same, rounding decides nothing, and its size does not matter
     constant = strategy.constant
@@ -68,9 +78,13 @@ def finish(strategy: Strategy, setting: Setting, plan: TransportPlan, state: Loo
 
 
 def _appraise(
-    setting: Setting, plan: TransportPlan, epsilon: float, solved: Solved | None = None
+    setting: Setting,
+    plan: TransportPlan,
+    epsilon: float,
+    solved: Solved | None = None,
+    coupling: Coupling | None = None,
 ) -> tuple[TransportPlan, Evaluation]:
     """Compute the numbers of a plan, and its best mass where that is part of the answer."""
     if setting.rule is not None:
         return evaluate_relaxed(setting, plan, setting.rule)
-    return plan, evaluate(setting, plan, epsilon, solved)
+    return plan, evaluate(setting, plan, epsilon, solved, coupling)

@@ -79,9 +79,9 @@ def conclude(asked: Asked, followed: Followed) -> Outcome:
         if checkpoint is not None and state.status is Status.STOPPED:
             checkpoint.keep(setting, state, now=True)
         plan, state = settle(setting, state, strategy.dtypes.settle)
-        while (away := leaves(setting, state, plan)) is not None:
-            plan, state = settle(setting, iterate(setting, away), strategy.dtypes.settle)
-        ending = finish(strategy, setting, plan, state)
+        while (left := leaves(setting, state, plan)).state is not None:
+            plan, state = settle(setting, iterate(setting, left.state), strategy.dtypes.settle)
+        ending = finish(strategy, setting, plan, state, left.coupling)
         if checkpoint is not None and state.status is not Status.STOPPED:
             checkpoint.done()
     else:

@@ -1,9 +1,11 @@
 """The last linear problem of a solve, solved to the full tolerance."""
 
 from time import perf_counter
+from typing import NamedTuple
 
 import torch
 
+from torchgw._gradients.contract import Coupling
 from torchgw._plans.transport import TransportPlan
 from torchgw._sinkhorn.contract import PreparedProblem
 from torchgw._solve.inner import (
@@ -71,20 +73,27 @@ def settle(
     return TransportPlan.of(plan.prepared, potentials), state
 
 
-def leaves(setting: Setting, state: LoopState, plan: TransportPlan) -> LoopState | None:
-    """Return a state to go on from if settling has led away from a saddle point, else ``None``."""
+class Left(NamedTuple):
+    """Whether settling has led away from a saddle point."""
+
+    state: LoopState | None  # to go on from, if it has
+    coupling: Coupling | None  # of the settled plan, if it was looked at
+
+
+def leaves(setting: Setting, state: LoopState, plan: TransportPlan) -> Left:
+    """Look whether settling has led away from a saddle point."""
     # Symmetry holds the iteration at a saddle point until rounding has grown: steps that looked
     # settled then grow by a factor in each iteration.
     gradient, history = setting.gradient, setting.recorder.history
     plain = gradient.exact and not setting.anneal.proximal and state.solved is None
     if state.status is not Status.CONVERGED or not plain or state.done >= setting.options.max_iter:
-        return None
+        return Left(None, None)
     latest = gradient.update(plan, state.latest, setting.generator)
     before = max(history[-1].change, history[-1].marginal_error)
     before = max(before, inner_tolerance(setting, plan.epsilon))
     if float(latest.change(state.coupling)) <= _GROWTH * before:
-        return None
-    return state._replace(coupling=latest, latest=latest, start=plan.potentials)
+        return Left(None, latest)
+    return Left(state._replace(coupling=latest, latest=latest, start=plan.potentials), latest)
 
 
 def _reach_unused(prepared: PreparedProblem, potentials: Potentials) -> Potentials:

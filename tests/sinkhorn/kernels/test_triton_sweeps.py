@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -22,9 +22,10 @@ from kernel_cases import (
 )
 
 from torchgw._sinkhorn.contract import Sweep, softmin_sweep
-from torchgw._sinkhorn.kernels import stored
+from torchgw._sinkhorn.kernels import stored, sweeps
 from torchgw._sinkhorn.kernels.stored import SweepShape
-from torchgw._sinkhorn.problem import Cost, DenseCost, LinearProblem, checked, softmin
+from torchgw._sinkhorn.problem import STRICT, Cost, DenseCost, LinearProblem, checked, softmin
+from torchgw._tensors.cuda_graphs import GraphMemory
 from torchgw._triton_sinkhorn import TritonBackend, TritonProblem
 from torchgw._typing import Marginals, Potentials
 
@@ -256,6 +257,34 @@ def same(got: Sweep, expected: Sweep) -> bool:
     """Whether two sweeps agree bit by bit."""
     pairs = zip((*got[:3], *got.state), (*expected[:3], *expected.state), strict=True)
     return all(torch.equal(part, reference) for part, reference in pairs)
+
+
+def test_kernels_made_by_graphs_follow_their_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With graphs that call again, as the interpreter has no others."""
+
+    class Again:
+        def __init__(self, record: Callable[[], None], *args: Any, **options: Any) -> None:
+            self.replay = record
+
+    monkeypatch.setattr(sweeps, "capture", Again)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    memory = GraphMemory(*4 * [None])  # type: ignore[arg-type]
+    monkeypatch.setattr(sweeps, "borrow_memory", lambda *_: memory)
+    device, dtype = torch.device("cpu"), torch.float64
+    costs = [factored(20, 30, rank, device, dtype).dense() for rank in (2, 3)]
+    replay = sweeps._Replay(costs[0], stored.sweep_shape(costs[0]))
+    marginals = weights(20, 30, device, dtype)
+    # a relaxed problem in between is prepared by launches
+    for turn, tau in enumerate((STRICT, STRICT, (0.7, 0.9), STRICT, STRICT)):
+        cost, epsilon = costs[turn % 2], EPSILON * (1 + turn)
+        start = warm(cost, marginals)
+        prepared = prepare(cost, marginals, tau, epsilon)
+        replay.take(prepared.plan(start), tau)
+        graphed = sweeps._GraphedSweeper(replay, "key", start)
+        launched = prepare(cost, marginals, tau, epsilon, graphs=False).sweeper(start)
+        for state in (start, Potentials(*(2 * part for part in start))):
+            assert same(graphed(state, 2), launched(state, 2))
+    assert {kind[2] for kind in replay.graphs} == {True, False}
 
 
 @pytest.mark.gpu

@@ -100,6 +100,7 @@ def _batch_kernel(
     # make the kernel, and scale rows to their mass
     v = mass_b
     sums = tl.zeros([CI, RT, CT], tl.float32)
+    held, u = tl.zeros([RI, CI, RT, CT], tl.float32), tl.zeros([RI, RT], tl.float32)
     for block in range(BLOCKS):
         row = block * ROWS + _rows(RI, CI, RT, CT)
         inside = (row < s) & (column < t)
@@ -114,23 +115,32 @@ def _batch_kernel(
         u = mass_a / tl.where(used, _sums_of_rows(held, v), 1.0)
         tl.store(scalings + block * ROWS + inner, u)
         sums += tl.sum(held * u[:, None, :, None], 0)
-    tl.debug_barrier()
-
-    for k in range(iterations):
-        before, after = (k % 2) * BLOCKS * ROWS, (k + 1) % 2 * BLOCKS * ROWS
-        new = mass_b / tl.where(columns < t, tl.sum(sums, 1), 1.0)
-        v = _relaxed(v, new, excess, BOUND, LEAST, MOST)
-        sums = tl.zeros([CI, RT, CT], tl.float32)
-        for block in range(BLOCKS):
-            held = tl.reshape(tl.load(kernels + block * ROWS * M + place), [RI, CI, RT, CT])
-            used = block * ROWS + inner < s
-            mass_a = tl.load(a + block * ROWS + inner, mask=used, other=1.0).to(tl.float32)
-            old = tl.load(scalings + before + block * ROWS + inner)
-            exact = mass_a / tl.where(used, _sums_of_rows(held, v), 1.0)
-            u = _relaxed(old, exact, excess, BOUND, LEAST, MOST)
-            tl.store(scalings + after + block * ROWS + inner, u)
-            sums += tl.sum(held * u[:, None, :, None], 0)
+    if BLOCKS == 1:
+        # the only block stays in registers [L1241]
+        mass_a = tl.load(a + inner, mask=inner < s, other=1.0).to(tl.float32)
+        for _ in range(iterations):
+            new = mass_b / tl.where(columns < t, tl.sum(sums, 1), 1.0)
+            v = _relaxed(v, new, excess, BOUND, LEAST, MOST)
+            exact = mass_a / tl.where(inner < s, _sums_of_rows(held, v), 1.0)
+            u = _relaxed(u, exact, excess, BOUND, LEAST, MOST)
+            sums = tl.sum(held * u[:, None, :, None], 0)
+    else:
         tl.debug_barrier()
+        for k in range(iterations):
+            before, after = (k % 2) * BLOCKS * ROWS, (k + 1) % 2 * BLOCKS * ROWS
+            new = mass_b / tl.where(columns < t, tl.sum(sums, 1), 1.0)
+            v = _relaxed(v, new, excess, BOUND, LEAST, MOST)
+            sums = tl.zeros([CI, RT, CT], tl.float32)
+            for block in range(BLOCKS):
+                held = tl.reshape(tl.load(kernels + block * ROWS * M + place), [RI, CI, RT, CT])
+                used = block * ROWS + inner < s
+                mass_a = tl.load(a + block * ROWS + inner, mask=used, other=1.0).to(tl.float32)
+                old = tl.load(scalings + before + block * ROWS + inner)
+                exact = mass_a / tl.where(used, _sums_of_rows(held, v), 1.0)
+                u = _relaxed(old, exact, excess, BOUND, LEAST, MOST)
+                tl.store(scalings + after + block * ROWS + inner, u)
+                sums += tl.sum(held * u[:, None, :, None], 0)
+            tl.debug_barrier()
 
     v = mass_b / tl.where(columns < t, tl.sum(sums, 1), 1.0)
     v = tl.minimum(tl.maximum(v, LEAST), MOST)

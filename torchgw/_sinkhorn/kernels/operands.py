@@ -66,7 +66,7 @@ class Walk(NamedTuple):
         """Count the programs that n rows take, of which each list has several."""
         if self.width:
             return len(self.lists) * (self.width // blocks.n)
-        return int(triton.cdiv(n, blocks.n))
+        return tiles_of(n, blocks.n)
 
     def fit(self, blocks: Blocks) -> Blocks:
         """Shrink blocks so that they divide those of the lists."""
@@ -175,6 +175,12 @@ class KernelPlan(NamedTuple):
         return padded(potential.to(kind) + self.marginals.b.log2().to(kind), -math.inf)
 
 
+def tiles_of(size: int, width: int) -> int:
+    """Count the tiles of a width that cover a size."""
+    # Triton's own takes ten times as long, as kernels may call it too
+    return -(-size // width)
+
+
 def scale_of(epsilon: float) -> float:
     """Compute the factor from cost units to base-2 exponents."""
     return math.log2(math.e) / epsilon
@@ -238,12 +244,12 @@ def _padded_rank(rank: int, precision: ProductPrecision) -> tuple[int, int]:
     # wider types take 32. A product needs at least 16.
     widest = 64 if precision == "fp16x3" else 32
     block = min(widest, max(16, triton.next_power_of_2(rank)))
-    return triton.cdiv(rank, block) * block, block
+    return tiles_of(rank, block) * block, block
 
 
 def padded_size(size: int) -> int:
     """Compute the size of a column vector in whole tiles, so that kernels need no mask."""
-    return _PADDING * int(triton.cdiv(size, _PADDING))
+    return _PADDING * tiles_of(size, _PADDING)
 
 
 def padded(values: Tensor, fill: float) -> Tensor:
@@ -274,12 +280,12 @@ def split_columns(
     """Choose into how many shares to split the columns, and the width of a share."""
     # 64 programs per multiprocessor keep the last, partly filled wave small (a few per cent); a
     # program should still have 8 tiles to walk over.
-    tiles = triton.cdiv(m, blocks.m)
+    tiles = tiles_of(m, blocks.m)
     if splits is None:
-        wanted = triton.cdiv(64 * multiprocessors(device), triton.cdiv(n, blocks.n))
-        splits = min(wanted, triton.cdiv(tiles, 8))
-    width = triton.cdiv(tiles, splits) * blocks.m
-    return triton.cdiv(m, width), width
+        wanted = tiles_of(64 * multiprocessors(device), tiles_of(n, blocks.n))
+        splits = min(wanted, tiles_of(tiles, 8))
+    width = tiles_of(tiles, splits) * blocks.m
+    return tiles_of(m, width), width
 
 
 def launch_options(blocks: Blocks) -> dict[str, object]:

@@ -18,6 +18,7 @@ from torchgw._sinkhorn.kernels.operands import (
     interpreted,
     launch_options,
     split_columns,
+    tiles_of,
     whole,
 )
 from torchgw._tensors.launch import launch
@@ -215,7 +216,7 @@ def apply(
     exact = cost.dtype == torch.float64
     # few widths, as each is compiled
     block_c = 1 if c == 1 and not exact else 32 if c <= 32 else 64 if exact or c <= 64 else 128
-    channels = triton.cdiv(c, block_c)
+    channels = tiles_of(c, block_c)
     walk = walk or whole(own.device)
     blocks = walk.fit(blocks or _product_blocks(cost, walk, block_c))
     splits, width = split_columns(n, m, blocks, own.device, 1 if walk.width else splits)
@@ -348,7 +349,7 @@ def dense(plan: KernelPlan) -> Tensor:
     # a matrix is read and written along its rows; products want square tiles
     blocks = Blocks(8, 256, 4, 1) if cost.rank == 0 else Blocks(64, 64, 4, 2)
     launch(
-        _dense_kernel, (triton.cdiv(n, blocks.n), triton.cdiv(m, blocks.m)),
+        _dense_kernel, (tiles_of(n, blocks.n), tiles_of(m, blocks.m)),
         cost.first, cost.second, own, bias, plan.marginals.a, out, n, m, *cost.strides,
         **cost.constants(), BLOCK_N=blocks.n, BLOCK_M=blocks.m, **launch_options(blocks),
     )  # fmt: skip

@@ -29,6 +29,7 @@ from torchgw._sinkhorn.kernels.operands import (
     Walk,
     launch_options,
     split_columns,
+    tiles_of,
     whole,
 )
 from torchgw._tensors.launch import launch
@@ -255,7 +256,7 @@ def half_step_(
     )  # fmt: skip
     if splits > 1:
         launch(
-            _combine_kernel, (triton.cdiv(n, 256),),
+            _combine_kernel, (tiles_of(n, 256),),
             partial, *outcome, n, splits, BLOCK=256, **launch_options(Blocks(256, 1, 4, 1)),
         )  # fmt: skip
 

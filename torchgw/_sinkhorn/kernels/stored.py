@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from torchgw._sinkhorn.kernels.operands import Blocks, launch_options, multiprocessors
+from torchgw._sinkhorn.kernels.operands import Blocks, launch_options, multiprocessors, tiles_of
 from torchgw._sinkhorn.kernels.softmin import KernelSide, Rule, rescaled, update, usable
 from torchgw._sinkhorn.problem import DenseCost
 from torchgw._tensors.launch import launch
@@ -234,7 +234,7 @@ class StoredKernel:
         """Make E from a cost of the same shape and the potentials where the sweeps begin."""
         (n, m), pitch = cost.shape, self.matrix.shape[1]
         launch(
-            _store_kernel, (triton.cdiv(n, 32), triton.cdiv(pitch, 128)),
+            _store_kernel, (tiles_of(n, 32), tiles_of(pitch, 128)),
             cost.matrix, scale, f.start, g.start, self.matrix, n, m, pitch, *cost.matrix.stride(),
             BLOCK_N=32, BLOCK_M=128, **launch_options(Blocks(32, 128, 8, 1)),
         )  # fmt: skip
@@ -253,19 +253,19 @@ class StoredKernel:
             **launch_options(Blocks(1, shape.width, shape.warps, 1)),
         )  # fmt: skip
         launch(
-            _columns_kernel, (triton.cdiv(m, 16),),
+            _columns_kernel, (tiles_of(m, 16),),
             self._partial, *rules[1], g.weight, g.scaling, g.feed, bad, shape.programs, m, pitch,
             ROWS=512, BLOCK=16, **launch_options(Blocks(512, 16, 8, 1)),
         )  # fmt: skip
 
 
 def _pitch(m: int) -> int:
-    return _PITCH * int(triton.cdiv(m, _PITCH))
+    return _PITCH * tiles_of(m, _PITCH)
 
 
 def _tiles(pitch: int, width: int) -> tuple[int, int]:
     """Choose how many tiles hold a row, of few numbers, and how many of them it surely fills."""
-    tiles = int(triton.cdiv(pitch, width))
+    tiles = tiles_of(pitch, width)
     if tiles > _TILES[-1]:
         return tiles, tiles - 1
     place = bisect_left(_TILES, tiles)

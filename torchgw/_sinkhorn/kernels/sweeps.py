@@ -3,6 +3,7 @@
 import weakref
 from collections.abc import Callable, Hashable
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from torchgw._sinkhorn.kernels.stored import StoredKernel, SweepShape
 from torchgw._sinkhorn.kernels.vectors import BLOCK, Vectors, begin_, finish_, prepare_
 from torchgw._sinkhorn.problem import STRICT, DenseCost, EntropicPlan
 from torchgw._tensors.cuda_graphs import GraphMemory, Idle, borrow_memory, capture
-from torchgw._typing import Potentials
+from torchgw._typing import Marginals, Potentials
 
 # A function that updates both sides by the rules given for each; it gets the flag for trouble, and
 # the number of the iteration.
@@ -24,6 +25,9 @@ Iteration = Callable[[KernelSide, KernelSide, tuple[Rule, Rule], Tensor, int], N
 # two launches of an iteration, 50 us, so that larger ones have nothing to gain. What waits for
 # another sweeper of its shape holds no more than this altogether, until the process ends. [L59]
 _GRAPH_BYTES = 2**28
+# Bytes of a cost up to which its kernel is made by the graph of the first sweep, from a copy of the
+# cost: to launch what makes it takes longer than to copy so much. [L1240]
+_COPIED_BYTES = 2**22
 
 
 class Workspace:
@@ -88,6 +92,10 @@ class Workspace:
                 origin = self.vectors.origin[part]
                 self.shift[part] = (factor - 1.0) * self.vectors.scale * origin
 
+    def is_strict(self, tau: tuple[float, float]) -> bool:
+        """Whether both marginals of a problem are strict, as those of the last one were."""
+        return tau == self._tau == STRICT
+
     def relax(self, relaxation: float) -> None:
         """Set how far the relaxed iterations move."""
         if relaxation != self._relaxation:
@@ -127,8 +135,8 @@ class TritonSweeper:
         work.relax(relaxation)
         self._run(count - plain, plain)
         # one copy, as the next sweep writes there again
-        f_old, _, g_old, _, f_new, _, g_new, _, check = work.vectors.result.clone().split(
-            work.parts
+        f_old, _, g_old, _, f_new, _, g_new, _, check = torch.split_with_sizes(
+            work.vectors.result.clone(), work.parts
         )
         if start.f.dtype != torch.float64:
             f_old, g_old, f_new, g_new = (
@@ -171,8 +179,31 @@ def dense_sweeper(
     # buffers that were made in inference mode may not be written to outside
     key = (cost.shape, cost.dtype, shape, device, stream, torch.is_inference_mode_enabled())
     replay = _idle.take(key) or _Replay(cost, shape)
-    replay.prepare(start, tau)
+    replay.take(start, tau)
     return _GraphedSweeper(replay, key, start.potentials)
+
+
+class _Given(NamedTuple):
+    """Copies of what a kernel is made of, which graphs read."""
+
+    cost: DenseCost
+    vectors: Tensor  # (2 (n + m),) float64, the others one after another
+    potentials: Potentials
+    marginals: Marginals
+
+    @classmethod
+    def like(cls, cost: DenseCost) -> "_Given":
+        """Make room for a problem of such a cost."""
+        sizes = 2 * cost.shape
+        vectors = torch.empty(sum(sizes), dtype=torch.float64, device=cost.device)
+        f, g, a, b = vectors.split(sizes)
+        matrix = torch.empty(cost.shape, dtype=cost.dtype, device=cost.device)
+        return cls(DenseCost(matrix), vectors, Potentials(f, g), Marginals(a, b))
+
+    def read(self, start: EntropicPlan, cost: DenseCost) -> None:
+        """Copy those of a problem."""
+        torch.cat([*start.potentials, *start.marginals], out=self.vectors)
+        self.cost.matrix.copy_(cost.matrix)
 
 
 class _Replay:
@@ -181,35 +212,81 @@ class _Replay:
     def __init__(self, cost: DenseCost, shape: SweepShape) -> None:
         self.workspace = Workspace(cost.shape, cost.dtype, cost.device)
         self.kernel = StoredKernel(cost, shape)
-        # by number of relaxed iterations, and what comes next; None once one has run without
-        self.graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph | None] = {}
+        # by number of relaxed iterations, what comes next, and whether the kernel is made first;
+        # None once one has run without
+        self.graphs: dict[tuple[int, bool, bool], torch.cuda.CUDAGraph | None] = {}
         self.memory: GraphMemory | None = None
+        # what the graphs make a kernel of, and whether they have yet to make it
+        self._given: _Given | None = None
+        self._waiting = False
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its matrices."""
+        copied = 0 if self._given is None else self._given.cost.matrix.nbytes
+        return self.kernel.matrix.nbytes + copied
 
     def prepare(self, start: EntropicPlan, tau: tuple[float, float]) -> None:
         """Make the kernel of a problem."""
-        work, cost = self.workspace, start.cost
+        cost = start.cost
         assert isinstance(cost, DenseCost)
-        work.prepare(start, tau, None)
-        self.kernel.store(cost, work.f, work.g, work.vectors.scale)
+        self.workspace.prepare(start, tau, None)
+        self._store(cost)
+
+    def take(self, start: EntropicPlan, tau: tuple[float, float]) -> None:
+        """Take what the kernel of a problem is made of, by the first sweep if it is small."""
+        cost = start.cost
+        assert isinstance(cost, DenseCost)
+        if cost.matrix.nbytes > _COPIED_BYTES or not self.workspace.is_strict(tau):
+            self.prepare(start, tau)
+            return
+        if self._given is None:
+            self._given = _Given.like(cost)
+        self._given.read(start, cost)
+        self.workspace.vectors.scale.fill_(scale_of(start.epsilon))
+        self._waiting = True
+
+    def iterate(self, relaxed: int, plain: bool) -> None:
+        """Run a sweep by launches."""
+        self._iterate(relaxed, plain, make=self._is_next_to_make())
 
     def run(self, relaxed: int, plain: bool) -> None:
         """Run a sweep; the second one of its kind is captured, and replayed from then on."""
-        kind = relaxed, plain
+        kind = relaxed, plain, self._is_next_to_make()
         if kind not in self.graphs:
             # this also compiles the kernels, which a capture must not
             self.graphs[kind] = None
-            self.workspace.iterate(self.kernel.iterate, *kind)
+            self._iterate(*kind)
             return
         graph = self.graphs[kind]
         if graph is None:
             if self.memory is None:
                 self.memory = borrow_memory(self, self.workspace.shift.device)
             graph = self.graphs[kind] = capture(
-                lambda: self.workspace.iterate(self.kernel.iterate, *kind),
-                self.memory.stream,
-                pool=self.memory.pool,
+                lambda: self._iterate(*kind), self.memory.stream, pool=self.memory.pool
             )
         graph.replay()
+
+    def _is_next_to_make(self) -> bool:
+        """Whether the kernel waits to be made, by whoever asks."""
+        waiting, self._waiting = self._waiting, False
+        return waiting
+
+    def _iterate(self, relaxed: int, plain: bool, make: bool) -> None:
+        if make:
+            self._make()
+        self.workspace.iterate(self.kernel.iterate, relaxed, plain)
+
+    def _make(self) -> None:
+        """Make the kernel from the copies."""
+        given = self._given
+        assert given is not None
+        prepare_(self.workspace.vectors, given.marginals, given.potentials, None)
+        self._store(given.cost)
+
+    def _store(self, cost: DenseCost) -> None:
+        work = self.workspace
+        self.kernel.store(cost, work.f, work.g, work.vectors.scale)
 
 
 # Workspaces between two sweepers, by shape, launch and stream.
@@ -222,13 +299,13 @@ class _GraphedSweeper(TritonSweeper):
     def __init__(self, replay: _Replay, key: Hashable, start: Potentials) -> None:
         super().__init__(replay.workspace, replay.kernel.iterate, start)
         self._replay = replay
-        self._return = weakref.finalize(self, _idle.put, key, replay, replay.kernel.matrix.nbytes)
+        self._return = weakref.finalize(self, _idle.put, key, replay, replay.nbytes)
         self._return.atexit = False
 
     def _run(self, relaxed: int, plain: bool) -> None:
         if torch.cuda.is_current_stream_capturing():
             # the caller's graph will go on using the buffers
             self._return.detach()
-            super()._run(relaxed, plain)
+            self._replay.iterate(relaxed, plain)
         else:
             self._replay.run(relaxed, plain)
