@@ -67,36 +67,6 @@ def test_points_of_no_weight_stay():
     assert newton_step(prepared, state).g[5] == state.g[5]
 
 
-def test_a_step_in_units_of_epsilon_is_the_same():
-    # which graphs take, as epsilon is on the device there
-    prepared = slow_problem(epsilon=0.01)
-    problem = prepared.problem
-    state = loop.sinkhorn(prepared, None, max_iter=20, tol=0.0).potentials
-    epsilon = torch.tensor(problem.epsilon, dtype=torch.float64)
-    arguments = (*problem.cost, problem.marginals, state, epsilon)
-    moved, told = newton._moved_in_units(EagerBackend(), *arguments)
-    assert 0 < float(told[1]) < 10
-    torch.testing.assert_close(moved, newton_step(prepared, state).g, rtol=1e-9, atol=1e-12)
-
-
-@pytest.mark.gpu
-def test_steps_by_graphs_follow_their_problem():
-    pytest.importorskip("triton")
-    from torchgw._triton_sinkhorn import TritonBackend
-
-    # the second step of a shape is captured, the third replayed
-    for epsilon in (0.01, 0.02, 0.015, 0.01):
-        prepared = slow_problem(epsilon=epsilon)
-        state = loop.sinkhorn(prepared, None, max_iter=20, tol=0.0).potentials
-        (cost,), marginals = prepared.problem.cost, prepared.problem.marginals
-        there = LinearProblem(
-            DenseCost(cost.cuda()), Marginals(*(part.cuda() for part in marginals)), epsilon
-        )
-        moved = Potentials(*(part.cuda() for part in state))
-        got = newton_step(TritonBackend().prepare(there), moved).g.cpu()
-        torch.testing.assert_close(got, newton_step(prepared, state).g, rtol=1e-7, atol=1e-10)
-
-
 def test_no_step_is_taken_far_from_the_solution():
     prepared = slow_problem(epsilon=1e-4)
     zero = torch.zeros(50, dtype=torch.float64)

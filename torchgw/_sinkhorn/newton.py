@@ -1,18 +1,14 @@
 """Newton steps where Sinkhorn's iteration is slow and a plan is small or sharp."""
 
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from torchgw._sinkhorn.contract import Backend, PreparedProblem
+from torchgw._sinkhorn.contract import PreparedProblem
 from torchgw._sinkhorn.eager import entries_of
-from torchgw._sinkhorn.problem import STRICT, DenseCost, LinearProblem
-from torchgw._tensors.cuda_graphs import Replayer
-from torchgw._tensors.operations import inverse
-from torchgw._typing import Marginals, Potentials
+from torchgw._sinkhorn.problem import STRICT, DenseCost
+from torchgw._typing import Potentials
 
 # Iterations after which a linear problem counts as slow, and the column error from which on a step
 # may lead near its solution. [L443]
@@ -88,43 +84,9 @@ def newton_step(prepared: PreparedProblem, potentials: Potentials) -> Potentials
     .. [1] C. Brauer, C. Clason, D. Lorenz, B. Wirth. A Sinkhorn-Newton method for entropic optimal
        transport. arXiv:1710.06635.
     """
-    problem, backend = prepared.problem, prepared.backend
-    if problem.cost.device.type == "cuda" and backend.name == "triton":
-        # a step is forty launches, each of which takes longer than its work
-        call = Replayer(problem.cost.device, ("newton", type(backend), problem.cost.shape))
-        unit = potentials.g.new_full((), problem.epsilon)
-        arguments = (*problem.cost, problem.marginals, potentials, unit)
-        moved, told = call("step", partial(_moved_in_units, backend), *arguments)
-    else:
-        plan = prepared.dense(potentials).double()
-        moved, told = _moved(plan, problem.marginals, potentials.g, problem.epsilon)
-    wrong, size = told.tolist()
-    # NaN compares as false
-    if wrong or not size <= _LARGEST_STEP:
-        return None
-    return Potentials(potentials.f, moved.clone())
-
-
-class _Moved(NamedTuple):
-    """Where a step leads to."""
-
-    g: Tensor  # (m,)
-    told: Tensor  # (2,) float64: not zero if there is no step; its size, over epsilon
-
-
-def _moved_in_units(
-    backend: Backend, matrix: Tensor, marginals: Marginals, potentials: Potentials, epsilon: Tensor
-) -> _Moved:
-    """Take a step where epsilon, (), is on the device: the plan is in units of epsilon."""
-    scaled = Potentials(*(part / epsilon for part in potentials))
-    problem = LinearProblem(DenseCost(matrix).scaled(inverse(epsilon)), marginals, 1.0)
-    plan = backend.prepare(problem).dense(scaled)
-    return _moved(plan.double(), marginals, potentials.g, epsilon)
-
-
-def _moved(plan: Tensor, marginals: Marginals, g: Tensor, epsilon: Tensor | float) -> _Moved:
-    """Take a step at a plan (n, m) float64 whose rows are exact, nothing being read."""
-    a, b = marginals
+    problem, (f, g) = prepared.problem, potentials
+    a, b = problem.marginals
+    plan = prepared.dense(potentials).double()
     columns = plan.sum(0)
     # a row of weight zero is zero, and a column of weight zero stays where it is
     shared = plan.T @ (plan / a.clamp_min(torch.finfo(a.dtype).tiny)[:, None])
@@ -132,8 +94,11 @@ def _moved(plan: Tensor, marginals: Marginals, g: Tensor, epsilon: Tensor | floa
     curvature.diagonal().add_((1 + _RIDGE) * columns).add_(b == 0)
     factor, failed = torch.linalg.cholesky_ex(curvature)
     step = torch.cholesky_solve((b - columns)[:, None], factor)[:, 0]
-    told = torch.stack([failed.double(), step.abs().amax()])
-    return _Moved(g + epsilon * step.to(g.dtype), told)
+    wrong, size = torch.stack([failed.double(), step.abs().amax()]).tolist()
+    # NaN compares as false
+    if wrong or not size <= _LARGEST_STEP:
+        return None
+    return Potentials(f, g + problem.epsilon * step.to(g.dtype))
 
 
 def may_be_sharp(prepared: PreparedProblem) -> bool:

@@ -21,9 +21,8 @@ T = TypeVar("T")
 _capturing = threading.Lock()
 # Pools that PyTorch still records into, as a capture has failed: it refuses their next one.
 _broken = set[Any]()
-# Kinds of problems whose graphs are kept from solve to solve, in each memory: three for each shape
-# of small problems. [L88, L1240]
-_KEPT = 12
+# Kinds of problems whose graphs are kept from solve to solve, in each memory. [L88]
+_KEPT = 8
 
 
 # A way to call functions: (name, function, *arguments, in_place=0) -> function(*arguments); see
