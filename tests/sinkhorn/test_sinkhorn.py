@@ -206,10 +206,10 @@ def test_a_larger_epsilon_that_leads_away_is_left(backend, monkeypatch):
     marginals = Marginals(*(torch.full((k,), 1 / k, dtype=torch.float64) for k in cost.shape))
     problem = backend.prepare(LinearProblem(cost, marginals, 1e-4))
 
-    def away(prepared, start, most):
+    def away(prepared, start, most, solve, factor):
         return Potentials(start.f, start.g + near), most
 
-    monkeypatch.setattr("torchgw._sinkhorn.loop._from_above", away)
+    monkeypatch.setattr("torchgw._sinkhorn.loop.from_larger_epsilon", away)
     left = sinkhorn(problem, None, max_iter=1000, tol=1e-8)
     stayed = sinkhorn(problem, None, max_iter=1000, tol=1e-8, from_above=False)
     assert not left.converged

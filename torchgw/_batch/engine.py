@@ -21,7 +21,7 @@ from torchgw._batch.stopping import Rules
 from torchgw._batch.sweep import TICK, next_relaxation, sweep
 from torchgw._batch.warm import may_begin, on_chip
 from torchgw._batch.worth import Ended, Found
-from torchgw._sinkhorn.partial import FEW, SLOW, newton_on_bounds
+from torchgw._sinkhorn.newton_on_bounds import newton_on_bounds
 
 # Entries of a plan times problems that are solved together: about what a core's cache holds, or
 # what keeps a GPU busy. [L391]
@@ -33,6 +33,9 @@ _FEWEST = 2
 # Share of a pool that stands empty before it is filled again, or cut down. [L391]
 _IDLE = 1 / 16
 _MOST_ROUNDING = 1e-6
+# Up to so many points a side, and after so many iterations of a linear problem of a partial plan,
+# Newton's method goes on, one by one. [L1207]
+_FEW, _SLOW = 64, 200
 # Sinkhorn iterations on chip before the plan is made anew from its potentials. [L402]
 _ON_CHIP = 256
 
@@ -140,10 +143,10 @@ def _tick(pool: Pool) -> Tensor:
     near = ~done & (pool.number >= 0) & (made.error <= NEWTON_BELOW)
     if pool.share is None:
         _step(pool, near.nonzero()[:, 0])
-    elif pool.mass is not None and near.device.type == "cpu" and max(pool.cost.shape[1:]) <= FEW:
-        # after SLOW iterations, twice as many, four times as many
-        tries = pool.spent // SLOW
-        due = (pool.spent % SLOW == 0) & (tries > 0) & (tries & (tries - 1) == 0)
+    elif pool.mass is not None and near.device.type == "cpu" and max(pool.cost.shape[1:]) <= _FEW:
+        # after so many iterations, twice as many, four times as many
+        tries = pool.spent // _SLOW
+        due = (pool.spent % _SLOW == 0) & (tries > 0) & (tries & (tries - 1) == 0)
         _step_on_bounds(pool, (near & due).nonzero()[:, 0])
     return done
 

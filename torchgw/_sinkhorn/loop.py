@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 
 from torchgw._sinkhorn.contract import PreparedProblem, Sweep, softmin_sweep
+from torchgw._sinkhorn.from_above import Plateau, from_larger_epsilon
 from torchgw._sinkhorn.newton import NEWTON_AFTER, NewtonSteps
 from torchgw._sinkhorn.problem import STRICT, LinearProblem
 from torchgw._typing import Potentials
@@ -27,18 +28,8 @@ _ROUNDING = 16
 _SMALLEST_GAP = 1e-6
 # Iterations between looks at the error of a sweeper of two levels: each leaves a tenth. [L288]
 _TWO_LEVEL_CHECK = 1
-# An error stays if a sweep changes it by less than this share; it counts only above this multiple
-# of the tolerance, which excludes what is left at the end. [L453]
-_STAYS, _ABOVE = 0.02, 10
-# An error has to stay for so many iterations before a larger epsilon is tried: the linear problems
-# of most outer iterations end earlier. [L471]
-_PATIENCE = 100
-# How epsilon rises and falls then: by which factor, in how many iterations up and down, and the
-# error at which it falls. [L471]
-_RISE, _RISING, _FALLING, _FALLS = 10.0, 50, 400, 1e-4
-# So many iterations have to be left for that; the largest epsilon, as a multiple of the one asked
-# for. [L471]
-_ROOM, _HIGHEST = 300, 1e9
+# The factor by which epsilon rises where an error stays. [L471]
+_RISE = 10.0
 # What is left of the factor's excess over one after a sweep that shows it to be too large. [L6]
 _BACK_OFF = 0.97
 
@@ -75,14 +66,14 @@ def sinkhorn(
     # Overrelaxed Sinkhorn-Knopp algorithm for regularized optimal transport. Algorithms 2021. The
     # factor follows the observed rate and falls back to one (plain Sinkhorn) whenever the error
     # grows.
-    # While a point has yet to change partners the error stays, and each sweep moves the potentials
-    # by a multiple of epsilon. The problem is then solved from larger epsilons down, once, unless
+    # Where the error stays the problem is solved from larger epsilons down, once, unless
     # ``from_above`` is false.
     problem = prepared.problem
     current = start or prepared.half_steps(torch.zeros_like(problem.marginals.b))
     tol = max(tol, _ROUNDING * torch.finfo(problem.cost.dtype).eps)
     newton = NewtonSteps(prepared, tol)
-    done, restarts, stayed, error, relaxation = 0, 0, 0, float("inf"), 1.0
+    done, restarts, error, relaxation = 0, 0, float("inf"), 1.0
+    plateau = Plateau(tol, wanted=from_above)
     before: tuple[Potentials, float] | None = None  # potentials and error before epsilon rose
     while done < max_iter:
         every = _TWO_LEVEL_CHECK if prepared.two_level else check_every
@@ -103,15 +94,15 @@ def sinkhorn(
                 if nearer is not None:
                     current, relaxation = nearer, 1.0
                     continue
-        stays = abs(error - previous) <= _STAYS * error and error > _ABOVE * tol
-        stayed = stayed + count if stays else 0
         most = max_iter - done - every
-        if from_above and stayed >= _PATIENCE and most >= _ROOM:
+        if plateau.reached(previous, error, count, most):
             # the old kernel goes before the new one comes
             prepared.end_sweeps()
             before = Potentials(sweep.f, sweep.g), error
-            current, used = _from_above(prepared, before[0], most)
-            done, error, relaxation, from_above = done + used, float("inf"), 1.0, False
+            current, used = from_larger_epsilon(
+                prepared, before[0], most, _at_larger_epsilon, _RISE
+            )
+            done, error, relaxation = done + used, float("inf"), 1.0
     prepared.end_sweeps()
     if before is not None and error > before[1]:
         # too few iterations were left to come back to the epsilon asked for
@@ -140,29 +131,10 @@ def _sweep(
     return sweep, error
 
 
-def _from_above(prepared: PreparedProblem, start: Potentials, most: int) -> tuple[Potentials, int]:
-    """Let epsilon rise until a problem is solved at once, and fall again; count iterations."""
-    # Where epsilon is large points change partners soon, and nearly for those of the next problem:
-    # B. Schmitzer. Stabilized sparse scaling algorithms for entropy regularized transport problems.
-    # SIAM Journal on Scientific Computing 2019.
-    problem, used = prepared.problem, 0
-    factor, falling = _RISE, False
-    while factor > 1:
-        # the penalty of a marginal, from which tau follows, is the same at every epsilon
-        tau = (part / (part + (1 - part) * factor) for part in problem.tau)
-        at = problem._replace(epsilon=factor * problem.epsilon, tau=(next(tau), next(tau)))
-        budget = min(_FALLING if falling else _RISING, most - used)
-        if budget <= 0:
-            break
-        found = sinkhorn(
-            prepared.backend.prepare(at), start, max_iter=budget, tol=_FALLS, from_above=False
-        )
-        if not math.isfinite(found.error):
-            break
-        start, used = found.potentials, used + found.n_iters
-        falling = falling or found.converged or factor >= _HIGHEST
-        factor = factor / _RISE if falling else factor * _RISE
-    return start, used
+def _at_larger_epsilon(
+    prepared: PreparedProblem, start: Potentials, budget: int, tol: float
+) -> SinkhornResult:
+    return sinkhorn(prepared, start, max_iter=budget, tol=tol, from_above=False)
 
 
 def next_relaxation(factor: float, reduction: float, count: int) -> float:

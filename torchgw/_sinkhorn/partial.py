@@ -6,14 +6,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from torchgw._sinkhorn.anderson import Anderson
 from torchgw._sinkhorn.contract import PreparedProblem
 from torchgw._sinkhorn.eager import EagerBackend
+from torchgw._sinkhorn.from_above import Plateau, from_larger_epsilon
+from torchgw._sinkhorn.level import level
 from torchgw._sinkhorn.loop import SinkhornResult
-from torchgw._sinkhorn.newton import NEWTON_BELOW, is_small
+from torchgw._sinkhorn.newton import is_small
+from torchgw._sinkhorn.newton_on_bounds import newton_on_bounds
 from torchgw._sinkhorn.problem import DenseCost
 from torchgw._typing import Marginals, Potentials
 
@@ -31,10 +33,12 @@ _ON_HOST = 2**17
 _LINEAR = 1e-3
 # Up to so many points a side, and after so many iterations, Newton's method goes on; where it does
 # not solve a linear problem, four times as many iterations come before it is tried again. [L1202]
-FEW, SLOW, _PATIENCE = 64, 200, 4
-# Its steps at most, the shares of a step that are tried, how far potentials may move in a step and
-# in all, in units of epsilon, and the ridge, a share of the mass of a column. [L1202]
-_STEPS, _SHARES, _LONGEST, _FURTHEST, _RIDGE = 30, 0.3 ** np.arange(8), 3.0, 30.0, 1e-11
+# [L1245]
+FEW, SLOW, _PATIENCE = 256, 50, 4
+# Plans that Newton's method is begun from, one after another where potentials move far. [L1245]
+_PLANS = 4
+# The factor by which epsilon rises where an error stays. [L1245]
+_RISE = 10**0.5
 
 
 class _Round(NamedTuple):
@@ -46,7 +50,13 @@ class _Round(NamedTuple):
 
 
 def partial_sinkhorn(
-    prepared: PreparedProblem, start: Potentials | None, *, mass: float, max_iter: int, tol: float
+    prepared: PreparedProblem,
+    start: Potentials | None,
+    *,
+    mass: float,
+    max_iter: int,
+    tol: float,
+    from_above: bool = True,
 ) -> SinkhornResult:
     """Solve a linear problem over P 1 <= a, P' 1 <= b, |P| = mass."""
     # Dual coordinate ascent in closed form, which is Dykstra's method with the projections of J.-D.
@@ -58,7 +68,8 @@ def partial_sinkhorn(
     # contains the level; the error is the L1 distance between the columns' masses and those after
     # their next half-step.
     # Softmins of a stored cost scale one kernel for as long as the potentials stay near those that
-    # it was made from.
+    # it was made from. Where the error stays the problem is solved from larger epsilons down, once,
+    # unless ``from_above`` is false.
     cost, marginals, epsilon, _ = prepared.problem
     if marginals.a.device.type != "cpu" and math.prod(cost.shape) <= _ON_HOST:
         return _on_host(prepared, start, mass=mass, max_iter=max_iter, tol=tol)
@@ -72,7 +83,18 @@ def partial_sinkhorn(
     tol = max(tol, 16 * torch.finfo(cost.dtype).eps)
     acceleration, done, failures = Anderson(), 0, 0
     few = is_small(prepared) and max(cost.shape) <= FEW
-    slow, wait = SLOW if few else max_iter, SLOW
+    wait = SLOW if from_above else _CHECK_EVERY
+    slow = wait if few else max_iter
+    plateau, previous = Plateau(tol, wanted=from_above), math.inf
+    before: tuple[Potentials, float] | None = None  # potentials and error before epsilon rose
+
+    def solve(
+        prepared: PreparedProblem, start: Potentials, budget: int, tol: float
+    ) -> SinkhornResult:
+        return partial_sinkhorn(
+            prepared, start, mass=mass, max_iter=budget, tol=tol, from_above=False
+        )
+
     while True:
         # one exact iteration is enough to make a kernel from
         count = min(1 if storable and kernel is None else _CHECK_EVERY, max_iter - done)
@@ -89,106 +111,52 @@ def partial_sinkhorn(
         done += count
         if error <= tol or done >= max_iter or not math.isfinite(error):
             break
-        if done >= slow and error < NEWTON_BELOW:
-            steps = _by_newton(prepared, found.potentials, mass, tol)
-            g = found.potentials.g + epsilon * torch.from_numpy(steps.columns)
-            wait = wait if steps.solved else _PATIENCE * wait
-            acceleration, kernel, slow = Anderson(), None, done + wait
+        most = max_iter - done - _CHECK_EVERY
+        stays = plateau.reached(previous, error, count, most)
+        previous = error
+        if few and (stays or done >= slow):
+            g, solved = _by_newton(prepared, found.potentials, mass, tol)
+            stays &= not solved
+            wait = wait if solved else _PATIENCE * wait
+            slow = done + wait
+        elif not stays:
+            g = acceleration.next(g, found.g_next) if error < _LINEAR else found.g_next
+            g = g.clamp_max(0.0)
+            if storable and kernel is None:
+                kernel = make_kernel(prepared, found.potentials)
             continue
-        g = acceleration.next(g, found.g_next) if error < _LINEAR else found.g_next
-        g = g.clamp_max(0.0)
-        if storable and kernel is None:
-            kernel = make_kernel(prepared, found.potentials)
+        acceleration, kernel = Anderson(), None
+        if stays:
+            before = found.potentials, error
+            nearer, used = from_larger_epsilon(prepared, found.potentials, most, solve, _RISE)
+            g, done, previous = nearer.g, done + used, math.inf
+            storable, failures = isinstance(cost, DenseCost), 0
+            wait, slow = SLOW, done + SLOW
+    if before is not None and error > before[1]:
+        # too few iterations were left to come back to the epsilon asked for
+        return SinkhornResult(*before, done, converged=False)
     return SinkhornResult(found.potentials, error, done, error <= tol)
 
 
 def _by_newton(
     prepared: PreparedProblem, potentials: Potentials, mass: float, tol: float
-) -> "OnBounds":
-    """Go on from potentials by Newton's method."""
-    f, g = (part.numpy() / prepared.problem.epsilon for part in potentials)
-    a, b = (part.numpy() for part in prepared.problem.marginals)
-    plan = prepared.dense(potentials).double().numpy()
-    return newton_on_bounds(plan, (f, g), (a, b), mass, tol)
-
-
-class _Point(NamedTuple):
-    """Where columns are scaled by exp(u): rows that carry the mass, and the dual value."""
-
-    u: NDArray[np.float64]
-    x: NDArray[np.float64]  # logarithms of what rows are scaled by
-    full: NDArray[np.bool_]  # rows whose bound is met
-    value: float  # over epsilon
-
-
-class OnBounds(NamedTuple):
-    """What Newton's method adds to potentials, in units of epsilon."""
-
-    rows: NDArray[np.float64]  # to exact rows at the new columns
-    columns: NDArray[np.float64]
-    solved: bool
-
-
-def newton_on_bounds(
-    plan: NDArray[np.float64],
-    potentials: tuple[NDArray[np.float64], NDArray[np.float64]],
-    weights: tuple[NDArray[np.float64], NDArray[np.float64]],
-    mass: float,
-    tol: float,
-) -> OnBounds:
-    """Go on from a plan of exact rows by Newton's method on the dual.
-
-    Potentials f and g are in units of epsilon; g is zero at columns below their bounds, and f has
-    the level in it.
-    """
-    # Points at their bounds are known for a step: full rows follow the columns one by one, those
-    # that are not full rise and fall together with the level, and columns with g = 0 that would go
-    # on stay. Where a step changes which these are, the dual may rise on its way; it is shortened
-    # until it does not: D. Bertsekas. Projected Newton methods for optimization problems with
-    # simple constraints. SIAM Journal on Control and Optimization 1982.
-    (f, g), (a, b) = potentials, weights
-    used = b > 0
-    weighted = np.where(a > 0, a, 1.0)
-
-    def at(u: NDArray[np.float64]) -> _Point:
-        sums = np.where(a > 0, plan @ np.exp(u), 1.0)
-        rows = np.where(a > 0, f + np.log(weighted / sums), np.inf)
-        with np.errstate(all="ignore"):
-            height = level(rows, a, mass, 1.0)
-        bounded = np.where(a > 0, np.minimum(rows - height, 0.0), 0.0)
-        value = mass * height + a @ bounded + b @ np.where(used, g + u, 0.0)
-        return _Point(u, np.where(a > 0, bounded + height - f, 0.0), rows < height, float(value))
-
-    here, solved = at(np.zeros_like(b)), False
-    for _ in range(_STEPS):
-        now = plan * np.exp(here.x)[:, None] * np.exp(here.u)
-        columns = now.sum(0)
-        room = -(g + here.u)
-        # at their bound, where they are short of mass all the same
-        held = used & (np.log(np.where(used, b, 1.0) / np.maximum(columns, 1e-300)) >= room)
-        missing = np.where(used & ~held, b - columns, 0.0)
-        solved = abs(missing).sum() + columns[held] @ np.expm1(room[held]) <= tol / 2
-        if solved:
+) -> tuple[Tensor, bool]:
+    """Go on from exact rows by Newton's method; return g, and whether the problem is solved."""
+    epsilon, weights = prepared.problem.epsilon, prepared.problem.marginals
+    a, b = (part.numpy() for part in weights)
+    for _ in range(_PLANS):
+        f, g = (part.numpy() / epsilon for part in potentials)
+        plan = prepared.dense(potentials).double().numpy()
+        steps = newton_on_bounds(plan, (f, g), (a, b), mass, tol)
+        potentials = Potentials(
+            *(
+                part + epsilon * torch.from_numpy(change)
+                for part, change in zip(potentials, steps[:2], strict=True)
+            )
+        )
+        if not steps.far:
             break
-        parts = now[here.full]
-        together = now[~here.full].sum(0)
-        shared = parts.T @ (parts / parts.sum(1)[:, None])
-        shared += np.outer(together, together) / max(together.sum(), 1e-300)
-        curvature = np.diag((1 + _RIDGE) * columns) - shared
-        # columns whose mass has underflowed wait for iterations
-        free = used & ~held & (columns > 1e-30)
-        direction = np.where(held, room, 0.0)
-        missing -= curvature @ direction
-        direction[free] = np.linalg.solve(curvature[np.ix_(free, free)], missing[free])
-        direction *= min(1.0, _LONGEST / max(abs(direction).max(), 1e-300))
-        for share in _SHARES:
-            there = at(np.minimum(here.u + share * direction, -g))
-            if there.value >= here.value:
-                break
-        if not there.value > here.value or abs(there.u).max() > _FURTHEST:
-            break
-        here = there
-    return OnBounds(here.x, here.u, bool(solved))
+    return potentials.g, steps.solved
 
 
 def _on_host(
@@ -300,47 +268,3 @@ def _masses(potential: Tensor, softmin: Tensor, weight: Tensor, epsilon: float) 
     """Compute the masses that a potential gives to points, given their half-step."""
     exponent = torch.where(weight > 0, (potential - softmin) / epsilon, 0.0)
     return weight * exponent.exp()
-
-
-def level(softmin: Any, weight: Any, mass: float, epsilon: float) -> Any:
-    """Find the level h, (), with sum_i a_i min(1, exp((h - s_i) / epsilon)) = mass, in (0, 1)."""
-    if isinstance(softmin, np.ndarray):
-        return _host_level(softmin, weight, mass, epsilon)
-    if softmin.device.type == "cpu":
-        with np.errstate(all="ignore"):
-            height = _host_level(softmin.numpy(), weight.numpy(), mass, epsilon)
-        return torch.as_tensor(height, device=softmin.device)
-    # Points with s_i <= h are full. In the order of s the level follows from how many are: exp(h /
-    # epsilon) = (mass - what the full ones carry) / sum over the others a_i exp(-s_i / epsilon),
-    # and the right number is the least whose level lies below the next point.
-    exponent = torch.where(weight > 0, softmin.double() / epsilon, torch.inf)
-    ordered, order = exponent.sort()
-    sizes = weight.double()[order]
-    full = sizes.cumsum(0) - sizes
-    terms = torch.where(sizes > 0, sizes.log() - ordered, -torch.inf)
-    others = terms.flip(0).logcumsumexp(0).flip(0)
-    heights = (mass - full).clamp_min(0).log() - others
-    room = full < mass
-    # a level above its next point would fill that point too; the search always ends at the last
-    # point with mass, also after rounding
-    fits = (heights <= ordered) & room
-    first = torch.where(fits.any(), fits.to(torch.int8).argmax(), room.sum() - 1)
-    return (heights[first].minimum(ordered[first]) * epsilon).to(softmin.dtype)
-
-
-def _host_level(
-    softmin: NDArray[Any], weight: NDArray[np.float64], mass: float, epsilon: float
-) -> Any:
-    """Find the same in NumPy."""
-    exponent = softmin.astype(np.float64) / epsilon
-    exponent[weight == 0] = np.inf
-    order = exponent.argsort(kind="stable")
-    ordered, sizes = exponent[order], weight[order]
-    full = sizes.cumsum() - sizes
-    # those without weight are last: log 0 - inf
-    others = np.logaddexp.accumulate((np.log(sizes) - ordered)[::-1])[::-1]
-    room = full < mass
-    heights = np.log(np.maximum(mass - full, 0)) - others
-    fits = (heights <= ordered) & room
-    first = fits.argmax() if fits.any() else room.sum() - 1
-    return (min(heights[first], ordered[first]) * epsilon).astype(softmin.dtype)
