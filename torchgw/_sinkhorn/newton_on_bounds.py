@@ -10,10 +10,9 @@ from torchgw._sinkhorn.level import host_level
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
-# Its steps at most, the shares of a step that are tried, sets of full rows that a step is computed
-# for, how far potentials may move in a step and in all, in units of epsilon, and the ridge, a share
-# of the mass of a column. [L1202]
-_STEPS, _SHARES, _SETS = 30, 0.3 ** np.arange(8), 3
+# Its steps at most, the shares of a step that are tried, how far potentials may move in a step and
+# in all, in units of epsilon, and the ridge, a share of the mass of a column. [L1202]
+_STEPS, _SHARES = 30, 0.3 ** np.arange(8)
 _LONGEST, _FURTHEST, _RIDGE = 3.0, 30.0, 1e-11
 
 
@@ -61,9 +60,7 @@ def newton_on_bounds(
     # that are not full rise and fall together with the level, and columns with g = 0 that would go
     # on stay. Where a step changes which these are, the dual may rise on its way; it is shortened
     # until it does not: D. Bertsekas. Projected Newton methods for optimization problems with
-    # simple constraints. SIAM Journal on Control and Optimization 1982. A row between both would
-    # shorten all steps, so a step that had to be is computed again for the rows that are full at
-    # its end.
+    # simple constraints. SIAM Journal on Control and Optimization 1982.
     dual = _Dual(plan, potentials, weights, mass)
     here, solved, far = dual.at(np.zeros_like(potentials[1])), False, False
     for _ in range(_STEPS):
@@ -122,20 +119,13 @@ class _Dual:
         return _Columns(masses, held, room, missing, error)
 
     def climb(self, here: _Point, now: Array, columns: _Columns) -> _Point:
-        """Take the best of the steps for some sets of full rows."""
-        best, full = here, here.full
-        for _ in range(_SETS):
-            direction = self._direction(now, full, columns)
-            end = there = self.at(np.minimum(here.u + direction, -self.g))
-            for share in _SHARES[1:]:
-                if there.gain >= here.gain:
-                    break
-                there = self.at(np.minimum(here.u + share * direction, -self.g))
-            best = max(best, there, key=lambda point: point.gain)
-            if there is end or (there.full == full).all():
+        """Take a step, shortened until the dual does not fall."""
+        direction = self._direction(now, here.full, columns)
+        for share in _SHARES:
+            there = self.at(np.minimum(here.u + share * direction, -self.g))
+            if there.gain >= here.gain:
                 break
-            full = there.full
-        return best
+        return there
 
     def _direction(self, now: Array, full: Mask, columns: _Columns) -> Array:
         """Solve Newton's equations for given full rows and held columns."""
