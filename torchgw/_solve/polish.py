@@ -23,9 +23,10 @@ from torchgw._typing import Marginals, Potentials
 
 # Steps at most. [L347]
 _STEPS = 100
-# A vertex will do if it promises at least this share of what the last one did; only one that
-# promises less has to be the best. [L1258]
-_ENOUGH = 0.5
+# Once the linearised objective promises no more than a share, a vertex will do if it promises at
+# least a share of what the last one did; only one that promises less has to be the best. Earlier
+# steps choose among optima. [L1258]
+_NEAR, _ENOUGH = 1e-5, 0.5
 # Relative decrease that the linearised objective must promise for another step. [L295]
 _SMALLEST_GAP = 1e-9
 # Weight moves between the plans of a mean until this share of the gap is left, in so many moves at
@@ -79,7 +80,8 @@ def polish(
     for step in range(_STEPS + 1):
         here = float((cost * matrix).sum())
         smallest = _SMALLEST_GAP * abs(here)
-        vertex = least(cost, here - max(_ENOUGH * gap, smallest))
+        near = gap <= _NEAR * abs(here)
+        vertex = least(cost, here - max(_ENOUGH * gap, smallest) if near else -math.inf)
         part = _nonzero(vertex)
         gap = here - float(_pairings(cost, [part])[0])
         stationary = gap <= smallest

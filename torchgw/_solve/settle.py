@@ -22,9 +22,9 @@ from torchgw._typing import Potentials
 # Iterations of the last linear problem at least. The error is a mean: with two levels, which take
 # few iterations, single columns would keep large errors. [L189]
 SETTLE_ITERATIONS = 3
-# Column error up to which plans of proximal steps are settled before they are polished: it only
-# matters for where points that were not solved for go. [L1257]
-_BEFORE_POLISHING = 5e-4
+# Column error to which a plan is settled that steps have gone on from, and that is polished then:
+# it only matters for where points go that were not solved for. [L1257]
+_BEFORE_POLISHING = 3e-3
 # A settled plan may differ from the point at which its cost was linearised by this multiple of the
 # last change, or of the marginal error. [L547]
 _GROWTH = 10.0
@@ -79,7 +79,7 @@ def settle(
 def _tolerance(setting: Setting, epsilon: float) -> float:
     """Choose the column error of the settled plan."""
     options = setting.options
-    rough = setting.anneal.proximal and options.polish and options.inner_tol is None
+    rough = setting.anneal.goes_on and options.inner_tol is None
     return max(inner_tolerance(setting, epsilon), _BEFORE_POLISHING if rough else 0.0)
 
 
