@@ -224,6 +224,30 @@ def test_linear_problems_by_parts():
         cost = cost + 0.02 * rng.random(cost.shape)
 
 
+def test_linear_problems_by_parts_end_below_a_value(monkeypatch):
+    rng = np.random.default_rng(0)
+    p, q = random_weights(170), random_weights(160, 1)
+    x, y = rng.random((170, 2)), rng.random((160, 2))
+    cost, before = cdist(x, y), cdist(x[:, ::-1], y)
+    best = ot.emd2(p, q, cost)
+    counts, values = [], []
+    for share in (-np.inf, 0.999, 1.2, 9.0):
+        solve, rounds = ExactTransport(p, q), []
+        solve(before)
+        simplex = solve._by_simplex
+        monkeypatch.setattr(
+            solve, "_by_simplex", lambda *given, r=rounds, s=simplex: r.append(1) or s(*given)
+        )
+        found = solve(cost, below=share * best)
+        assert abs(found.plan.sum(1) - p).max() < 1e-12
+        counts.append(len(rounds))
+        values.append(np.vdot(found.plan, cost) / best)
+    # no plan is below the least value
+    assert values[:2] == pytest.approx([1, 1], rel=1e-9)
+    assert 1 + 1e-6 < values[2] < 1.2 < values[3] < 9
+    assert counts[0] == counts[1] > counts[2] > counts[3] == 1
+
+
 @pytest.mark.parametrize("kind", ["clouds", "weights", "directed", "kernels", "fused"])
 def test_large_partial_plans_end_where_no_linear_problem_gains(kind):
     """Whatever entries they were found on."""

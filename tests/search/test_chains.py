@@ -31,7 +31,7 @@ from torchgw._search.chains import (
     climb,
 )
 from torchgw._search.coarse import coarsen
-from torchgw._search.graphs import Graphs, _slopes, is_graph, least_value
+from torchgw._search.graphs import Graphs, _heat_kernels, _slopes, is_graph, least_value
 from torchgw._search.optima import Search, _sent_apart, is_structured, search_all_points
 from torchgw._sinkhorn.problem import DenseCost
 from torchgw._typing import Marginals
@@ -575,6 +575,23 @@ def test_starts_whose_plans_part_are_followed_by_others(seed):
     place = torch.argsort(whole.problem.target.indices)[torch.as_tensor(truth)]
     right = sharpened.plans[0].argmax(1) == place[whole.problem.source.indices]
     assert right.double().mean() > 0.8
+
+
+@pytest.mark.parametrize(("count", "few"), [(200, True), (20, False)])
+def test_heat_is_an_exponential(monkeypatch, count, few):
+    """Of the normalised adjacency matrix; of graphs of few edges without its eigenvectors."""
+    graph = networkx.disjoint_union(networkx.cycle_graph(count), networkx.star_graph(3))
+    graph.add_node("alone")
+    table = torch.from_numpy(networkx.to_numpy_array(graph)) * 0.5
+    if few:
+        monkeypatch.setattr(torch.linalg, "eigh", None)
+    root = table.sum(1).sqrt().clamp_min(1e-300)
+    normalised = torch.where(table > 0, table / root[:, None] / root, 0.0)
+    generator = normalised - torch.eye(len(table), dtype=torch.float64)
+    for time, kernel in zip((1, 2, 4, 8), _heat_kernels(table), strict=True):
+        torch.testing.assert_close(
+            kernel, torch.linalg.matrix_exp(time * generator), rtol=0, atol=1e-13
+        )
 
 
 def test_plans_near_the_product_plan_do_not_meet():

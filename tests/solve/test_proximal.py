@@ -284,8 +284,14 @@ def test_steps_go_on_from_a_plan_that_starts_agree_on():
     # one start alone, by steps at a large epsilon, ends at the same optimum
     steps = torchgw.solve(n_init=1, **options)
     assert result.n_iters < steps.n_iters / 3
+    # a few of them do: others would cost more than vertices further away
+    assert result.n_iters <= 4
     assert result.history[0].epsilon < 0.03 * steps.history[0].epsilon
     assert result.value == pytest.approx(steps.value, rel=1e-6)
+    # what is polished need not have met its weights closely, unless that is asked for
+    exact = torchgw.solve(inner_tol=1e-7, **options)
+    assert result.report.settle_iterations < exact.report.settle_iterations / 4
+    assert result.value == pytest.approx(exact.value, rel=1e-6)
     # where nothing is polished they begin at the epsilon that was asked for
     sharp = torchgw.solve(polish=False, **options)
     assert sharp.history[0].epsilon > 0.9 * steps.history[-1].epsilon

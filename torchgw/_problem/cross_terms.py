@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import scipy
 import torch
 from torch import Tensor
@@ -66,16 +67,21 @@ class ProductCross:
     def _of_few(self, plan: Tensor, pairs: int) -> Tensor | None:
         """Multiply a plan by its entries if these are few, given pairs of those of the tables."""
         # in float32 whole products take no longer [L1237]
-        if plan.dtype != torch.float64:
+        if plan.dtype != torch.float64 or plan.requires_grad:
             return None
-        entries, size = int(plan.count_nonzero()), plan.numel()
+        # NumPy lists the entries in a fifth of the time that PyTorch takes [L1259]
+        table, size = plan.numpy(), plan.numel()
+        used = table != 0
+        entries = np.count_nonzero(used)
         # a mean row of each table meets an entry
         if entries > _FEW * sum(plan.shape) or entries * pairs > size**2:
             return None
         if self._arrays is None:
             self._arrays = _array(self._source), _array(self._target)
         source, target = self._arrays
-        return torch.from_numpy((source @ _array(plan) @ target).toarray())
+        row, column = np.divmod(np.flatnonzero(used), plan.shape[1])
+        few = scipy.sparse.csr_array((table[row, column], (row, column)), table.shape)
+        return torch.from_numpy((source @ few @ target).toarray())
 
     def total(self, a: Tensor, b: Tensor) -> Tensor:
         """Compute (a' DX a) (b' DY b)."""

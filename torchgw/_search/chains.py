@@ -129,6 +129,8 @@ _ALIKE = 0.9
 # The same of plans of graphs that come from different starts, above which they lead to one optimum
 # without entropy, though their objectives still differ by a few percent. [L1236]
 _MET = 0.95
+# How fast epsilon falls from there: the optimum has been found. [L1260]
+_STEEP = 0.2
 # Sinkhorn iterations at the end of a ladder in these rounds. [L559]
 _MEETING = 20
 # Plans of at most so many entries get such rounds; chains of a round, and optima that are kept, at
@@ -473,7 +475,7 @@ def _follow_one(world: _World, chains: list[_Chain], low: float) -> Climbed | No
     if not _have_met(world, chains):
         return None
     best, *others = sorted(chains, key=lambda chain: chain.objective)
-    world.descend([best], world.refine, low)
+    world.descend([best], world.refine._replace(decay=_STEEP), low)
     world.settle([best], low)
     left = [chain.trial("left behind") for chain in others]
     return _climbed(world, [best], left, agreed=True, met=True)

@@ -36,6 +36,9 @@ Project = Callable[[Tensor, float, int], Tensor]
 # Times of the heat kernel, and its largest entries of a row that are compared. [L618]
 _TIMES = (1.0, 2.0, 4.0, 8.0)
 _LARGEST_ENTRIES = 32
+# Share of entries that are not zero up to which the heat kernel on a CPU is a sum of products with
+# these alone, and its terms: those that follow are below 1e-16. [L1260]
+_FEW, _TERMS = 0.02, 18
 
 
 def density(problem: CoarseProblem) -> float:
@@ -202,12 +205,30 @@ def heat_costs(problem: CoarseProblem) -> Tensor:
 
 
 def _signatures(side: SpreadPoints, count: int) -> Tensor:
-    degree = side.table.abs().sum(1)
-    root = degree.where(degree > 0, 1).sqrt()
-    values, vectors = torch.linalg.eigh(side.table / root[:, None] / root)
     parts = []
-    for time in _TIMES:
-        kernel = (vectors * (time * (values - 1)).exp()) @ vectors.T
+    for kernel in _heat_kernels(side.table):
         largest, stays = kernel.topk(count, dim=1).values, kernel.diagonal()[:, None]
         parts += [largest / largest.max(), 4 * stays / stays.max()]
     return torch.cat(parts, dim=1)
+
+
+def _heat_kernels(table: Tensor) -> Iterator[Tensor]:
+    """Compute exp(time (N - 1)) for each time, where N is the normalised adjacency matrix."""
+    degree = table.abs().sum(1)
+    root = degree.where(degree > 0, 1).sqrt()
+    normalised = table / root[:, None] / root
+    if table.device.type != "cpu" or int(table.count_nonzero()) > _FEW * table.numel():
+        values, vectors = torch.linalg.eigh(normalised)
+        yield from ((vectors * (time * (values - 1)).exp()) @ vectors.T for time in _TIMES)
+        return
+    few = _SparseRows.of(normalised)
+    term = torch.eye(len(table), dtype=table.dtype).div_(math.e)
+    kernel = term.clone()
+    for power in range(1, _TERMS + 1):
+        term = (few @ term).div_(power)
+        kernel += term
+    yield kernel
+    # each time is twice the one before
+    for _ in _TIMES[1:]:
+        kernel = kernel @ kernel
+        yield kernel

@@ -32,6 +32,11 @@ class Annealing:
         """Epsilon at which the annealing ends, and proximal steps begin."""
         return min(self.target, self.floor)
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether proximal steps go on from a plan that is sharp already."""
+        return self.start == self.floor
+
     def __call__(self, step: int) -> float:
         """Compute epsilon at a step counted from zero."""
         epsilon = max(self.end, self.start * self._fallen(step))

@@ -66,10 +66,14 @@ class ExactTransport:
         sparse = self.by_pot and "potentials_init" in inspect.signature(emd).parameters
         self.by_parts = sparse and min(len(p), len(q)) >= LARGE
         self.last: Vertex | None = None
+        self._used: Places | None = None  # entries of the last plan, if they are known
         self.short = False  # whether pivots ever ran out
 
-    def __call__(self, cost: Array, reached: float = -np.inf) -> Vertex:
-        """Solve; a plan with half of the largest possible gain on a value reached will do."""
+    def __call__(self, cost: Array, reached: float = -np.inf, below: float = -np.inf) -> Vertex:
+        """Solve; a plan with half of the largest possible gain on a value reached will do.
+
+        So will one whose value is ``below`` a number.
+        """
         if not self.by_pot:
             self.last = _by_scipy(self.p, self.q, cost)
         elif self.last is not None and self.by_parts:
@@ -77,9 +81,11 @@ class ExactTransport:
             # with the last prices subtracted the solver needs fewer pivots
             rest = cost - v
             rest -= u[:, None]
-            value = float(self.p @ u + self.q @ v)
-            worth = value - cost.min() * self.p.sum(), abs(cost).max()
-            found = self.nearby(rest, np.flatnonzero(plan), worth, reached - value)
+            value, least = float(self.p @ u + self.q @ v), cost.min()
+            worth = value - least * self.p.sum(), max(cost.max(), -least)
+            here = np.flatnonzero(plan) if self._used is None else self._used
+            found = self.nearby(rest, here, worth, reached - value, below=below - value)
+            self._used = found.plan.row.astype(np.intp) * cost.shape[1] + found.plan.col
             self.last = Vertex(found.plan.toarray(), u + found.u, v + found.v)
         else:
             # for negative costs the network simplex may report that there is no plan
@@ -98,13 +104,14 @@ class ExactTransport:
         reached: float = -np.inf,
         enough: float = np.inf,
         kept: int = _KEPT,
+        below: float = -np.inf,
     ) -> Nearby:
         """Solve costs less the last prices on the entries that are cheapest, or that are used here.
 
-        A plan with half of the largest possible gain on the value ``reached``, or with a gain of
-        ``enough``, will do. ``worth`` are the value of the last prices above the least cost, and
-        the largest cost. Prices found are subtracted unless the plan gains enough. After some
-        rounds all entries are taken.
+        A plan with half of the largest possible gain on the value ``reached``, with a gain of
+        ``enough``, or with a value ``below`` a number will do. ``worth`` are the value of the last
+        prices above the least cost, and the largest cost. Prices found are subtracted unless the
+        plan gains enough. After some rounds all entries are taken.
         """
         u, v = np.zeros(len(self.p)), np.zeros(len(self.q))
         used = rest <= _cheap(rest, kept)
@@ -122,7 +129,7 @@ class ExactTransport:
             first += least
             u, v = u + first, v + second
             value = float(self.p @ u + self.q @ v)
-            if reached - value > enough:
+            if reached - value > enough or value < below:
                 return Nearby(plan, u, v, reached - value, (first, second))
             rest -= first[:, None]
             rest -= second
@@ -137,7 +144,7 @@ class ExactTransport:
     def on(self, cost: Array, pivots: int = _PIVOTS) -> tuple[Array, float]:
         """Solve by POT on all entries; also return the value."""
         plan, u, v, value = self._by_simplex(cost, pivots)
-        self.last = Vertex(plan, u, v)
+        self.last, self._used = Vertex(plan, u, v), None
         return plan, value
 
     def _by_simplex(self, cost: Any, pivots: int) -> tuple[Any, Array, Array, float]:

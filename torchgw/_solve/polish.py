@@ -23,6 +23,10 @@ from torchgw._typing import Marginals, Potentials
 
 # Steps at most. [L347]
 _STEPS = 100
+# Once the linearised objective promises no more than a share, a vertex will do if it promises at
+# least a share of what the last one did; only one that promises less has to be the best. Earlier
+# steps choose among optima. [L1258]
+_NEAR, _ENOUGH = 1e-5, 0.5
 # Relative decrease that the linearised objective must promise for another step. [L295]
 _SMALLEST_GAP = 1e-9
 # Weight moves between the plans of a mean until this share of the gap is left, in so many moves at
@@ -30,6 +34,10 @@ _SMALLEST_GAP = 1e-9
 _CORRECTED, _CORRECTIONS = 0.1, 20_000
 # Density that is given to entries of zero, because their logarithm has to exist. [L295]
 _SMALLEST_DENSITY = 1e-250
+
+
+# Flat indices and masses of the entries of a plan that are not zero.
+_Entries = tuple[Tensor, Tensor]
 
 
 class Polished(NamedTuple):
@@ -68,12 +76,15 @@ def polish(
     cost = cost_at(matrix)
     # plans of relaxed marginals have more vertices, among which corrections did not come to an end
     mean = _Mean(matrix, cost) if rule is None else None
-    least = _vertices(marginals, rule)
+    least, gap = _vertices(marginals, rule), math.inf
     for step in range(_STEPS + 1):
-        vertex = least(cost)
         here = float((cost * matrix).sum())
-        gap = here - float((cost * vertex).sum())
-        stationary = gap <= _SMALLEST_GAP * abs(here)
+        smallest = _SMALLEST_GAP * abs(here)
+        near = gap <= _NEAR * abs(here)
+        vertex = least(cost, here - max(_ENOUGH * gap, smallest) if near else -math.inf)
+        part = _nonzero(vertex)
+        gap = here - float(_pairings(cost, [part])[0])
+        stationary = gap <= smallest
         if stationary or step == _STEPS:
             break
         cost_there = cost_at(vertex)
@@ -83,8 +94,8 @@ def polish(
             matrix = torch.lerp(matrix, vertex, length)
             cost = torch.lerp(cost, cost_there, length)
             continue
-        mean.add(vertex, cost, cost_there)
-        mean.descend(_CORRECTED * _SMALLEST_GAP * abs(here))
+        mean.add(part, cost, cost_there)
+        mean.descend(_CORRECTED * smallest)
         if mean.is_vertex:
             matrix, cost = vertex, cost_there
         else:
@@ -124,9 +135,8 @@ class _Mean:
             flat.index_add_(0, index, mass, alpha=float(weight))
         return flat.view(self._shape)
 
-    def add(self, vertex: Tensor, cost: Tensor, cost_there: Tensor) -> None:
+    def add(self, part: _Entries, cost: Tensor, cost_there: Tensor) -> None:
         """Add a vertex of no weight, given the costs at the plan and at the vertex."""
-        part = _nonzero(vertex)
         *others, own = _pairings(cost_there, [*self._parts, part])
         # <cost at the plan, vertex> is the derivative by the weight of the vertex
         slope = _pairings(cost, [part])[0]
@@ -161,14 +171,14 @@ class _Mean:
         self._parts = [self._parts[part] for part in kept]
 
 
-def _nonzero(plan: Tensor) -> tuple[Tensor, Tensor]:
-    """List the entries of a plan that are not zero: flat indices and masses."""
+def _nonzero(plan: Tensor) -> _Entries:
+    """List the entries of a plan that are not zero."""
     flat = plan.flatten()
     index = flat.nonzero()[:, 0]
     return index, flat[index]
 
 
-def _pairings(cost: Tensor, parts: list[tuple[Tensor, Tensor]]) -> NDArray[np.float64]:
+def _pairings(cost: Tensor, parts: list[_Entries]) -> NDArray[np.float64]:
     """Compute <cost, part> of each part."""
     flat = cost.flatten()
     return torch.stack([flat[index] @ mass for index, mass in parts]).cpu().numpy()
@@ -195,18 +205,24 @@ def is_assignment(marginals: Marginals) -> bool:
     return len(a) == len(b) and bool((a == a[0]).all()) and bool((b == b[0]).all())
 
 
-def _vertices(marginals: Marginals, rule: MarginalRule | None) -> Callable[[Tensor], Tensor]:
-    """Make a function that finds the plan of least linear cost, of mass one."""
+# Finds the plan of mass one and least linear cost, or one whose value is below a number.
+_Vertices = Callable[[Tensor, float], Tensor]
+
+
+def _vertices(marginals: Marginals, rule: MarginalRule | None) -> _Vertices:
+    """Make the solver of linearised problems."""
     if rule is not None and rule.mass is not None:
         return _partial_vertices(marginals, rule.mass)
     if rule is not None:
         strict = rule.rho.index(math.inf)
-        return lambda cost: _one_sided_vertex(cost, marginals, strict)
+        return lambda cost, below: _one_sided_vertex(cost, marginals, strict)
     a, b = (weight.cpu().numpy() for weight in marginals)
     exact = ExactTransport(a, b / b.sum() * a.sum())
     if is_assignment(marginals) and not exact.by_parts:
-        return lambda cost: _assigned(cost, marginals.a)
-    return lambda cost: torch.from_numpy(exact(cost.cpu().numpy()).plan).to(cost)
+        return lambda cost, below: _assigned(cost, marginals.a)
+    return lambda cost, below: torch.from_numpy(exact(cost.cpu().numpy(), below=below).plan).to(
+        cost
+    )
 
 
 def _assigned(cost: Tensor, weights: Tensor) -> Tensor:
@@ -224,12 +240,12 @@ def _one_sided_vertex(cost: Tensor, marginals: Marginals, strict: int) -> Tensor
     return torch.zeros_like(cost).scatter_(1 - strict, other, weight.unsqueeze(1 - strict))
 
 
-def _partial_vertices(marginals: Marginals, mass: float) -> Callable[[Tensor], Tensor]:
+def _partial_vertices(marginals: Marginals, mass: float) -> _Vertices:
     """Move a share of the mass: a point of no cost on either side takes what stays."""
     a, b = (np.append(weight.cpu().numpy(), 1 - mass) for weight in marginals)
     exact = ExactTransport(a, b / b.sum() * a.sum())
 
-    def vertex(cost: Tensor) -> Tensor:
+    def vertex(cost: Tensor, below: float) -> Tensor:
         table = np.zeros((len(a), len(b)))
         table[:-1, :-1] = (cost - cost.min()).cpu().numpy()
         # what the two send to each other would move more than the share

@@ -22,6 +22,9 @@ from torchgw._typing import Potentials
 # Iterations of the last linear problem at least. The error is a mean: with two levels, which take
 # few iterations, single columns would keep large errors. [L189]
 SETTLE_ITERATIONS = 3
+# Column error to which a plan is settled that steps have gone on from, and that is polished then:
+# it only matters for where points go that were not solved for. [L1257]
+_BEFORE_POLISHING = 3e-3
 # A settled plan may differ from the point at which its cost was linearised by this multiple of the
 # last change, or of the marginal error. [L547]
 _GROWTH = 10.0
@@ -55,7 +58,7 @@ def settle(
             prepared,
             state.start,
             max_iter=options.inner_max_iter,
-            tol=inner_tolerance(setting, epsilon),
+            tol=_tolerance(setting, epsilon),
             min_iter=SETTLE_ITERATIONS,
         )
         value = setting.gradient.dual_value(inner.potentials, state.coupling, epsilon)
@@ -71,6 +74,13 @@ def settle(
     potentials = _reach_unused(plan.prepared, plan.potentials)
     setting.recorder.time("settle", clock)
     return TransportPlan.of(plan.prepared, potentials), state
+
+
+def _tolerance(setting: Setting, epsilon: float) -> float:
+    """Choose the column error of the settled plan."""
+    options = setting.options
+    rough = setting.anneal.goes_on and options.inner_tol is None
+    return max(inner_tolerance(setting, epsilon), _BEFORE_POLISHING if rough else 0.0)
 
 
 class Left(NamedTuple):

@@ -30,6 +30,8 @@ _HANDOVER_TOLERANCE = 1e-3
 # Change of the plan at which polishing takes over from proximal steps: hundreds more steps would
 # sharpen the plan, and lead to the same vertex. [L141]
 _POLISH_TOLERANCE = 3e-3
+# The same where steps go on from a sharp plan that starts have met at. [L1257]
+_MET_TOLERANCE = 1e-2
 
 
 class Start(NamedTuple):
@@ -72,14 +74,16 @@ def begin(
     if dtypes.again:
         handover = max(handover, _HANDOVER_TOLERANCE)
     sharp = math.inf
+    equal = is_assignment(strategy.problem.marginals)
+    goes_on = guess.sharp and strategy.proximal_polished and not equal
     if strategy.proximal_polished:
-        handover, sharp = max(handover, _POLISH_TOLERANCE), strategy.search_epsilon
+        enough = _MET_TOLERANCE if goes_on else _POLISH_TOLERANCE
+        handover, sharp = max(handover, enough), strategy.search_epsilon
     anneal = Annealing(
         max(epsilon, guess.epsilon * strategy.scale), epsilon, proximal=strategy.proximal,
         patient=guess.patient, sharp=sharp,
     )  # fmt: skip
-    unequal = not is_assignment(strategy.problem.marginals)
-    if guess.sharp and strategy.proximal_polished and unequal:
+    if goes_on:
         # an epsilon larger than that of the plan would blur it: steps go on as after annealing.
         # Plans of equal weights are sharp again soon, and end a little lower. [L1236]
         anneal = replace(anneal, start=sharp, floor=sharp)
