@@ -219,6 +219,8 @@ def _no_higher_than(searched: Outcome, asked: Asked, label: str) -> Outcome:
         # nothing is better than a match that keeps all distances
         return searched
     with _aside(asked, searched) as aside:
+        if isinstance(asked.init, Alternative):
+            aside.callback = _NoLower(searched.recorder.history, alike=False)
         other = _solve_searched(asked, aside)
     if not other.ending.status.converged or _objective(other) >= _objective(searched) - nothing:
         return searched
