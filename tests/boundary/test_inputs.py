@@ -1052,6 +1052,26 @@ def test_signs_have_a_tolerance_and_are_compared():
         solve(D_X=D_X, D_Y=-D_Y, n_init=1, epsilon=5.0)
 
 
+@pytest.mark.parametrize("scale", ["auto", "max"])
+def test_similarities_beside_distances_are_named(scale):
+    """The product plan is then about the best one, whatever the two spaces are."""
+    options = {"n_init": 1, "epsilon": 5.0, "scale": scale}
+    for first, second, one, other in (
+        (np.exp(-D_X), D_Y, "largest", "smallest"),
+        (D_X, np.exp(-D_Y), "smallest", "largest"),
+    ):
+        with pytest.warns(
+            torchgw.TorchGWWarning, match=f"`D_X` has its {one} .* of `D_Y` its {other}"
+        ):
+            solve(D_X=first, D_Y=second, **options)
+    joined = (np.quantile(D_X, 0.3) > D_X).astype(float) - np.eye(len(D_X))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", torchgw.TorchGWWarning)
+        solve(D_X=np.exp(-D_X), D_Y=np.exp(-D_Y), **options)
+        # of adjacency matrices nothing is known: they are similarities with zeros on the diagonal
+        solve(D_X=np.exp(-D_X), D_Y=joined, **options)
+
+
 def test_numbers_may_be_tensors():
     options = {"M": np.ones((len(D_X), len(D_Y))), "n_init": 1, "D_X": D_X, "D_Y": D_Y}
     ours = solve(alpha=torch.tensor(0.5), epsilon=torch.tensor(1.0), **options)

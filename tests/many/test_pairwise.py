@@ -59,6 +59,14 @@ def test_pairs_are_computed_once_and_put_in_their_order():
     assert np.array_equal(table, [matrix[1, 4], matrix[0, 2]])
 
 
+@pytest.mark.parametrize(
+    "pairs", ["all", [(0.0, 1.0)], [(True, False)], [("a", "b")], [], [(0, 9)]]
+)
+def test_pairs_that_are_no_places_are_refused(pairs):
+    with pytest.raises((torchgw.InvalidInputError, torchgw.InvalidTypeError), match="`pairs`"):
+        torchgw.pairwise(XS, pairs=pairs, **QUIET)
+
+
 def test_features_and_weights_belong_to_spaces():
     features = [RNG.normal(size=(len(x), 3)) for x in XS]
     weights = [RNG.dirichlet(np.ones(len(x))) for x in XS]

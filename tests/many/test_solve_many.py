@@ -275,6 +275,8 @@ def test_sides_have_to_fit():
         torchgw.solve_many(XS[0], YS[0])
     with pytest.raises(torchgw.InvalidInputError, match="stack of square"):
         torchgw.solve_batch(XS[0], YS[0])
+    with pytest.raises(torchgw.InvalidInputError, match="n at least 1"):
+        torchgw.solve_batch(torch.zeros(2, 0, 0), torch.zeros(2, 4, 4))
     with pytest.raises(torchgw.InvalidInputError, match="`sizes_x`"):
         torchgw.solve_batch(torch.zeros(2, 4, 4), torch.zeros(2, 4, 4), sizes_x=[4, 5])
     with pytest.raises(torchgw.InvalidInputError, match=r"Xs\[1\]"):

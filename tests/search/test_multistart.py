@@ -636,6 +636,24 @@ def test_a_search_ends_no_higher_than_its_single_start(seed, epsilon):
     assert np.abs(plan - searched.plan).sum() < 0.5
 
 
+@pytest.mark.parametrize("seed", [1, 3])
+def test_a_small_search_ends_no_higher_than_its_close_optima(seed):
+    """The plans of starts after a few iterations do not tell which of them ends lowest."""
+    rng = np.random.default_rng(seed)
+    points = (rng.normal(size=(n, 10)) for n in (40, 50))
+    first, second = (scipy.spatial.distance.cdist(one, one) for one in points)
+    options = {"D_X": first, "D_Y": second, "random_state": 0}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", torchgw.SearchWarning)
+        found = torchgw.solve(**options)
+        best, *others = found.alternatives
+        close = [one for one in others if one.value < 1.2 * best.value]
+        assert len(close) >= 3
+        ends = [torchgw.solve(**options, init=one).report.objective for one in close]
+    # objectives within a thousandth are of one optimum
+    assert found.report.objective <= min(ends) * (1 + 1e-3)
+
+
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_start_by_far_points_is_compared_with_a_single_one(seed):
     """Two views of 520 cells of seven kinds: all are far from the few, but like some of them."""

@@ -694,6 +694,13 @@ def test_a_strict_side_needs_weights_of_sum_one():
             torchgw.solve(D_X=D_X, D_Y=D_Y, a=2 * A, b=B, **options)
 
 
+@pytest.mark.parametrize("total", [1e-160, 1e160, 1e200])
+@pytest.mark.parametrize("kind", ["kl", "l2"])
+def test_sums_whose_squares_are_no_numbers_are_refused(total, kind):
+    with pytest.raises(InvalidInputError, match="`b` has a sum of 1e"):
+        torchgw.solve(D_X=D_X, D_Y=D_Y, b=total * B, unbalanced=0.2, unbalanced_type=kind)
+
+
 def test_strict_values_mean_balanced():
     strict = torchgw.solve(**GIVEN, epsilon=0.05)
     for options in ({"mass": 1.0}, {"unbalanced": INF}, {"unbalanced": (INF, INF)}):

@@ -201,3 +201,24 @@ def test_the_penalty_keeps_the_digits_that_a_heavy_one_multiplies():
     weights = (torch.full((n,), 1 / n, dtype=torch.float64) for n in found.plan.shape)
     wanted = objective(*tables, *weights, (1e9, 1e9), 0.05)
     assert found.log["objective"] == pytest.approx(float(wanted), rel=1e-6)
+
+
+def test_masses_that_float32_does_not_settle_end_where_the_objective_is_flat():
+    random = np.random.default_rng(2)
+    points = random.normal(size=(12, 3)), random.normal(size=(14, 3))
+    tables = dict(
+        zip(("D_X", "D_Y"), (ot.dist(one, one, "euclidean") for one in points), strict=True)
+    )
+    options = {**tables, "unbalanced": 5.0, "unbalanced_type": "l2", "random_state": 0}
+    found = torchgw.solve(**options, precision="float32")
+    exact = torchgw.solve(**options, precision="float64")
+    assert found.status is torchgw.Status.FLAT
+    # objectives are compared up to the rounding of exponents in float32, 2e-4 here
+    assert found.report.objective == pytest.approx(exact.report.objective, rel=2e-4)
+
+
+def test_a_plan_that_moves_less_and_less_is_refused():
+    """One of the two points would have to be left out, and a plan from a x b treats them alike."""
+    apart = np.array([[0.0, 1.7], [1.7, 0.0]])
+    with pytest.raises(torchgw.NumericalError, match="moves nothing here"):
+        torchgw.solve(D_X=apart, D_Y=np.zeros((1, 1)), unbalanced=1.0, unbalanced_type="l2")

@@ -3,12 +3,11 @@
 import os
 from typing import Any, Literal, NamedTuple, get_args
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from torchgw._boundary.archive import check_writable
-from torchgw._boundary.arrays import resolve_device, to_numpy, without_tensors
+from torchgw._boundary.arrays import resolve_device, to_numpy, to_tensor, without_tensors
 from torchgw._boundary.checks import check_choice, check_count, check_positive, reject_unknown
 from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw._many.chunks import Options, compute_pairs, compute_together, make_job
@@ -199,8 +198,9 @@ class _Pairs(NamedTuple):
     @classmethod
     def some(cls, pairs: Any, rows: int, columns: int, *, mirrored: bool) -> "_Pairs":
         """Read the pairs that were asked for."""
-        table = torch.as_tensor(np.asarray(pairs))
-        if table.ndim != 2 or table.shape[1] != 2 or table.dtype.is_floating_point:
+        table = to_tensor("pairs", pairs).cpu()
+        not_places = table.dtype.is_floating_point or table.dtype == torch.bool
+        if table.ndim != 2 or table.shape[1] != 2 or not_places:
             raise InvalidInputError(
                 f"`pairs` must be integers of shape (K, 2); got {tuple(table.shape)}, "
                 f"{table.dtype}."

@@ -19,9 +19,10 @@ def read_stack(
 ) -> tuple[Tensor, Tensor]:
     """Read distance matrices (B, n, n), zero beyond the points in use, and how many these are."""
     stack = to_tensor(name, value).detach()
-    if stack.ndim != 3 or stack.shape[1] != stack.shape[2]:
+    if stack.ndim != 3 or stack.shape[1] != stack.shape[2] or stack.shape[1:] == (0, 0):
         raise InvalidInputError(
-            f"`{name}` must be a stack of square matrices, (B, n, n); got {tuple(stack.shape)}. "
+            f"`{name}` must be a stack of square matrices, (B, n, n) with n at least 1; got "
+            f"{tuple(stack.shape)}. "
             "Lists of matrices are for torchgw.solve_many."
         )
     count, most = stack.shape[:2]

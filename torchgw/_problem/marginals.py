@@ -14,6 +14,8 @@ from torchgw._typing import Marginals
 
 # Largest logarithm of a mass: the square of the mass still has to be a number of float64. [L641]
 _LARGEST_LOGARITHM = 350.0
+# Largest logarithm of a sum of weights: the product of two squares has to be one too. [L1252]
+_LARGEST_SUM = 175.0
 # Penalty, over the natural scale, from which on marginals are taken as strict: it would let plans
 # miss them by 1e-8, and errors within the tolerances would weigh more than the cost. [L1061]
 STRICT = 1e8
@@ -130,8 +132,18 @@ def divide_by_totals(
         total = float(weights.sum())
         # other sums are refused later, when the weights are read
         if 0 < total < math.inf and bool((weights >= 0).all()):
+            if not is_usable_sum(total):
+                raise InvalidInputError(
+                    f"`{name}` has a sum of {total:.3g}, and the squares of such masses are no "
+                    "numbers of float64. Divide the weights of both sides by one number."
+                )
             given[side], totals[side] = weights / total, total
     return given[0], given[1], replace(rule, totals=(totals[0], totals[1]))
+
+
+def is_usable_sum(total: float) -> bool:
+    """Whether products of two squares of sums like this one are numbers of float64."""
+    return 0 < total < math.inf and abs(math.log(total)) <= _LARGEST_SUM
 
 
 class ObjectiveTerms(NamedTuple):

@@ -43,18 +43,38 @@ def warn_of_transposed_points(name: str, points: Tensor) -> None:
         )
 
 
-def warn_of_one_sign(providers: list[DistanceProvider]) -> None:
-    """Warn of two given tables of which only one has negative entries."""
-    least = [
-        float(part.matrix().min()) for part in providers if isinstance(part, PrecomputedDistance)
-    ]
-    if len(least) == 2 and min(least) < 0 <= max(least):
+def warn_of_two_kinds(providers: list[DistanceProvider]) -> None:
+    """Warn of two given tables of which one seems to hold distances, the other similarities."""
+    given = [part for part in providers if isinstance(part, PrecomputedDistance)]
+    tables = [part.matrix().detach() for part in given]
+    if len(tables) < 2:
+        return
+    least = [float(table.min()) for table in tables]
+    if min(least) < 0 <= max(least):
         negative, other = ("D_X", "D_Y") if least[0] < 0 else ("D_Y", "D_X")
-        warn_user(
-            f"`{negative}` has negative entries and `{other}` has none. Entries are compared as "
-            "they are, so both have to be distances, or both similarities.",
-            TorchGWWarning,
+        said = f"`{negative}` has negative entries and `{other}` has none."
+    else:
+        near = [_nearest_on_diagonal(table) for table in tables]
+        if set(near) != {"largest", "smallest"}:
+            return
+        said = (
+            f"Every row of `D_X` has its {near[0]} entry on the diagonal, and every row of `D_Y` "
+            f"its {near[1]}, as similarities have the largest and distances the smallest."
         )
+    warn_user(
+        f"{said} Entries are compared as they are, so both have to be distances, or both "
+        "similarities.",
+        TorchGWWarning,
+    )
+
+
+def _nearest_on_diagonal(table: Tensor) -> str:
+    """Tell whether the diagonal alone has the largest or the smallest entry of each row."""
+    own = table.diagonal()[:, None]
+    # no entry but that of the diagonal itself
+    if int((table >= own).sum()) == len(table) > 1:
+        return "largest"
+    return "smallest" if int((table <= own).sum()) == len(table) > 1 else "neither"
 
 
 def warn_of_two_units(sides: tuple[Space, Space]) -> None:

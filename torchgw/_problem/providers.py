@@ -18,7 +18,7 @@ from torchgw._problem.decide import UNRELATED, Decision, Judge, decide
 from torchgw._problem.given import GivenSpace, Passed, recognise
 from torchgw._problem.linear_term import FeatureMetric
 from torchgw._problem.named import NAMED, DistanceName, from_graphs, of_curvature, pair_of_distances
-from torchgw._problem.plausible import check_tables_fit, warn_of_far_points, warn_of_one_sign
+from torchgw._problem.plausible import check_tables_fit, warn_of_far_points, warn_of_two_kinds
 from torchgw._problem.preparation import KeyedGraph, Preparation
 from torchgw._problem.scale import ScaleName, scaled
 from torchgw._tensors.ranks import Ranks
@@ -209,8 +209,7 @@ def _recognised(
     for provider in ready:
         if not directed:
             refuse_directed(provider, "torchgw.solve compares them.")
-    if signed:
-        warn_of_one_sign(ready)
+    warn_of_two_kinds(ready)
     return pair
 
 

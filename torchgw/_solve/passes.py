@@ -17,6 +17,7 @@ from torchgw._search.optima import (
     OTHER,
     WHY_APART,
     WHY_OPEN,
+    Alternative,
     Search,
     compare_ends,
     ends_settle,
@@ -40,6 +41,9 @@ _ROUGHLY = 100
 # such a problem have other optima with entropy than without. What is rounding of an objective, over
 # the natural scale of the cost. [L634]
 _SMALLEST, _NOTHING = 2**12, 1e-9
+# By which share the value of an optimum of a search may be above that of the best one, if such a
+# small problem is solved from it too. [L1254]
+_CLOSE = 0.2
 # The best plan of few points leads to the plan that was found if it sends them no further apart
 # than this. A solve from it ends early where its objective is higher by this share (and comes no
 # nearer, if the two are not alike), after so many iterations, by which it has forgotten the grid of
@@ -54,13 +58,13 @@ def solve_problem(asked: Asked, recorder: Recorder) -> Outcome:
     if masses_differ and problem.linear is not None and problem.alpha != 0:
         return _solve_for_mass(asked, recorder)
     outcome = _solve_searched(asked, recorder)
-    for shorter in _shorter_searches(asked, outcome.search):
-        outcome = _no_higher_than(outcome, asked, shorter)
+    for other, label in _other_solves(asked, outcome.search):
+        outcome = _no_higher_than(outcome, other, label)
     return outcome
 
 
-def _shorter_searches(asked: Asked, search: Search | None) -> Iterator[Options]:
-    """Shorten a search whose optima may not be the lowest, once or twice."""
+def _other_solves(asked: Asked, search: Search | None) -> Iterator[tuple[Asked, str]]:
+    """Ask for other solves where the optimum that a search chose may not be the lowest."""
     problem, options = asked.problem, asked.options
     if options.rule is not None or asked.checkpoint is not None or options.ranks is not None:
         return
@@ -68,9 +72,29 @@ def _shorter_searches(asked: Asked, search: Search | None) -> Iterator[Options]:
     if thorough:
         # the chains of a thorough search crowd out some that the default would follow to
         # the end
-        yield replace(options, search="auto", told="all")
-    if thorough or problem.source.n * problem.target.n <= _SMALLEST:
-        yield replace(options, n_init=1, told="all")
+        yield _searching(asked, search="auto"), ""
+    small = problem.source.n * problem.target.n <= _SMALLEST
+    if thorough or small:
+        yield _searching(asked, n_init=1), "product"
+    if small and search is not None and not search.trials:
+        for one in _close_to_best(search, options):
+            yield _begun_at(one, asked), one.label
+
+
+def _close_to_best(search: Search, options: Options) -> Iterator[Alternative]:
+    """Find optima of a search that may end lower than its best one."""
+    # they are judged by their plans after a few iterations; those of one value are mirror images
+    if options.regularization != "entropic" or options.polish:
+        return
+    for one in search.alternatives[1:]:
+        best = search.alternatives[0].value
+        if AGREED * abs(best) < one.value - best <= _CLOSE * abs(best):
+            yield one
+
+
+def _searching(asked: Asked, **options: Any) -> Asked:
+    """Ask for a solve by another search."""
+    return asked._replace(options=replace(asked.options, told="all", **options), init=None, made=())
 
 
 def _solve_searched(asked: Asked, recorder: Recorder) -> Outcome:
@@ -177,39 +201,46 @@ def _searched_by(search: Search, best: Outcome) -> Outcome:
 def _told(start: str, outcome: Outcome, seconds: float) -> Trial:
     """Report what a whole solve from a start has come to."""
     ending, alpha = outcome.ending, outcome.strategy.problem.alpha
-    value, epsilon = ending.evaluation.value(alpha), ending.epsilon
-    objective = ending.evaluation.objective(alpha, epsilon)
-    return Trial(start, epsilon, objective, value, seconds, "refined")
+    value, objective = ending.evaluation.value(alpha), _objective(outcome)
+    return Trial(start, ending.epsilon, objective, value, seconds, "refined")
 
 
-def _no_higher_than(searched: Outcome, asked: Asked, options: Options) -> Outcome:
-    """Solve by a shorter search as well, if there was a search, and return what is lower."""
+def _no_higher_than(searched: Outcome, asked: Asked, label: str) -> Outcome:
+    """Solve in another way as well, if there was a search, and return what is lower."""
+    # a solve by another search has no `label`, that of a start
     search, problem = searched.search, asked.problem
     if search is None or not search.alternatives or searched.ending.status is Status.STOPPED:
         return searched
     nothing = _NOTHING * searched.strategy.scale
+    if isinstance(asked.init, Alternative):
+        # a mirror image of the plan ends at the same objective, up to the tolerances
+        nothing = max(nothing, AGREED * abs(_objective(searched)))
     if problem.linear is None and searched.ending.evaluation.value(problem.alpha) <= nothing:
         # nothing is better than a match that keeps all distances
         return searched
     with _aside(asked, searched) as aside:
-        other = _solve_searched(asked._replace(options=options, init=None, made=()), aside)
-    before, now = (
-        one.ending.evaluation.objective(problem.alpha, one.ending.epsilon)
-        for one in (searched, other)
-    )
-    if not other.ending.status.converged or now >= before - nothing:
+        if isinstance(asked.init, Alternative):
+            aside.callback = _NoLower(searched.recorder.history, alike=False)
+        other = _solve_searched(asked, aside)
+    if not other.ending.status.converged or _objective(other) >= _objective(searched) - nothing:
         return searched
     value = other.ending.evaluation.value(problem.alpha)
     found = other.search or Search((), math.nan, doubt=search.doubt)
-    label = found.alternatives[0].label if found.alternatives else "product"
-    plan = torch.as_tensor(other.ending.plan.to_dense())
     doubt = found.doubt
-    if options.n_init != 1 and doubt != WHY_NOT_A_COPY:
+    if not label and doubt != WHY_NOT_A_COPY:
         # the longer search has ended at another plan
         doubt = WHY_OPEN["thorough"].format(count=len(search.trials))
+    label = found.alternatives[0].label if found.alternatives else label
+    plan = torch.as_tensor(other.ending.plan.to_dense())
     # what is said of the plan itself
     search = led_by(search, problem, plan, value, label)._replace(doubt=doubt)
     return other._replace(search=search, recorder=aside)
+
+
+def _objective(outcome: Outcome) -> float:
+    """Read the objective that a solve has come to."""
+    ending = outcome.ending
+    return ending.evaluation.objective(outcome.strategy.problem.alpha, ending.epsilon)
 
 
 def _solve_for_mass(asked: Asked, recorder: Recorder) -> Outcome:

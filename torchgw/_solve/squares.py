@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.special import xlogy
 
+from torchgw._errors import NumericalError
+from torchgw._problem.marginals import is_usable_sum
 from torchgw._sinkhorn.anderson import Anderson
 from torchgw._solve.outcome import Asked, Outcome
 from torchgw._solve.passes import solve_problem
@@ -27,6 +29,9 @@ _ROUGHLY, _LEAST = 100, 1e-300
 # Solves at most; by which factor masses are extrapolated at most; by which share of itself rounding
 # may raise an objective, and by how many standard errors chance. [L1229]
 _MOST, _FURTHEST, _NOTHING, _ERRORS = 120, 2.0, 1e-9, 3.0
+# Solves in a row that lower an exact objective by nothing but rounding, after which it is flat:
+# masses that float32 cannot settle go on to move. [L1253]
+_FLAT = 5
 
 
 class _Stand(NamedTuple):
@@ -44,8 +49,9 @@ def solve_squares(asked: Asked, recorder: Recorder) -> Outcome:
     stands = [_Stand(_steepness(*side), side[1]) for side in zip(rule.rho, given, strict=True)]
     point, far, mixer, firm = torch.cat(given), False, Anderson(), 1.0
     best: Outcome | None = None
+    idle = 0
     for _ in range(_MOST):
-        totals = [float(stand.weights.sum()) for stand in stands]
+        totals = [_usable(float(stand.weights.sum())) for stand in stands]
         weights = [stand.weights / total for stand, total in zip(stands, totals, strict=True)]
         penalties = replace(
             rule, rho=(stands[0].rho, stands[1].rho), totals=(totals[0], totals[1]), squares=False
@@ -66,11 +72,15 @@ def solve_squares(asked: Asked, recorder: Recorder) -> Outcome:
             firm, mixer = firm * (1 if far else 2), Anderson()
             point, far = torch.cat(best.ending.evaluation.masses), False
         else:
+            falls = best is None or _is_higher(best, outcome, problem.alpha)
+            idle = 0 if falls or outcome.noise is not None else idle + 1
             best, asked = outcome, asked._replace(init=ending.plan, made=())
             moved = float((found - point).abs().sum() / found.sum())
             tol = options.tol * (1 if outcome.noise is None else _ROUGHLY)
             if moved <= max(tol, _rounding(outcome)):
                 return best
+            if idle == _FLAT and options.objective_tol > 0:
+                return _with_status(best, Status.FLAT)
             point = _mixed(mixer, point, found)
             far = point is not found
         options = replace(options, epsilon=ending.epsilon, n_init=None, told="all")
@@ -81,9 +91,25 @@ def solve_squares(asked: Asked, recorder: Recorder) -> Outcome:
             )
         ]
     assert best is not None
-    if best.ending.status.converged:
-        return best._replace(ending=best.ending._replace(status=Status.OUTER_LIMIT))
-    return best
+    return _with_status(best, Status.OUTER_LIMIT)
+
+
+def _with_status(outcome: Outcome, status: Status) -> Outcome:
+    """Say how the masses ended, where the last solve has converged."""
+    if outcome.ending.status.converged:
+        return outcome._replace(ending=outcome.ending._replace(status=status))
+    return outcome
+
+
+def _usable(total: float) -> float:
+    """Return a sum of weights; refuse one whose squares overflow."""
+    if not is_usable_sum(total):
+        raise NumericalError(
+            "A plan of least objective moves nothing here, as its cost outweighs the penalties: "
+            "its masses fall from step to step. Raise `unbalanced`, or bring the costs nearer to "
+            "zero."
+        )
+    return total
 
 
 def _is_higher(outcome: Outcome, best: Outcome, alpha: float) -> bool:
