@@ -726,3 +726,13 @@ def test_a_plan_of_few_points_is_compared_with_one_of_all():
     ):
         told = optima.sent_apart(problem, few, StoredPlan(plan.double() / 300))
         assert told == pytest.approx(apart, abs=0.1)
+
+
+def test_a_plan_that_a_lower_one_replaces_keeps_the_value_it_ended_at():
+    """Beside the rough plan it began from, .8565 for .8109, the other looked clear."""
+    rng = np.random.default_rng(4)
+    points = [rng.normal(size=(count, 10)) for count in (40, 50)]
+    source, target = (np.linalg.norm(part[:, None] - part, axis=2) for part in points)
+    with pytest.warns(torchgw.AmbiguityWarning):
+        result = torchgw.solve(D_X=source, D_Y=target)
+    assert result.ambiguity > 0.9

@@ -232,7 +232,11 @@ def _no_higher_than(searched: Outcome, asked: Asked, label: str) -> Outcome:
         doubt = WHY_OPEN["thorough"].format(count=len(search.trials))
     label = found.alternatives[0].label if found.alternatives else label
     plan = torch.as_tensor(other.ending.plan.to_dense())
-    # what is said of the plan itself
+    # what is said of the plan itself: it stands beside the other one, not beside the rough plan
+    # that the other began from
+    first, *others = search.alternatives
+    first = replace(first, value=searched.ending.evaluation.value(problem.alpha))
+    search = search._replace(alternatives=(first, *others))
     search = led_by(search, problem, plan, value, label)._replace(doubt=doubt)
     return other._replace(search=search, recorder=aside)
 
