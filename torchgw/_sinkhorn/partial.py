@@ -31,10 +31,9 @@ _MOST_FAILURES = 3
 _ON_HOST = 2**17
 # Column error below which the iteration is near enough to linear to be extrapolated. [L237]
 _LINEAR = 1e-3
-# Up to so many points a side, and after so many iterations, Newton's method goes on; where it does
-# not solve a linear problem, four times as many iterations come before it is tried again. [L1202]
-# [L1245]
-FEW, SLOW, _PATIENCE = 256, 50, 4
+# After so many iterations Newton's method goes on with a small problem; where it does not solve it,
+# four times as many iterations come before it is tried again. [L1202] [L1245]
+_SLOW, _PATIENCE = 50, 4
 # Plans that Newton's method is begun from, one after another where potentials move far. [L1245]
 _PLANS = 4
 # The factor by which epsilon rises where an error stays. [L1245]
@@ -82,8 +81,8 @@ def partial_sinkhorn(
         kernel = make_kernel(prepared, Potentials(start.f, g))
     tol = max(tol, 16 * torch.finfo(cost.dtype).eps)
     acceleration, done, failures = Anderson(), 0, 0
-    few = is_small(prepared) and max(cost.shape) <= FEW
-    wait = SLOW if from_above else _CHECK_EVERY
+    few = is_small(prepared)
+    wait = _SLOW if from_above else _CHECK_EVERY
     slow = wait if few else max_iter
     plateau, previous = Plateau(tol, wanted=from_above), math.inf
     before: tuple[Potentials, float] | None = None  # potentials and error before epsilon rose
@@ -131,7 +130,7 @@ def partial_sinkhorn(
             nearer, used = from_larger_epsilon(prepared, found.potentials, most, solve, _RISE)
             g, done, previous = nearer.g, done + used, math.inf
             storable, failures = isinstance(cost, DenseCost), 0
-            wait, slow = SLOW, done + SLOW
+            wait, slow = _SLOW, done + _SLOW
     if before is not None and error > before[1]:
         # too few iterations were left to come back to the epsilon asked for
         return SinkhornResult(*before, done, converged=False)
