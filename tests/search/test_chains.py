@@ -18,21 +18,14 @@ from benchmarks.solves.first_use import network_pair
 from torchgw import SearchWarning
 from torchgw._errors import PerformanceWarning
 from torchgw._problem.problem import Problem
-from torchgw._search.chains import (
-    _FIRST,
-    _REFINE,
-    _STEP,
-    Guess,
-    Ladder,
-    _apart,
-    _first_chains,
-    _have_met,
-    _World,
-    climb,
-)
+from torchgw._search.chains import Guess, climb
 from torchgw._search.coarse import coarsen
+from torchgw._search.graph_chains import _first, _first_chains, _have_met
 from torchgw._search.graphs import Graphs, _heat_kernels, _slopes, is_graph, least_value
+from torchgw._search.kinds import FIRST, REFINE, STEP, Ladder
 from torchgw._search.optima import Search, _sent_apart, is_structured, search_all_points
+from torchgw._search.rounds import _apart
+from torchgw._search.world import World
 from torchgw._sinkhorn.problem import DenseCost
 from torchgw._typing import Marginals
 from torchgw.datasets import spiral, swiss_roll
@@ -217,10 +210,10 @@ def test_whole_steps_go_round_where_shorter_ones_settle():
     rng = np.random.default_rng(0)
     tables = [np.triu(rng.random((n, n)), 1) for n in (40, 50)]
     whole = coarsen(problem_of(*[table + table.T for table in tables]), 50)
-    world, low = _World(whole), 0.01 / whole.scale
+    world, low = World(whole), 0.01 / whole.scale
     objectives, changes = [], []
-    for step in (1.0, _STEP):
-        chain = world.begin(_FIRST[1], 0)
+    for step in (1.0, STEP):
+        chain = world.begin(FIRST[1], 0)
         world.descend([chain], Ladder(low, 0.7, 60, step), low)
         objectives.append(chain.objective)
         costs = world.costs(chain.plan[None])
@@ -231,8 +224,8 @@ def test_whole_steps_go_round_where_shorter_ones_settle():
 
 
 def test_a_plan_on_its_way_to_an_optimum_is_no_other_one():
-    world = _World(coarsen(problem_of(*words(30, 0.1)), 30))
-    one, other = world.begin(_FIRST[0], 0), world.begin(_FIRST[1], 1)
+    world = World(coarsen(problem_of(*words(30, 0.1)), 30))
+    one, other = world.begin(FIRST[0], 0), world.begin(FIRST[1], 1)
     one.plan, other.plan = torch.eye(30) / 30, torch.eye(30).roll(1, 0) / 30
     near = replace(one, plan=0.9 * one.plan + 0.1 / 900)
     one.objective, near.objective, other.objective = 1.0, 1.1, 1.2
@@ -244,7 +237,7 @@ def test_a_plan_on_its_way_to_an_optimum_is_no_other_one():
 
 def test_a_batch_of_kicks_is_linearised_as_single_ones():
     """At some rows of plans, whose marginals are then others."""
-    world = _World(coarsen(problem_of(*words(30, 0.1)), 30))
+    world = World(coarsen(problem_of(*words(30, 0.1)), 30))
     plans = torch.rand(3, 30, 30, generator=torch.Generator().manual_seed(0)) / 900
     kept = torch.arange(30) < torch.tensor([5, 12, 30])[:, None]
     costs = world.costs_anywhere(plans * kept[:, :, None])
@@ -298,7 +291,7 @@ def test_sparse_products_are_the_dense_ones():
     graph, other = random_graph(120, 3, 0), random_graph(130, 3, 1)
     a, b = rng.random(120), rng.random(130)
     problem = problem_of(graph, other, a / a.sum(), b / b.sum())
-    world = _World(coarsen(problem, 130))
+    world = World(coarsen(problem, 130))
     assert world.sparse is not None
     plan = torch.as_tensor(rng.random((2, 120, 130)), dtype=torch.float32)
     plan /= plan.sum((1, 2), keepdim=True)
@@ -325,7 +318,7 @@ def test_sparse_products_of_many_rows_are_the_dense_ones():
 def test_modes_compute_what_can_move_a_plan():
     """All of them at a tiny epsilon; at a large one less than matters there."""
     (x, _), (y, _) = words(200, 0.1, seed=3), words(180, 0.1, seed=4)
-    world = _World(coarsen(problem_of(x, y), 200))
+    world = World(coarsen(problem_of(x, y), 200))
     plan = torch.outer(*world.marginals) * (1 + 0.1 * torch.randn(2, 200, 180)).clamp_min(0.1)
     exact = world.costs(plan)
     for share, tolerance in ((1e-6, 1e-5), (0.1, 0.02)):
@@ -336,7 +329,7 @@ def test_modes_compute_what_can_move_a_plan():
     # these have no modes that could be left out
     table = np.random.default_rng(0).random((200, 200))
     table = table + table.T
-    other = _World(coarsen(problem_of(table, table), 200))
+    other = World(coarsen(problem_of(table, table), 200))
     assert other.modes(other.base, torch.outer(*other.marginals)[None], 1e-4) is None
 
 
@@ -370,7 +363,7 @@ def test_costs_are_those_of_the_objective():
     a, b = rng.random(30), rng.random(30)
     whole = coarsen(problem_of(x, y, a / a.sum(), b / b.sum()), 30)
     coarse = whole.problem
-    world = _World(whole)
+    world = World(whole)
     plan = torch.outer(coarse.source.weights, coarse.target.weights)
     moved = torch.zeros_like(plan)
     moved[0, 0] = moved[1, 1] = 1e-4
@@ -497,7 +490,7 @@ def test_chains_end_where_nothing_is_better():
     # with edges removed no bound is met, and all chains are followed
     graph[:20] = graph[:, :20] = 0
     whole = coarsen(problem_of(graph, copy), 380)
-    found, followed = _first_chains(_World(whole), 0.02, 0.0025)
+    found, followed = _first_chains(World(whole), 0.02, 0.0025)
     assert found is None
     assert [(high.number, low.number) for high, low in followed.items()] == [(0, 0)]
 
@@ -597,8 +590,8 @@ def test_heat_is_an_exponential(monkeypatch, count, few):
 def test_plans_near_the_product_plan_do_not_meet():
     """Entropy makes them alike, and says nothing of where they lead."""
     whole, _ = by_degree(0)
-    world = _World(whole)
-    far, near = world.first(0.02), world.first(0.02)
+    world = World(whole)
+    far, near = _first(world, 0.02), _first(world, 0.02)
     assert _have_met(world, [far, replace(far)])
     near.plan = 0.6 * torch.outer(*world.marginals) + 0.4 * far.plan
     assert not _have_met(world, [near, replace(near)])
@@ -630,12 +623,13 @@ def test_a_search_that_takes_long_says_so(monkeypatch):
     assert not warned()
     # the first ones take no time, those that follow do
     monkeypatch.setattr(
-        "torchgw._search.chains._chain_seconds", lambda world, numbers, low: 10.0 * numbers.start
+        "torchgw._search.chain_times.chain_seconds",
+        lambda world, numbers, low: 10.0 * numbers.start,
     )
     (message,) = warned()
     assert "12 more follow" in message or "4 more follow" in message
     assert "search='fast'" in message
-    monkeypatch.setattr("torchgw._search.chains._chain_seconds", lambda *_: 7.0)
+    monkeypatch.setattr("torchgw._search.chain_times.chain_seconds", lambda *_: 7.0)
     (message,) = warned()
     assert "about 7 s on this CPU if the first ones agree, up to 14 s if not" in message
     assert not warned(search="fast")
@@ -650,7 +644,7 @@ def dense_networks(n, seed):
 def test_chains_that_part_below_their_comparison_are_followed_in_time(monkeypatch):
     """Unrelated dense networks have one plan at a large epsilon, and many optima below it."""
     whole = coarsen(problem_of(*dense_networks(200, 0)), 200)
-    monkeypatch.setattr("torchgw._search.chains._LONG", 1e-3)
+    monkeypatch.setattr("torchgw._search.chain_times._LONG", 1e-3)
     with pytest.warns(PerformanceWarning, match="up to"):
         fewer = climb(whole, 0.0025 * whole.scale, 16, in_time=True)
     assert not fewer.agreed
@@ -700,9 +694,9 @@ def test_momentum_brings_plans_further_in_as_many_iterations():
     share = 0.02 / whole.scale
     ends = []
     for momentum in (0.0, 0.6):
-        world = _World(whole)
-        chains = [world.begin(_FIRST[1], number) for number in range(16)]
-        world.descend(chains, _REFINE._replace(start=share, momentum=momentum), share)
+        world = World(whole)
+        chains = [world.begin(FIRST[1], number) for number in range(16)]
+        world.descend(chains, REFINE._replace(start=share, momentum=momentum), share)
         ends.append(np.mean([chain.objective for chain in chains]))
     # 5e-3 measured; objectives of float32 plans differ by 1e-6
     assert ends[1] < ends[0] * (1 - 1e-3)

@@ -28,6 +28,8 @@ _LARGEST = 1e6
 # Least share of a b that a logarithm is taken of. [L337]
 _LEAST = 1e-30
 
+# Share of entries that are not zero up to which products on a CPU are sparse. [L333]
+_SPARSE = 0.05
 # Rows of a plan that sparse products advance together. [L1170]
 _TOGETHER = 128
 
@@ -232,3 +234,39 @@ def _heat_kernels(table: Tensor) -> Iterator[Tensor]:
     for _ in _TIMES[1:]:
         kernel = kernel @ kernel
         yield kernel
+
+
+class SparseProducts:
+    """-4 alpha x P y by sparse tables A and B.
+
+    x is A - r 1' - 1 r' + c 11', and y likewise.
+    """
+
+    def __init__(self, problem: CoarseProblem) -> None:
+        tables = problem.source.table, problem.target.table
+        weights = problem.source.weights, problem.target.weights
+        means = [table @ weight for table, weight in zip(tables, weights, strict=True)]
+        self.means = [mean.float() for mean in means]
+        self.mean = [float(w @ mean) for w, mean in zip(weights, means, strict=True)]
+        self.graphs = Graphs(problem)
+        self.weight = float(-4 * problem.alpha)
+
+    @classmethod
+    def of(cls, problem: CoarseProblem) -> SparseProducts | None:
+        """Make it where it is worth it: on a CPU, both tables mostly zeros, the square loss."""
+        on_cpu = problem.source.table.device.type == "cpu"
+        return cls(problem) if on_cpu and density(problem) <= _SPARSE else None
+
+    def __call__(self, base: Tensor, plans: Tensor) -> Tensor:
+        """Add the products at plans (B, s, t) to the base."""
+        found = torch.empty_like(plans)
+        (row, column), (mean_x, mean_y) = self.means, self.mean
+        for plan, costs in zip(plans, found, strict=True):
+            total, down = plan.sum(0), row @ plan
+            for rows, half in self.graphs.lefts(plan):
+                half.addr_(row[rows] - mean_x, total, alpha=-1).sub_(down)
+                sums = half.sum(1)
+                product = self.graphs.right(half).addr_(sums, column, alpha=-1)
+                product.sub_((half @ column - mean_y * sums)[:, None])
+                torch.add(base[rows], product, alpha=self.weight, out=costs[rows])
+        return found

@@ -24,8 +24,11 @@ from torchgw._search.batch import (
     search_all,
     way_to_call,
 )
-from torchgw._search.chains import SMEARED, STANDS_OUT, Guess, Trial, chains_within, climb
+from torchgw._search.chain import STANDS_OUT, Trial
+from torchgw._search.chain_times import chains_within
+from torchgw._search.chains import Guess, climb
 from torchgw._search.coarse import Coarsened, CoarseProblem, centre, coarsen, with_loss
+from torchgw._search.graph_chains import SMEARED
 from torchgw._search.graphs import is_sparse
 from torchgw._search.starts import GUESS_EPSILON, find_hints, make_starts
 from torchgw._sinkhorn.annealing import Annealing

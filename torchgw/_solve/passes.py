@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchgw._search.chains import Trial
+from torchgw._search.chain import Trial
 from torchgw._search.optima import (
     AGREED,
     OTHER,

@@ -1,0 +1,204 @@
+"""Rounds in which the best chains are kicked out of their optima and mixed."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from time import perf_counter
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchgw._search.chain import AGREEING, SAME, Chain, Trial, near, stacked
+from torchgw._search.kinds import COMPARED_AT, FIRST, QUICK, REFINE, STEP, Kind, Ladder
+from torchgw._search.world import INNER, KICK_INNER, World
+
+# An objective is better if it is lower by this share. [L345]
+_BETTER = 1e-4
+# Kicks of the rounds below: the shares of rows at which they linearise, taken by turns, and the
+# outer iterations of each. [L345, L561]
+_AGAIN, _AGAIN_KICKS = (0.3, 0.4, 0.5), 3
+# Cosine of the angle between plans above which they are of one optimum. [L561]
+_ALIKE = 0.9
+# Sinkhorn iterations at the end of a ladder in these rounds. [L559]
+_MEETING = 20
+# Chains of a round, at most. [L345, L563]
+_WIDEST = 48
+# Share of the last step that a step of these rounds repeats: without it plans had not settled
+# within their iterations. [L760]
+_MOMENTUM = 0.6
+# So many times the rounds begin anew with other chains, unless two attempts end at the same
+# optimum. [L762]
+_ATTEMPTS = 3
+# Groups of chains that are improved apart where the first ones disagree. [L345]
+_GROUPS = 3
+
+
+class _Rounds(NamedTuple):
+    """How chains are kicked and mixed by rounds."""
+
+    epsilon: float  # where they are compared
+    ladder: Ladder  # from the epsilon at which they are kicked
+    width: int  # chains of a group in each round
+    most: int  # rounds
+    patience: int  # rounds that may pass without a better optimum
+    settled: bool = False  # whether the rounds end once all groups agree
+
+
+# Rounds at most, and how many may pass without a better optimum. [L345, L442]
+_ROUNDS, _PATIENCE = 32, 8
+# Rounds where the target epsilon is small: partly right optima are kicked at a larger epsilon, and
+# compared where chains are. The ladder, rounds at most, and rounds without a better optimum; then
+# groups, chains of a group at least and at most, and rounds that have to be affordable. [L616]
+_BETWEEN, _SHORT_ROUNDS, _SHORT_PATIENCE = Ladder(0.04, 0.7, 4), 16, 4
+_HALVES, _NARROW, _WIDE, _FEWEST_ROUNDS = 2, 3, 8, 4
+
+
+class Improvement:
+    """Rounds in which the best chains are kicked and mixed, and a record of the others."""
+
+    def __init__(self, world: World, numbers: Iterator[int]) -> None:
+        self.world, self.numbers = world, numbers
+        self.left: list[Trial] = []
+
+    def again(self, chains: list[Chain], epsilon: float, count: int) -> tuple[list[Chain], bool]:
+        """Improve chains and, where they disagree, others as well, a few times over.
+
+        Returns the best of different plans, and whether independent ones agree.
+        """
+        width = min(count, _WIDEST)
+        ladder = REFINE._replace(start=epsilon, meeting=_MEETING, momentum=_MOMENTUM)
+        rounds = _Rounds(epsilon, ladder, width, _ROUNDS, _PATIENCE)
+        first = sorted(chains, key=lambda chain: chain.objective)
+        groups = [_apart(first, width, self.left)]
+        alike = len(first) >= AGREEING and near(first[AGREEING - 1], first[0], SAME)
+        if alike and not self.world.tiny:
+            groups = self._improved(groups, rounds)
+            # the first chains are asked: those of the rounds come from each other
+            if near(first[AGREEING - 1], groups[0][0], SAME):
+                return groups[0], True
+        pools: list[list[Chain]] = []
+        for _ in range(_ATTEMPTS):
+            pool, alike = self._attempt(groups, rounds)
+            pools = sorted([*pools, pool], key=lambda one: one[0].objective)
+            twice = len(pools) > 1 and near(pools[1][0], pools[0][0], _BETTER)
+            if twice or (alike and pool is pools[0]):
+                return pools[0], True
+            groups = []
+        return self._improved([list(itertools.chain(*pools))], rounds)[0], False
+
+    def _attempt(self, groups: list[list[Chain]], rounds: _Rounds) -> tuple[list[Chain], bool]:
+        """Improve groups of chains, some of them new ones, apart and then together.
+
+        Returns the best of different plans, and whether each group has found the best.
+        """
+        while len(groups) < _GROUPS:
+            kinds = itertools.islice(itertools.cycle(FIRST), rounds.width)
+            fresh = [self.world.begin(kind, next(self.numbers)) for kind in kinds]
+            self.world.descend(fresh, QUICK._replace(step=STEP), rounds.epsilon)
+            groups = [*groups, _apart(fresh, rounds.width, self.left)]
+        groups = self._improved(groups, rounds)
+        wide = rounds._replace(width=_GROUPS * rounds.width)
+        better = self._improved([list(itertools.chain(*groups))], wide)[0]
+        return better, all(near(group[0], better[0], _BETTER) for group in groups)
+
+    def halves(self, chains: list[Chain], spare: int) -> tuple[list[Chain], bool]:
+        """Improve two halves of the chains apart, at the epsilon of the first comparison.
+
+        Returns the chains, the best first, and whether both halves agree.
+        """
+        chains = sorted(chains, key=lambda chain: chain.objective)
+        width = min(_WIDE, spare // (_HALVES * _FEWEST_ROUNDS))
+        if width < _NARROW:
+            return chains, False
+        most = min(_SHORT_ROUNDS, spare // (_HALVES * width))
+        rounds = _Rounds(COMPARED_AT, _BETWEEN, width, most, _SHORT_PATIENCE, settled=True)
+        halves = self._improved([chains[start::_HALVES] for start in range(_HALVES)], rounds)
+        # the state of these is reported at the end
+        known = {chain.trial("left behind") for chain in chains}
+        self.left = [trial for trial in self.left if trial not in known]
+        chains = sorted(itertools.chain(*halves), key=lambda chain: chain.objective)
+        return chains, all(near(half[0], chains[0], SAME) for half in halves)
+
+    def _improved(self, groups: list[list[Chain]], rounds: _Rounds) -> list[list[Chain]]:
+        """Kick and mix the chains of each group, and keep the best of all, while that helps."""
+        world, width = self.world, rounds.width
+        groups = [_apart(chains, width // 2, self.left) for chains in groups]
+        idle = [0] * len(groups)
+        for _ in range(rounds.most):
+            live = [place for place, count in enumerate(idle) if count < rounds.patience]
+            if not live:
+                break
+            # all at once: short operations cost little more on many plans than on few
+            fresh = {place: self._kicked(groups[place], width, rounds.ladder) for place in live}
+            world.descend(list(itertools.chain(*fresh.values())), rounds.ladder, rounds.epsilon)
+            for place, chains in fresh.items():
+                before = groups[place][0]
+                groups[place] = _apart(groups[place] + chains, width // 2, self.left)
+                helped = not near(before, groups[place][0], _BETTER)
+                idle[place] = 0 if helped else idle[place] + 1
+            best = sorted((group[0] for group in groups), key=lambda chain: chain.objective)
+            if rounds.settled and min(idle) > 0 and near(best[-1], best[0], _BETTER):
+                break
+        return groups
+
+    def _kicked(self, parents: list[Chain], count: int, ladder: Ladder) -> list[Chain]:
+        """Kick plans out of their optima, and mix as many if there are several to mix."""
+        clock = perf_counter()
+        plans, g = stacked(parents)
+        seeds = list(itertools.islice(self.numbers, count))
+        generator = torch.Generator(device=plans.device).manual_seed(seeds[0])
+        mixed = count // 2 if len(parents) > 1 else 0
+        turn = torch.arange(count - mixed, device=plans.device)
+        shares = plans.new_tensor(_AGAIN)[turn % len(_AGAIN)]
+        place = turn % len(plans)
+        found = self._kick_all(plans[place], g[place], shares, ladder.start, generator)
+        kinds = [Kind("again", ladder, (ladder.start, share)) for share in shares.tolist()]
+        if mixed:
+            drawn = torch.rand(mixed, len(plans), device=plans.device, generator=generator)
+            one, other = drawn.argsort(1)[:, :2].T
+            more = self._mix(plans[one], plans[other], g[one], ladder.start, generator)
+            found = torch.cat([found[0], more[0]]), torch.cat([found[1], more[1]])
+            kinds += [Kind("mixture", ladder)] * mixed
+        seconds = (perf_counter() - clock) / count
+        each = zip(kinds, seeds, *found, strict=True)
+        return [
+            Chain(kind, seed, plan, potential, seconds=seconds)
+            for kind, seed, plan, potential in each
+        ]
+
+    def _kick_all(
+        self, plans: Tensor, g: Tensor, shares: Tensor, epsilon: float, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        """Linearise at random rows of plans (B, s, t) a few times, each at its share of them."""
+        counts = (shares * plans.shape[1]).round().clamp_(min=2)
+        for _ in range(_AGAIN_KICKS):
+            drawn = torch.rand(plans.shape[:2], device=plans.device, generator=generator)
+            kept = drawn.argsort(1).argsort(1) < counts[:, None]
+            costs = self.world.costs_anywhere(plans * kept[:, :, None], epsilon)
+            plans, g = self.world.solve(costs, g, epsilon * self.world.scale, KICK_INNER)
+        return plans, g
+
+    def _mix(
+        self, one: Tensor, other: Tensor, g: Tensor, epsilon: float, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        """Linearise at plans (B, s, t) whose rows come from one or the other by chance."""
+        drawn = torch.rand(one.shape[:2], device=one.device, generator=generator)
+        costs = self.world.costs_anywhere(torch.where(drawn[:, :, None] < 0.5, one, other), epsilon)
+        return self.world.solve(costs, g, epsilon * self.world.scale, INNER)
+
+
+def _apart(chains: list[Chain], count: int, left: list[Trial]) -> list[Chain]:
+    """Choose chains of different plans, the best first; record the others as left."""
+    chains = sorted(chains, key=lambda chain: chain.objective)
+    flat = torch.nn.functional.normalize(stacked(chains)[0].flatten(1))
+    alike = (flat @ flat.mT > _ALIKE).tolist()
+    kept: list[int] = []
+    for place, row in enumerate(alike):
+        # plans are compared, not objectives: a plan on its way to an optimum is not a different one
+        if not any(row[other] for other in kept):
+            kept.append(place)
+    chosen = [chains[place] for place in kept[:count]]
+    left += [chain.trial("left behind") for chain in chains if chain not in chosen]
+    return chosen
