@@ -24,8 +24,8 @@ from torchgw._results.matching import Matching as Matching
 from torchgw._results.report import Report as Report
 from torchgw._results.result import GWResult as GWResult
 from torchgw._results.storage import load as load
+from torchgw._search.alternatives import Alternative as Alternative
 from torchgw._search.chain import Trial as Trial
-from torchgw._search.optima import Alternative as Alternative
 from torchgw._solve.status import Status as Status
 from torchgw._typing import HessianProduct as HessianProduct
 from torchgw._typing import Iteration as Iteration

@@ -35,8 +35,8 @@ from torchgw._problem.scale import ScaleName
 from torchgw._problem.signatures import SignatureName, is_signature, named_features
 from torchgw._results.result import GWResult, make_result
 from torchgw._search.agreement import agreement
+from torchgw._search.alternatives import SearchName
 from torchgw._search.batch import Searched
-from torchgw._search.optima import SearchName
 from torchgw._sinkhorn.choose import BackendName
 from torchgw._sinkhorn.contract import Backend
 from torchgw._solve.checkpoint import Checkpoint

@@ -18,13 +18,16 @@ from benchmarks.solves.first_use import network_pair
 from torchgw import SearchWarning
 from torchgw._errors import PerformanceWarning
 from torchgw._problem.problem import Problem
+from torchgw._search.all_points import search_all_points
+from torchgw._search.alternatives import Search
 from torchgw._search.chains import Guess, climb
 from torchgw._search.coarse import coarsen
+from torchgw._search.ends import all_sent_apart
 from torchgw._search.graph_chains import _first, _first_chains, _have_met
 from torchgw._search.graphs import Graphs, _heat_kernels, _slopes, is_graph, least_value
 from torchgw._search.kinds import FIRST, REFINE, STEP, Ladder
-from torchgw._search.optima import Search, _sent_apart, is_structured, search_all_points
 from torchgw._search.rounds import _apart
+from torchgw._search.structure import is_structured
 from torchgw._search.world import World
 from torchgw._sinkhorn.problem import DenseCost
 from torchgw._typing import Marginals
@@ -142,7 +145,7 @@ def test_nodes_with_the_same_neighbours_may_be_exchanged():
     moved[order == 0], moved[order == 9] = 9, 0
     plans = torch.stack([(each[:, None] == problem.target.indices).double() / 30
                          for each in (order, exchanged, moved)])  # fmt: skip
-    apart = _sent_apart(problem, plans)
+    apart = all_sent_apart(problem, plans)
     assert float(apart[0, 1]) < 1e-12
     assert float(apart[0, 2]) > 0.05
 
@@ -255,7 +258,7 @@ def test_a_thorough_search_that_would_be_none_is_refused(options):
 
 
 def test_too_many_points_are_said(monkeypatch):
-    monkeypatch.setattr("torchgw._search.optima._OPERATIONS", {"cpu": 1.0, "cuda": 1.0})
+    monkeypatch.setattr("torchgw._search.all_points._OPERATIONS", {"cpu": 1.0, "cuda": 1.0})
     graph = random_graph(60, 6, 0)
     with pytest.warns(SearchWarning, match="search='thorough'"):
         result = torchgw.solve(D_X=graph, D_Y=shuffled(graph)[0])

@@ -7,7 +7,7 @@ from scipy.spatial.distance import cdist
 
 import torchgw
 from torchgw._problem.problem import Problem
-from torchgw._search import optima
+from torchgw._search import coarse
 from torchgw._search.matching import match_points
 from torchgw._sinkhorn.problem import DenseCost
 from torchgw._typing import Marginals
@@ -73,7 +73,7 @@ def test_costly_columns_and_linear_costs_are_left_alone():
 
 def test_a_copy_in_five_dimensions_is_recognised(monkeypatch):
     """Sampled gradients annealed from the product plan end in another of the many rotations."""
-    monkeypatch.setattr(optima, "_WHOLE", 96)
+    monkeypatch.setattr(coarse, "_WHOLE", 96)
     x, y, answer = copied(300, 0.02)
     result = torchgw.solve(x, y, distances="euclidean", gradient="sampled", random_state=0)
     assert result.converged
@@ -82,7 +82,7 @@ def test_a_copy_in_five_dimensions_is_recognised(monkeypatch):
 
 def test_doubt_between_coarse_optima_is_settled_by_all_points(monkeypatch):
     """Equal directions in six dimensions, of which 96 points show several optima alike."""
-    monkeypatch.setattr(optima, "_WHOLE", 96)
+    monkeypatch.setattr(coarse, "_WHOLE", 96)
     x, y, answer = copied(400, 0.01, d=6)
     result = torchgw.solve(x, y, distances="cosine", random_state=0)
     assert result.ambiguity > 0.7

@@ -21,9 +21,11 @@ from benchmarks.quality.problems import PROBLEMS
 from torchgw._plans.given import StoredPlan
 from torchgw._plans.rounded import round_to_marginals
 from torchgw._problem.problem import Problem
-from torchgw._search import optima
+from torchgw._search import coarse, optima
 from torchgw._search.agreement import agreement
+from torchgw._search.alternatives import Alternative
 from torchgw._search.coarse import coarsen
+from torchgw._search.ends import sent_apart
 from torchgw._search.optima import find_optima
 from torchgw._sinkhorn.choose import choose_backend
 from torchgw._sinkhorn.problem import DenseCost
@@ -430,7 +432,7 @@ def test_high_dimensions_are_searched_among_all_points_or_by_two_starts(monkeypa
     assert right > 0.95
     assert result.alternatives[0].plan.shape == (150, 150)
     assert share(n_init=1)[1] < 0.9
-    monkeypatch.setattr(optima, "_WHOLE", 149)
+    monkeypatch.setattr(coarse, "_WHOLE", 149)
     whole = result.report.objective
     with pytest.warns(torchgw.SearchWarning, match="2 starts"):
         result, _ = share()
@@ -717,14 +719,14 @@ def test_a_plan_of_few_points_is_compared_with_one_of_all():
     problem, points = coarse_input((table, table)), torch.arange(0, 300, 3)
     weights = torch.full((100,), 1 / 99, dtype=torch.float64)
     weights[0] = 0
-    few = optima.Alternative(0.0, "", weights.diag(), points, points, (300, 300))
+    few = Alternative(0.0, "", weights.diag(), points, points, (300, 300))
     near = torch.exp(-(table**2) / 0.02)
     for plan, apart in (
         (torch.eye(300), 0.0),
         (near / near.sum(1, keepdim=True), 0.0),
         (torch.eye(300)[rng.permutation(300)], 1.0),
     ):
-        told = optima.sent_apart(problem, few, StoredPlan(plan.double() / 300))
+        told = sent_apart(problem, few, StoredPlan(plan.double() / 300))
         assert told == pytest.approx(apart, abs=0.1)
 
 

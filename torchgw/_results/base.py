@@ -13,7 +13,7 @@ from torchgw._boundary.arrays import in_numpy
 from torchgw._results.matching import Matching
 from torchgw._results.parts import stored
 from torchgw._results.storage import write_result
-from torchgw._search.optima import Alternative
+from torchgw._search.alternatives import Alternative
 
 Own = TypeVar("Own", bound="Result")
 

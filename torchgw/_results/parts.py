@@ -29,8 +29,8 @@ from torchgw._plans.sparse import SparsePlan, sparse_tensor
 from torchgw._plans.transport import DualPlan, TransportPlan
 from torchgw._problem.losses import LOSSES, Loss
 from torchgw._results.mapping import Extension
+from torchgw._search.alternatives import Alternative
 from torchgw._search.chain import Trial
-from torchgw._search.optima import Alternative
 from torchgw._sinkhorn.problem import DenseCost, FactoredCost
 from torchgw._solve.status import Status
 from torchgw._typing import Iteration, Marginals, Potentials

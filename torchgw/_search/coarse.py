@@ -28,6 +28,13 @@ from torchgw.distances.sampling import (
     without_surplus,
 )
 
+# Points per side of the coarse problem. [L110, L116]
+POINTS = 96
+# Resolution above which coarse points say little about their neighbours' partners. All points are
+# then searched, from half as many starts, if there are no more than this on either side.
+# [L109, L219]
+COARSEST = 0.2
+_WHOLE = 512
 # Difference of distances and weights up to which they are the same. A choice. [L610]
 _SAME = 1e-5
 # Levels of a minimum on a coarse problem. [L278]
@@ -129,6 +136,21 @@ def coarsen(problem: Problem, size: int, call: Call = call_directly) -> Coarsene
     floor, scale, ratio = numbers
     # all points of one side coincide: every plan costs the same and any scale will do
     return Coarsened(coarse, floor, scale or 1.0, math.sqrt(ratio))
+
+
+def represent(problem: Problem, call: Call = call_directly) -> Coarsened | None:
+    """Return the coarse problem to search: all points if few say too little, none if too many."""
+    coarse = coarse_problem(problem, POINTS, call)
+    if coarse.resolution <= COARSEST:
+        return coarse
+    if max(problem.source.n, problem.target.n) > _WHOLE:
+        return None
+    return coarse_problem(problem, _WHOLE, call)
+
+
+def coarse_problem(problem: Problem, size: int, call: Call = call_directly) -> Coarsened:
+    """Return a coarse problem with the loss of the whole one."""
+    return with_loss(coarsen(problem, size, call), problem)
 
 
 def as_before(

@@ -8,7 +8,7 @@ import numpy as np
 import scipy
 from torch import Tensor
 
-from torchgw._search.optima import Alternative
+from torchgw._search.alternatives import Alternative
 from torchgw._tensors.operations import same
 from torchgw.distances.base import DistanceProvider
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from torchgw._problem.problem import Problem
-from torchgw._search.optima import Search
+from torchgw._search.alternatives import Search
 from torchgw._sinkhorn.contract import Backend
 from torchgw._sinkhorn.problem import FactoredCost, LinearProblem
 from torchgw._tensors.block_order import Order

@@ -14,21 +14,15 @@ from torchgw._plans.contract import Anchors
 from torchgw._plans.given import PairPlan, StoredPlan
 from torchgw._plans.transport import DualPlan
 from torchgw._problem.problem import Problem
+from torchgw._search.all_points import search_all_points
+from torchgw._search.alternatives import Alternative, Search, is_whole
 from torchgw._search.batch import Searched
+from torchgw._search.doubts import WHY_SUBSAMPLE
 from torchgw._search.isometry import Isometry
 from torchgw._search.matching import match_points
-from torchgw._search.optima import (
-    DEFAULT_STARTS,
-    WHY_SUBSAMPLE,
-    Alternative,
-    Search,
-    find_optima,
-    is_smeared,
-    is_structured,
-    is_whole,
-    search_all_points,
-)
+from torchgw._search.optima import DEFAULT_STARTS, find_optima
 from torchgw._search.starts import GUESS_EPSILON
+from torchgw._search.structure import is_smeared, is_structured
 from torchgw._search.subsample import Coarse
 from torchgw._sinkhorn.choose import choose_backend
 from torchgw._solve.options import Options

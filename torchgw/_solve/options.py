@@ -12,7 +12,7 @@ from torchgw._boundary.checks import check_choice, check_count, check_positive
 from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw._gradients.choose import GradientName
 from torchgw._problem.marginals import MarginalRule
-from torchgw._search.optima import SearchName
+from torchgw._search.alternatives import SearchName
 from torchgw._sinkhorn.choose import check_backend
 from torchgw._tensors.ranks import Ranks
 

@@ -9,8 +9,8 @@ from torchgw._gradients.contract import CostNoise, Linearised
 from torchgw._plans.sparse import SparsePlan
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.problem import Problem
+from torchgw._search.alternatives import Search
 from torchgw._search.batch import Searched
-from torchgw._search.optima import Search
 from torchgw._solve.checkpoint import Checkpoint
 from torchgw._solve.evaluation import Evaluation
 from torchgw._solve.options import Options

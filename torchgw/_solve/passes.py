@@ -11,19 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from torchgw._search.alternatives import Alternative, Search
 from torchgw._search.chain import Trial
-from torchgw._search.optima import (
-    AGREED,
-    OTHER,
-    WHY_APART,
-    WHY_OPEN,
-    Alternative,
-    Search,
-    compare_ends,
-    ends_settle,
-    led_by,
-    sent_apart,
-)
+from torchgw._search.doubts import WHY_APART, WHY_OPEN
+from torchgw._search.ends import AGREED, OTHER, compare_ends, ends_settle, led_by, sent_apart
 from torchgw._solve.begin import best_found
 from torchgw._solve.copies import WHY_NOT_A_COPY
 from torchgw._solve.options import Options
@@ -72,13 +63,13 @@ def _other_solves(asked: Asked, search: Search | None) -> Iterator[tuple[Asked, 
     if thorough:
         # the chains of a thorough search crowd out some that the default would follow to
         # the end
-        yield _searching(asked, search="auto"), ""
+        yield _again(asked, search="auto"), ""
     small = problem.source.n * problem.target.n <= _SMALLEST
     if thorough or small:
-        yield _searching(asked, n_init=1), "product"
+        yield _again(asked, n_init=1), "product"
     if small and search is not None and not search.trials:
         for one in _close_to_best(search, options):
-            yield _begun_at(one, asked), one.label
+            yield _again(asked, one), one.label
 
 
 def _close_to_best(search: Search, options: Options) -> Iterator[Alternative]:
@@ -92,9 +83,11 @@ def _close_to_best(search: Search, options: Options) -> Iterator[Alternative]:
             yield one
 
 
-def _searching(asked: Asked, **options: Any) -> Asked:
-    """Ask for a solve by another search."""
-    return asked._replace(options=replace(asked.options, told="all", **options), init=None, made=())
+def _again(asked: Asked, init: Any = None, **options: Any) -> Asked:
+    """Ask for a solve by another search, or from a start."""
+    if init is not None:
+        options["n_init"] = None
+    return asked._replace(options=replace(asked.options, told="all", **options), init=init, made=())
 
 
 def _solve_searched(asked: Asked, recorder: Recorder) -> Outcome:
@@ -115,7 +108,7 @@ def _from_few(asked: Asked, found: Outcome, search: Search, first: Trial) -> Out
     problem, few, ends = asked.problem, search.alternatives[0], [(first, found)]
     apart, left = sent_apart(problem, few, found.ending.plan), []
     if apart > _ALIKE:
-        begun = _begun_at(best_found(problem, search), asked)
+        begun = _again(asked, best_found(problem, search))
         with _aside(asked, found) as aside:
             clock = perf_counter()
             if asked.options.regularization == "entropic":
@@ -167,19 +160,12 @@ def _from_strict(asked: Asked, found: Outcome, search: Search, first: Trial) -> 
     with _aside(asked, found) as aside:
         clock = perf_counter()
         plan = _solve_searched(strict, Recorder()).ending.plan
-        other = solve_once(_begun_at(plan, asked), aside)
+        other = solve_once(_again(asked, plan), aside)
         second = _told("all points", other, perf_counter() - clock)
     ends = sorted([(first, found), (second, other)], key=lambda end: end[0].objective)
     trials = tuple(trial for trial, _ in ends)
     doubt = "" if ends_settle(trials) else WHY_APART
     return _searched_by(search._replace(trials=trials, doubt=doubt), ends[0][1])
-
-
-def _begun_at(init: Any, asked: Asked) -> Asked:
-    """Ask for a solve from a start, without a search."""
-    return asked._replace(
-        options=replace(asked.options, n_init=None, told="all"), init=init, made=()
-    )
 
 
 @contextmanager

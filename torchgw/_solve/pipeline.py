@@ -5,8 +5,8 @@ from functools import partial
 from time import perf_counter
 from typing import NamedTuple
 
+from torchgw._search.alternatives import Search
 from torchgw._search.isometry import Isometry
-from torchgw._search.optima import Search
 from torchgw._sinkhorn.choose import alone
 from torchgw._solve.begin import Guess
 from torchgw._solve.copies import WHY_NOT_A_COPY, find_copy, kept

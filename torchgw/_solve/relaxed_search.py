@@ -12,16 +12,11 @@ import torch
 from torch import Tensor
 
 from torchgw._problem.problem import Problem
-from torchgw._search.coarse import coarse_table, directed_points
-from torchgw._search.optima import (
-    DEFAULT_STARTS,
-    Alternative,
-    Search,
-    find_optima,
-    represent,
-    search_twice,
-    tells_all,
-)
+from torchgw._search.all_points import search_twice
+from torchgw._search.alternatives import Alternative, Search
+from torchgw._search.coarse import coarse_table, directed_points, represent
+from torchgw._search.optima import DEFAULT_STARTS, find_optima
+from torchgw._search.structure import tells_all
 from torchgw._sinkhorn.annealing import Annealing
 from torchgw._sinkhorn.problem import DenseCost
 from torchgw._solve.begin import PRODUCT, Guess, from_alternative, starting_point

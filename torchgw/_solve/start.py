@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 
 from torchgw._gradients.factored import FactoredGradient
+from torchgw._search.alternatives import Search
 from torchgw._search.isometry import Isometry
-from torchgw._search.optima import Search
 from torchgw._search.subsample import Coarse, draw_subsample, extend
 from torchgw._sinkhorn.annealing import Annealing
 from torchgw._sinkhorn.choose import alone

@@ -17,7 +17,7 @@ from torchgw._gradients.choose import GradientName
 from torchgw._problem.linear_term import FeatureMetric
 from torchgw._problem.losses import LossName
 from torchgw._results.result import GWResult
-from torchgw._search.optima import SearchName
+from torchgw._search.alternatives import SearchName
 from torchgw._sinkhorn.choose import BackendName
 from torchgw._sinkhorn.contract import Backend
 from torchgw._solve.options import Precision, Regularization, Storage

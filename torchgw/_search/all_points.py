@@ -1,0 +1,168 @@
+"""The search on all points, where few of them do not represent a problem."""
+
+import torch
+from torch import Tensor
+
+from torchgw._problem.problem import Problem
+from torchgw._search.alternatives import (
+    Alternative,
+    Search,
+    SearchName,
+    ambiguity_of,
+    among_all,
+    first_of_each,
+)
+from torchgw._search.batch import LEAST_EPSILON
+from torchgw._search.chain import STANDS_OUT
+from torchgw._search.chain_times import chains_within
+from torchgw._search.chains import Guess, climb
+from torchgw._search.coarse import POINTS, Coarsened, centre, coarse_problem
+from torchgw._search.doubts import WHY_FAST, WHY_OPEN, WHY_SINGLE
+from torchgw._search.ends import OTHER, all_sent_apart
+from torchgw._search.optima import DEFAULT_STARTS, find_optima
+from torchgw._search.structure import tells_all
+from torchgw._sinkhorn.problem import DenseCost, softmin
+from torchgw._typing import Potentials
+
+# Entries of a plan up to which problems of factored distances are solved twice: where solves begin
+# on a subsample beyond. A choice. [L1161]
+_TWICE = 9_000_000
+# Value of a plan of all points, as a share of the scale, up to which it keeps all distances. [L335]
+_ISOMETRIC = 1e-3
+# Points of the larger side from which on chains are of use. [L662]
+_TINY = 5
+# Multiplications that chains on all points may take by default, and where a search is thorough.
+# [L331]
+_OPERATIONS = {"cpu": 1e12, "cuda": 1.2e13}
+_THOROUGH = 16
+# Chains on all points, unless ``n_init`` says how many; no chain is followed if fewer than this are
+# affordable. [L331]
+_CHAINS = {"auto": 16, "thorough": 64}
+_FEWEST_CHAINS = 4
+
+
+def search_all_points(
+    problem: Problem,
+    epsilon: float,
+    first: Search,
+    n_init: int | None,
+    how: SearchName,
+    gradient: str | None,
+    *,
+    told: bool = False,
+    sharpened: bool = False,
+) -> Search:
+    """Follow ``n_init`` chains on all points where a few do not represent them, or say so."""
+    # Chains are compared at the target `epsilon`, together with the optima that few points have
+    # found `first`, if these are of all points.
+    # Unless `gradient` is None the problem can be solved from another start too, by that gradient.
+    # Whether it has been `told` before how long that takes, and whether the plan is `sharpened`.
+    n, m = problem.source.n, problem.target.n
+    if max(n, m) < _TINY or problem.loss.cross is None:
+        return first
+    if how != "thorough" and tells_all(problem, first):
+        if first.alternatives:
+            return first
+        first = search_twice(problem, how, gradient)
+        if not first.compare:
+            return first
+        return find_optima(problem, epsilon, n_init or DEFAULT_STARTS, rough=True)
+    affordable = _affordable(problem, how)
+    if affordable < _FEWEST_CHAINS:
+        return first._replace(doubt=WHY_SINGLE["thorough" if how == "thorough" else "auto"])
+    whole = coarse_problem(problem, max(n, m))
+    if epsilon >= whole.scale:
+        # there is only one plan, at which every chain would end
+        return first
+    if max(n, m) <= POINTS and n_init is None and how != "fast":
+        # other starts, which are cheap
+        more = find_optima(problem, epsilon, _CHAINS["thorough"])
+        first = min(more, first, key=_least)
+    coarse = whole.problem
+    guesses = [Guess(one.label, *among_all(one, coarse)) for one in first.alternatives]
+    if (
+        any(guess.rows is None for guess in guesses)
+        and first.alternatives[0].value <= _ISOMETRIC * whole.scale
+    ):
+        # nothing is better than a match that keeps all distances
+        return first
+    if how == "fast":
+        return first._replace(doubt=WHY_FAST)
+    # for a far smaller epsilon a ladder of stages would not end
+    target = max(epsilon, LEAST_EPSILON * whole.scale)
+    count = min(n_init or _CHAINS[how], affordable)
+    plain = how == "auto" and n_init is None
+    found = climb(
+        whole, target, count, guesses, 2 * affordable,
+        in_time=plain, told=told, sharpened=sharpened and plain,
+    )  # fmt: skip
+    apart = all_sent_apart(coarse, found.plans).tolist()
+    kept = first_of_each(range(len(found.plans)), apart, OTHER)
+    alternatives = tuple(
+        Alternative(
+            found.trials[i].value,
+            found.trials[i].start,
+            found.plans[i],
+            coarse.source.indices,
+            coarse.target.indices,
+            (n, m),
+            epsilon=0.0,
+        )
+        for i in kept
+    )
+    ambiguity = ambiguity_of(whole, alternatives)
+    certain = found.agreed or ambiguity < STANDS_OUT
+    doubt = "" if certain else WHY_OPEN[how].format(count=len(found.trials))
+    potentials = None
+    # smaller problems are solved in no time, and a few iterations more make them more exact
+    square = problem.loss.is_square and not problem.directed
+    if square and max(n, m) > POINTS and found.plans.shape[1:] == (n, m):
+        potentials = _of_whole_cost(whole, found.plans[0], found.g, target)
+    return Search(
+        alternatives, ambiguity, found.trials, doubt, potentials=potentials, met=found.met
+    )
+
+
+def search_twice(
+    problem: Problem, how: SearchName, gradient: str | None, *, relaxed: bool = False
+) -> Search:
+    """Ask for a second solve, by a gradient, where few points say little, or say why not."""
+    nothing = Search((), float("nan"))
+    if gradient in (None, "sampled") or problem.loss.cross is None:
+        return nothing
+    cheap = gradient == "factored" and problem.source.n * problem.target.n <= _TWICE
+    if not cheap and _affordable(problem, how) < _FEWEST_CHAINS:
+        # relaxed problems have no thorough search
+        return nothing._replace(doubt=WHY_SINGLE["thorough" if relaxed else "auto"])
+    if how == "fast":
+        return nothing._replace(doubt=WHY_FAST)
+    return nothing._replace(compare=True)
+
+
+def _of_whole_cost(whole: Coarsened, plan: Tensor, g: Tensor, epsilon: float) -> Potentials:
+    """Turn g (t,) at a plan of all points into potentials of the cost without centring."""
+    # The terms of rows, of columns and the constant that the search leaves out; see HalfGradient.
+    coarse = whole.problem
+    (x, u, mean_x, _), (y, w, mean_y, _) = centre(coarse.source), centre(coarse.target)
+    cost = coarse.base.addmm(x @ plan, y, alpha=-4 * float(coarse.alpha)).float()
+    g = g.double()
+    f = softmin(DenseCost(cost), coarse.target.weights.log(), g, epsilon, axis=1)
+    own_x, own_y = (side.table.square() @ side.weights for side in (coarse.source, coarse.target))
+    along, down = plan @ w, plan.T @ u
+    row = own_x - 2 * (x @ along + mean_y * u + u @ along + mean_x * mean_y)
+    column = own_y - 2 * (y @ down + mean_x * w)
+    f, g = f + 2 * coarse.alpha * row + whole.floor, g + 2 * coarse.alpha * column
+    source, target = torch.empty_like(f), torch.empty_like(g)
+    source[coarse.source.indices], target[coarse.target.indices] = f, g
+    return Potentials(source, target)
+
+
+def _affordable(problem: Problem, how: SearchName) -> int:
+    """Count the chains that a search may follow."""
+    operations = _OPERATIONS[problem.source.device.type] * (_THOROUGH if how == "thorough" else 1)
+    return chains_within(operations, problem.source.n, problem.target.n)
+
+
+def _least(found: Search) -> float:
+    """Return the lowest value that a search has found."""
+    return min((one.value for one in found.alternatives), default=torch.inf)

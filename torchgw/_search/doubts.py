@@ -1,0 +1,30 @@
+"""Doubts that are reported where a search cannot vouch for its optimum: why, and what to do."""
+
+WHY_SINGLE = {
+    "auto": "A few points do not represent these distances, and there are too many to search them "
+    "all by default, so this is the optimum of a single start; there may be a better one. Pass "
+    "search='thorough', or an `init` that you know.",
+    "thorough": "A few points do not represent these distances, and there are too many to search "
+    "them all, so this is the optimum of a single start; there may be a better one. Pass an `init` "
+    "that you know, or fewer points.",
+}
+WHY_FAST = (
+    "A few points, or rough plans, do not tell which optimum is best here, and search='fast' "
+    "follows no start to its end on all points; there may be a better one. Pass search='auto', or "
+    "an `init` that you know."
+)
+WHY_APART = (
+    "A few points do not represent these distances. A rough start and the best match of all points"
+    " led to different optima, of which this is the better one; there may be a better one still. "
+    "See `result.trials`; pass an `init` that you know."
+)
+WHY_SUBSAMPLE = (
+    "The problem is so large that its solve began on a subsample, and no starts were followed on "
+    "all points; there may be a better optimum. Pass search='auto', or an `init` that you know."
+)
+WHY_OPEN = {
+    "auto": "{count} starts, followed on all points, did not agree on an optimum; there may be a "
+    "better one. See `result.trials`; pass search='thorough' to search longer.",
+    "thorough": "{count} starts, followed on all points, did not agree on an optimum; there may be "
+    "a better one. See `result.trials`; pass a larger `n_init` to search longer.",
+}
