@@ -7,6 +7,7 @@ from functools import partial
 from numbers import Integral
 from typing import Any, Literal
 
+import numpy as np
 import torch
 
 from torchgw._boundary.arrays import as_weights, make_generator, resolve_device, without_tensors
@@ -445,7 +446,7 @@ def solve(
         raise InvalidTypeError(
             f"`callback` must be callable, called with an Iteration; got {type(callback).__name__}."
         )
-    if not isinstance(verbose, Integral):
+    if not isinstance(verbose, (Integral, np.bool_)):
         raise InvalidTypeError(f"`verbose` must be True or False; got {verbose!r}.")
     kind = find_loss(loss)
     if differentiable is not None:

@@ -174,6 +174,24 @@ def test_unrolled_iterations_agree_with_the_implicit_derivative():
         torch.testing.assert_close(implicit, unrolled, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("max_iter", [3, 500])
+def test_an_unrolled_plan_has_the_numbers_of_its_result(max_iter):
+    """Sixty Sinkhorn iterations of a sharp problem, or twenty outer ones, may end elsewhere."""
+    rng = np.random.default_rng(1)
+    X = torch.tensor(rng.normal(size=(12, 3)), requires_grad=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        result = torchgw.solve(
+            X, rng.normal(size=(15, 2)), distances="euclidean", epsilon=0.002, n_init=1,
+            max_iter=max_iter, differentiable="unrolled", random_state=0,
+        )  # fmt: skip
+    columns = result.lazy_plan.T @ torch.ones(12, dtype=torch.float64)
+    error = (columns.detach() - 1 / 15).abs().sum()
+    assert float(error) == pytest.approx(result.marginal_error, abs=1e-12)
+    assert float(result.loss.detach()) == pytest.approx(result.report.objective, rel=1e-12)
+    assert torch.autograd.grad(columns[0], X)[0].isfinite().all()
+
+
 def test_upstream_gradient_counts():
     given = problem()
     gradients = []

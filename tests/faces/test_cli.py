@@ -244,6 +244,12 @@ def test_bad_usage(arguments, files, capsys):
     assert re.match(r"torchgw( align)?: error: .* \(see torchgw.* --help\)$", line)
 
 
+def test_matrices_of_distances_are_not_measured(files, capsys):
+    arguments = ["align", "X.npy", "Y.npy", "-o", "out.npz", "--distance-matrices"]
+    assert main([*arguments, "--distances", "cosine"]) == 2
+    assert "--distances measures points" in capsys.readouterr().err
+
+
 def test_two_distances_are_a_pair(files):
     main(["align", "X.npy", "Y.npy", "-o", "out.npz", "-q", "--max-iter", "1", "--distances",
           "euclidean,cosine"])  # fmt: skip

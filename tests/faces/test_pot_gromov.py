@@ -519,3 +519,93 @@ def test_steps_between_two_plans_end_and_say_so(limit):
         plan, log = gromov.entropic_partial_gromov_wasserstein(*tables, **call, log=True)
     assert len(log["err"]) < 80
     assert plan == pytest.approx(expected, abs=1e-6)  # that of the last step, not of the one before
+
+
+@pytest.mark.parametrize(
+    "convert",
+    [
+        lambda array: np.ascontiguousarray(array[::-1])[::-1],
+        lambda array: np.repeat(array, 2, axis=0)[::2],
+        lambda array: torch.tensor(np.repeat(array, 2, axis=0))[::2],
+        lambda array: np.asmatrix(array) if array.ndim == 2 else array,
+        np.ma.asarray,
+    ],
+    ids=["backwards", "strided", "strided tensor", "matrix", "masked"],
+)
+@pytest.mark.parametrize("name", ["gromov_wasserstein", "partial_gromov_wasserstein"])
+def test_arrays_of_any_layout(name, convert):
+    """Linear solvers refuse strides; matrices and masked arrays multiply otherwise."""
+    given = np.linspace(1, 2, N) / np.linspace(1, 2, N).sum(), Q
+    expected = getattr(gromov, name)(C1, C2, *given)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PendingDeprecationWarning)
+        found = getattr(gromov, name)(*map(convert, (C1, C2, *given)))
+    assert np.allclose(np.asarray(found), expected, atol=1e-12)
+
+
+def test_masked_entries_are_refused():
+    with pytest.raises(torchgw.InvalidInputError, match="`C1` has masked entries"):
+        gromov.gromov_wasserstein(np.ma.masked_greater(C1, C1.max() / 2), C2)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("gromov_wasserstein", {"max_iter": None}, "`max_iter` must be a number"),
+        ("gromov_wasserstein", {"max_iter": -1}, "`max_iter` must be a number"),
+        ("gromov_wasserstein", {"tol_rel": "small"}, "`tol_rel` must be a number"),
+        ("gromov_wasserstein", {"tol_abs": float("nan")}, "`tol_abs` must be a number"),
+        ("entropic_gromov_wasserstein", {"epsilon": "auto"}, "`epsilon` must be a positive"),
+        ("entropic_semirelaxed_gromov_wasserstein", {"epsilon": -1.0}, "`epsilon` must be"),
+        ("entropic_partial_gromov_wasserstein", {"reg": 0}, "`reg` must be a positive"),
+        ("gromov_barycenters", {"ps": [P]}, "`Cs`, `ps` must have one entry"),
+        ("gromov_barycenters", {"N": 2.0}, "`N` must be an integer"),
+        ("gromov_wasserstein_dictionary_learning", {"ps": [P]}, "`Cs`, `ps` must have one entry"),
+        ("unbalanced_co_optimal_transport", {"X": P}, r"`X` must have shape \(n, d\)"),
+        ("unbalanced_co_optimal_transport", {"init_pi": C1}, "`init_pi` must be a pair"),
+        ("lowrank_gromov_wasserstein_samples", {"X_t": Q}, r"`X_t` must have shape \(n, d\)"),
+        ("sampled_gromov_wasserstein", {"p": 2 * P}, "`p` must sum to 1"),
+        ("sampled_gromov_wasserstein", {"loss_fun": "square_loss"}, "must be a function"),
+    ],
+)
+def test_what_cannot_be_is_named_before_any_work(name, change, message):
+    given = {
+        "C1": C1, "C2": C2, "p": P, "q": Q, "loss_fun": lambda x, y: np.abs(x - y), "N": 3, "D": 2,
+        "nt": 3, "Cs": [C1, C2], "X": C1, "Y": C2, "X_s": C1, "X_t": C2,
+    } | change  # fmt: skip
+    function = getattr(gromov, name)
+    known = inspect.signature(function).parameters
+    functions = ("sampled_gromov_wasserstein",)
+    with pytest.raises((torchgw.InvalidInputError, torchgw.InvalidTypeError), match=message):
+        function(**{
+            key: value
+            for key, value in given.items()
+            if key in known and (key != "loss_fun" or name in functions)
+        })  # fmt: skip
+
+
+def test_limits_may_be_floats_and_numbers_of_numpy():
+    plan = gromov.unbalanced_co_optimal_transport(C1, C2, max_iter=2.0)[0]
+    again = gromov.unbalanced_co_optimal_transport(C1, C2, max_iter=np.int64(2))[0]
+    assert np.array_equal(plan, again)
+
+
+@pytest.mark.parametrize("name", ["pointwise_gromov_wasserstein", "sampled_gromov_wasserstein"])
+def test_samplers_take_weights_of_float32_and_generators(name):
+    p, q = (weight.astype(np.float32) for weight in (P, Q))
+    more = {"nb_samples_grad": np.int64(2)} if name.startswith("sampled") else {}
+    plan = getattr(gromov, name)(
+        C1, C2, p * np.float32(1 + 1e-7), q, lambda x, y: np.abs(x - y), max_iter=3,
+        random_state=np.random.default_rng(0), **more,
+    )  # fmt: skip
+    assert float(plan.sum()) == pytest.approx(1, rel=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_weights_in_half_precision_have_a_sum_of_one(dtype):
+    tables = [torch.tensor(table, dtype=dtype) for table in (C1, C2)]
+    weights = [torch.tensor(weight, dtype=dtype) for weight in (P, Q)]
+    assert abs(float(weights[0].double().sum() - weights[1].double().sum())) > 1e-5
+    plan = gromov.gromov_wasserstein(*tables, *weights)
+    assert plan.dtype == dtype
+    assert float(plan.double().sum()) == pytest.approx(1, abs=1e-2)

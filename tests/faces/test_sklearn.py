@@ -336,3 +336,14 @@ def test_spaces_are_samples_of_distances_and_kernels():
         GWDistance().transform(spaces)
     with pytest.raises(TypeError, match=r"`X` must be a list of spaces.*got \(5, 2\)"):
         GWDistance().fit(np.zeros((5, 2)))
+
+
+def test_an_aligner_takes_tensors_that_require_gradients():
+    rng = np.random.default_rng(0)
+    X, Y = rng.normal(size=(12, 2)), rng.normal(size=(14, 2))
+    options = {"distances": "euclidean", "random_state": 0, "verbose": np.False_}
+    tracked = torch.tensor(X, requires_grad=True)
+    aligner = GWAligner(**options).fit(tracked, torch.tensor(Y, requires_grad=True))
+    assert np.array_equal(aligner.transform(tracked), GWAligner(**options).fit(X, Y).transform(X))
+    assert aligner.score(tracked, tracked) == aligner.score(X, X)
+    assert aligner.score(tracked) == aligner.score(X)

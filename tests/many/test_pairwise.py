@@ -130,8 +130,31 @@ def test_processes_give_the_same_bits():
         ({"n_jobs": 0}, "`n_jobs`"),
         ({"resume": "/nowhere/file"}, "cannot write"),
         ({"epsilon": "small"}, "`epsilon`"),
+        ({"feature_metric": "cosine"}, "without `features`"),
+        ({"distances": ["euclidean"]}, "a pair of them; got 1"),
+        ({"distances": ("euclidean", "cosine")}, "one list of spaces"),
+        ({"a": 3}, "`a` must be a list"),
+        ({"features": 3}, "`features` must be a list"),
+        ({"features": 3, "Ys": XS}, "pair of lists"),
     ],
 )
 def test_refusals(options, message):
     with pytest.raises(torchgw.TorchGWError, match=message):
         torchgw.pairwise(XS, **options)
+
+
+def test_tables_have_known_distances_all_the_same():
+    tables = [np.abs(np.subtract.outer(X[:, 0], X[:, 0])) for X in XS]
+    with pytest.raises(torchgw.InvalidInputError, match="`distances` must be one of"):
+        torchgw.solve_many(D_X=tables, D_Y=tables, distances="manhattan")
+    with pytest.raises(torchgw.InvalidInputError, match="without `features`"):
+        torchgw.solve_many(XS, XS, feature_metric="cosine")
+
+
+@pytest.mark.parametrize("function", [torchgw.pairwise, torchgw.solve_many])
+def test_options_may_be_numbers_of_numpy(function):
+    given = {"tol": np.float32(1e-4), "inner_tol": np.float32(1e-6), "max_iter": np.int64(90)}
+    plain = {name: value.item() for name, value in given.items()}
+    both = [function(XS[:2], XS[:2], epsilon=0.05, **options) for options in (given, plain)]
+    first, second = (np.asarray(getattr(one, "value", one)) for one in both)
+    assert np.array_equal(first, second)

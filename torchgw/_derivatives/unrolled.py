@@ -23,7 +23,8 @@ _MOVED = 1e-3
 
 def unroll(model: Model, plan: TransportPlan) -> tuple[Tensor, Tensor]:
     """Iterate further from a solved plan; return the plan, (n, m), and its objective."""
-    # the derivative is that of these iterations alone: the first terms of the implicit series
+    # the derivative is that of these iterations alone, the first terms of the implicit series; they
+    # take the plan to no marginals in particular, so callers keep the values of the solve
     epsilon = plan.epsilon if model.epsilon is None else model.epsilon
     ways = [
         [

@@ -33,7 +33,8 @@ def check_rules(
     check_positive("inner_tol", inner_tol, "small values mean more iterations")
     if objective_tol != 0:
         check_positive("objective_tol", objective_tol, "0 switches the rule off")
-    return Rules(max_iter, tol, objective_tol, inner_max_iter, inner_tol)
+    numbers = float(tol), float(objective_tol), int(inner_max_iter), float(inner_tol)
+    return Rules(int(max_iter), *numbers)
 
 
 def weights_of_terms(alpha: Any, count: int, *, fused: bool) -> NDArray[np.float64]:

@@ -14,8 +14,15 @@ from torchgw._many.chunks import Options, compute_pairs, compute_together, make_
 from torchgw._many.options import check_rules, read_relaxed, weights_of_terms
 from torchgw._many.questions import Relaxations
 from torchgw._many.solver import warn_of_failures
-from torchgw._many.spaces import Listed, Measure, Space, check_columns, read_spaces
-from torchgw._problem.linear_term import FeatureMetric
+from torchgw._many.spaces import (
+    Listed,
+    Measure,
+    Space,
+    check_columns,
+    check_measure,
+    read_spaces,
+)
+from torchgw._problem.linear_term import FeatureMetric, check_feature_metric
 from torchgw._problem.named import DistanceName
 from torchgw._problem.scale import ScaleName
 from torchgw._tensors.ahead import probe_beside
@@ -126,7 +133,7 @@ def pairwise(
     weights = weights_of_terms(alpha, 1, fused=features is not None)
     marginals = read_relaxed(unbalanced, mass, weights)
     check_choice("output", output, get_args(Output))
-    check_choice("feature_metric", feature_metric, get_args(FeatureMetric))
+    check_feature_metric(features, feature_metric)
     rules = check_rules(max_iter, tol, objective_tol, inner_max_iter, inner_tol, n_init)
     if not isinstance(epsilon, str) or epsilon != "auto":
         check_positive("epsilon", epsilon, "pass epsilon='auto' for an automatic value")
@@ -145,6 +152,7 @@ def pairwise(
     mirrored = _is_mirrored(symmetric, marginals, alone=alone)
     probe_beside(where)
     measure = Measure(distances, scale, n_neighbors, feature_metric)
+    check_measure(measure, *lists)
     ranks = join(distributed, where)
     if ranks is not None and resume is not None:
         raise UnsupportedError(
@@ -260,9 +268,10 @@ def _read(
     device: torch.device,
 ) -> list[Space]:
     """Read all spaces, those of the second list after those of the first."""
-    parts = (features, None) if len(lists) == 1 or features is None else tuple(features)
-    if len(parts) != 2:
+    paired = isinstance(features, (tuple, list)) and len(features) == 2
+    if len(lists) == 2 and features is not None and not paired:
         raise InvalidInputError("`features` must be a pair of lists where there are Xs and Ys.")
+    parts = (features, None) if len(lists) == 1 or features is None else tuple(features)
     spaces: list[Space] = []
     with torch.no_grad():
         for place, listed in enumerate(lists):

@@ -1,7 +1,7 @@
 """Many problems in one call: lists of spaces, or padded stacks of matrices."""
 
 from dataclasses import replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -30,11 +30,12 @@ from torchgw._many.spaces import (
     Measure,
     Space,
     check_columns,
+    check_measure,
     listed_spaces,
     read_spaces,
 )
 from torchgw._many.stacks import read_costs, read_stack, read_weights, scaled
-from torchgw._problem.linear_term import FeatureMetric, is_fused
+from torchgw._problem.linear_term import FeatureMetric, check_feature_metric, is_fused
 from torchgw._problem.named import DistanceName
 from torchgw._problem.scale import ScaleName
 from torchgw._tensors.ahead import probe_beside
@@ -167,10 +168,11 @@ def solve_many(
     where = resolve_device(device, *(item for side in sides for item in side.items))
     probe_beside(where)
     rules = check_rules(max_iter, tol, objective_tol, inner_max_iter, inner_tol, n_init)
-    check_choice("feature_metric", feature_metric, get_args(FeatureMetric))
+    check_feature_metric(features, feature_metric)
     if differentiable:
         scale = _check_differentiable(epsilon, scale, features)
     measure = Measure(distances, scale, n_neighbors, feature_metric)
+    check_measure(measure, *sides)
     if features is not None and (not isinstance(features, (tuple, list)) or len(features) != 2):
         raise InvalidInputError("`features` must be a pair of lists, one array for each space.")
     fused = is_fused(M, features)

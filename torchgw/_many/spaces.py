@@ -9,16 +9,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from torchgw._boundary.arrays import as_weights, check_points
+from torchgw._boundary.arrays import as_weights, check_list, check_points
 from torchgw._boundary.graphs import as_graph
 from torchgw._errors import InvalidInputError, InvalidTypeError
 from torchgw._problem.given import Passed
 from torchgw._problem.linear_term import FeatureMetric
-from torchgw._problem.named import DistanceName
+from torchgw._problem.named import DistanceName, pair_of_distances
 from torchgw._problem.problem import stored_matrix
 from torchgw._problem.providers import DistanceOptions, build_provider
 from torchgw._problem.scale import ScaleName
 from torchgw.distances.base import DistanceProvider
+
+# What users call the lists beside the spaces, by side.
+_PARTS = {"weights": ("a", "b"), "features": ("features", "features")}
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,16 @@ class Listed(NamedTuple):
         return cls(f"D_{name}", True, listed_spaces(f"D_{name}", tables))
 
 
+def check_measure(measure: Measure, *sides: Listed) -> None:
+    """Refuse names of distances that are unknown, and a second one for one list."""
+    first, second = pair_of_distances(measure.distances)
+    if len(sides) == 1 and first != second:
+        raise InvalidInputError(
+            f"`distances` must be one name where there is one list of spaces; got "
+            f"{measure.distances!r}."
+        )
+
+
 def listed_spaces(name: str, given: Any) -> list[Any]:
     """Make a list of anything that holds several spaces."""
     if hasattr(given, "to_data_list"):
@@ -87,7 +100,8 @@ def read_spaces(
     count = len(listed.items)
     parts: list[list[Any]] = []
     for label, part in (("weights", weights), ("features", features)):
-        parts.append([None] * count if part is None else list(part))
+        name, what = _PARTS[label][side], f"the {label} of each space of {listed.name}"
+        parts.append([None] * count if part is None else check_list(name, part, what))
         if len(parts[-1]) != count:
             raise InvalidInputError(
                 f"The {label} of `{listed.name}` must be one for each space, {count}; got "

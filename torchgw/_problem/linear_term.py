@@ -21,14 +21,19 @@ _STORED_ENTRIES = {"cpu": 25_000_000, "cuda": 200_000_000}
 _NAMED_ALPHA = 0.99
 
 
+def check_feature_metric(features: Any, metric: FeatureMetric) -> None:
+    """Refuse an unknown metric, and one that measures nothing."""
+    check_choice("feature_metric", metric, get_args(FeatureMetric))
+    if features is None and metric != "sqeuclidean":
+        raise InvalidInputError(
+            f"`feature_metric={metric!r}` was given without `features`. Pass both, or drop it."
+        )
+
+
 def check_features(value: Any, metric: FeatureMetric) -> tuple[Tensor, Tensor] | None:
     """Check a pair of features, (n, d) and (m, d), if any were given."""
-    check_choice("feature_metric", metric, get_args(FeatureMetric))
+    check_feature_metric(value, metric)
     if value is None:
-        if metric != "sqeuclidean":
-            raise InvalidInputError(
-                f"`feature_metric={metric!r}` was given without `features`. Pass both, or drop it."
-            )
         return None
     if not isinstance(value, (tuple, list)) or len(value) != 2:
         raise InvalidInputError(

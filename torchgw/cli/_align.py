@@ -198,6 +198,11 @@ def align(options: argparse.Namespace) -> int:
     check_output(options.output, (".npz",), *inputs)
     if options.partners is not None:
         check_output(options.partners, (".csv", ".tsv"), *inputs)
+    if options.distance_matrices and hasattr(options, "distances"):
+        raise InvalidInputError(
+            "--distances measures points, and --distance-matrices says that X and Y are distances "
+            "already. Drop one of them."
+        )
     columns = options.id_column, options.label_column
     sides = _read_sides((options.X, options.Y), columns)
     settings = _solve_settings(options)

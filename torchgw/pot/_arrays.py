@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from torchgw._boundary.arrays import to_tensor
+from torchgw._boundary.arrays import make_generator, to_tensor
 from torchgw._errors import InvalidInputError
 
 Array = NDArray[np.float64]
@@ -32,7 +32,7 @@ class Arrays:
         self.dtype = torch.float64
         for value in given:
             if isinstance(value, (Tensor, np.ndarray)):
-                dtype = value.dtype if isinstance(value, Tensor) else _torch_dtype(value)
+                dtype = _torch_dtype(value)
                 if dtype.is_floating_point:
                     self.dtype = dtype
                     break
@@ -44,10 +44,9 @@ class Arrays:
     def read(self, name: str, value: Any, shape: tuple[int, ...] | None = None) -> Array:
         """Convert to NumPy float64; refuse other shapes, and entries that are not finite."""
         name = self.called(name)
-        if isinstance(value, np.ndarray) and value.dtype == np.float64:
-            array = value
-        else:
-            array = to_tensor(name, value).to("cpu", torch.float64).numpy()
+        # linear solvers take arrays without strides, and no subclasses such as matrices and masked
+        # arrays
+        array = to_tensor(name, value).to("cpu", torch.float64).contiguous().numpy()
         if shape is not None and array.shape != shape:
             raise InvalidInputError(f"`{name}` must have shape {shape}; got {array.shape}.")
         if not np.isfinite(array).all():
@@ -57,7 +56,7 @@ class Arrays:
     def table(self, name: str, value: Any) -> Array:
         """Read the costs of one space, a square table."""
         array = self.read(name, value)
-        if array.ndim != 2 or array.shape[0] != array.shape[1]:
+        if array.ndim != 2 or array.shape[0] != array.shape[1] or not array.size:
             raise InvalidInputError(
                 f"`{self.called(name)}` must be a square matrix; got shape {array.shape}."
             )
@@ -72,6 +71,11 @@ class Arrays:
             raise InvalidInputError(
                 f"`{self.called(name)}` must be nonnegative, and not zero throughout."
             )
+        dtype = _torch_dtype(value) if isinstance(value, (Tensor, np.ndarray)) else torch.float64
+        half = dtype.is_floating_point and dtype.itemsize == 2
+        if half and abs(array.sum() - 1) <= torch.finfo(dtype).eps:
+            # one but for rounding, by which `p` and `q` may have different sums
+            return np.asarray(array / array.sum())
         return array
 
     def give(self, array: Any) -> Any:
@@ -109,7 +113,9 @@ _NUMPY = {
 }
 
 
-def _torch_dtype(array: NDArray[Any]) -> torch.dtype:
+def _torch_dtype(array: Tensor | NDArray[Any]) -> torch.dtype:
+    if isinstance(array, Tensor):
+        return array.dtype
     names = {"float64": torch.float64, "float32": torch.float32, "float16": torch.float16}
     return names.get(array.dtype.name, torch.int64)
 
@@ -123,6 +129,8 @@ def generator(random_state: Any) -> Any:
     """Make the generator of POT, so that a seed means the same there and here."""
     if isinstance(random_state, np.random.RandomState):
         return random_state
+    if isinstance(random_state, (np.random.Generator, torch.Generator)):
+        random_state = make_generator(random_state, torch.device("cpu"))[1] % 2**32
     return np.random.RandomState(random_state)  # noqa: NPY002
 
 

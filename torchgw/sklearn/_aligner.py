@@ -12,7 +12,7 @@ from torchgw._boundary.arrays import to_numpy
 from torchgw._boundary.checks import reject_unknown
 from torchgw._errors import InvalidInputError
 from torchgw.metrics import foscttm
-from torchgw.sklearn._estimator import FLOATS, GWEstimator
+from torchgw.sklearn._estimator import FLOATS, GWEstimator, as_numpy
 
 # A score compares the distances among so many points at most. [L380]
 _SCORED = 1000
@@ -117,13 +117,13 @@ class GWAligner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, GWEstimator):
     def transform(self, X: Any) -> NDArray[np.float64]:
         """Map points of the source space into the target space, shape (q, d')."""
         check_is_fitted(self)
-        X = validate_data(self, X, dtype=FLOATS, reset=False)
+        X = validate_data(self, as_numpy(X), dtype=FLOATS, reset=False)
         return self._map(X, self.result_.transform, 1)
 
     def inverse_transform(self, X: Any) -> NDArray[np.float64]:
         """Map points of the target space into the source space, shape (q, d)."""
         check_is_fitted(self)
-        X = check_array(X, dtype=FLOATS)
+        X = check_array(as_numpy(X), dtype=FLOATS)
         return self._map(X, self.result_.inverse_transform, 0)
 
     def _map(self, X: NDArray[Any], method: Any, other: int) -> NDArray[np.float64]:
@@ -152,7 +152,7 @@ class GWAligner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, GWEstimator):
         """
         if y is None or self.metric == "precomputed":
             return agreement_score(self, X)
-        partners = check_array(y, ensure_2d=False, input_name="y")
+        partners = check_array(as_numpy(y), ensure_2d=False, input_name="y")
         return 1 - foscttm(self.transform(X), partners.reshape(len(partners), -1))
 
     def get_feature_names_out(self, input_features: Any = None) -> NDArray[Any]:
@@ -198,6 +198,7 @@ def agreement_score(estimator: Any, X: Any, y: Any = None) -> float:
     check_is_fitted(estimator)
     if estimator.metric == "precomputed":
         return float(estimator.result_.distance_correlation)
+    X = as_numpy(X)
     points = np.asarray(check_array(X), dtype=np.float64)
     rows = np.linspace(0, len(points) - 1, min(len(points), _SCORED)).round().astype(int)
     chosen = points[rows] if not hasattr(X, "iloc") else X.iloc[rows]

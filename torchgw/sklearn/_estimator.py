@@ -10,6 +10,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_array, validate_data
 
 from torchgw._api import solve
+from torchgw._boundary.arrays import to_numpy
 from torchgw._boundary.checks import check_choice, reject_unknown
 from torchgw._boundary.graphs import as_graph
 from torchgw._errors import InvalidTypeError
@@ -31,6 +32,11 @@ def keep(estimator: Any, given: dict[str, Any]) -> None:
     """Keep the arguments of a constructor as attributes, under their names."""
     for name in estimator._get_param_names():
         setattr(estimator, name, given[name])
+
+
+def as_numpy(points: Any) -> Any:
+    """Take points as NumPy's, from any device; leave what is no tensor to scikit-learn."""
+    return to_numpy(points) if isinstance(points, torch.Tensor) else points
 
 
 class GWEstimator(BaseEstimator):  # type: ignore[misc]
@@ -88,6 +94,7 @@ class GWEstimator(BaseEstimator):  # type: ignore[misc]
         self, names: tuple[str, str], source: Any, target: Any, dtype: Any, *, flat: bool = False
     ) -> tuple[Any, Any]:
         """Check both sides: points, the target's may be ``flat``, or matrices and graphs."""
+        source, target = as_numpy(source), as_numpy(target)
         sparse: Any = "csr" if self.metric == "precomputed" else False
         if sparse:
             source, target = _matrix(names[0], source), _matrix(names[1], target)

@@ -12,7 +12,7 @@ from torchgw._boundary.arrays import as_labels, check_shape, to_numpy
 from torchgw._boundary.checks import called, reject_unknown
 from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw.sklearn._aligner import agreement_score
-from torchgw.sklearn._estimator import FLOATS, GWEstimator
+from torchgw.sklearn._estimator import FLOATS, GWEstimator, as_numpy
 
 
 # calls such as transform(Xs=...) would not pass scikit-learn's wrapper for other output types
@@ -76,7 +76,6 @@ class GWTransport(TransformerMixin, GWEstimator, auto_wrap_output_keys=None):  #
                 "pipeline.fit(Xs, ys, gwtransport__Xt=Xt)."
             )
         self._given = Xs[:0] if isinstance(Xs, torch.Tensor) else None
-        Xs, Xt = self._taken(Xs), self._taken(Xt)
         self.xs_, self.xt_ = self._read(("Xs", "Xt"), Xs, Xt, FLOATS)
         linear = None
         if ys is not None and yt is not None:
@@ -117,14 +116,14 @@ class GWTransport(TransformerMixin, GWEstimator, auto_wrap_output_keys=None):  #
     def transform(self, Xs: Any) -> Any:
         """Map source points into the target space, shape (q, d'); new ones have no labels."""
         check_is_fitted(self)
-        Xs = validate_data(self, self._taken(Xs), dtype=FLOATS, reset=False)
+        Xs = validate_data(self, as_numpy(Xs), dtype=FLOATS, reset=False)
         plan = self.result_.lazy_plan
         return self._map(Xs, self.xs_, self.xt_, plan, self.result_.transform)
 
     def inverse_transform(self, Xt: Any) -> Any:
         """Map target points into the source space, shape (q, d); new ones have no labels."""
         check_is_fitted(self)
-        Xt = check_array(self._taken(Xt), dtype=FLOATS)
+        Xt = check_array(as_numpy(Xt), dtype=FLOATS)
         plan = self.result_.lazy_plan.T
         return self._map(Xt, self.xt_, self.xs_, plan, self.result_.inverse_transform)
 
@@ -140,18 +139,13 @@ class GWTransport(TransformerMixin, GWEstimator, auto_wrap_output_keys=None):  #
         unlabelled = np.zeros((len(points), len(others))) if self._linear else None
         return self._give(new(points, M_new=unlabelled))
 
-    @staticmethod
-    def _taken(points: Any) -> Any:
-        """Take points as NumPy's, from any device; leave what is no tensor to scikit-learn."""
-        return to_numpy(points) if isinstance(points, torch.Tensor) else points
-
     def _give(self, array: Any) -> Any:
         """Hand an array out as the kind that was fitted."""
         return to_numpy(array) if self._given is None else torch.as_tensor(array).to(self._given)
 
     def score(self, X: Any, y: Any = None) -> float:
         """Score the map of some source points by :func:`agreement_score`; labels are not used."""
-        return agreement_score(self, self._taken(X))
+        return agreement_score(self, X)
 
     def transform_labels(self, ys: Any) -> Any:
         """Say from which classes each target point's mass comes, as POT does.

@@ -19,7 +19,7 @@ from torchgw.pot.gromov._plans import (
     semirelaxed_fused_gromov_wasserstein,
     semirelaxed_gromov_wasserstein,
 )
-from torchgw.pot.gromov._read import without_gradients
+from torchgw.pot.gromov._read import check_lengths, without_gradients
 
 _CRITERIA = ("barycenter", "loss")
 _SIMPLE = ("product", "random_product", "random")
@@ -253,6 +253,7 @@ def _read(call: Call) -> _Known:
         )
     if call.loss_fun not in LOSSES:
         raise InvalidInputError(f"Unknown `loss_fun='{call.loss_fun}'`. Use one of: {LOSSES}.")
+    check_lengths(Cs=Cs, Ys=Ys, ps=ps, lambdas=call.lambdas)
     for name, tables in (("Cs", Cs), ("Ys", Ys), ("ps", ps)):
         if tables is not None and isinstance(tables[0], list):
             raise InvalidInputError(f"`{name}` must be a list of arrays; got lists.")

@@ -10,7 +10,14 @@ from typing import Any
 import numpy as np
 
 from torchgw.pot._arrays import Array
-from torchgw.pot.gromov._read import Problem, check_known, read_problem, value_of, without_gradients
+from torchgw.pot.gromov._read import (
+    Problem,
+    check_known,
+    check_number,
+    read_problem,
+    value_of,
+    without_gradients,
+)
 
 
 class Call(SimpleNamespace):
@@ -81,7 +88,8 @@ def takes(
         def called(*args: Any, **kwargs: Any) -> Any:
             bound = taken.bind(*args, **kwargs)
             bound.apply_defaults()
-            return function(Call(function=function.__name__, **bound.arguments))
+            given = {name: check_number(name, value) for name, value in bound.arguments.items()}
+            return function(Call(function=function.__name__, **given))
 
         called.__signature__ = taken  # type: ignore[attr-defined]
         return called

@@ -12,7 +12,7 @@ from torchgw.pot._descent import Line, best_step, descend
 from torchgw.pot._quadratic import quadratic
 from torchgw.pot._vertices import transport
 from torchgw.pot.gromov._call import Call, takes
-from torchgw.pot.gromov._read import without_gradients
+from torchgw.pot.gromov._read import check_lengths, without_gradients
 
 _PROJECTIONS = ("nonnegative_symmetric", "symmetric", "nonnegative")
 # Decay of Adam's two means, and what is added to its divisor: the usual choices. [L509]
@@ -202,6 +202,7 @@ def _learn(
             f"Unknown `projection={call.projection!r}`. Use one of: {_PROJECTIONS}."
         )
     Ys, ps = call.get("Ys"), call.ps
+    check_lengths(Cs=call.Cs, Ys=Ys, ps=ps)
     without_gradients(call.function, call.Cs, Ys or (), ps or (), call.q)
     arrays = Arrays(*call.Cs, *(Ys or ()), *(ps or ()), call.q, call.Cdict_init)
     blank = [None] * len(call.Cs)

@@ -2,11 +2,13 @@
 
 import sys
 from collections.abc import Callable
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import numpy as np
 import scipy
 
+from torchgw._errors import InvalidInputError, InvalidTypeError
 from torchgw.pot._arrays import Array, Arrays, generator
 from torchgw.pot._scaling import scale
 from torchgw.pot._vertices import transport
@@ -96,9 +98,9 @@ def sampled_gromov_wasserstein(call: Call) -> Any:
     spaces = _read(call)
     random = generator(call.random_state)
     n, m = len(spaces.p), len(spaces.q)
-    if isinstance(call.nb_samples_grad, int):
-        rows = min(call.nb_samples_grad, n)
-        columns = max(call.nb_samples_grad // n, 1) if call.nb_samples_grad > n else 1
+    if isinstance(call.nb_samples_grad, Integral):
+        drawn_pairs = int(call.nb_samples_grad)
+        rows, columns = min(drawn_pairs, n), max(drawn_pairs // n, 1)
     else:
         rows, columns = call.nb_samples_grad
     symmetric = all(np.allclose(C, C.T, rtol=1e-10, atol=1e-10) for C in (spaces.C1, spaces.C2))
@@ -154,7 +156,17 @@ def _read(call: Call) -> _Spaces:
     arrays = Arrays(*given)
     first, second = arrays.table("C1", call.C1), arrays.table("C2", call.C2)
     weights = arrays.weights("p", call.p, len(first)), arrays.weights("q", call.q, len(second))
-    return _Spaces(arrays, first, second, *weights, call.loss_fun)
+    if not callable(call.loss_fun):
+        raise InvalidTypeError(
+            f"`loss_fun` must be a function of two arrays here; got {call.loss_fun!r}."
+        )
+    for name, weight in zip("pq", weights, strict=True):
+        if abs(weight.sum() - 1) > 1e-4:
+            raise InvalidInputError(
+                f"`{name}` must sum to 1, as points are drawn by it; got {weight.sum():.6g}."
+            )
+    p, q = (weight / weight.sum() for weight in weights)
+    return _Spaces(arrays, first, second, p, q, call.loss_fun)
 
 
 def _estimate(

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from torchgw._boundary.arrays import check_shape
 from torchgw._errors import (
     ConvergenceWarning,
     InvalidInputError,
@@ -73,6 +74,8 @@ def lowrank_gromov_wasserstein_samples(call: Call) -> Any:
     without_gradients(call.function, call.X_s, call.X_t, a, b)
     arrays = Arrays(call.X_s, call.X_t, a, b)
     points, others = arrays.read("X_s", call.X_s), arrays.read("X_t", call.X_t)
+    for name, table in (("X_s", points), ("X_t", others)):
+        check_shape(name, table, ("n", "d"), "one row per point")
     p, q = arrays.weights("a", a, len(points)), arrays.weights("b", b, len(others))
     count = min(len(points), len(others)) if rank is None else int(rank)
     if not 0 < count <= min(len(points), len(others)):

@@ -8,7 +8,7 @@ from torchgw._errors import InvalidInputError, TorchGWWarning, warn_user
 from torchgw.pot import _mirror
 from torchgw.pot._arrays import Array
 from torchgw.pot.gromov._call import Call, fused, takes, valued
-from torchgw.pot.gromov._read import Problem, read_start
+from torchgw.pot.gromov._read import Problem, check_epsilon, read_start
 from torchgw.pot.gromov._steps import entropic_answer, exact_answer, on_positive
 
 _EXACT = """C1, C2, p=None, q=None, loss_fun="square_loss", symmetric=None, log=False,
@@ -78,12 +78,11 @@ def entropic_gromov_wasserstein(call: Call) -> Any:
     if call.solver not in ("PGD", "PPA"):
         raise InvalidInputError(f"`solver` must be 'PGD' or 'PPA'; got {call.solver!r}.")
     call.check_known("numItermax", "stopThr", "method", "warn")
-    _check_epsilon(call.epsilon)
     return entropic_answer(
         call,
         "balanced",
         "gw_dist",
-        call.epsilon,
+        "epsilon",
         proximal=call.solver == "PPA",
         inner_max_iter=int(call.kwargs.get("numItermax", 1000)),
         inner_tol=float(call.kwargs.get("stopThr", 1e-9)),
@@ -146,7 +145,7 @@ def entropic_semirelaxed_gromov_wasserstein(call: Call) -> Any:
         ``err`` of each step and ``srgw_dist``; ``lin_loss`` and ``quad_loss`` with a linear cost.
     """
     call.check_known()
-    return entropic_answer(call, "semirelaxed", "srgw_dist", call.epsilon)
+    return entropic_answer(call, "semirelaxed", "srgw_dist", "epsilon")
 
 
 entropic_semirelaxed_gromov_wasserstein2 = valued(
@@ -201,7 +200,7 @@ def entropic_partial_gromov_wasserstein(call: Call) -> Any:
     log : dict, only with ``log=True``
         ``err`` of each step and ``partial_gw_dist``, without entropy.
     """
-    return entropic_answer(call, "partial", "partial_gw_dist", call.reg)
+    return entropic_answer(call, "partial", "partial_gw_dist", "reg")
 
 
 entropic_partial_gromov_wasserstein2 = valued(
@@ -219,7 +218,7 @@ entropic_partial_fused_gromov_wasserstein2 = valued(
 
 
 def _single_loop(call: Call) -> Any:
-    _check_epsilon(call.epsilon)
+    epsilon = check_epsilon("epsilon", call.epsilon)
     problem = call.problem(differentiable=False)
     stop = _mirror.Stop(int(call.max_iter), call.tol, call.verbose)
 
@@ -233,7 +232,7 @@ def _single_loop(call: Call) -> Any:
             other = cross if term.symmetric else term.cross_transposed(plan)
             return linear - part.alpha * (cross + other)
 
-        return _mirror.alternate(slope, first, part.p, part.q, float(call.epsilon), stop)
+        return _mirror.alternate(slope, first, part.p, part.q, epsilon, stop)
 
     plan, found = on_positive(problem, read_start(problem, call.G0, exact=False), solve)
     if not np.isfinite(plan).all():
@@ -249,8 +248,3 @@ def _single_loop(call: Call) -> Any:
         log["loss"] = np.float64(counted)
     value = counted + problem.alpha * float(np.vdot(own, plan))
     return call.answer(problem, plan, "gw_dist", log, value=value)
-
-
-def _check_epsilon(epsilon: Any) -> None:
-    if not float(epsilon) > 0:
-        raise InvalidInputError(f"`epsilon` must be positive; got {epsilon!r}.")

@@ -7,12 +7,19 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
+from torchgw._boundary.checks import check_count, check_positive, is_number
 from torchgw._errors import InvalidInputError, TorchGWWarning, UnsupportedError, warn_user
 from torchgw.pot._arrays import Array, Arrays, Mask, product
 from torchgw.pot._quadratic import Quadratic, Transformed, quadratic, table_slopes
 
 # How far a starting plan may miss its marginals, as in POT. [L389]
 _MARGINALS = 1e-8
+
+
+# Arguments that are counts from one on, limits of steps, and tolerances, whatever the function.
+_COUNTS = ("N", "D", "nt", "epochs", "batch_size")
+_STEPS = ("max_iter", "numItermax", "max_iter_ot", "max_iter_inner", "max_iter_outer")
+_TOLERANCES = ("tol", "tol_rel", "tol_abs", "tol_ot", "tol_inner", "tol_outer", "stopThr")
 
 
 class Problem(NamedTuple):
@@ -57,6 +64,40 @@ class Problem(NamedTuple):
             self.q[second],
             None if self.M is None else self.M[np.ix_(first, second)],
             self.alpha,
+        )
+
+
+def check_number(name: str, value: Any) -> Any:
+    """Check an argument if it is a number in every function that has it; return that number."""
+    if name in _COUNTS:
+        check_count(name, value)
+    if name not in _STEPS and name not in _TOLERANCES:
+        return value
+    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
+        value = value.item()
+    if name in _TOLERANCES and is_number(value):
+        return value
+    if name in _STEPS and is_number(value) and 0 <= value < np.inf:
+        return int(value)
+    what = "finite and not negative" if name in _STEPS else "such as 1e-9"
+    raise InvalidInputError(f"`{name}` must be a number, {what}; got {value!r}.")
+
+
+def check_epsilon(name: str, value: Any) -> float:
+    """Read the weight of the entropy."""
+    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
+        value = value.item()
+    check_positive(name, value, "the weight of the entropy, or of a step")
+    return float(value)
+
+
+def check_lengths(**given: Any) -> None:
+    """Refuse lists that do not have an entry for each structure; None is no list."""
+    counts = {name: len(listed) for name, listed in given.items() if listed is not None}
+    if min(counts.values()) == 0 or len(set(counts.values())) > 1:
+        names = ", ".join(f"`{name}`" for name in counts)
+        raise InvalidInputError(
+            f"{names} must have one entry for each structure; got {[*counts.values()]} of them."
         )
 
 

@@ -23,7 +23,7 @@ from torchgw.pot._vertices import (
 )
 from torchgw.pot.gromov._call import Call
 from torchgw.pot.gromov._pieces import semirelaxed_start
-from torchgw.pot.gromov._read import Problem, read_start
+from torchgw.pot.gromov._read import Problem, check_epsilon, read_start
 
 Marginals = Literal["balanced", "partial", "semirelaxed"]
 
@@ -180,14 +180,13 @@ def exact_answer(call: Call, kind: Marginals, name: str, *known: str, **log: Any
     return call.answer(problem, found.plan, name, log, value=found.value, potentials=pair)
 
 
-def entropic_answer(call: Call, kind: Marginals, name: str, epsilon: Any, **inner: Any) -> Any:
-    """Answer a call of a function with entropy, whose value has a name in the log."""
+def entropic_answer(call: Call, kind: Marginals, name: str, weight: str, **inner: Any) -> Any:
+    """Answer a call of a function with entropy, whose ``weight`` is the argument of that name."""
+    epsilon = check_epsilon(weight, call.get(weight))
     problem = call.problem(differentiable=False)
     limit = int(call.get("max_iter", call.get("numItermax")))
     stop, state = _mirror.Stop(limit, call.tol, call.verbose), call.get("random_state")
-    plan, found = entropic(
-        problem, kind, call.G0, float(epsilon), stop, call.get("m"), state, **inner
-    )
+    plan, found = entropic(problem, kind, call.G0, epsilon, stop, call.get("m"), state, **inner)
     log, free = {"err": found.errors}, kind == "semirelaxed"
     return call.answer(problem, plan, name, log, with_parts=free)
 

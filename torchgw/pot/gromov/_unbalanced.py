@@ -4,6 +4,7 @@ from typing import Any, cast
 
 from torch import Tensor
 
+from torchgw._boundary.arrays import check_shape
 from torchgw._errors import InvalidInputError, TorchGWWarning, UnsupportedError, warn_user
 from torchgw.pot._arrays import Array, Arrays
 from torchgw.pot._quadratic import table_slopes, transform
@@ -146,6 +147,8 @@ class Across:
         self.given = call.X, call.Y, *weights.values()
         self.arrays = Arrays(*self.given, *linear.values(), names=names)
         self.X, self.Y = self.arrays.read("X", call.X), self.arrays.read("Y", call.Y)
+        for name, table in (("X", self.X), ("Y", self.Y)):
+            check_shape(self.arrays.called(name), table, ("n", "d"), "one row per sample")
         self.parts = transform(self.X, self.Y, loss)
         (n, d), (m, e) = self.X.shape, self.Y.shape
         read = [
@@ -179,6 +182,10 @@ class Across:
             warn_user("Sinkhorn's iterations need `epsilon` > 0; 'mm' is used.", TorchGWWarning)
             solver = "mm"
         plans = call.init_pi if call.init_pi is not None else (None, None)
+        if not isinstance(plans, (tuple, list)) or len(plans) != 2:
+            raise InvalidInputError(
+                "`init_pi` must be a pair of plans, of samples and of features."
+            )
         sides = self.samples, self.features
         first, second = (
             side.reference
