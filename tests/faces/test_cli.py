@@ -101,6 +101,7 @@ def test_settings_are_stored(files):
 
 def test_momentum_is_the_former_name_of_redraw(files, capsys):
     command = ["align", "X.npy", "Y.npy", "-o", "out.npz", "--gradient", "sampled", *SOLVE]
+    command += ["--n-init", "1"]
     main([*command, "--redraw", "0.5"])
     assert "momentum" not in capsys.readouterr().err
     expected = load()
