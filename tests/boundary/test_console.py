@@ -55,7 +55,7 @@ def test_verbose_moves_a_bar_in_a_terminal(monkeypatch):
 def test_verbose_tells_how_far_a_search_is(capsys):
     rng = np.random.default_rng(0)
     first, second = (np.triu(rng.random((n, n)), 1) for n in (14, 16))
-    options = {"D_X": first + first.T, "D_Y": second + second.T, "epsilon": 0.02}
+    options = {"D_X": first + first.T, "D_Y": second + second.T, "epsilon": 0.1}
     result = torchgw.solve(verbose=True, random_state=0, **options)
     told, *rest = capsys.readouterr().err.splitlines()
     assert told.startswith("search: 4 of at most 16 chains on all points in ")

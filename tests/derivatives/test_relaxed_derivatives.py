@@ -7,7 +7,7 @@ import torch
 
 import torchgw
 
-EXACT = {"tol": 1e-12, "inner_tol": 1e-13, "max_iter": 4000, "inner_max_iter": 20_000}
+EXACT = {"tol": 1e-12, "inner_tol": 1e-13, "max_iter": 4000, "inner_max_iter": 20_000, "n_init": 1}
 CASES = {
     "unbalanced": {"unbalanced": 1.0},
     "weights of any sum": {"unbalanced": (0.5, 2.0)},

@@ -12,7 +12,7 @@ from problems import LargestTensor
 import torchgw
 from torchgw._derivatives.conjugate import by_conjugate_gradients
 
-EXACT = {"tol": 1e-12, "inner_tol": 1e-13, "max_iter": 2000, "inner_max_iter": 20_000}
+EXACT = {"tol": 1e-12, "inner_tol": 1e-13, "max_iter": 2000, "inner_max_iter": 20_000, "n_init": 1}
 CASES = {
     "sqeuclidean": {"distances": "sqeuclidean", "epsilon": 1.5},
     "euclidean": {"distances": "euclidean", "epsilon": 0.6},
@@ -275,7 +275,7 @@ def test_a_plan_that_has_not_settled_errs_as_far_as_it_is_from_the_fixed_point(s
     for options in ({}, {"max_iter": stop}):
         result = torchgw.solve(
             given["X"].clone().requires_grad_(), given["Y"], distances="sqeuclidean", epsilon=1.5,
-            differentiable="value", n_init=1, **(EXACT | options),
+            differentiable="value", **(EXACT | options),
         )  # fmt: skip
         found = result.hvp(step)
         assert found.converged

@@ -101,6 +101,7 @@ def test_settings_are_stored(files):
 
 def test_momentum_is_the_former_name_of_redraw(files, capsys):
     command = ["align", "X.npy", "Y.npy", "-o", "out.npz", "--gradient", "sampled", *SOLVE]
+    command += ["--n-init", "1"]
     main([*command, "--redraw", "0.5"])
     assert "momentum" not in capsys.readouterr().err
     expected = load()
@@ -134,7 +135,7 @@ def test_weights_are_the_marginals(files, tmp_path):
 
 
 def test_relaxed_marginals(files, capsys):
-    align = ["align", "X.npy", "Y.npy", "-o", "out.npz", "-q", *SOLVE]
+    align = ["align", "X.npy", "Y.npy", "-o", "out.npz", "-q", "--n-init", "1", *SOLVE]
     main([*align, "--mass", "0.4"])
     assert load()["marginal_a"].sum() == pytest.approx(0.4, abs=1e-6)
     main([*align, "--unbalanced", "inf,0"])

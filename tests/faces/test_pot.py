@@ -291,7 +291,8 @@ def test_a_batch_is_as_each_alone():
     }
     found = solve_gromov_batch(Ca, Cb, **call)
     assert found.value.requires_grad
-    assert not solve_gromov_batch(Ca, Cb, **call, grad="detach").value.requires_grad
+    loose = solve_gromov_batch(Ca, Cb, M=M, alpha=0.4, reg=0.2, grad="detach")
+    assert not loose.value.requires_grad
     assert found.status.converged
     for one in range(2):
         alone = solve_gromov(

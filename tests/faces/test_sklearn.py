@@ -79,7 +79,7 @@ def test_pipeline_names_and_new_points():
     assert not hasattr(aligner, "result_")
     result = torchgw.solve(scaler.transform(X), y, epsilon=1e-3, distances="euclidean")
     np.testing.assert_allclose(moved, result.lazy_plan.barycentric(y), atol=1e-10)
-    assert list(GWAligner().fit(X, Y.to_numpy()).get_feature_names_out()) == [
+    assert list(GWAligner(n_init=1).fit(X, Y.to_numpy()).get_feature_names_out()) == [
         "gwaligner0", "gwaligner1", "gwaligner2",
     ]  # fmt: skip
 
@@ -163,7 +163,8 @@ def test_unknown_parameters_name_the_nearest_one():
 
 def test_momentum_is_the_former_name_of_redraw():
     X = np.random.default_rng(0).normal(size=(30, 2))
-    aligner = GWAligner(gradient="sampled", epsilon=0.1, distances="euclidean", random_state=0)
+    options = {"gradient": "sampled", "epsilon": 0.1, "n_anchors": 64, "n_init": 1}
+    aligner = GWAligner(distances="euclidean", random_state=0, **options)
     expected = aligner.set_params(redraw=0.5).fit(X, X).result_.plan
     aligner.set_params(redraw=0.9, momentum=0.5)
     with pytest.warns(DeprecationWarning, match="`momentum` is now `redraw`"):
@@ -319,11 +320,11 @@ def test_spaces_are_samples_of_distances_and_kernels():
     spaces = [
         rng.normal(size=(n, 2)) * [1, 0.1 if k < 3 else 1] for k, n in enumerate(range(6, 12))
     ]
-    distance, kernel = GWDistance(epsilon=0.05), GWKernel(epsilon=0.05)
+    distance, kernel = GWDistance(epsilon=0.1), GWKernel(epsilon=0.1)
     among = distance.fit_transform(spaces)
     assert among.shape == (6, 6)
     np.testing.assert_array_equal(among, among.T)
-    values = torchgw.pairwise(spaces, epsilon=0.05, progress=False)
+    values = torchgw.pairwise(spaces, epsilon=0.1, progress=False)
     np.testing.assert_array_equal(among**2 == 0, values <= 0)
     np.testing.assert_allclose(among**2, values)
     again = kernel.fit_transform(spaces)

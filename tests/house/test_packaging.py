@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 from fnmatch import fnmatchcase
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -89,6 +90,11 @@ def room(name: str) -> str:
     return top
 
 
+@cache
+def parsed(name: str) -> ast.Module:
+    return ast.parse(MODULES[name].read_text(encoding="utf-8"))
+
+
 def absolute(name: str, node: ast.ImportFrom) -> str:
     """Name of the module that a module imports from, also where it is written with dots."""
     here = ["torchgw", *filter(None, name.split("."))]
@@ -98,10 +104,11 @@ def absolute(name: str, node: ast.ImportFrom) -> str:
     return ".".join([*above, *filter(None, [node.module])])
 
 
-def imported(name: str) -> set[str]:
+@cache
+def imported(name: str) -> frozenset[str]:
     """Modules of the package that a module imports anywhere, also inside functions."""
     found = set()
-    for node in ast.walk(ast.parse(MODULES[name].read_text(encoding="utf-8"))):
+    for node in ast.walk(parsed(name)):
         if isinstance(node, ast.Import):
             targets = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -113,7 +120,7 @@ def imported(name: str) -> set[str]:
             if target.split(".")[0] == "torchgw":
                 inside = target.removeprefix("torchgw").removeprefix(".")
                 found.add(inside if inside in MODULES else inside.rpartition(".")[0])
-    return found - {name}
+    return frozenset(found - {name})
 
 
 @pytest.mark.parametrize("name", MODULES, ids=lambda name: name or "torchgw")
@@ -138,8 +145,8 @@ def test_rooms_are_entered_by_their_doors(name: str) -> None:
 def test_triton_is_imported_where_kernels_are() -> None:
     importing = {
         name
-        for name, path in MODULES.items()
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for name in MODULES
+        for node in ast.walk(parsed(name))
         if (
             isinstance(node, ast.Import)
             and any(a.name.split(".")[0] == "triton" for a in node.names)
@@ -162,7 +169,7 @@ OPAQUE = ("_gradients.*", "_solve.step")
 
 
 def test_gradients_couplings_and_steps_are_not_looked_into() -> None:
-    trees = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in MODULES.items()}
+    trees = {name: parsed(name) for name in MODULES}
     owners = {
         node.name: room(name)
         for name, tree in trees.items()

@@ -39,7 +39,7 @@ def save_all(folder):
     """One file of each kind of result."""
     rng = np.random.default_rng(0)
     X, Y = rng.normal(size=(7, 2)), rng.normal(size=(6, 2))
-    options = {"epsilon": 0.1, "random_state": 0, "max_iter": 30}
+    options = {"epsilon": 0.1, "random_state": 0, "max_iter": 30, "n_init": 2}
     square = {"distances": "sqeuclidean", **options}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", torchgw.TorchGWWarning)

@@ -109,14 +109,14 @@ def test_answers_are_those_of_solve(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_neighbours_do_not_change_the_bits(kind):
-    batch = batch_of(kind, epsilon=0.02)
-    again = batch_of(kind, [2, 0], epsilon=0.02)
+    batch = batch_of(kind, epsilon=0.1)
+    again = batch_of(kind, [2, 0], epsilon=0.1)
     assert np.array_equal(again.objective, batch.objective[[2, 0]])
     for k in range(3):
-        one = batch_of(kind, [k], epsilon=0.02, plans=False)
+        one = batch_of(kind, [k], epsilon=0.1, plans=False)
         assert float(one.objective[0]) == float(batch.objective[k])
         assert float(one.value[0]) == float(batch.value[k])
-    strict = torchgw.solve_many(XS[2:], YS[2:], a=A[2:], b=B[2:], epsilon=0.02)
+    strict = torchgw.solve_many(XS[2:], YS[2:], a=A[2:], b=B[2:], epsilon=0.1)
     assert np.array_equal(strict.plan(0), batch.plan(2))
 
 
@@ -128,7 +128,7 @@ def test_linear_costs_and_more_starts(kind):
         one = alone(kind, k, M=COSTS[k], **options)
         assert float(batch.objective[k]) == pytest.approx(one.report.objective, rel=1e-6)
         assert float(batch.value_linear[k]) == pytest.approx(one.value_linear, rel=1e-4)
-    auto = batch_of(kind, listed={"M": COSTS}, alpha=0.6)
+    auto = batch_of(kind, [0], listed={"M": COSTS}, alpha=0.6)
     one = alone(kind, 0, M=COSTS[0], alpha=0.6)
     if kind != "unbalanced":
         # where the mass is part of the answer, the unit of costs is that of a plan of mass one
@@ -140,14 +140,13 @@ def test_linear_costs_and_more_starts(kind):
 
 
 def test_pairs_of_unequal_penalties_are_computed_both_ways():
-    matrix = torchgw.pairwise(XS, unbalanced=(INF, 0), epsilon=0.05, progress=False)
-    rows, columns = np.divmod(np.arange(9), 3)
-    batch = torchgw.solve_many(
-        [XS[i] for i in rows], [XS[j] for j in columns], unbalanced=(INF, 0), epsilon=0.05
-    )
+    options = {"epsilon": 0.1, "unbalanced": (INF, 0)}
+    matrix = torchgw.pairwise(XS[:2], **options, progress=False)
+    rows, columns = np.divmod(np.arange(4), 2)
+    batch = torchgw.solve_many([XS[i] for i in rows], [XS[j] for j in columns], **options)
     assert np.array_equal(matrix.ravel(), batch.value)
     assert matrix[0, 1] != matrix[1, 0]
-    partial = torchgw.pairwise(XS[:2], mass=0.8, epsilon=0.05, progress=False)
+    partial = torchgw.pairwise(XS[:2], mass=0.8, epsilon=0.1, progress=False)
     assert np.array_equal(partial, partial.T)
 
 
@@ -188,7 +187,7 @@ def test_a_problem_whose_numbers_are_lost_is_told(starts, monkeypatch):
 
     settled = Relaxed.settle
     monkeypatch.setattr(Relaxed, "settle", settle)
-    found = torchgw.solve_many(XS[:2], YS[:2], mass=[0.7, 0.95], n_init=starts)
+    found = torchgw.solve_many(XS[:2], YS[:2], mass=[0.7, 0.95], epsilon=0.2, n_init=starts)
     assert np.isfinite(found.objective[0])
     assert np.isnan(found.objective[1])
     assert found.plan(1).shape == SIZES[1]
@@ -257,11 +256,11 @@ def test_plans_that_nothing_is_worth_moving_by_are_told():
 
 def test_a_mass_of_none_is_strict_as_a_penalty_of_none():
     some, one = (
-        torchgw.solve_many(XS, YS, epsilon=0.05, mass=mass).value
-        for mass in ([0.7, None, 0.9], [0.7, 1.0, 0.9])
+        torchgw.solve_many(XS[:2], YS[:2], epsilon=0.1, mass=mass).value
+        for mass in ([0.7, None], [0.7, 1.0])
     )
     assert np.array_equal(some, one)
-    penalties = torchgw.solve_many(XS, YS, epsilon=0.05, unbalanced=[1.0, None, 1.0]).value
+    penalties = torchgw.solve_many(XS[:2], YS[:2], epsilon=0.1, unbalanced=[1.0, None]).value
     assert penalties[1] == pytest.approx(some[1], rel=1e-6)
 
 
@@ -280,7 +279,7 @@ def test_partial_problems_whose_full_points_exchange_hardly_any_mass_converge(k)
     rng = np.random.default_rng(0)
     xs, ys = ([cdist(x, x) for x in rng.normal(size=(20, 16, 2))] for _ in range(2))
     single = torchgw.solve_many(D_X=xs[k : k + 1], D_Y=ys[k : k + 1], mass=0.7)
-    some = slice(max(0, k - 2), k + 3)
+    some = slice(k - 1, k + 1)
     among = torchgw.solve_many(D_X=xs[some], D_Y=ys[some], mass=0.7)
     place = k - some.start
     assert single.converged.all()

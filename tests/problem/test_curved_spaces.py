@@ -93,7 +93,7 @@ def test_gradients_in_the_points(model, mode):
     def function(x):
         result = torchgw.solve(
             x, Y, distances=model, curvature=1.0, epsilon=0.6, differentiable=mode, tol=1e-9,
-            inner_tol=1e-10, max_iter=400,
+            inner_tol=1e-10, max_iter=400, n_init=1,
         )  # fmt: skip
         return result.loss if mode == "value" else result.lazy_plan.T @ weights
 

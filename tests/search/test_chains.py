@@ -614,7 +614,7 @@ def test_preferential_graphs_are_matched(n, edges, extra):
 @pytest.mark.filterwarnings("ignore::torchgw.SearchWarning")
 def test_a_search_that_takes_long_says_so(monkeypatch):
     """Dense networks of 500 nodes that have nothing in common take 13 CPU seconds by default."""
-    graphs = [random_graph(24, 10, seed) for seed in range(2)]
+    graphs = [random_graph(14, 6, seed) for seed in range(2)]
     given = {"D_X": graphs[0], "D_Y": graphs[1], "random_state": 0, "max_iter": 3}
 
     def warned(**options):

@@ -97,13 +97,29 @@ os._exit(0)
 """
 
 
-def test_taken_by_two_and_continued_by_three(tmp_path):
+@pytest.fixture
+def taken(tmp_path):
+    """A script, and a state that two processes have left, of which one was killed."""
     script, state = tmp_path / "script.py", tmp_path / "state"
     script.write_text(KILLED.format(folder=str(Path(__file__).parent)))
     processes = start(2, tmp_path, "kill", script=script)
     finish(processes)
     assert processes[1].returncode == -signal.SIGKILL
     assert processes[0].returncode == 1
+    return script, state
+
+
+def test_taken_by_two_and_continued_by_one(taken):
+    options = cases.LITTLE | cases.CASES["tiles"] | {"max_iter": 40}
+    rest = torchgw.solve(**options, checkpoint=taken[1])
+    assert rest.history[0].iteration == 6
+    assert rest.value == pytest.approx(torchgw.solve(**options).value, rel=1e-3)
+    assert not taken[1].exists()
+
+
+@pytest.mark.slow
+def test_taken_by_two_and_continued_by_three(tmp_path, taken):
+    script, state = taken
     kept = state.read_bytes()
     found = {}
     for size in (3, 1):

@@ -128,9 +128,9 @@ def test_a_copy_of_the_gradient_reads_tables_of_its_own(loss):
 def test_values_are_sums_over_pairs_of_pairs(loss, options):
     A, B = _tables()
     a, b = _weights()
-    result = torchgw.solve(
-        DirectedDistance(A), DirectedDistance(B), a=a, b=b, epsilon=0.05, loss=loss, **options
-    )
+    # one kind goes through a search as well
+    call = {"a": a, "b": b, "epsilon": 0.05, "loss": loss, "n_init": 1 if options else None}
+    result = torchgw.solve(DirectedDistance(A), DirectedDistance(B), **call, **options)
     plan, alpha = np.asarray(result.plan, np.float64), options.get("alpha", 1.0)
     expected = alpha * _value(loss, A, B, plan)
     if "M" in options:
@@ -148,9 +148,8 @@ def test_polished_plans_are_stationary(options):
     pytest.importorskip("ot")
     A, B = _tables()
     a, b = _weights()
-    result = torchgw.solve(
-        DirectedDistance(A), DirectedDistance(B), a=a, b=b, epsilon=0.05, polish=True, **options
-    )
+    call = {"a": a, "b": b, "epsilon": 0.05, "n_init": 1}
+    result = torchgw.solve(DirectedDistance(A), DirectedDistance(B), polish=True, **call, **options)
     plan = np.asarray(result.plan)
     slope = _slope("square", A, B, plan)
     # no plan of the same kind has a lower linearised cost: tried are moves along random others
@@ -212,7 +211,7 @@ def test_directions_tell_what_the_mean_of_both_does_not():
 
 def test_the_value_of_a_matching_counts_both_directions():
     A, B = _tables(6, 6)
-    result = torchgw.solve(DirectedDistance(A), DirectedDistance(B), epsilon=0.05)
+    result = torchgw.solve(DirectedDistance(A), DirectedDistance(B), epsilon=0.05, n_init=1)
     matching = result.matching()
     plan = np.zeros((6, 6))
     plan[matching.source, matching.target] = matching.weights
@@ -235,7 +234,7 @@ def test_a_scale_divides_costs_of_both_directions(scale):
     A, B = _tables()
     unit = [table.max() if scale == "max" else table.mean() for table in (A, B)]
     first, second = (
-        torchgw.solve(*map(DirectedDistance, pair), scale=how, epsilon=0.1).value
+        torchgw.solve(*map(DirectedDistance, pair), scale=how, epsilon=0.1, n_init=1).value
         for pair, how in (((A, B), scale), ((A / unit[0], B / unit[1]), None))
     )
     assert first == pytest.approx(second, rel=1e-9)
@@ -290,6 +289,7 @@ def test_sampled_costs_have_no_bias(loss, sides):
 def test_values_of_sampled_solves_are_those_of_exact_ones(sides):
     problem, A, B, _ = _problem("square", sides)
     call = {"X": problem.source, "Y": problem.target, "epsilon": 0.1, "random_state": 0}
+    call |= {"n_init": 1}
     a, b = problem.marginals
     drawn = torchgw.solve(**call, a=a, b=b, gradient="sampled", n_anchors=64)
     assert drawn.value == pytest.approx(_value("square", A, B, np.asarray(drawn.plan)), rel=1e-5)
@@ -337,7 +337,7 @@ def test_derivatives_are_central_differences(mode, options, sides):
     weight = torch.from_numpy(rng.random((6, 5)))
     defaults = {
         "alpha": 0.8, "epsilon": 0.08, "tol": 1e-12, "objective_tol": 0, "inner_tol": 1e-14,
-        "inner_max_iter": 20_000, "max_iter": 3_000,
+        "inner_max_iter": 20_000, "max_iter": 3_000, "n_init": 1,
     }  # fmt: skip
     init = None
 
@@ -374,7 +374,7 @@ def test_derivatives_are_central_differences(mode, options, sides):
 def test_products_with_the_hessian_are_differences_of_gradients():
     A, B = (torch.from_numpy(table) for table in _tables(6, 5))
     options = {"epsilon": 0.1, "tol": 1e-12, "objective_tol": 0, "inner_tol": 1e-14}
-    options |= {"inner_max_iter": 20_000, "max_iter": 3_000, "init": None}
+    options |= {"inner_max_iter": 20_000, "max_iter": 3_000, "n_init": 1, "init": None}
 
     def solved(table):
         tracked = table.clone().requires_grad_(), B.clone().requires_grad_()
@@ -399,7 +399,9 @@ def test_no_other_call_drops_the_directions():
         lambda: torchgw.barycenter([first, second], 4),
         lambda: ScaledDistance(first, 2.0),
         lambda: ProductDistance([first, PointDistance(torch.zeros(9, 1))]),
-        lambda: torchgw.solve(first, second).transform(D_new=A[:2], values=np.zeros((7, 1))),
+        lambda: torchgw.solve(first, second, n_init=1).transform(
+            D_new=A[:2], values=np.zeros((7, 1))
+        ),
     ]
     for call in calls:
         with pytest.raises(UnsupportedError, match="DirectedDistance"):
@@ -423,7 +425,7 @@ def test_bad_tables_are_refused(table):
 
 def test_a_file_keeps_the_directions(tmp_path):
     A, B = _tables()
-    result = torchgw.solve(DirectedDistance(A), DirectedDistance(B), epsilon=0.1)
+    result = torchgw.solve(DirectedDistance(A), DirectedDistance(B), epsilon=0.1, n_init=1)
     result.save(tmp_path / "result.npz", dense=True)
     again = torchgw.load(tmp_path / "result.npz")
     assert again.distance_correlation == result.distance_correlation
@@ -432,9 +434,9 @@ def test_a_file_keeps_the_directions(tmp_path):
 
 def test_any_order_of_the_points_gives_the_same_value():
     A, B = _tables(5, 4)
-    values = []
+    values, options = [], {"epsilon": 0.1, "n_init": 1}
     for order in itertools.islice(itertools.permutations(range(5)), 0, 120, 40):
         index = np.array(order)
         shuffled = DirectedDistance(A[np.ix_(index, index)])
-        values.append(torchgw.solve(shuffled, DirectedDistance(B), epsilon=0.1).value)
+        values.append(torchgw.solve(shuffled, DirectedDistance(B), **options).value)
     assert values == pytest.approx([values[0]] * len(values), rel=1e-6)

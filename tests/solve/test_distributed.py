@@ -68,9 +68,9 @@ def finish(processes, seconds=120):
     return texts
 
 
-def found_by(size, folder, *words):
-    """What each of some processes finds."""
-    errors = finish(processes := start(size, folder, *words))
+def found_by(size, folder, *tasks):
+    """What each of some processes finds at each of some tasks."""
+    errors = finish(processes := start(size, folder, *tasks))
     assert [process.returncode for process in processes] == size * [0], errors
     (folder / "meeting").unlink(missing_ok=True)
     return [pickle.loads((folder / f"found{rank}").read_bytes()) for rank in range(size)]
@@ -79,7 +79,11 @@ def found_by(size, folder, *words):
 def compare(size, names, folder, expected=None):
     """Compare what processes find with what one does; ``names`` are cases, or a function."""
     expected = expected or cases.run(names)
-    for rank, found in enumerate(found_by(size, folder, *names)):
+    same(expected, [found for (found,) in found_by(size, folder, "; ".join(names))])
+
+
+def same(expected, found_by_ranks):
+    for rank, found in enumerate(found_by_ranks):
         for name in expected:
             for key, value in expected[name].items():
                 assert np.array_equal(found[name][key], value, equal_nan=True), (name, key, rank)
@@ -97,12 +101,24 @@ def test_ranks_share_the_tiles_of_sweeps(one):
     assert isinstance(engine, _SharedEngine)
 
 
-def test_two_processes_have_the_bits_of_one(one, tmp_path):
-    compare(2, ["tiles", "dense", "cells", "landmark", "one has it"], tmp_path)
+SOME = ["tiles", "dense", "cells", "landmark", "one has it"]
 
 
-def test_ranks_make_things_for_each_other(tmp_path):
-    for things, words in found_by(2, tmp_path, "makers"):
+@pytest.fixture(scope="module")
+def of_two(tmp_path_factory):
+    """What two processes find at several tasks: to start them is most of the work."""
+    folder = tmp_path_factory.mktemp("two")
+    names = "makers", "batches", "spoiled"
+    by_ranks = found_by(2, folder, "; ".join(SOME), *names)
+    return {name: [found[k] for found in by_ranks] for k, name in enumerate(("some", *names))}
+
+
+def test_two_processes_have_the_bits_of_one(one, of_two):
+    same(cases.run(SOME), of_two["some"])
+
+
+def test_ranks_make_things_for_each_other(of_two):
+    for things, words in of_two["makers"]:
         assert [thing["by"] for thing in things] == [0, 1, 0]
         assert set(words) == {"0 by 0", "1 by 1", "2 by 0"}
         for number, thing in enumerate(things):
@@ -118,13 +134,21 @@ def test_processes_share_the_pairs_of_a_matrix(one, tmp_path):
         torchgw.pairwise([cases.X], distributed=True, resume=tmp_path / "file")
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_processes_share_the_problems_of_a_batch(one, tmp_path, size):
-    compare(size, ["batches"], tmp_path, cases.batches())
+def test_two_processes_share_the_problems_of_a_batch(one, of_two):
+    same(cases.batches(), of_two["batches"])
 
 
-def test_a_process_that_cannot_read_its_spaces_ends_the_others(tmp_path):
-    told = found_by(3, tmp_path, "spoiled")
+@pytest.mark.slow
+def test_three_processes_share_the_problems_of_a_batch(one, tmp_path):
+    compare(3, ["batches"], tmp_path, cases.batches())
+
+
+@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_a_process_that_cannot_read_its_spaces_ends_the_others(tmp_path, request, size):
+    if size == 2:
+        told = request.getfixturevalue("of_two")["spoiled"]
+    else:
+        told = [words for (words,) in found_by(3, tmp_path, "spoiled")]
     for rank, words in enumerate(told):
         assert len(words) == 4
         for nan, other in (words[:2], words[2:]):

@@ -102,9 +102,11 @@ def test_projection_meets_its_constraints_and_leaves_what_meets_them():
 
 def test_entropy_blurs_the_plan():
     """A larger weight leaves more entropy and a higher value."""
-    x, y = clouds(20, 15)
+    x, y = clouds(12, 10)
     found = [
-        torchgw.solve_low_rank(x, y, rank=4, distances="sqeuclidean", epsilon=e, random_state=0)
+        torchgw.solve_low_rank(
+            x, y, rank=4, distances="sqeuclidean", epsilon=e, tol=1e-2, random_state=0
+        )
         for e in (0.0, 0.01, 0.3)
     ]
     values = [one.value for one in found]

@@ -271,9 +271,9 @@ def test_kernels_made_by_graphs_follow_their_problem(monkeypatch: pytest.MonkeyP
     memory = GraphMemory(*4 * [None])  # type: ignore[arg-type]
     monkeypatch.setattr(sweeps, "borrow_memory", lambda *_: memory)
     device, dtype = torch.device("cpu"), torch.float64
-    costs = [factored(20, 30, rank, device, dtype).dense() for rank in (2, 3)]
+    costs = [factored(12, 14, rank, device, dtype).dense() for rank in (2, 3)]
     replay = sweeps._Replay(costs[0], stored.sweep_shape(costs[0]))
-    marginals = weights(20, 30, device, dtype)
+    marginals = weights(12, 14, device, dtype)
     # a relaxed problem in between is prepared by launches
     for turn, tau in enumerate((STRICT, STRICT, (0.7, 0.9), STRICT, STRICT)):
         cost, epsilon = costs[turn % 2], EPSILON * (1 + turn)
