@@ -226,7 +226,8 @@ def solve(
         solved from a x b and from the plan with strict marginals, and the lower one is returned,
         unless ``n_init`` is given. With at most 4,096 pairs of points and strict marginals the
         single start is solved as well, and entropic problems from each optimum of the coarse one
-        up to 20% above the best, and the lowest returned.
+        up to 20% above the best, and the lowest returned; with at most 8,192 pairs whose chains
+        disagree, from two of the others that these found.
     search : {"auto", "fast", "thorough"}
         How far to search where few points do not represent the spaces. ``"auto"`` makes up to 16
         starts near a x b on all points, follows each from a large epsilon down to the final one (a

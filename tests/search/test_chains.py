@@ -25,7 +25,7 @@ from torchgw._search.coarse import coarsen
 from torchgw._search.ends import all_sent_apart
 from torchgw._search.graph_chains import _first, _first_chains, _have_met
 from torchgw._search.graphs import Graphs, _heat_kernels, _slopes, is_graph, least_value
-from torchgw._search.kinds import FIRST, REFINE, STEP, Ladder
+from torchgw._search.kinds import FIRST, LONG, REFINE, STEP, Ladder
 from torchgw._search.rounds import _apart
 from torchgw._search.structure import is_structured
 from torchgw._search.world import World
@@ -703,6 +703,36 @@ def test_momentum_brings_plans_further_in_as_many_iterations():
         ends.append(np.mean([chain.objective for chain in chains]))
     # 5e-3 measured; objectives of float32 plans differ by 1e-6
     assert ends[1] < ends[0] * (1 - 1e-3)
+
+
+def test_sharp_plans_fall_further_when_they_are_followed_for_long():
+    """The ladder leaves them on their way, and how far they are from its end says nothing."""
+    world, low = World(coarsen(problem_of(*unrelated(20, 22, "rest", 3)), 22)), 0.0025
+    chains = [world.begin(FIRST[1], number) for number in range(8)]
+    world.descend(chains, FIRST[1].ladder, low)
+    world.settle(chains, low)
+    before = [chain.objective for chain in chains]
+    world.rest(chains, LONG._replace(start=low))
+    after = [chain.objective for chain in chains]
+    assert all(new <= old for new, old in zip(after, before, strict=True))
+    # another one is the best
+    assert np.argmin(after) != np.argmin(before)
+    assert min(after) < 0.98 * min(before)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1])
+def test_after_chains_a_small_search_ends_no_higher_than_the_next_optima(seed):
+    """Chains tell only roughly which of the optima that they found ends lowest."""
+    rng = np.random.default_rng(seed)
+    x, y = rng.normal(size=(22, 9)), rng.normal(size=(40, 9))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", torchgw.SearchWarning)
+        found = torchgw.solve(x, y, random_state=0)
+        assert found.trials
+        ends = [torchgw.solve(x, y, init=one, random_state=0) for one in found.alternatives[1:3]]
+    best = found.report.objective
+    assert best <= min(end.report.objective for end in ends) * (1 + 1e-3)
 
 
 @pytest.mark.filterwarnings("ignore::torchgw.SearchWarning")

@@ -27,7 +27,7 @@ from torchgw._search.chain_times import tell, warn_if_long, warn_if_more, within
 from torchgw._search.coarse import Coarsened
 from torchgw._search.graph_chains import Begun, begin_graphs
 from torchgw._search.graphs import is_graph
-from torchgw._search.kinds import COMPARED_AT, FIRST, LATER, QUICK
+from torchgw._search.kinds import COMPARED_AT, FIRST, LATER, LONG, QUICK
 from torchgw._search.rounds import Improvement
 from torchgw._search.world import World
 
@@ -104,6 +104,8 @@ def climb(
         world.descend(improved, world.refine, low)
         world.settle(improved, low)
         best += improved
+        if world.base.numel() <= _SMALL:
+            world.rest(best, LONG._replace(start=low))
     left = [*rounds.left, *(chain.trial("left behind") for chain in behind)]
     agreed = enough(best) if independent is None else independent
     return world.report(best, left, agreed=agreed)

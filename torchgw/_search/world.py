@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from time import perf_counter
 
 import torch
@@ -213,6 +214,16 @@ class World:
         """Meet the marginals at the target."""
         for some in self.together(chains):
             self._settle(some, share * self.scale)
+
+    def rest(self, chains: list[Chain], ladder: Ladder) -> None:
+        """Follow chains for long at the epsilon that they are at; keep what is lower."""
+        before = [replace(chain) for chain in chains]
+        self.descend(chains, ladder, ladder.start)
+        self.settle(chains, ladder.start)
+        for chain, old in zip(chains, before, strict=True):
+            if old.objective < chain.objective:
+                chain.plan, chain.g = old.plan, old.g
+                chain.objective, chain.value = old.objective, old.value
 
     def _settle(self, chains: list[Chain], epsilon: float) -> None:
         """Settle one batch."""

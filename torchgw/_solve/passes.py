@@ -35,6 +35,9 @@ _SMALLEST, _NOTHING = 2**12, 1e-9
 # By which share the value of an optimum of a search may be above that of the best one, if such a
 # small problem is solved from it too. [L1254]
 _CLOSE = 0.2
+# Entries of a plan up to which chains that disagree are followed by solves from other optima that
+# they found, and from how many: chains tell only roughly which of them ends lowest. [L1248]
+_CHAINED, _MOST_OTHERS = 2**13, 2
 # The best plan of few points leads to the plan that was found if it sends them no further apart
 # than this. A solve from it ends early where its objective is higher by this share (and comes no
 # nearer, if the two are not alike), after so many iterations, by which it has forgotten the grid of
@@ -64,10 +67,10 @@ def _other_solves(asked: Asked, search: Search | None) -> Iterator[tuple[Asked, 
         # the chains of a thorough search crowd out some that the default would follow to
         # the end
         yield _again(asked, search="auto"), ""
-    small = problem.source.n * problem.target.n <= _SMALLEST
-    if thorough or small:
+    entries = problem.source.n * problem.target.n
+    if thorough or entries <= _SMALLEST:
         yield _again(asked, n_init=1), "product"
-    if small and search is not None and not search.trials:
+    if search is not None and entries <= (_CHAINED if search.trials else _SMALLEST):
         for one in _close_to_best(search, options):
             yield _again(asked, one), one.label
 
@@ -77,9 +80,10 @@ def _close_to_best(search: Search, options: Options) -> Iterator[Alternative]:
     # they are judged by their plans after a few iterations; those of one value are mirror images
     if options.regularization != "entropic" or options.polish:
         return
-    for one in search.alternatives[1:]:
+    others = search.alternatives[1 : 1 + _MOST_OTHERS if search.trials else None]
+    for one in others:
         best = search.alternatives[0].value
-        if AGREED * abs(best) < one.value - best <= _CLOSE * abs(best):
+        if AGREED * abs(best) < abs(one.value - best) <= _CLOSE * abs(best):
             yield one
 
 
