@@ -23,7 +23,8 @@ def pytest_collection_modifyitems(items):
     """Mark the cases that ``slow.txt`` lists, before any are deselected.
 
     It holds what took more than a second of a core in a run with ``--durations=400``, except the
-    quickest case of a test that would otherwise have none.
+    quickest case of a test that would otherwise have none, if that took less than a second and a
+    half.
     """
     listed = set((Path(__file__).parent / "slow.txt").read_text().splitlines())
     for item in items:
