@@ -67,14 +67,18 @@ class Problem(NamedTuple):
         )
 
 
+def _scalar(value: Any) -> Any:
+    """Take a number out of an array or tensor without dimensions."""
+    return value.item() if getattr(value, "ndim", None) == 0 and hasattr(value, "item") else value
+
+
 def check_number(name: str, value: Any) -> Any:
     """Check an argument if it is a number in every function that has it; return that number."""
     if name in _COUNTS:
         check_count(name, value)
     if name not in _STEPS and name not in _TOLERANCES:
         return value
-    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
-        value = value.item()
+    value = _scalar(value)
     if name in _TOLERANCES and is_number(value):
         return value
     if name in _STEPS and is_number(value) and 0 <= value < np.inf:
@@ -85,8 +89,7 @@ def check_number(name: str, value: Any) -> Any:
 
 def check_epsilon(name: str, value: Any) -> float:
     """Read the weight of the entropy."""
-    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
-        value = value.item()
+    value = _scalar(value)
     check_positive(name, value, "the weight of the entropy, or of a step")
     return float(value)
 
