@@ -104,6 +104,32 @@ def test_sides_of_unequal_sizes_end_where_the_engine_does(device, size, monkeypa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES, ids=str)
+def test_partial_problems_are_led_on_by_an_inverse(device, monkeypatch):
+    from torchgw._batch import programs_triton, relaxed_triton
+
+    skip_unless_kernels_run(device)
+    monkeypatch.setattr(engine, "may_begin", lambda *args: True)
+    real, spent, objectives = programs_triton.ease, [], []
+
+    def counting(*args):
+        made = real(*args)
+        spent.append(int(made.inner.sum()))
+        return made
+
+    monkeypatch.setattr(programs_triton, "ease", counting)
+    points = torch.randn(2, 2, 16, 3, generator=torch.Generator().manual_seed(1)).double()
+    x, y = (torch.cdist(part, part).to(device) for part in points)
+    for failures in (0, relaxed_triton._FAILURES):
+        monkeypatch.setattr(relaxed_triton, "_FAILURES", failures)
+        batch = torchgw.solve_batch(x, y, mass=0.7, plans=False)
+        assert batch.converged.all()
+        objectives.append(batch.objective)
+    torch.testing.assert_close(*objectives, rtol=1e-4, atol=0)
+    assert spent[-1] < 0.8 * spent[0], spent
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", DEVICES, ids=str)
 def test_too_few_iterations_are_told(device, monkeypatch):
     skip_unless_kernels_run(device)
     monkeypatch.setattr(engine, "may_begin", lambda *args: True)

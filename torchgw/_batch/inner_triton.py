@@ -12,7 +12,6 @@ from torchgw._batch.sweep_triton import next_relaxation, relaxed
 from torchgw._batch.tile_triton import (
     by_columns,
     by_rows,
-    coarse,
     distance,
     line,
     read,
@@ -28,12 +27,14 @@ def invert(
     plan, a, b, out, lines, count, shift,
     N: tl.constexpr, M: tl.constexpr, CHUNK: tl.constexpr,
     RI: tl.constexpr, CI: tl.constexpr, RT: tl.constexpr, CT: tl.constexpr,
+    LEVEL: tl.constexpr = True, RIDGE: tl.constexpr = 1e-6,
 ):  # fmt: skip
     """Write minus the inverse of the dual's second derivative in g, (M, M), all in memory.
 
     In units of the roots of ``b``. ``lines`` begins with the masses of the plan's columns as shares
-    of ``b``. By symmetric sweeps without pivoting of the first ``count`` rows; the others have
-    nothing beside their diagonal.
+    of ``b``. ``LEVEL`` tells that a multiple of all masses is a plan alike, and ``RIDGE`` is added
+    to every derivative. By symmetric sweeps without pivoting of the first ``count`` rows; the
+    others have nothing beside their diagonal.
     """
     columns, middle = tl.arange(0, M), tl.arange(0, CHUNK)
     root = tl.sqrt(tl.maximum(tl.load(b + columns), 1e-30).to(tl.float32))
@@ -45,13 +46,11 @@ def invert(
         left = left * share[None, :] / root[:, None]
         right = tl.load(plan + (begin + middle)[:, None] * M + columns[None, :]).to(tl.float32)
         right = right * share[:, None] / root[None, :]
-        coarse_left, coarse_right = coarse(left), coarse(right)
-        total = tl.dot(left - coarse_left, coarse_right, total, input_precision="tf32")
-        total = tl.dot(coarse_left, right - coarse_right, total, input_precision="tf32")
-        total = tl.dot(coarse_left, coarse_right, total, input_precision="tf32")
-    # a multiple of all masses changes nothing: that direction is given a derivative
-    total = root[:, None] * root[None, :] - total
-    held = tl.load(lines + columns) + 1e-6
+        # tensor cores would leave less of the cache to what calls this, for the way to memory
+        total = tl.dot(left, right, total, input_precision="ieee")
+    # a multiple of all masses may change nothing: that direction is given a derivative
+    total = (root[:, None] * root[None, :] if LEVEL else 0.0) - total
+    held = tl.load(lines + columns) + RIDGE
     total += tl.where(columns[:, None] == columns[None, :], held[None, :], 0.0)
     tl.store(out + columns[:, None] * M + columns[None, :], total)
     tl.debug_barrier()

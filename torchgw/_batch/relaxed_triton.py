@@ -60,6 +60,10 @@ _REGISTERS = {torch.float32: 128, torch.float64: 255}
 _ACROSS, _WIDE = {torch.float32: 16, torch.float64: 8}, 4
 # Sinkhorn iterations between two looks at the error. [L1200]
 _TICK = 4
+# Partial problems in float64 are led on by an inverse after so many Sinkhorn iterations, until so
+# many inverses have not led on; the largest relative step, and the derivative that is given to
+# pairs of points which nothing joins to others. [L1263]
+_WAIT, _FAILURES, _FURTHEST, _RIDGE = 24, 4, 6.4, 1e-5
 
 
 class Eased(NamedTuple):
@@ -119,6 +123,44 @@ def _plan(
     return values
 
 
+@triton.jit(noinline=True)
+def _invert_partial(
+    kept, scaled, work, masses, b, inverse, columns_of, count, shift,
+    N: tl.constexpr, M: tl.constexpr, CHUNK: tl.constexpr, RIDGE: tl.constexpr,
+    RI: tl.constexpr, CI: tl.constexpr, RT: tl.constexpr, CT: tl.constexpr,
+    SQUARE_RI: tl.constexpr, SQUARE_CI: tl.constexpr,
+    SQUARE_RT: tl.constexpr, SQUARE_CT: tl.constexpr,
+):  # fmt: skip
+    """Write the inverse by which full columns of a partial problem are led to their weights.
+
+    Rows that are not full share a level: for the columns they are one row. ``masses`` (N) of rows,
+    and those of columns as shares of ``b``, with which ``columns_of`` begins, are negative where
+    these are not full; both are updated. A call, so that its matrices need no registers elsewhere.
+    """
+    tl.debug_barrier()
+    rows, columns, down, across = line(RI, RT), line(CI, CT), tl.arange(0, N), tl.arange(0, M)
+    row, column = tl.load(masses + rows), tl.load(columns_of + columns)
+    all_rows, all_columns = tl.load(masses + down), tl.load(columns_of + across)
+    matrix = read(kept, shift, RI, CI, RT, CT)
+    matrix = matrix * by_rows(tl.load(scaled + rows)) * by_columns(tl.load(scaled + N + columns))
+    shared = sums_of_columns(tl.where(by_rows(row < 0), matrix, 0.0))
+    place = tl.min(tl.where(all_rows < 0, down, N), 0)
+    free = -tl.sum(tl.minimum(all_rows, 0.0), 0)
+    matrix = tl.where(by_rows(row > 0), matrix, 0.0)
+    matrix = tl.where(by_rows(rows == place), by_columns(shared), matrix)
+    matrix = tl.where(by_columns(column > 0), matrix, 0.0)
+    write(work, matrix, shift, RI, CI, RT, CT)
+    tl.debug_barrier()
+    all_rows = tl.where(all_rows > 0, all_rows, tl.where(down == place, free, 1.0))
+    tl.store(masses + down, all_rows)
+    tl.store(columns_of + across, tl.where(all_columns > 0, all_columns, 1.0))
+    tl.debug_barrier()
+    invert(
+        work, masses, b, inverse, columns_of, count, shift, N, M, CHUNK,
+        SQUARE_RI, SQUARE_CI, SQUARE_RT, SQUARE_CT, False, RIDGE,
+    )  # fmt: skip
+
+
 @triton.jit(do_not_specialize=["shift", "tick", "most", "budget", "most_inner"])
 def _relaxed_kernel(
     half_x,  # [S, N, N] float16, x over its largest entry, read unless FINAL
@@ -141,8 +183,8 @@ def _relaxed_kernel(
     work,  # [k, N, M] scratch
     kept,  # [k, N, M] scratch, if KEPT
     lines,  # [k, LINES] scratch
-    inverse,  # [k, M, M] float32, scratch, unless PARTIAL
-    columns_of,  # [k, 4, M] float32, scratch, unless PARTIAL
+    inverse,  # [k, M, M] float32, scratch, unless PARTIAL and not FINAL
+    columns_of,  # [k, 4, M] float32, scratch, likewise
     plan,  # [k, N, M] updated
     f,  # [k, N] written
     g,  # [k, M] updated
@@ -169,6 +211,10 @@ def _relaxed_kernel(
     MET: tl.constexpr,
     STUCK: tl.constexpr,
     NEAR: tl.constexpr,
+    WAIT: tl.constexpr,
+    FAILURES: tl.constexpr,
+    FURTHEST: tl.constexpr,
+    RIDGE: tl.constexpr,
     LINES: tl.constexpr,
     KEPT: tl.constexpr,
     SCALE: tl.constexpr,
@@ -218,6 +264,7 @@ def _relaxed_kernel(
     step = tl.zeros([RT, CT], plan.dtype.element_ty)
     excess, change, rate, known, share, mass, error = zero, zero, zero, zero, one, one, one
     turns, spent, stuck, near = tl.load(done_out + number).to(tl.int32), 0, 0, 0
+    failures = 0
     count = tl.max(tl.where(all_b > 0, across + 1, 0), 0)
     root = tl.sqrt(tl.maximum(all_b, 1e-30))
     end = tl.load(ended + number).to(tl.int32)
@@ -316,7 +363,7 @@ def _relaxed_kernel(
             wanted, limit = zero + inner_tol, most_inner
         s, t, level = all_a * 0.0 + 1.0, all_b * 0.0 + 1.0, one
         plain, error, taken, busy = s, zero + float("inf"), 0, 1
-        below, missing = zero + NEAR, all_b * 0.0
+        below, missing, idle = zero + NEAR, all_b * 0.0, 0
         while busy == 1:
             if near == 1:
                 # as the dual's second derivative says; the first time none, as nothing is known
@@ -324,7 +371,12 @@ def _relaxed_kernel(
                     inverse, columns_of, (missing / root).to(tl.float32), across, M, CHUNK
                 )
                 step_b = tl.where(all_b > 0, step_b / root, 0.0)
-                t = t * tl.exp(tl.minimum(tl.maximum(step_b, -1.0), 1.0))
+                if PARTIAL:
+                    # as far as a pair of points that hardly anything joins to others can tell
+                    times = 1.0 + tl.minimum(tl.abs(step_b), FURTHEST)
+                    t = tl.minimum(tl.where(step_b > 0, t * times, t / times), known_b)
+                else:
+                    t = t * tl.exp(tl.minimum(tl.maximum(step_b, -1.0), 1.0))
                 found_a = row_sums(kernel, t, scaled + N, summed, RI, CI, RT, CT)
                 plain, level = filled(all_a, found_a, known_a, level, tau_a, part, PARTIAL)
                 s = plain
@@ -340,11 +392,13 @@ def _relaxed_kernel(
                     plain, level = filled(all_a, found_a, known_a, level, tau_a, part, PARTIAL)
                     s = further(s, plain, excess)
                 taken += tick
+                idle += tick
             found_b = column_sums(kernel, kept, plain, scaled, summed, shift, KEPT, RI, CI, RT, CT)
             new = half_step(all_b, found_b, known_b, tau_b, PARTIAL)
             before = error
             if PARTIAL:
-                error = tl.sum(found_b * tl.abs(new - t), 0)
+                missing = found_b * (new - t)
+                error = tl.sum(tl.abs(missing), 0)
             else:
                 # constants change the mass alone
                 missed = tl.log(new / t)
@@ -354,25 +408,48 @@ def _relaxed_kernel(
             fallen = (error / before).to(tl.float32)
             fitted = (next_relaxation((excess + 1.0).to(tl.float32), fallen) - 1.0).to(excess.dtype)
             excess = tl.where(near == 0, fitted, excess)
-            near = tl.where(error > 0.7 * before, 0, near)
+            stalls = error > 0.7 * before
+            if PARTIAL:
+                failed = stalls & (near == 1)
+                failures += tl.where(failed, 1, 0)
+                idle = tl.where(failed, 0, idle)
+                excess = tl.where(failed, zero, excess)
+            near = tl.where(stalls, 0, near)
             # NaN compares as false
             busy = tl.where((error > wanted) & (error < 1e30) & (taken < limit), 1, 0)
-            if not PARTIAL:  # noqa: SIM102, a constant beside numbers
-                if (busy == 1) & (near == 0) & (error <= below) & (tau_b > 1e-2):
-                    here_a, here_b = tl.load(scaled + rows), tl.load(scaled + N + columns)
-                    held = kernel * by_rows(here_a) * by_columns(here_b)
-                    write(work, held, shift, RI, CI, RT, CT)
-                    # a relaxed side answers less
-                    masses_a = found_a * plain / tl.maximum(tau_a, 1e-9)
-                    tl.store(own_costs + down, masses_a)
-                    masses_b = found_b * t / tl.maximum(all_b, 1e-30) / tl.maximum(tau_b, 1e-2)
-                    masses_b = tl.where(all_b > 0, masses_b, 1.0)
-                    tl.store(columns_of + across, masses_b.to(tl.float32))
-                    tl.debug_barrier()
-                    invert(
-                        work, own_costs, b, inverse, columns_of, count, shift, N, M, CHUNK,
-                        SQUARE_RI, SQUARE_CI, SQUARE_RT, SQUARE_CT,
-                    )  # fmt: skip
+            if FINAL or not PARTIAL:  # noqa: SIM102, constants beside numbers
+                later = (idle >= WAIT) & (failures < FAILURES)
+                ready = later if PARTIAL else (error <= below) & (tau_b > 1e-2)
+                if (busy == 1) & (near == 0) & ready:
+                    masses_a, masses_b = found_a * plain, found_b * t / tl.maximum(all_b, 1e-30)
+                    if PARTIAL:
+                        # the sign tells which points are full
+                        full_a = all_a <= level * known_a * (found_a + 1e-37)
+                        full_b = (all_b > 0) & (all_b <= known_b * (found_b + 1e-37))
+                        tl.store(own_costs + down, tl.where(full_a, masses_a, -masses_a))
+                        masses_b = tl.where(full_b, masses_b, -1.0)
+                        tl.store(columns_of + across, masses_b.to(tl.float32))
+                        _invert_partial(
+                            kept, scaled, work, own_costs, b, inverse, columns_of, count, shift,
+                            N, M, CHUNK, RIDGE, RI, CI, RT, CT,
+                            SQUARE_RI, SQUARE_CI, SQUARE_RT, SQUARE_CT,
+                        )  # fmt: skip
+                        # read again, as registers do not last for it
+                        kernel = read(kept, shift, RI, CI, RT, CT)
+                    else:
+                        here_a, here_b = tl.load(scaled + rows), tl.load(scaled + N + columns)
+                        held = kernel * by_rows(here_a) * by_columns(here_b)
+                        write(work, held, shift, RI, CI, RT, CT)
+                        # a relaxed side answers less
+                        tl.store(own_costs + down, masses_a / tl.maximum(tau_a, 1e-9))
+                        masses_b = masses_b / tl.maximum(tau_b, 1e-2)
+                        masses_b = tl.where(all_b > 0, masses_b, 1.0)
+                        tl.store(columns_of + across, masses_b.to(tl.float32))
+                        tl.debug_barrier()
+                        invert(
+                            work, own_costs, b, inverse, columns_of, count, shift, N, M, CHUNK,
+                            SQUARE_RI, SQUARE_CI, SQUARE_RT, SQUARE_CT,
+                        )  # fmt: skip
                     near, below = 1, 0.1 * error
         spent += taken
         here_a, here_b = tl.load(scaled + rows), tl.load(scaled + N + columns)
@@ -485,7 +562,6 @@ def ease(
     (half_x, units_x), (half_y, units_y) = (halved(table) for table in single[:2])
     halves, largest = (half_x, half_y), torch.stack([units_x[index[0]], units_y[index[1]]], 1)
     partial = relaxed.mass is not None
-    inverses = (1, 1) if partial else (m, 4)
     half = torch.empty(count, 3, n, m, dtype=torch.float16, device=noise.device)
     for dtype, given in ((torch.float32, single), (torch.float64, tables)):
         final = dtype == torch.float64
@@ -495,6 +571,7 @@ def ease(
         keeps = final and partial
         lines = 4 * (n + m) + max(32 * warps * _WIDE, n + m)
         error = INNER_SHARE * tol if final else _ROUGH_ERROR
+        inverses = (m, 4) if final or not partial else (1, 1)
         launch(
             _relaxed_kernel, (count,), *halves, largest.to(dtype), half, *given, *index,
             *(part.to(dtype) for part in (alpha, *epsilons, bound)),
@@ -507,7 +584,8 @@ def ease(
             LINEAR=linear is not None, BEGIN=begin is not None and not final,
             PARTIAL=partial, FINAL=final, DECAY=DECAY, MOMENTUM=MOMENTUM,
             DAMPING=DAMPING, CHUNK=CHUNK, WIDE_CHUNK=min(WIDE_CHUNK, n, m), MET=MET,
-            STUCK=_STUCK[dtype], NEAR=NEAR, LINES=lines, KEPT=_WIDE if keeps else 0, SCALE=SCALE,
+            STUCK=_STUCK[dtype], NEAR=NEAR, WAIT=_WAIT, FAILURES=_FAILURES, FURTHEST=_FURTHEST,
+            RIDGE=_RIDGE, LINES=lines, KEPT=_WIDE if keeps else 0, SCALE=SCALE,
             **tiles,
             num_warps=warps, num_stages=1 if final else 3, maxnreg=_REGISTERS[dtype],
         )  # fmt: skip
