@@ -59,21 +59,27 @@ def begun(weight, sums, potential, level, tau, mass, PARTIAL: tl.constexpr):
     """Compute logarithms of what a half-step multiplies points by, as ``Relaxed.scaling``.
 
     And what the next ones have to know of the potentials that this leads to. The logarithm of the
-    level is looked for near ``level``.
+    level is looked for from ``level`` on.
     """
     used = weight > 0
     exact = tl.where(used, tl.log(tl.where(used, weight / (sums + 1e-37), 1.0)), 0.0)
     if PARTIAL:
-        mean = tl.sum(weight * (exact + potential), 0)
-        brim = tl.exp(tl.minimum(tl.maximum(exact + potential - mean, -80.0), 80.0))
-        near = tl.exp(tl.minimum(tl.maximum(level - mean, -60.0), 60.0))
-        level = mean + tl.log(_level(weight, weight / brim, near, mass))
+        brim = exact + potential
+        lowest = tl.min(tl.where(used, brim, float("inf")), 0)
+        highest = tl.max(tl.where(used, brim, -float("inf")), 0)
+        left = 32
+        while left > 0:
+            # where points are full may lie far apart: they are told apart near the level
+            near = tl.minimum(tl.maximum(level, lowest), highest)
+            part = weight * tl.exp(tl.minimum(tl.maximum(near - brim, -80.0), 80.0))
+            level = near + tl.log(_level(weight, part, 0.0 * near + 1.0, mass))
+            left = tl.where(tl.abs(level - near) > 60.0, left - 1, 0)
         grown = tl.where(used, tl.minimum(exact, level - potential), 0.0)
         known = tl.exp(tl.minimum(tl.maximum(level - potential - grown, -60.0), 60.0))
     else:
         grown = tl.where(used, tau * exact + (tau - 1.0) * potential, 0.0)
         known = (tau - 1.0) * (potential + grown)
-    return grown, known, level
+    return grown, known
 
 
 @triton.jit

@@ -260,7 +260,6 @@ def _relaxed_kernel(
     all_a, all_b = tl.load(a + down), tl.load(b + across)
     zero = 0.0 * last
     one = zero + 1.0
-    level_a, level_b, grow = zero, zero, one
     step = tl.zeros([RT, CT], plan.dtype.element_ty)
     excess, change, rate, known, share, mass, error = zero, zero, zero, zero, one, one, one
     turns, spent, stuck, near = tl.load(done_out + number).to(tl.int32), 0, 0, 0
@@ -331,9 +330,9 @@ def _relaxed_kernel(
         tl.store(scaled + rows, top_a)
         found_a = through(sums_a, summed, rows, down)
         potential_a = -tl.load(scaled + down) / LOG2_E
-        grown_a, known_a, level_a = begun(
-            all_a, found_a, potential_a, level_a * grow, tau_a, part, PARTIAL
-        )
+        # points that are not full have the largest potential
+        level_a = tl.max(tl.where(all_a > 0, tl.load(f + down), -float("inf")), 0) / epsilon
+        grown_a, known_a = begun(all_a, found_a, potential_a, level_a, tau_a, part, PARTIAL)
         kernel += by_rows(through(grown_a * LOG2_E, lines, down, rows))
         top_b = tl.where(mass_b > 0, tl.max(tl.max(kernel, 0), 1), 0.0)
         kernel -= by_columns(top_b)
@@ -342,9 +341,8 @@ def _relaxed_kernel(
         tl.store(scaled + N + columns, top_b)
         found_b = through(sums_b, summed + N, columns, across)
         potential_b = tl.load(g + across) / epsilon - tl.load(scaled + N + across) / LOG2_E
-        grown_b, known_b, level_b = begun(
-            all_b, found_b, potential_b, level_b * grow, tau_b, part, PARTIAL
-        )
+        level_b = tl.max(tl.where(all_b > 0, tl.load(g + across), -float("inf")), 0) / epsilon
+        grown_b, known_b = begun(all_b, found_b, potential_b, level_b, tau_b, part, PARTIAL)
         grown = through(grown_b * LOG2_E, lines + N, across, columns)
         # threads hold copies: each of them has read before one writes
         tl.store(f + down, epsilon * (potential_a + grown_a))
@@ -520,7 +518,6 @@ def _relaxed_kernel(
         lost = (change != change) | (error != error)
         end = tl.where(lost, 3, end)
         going = tl.where(lost, 0, going)
-        grow = epsilon / tl.maximum(DECAY * epsilon, last)
         epsilon = tl.maximum(DECAY * epsilon, last)
         excess = tl.where(epsilon <= last, 0.9 * excess, zero)
         tl.debug_barrier()
