@@ -40,16 +40,24 @@ def _both(left, right, more_left, more_right):
 def _level(weight, part, level, mass):
     """Find the level at which sum_i min(weight_i, level part_i) is ``mass``, from another one.
 
-    By Newton's steps, which come from below but for the first.
+    By Newton's steps, which come from below but for the first. Where the mass is that of some
+    points exactly, rounding may leave nothing to others: then the level is where the last is full.
     """
-    full, left = weight < level * part, 40
+    full, left, begun_below = weight < level * part, 40, 0
     while left > 0:
         parts = tl.where(full, weight, 0.0), tl.where(full, 0.0, part)
         filled, slope = tl.reduce(parts, 0, _both)
         over = mass - filled <= tl.where(slope > 0, 0.0, -1e-6)
         level = tl.where(slope > 0, (mass - filled) / tl.where(slope > 0, slope, 1.0), level)
-        level = tl.where(over, 1e-30, level)
-        before, full = full, weight < level * part
+        before = full
+        if over:
+            if begun_below == 1:
+                level = tl.max(tl.where(full, weight / tl.where(full, part, 1.0), 0.0), 0)
+                left = 0
+            else:
+                level = 0.0 * mass + 1e-30
+                begun_below = 1
+        full = weight < level * part
         left = tl.where(tl.max((full != before).to(tl.int32), 0) > 0, left - 1, 0)
     return level
 
