@@ -196,3 +196,16 @@ def test_relaxed_problems_up_to_the_largest_compile_and_agree(kind, monkeypatch)
             patch.setattr(engine, "may_begin", lambda *args: False)
             plain = solved(given, kind, fused=False, plans=False, epsilon=0.05)
         torch.testing.assert_close(programs.objective, plain.objective, rtol=1e-3, atol=0)
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore::torchgw.ConvergenceWarning")
+@pytest.mark.parametrize("mass", [0.9, 0.97])
+def test_masses_near_one_end_within_their_bounds(mass):
+    # .9 is that of 54 nodes exactly; before, a fifth ended a third of the mass beyond the bounds
+    generator = torch.Generator().manual_seed(3)
+    edges = (torch.rand(2, 256, 60, 60, generator=generator) < 0.1).triu(1)
+    x, y = (edges | edges.mT).double().cuda()
+    batch = torchgw.solve_batch(x, y, mass=mass, plans=False)
+    assert float(batch.converged.double().mean()) > 0.92
+    assert float(batch.marginal_error.max()) < 5e-6
