@@ -333,7 +333,8 @@ def test_polish_ends_between_vertices():
     y, linear = rng.normal(size=(12, 2)), rng.uniform(size=(12, 12))
     # -C_X is positive definite on rows that sum to zero, and so is C_Y
     d_x, d_y = 1 - np.eye(12), np.exp(-cdist(y, y, "sqeuclidean"))
-    result = torchgw.solve(D_X=d_x, D_Y=d_y, M=linear, alpha=0.7, n_init=1, polish=True)
+    with pytest.warns(torchgw.TorchGWWarning, match="similarities"):
+        result = torchgw.solve(D_X=d_x, D_Y=d_y, M=linear, alpha=0.7, n_init=1, polish=True)
     assert result.status is Status.CONVERGED
     assert result.log["polish_steps"] < 50
     plan = np.asarray(result.plan)

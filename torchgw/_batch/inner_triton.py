@@ -12,6 +12,7 @@ from torchgw._batch.sweep_triton import next_relaxation, relaxed
 from torchgw._batch.tile_triton import (
     by_columns,
     by_rows,
+    coarse,
     distance,
     line,
     read,
@@ -46,8 +47,14 @@ def invert(
         left = left * share[None, :] / root[:, None]
         right = tl.load(plan + (begin + middle)[:, None] * M + columns[None, :]).to(tl.float32)
         right = right * share[:, None] / root[None, :]
-        # tensor cores would leave less of the cache to what calls this, for the way to memory
-        total = tl.dot(left, right, total, input_precision="ieee")
+        if LEVEL:
+            coarse_left, coarse_right = coarse(left), coarse(right)
+            total = tl.dot(left - coarse_left, coarse_right, total, input_precision="tf32")
+            total = tl.dot(coarse_left, right - coarse_right, total, input_precision="tf32")
+            total = tl.dot(coarse_left, coarse_right, total, input_precision="tf32")
+        else:
+            # what calls this needs the cache, of which tensor cores leave less. [L1263]
+            total = tl.dot(left, right, total, input_precision="ieee")
     # a multiple of all masses may change nothing: that direction is given a derivative
     total = (root[:, None] * root[None, :] if LEVEL else 0.0) - total
     held = tl.load(lines + columns) + RIDGE
