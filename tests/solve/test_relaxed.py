@@ -674,10 +674,10 @@ def test_masses_that_are_no_numbers_are_refused(cost, rho, moved):
         torchgw.solve(**GIVEN, M=linear, alpha=0, unbalanced=rho, epsilon=1e-3)
 
 
-@pytest.mark.parametrize(("rho", "epsilon", "n_init"), [(1e-5, 1e-5, 1), (1e-8, 1e-3, 2)])
-def test_plans_of_weak_penalties_may_underflow_on_the_way(rho, epsilon, n_init):
+def test_plans_of_weak_penalties_may_underflow_on_the_way():
     """All exponents of a plan were below the least one, and the plan was even, or NaN."""
-    found = torchgw.solve(**GIVEN, unbalanced=rho, epsilon=epsilon, n_init=n_init)
+    rho = epsilon = 1e-5
+    found = torchgw.solve(**GIVEN, unbalanced=rho, epsilon=epsilon, n_init=1)
     assert found.converged
     plan = np.asarray(found.plan)
     assert found.log["objective"] == pytest.approx(objective(plan, (rho, rho), epsilon), rel=1e-9)

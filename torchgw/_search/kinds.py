@@ -55,6 +55,9 @@ LATER = (_LOW, _KICK, _SLOW, _KICK, _KICK, _HOT, _KICK, _FAINT_NOISE)
 # marginals for long. [L1173]
 REFINE = Ladder(COMPARED_AT, 0.7, 20, STEP)
 REFINE_GRAPHS = REFINE._replace(outer=12, relaxation=LAST_RELAXATION)
+# Share of the last step that a step repeats: without it plans had not settled within their
+# iterations. [L760]
+MOMENTUM = 0.6
 # At the target, where many optima of few points are compared: after 20 iterations their plans still
 # change, and by how much the objective falls until they do not says which is the best. [L1248]
-LONG = REFINE._replace(outer=60, momentum=0.6)
+LONG = REFINE._replace(outer=60, momentum=MOMENTUM)

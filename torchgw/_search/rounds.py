@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from torchgw._search.chain import AGREEING, SAME, Chain, Trial, near, stacked
-from torchgw._search.kinds import COMPARED_AT, FIRST, QUICK, REFINE, STEP, Kind, Ladder
+from torchgw._search.kinds import COMPARED_AT, FIRST, MOMENTUM, QUICK, REFINE, STEP, Kind, Ladder
 from torchgw._search.world import INNER, KICK_INNER, World
 
 # An objective is better if it is lower by this share. [L345]
@@ -25,9 +25,6 @@ _ALIKE = 0.9
 _MEETING = 20
 # Chains of a round, at most. [L345, L563]
 _WIDEST = 48
-# Share of the last step that a step of these rounds repeats: without it plans had not settled
-# within their iterations. [L760]
-_MOMENTUM = 0.6
 # So many times the rounds begin anew with other chains, unless two attempts end at the same
 # optimum. [L762]
 _ATTEMPTS = 3
@@ -68,7 +65,7 @@ class Improvement:
         Returns the best of different plans, and whether independent ones agree.
         """
         width = min(count, _WIDEST)
-        ladder = REFINE._replace(start=epsilon, meeting=_MEETING, momentum=_MOMENTUM)
+        ladder = REFINE._replace(start=epsilon, meeting=_MEETING, momentum=MOMENTUM)
         rounds = _Rounds(epsilon, ladder, width, _ROUNDS, _PATIENCE)
         first = sorted(chains, key=lambda chain: chain.objective)
         groups = [_apart(first, width, self.left)]
