@@ -97,7 +97,9 @@ def loop(
     return values, (time.perf_counter() - began) / done
 
 
-def measure(count: int, device: torch.device, compared: int, budget: float) -> dict[str, Any]:
+def measure(
+    count: int, device: torch.device, compared: int, budget: float, jobs: int
+) -> dict[str, Any]:
     """Compute all pairs, and what POT takes for some of them."""
     digits, labels = read(count)
     tables, weights, places = (list(part) for part in zip(*digits, strict=True))
@@ -106,7 +108,7 @@ def measure(count: int, device: torch.device, compared: int, budget: float) -> d
     began = time.perf_counter()
     values = torchgw.pairwise(
         D_X=tables, a=weights, features=places, alpha=_ALPHA, epsilon=_EPSILON, device=device,
-        progress=False,
+        n_jobs=jobs, progress=False,
     )  # fmt: skip
     seconds = time.perf_counter() - began
     pairs = count * (count + 1) // 2
@@ -115,6 +117,7 @@ def measure(count: int, device: torch.device, compared: int, budget: float) -> d
         "pairs": pairs,
         "device": device.type,
         "threads": torch.get_num_threads(),
+        "jobs": jobs,
         "seconds": round(seconds, 3),
         "ms_a_pair": round(1e3 * seconds / pairs, 4),
         **probe.peak_mib(),
@@ -145,12 +148,14 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--count", type=int, default=200, help="images, 1,797 at most")
     parser.add_argument("--peers", type=int, default=200, help="images that POT gets; 0 for none")
     parser.add_argument("--seconds", type=float, default=60.0, help="of each of POT's solvers")
+    parser.add_argument("--jobs", type=int, default=1, help="processes of ours")
     parser.add_argument("--output", type=Path, help="file that the JSON line is added to")
     options = parser.parse_args(arguments)
     count = min(options.count, 1797)
     record = measure(
-        count, torch.device(options.device), min(options.peers, count), options.seconds
-    )
+        count, torch.device(options.device), min(options.peers, count), options.seconds,
+        options.jobs,
+    )  # fmt: skip
     line = json.dumps(record)
     print(line)
     if options.output is not None:

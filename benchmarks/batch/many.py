@@ -4,7 +4,8 @@ Each work is a stack of random clouds. A way to solve it is called once to compi
 then timed. Plans of a part of the stack, once they have their marginals, are evaluated in float64
 without entropy: the mean, and the share in which it is at most POT's plus 1e-4 of it, stand beside
 the rate. ``equal`` has n = m points, ``ragged`` 10 to 32. POT's batch has equal sizes only. With
-``--mass`` or ``--unbalanced`` our own are timed alone. One JSON line for each, then a table.
+``--mass`` or ``--unbalanced`` our own are timed alone. CAJAL is installed by hand, and has no
+linear cost here. One JSON line for each, then a table.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import json
 import time
 import warnings
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,8 +28,8 @@ from benchmarks.harness.evaluate import made_feasible
 from benchmarks.harness.measure import MemoryProbe, synchronize
 from torchgw._batch import engine
 
-# Problems whose plans are compared, and those that a loop solves.
-COMPARED, LOOPED = 256, 8
+# Problems whose plans are compared, those that a loop solves, and those that processes share.
+COMPARED, LOOPED, PARALLEL = 256, 8, 4096
 
 
 class Work(NamedTuple):
@@ -171,9 +173,23 @@ def pot_exact(work: Work, *, plans: bool) -> tuple[list[Tensor] | None, dict[str
     return (found if plans else None), {}
 
 
+def cajal(work: Work, *, plans: bool) -> tuple[list[Tensor] | None, dict[str, Any]]:
+    """Solve problems without a linear cost by CAJAL's descent, in a process for each core."""
+    from cajal.gw_cython import gw
+    from joblib import Parallel, delayed
+
+    def spaces(tables: Tensor, sizes: Tensor) -> list[tuple[Any, Any]]:
+        used = zip(tables.cpu().numpy(), sizes.tolist(), strict=True)
+        return [(table[:n, :n].copy(), np.full(n, 1 / n)) for table, n in used]
+
+    pairs = zip(spaces(work.x, work.sizes_x), spaces(work.y, work.sizes_y), strict=True)
+    found = Parallel(n_jobs=-1)(delayed(gw)(*x, *y) for x, y in pairs)
+    return ([torch.from_numpy(plan) for plan, _ in found] if plans else None), {}
+
+
 WAYS: dict[str, Callable[..., tuple[list[Tensor] | None, dict[str, Any]]]] = {
     "ours": ours, "ours without Triton": plain, "POT batch": pot_batch, "POT entropic": pot_loop,
-    "POT exact": pot_exact,
+    "POT exact": pot_exact, "CAJAL": cajal,
 }  # fmt: skip
 LOOPS = ("POT entropic", "POT exact")
 
@@ -202,7 +218,7 @@ def measure(work: Work, way: str, device: torch.device) -> tuple[dict[str, Any],
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         plans, _ = solve(few, plans=True)
-        timed = few if way in LOOPS else work
+        timed = few if way in LOOPS else work.part(PARALLEL) if way == "CAJAL" else work
         probe = MemoryProbe(device)
         synchronize(device)
         begin = time.perf_counter()
@@ -255,6 +271,9 @@ def main(arguments: list[str]) -> int:
     epsilon = options.epsilon if options.epsilon == "auto" else float(options.epsilon)
     device, records = torch.device(options.device), []
     ways = options.ways.split(",")
+    if "CAJAL" in ways and find_spec("cajal") is None:
+        print("CAJAL is not installed: left out")
+        ways.remove("CAJAL")
     if options.mass is not None or options.unbalanced is not None:
         ways = [way for way in ways if way.startswith("ours")]
     for name in options.works.split(","):
@@ -266,7 +285,7 @@ def main(arguments: list[str]) -> int:
         reference = None
         # POT's batch comes first, as the others are compared with it
         for way in sorted(ways, key=lambda way: way != "POT batch"):
-            if way == "POT batch" and name == "ragged":
+            if (way == "POT batch" and name == "ragged") or (way == "CAJAL" and options.fused):
                 continue
             record, values = measure(work, way, device)
             if way == "POT batch":
