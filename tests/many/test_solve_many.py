@@ -180,6 +180,10 @@ def test_large_problems_go_to_solve():
     assert batch.converged.all()
     one = torchgw.solve(big, XS[1], distances="euclidean", epsilon=0.05, n_init=1, random_state=0)
     assert float(batch.value[1]) == pytest.approx(one.value, rel=1e-4)
+    x, y = (cdist(side, side) / cdist(side, side).max() for side in (big, XS[1]))
+    # its numbers are kept in float64
+    value = reference.gw_value(x, y, np.asarray(batch.plan(1)))
+    assert float(batch.value[1]) == pytest.approx(value, rel=1e-9)
 
 
 def test_results_and_files(tmp_path):

@@ -97,7 +97,9 @@ def _reached(pool: Pool, at: Tensor | slice, places: Tensor) -> _Reached:
         change, spending = (part[at] for part in pool.told)
     # epsilon KL(plan | a x b), as plan = a b exp((f + g - cost) / epsilon)
     entropy = (f * p).sum(1) + (g * q).sum(1) - spending
-    objective = terms.quadratic + terms.linear + entropy
+    objective = terms.quadratic + terms.linear
+    if pool.sharp is None:
+        objective = objective + entropy
     if relaxed is not None:
         assert total is not None
         entropy = entropy / epsilon - total.log()
@@ -121,9 +123,13 @@ def _course(pool: Pool, places: Tensor, reached: _Reached, rules: Rules) -> _Cou
     solved = error <= pool.tol[places]
     settled = at_target & (change <= rules.tol)
     flat = torch.zeros_like(at_target)
+    if pool.sharp is not None:
+        settled &= reached.epsilon <= pool.sharp[places]
     falling = (at_target & (settling < 0)).nonzero()[:, 0]
-    # relaxed plans pass saddle points, where their objective hardly falls
-    if reached.relaxed is None and len(falling) and rules.objective_tol > 0:
+    # relaxed plans pass saddle points, where their objective hardly falls, and that of proximal
+    # steps falls for long
+    lasting = reached.relaxed is not None or pool.sharp is not None
+    if not lasting and len(falling) and rules.objective_tol > 0:
         flat[falling] = pool.descent.update(
             places[falling], reached.objective[falling], change[falling], met[falling],
             rules.objective_tol,
@@ -149,6 +155,9 @@ def _plan_ahead(
     epsilon, target = reached.epsilon, reached.target
     error, settle = course.error, course.settle
     following = (epsilon * DECAY).maximum(target)
+    if pool.sharp is not None:
+        # the k-th proximal step: epsilon / k, at the mean of the costs so far
+        following = torch.where(course.at_target, target / (target / epsilon + 1), following)
     pool.epsilon[places] = torch.where(settle, epsilon.minimum(target), following)
     near = following <= target
     tol = torch.full_like(epsilon, ANNEALING_TOLERANCE)
@@ -179,12 +188,16 @@ def _linearise(
     cost = gradient(reached.cross, alpha, reached.linear)
     if relaxed is not None:
         cost = whole(cost, alpha, reached.spaces, reached.masses)
-    step = plan - pool.point[at]
-    exact = course.at_target & (course.error <= _EXACT * reached.change)
-    ahead = _ahead(pool, places, reached.change, step, exact=exact, stay=course.settled)
-    plan = torch.add(plan, step.mul_(ahead[:, None, None]))
-    cost = torch.add(cost, (cost - pool.cost[at]).mul_(ahead[:, None, None]))
     unit = pool.epsilon[places]
+    if pool.sharp is None:
+        step = plan - pool.point[at]
+        exact = course.at_target & (course.error <= _EXACT * reached.change)
+        ahead = _ahead(pool, places, reached.change, step, exact=exact, stay=course.settled)
+        plan = torch.add(plan, step.mul_(ahead[:, None, None]))
+    else:
+        # proximal steps go back to the mean of costs, of which this is one, unless they are over
+        ahead = torch.where(course.settle, 0.0, (unit / reached.target).clamp(max=1)) - 1
+    cost = torch.add(cost, (cost - pool.cost[at]).mul_(ahead[:, None, None]))
     pool.f_next[places] = first_rows(relaxed, cost, reached.weights, reached.g, unit)
     if at is places:
         pool.cost[places], pool.point[places] = cost, plan

@@ -10,7 +10,9 @@ from torchgw._batch.sweep import exact_rows
 from torchgw._problem.marginals import STRICT
 
 # epsilon="auto" as a share of the natural scale. [L391]
-_AUTO_EPSILON = 0.0025
+AUTO_EPSILON = 0.0025
+# The same of a proximal step. [L1269]
+_AUTO_STEP = 0.1
 # Relative size of the noise on the first plan. [L391]
 _START_NOISE = 1e-6
 
@@ -29,7 +31,8 @@ def units(
         mass = relaxed.mass
         linear, target = None if linear is None else linear / mass[:, None, None], target / mass
     scale = natural_scale(problems, numbers, linear)
-    target = torch.where(target.isnan(), _AUTO_EPSILON * scale, target)
+    auto = (_AUTO_STEP if problems.proximal else AUTO_EPSILON) * scale
+    target = torch.where(target.isnan(), auto, target)
     if relaxed is not None and relaxed.rho is not None:
         heavy = relaxed.rho >= STRICT * scale[:, None]
         relaxed = relaxed._replace(rho=torch.where(heavy, torch.inf, relaxed.rho))

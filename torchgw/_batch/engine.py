@@ -67,7 +67,7 @@ def run(problems: Packed, rules: Rules, keep: Callable[[Ended], None] | None = N
             keep(out)
 
     queue = torch.arange(count, device=device)
-    if not may_begin(problems.shape, device):
+    if problems.proximal or not may_begin(problems.shape, device):
         _run_queue(problems, rules, queue, store)
         return Solved(*numbers, *counts)
     from torchgw._batch.programs_triton import Programs

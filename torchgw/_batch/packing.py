@@ -52,6 +52,8 @@ class Packed:
     # costs that some problems begin with, and which of them; the others begin at a x b
     begin: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
     relaxed: Relaxed | None = None  # penalties or bounds, if marginals are not strict
+    # whether entropies are those of a step from the last plan, in place of one from a x b
+    proximal: bool = False
 
     @property
     def device(self) -> torch.device:

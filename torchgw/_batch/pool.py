@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchgw._batch.costs import cross_product, first_rows, gradient, start_noise, units, whole
-from torchgw._batch.packing import Packed
+from torchgw._batch.costs import (
+    AUTO_EPSILON,
+    cross_product,
+    first_rows,
+    gradient,
+    start_noise,
+    units,
+    whole,
+)
+from torchgw._batch.packing import Packed, natural_scale
 from torchgw._batch.relaxed import Relaxed
 from torchgw._batch.stopping import Descent
 from torchgw._batch.sweep import BUDGET, exact_rows
@@ -62,6 +71,8 @@ class Pool:
     share: Tensor | None = None
     # L1 change of the plans, and <cost, plan>, if the iterations have computed them
     told: tuple[Tensor, Tensor] | None = None
+    # for proximal steps: epsilon at which plans are sharp
+    sharp: Tensor | None = None
 
     def relaxed(self) -> Relaxed | None:
         """Tell which marginals the plans must have, if not all."""
@@ -110,7 +121,10 @@ def enter(problems: Packed, numbers: Tensor) -> Pool:
         cost = torch.where(chosen[:, None, None], given * alpha[:, None, None], cost)
     if linear is not None:
         cost += linear
-    f_next, free = exact_rows(cost, b, g, epsilon), {}
+    f_next = exact_rows(cost, b, g, epsilon)
+    free: dict[str, Any] = {}
+    if problems.proximal:
+        free["sharp"] = AUTO_EPSILON * natural_scale(problems, numbers, linear)
     if relaxed is not None:
         cost = whole(cost, alpha, (x, y), (a, b))
         f_next = first_rows(relaxed, cost, (a, b), g, epsilon)

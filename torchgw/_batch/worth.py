@@ -15,7 +15,7 @@ from torchgw._batch.stopping import BOTH, FLAT, IMPLAUSIBLE, INNER, OUTER, Rules
 _CONTRADICTION = 10
 # By how much rounding, and the marginal error, may raise a value, as shares of the squares that it
 # is the difference of. [L391]
-_VALUE_ROUNDING = 1e-6
+VALUE_ROUNDING = 1e-6
 _VALUE_PER_MARGINAL = 4.0
 
 
@@ -121,9 +121,9 @@ def _judge(
     ending = torch.where(solved, ending, failed)
     converged = ending <= FLAT
     ending = torch.where(converged & (missing > _CONTRADICTION * rules.inner_tol), INNER, ending)
-    slack = (_VALUE_ROUNDING + _VALUE_PER_MARGINAL * missing) * product.squares
+    slack = (VALUE_ROUNDING + _VALUE_PER_MARGINAL * missing) * product.squares
     value = found.quadratic + found.linear
     most = product.quadratic + product.linear
-    most = most + slack + _VALUE_ROUNDING * product.linear.abs()
+    most = most + slack + VALUE_ROUNDING * product.linear.abs()
     bad = (found.quadratic < -slack) | (value > most)
     return torch.where((ending <= FLAT) & bad, IMPLAUSIBLE, ending)

@@ -18,7 +18,7 @@ from torchgw._batch.stopping import Rules
 from torchgw._boundary.archive import read_archive, write_archive
 from torchgw._boundary.cache import content_key
 from torchgw._errors import InvalidInputError
-from torchgw._many.questions import Questions, Relaxations
+from torchgw._many.questions import Questions, Relaxations, Sharpening
 from torchgw._many.shelves import Shelves
 from torchgw._many.solver import Numbers, solve_questions
 from torchgw._many.spaces import Space
@@ -42,6 +42,7 @@ class Options(NamedTuple):
     rules: Rules
     device: torch.device
     marginals: Relaxations  # of each pair, one for all
+    sharpening: Sharpening  # likewise
 
 
 class Job(NamedTuple):
@@ -60,8 +61,8 @@ def make_job(spaces: list[Space], options: Options) -> Job:
         shape.append((len(table), -1 if features is None else features.shape[1]))
         parts += [table.flatten(), weights, *([] if features is None else [features.flatten()])]
     numbers, sizes = torch.cat([part.cpu() for part in parts]), torch.tensor(shape)
-    *plain, rules, device, marginals = options
-    limits = (None if part is None else tuple(part.flatten()) for part in marginals)
+    *plain, rules, device, marginals, sharpening = options
+    limits = (None if part is None else tuple(part.flatten()) for part in (*marginals, *sharpening))
     key = content_key("pairwise", numbers, sizes, *plain, tuple(rules), device.type, *limits)
     return Job(key, numbers.numpy(), sizes.numpy(), options)
 
@@ -121,11 +122,11 @@ def _solve_chunk(job: Job, i: NDArray[np.int64], j: NDArray[np.int64]) -> NDArra
     kept = _shelves_of(job.key)
     if not kept:
         kept.append(Shelves(list(_spaces_of(job))))
-    alpha, epsilon, squared, n_init, rules, device, marginals = job.options
+    alpha, epsilon, squared, n_init, rules, device, marginals, sharpening = job.options
     one = np.ones(len(i))
     asked = Questions(
         kept[0], i, j, alpha * one, epsilon * one, squared=squared, n_init=n_init, rules=rules,
-        marginals=marginals.repeated(len(i)),
+        marginals=marginals.repeated(len(i)), sharpening=sharpening.repeated(len(i)),
     )  # fmt: skip
     found = solve_questions(asked, device)
     return found.table().T.cpu().numpy()

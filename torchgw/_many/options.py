@@ -1,7 +1,9 @@
 """Options of many problems: one value for all, or one for each."""
 
 import math
-from typing import Any
+from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,12 +11,15 @@ from torch import Tensor
 
 from torchgw._batch.stopping import Rules
 from torchgw._boundary.arrays import to_numpy
-from torchgw._boundary.checks import check_count, check_positive
+from torchgw._boundary.checks import check_choice, check_count, check_positive
 from torchgw._errors import InvalidInputError, UnsupportedError
-from torchgw._many.questions import Relaxations
-from torchgw._many.spaces import per_problem
+from torchgw._many.questions import Relaxations, Sharpening
+from torchgw._many.spaces import Space, per_problem
 from torchgw._problem.linear_term import check_alpha
 from torchgw._problem.marginals import MarginalRule, check_marginal_rule
+from torchgw._solve.options import Regularization
+from torchgw._solve.polish import can_polish, check_polish
+from torchgw._typing import Marginals
 
 
 def check_rules(
@@ -92,6 +97,61 @@ def read_relaxed(
             "Detach the weights, leave `unbalanced` and `mass` out, or loop over torchgw.solve."
         )
     return found
+
+
+def read_sharpening(
+    regularization: Any,
+    polish: Any,
+    marginals: Relaxations,
+    spaces: Sequence[Space],
+    sides: tuple[NDArray[np.int64], NDArray[np.int64]],
+) -> Sharpening:
+    """Read which of B problems take proximal steps, and which are polished; refuse what cannot.
+
+    ``sides`` are the places of their spaces, (B,) each.
+    """
+    count = len(sides[0])
+    proximal = per_problem("regularization", regularization, count, read_regularization) == 1
+    wanted = per_problem("polish", polish, count, read_polish)
+    due = np.where(np.isnan(wanted), proximal, wanted == 1)
+    if not (proximal | due).any():
+        return Sharpening()
+    relaxed = marginals.used(count)
+    if (proximal & relaxed).any():
+        raise UnsupportedError(
+            "regularization='proximal' is for plans of given marginals, and `unbalanced` or `mass` "
+            "relaxes them. Pass regularization='entropic'."
+        )
+    for number in np.flatnonzero(due & relaxed).tolist():
+        rule = check_marginal_rule(**marginals.arguments(number))
+        if rule is not None and not rule.polyhedral:
+            raise UnsupportedError(
+                "`polish=True` moves between plans whose marginals are given, free or bounded, and "
+                "`unbalanced` penalises them. Pass polish=False, (inf, 0) or (0, inf)."
+            )
+    if find_spec("ot") is None:
+        for number in np.flatnonzero(due).tolist():
+            weights = Marginals(*(spaces[side[number]].weights for side in sides))
+            rule = check_marginal_rule(**marginals.arguments(number))
+            if wanted[number] == 1:
+                check_polish(weights, rule)
+            due[number] = can_polish(weights, rule)
+    return Sharpening(proximal, due)
+
+
+def read_regularization(value: Any) -> float:
+    """Read whether a problem takes proximal steps."""
+    check_choice("regularization", value, get_args(Regularization))
+    return float(value == "proximal")
+
+
+def read_polish(value: Any) -> float:
+    """Read whether a problem is polished, NaN where that is left to its regularisation."""
+    if value is None:
+        return math.nan
+    if not isinstance(value, (bool, np.bool_)):
+        raise InvalidInputError(f"`polish` must be True, False or None; got {value!r}.")
+    return float(value)
 
 
 def _share(value: Any) -> float:

@@ -11,7 +11,14 @@ from torchgw._boundary.arrays import resolve_device, to_numpy, to_tensor, withou
 from torchgw._boundary.checks import check_choice, check_count, check_positive, reject_unknown
 from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw._many.chunks import Options, compute_pairs, compute_together, make_job
-from torchgw._many.options import check_rules, read_relaxed, weights_of_terms
+from torchgw._many.options import (
+    check_rules,
+    read_polish,
+    read_regularization,
+    read_relaxed,
+    read_sharpening,
+    weights_of_terms,
+)
 from torchgw._many.questions import Relaxations
 from torchgw._many.solver import warn_of_failures
 from torchgw._many.spaces import (
@@ -25,6 +32,7 @@ from torchgw._many.spaces import (
 from torchgw._problem.linear_term import FeatureMetric, check_feature_metric
 from torchgw._problem.named import DistanceName
 from torchgw._problem.scale import ScaleName
+from torchgw._solve.options import Regularization
 from torchgw._tensors.ahead import probe_beside
 from torchgw._tensors.ranks import Distributed, check_distributed, join, together
 
@@ -58,6 +66,8 @@ def pairwise(
     inner_tol: float = 5e-7,
     unbalanced: Any = None,
     mass: Any = None,
+    regularization: Regularization = "entropic",
+    polish: bool | None = None,
     n_jobs: int | None = None,
     resume: str | os.PathLike[str] | None = None,
     progress: bool = True,
@@ -92,6 +102,8 @@ def pairwise(
         As in ``solve_many``, one value for all pairs.
     max_iter, tol, objective_tol, inner_max_iter, inner_tol, unbalanced, mass
         Likewise.
+    regularization, polish
+        Likewise, for all pairs.
     n_jobs : int, optional
         Processes on a CPU, by joblib, one by default; -1 for all cores. Inside
         ``joblib.parallel_config("dask")`` they are Dask's workers.
@@ -134,6 +146,8 @@ def pairwise(
     marginals = read_relaxed(unbalanced, mass, weights)
     check_choice("output", output, get_args(Output))
     check_feature_metric(features, feature_metric)
+    # one value for all pairs
+    read_regularization(regularization), read_polish(polish)
     rules = check_rules(max_iter, tol, objective_tol, inner_max_iter, inner_tol, n_init)
     if not isinstance(epsilon, str) or epsilon != "auto":
         check_positive("epsilon", epsilon, "pass epsilon='auto' for an automatic value")
@@ -167,11 +181,15 @@ def pairwise(
         asked = _Pairs.some(pairs, *sizes, mirrored=mirrored)
     number = float("nan") if epsilon == "auto" else float(epsilon)
     squared = feature_metric != "euclidean"
-    job = make_job(
-        spaces, Options(float(weights[0]), number, squared, n_init, rules, where, marginals)
-    )
     # spaces of the second list follow those of the first
     i, j = asked.i, asked.j if alone else asked.j + sizes[0]
+    sharpening = read_sharpening(
+        regularization, polish, marginals.repeated(len(i)), spaces, (i.numpy(), j.numpy())
+    )
+    shared = Options(
+        float(weights[0]), number, squared, n_init, rules, where, marginals, sharpening.alike()
+    )
+    job = make_job(spaces, shared)
     jobs = 1 if n_jobs is None else n_jobs
     if ranks is None:
         found = compute_pairs(job, i, j, jobs, resume, shown=progress)

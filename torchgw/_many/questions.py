@@ -47,6 +47,35 @@ class Relaxations(NamedTuple):
         return {"unbalanced": penalties and tuple(penalties), "mass": mass}
 
 
+class Sharpening(NamedTuple):
+    """How plans of B problems become sharp, if they do."""
+
+    proximal: NDArray[np.bool_] | None = None  # (B,) KL(P | last plan) for KL(P | a x b)
+    polish: NDArray[np.bool_] | None = None  # (B,) conditional gradient steps at the end
+
+    def used(self, count: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Tell which problems take proximal steps, and which are polished, (B,) each."""
+        proximal, polish = (np.full(count, False) if part is None else part for part in self)
+        return proximal, polish
+
+    def alike(self) -> Sharpening:
+        """Take what holds for all problems, as that of one."""
+        return Sharpening(*(None if part is None else np.array([part.all()]) for part in self))
+
+    def repeated(self, count: int) -> Sharpening:
+        """Repeat what holds for one problem for so many."""
+        return Sharpening(*(None if part is None else part.repeat(count) for part in self))
+
+    def of(self, numbers: NDArray[np.int64]) -> Sharpening:
+        """Take some problems."""
+        return Sharpening(*(None if part is None else part[numbers] for part in self))
+
+    def arguments(self, number: int) -> dict[str, Any]:
+        """Make the arguments of one problem for :func:`torchgw.solve`."""
+        proximal, polish = (part is not None and bool(part[number]) for part in self)
+        return {"regularization": "proximal" if proximal else "entropic", "polish": polish}
+
+
 @dataclass(frozen=True)
 class Questions:
     """B problems between shelved spaces."""
@@ -62,6 +91,7 @@ class Questions:
     n_init: int = 1
     rules: Rules = field(default_factory=Rules)
     marginals: Relaxations = Relaxations()
+    sharpening: Sharpening = Sharpening()
 
     def __len__(self) -> int:
         """Count the problems."""
@@ -77,6 +107,7 @@ class Questions:
         return replace(
             self, i=self.i[at], j=self.j[at], alpha=self.alpha[at], epsilon=self.epsilon[at],
             tables=tables, marginals=self.marginals.of(at, np.full(len(at), False)),
+            sharpening=self.sharpening.of(at),
         )  # fmt: skip
 
     def key(self) -> str:
@@ -87,7 +118,8 @@ class Questions:
         content += shelves.features.values()
         content += (part for number in large for part in shelves.spaces[number])
         content += tables if isinstance(tables, list) else [tables]
-        for part in (shelves.sizes, self.i, self.j, self.alpha, self.epsilon, *self.marginals):
+        given = self.i, self.j, self.alpha, self.epsilon, *self.marginals, *self.sharpening
+        for part in (shelves.sizes, *given):
             content.append(None if part is None else torch.from_numpy(np.array(part)))
         return content_key("many", *content, self.squared, self.n_init, tuple(self.rules))
 

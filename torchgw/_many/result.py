@@ -1,5 +1,6 @@
 """The result of a batch of problems."""
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,12 +32,13 @@ class BatchResult(Result):
         alpha * <L(P), P> and (1 - alpha) * <M, P> of each plan.
     objective : Tensor or ndarray, shape (B,), float64
         What was minimised: value + epsilon KL(P | a x b), as in ``solve`` where marginals are
-        relaxed.
+        relaxed; the value alone after proximal steps or polishing.
     marginal_error : Tensor or ndarray, shape (B,), float64
         Larger of the L1 distances of a plan's marginals to the weights; where these are relaxed,
         how far they break what is strict.
     epsilon, alpha : Tensor or ndarray, shape (B,), float64
-        Of each problem.
+        Of each problem. After proximal steps epsilon is that of an entropic solve that ends at the
+        same plan; 0 for a polished plan.
     status : Tensor or ndarray, shape (B,), int64
         How each ended, as a place in ``tuple(torchgw.Status)``; ``statuses`` has them by name.
     n_iter : Tensor or ndarray, shape (B,), int64
@@ -106,8 +108,8 @@ class BatchResult(Result):
     def result(self, i: int) -> GWResult:
         """Problem i as a full result: :func:`torchgw.solve` goes on from its plan.
 
-        At the same epsilon, so that values agree up to the tolerances of the two. UnsupportedError
-        for a batch from a file, which does not hold the spaces.
+        At the same epsilon, so that values agree up to the tolerances of the two, and polished
+        again if it was. UnsupportedError for a batch from a file, which does not hold the spaces.
         """
         init = self.plan(i)
         if self.questions is None:
@@ -117,7 +119,13 @@ class BatchResult(Result):
             )
         place = self._place(i)
         arguments = self.questions.arguments(place)
-        return solve(**arguments, init=init / init.sum(), epsilon=float(self.epsilon[place]))
+        epsilon: Any = float(self.epsilon[place])
+        if epsilon == 0:
+            # as it was asked, since steps without regularisation have no epsilon
+            asked = float(self.questions.epsilon[place])
+            epsilon = "auto" if math.isnan(asked) else asked
+            arguments |= self.questions.sharpening.arguments(place)
+        return solve(**arguments, init=init / init.sum(), epsilon=epsilon)
 
     def matching(self, i: int, kind: MatchingKind = "one_to_one") -> Matching:
         """Round plan i to pairs of points; see :meth:`torchgw.GWResult.matching`."""

@@ -20,7 +20,13 @@ from torchgw._errors import (
     UnsupportedError,
 )
 from torchgw._many.gradients import attach_losses
-from torchgw._many.options import check_rules, epsilons, read_relaxed, weights_of_terms
+from torchgw._many.options import (
+    check_rules,
+    epsilons,
+    read_relaxed,
+    read_sharpening,
+    weights_of_terms,
+)
 from torchgw._many.questions import Questions
 from torchgw._many.result import BatchResult
 from torchgw._many.shelves import Shelves
@@ -68,6 +74,8 @@ def solve_many(
     inner_tol: float = 5e-7,
     unbalanced: Any = None,
     mass: Any = None,
+    regularization: Any = "entropic",
+    polish: Any = None,
     plans: bool = True,
     differentiable: bool = False,
     distributed: Distributed = False,
@@ -115,6 +123,11 @@ def solve_many(
         As in ``solve``.
     mass : float or B of them, optional
         As in ``solve``; None is strict, as in a list of ``unbalanced``.
+    regularization : {"entropic", "proximal"} or B of these
+        As in ``solve``. Proximal steps begin at the plan of an entropic annealing.
+    polish : bool, None, or B of these
+        As in ``solve``: by default after proximal steps. The plan of the best start is polished on
+        the host, one problem after the other.
     plans : bool
         Whether to keep the plans, 8 n m bytes for each problem.
     differentiable : bool
@@ -188,10 +201,11 @@ def solve_many(
     followed = (a, b) if differentiable else ()
     shares = weights_of_terms(alpha, count, fused=fused)
     marginals = read_relaxed(unbalanced, mass, shares, followed)
+    spaces, places = [*read[0], *read[1]], (np.arange(count), np.arange(count, 2 * count))
+    sharpening = read_sharpening(regularization, polish, marginals, spaces, places)
     asked = Questions(
-        Shelves([*read[0], *read[1]]),
-        np.arange(count),
-        np.arange(count, 2 * count),
+        Shelves(spaces),
+        *places,
         shares,
         epsilons(epsilon, count),
         linear,
@@ -199,6 +213,7 @@ def solve_many(
         n_init=n_init,
         rules=rules,
         marginals=marginals,
+        sharpening=sharpening,
     )
     if differentiable:
         inputs = {"X": sides[0], "Y": sides[1], "M": M, "a": a, "b": b}
@@ -229,6 +244,8 @@ def solve_batch(
     inner_tol: float = 5e-7,
     unbalanced: Any = None,
     mass: Any = None,
+    regularization: Any = "entropic",
+    polish: Any = None,
     plans: bool = True,
     differentiable: bool = False,
     distributed: Distributed = False,
@@ -248,7 +265,7 @@ def solve_batch(
         Points in use; all by default. What lies beyond them is never read.
     alpha, scale, epsilon, n_init, max_iter, tol, objective_tol, inner_max_iter, inner_tol
         As in :func:`solve_many`.
-    unbalanced, mass, plans, differentiable, distributed, device
+    unbalanced, mass, regularization, polish, plans, differentiable, distributed, device
         Likewise.
 
     Returns
@@ -288,16 +305,19 @@ def solve_batch(
         x, y = (
             scaled(stack, weights, scale) for stack, weights in zip((x, y), masses, strict=True)
         )
+    shelves = Shelves.stacked([(x, masses[0], rows), (y, masses[1], columns)])
+    places = np.arange(count), np.arange(count, 2 * count)
+    sharpening = read_sharpening(regularization, polish, marginals, shelves.spaces, places)
     asked = Questions(
-        Shelves.stacked([(x, masses[0], rows), (y, masses[1], columns)]),
-        np.arange(count),
-        np.arange(count, 2 * count),
+        shelves,
+        *places,
         shares,
         epsilons(epsilon, count),
         costs,
         n_init=n_init,
         rules=rules,
         marginals=marginals,
+        sharpening=sharpening,
     )
     if not differentiable:
         result, _ = _solve(asked, where, ranks, plans=plans)
@@ -394,6 +414,11 @@ def _solve_tracked(
     plans: bool,
 ) -> BatchResult:
     """Solve all problems, with derivatives of their objectives; keep the plans if asked to."""
+    if asked.sharpening.proximal is not None:
+        raise UnsupportedError(
+            "`differentiable` needs regularization='entropic' and polish=False: other plans are no "
+            "fixed points of the entropic objective."
+        )
     result, kept = _solve(asked, device, ranks, plans=True)
     objective = to_tensor("objective", result.objective)
     loss = attach_losses(asked, kept, objective, inputs, distances)

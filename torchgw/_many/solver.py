@@ -19,8 +19,10 @@ from torchgw._batch.relaxed import Relaxed
 from torchgw._batch.stopping import ENDINGS
 from torchgw._batch.worth import Ended
 from torchgw._errors import ConvergenceWarning, warn_user
+from torchgw._many.polishing import sharpen
 from torchgw._many.questions import Questions
 from torchgw._search.starts import GUESS_EPSILON
+from torchgw._solve.start import POLISH_TOLERANCE
 from torchgw._solve.status import Status
 from torchgw._tensors.ranks import Ranks
 from torchgw._tensors.threads import small_on_one_thread
@@ -62,6 +64,11 @@ class Numbers(NamedTuple):
         for mine, its in zip(self, found, strict=True):
             mine[places] = its.to(mine)
 
+    def put_one(self, place: int, found: Sequence[float]) -> None:
+        """Write the numbers of one problem."""
+        for mine, its in zip(self, found, strict=True):
+            mine[place] = its
+
 
 def warn_of_failures(numbers: Numbers) -> None:
     """Warn once of all problems that did not converge."""
@@ -100,17 +107,20 @@ def solve_questions(asked: Questions, device: torch.device, keep: Keep | None = 
     sizes = np.sort(asked.shelves.padded[np.stack([asked.i, asked.j])], axis=0)
     groups = sizes[0] * (LARGEST + 1) + sizes[1]
     # strict problems are solved apart, so that their bits do not depend on relaxed ones
-    groups = 2 * groups + asked.marginals.used(len(asked))
+    proximal, polish = asked.sharpening.used(len(asked))
+    for kind in (asked.marginals.used(len(asked)), proximal, polish):
+        groups = 2 * groups + kind
     with torch.no_grad():
         for group in np.unique(groups).tolist():
             numbers = (groups == group).nonzero()[0]
-            small, large = divmod(group // 2, LARGEST + 1)
+            small, large = divmod(group // 8, LARGEST + 1)
             if not small:
                 for number in numbers.tolist():
                     _solve_alone(asked, number, found, keep)
                 continue
             with small_on_one_thread(1, 1, device):
-                _solve_group(_Group(asked, (small, large), numbers, device), found, keep)
+                grouped = _Group(asked, (small, large), numbers, device)
+                (_solve_and_polish if grouped.polish else _solve_group)(grouped, found, keep)
     return found
 
 
@@ -161,6 +171,8 @@ class _Group:
         self.stacks = shelves.stacks[sizes[0]], shelves.stacks[sizes[1]]
         self.i, self.j = (self._spread(shelves.place[side]) for side in (self.rows, self.columns))
         self.kinds = torch.arange(asked.n_init, device=device).repeat(len(numbers))
+        proximal, polish = asked.sharpening.used(len(asked))
+        self.proximal, self.polish = bool(proximal[numbers[0]]), bool(polish[numbers[0]])
 
     def _spread(self, values: NDArray[Any]) -> Tensor:
         """Give each entry the value of its problem."""
@@ -181,7 +193,7 @@ class _Group:
             *self.stacks, self.i, self.j, self._spread(asked.alpha[numbers]),
             self._spread(asked.epsilon[numbers]),
             torch.where(self.kinds == 0, 1.0, GUESS_EPSILON).double(), linear,
-            self._first_costs if asked.n_init > 1 else None, relaxed,
+            self._first_costs if asked.n_init > 1 else None, relaxed, self.proximal,
         )  # fmt: skip
 
     def _no_costs(self, entries: Tensor) -> Tensor:
@@ -264,7 +276,10 @@ def _solve_group(group: _Group, found: Numbers, keep: Keep | None) -> None:
                 best[problem] = rank
                 keep(group.plan(problem, ended, place))
 
-    solved = run(group.packed(), group.asked.rules, None if keep is None else hand_over)
+    rules = group.asked.rules
+    if group.proximal and group.polish:
+        rules = rules._replace(tol=max(rules.tol, POLISH_TOLERANCE))
+    solved = run(group.packed(), rules, None if keep is None else hand_over)
     objectives = solved.objective.view(-1, starts)
     winner = objectives.where(~objectives.isnan(), math.inf).argmin(1)
     taken = torch.arange(count, device=device) * starts + winner
@@ -275,6 +290,21 @@ def _solve_group(group: _Group, found: Numbers, keep: Keep | None) -> None:
     found.put(torch.from_numpy(group.numbers).to(device), [part[taken] for part in parts])
 
 
+def _solve_and_polish(group: _Group, found: Numbers, keep: Keep | None) -> None:
+    """Solve the problems of a group, and polish the plan of the best start of each."""
+    kept: dict[int, Kept] = {}
+    _solve_group(group, found, lambda plan: kept.update({plan.number: plan}))
+    for number, entropic in sorted(kept.items()):
+        sharp = sharpen(group.asked, number, entropic.plan)
+        values = (
+            sharp.value_quad, sharp.value_linear, sharp.value_quad + sharp.value_linear,
+            sharp.marginal_error, 0.0, STATUSES.index(sharp.status), int(found.n_iter[number]),
+        )  # fmt: skip
+        found.put_one(number, values)
+        if keep is not None:
+            keep(entropic._replace(plan=sharp.plan.to(entropic.plan.device)))
+
+
 def _solve_alone(asked: Questions, number: int, found: Numbers, keep: Keep | None) -> None:
     """Solve a problem that is too large for the engine."""
     epsilon = float(asked.epsilon[number])
@@ -283,6 +313,7 @@ def _solve_alone(asked: Questions, number: int, found: Numbers, keep: Keep | Non
         warnings.simplefilter("ignore", ConvergenceWarning)
         result = solve(
             **asked.arguments(number),
+            **asked.sharpening.arguments(number),
             epsilon="auto" if math.isnan(epsilon) else epsilon,
             n_init=asked.n_init,
             search="fast",
@@ -293,6 +324,6 @@ def _solve_alone(asked: Questions, number: int, found: Numbers, keep: Keep | Non
         result.value_quad, result.value_linear, result.report.objective, result.marginal_error,
         result.epsilon, STATUSES.index(result.status), result.n_iters,
     )  # fmt: skip
-    found.put(torch.tensor([number]), [torch.tensor([value]) for value in values])
+    found.put_one(number, values)
     if keep is not None:
         keep(Kept(number, result.lazy_plan.stored().double(), *result.lazy_plan.potentials))

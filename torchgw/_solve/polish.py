@@ -51,28 +51,41 @@ class Polished(NamedTuple):
 def polish(
     gradient: Gradient, plan: TransportPlan, rule: MarginalRule | None, generator: torch.Generator
 ) -> tuple[TransportPlan, Polished]:
-    """Run fully corrective conditional gradient (Frank-Wolfe) steps [1] [2]."""
-    # Each step solves the linearised problem without entropy, at a vertex V of the polytope of
-    # plans, and goes to a minimum over all means of the plan at the start and of the vertices so
-    # far. Steps to V alone would turn to and fro for ever where the minimum lies between a few
-    # vertices. Plans of relaxed marginals go to the least value between the plan and V.
-    # The gradient is exact, and plans of relaxed marginals are normalised here. Both marginals of
-    # the plan that comes back are exact up to rounding.
-    # [1] M. Frank, P. Wolfe. An algorithm for quadratic programming. Naval Research Logistics
-    # Quarterly 1956.
-    # [2] B. von Hohenbalken. Simplicial decomposition in nonlinear programming algorithms.
-    # Mathematical Programming 1977.
+    """Lead a plan to a stationary one of the objective without entropy."""
 
     def cost_at(matrix: Tensor) -> Tensor:
         coupling = gradient.update(StoredPlan(matrix), None, generator)
         return gradient.linearise(coupling).seen(coupling.masses).dense().matrix.double()
 
     marginals = plan.weights
-    matrix = plan.to_dense().double()
-    if rule is None:
-        matrix = round_to_marginals(matrix, *marginals)
-    else:
-        matrix /= matrix.sum()
+    matrix, polished = descend(plan.to_dense().double(), marginals, rule, cost_at)
+    # the plan as an operator, of cost -log P / (a x b) and epsilon one
+    product = torch.outer(*marginals)
+    density = torch.where(product > 0, matrix / product, 1.0).clamp_min(_SMALLEST_DENSITY)
+    zero = Potentials(*map(torch.zeros_like, marginals))
+    return TransportPlan(DenseCost(-density.log()), zero, marginals, 1.0), polished
+
+
+def descend(
+    matrix: Tensor,
+    marginals: Marginals,
+    rule: MarginalRule | None,
+    cost_at: Callable[[Tensor], Tensor],
+) -> tuple[Tensor, Polished]:
+    """Run fully corrective conditional gradient (Frank-Wolfe) steps [1] [2] from a plan (n, m).
+
+    ``cost_at`` is the gradient of the objective at a plan of mass one, (n, m) float64.
+    """
+    # Each step solves the linearised problem without entropy, at a vertex V of the polytope of
+    # plans, and goes to a minimum over all means of the plan at the start and of the vertices so
+    # far. Steps to V alone would turn to and fro for ever where the minimum lies between a few
+    # vertices. Plans of relaxed marginals go to the least value between the plan and V, and are
+    # normalised here. Both marginals of the plan that comes back are exact up to rounding.
+    # [1] M. Frank, P. Wolfe. An algorithm for quadratic programming. Naval Research Logistics
+    # Quarterly 1956.
+    # [2] B. von Hohenbalken. Simplicial decomposition in nonlinear programming algorithms.
+    # Mathematical Programming 1977.
+    matrix = round_to_marginals(matrix, *marginals) if rule is None else matrix / matrix.sum()
     cost = cost_at(matrix)
     # plans of relaxed marginals have more vertices, among which corrections did not come to an end
     mean = _Mean(matrix, cost) if rule is None else None
@@ -104,12 +117,7 @@ def polish(
     if float((vertex - matrix).abs().sum()) <= _SMALLEST_GAP:
         # a weak entropy had left tiny entries beside a vertex
         matrix = vertex
-    # the plan as an operator, of cost -log P / (a x b) and epsilon one
-    product = torch.outer(*marginals)
-    density = torch.where(product > 0, matrix / product, 1.0).clamp_min(_SMALLEST_DENSITY)
-    zero = Potentials(*map(torch.zeros_like, marginals))
-    found = TransportPlan(DenseCost(-density.log()), zero, marginals, 1.0)
-    return found, Polished(step, stationary, max(gap, 0.0))
+    return matrix, Polished(step, stationary, max(gap, 0.0))
 
 
 class _Mean:

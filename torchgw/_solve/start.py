@@ -29,7 +29,7 @@ _COARSE_POINTS = 1_500
 _HANDOVER_TOLERANCE = 1e-3
 # Change of the plan at which polishing takes over from proximal steps: hundreds more steps would
 # sharpen the plan, and lead to the same vertex. [L141]
-_POLISH_TOLERANCE = 3e-3
+POLISH_TOLERANCE = 3e-3
 # The same where steps go on from a sharp plan that starts have met at. [L1257]
 _MET_TOLERANCE = 1e-2
 
@@ -77,7 +77,7 @@ def begin(
     equal = is_assignment(strategy.problem.marginals)
     goes_on = guess.sharp and strategy.proximal_polished and not equal
     if strategy.proximal_polished:
-        enough = _MET_TOLERANCE if goes_on else _POLISH_TOLERANCE
+        enough = _MET_TOLERANCE if goes_on else POLISH_TOLERANCE
         handover, sharp = max(handover, enough), strategy.search_epsilon
     anneal = Annealing(
         max(epsilon, guess.epsilon * strategy.scale), epsilon, proximal=strategy.proximal,

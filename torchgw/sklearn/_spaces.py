@@ -19,11 +19,11 @@ class GWDistance(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
     A sample is a space: points (n, d) or a graph. ``transform`` returns the square roots of the
     values of :func:`torchgw.pairwise` to the spaces of ``fit``, whose options these are. With
-    entropy a space has a small distance from itself.
+    entropy a space has a small distance from itself; ``polish=True`` has none.
 
     Parameters
     ----------
-    distances, n_neighbors, scale, epsilon, n_init, n_jobs, device
+    distances, n_neighbors, scale, epsilon, n_init, polish, n_jobs, device
         See :func:`torchgw.pairwise`.
 
     Examples
@@ -50,6 +50,7 @@ class GWDistance(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         scale: Literal["auto", "max", "mean"] | None = "auto",
         epsilon: float | Literal["auto"] = "auto",
         n_init: int = 1,
+        polish: bool | None = None,
         n_jobs: int | None = None,
         device: Any = None,
     ) -> None:
@@ -95,7 +96,7 @@ class GWKernel(GWDistance):
     ----------
     gamma : float or None
         One over the median value between different spaces of ``fit`` by default.
-    distances, n_neighbors, scale, epsilon, n_init, n_jobs, device
+    distances, n_neighbors, scale, epsilon, n_init, polish, n_jobs, device
         See :func:`torchgw.pairwise`.
     """
 
@@ -109,6 +110,7 @@ class GWKernel(GWDistance):
         scale: Literal["auto", "max", "mean"] | None = "auto",
         epsilon: float | Literal["auto"] = "auto",
         n_init: int = 1,
+        polish: bool | None = None,
         n_jobs: int | None = None,
         device: Any = None,
     ) -> None:

@@ -1,0 +1,86 @@
+"""The end of problems that are polished: conditional gradient steps, one problem after another."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchgw._batch.worth import VALUE_ROUNDING
+from torchgw._many.questions import Questions
+from torchgw._problem.marginals import MarginalRule, check_marginal_rule
+from torchgw._solve.polish import descend
+from torchgw._solve.status import Status
+from torchgw._typing import Marginals
+
+
+class Sharp(NamedTuple):
+    """A plan without entropy, and its numbers."""
+
+    plan: Tensor  # (n, m) float64, on the CPU
+    value_quad: float
+    value_linear: float
+    marginal_error: float
+    status: Status
+
+
+def sharpen(asked: Questions, number: int, plan: Tensor) -> Sharp:
+    """Lead the plan (n, m) of a problem to a stationary one of the objective without entropy."""
+    given = asked.arguments(number)
+    tables = {name: part.cpu() for name, part in given.items() if isinstance(part, Tensor)}
+    weights = Marginals(tables["a"], tables["b"])
+    alpha = float(asked.alpha[number])
+    problem = _Problem(tables["D_X"], tables["D_Y"], tables.get("M"), alpha)
+    rule = check_marginal_rule(given["unbalanced"], given["mass"])
+    # steps are between plans of mass one
+    mass = 1.0 if rule is None or rule.fixed_mass is None else rule.fixed_mass
+    matrix, polished = descend(
+        plan.cpu(), weights, rule, lambda matrix: problem.gradient(matrix, mass)
+    )
+    matrix = mass * matrix
+    value = problem.values(matrix)
+    status = Status.CONVERGED if polished.stationary else Status.POLISH_LIMIT
+    if rule is None and polished.stationary:
+        product = problem.values(torch.outer(*weights))
+        slack = VALUE_ROUNDING * (value.squares + abs(product.linear))
+        if value.quadratic + value.linear > product.quadratic + product.linear + slack:
+            status = Status.IMPLAUSIBLE
+    masses = Marginals(matrix.sum(1), matrix.sum(0))
+    error = (rule or MarginalRule()).violation(masses, weights)
+    return Sharp(matrix, value.quadratic, value.linear, error, status)
+
+
+class _Values(NamedTuple):
+    """What a plan is worth."""
+
+    quadratic: float  # alpha <L(P), P>
+    linear: float  # (1 - alpha) <M, P>
+    squares: float  # sums of squares whose difference the quadratic term is
+
+
+class _Problem(NamedTuple):
+    """A problem of square loss, in float64."""
+
+    x: Tensor  # (n, n)
+    y: Tensor  # (m, m)
+    linear: Tensor | None  # (n, m)
+    alpha: float
+
+    def _own(self, plan: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute what the squares of both sides cost a point, (n,) and (m,)."""
+        return self.x.square() @ plan.sum(1), self.y.square() @ plan.sum(0)
+
+    def gradient(self, plan: Tensor, mass: float) -> Tensor:
+        """Compute the gradient at a plan of mass one, (n, m), over the square of the real mass."""
+        rows, columns = self._own(plan)
+        cost = torch.add(rows[:, None], columns[None, :]).sub_(2 * (self.x @ plan @ self.y))
+        cost.mul_(2 * self.alpha)
+        return cost if self.linear is None else cost.add_((1 - self.alpha) / mass * self.linear)
+
+    def values(self, plan: Tensor) -> _Values:
+        """Evaluate a plan."""
+        rows, columns = self._own(plan)
+        own = float(rows @ plan.sum(1) + columns @ plan.sum(0))
+        crossed = float(((self.x @ plan @ self.y) * plan).sum())
+        linear = 0.0 if self.linear is None else float((self.linear * plan).sum())
+        alpha = self.alpha
+        return _Values(alpha * (own - 2 * crossed), (1 - alpha) * linear, alpha * own)
