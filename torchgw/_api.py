@@ -54,7 +54,7 @@ from torchgw._solve.passes import solve_problem
 from torchgw._solve.squares import solve_squares
 from torchgw._solve.state import Recorder
 from torchgw._solve.strategy import check_known, heavy_as_strict
-from torchgw._tensors.ahead import compile_beside
+from torchgw._tensors.ahead import compile_beside, compile_rest
 from torchgw._tensors.preload import load_beside
 from torchgw._tensors.ranks import Distributed, check_distributed, join, share_inputs, together
 from torchgw._tensors.threads import host_threads, small_on_one_thread
@@ -548,6 +548,7 @@ def solve(
             if pair is not None:
                 sides = sides.featured(pair, feature_metric)
             result = make_result(outcome, problem, sides, seed)
+    compile_rest(where)
     if differentiable is None:
         return result.in_numpy() if in_numpy else result
     known = Definition(problem, pair, feature_metric, options.rule)

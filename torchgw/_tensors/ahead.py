@@ -5,7 +5,7 @@ other. Which kernels a solve will launch is known from its size; `kernels.jsonl`
 of a few sizes launched, as Triton specialises it. Threads compile those while the solve reads its
 input, finds neighbours and imports what it needs. Where a launch needs a kernel that is being
 compiled, it waits for that one; one that no thread has begun is compiled by the launch itself. What
-only factors of another rank need is compiled once that is done.
+only factors of another rank need is compiled once a solve is over.
 """
 
 import hashlib
@@ -152,7 +152,7 @@ _launchers: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 _waiting: list[_Task] = []  # in the order in which solves launch them
 _begun: list[_Task] = []
 _later: list[tuple[torch.device, Variant]] = []  # for factors of a rank that no solve has had
-_ranked: set[torch.device] = set()  # on which the rank of a solve is known
+_compiled = threading.Event()  # whether a kernel was not in the cache
 _asked: set[tuple[torch.device, int]] = set()  # by place in the list
 _collected = threading.local()  # launches that this thread collects and does not make
 
@@ -223,10 +223,20 @@ def compile_for_rank(device: torch.device, rank: int) -> None:
         return
     padded = min((one.rank for one in variants() if one.rank >= rank), default=0)
     with _lock:
-        _ranked.add(device)
         wanted = [one for one in _later if one[0] == device and one[1].rank == padded]
         _later[:] = [one for one in _later if one not in wanted]
     _begin_to_compile(device, [variant for _, variant in wanted])
+
+
+def compile_rest(device: torch.device) -> None:
+    """Begin to compile what the next solve may need, if its factors are of another rank."""
+    # after a solve, which this would hold up; kernels that are in the cache are read when needed
+    if not _later or not _compiled.is_set():
+        return
+    with _lock:
+        rest = [variant for place, variant in _later if place == device]
+        _later[:] = [one for one in _later if one[0] != device]
+    _begin_to_compile(device, rest)
 
 
 def _threads(device: torch.device) -> int:
@@ -317,14 +327,9 @@ def _start(device: torch.device, others: int) -> None:
 def _work(device: torch.device, others: int) -> None:
     """Compile what waits, beside other threads, until nothing does or the program ends."""
     torch.cuda.set_device(device)
-    spent, compiled = 0.0, False
+    spent = 0.0
     while True:
         with _lock:
-            if compiled and not _waiting and not _begun and device in _ranked:
-                # nothing is waited for: the next solve may have factors of the other rank
-                _waiting.extend(_Task(variant) for place, variant in _later if place == device)
-                _later[:] = [one for one in _later if one[0] != device]
-                others = min(_threads(device), len(_waiting)) - 1
             if not _waiting or not threading.main_thread().is_alive():
                 _waiting.clear()
                 return
@@ -340,7 +345,8 @@ def _work(device: torch.device, others: int) -> None:
             spent = -time.thread_time()
             task.variant.compile()
             spent += time.thread_time()
-            compiled |= spent > _COMPILING
+            if spent > _COMPILING:
+                _compiled.set()
         except Exception as error:  # noqa: BLE001
             # the launch compiles it again, and raises the error
             logger.info("%s could not be compiled ahead: %s", task.variant.kernel, error)
