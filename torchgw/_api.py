@@ -516,7 +516,7 @@ def solve(
         recorder = Recorder(_both(report, callback), ranks=ranks)
         tables = D_X, D_Y
         if weight == 0 and not structure and isinstance(distances, str):
-            tables, distances = without_structure(M, pair), "auto"
+            tables = without_structure(M, pair)
         # choices that follow the inputs are not differentiated
         made: list[Searched] = []
         judge = None if tracked else partial(agreement, device=where, backend=backend, made=made)

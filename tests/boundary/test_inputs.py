@@ -27,6 +27,7 @@ from torchgw._boundary.arrays import as_weights, check_points, to_tensor
 from torchgw._sinkhorn.contract import Backend
 from torchgw.distances import (
     CallableDistance,
+    DistanceProvider,
     PointDistance,
     PrecomputedDistance,
     connect,
@@ -44,10 +45,11 @@ EPSILON = 0.2
 
 def solve(x=None, y=None, **options):
     """Solve with Euclidean distances, a large epsilon and no search unless told otherwise."""
-    tables = any(name in options for name in ("D_X", "D_Y"))
-    defaults = {"distances": "euclidean", "epsilon": EPSILON, "random_state": 0, "n_init": 1}
-    if tables:
+    defaults = {"epsilon": EPSILON, "random_state": 0, "n_init": 1}
+    if any(name in options for name in ("D_X", "D_Y")):
         defaults["epsilon"] = 5 * EPSILON
+    if not all(isinstance(side, DistanceProvider | None) for side in (x, y)):
+        defaults["distances"] = "euclidean"
     return torchgw.solve(x, y, **{**defaults, **options})
 
 
@@ -679,6 +681,58 @@ def test_disconnected_graphs_are_filled_and_say_so():
         with pytest.warns(GraphWarning, match=f"the graph `X` has 2.*{why}.*add edges"):
             result = solve(graph, Y, distances=("auto", "euclidean"), disconnected=policy)
         check(result, lengths, D_Y)
+
+
+def _unused_names():
+    """Calls whose distances are given, under the sides that messages name."""
+    given, points = PrecomputedDistance.unchecked(torch.from_numpy(D_X)), {"X": X}
+    one, names = {"distances": "cosine"}, {"distances": ("cosine", "euclidean")}
+    return {
+        "X and Y are neither": [
+            (torchgw.solve, {"D_X": D_X, "D_Y": D_Y} | one),
+            (torchgw.solve, {"D_X": D_X, "Y": given} | one),
+            (torchgw.solve, {"M": LINEAR, "alpha": 0} | one),
+            (torchgw.solve_low_rank, {"D_X": D_X, "D_Y": D_Y, "rank": 2} | one),
+            (torchgw.solve_low_rank, {"X": given, "Y": given, "rank": 2} | names),
+        ],
+        "X is neither": [(torchgw.solve, {"D_X": D_X, "Y": Y} | names)],
+        "Y is neither": [(torchgw.solve, {"D_Y": D_Y} | points | names)],
+        "D_X and D_Y are neither": [(torchgw.solve_many, {"D_X": [D_X], "D_Y": [D_Y]} | one)],
+        "D_Y is neither": [(torchgw.solve_many, {"Xs": [X], "D_Y": [D_Y]} | names)],
+        "D_X is neither": [(torchgw.pairwise, {"D_X": [D_X, D_X]} | one)],
+        "Xs is neither": [(torchgw.pairwise, {"Xs": [given, given]} | one)],
+        "spaces is neither": [(torchgw.barycenter, {"spaces": [given], "n": 3} | one)],
+    }
+
+
+@pytest.mark.parametrize(
+    ("sides", "function", "given"),
+    [(sides, *call) for sides, calls in _unused_names().items() for call in calls],
+)
+def test_a_name_of_distances_that_are_given_is_refused(sides, function, given):
+    """Rather than ignored."""
+    with pytest.raises(InvalidInputError, match=rf"`distances=.*cosine.*{sides}"):
+        function(**given)
+
+
+def test_a_name_of_distances_may_be_for_other_spaces():
+    """For the other side of a problem, or other spaces of a list."""
+    given = PrecomputedDistance.unchecked(torch.from_numpy(D_X))
+    options = {"distances": "euclidean", "scale": "max", "epsilon": EPSILON}
+    same_plan(solve(D_X=D_X, y=Y, **options), solve(X, Y, **options))
+    listed = [[given, X], [X, X]]
+    values = [torchgw.pairwise(each, **options) for each in listed]
+    np.testing.assert_allclose(*values, atol=1e-9)
+    shapes = [torchgw.barycenter(each, 4, random_state=0, **options).D for each in listed]
+    np.testing.assert_allclose(*shapes, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "given", [{"D_X": D_X, "D_Y": D_Y}, {"x": X, "y": Y}, {"D_X": D_X, "y": Y}]
+)
+def test_what_becomes_of_pieces_is_refused_without_graphs(given):
+    with pytest.raises(InvalidInputError, match="`disconnected` is used for geodesics"):
+        solve(**given, disconnected="fill")
 
 
 @pytest.mark.parametrize("distances", ["auto", "dijkstra", "landmark"])

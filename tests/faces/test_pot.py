@@ -216,6 +216,13 @@ def test_negative_reg():
         solve_gromov(*COSTS, reg=-1.0)
 
 
+@pytest.mark.parametrize("more", [{}, {"reg": 0.1}, {"unbalanced": 1.0}])
+@pytest.mark.parametrize("alpha", [-0.1, 1.5, "much", float("nan")])
+def test_bad_alpha(alpha, more):
+    with pytest.raises(torchgw.InvalidInputError, match=r"`alpha` must be a number in \[0, 1\]"):
+        solve_gromov(*COSTS, np.zeros((N, M)), alpha=alpha, **more)
+
+
 def test_names_of_the_functions_of_ot_gromov():
     for name, here in (("C1", "Ca"), ("epsilon", "reg"), ("G0", "plan_init"), ("p", "a")):
         with pytest.raises(TypeError, match=f"no argument '{name}'. Did you mean '{here}'"):

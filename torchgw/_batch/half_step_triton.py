@@ -17,6 +17,14 @@ from torchgw._batch.tile_triton import (
     sums_of_rows,
 )
 
+# Newton's steps to a level at most, and how many times it is looked for near another one. [L1264]
+_STEPS, _TURNS = tl.constexpr(40), tl.constexpr(32)
+# How far from being full points are told apart, as a logarithm: float32 ends at e^88. [L1264]
+_REACH = tl.constexpr(80.0)
+# A level that is further than this from where it was looked for is looked for anew, and no point
+# counts as further from being full, as logarithms. [L1264]
+_FAR = tl.constexpr(60.0)
+
 
 @triton.jit
 def through(values, memory, here, there):
@@ -43,7 +51,7 @@ def _level(weight, part, level, mass):
     By Newton's steps, which come from below but for the first. Where the mass is that of some
     points exactly, rounding may leave nothing to others: then the level is where the last is full.
     """
-    full, left, begun_below = weight < level * part, 40, 0
+    full, left, begun_below = weight < level * part, _STEPS, 0
     while left > 0:
         parts = tl.where(full, weight, 0.0), tl.where(full, 0.0, part)
         filled, slope = tl.reduce(parts, 0, _both)
@@ -75,15 +83,15 @@ def begun(weight, sums, potential, level, tau, mass, PARTIAL: tl.constexpr):
         brim = exact + potential
         lowest = tl.min(tl.where(used, brim, float("inf")), 0)
         highest = tl.max(tl.where(used, brim, -float("inf")), 0)
-        left = 32
+        left = _TURNS
         while left > 0:
             # where points are full may lie far apart: they are told apart near the level
             near = tl.minimum(tl.maximum(level, lowest), highest)
-            part = weight * tl.exp(tl.minimum(tl.maximum(near - brim, -80.0), 80.0))
+            part = weight * tl.exp(tl.minimum(tl.maximum(near - brim, -_REACH), _REACH))
             level = near + tl.log(_level(weight, part, 0.0 * near + 1.0, mass))
-            left = tl.where(tl.abs(level - near) > 60.0, left - 1, 0)
+            left = tl.where(tl.abs(level - near) > _FAR, left - 1, 0)
         grown = tl.where(used, tl.minimum(exact, level - potential), 0.0)
-        known = tl.exp(tl.minimum(tl.maximum(level - potential - grown, -60.0), 60.0))
+        known = tl.exp(tl.minimum(tl.maximum(level - potential - grown, -_FAR), _FAR))
     else:
         grown = tl.where(used, tau * exact + (tau - 1.0) * potential, 0.0)
         known = (tau - 1.0) * (potential + grown)

@@ -14,7 +14,7 @@ from torchgw._boundary.graphs import as_graph
 from torchgw._errors import InvalidInputError, InvalidTypeError
 from torchgw._problem.given import Passed
 from torchgw._problem.linear_term import FeatureMetric
-from torchgw._problem.named import DistanceName, pair_of_distances
+from torchgw._problem.named import DistanceName, pair_of_distances, refuse_names
 from torchgw._problem.problem import stored_matrix
 from torchgw._problem.providers import DistanceOptions, build_provider
 from torchgw._problem.scale import ScaleName
@@ -53,6 +53,12 @@ class Listed(NamedTuple):
     are_tables: bool
     items: list[Any]
 
+    @property
+    def are_measured(self) -> bool:
+        """Whether the distances of each space are given."""
+        measured = [isinstance(item, DistanceProvider) for item in self.items]
+        return self.are_tables or (bool(measured) and all(measured))
+
     @classmethod
     def of(cls, name: str, spaces: Any, tables: Any) -> "Listed":
         """List the spaces of side X or Y, given as points or as distance matrices."""
@@ -68,13 +74,14 @@ class Listed(NamedTuple):
 
 
 def check_measure(measure: Measure, *sides: Listed) -> None:
-    """Refuse names of distances that are unknown, and a second one for one list."""
+    """Refuse names of distances that are unknown or not used, and a second one for one list."""
     first, second = pair_of_distances(measure.distances)
     if len(sides) == 1 and first != second:
         raise InvalidInputError(
             f"`distances` must be one name where there is one list of spaces; got "
             f"{measure.distances!r}."
         )
+    refuse_names(measure.distances, {side.name: side.are_measured for side in sides})
 
 
 def listed_spaces(name: str, given: Any) -> list[Any]:
@@ -156,13 +163,11 @@ def _measured(
             "`distances` must be a name here, as every space has distances of its own. List "
             "providers as Xs and Ys."
         )
-    if isinstance(item, DistanceProvider) or is_table:
-        spec = "auto"
-    elif spec == "auto":
+    if spec == "auto" and not is_table and not isinstance(item, DistanceProvider):
         spec = "euclidean" if as_graph(name, item) is None else "precomputed"
     space, table = (None, item) if is_table else (item, None)
     passed = Passed(name, space, table, weight)
-    provider = build_provider(passed, (spec, "auto"), measure.options(), device)
+    provider = build_provider(passed, spec, measure.options(), device)
     return (
         stored_matrix(provider).to(device, torch.float64),
         as_weights("a", weight, provider.n, device, f"point of {name}"),

@@ -4,7 +4,7 @@ A name is one entry of ``NAMED``; choices and messages follow it. "auto" has non
 the others, by the size of the problem.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -100,3 +100,16 @@ def pair_of_distances(distances: Any) -> tuple[Any, Any]:
                 "pass them as `D_X` and `D_Y`; a function or a manifold makes a ManifoldDistance."
             )
     return pair
+
+
+def refuse_names(distances: Any, given: Mapping[str, bool]) -> None:
+    """Refuse names in ``distances`` where sides, by what messages call them, have their own."""
+    named = (isinstance(item, str) and item != "auto" for item in pair_of_distances(distances))
+    idle = [side for (side, own), name in zip(given.items(), named, strict=False) if own and name]
+    # one name for both sides has a use as long as one of them has
+    if idle and (len(idle) == len(given) or not isinstance(distances, str)):
+        raise InvalidInputError(
+            f"`distances={distances!r}` measures points and graphs, and {' and '.join(idle)} "
+            f"{'is' if len(idle) == 1 else 'are'} neither, so it would not be used. Pass 'auto' "
+            "there, or points."
+        )

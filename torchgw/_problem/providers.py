@@ -17,7 +17,14 @@ from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw._problem.decide import UNRELATED, Decision, Judge, decide
 from torchgw._problem.given import GivenSpace, Passed, recognise
 from torchgw._problem.linear_term import FeatureMetric
-from torchgw._problem.named import NAMED, DistanceName, from_graphs, of_curvature, pair_of_distances
+from torchgw._problem.named import (
+    NAMED,
+    DistanceName,
+    from_graphs,
+    of_curvature,
+    pair_of_distances,
+    refuse_names,
+)
 from torchgw._problem.plausible import check_tables_fit, warn_of_far_points, warn_of_two_kinds
 from torchgw._problem.preparation import KeyedGraph, Preparation
 from torchgw._problem.scale import ScaleName, scaled
@@ -189,8 +196,13 @@ def build_provider(
     passed: Passed, distances: Any, options: DistanceOptions, device: torch.device
 ) -> DistanceProvider:
     """Build the provider of one space, as a side of a problem whose other side is one point."""
+    spec = pair_of_distances(distances)[0]
+    if passed.table is not None or isinstance(passed.space, DistanceProvider):
+        # the name is meant for other spaces of a list
+        spec = "auto" if isinstance(spec, str) else spec
     point = PrecomputedDistance.unchecked(torch.zeros(1, 1, dtype=torch.float64, device="cpu"))
-    return build_providers((passed, Passed("Y", point)), distances, options, device).providers[0]
+    pair = passed, Passed("Y", point)
+    return build_providers(pair, (spec, "auto"), options, device).providers[0]
 
 
 def _recognised(
@@ -210,6 +222,8 @@ def _recognised(
         if not directed:
             refuse_directed(provider, "torchgw.solve compares them.")
     warn_of_two_kinds(ready)
+    own = (side.given.provider is not None and not side.given.computed for side in pair)
+    refuse_names(distances, dict(zip("XY", own, strict=True)))
     return pair
 
 
@@ -252,7 +266,7 @@ def _name(
             side.spec = decision.chosen
         if side.given.provider is None:
             side.name = _resolve(side.spec, largest, device, options)
-    _refuse_unused(pair, options)
+    _refuse_unused(pair, options, decided=decision is not None)
     stored = pair[0].name == "precomputed", pair[1].name == "precomputed"
     check_tables_fit((pair[0].given.n, pair[1].given.n), stored, device, dense=options.dense)
 
@@ -334,9 +348,14 @@ def _accurate_landmarks(pair: list[_Side], stages: Preparation) -> list[Landmark
     return found
 
 
-def _refuse_unused(pair: list[_Side], options: DistanceOptions) -> None:
-    """Refuse an option that neither side would use."""
+def _refuse_unused(pair: list[_Side], options: DistanceOptions, *, decided: bool) -> None:
+    """Refuse an option that neither side would use, unless the data ``decided`` that."""
     names = {side.name for side in pair}
+    if options.disconnected != "stitch" and not decided and names.isdisjoint(from_graphs()):
+        raise InvalidInputError(
+            "`disconnected` is used for geodesics on graphs only; drop it, or pass graphs or "
+            f"points with distances={listed(from_graphs())}."
+        )
     if options.n_landmarks is not None and not {"landmark", *of_curvature()} & names:
         raise InvalidInputError(
             "`n_landmarks` is used by distances='landmark' and by those of curved spaces only; "

@@ -45,6 +45,22 @@ class Chain:
     value: float = math.inf
     seconds: float = 0.0
 
+    def move(
+        self,
+        plan: Tensor,
+        g: Tensor,
+        epsilon: float,
+        objective: float,
+        value: float,
+        *,
+        down: bool = False,
+    ) -> None:
+        """Take another plan; if only ``down``, not one of the same epsilon that is no lower."""
+        if down and self.epsilon == epsilon and self.objective <= objective:
+            return
+        self.plan, self.g, self.epsilon = plan, g, epsilon
+        self.objective, self.value = objective, value
+
     def trial(self, status: str) -> Trial:
         """Report it."""
         name = self.kind.name if self.number is None else f"{self.kind.name} {self.number}"

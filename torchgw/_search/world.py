@@ -221,9 +221,7 @@ class World:
         self.descend(chains, ladder, ladder.start)
         self.settle(chains, ladder.start)
         for chain, old in zip(chains, before, strict=True):
-            if old.objective < chain.objective:
-                chain.plan, chain.g = old.plan, old.g
-                chain.objective, chain.value = old.objective, old.value
+            chain.move(old.plan, old.g, old.epsilon, old.objective, old.value, down=True)
 
     def _settle(self, chains: list[Chain], epsilon: float) -> None:
         """Settle one batch."""
@@ -275,10 +273,7 @@ class World:
         numbers = zip(chains, plans, g, objectives, values.tolist(), strict=True)
         for chain, plan, potential, objective, value in numbers:
             chain.seconds += seconds
-            if settled and chain.epsilon == epsilon and chain.objective <= objective:
-                continue
-            chain.plan, chain.g, chain.epsilon = plan, potential, epsilon
-            chain.objective, chain.value = objective, value
+            chain.move(plan, potential, epsilon, objective, value, down=settled)
 
 
 def _total(tables: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from time import perf_counter
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -45,6 +45,14 @@ _CHAINED, _MOST_OTHERS = 2**13, 2
 _ALIKE, _ABOVE, _FORGOTTEN = 0.1, 0.015, 3
 
 
+class _Other(NamedTuple):
+    """Another solve, which may end lower than that from the optimum that a search chose."""
+
+    asked: Asked
+    way: Literal["search", "product", "optimum"]  # by another search, or where it begins
+    label: str = ""  # of its start; another search finds its own
+
+
 def solve_problem(asked: Asked, recorder: Recorder) -> Outcome:
     """Solve, as often as the answer takes."""
     problem, rule = asked.problem, asked.options.rule
@@ -52,12 +60,12 @@ def solve_problem(asked: Asked, recorder: Recorder) -> Outcome:
     if masses_differ and problem.linear is not None and problem.alpha != 0:
         return _solve_for_mass(asked, recorder)
     outcome = _solve_searched(asked, recorder)
-    for other, label in _other_solves(asked, outcome.search):
-        outcome = _no_higher_than(outcome, other, label)
+    for other in _other_solves(asked, outcome.search):
+        outcome = _no_higher_than(outcome, other)
     return outcome
 
 
-def _other_solves(asked: Asked, search: Search | None) -> Iterator[tuple[Asked, str]]:
+def _other_solves(asked: Asked, search: Search | None) -> Iterator[_Other]:
     """Ask for other solves where the optimum that a search chose may not be the lowest."""
     problem, options = asked.problem, asked.options
     if options.rule is not None or asked.checkpoint is not None or options.ranks is not None:
@@ -66,13 +74,13 @@ def _other_solves(asked: Asked, search: Search | None) -> Iterator[tuple[Asked, 
     if thorough:
         # the chains of a thorough search crowd out some that the default would follow to
         # the end
-        yield _again(asked, search="auto"), ""
+        yield _Other(_again(asked, search="auto"), "search")
     entries = problem.source.n * problem.target.n
     if thorough or entries <= _SMALLEST:
-        yield _again(asked, n_init=1), "product"
+        yield _Other(_again(asked, n_init=1), "product", "product")
     if search is not None and entries <= (_CHAINED if search.trials else _SMALLEST):
         for one in _close_to_best(search, options):
-            yield _again(asked, one), one.label
+            yield _Other(_again(asked, one), "optimum", one.label)
 
 
 def _close_to_best(search: Search, options: Options) -> Iterator[Alternative]:
@@ -195,21 +203,20 @@ def _told(start: str, outcome: Outcome, seconds: float) -> Trial:
     return Trial(start, ending.epsilon, objective, value, seconds, "refined")
 
 
-def _no_higher_than(searched: Outcome, asked: Asked, label: str) -> Outcome:
+def _no_higher_than(searched: Outcome, again: _Other) -> Outcome:
     """Solve in another way as well, if there was a search, and return what is lower."""
-    # a solve by another search has no `label`, that of a start
-    search, problem = searched.search, asked.problem
+    search, asked, problem = searched.search, again.asked, again.asked.problem
     if search is None or not search.alternatives or searched.ending.status is Status.STOPPED:
         return searched
     nothing = _NOTHING * searched.strategy.scale
-    if isinstance(asked.init, Alternative):
+    if again.way == "optimum":
         # a mirror image of the plan ends at the same objective, up to the tolerances
         nothing = max(nothing, AGREED * abs(_objective(searched)))
     if problem.linear is None and searched.ending.evaluation.value(problem.alpha) <= nothing:
         # nothing is better than a match that keeps all distances
         return searched
     with _aside(asked, searched) as aside:
-        if isinstance(asked.init, Alternative):
+        if again.way == "optimum":
             aside.callback = _NoLower(searched.recorder.history, alike=False)
         other = _solve_searched(asked, aside)
     if not other.ending.status.converged or _objective(other) >= _objective(searched) - nothing:
@@ -217,10 +224,10 @@ def _no_higher_than(searched: Outcome, asked: Asked, label: str) -> Outcome:
     value = other.ending.evaluation.value(problem.alpha)
     found = other.search or Search((), math.nan, doubt=search.doubt)
     doubt = found.doubt
-    if not label and doubt != WHY_NOT_A_COPY:
+    if again.way == "search" and doubt != WHY_NOT_A_COPY:
         # the longer search has ended at another plan
         doubt = WHY_OPEN["thorough"].format(count=len(search.trials))
-    label = found.alternatives[0].label if found.alternatives else label
+    label = found.alternatives[0].label if found.alternatives else again.label
     plan = torch.as_tensor(other.ending.plan.to_dense())
     # what is said of the plan itself: it stands beside the other one, not beside the rough plan
     # that the other began from

@@ -23,7 +23,7 @@ from torchgw._boundary.arrays import (
 from torchgw._boundary.checks import check_count, check_positive, reject_unknown
 from torchgw._errors import ConvergenceWarning, InvalidInputError, warn_user
 from torchgw._problem.given import Passed
-from torchgw._problem.named import DistanceName
+from torchgw._problem.named import DistanceName, refuse_names
 from torchgw._problem.problem import stored_matrix
 from torchgw._problem.providers import DistanceOptions, build_provider
 from torchgw._problem.scale import ScaleName
@@ -151,6 +151,8 @@ def barycenter(
             f"provider; its first item has shape {tuple(spaces[0].shape)}. Pass [X] for one space."
         )
     in_numpy = without_tensors(spaces, weights, a, masses, features, init)
+    own = all(isinstance(space, DistanceProvider) for space in spaces)
+    refuse_names(distances, {"spaces": own})
     where = resolve_device(device, *spaces)
     generator, seed = make_generator(random_state, where)
     options = DistanceOptions(None, None, scale, "stitch")

@@ -20,7 +20,14 @@ from torchgw.pot._arrays import Array, Arrays, product
 from torchgw.pot._scaling import scale
 from torchgw.pot._unbalanced import Relaxed, relative_entropy, solve_linear
 from torchgw.pot.gromov._call import Call
-from torchgw.pot.gromov._read import Problem, needs_gradients, read_problem, read_start, value_of
+from torchgw.pot.gromov._read import (
+    Problem,
+    check_share,
+    needs_gradients,
+    read_problem,
+    read_start,
+    value_of,
+)
 from torchgw.pot.gromov._steps import Marginals, entropic, exact, on_positive
 from torchgw.pot.gromov._unbalanced import Across, both_sides, pots_backend
 
@@ -373,7 +380,7 @@ def _penalised(
 ) -> OTResult:
     """Solve with penalised marginals, by fused unbalanced Gromov-Wasserstein."""
     tables, M, a, b = (given["C1"], given["C2"]), given["M"], given["p"], given["q"]
-    alpha = float(given["alpha"])
+    alpha = check_share(given["alpha"])
     if needs_gradients(given["alpha"]):
         raise UnsupportedError("`alpha` has no gradients with penalised marginals: detach it.")
     both = unbalanced if isinstance(unbalanced, (tuple, list)) else (unbalanced, unbalanced)

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.spatial.distance import cdist
 
+from torchgw._boundary.arrays import check_list
 from torchgw._errors import InvalidInputError
 from torchgw.pot._arrays import Array, Arrays, generator
 from torchgw.pot._quadratic import LOSSES
@@ -19,7 +20,13 @@ from torchgw.pot.gromov._plans import (
     semirelaxed_fused_gromov_wasserstein,
     semirelaxed_gromov_wasserstein,
 )
-from torchgw.pot.gromov._read import check_lengths, without_gradients
+from torchgw.pot.gromov._read import (
+    EACH,
+    check_lengths,
+    check_share,
+    read_features,
+    without_gradients,
+)
 
 _CRITERIA = ("barycenter", "loss")
 _SIMPLE = ("product", "random_product", "random")
@@ -35,7 +42,11 @@ def update_barycenter_structure(call: Call) -> Any:
     -------
     C : array of shape (N, N)
     """
-    arrays, plans, structures, weights = _read_update(call, "Cs")
+    arrays, plans, weights, counts = _read_update(call, "Cs")
+    structures = [
+        arrays.read(f"Cs[{k}]", table, (count, count))
+        for k, (table, count) in enumerate(zip(call.Cs, counts, strict=True))
+    ]
     shares = _shares(call.lambdas, len(plans))
     new = _structure(plans, structures, shares, weights, call.loss_fun, call.target)
     return arrays.give(new)
@@ -53,17 +64,33 @@ def update_barycenter_feature(call: Call) -> Any:
     """
     if call.loss_fun != "square_loss":
         raise InvalidInputError(f"`loss_fun` must be 'square_loss'; got {call.loss_fun!r}.")
-    arrays, plans, features, weights = _read_update(call, "Ys")
+    arrays, plans, weights, counts = _read_update(call, "Ys")
+    features = read_features(arrays, "Ys", call.Ys, counts)
     shares = _shares(call.lambdas, len(plans))
     return arrays.give(_features(plans, features, shares, weights, call.target))
 
 
-def _read_update(call: Call, name: str) -> tuple[Arrays, list[Array], list[Array], Array | None]:
-    tables = call.get(name)
-    arrays = Arrays(*call.Ts, *tables, call.p)
-    plans = [arrays.read("Ts", plan) for plan in call.Ts]
+def _read_update(call: Call, name: str) -> tuple[Arrays, list[Array], Array | None, list[int]]:
+    """Read plans, weights of the barycenter, and how many points each structure has."""
+    side = 0 if call.target else 1
+    Ts, tables = (check_list(key, call.get(key), EACH) for key in ("Ts", name))
+    check_lengths(Ts=Ts, **{name: tables}, lambdas=call.lambdas)
+    arrays = Arrays(*Ts, *tables, call.p)
+    plans = [arrays.read(f"Ts[{k}]", plan) for k, plan in enumerate(Ts)]
+    shapes = [plan.shape for plan in plans]
+    if any(len(shape) != 2 for shape in shapes) or len({shape[1 - side] for shape in shapes}) > 1:
+        raise InvalidInputError(
+            "`Ts` must be matrices between each structure and the points of one barycenter, which "
+            f"are {'columns' if call.target else 'rows'}; got shapes {shapes}."
+        )
+    size = shapes[0][1 - side]
+    known = (size,), (len(plans), size)
     weights = None if call.p is None else arrays.read("p", call.p)
-    return arrays, plans, [arrays.read(name, table) for table in tables], weights
+    if weights is not None and weights.shape not in known:
+        raise InvalidInputError(
+            f"`p` must have shape {known[0]} or {known[1]}; got {weights.shape}."
+        )
+    return arrays, plans, weights, [shape[side] for shape in shapes]
 
 
 @takes(
@@ -180,7 +207,7 @@ def semirelaxed_fgw_barycenters(call: Call) -> Any:
     assert known.features is not None
     X = None
     if call.init_X is not None:
-        X = known.arrays.read("init_X", call.init_X)
+        X = known.arrays.read("init_X", call.init_X, (call.N, known.features[0].shape[1]))
     elif call.G0 not in _SIMPLE:
         from sklearn.cluster import KMeans
 
@@ -265,7 +292,9 @@ def _read(call: Call) -> _Known:
         arrays.weights(f"ps[{k}]", weight, len(table))
         for k, (weight, table) in enumerate(zip(given, structures, strict=True))
     ]
-    features = None if Ys is None else [arrays.read("Ys", table) for table in Ys]
+    sizes = [len(table) for table in structures]
+    features = None if Ys is None else read_features(arrays, "Ys", Ys, sizes)
+    check_share(call.get("alpha", 1.0))
     shares = _shares(call.lambdas, len(structures))
     return _Known(arrays, structures, features, weights, arrays.weights("p", p, call.N), shares)
 
@@ -332,23 +361,28 @@ def _first_pair(call: Call, known: _Known) -> tuple[Array, Array | None]:
     if known.features is not None:
         _check_fixed(call)
     if call.init_C is not None:
-        C = known.arrays.table("init_C", call.init_C)
+        C = known.arrays.read("init_C", call.init_C, (call.N, call.N))
     else:
         points = generator(call.random_state).randn(len(known.p), 2)
         C = cdist(points, points, "sqeuclidean")
         C = C / C.max() if known.features is None else C
     if known.features is None:
         return C, None
-    name = "init_X" if "init_X" in vars(call) else "init_Y"
+    name, shape = _name_of_start(call), (call.N, known.features[0].shape[1])
     if call.get(name) is not None:
-        return C, known.arrays.read(name, call.get(name))
-    return C, np.zeros((len(known.p), known.features[0].shape[1]))
+        return C, known.arrays.read(name, call.get(name), shape)
+    return C, np.zeros(shape)
+
+
+def _name_of_start(call: Call) -> str:
+    """Find what the first features are called."""
+    return "init_X" if "init_X" in vars(call) else "init_Y"
 
 
 def _check_fixed(call: Call) -> None:
     """Refuse to fix what is not given."""
-    name = "init_X" if "init_X" in vars(call) else "init_Y"
-    for fixed, start in ((call.fixed_structure, "init_C"), (call.fixed_features, name)):
+    starts = "init_C", _name_of_start(call)
+    for fixed, start in zip((call.fixed_structure, call.fixed_features), starts, strict=True):
         if not fixed or call.get(start) is not None:
             continue
         message = f"What is fixed must be given: pass `{start}`."
@@ -366,13 +400,14 @@ def _check_fixed(call: Call) -> None:
 
 def _free_structure(call: Call, known: _Known, X: Array | None = None) -> tuple[Array, list[Array]]:
     """Begin a barycenter with free weights: plans by name, and the structure that they give."""
-    given = None if call.init_C is None else known.arrays.table("init_C", call.init_C)
+    N = call.N
+    given = None if call.init_C is None else known.arrays.read("init_C", call.init_C, (N, N))
     method, alpha, random_state = call.G0, call.get("alpha", 1.0), call.random_state
     simple = method in _SIMPLE
     costs: list[Array | None] = [None] * len(known.structures)
     if X is not None and known.features is not None and not simple:
         costs = [cdist(table, X, "sqeuclidean") for table in known.features]
-    blank = np.zeros((call.N, call.N))
+    blank = np.zeros((N, N))
 
     def start(k: int, C: Array, use_target: bool) -> Array:
         given = known.structures[k], C, known.weights[k], costs[k], alpha, method, random_state
@@ -382,7 +417,7 @@ def _free_structure(call: Call, known: _Known, X: Array | None = None) -> tuple[
     if given is not None:
         return given, [start(k, given, not simple) for k in count]
     # larger graphs are partitioned, and smaller ones then fitted to what that gives
-    larger = [k for k in count if simple or len(known.structures[k]) > call.N]
+    larger = [k for k in count if simple or len(known.structures[k]) > N]
     plans = {k: start(k, blank, False) for k in larger}
     if larger:
         kept = [known.shares[k] / sum(known.shares[j] for j in larger) for k in larger]

@@ -12,7 +12,7 @@ from torchgw.pot._descent import Line, best_step, descend
 from torchgw.pot._quadratic import quadratic
 from torchgw.pot._vertices import transport
 from torchgw.pot.gromov._call import Call, takes
-from torchgw.pot.gromov._read import check_lengths, without_gradients
+from torchgw.pot.gromov._read import check_lengths, check_share, without_gradients
 
 _PROJECTIONS = ("nonnegative_symmetric", "symmetric", "nonnegative")
 # Decay of Adam's two means, and what is added to its divisor: the usual choices. [L509]
@@ -154,7 +154,7 @@ def _unmix(call: Call, graph: _Graph, atoms: _Graph, symmetric: bool | None) -> 
         raise InvalidInputError(
             f"Features of graphs and atoms must be as many; got {Y.shape[1]} and {Ys.shape[2]}."
         )
-    alpha = float(call.get("alpha", 1.0))
+    alpha = check_share(call.get("alpha", 1.0))
     w, T, loss = np.full(len(Cs), 1 / len(Cs)), product(p, q, float(p.sum())), np.inf
     weighted = Cs * np.outer(q, q)
     gram = alpha * np.einsum("dij,eij->de", weighted, Cs) - reg * np.eye(len(Cs))
@@ -208,10 +208,13 @@ def _learn(
     blank = [None] * len(call.Cs)
     sides = zip(call.Cs, Ys or blank, ps or blank, strict=True)
     graphs = [_read_graph(arrays, f"s[{k}]", *side) for k, side in enumerate(sides)]
+    widths = [graph.Y.shape[1] for graph in graphs]
+    if len(set(widths)) > 1:
+        raise InvalidInputError(f"Features of all graphs must be as many; got {widths}.")
     random = generator(call.random_state)
     atoms = _first_atoms(call, arrays, graphs, random)
     parts, q = [atoms.C, atoms.Y], atoms.p
-    alpha, size = float(call.get("alpha", 1.0)), min(int(call.batch_size), len(graphs))
+    alpha, size = check_share(call.get("alpha", 1.0)), min(int(call.batch_size), len(graphs))
     symmetric = True if "symmetric" in str(call.projection) else None
     means = [(np.zeros_like(part), np.zeros_like(part)) for part in parts]
     log: dict[str, list[float]] = {"loss_batches": [], "loss_epochs": []}

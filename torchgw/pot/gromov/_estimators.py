@@ -13,7 +13,7 @@ from torchgw.pot._arrays import Array, Arrays, generator
 from torchgw.pot._scaling import scale
 from torchgw.pot._vertices import transport
 from torchgw.pot.gromov._call import Call, takes
-from torchgw.pot.gromov._read import without_gradients
+from torchgw.pot.gromov._read import check_share, without_gradients
 
 # How many steps without a change end the sampled solver, and what counts as one: as in POT. [L389]
 _QUIET, _CHANGE = 100, 1e-19
@@ -54,7 +54,7 @@ def pointwise_gromov_wasserstein(call: Call) -> Any:
     log : dict, only with ``log=True``
         ``gw_dist_estimated`` and ``gw_dist_std``.
     """
-    spaces = _read(call)
+    spaces, step = _read(call), check_share(call.alpha)
     random = generator(call.random_state)
     n, m = len(spaces.p), len(spaces.q)
 
@@ -67,10 +67,10 @@ def pointwise_gromov_wasserstein(call: Call) -> Any:
         i = int(random.choice(n, p=spaces.p))
         row = plan[[i], :].toarray().ravel()
         new = matched(i, int(random.choice(m, p=row / row.sum())))
-        if call.alpha == 1:
+        if step == 1:
             plan = new
         else:
-            plan = ((1 - call.alpha) * plan + call.alpha * new).tocsr()
+            plan = ((1 - step) * plan + step * new).tocsr()
             plan.data[plan.data <= call.threshold_plan] = 0
             plan.eliminate_zeros()
         if turn % 10 == 0 or turn == call.max_iter - 1:

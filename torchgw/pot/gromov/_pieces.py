@@ -1,16 +1,18 @@
 """The pieces that POT's solvers are made of: losses, gradients, line searches, starts."""
 
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
+from torchgw._boundary.checks import check_choice, is_number
 from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw.pot._arrays import Array, Arrays, generator, product
 from torchgw.pot._descent import best_step
 from torchgw.pot._quadratic import transform
-from torchgw.pot._unbalanced import between_products, to_product
+from torchgw.pot._unbalanced import Divergence, between_products, to_product
 from torchgw.pot._vertices import transport
 from torchgw.pot.gromov._call import Call, takes
+from torchgw.pot.gromov._read import check_limits, check_numbers, check_share, scalar
 
 # Starts of semi-relaxed problems by name.
 _PARTITIONS = ("fluid", "spectral", "kmeans", "fluid_soft", "spectral_soft", "kmeans_soft")
@@ -27,13 +29,15 @@ def init_matrix(
     constC, hC1, hC2 : arrays of shapes (n, m), (n, n) and (m, m)
     """
     arrays = Arrays(C1, C2, p, q)
-    f1, f2, h1, h2 = transform(arrays.read("C1", C1), arrays.read("C2", C2), loss_fun)
-    constant = (f1 @ arrays.read("p", p))[:, None] + f2 @ arrays.read("q", q)
+    f1, f2, h1, h2 = transform(arrays.table("C1", C1), arrays.table("C2", C2), loss_fun)
+    weights = arrays.read("p", p, (len(f1),)), arrays.read("q", q, (len(f2),))
+    constant = (f1 @ weights[0])[:, None] + f2 @ weights[1]
     return arrays.give(constant), arrays.give(h1), arrays.give(h2)
 
 
 def tensor_product(constC: Any, hC1: Any, hC2: Any, T: Any, nx: Any = None) -> Any:
     """Compute constC - hC1 T hC2', as ``ot.gromov.tensor_product``."""
+    _check_shapes(T=T, constC=constC, hC1=hC1, hC2=hC2)
     return constC - hC1 @ T @ hC2.T
 
 
@@ -57,8 +61,8 @@ def init_matrix_semirelaxed(
     constC, hC1, hC2, fC2t : arrays of shapes (n, m), (n, n), (m, m) and (m, m)
     """
     arrays = Arrays(C1, C2, p)
-    f1, f2, h1, h2 = transform(arrays.read("C1", C1), arrays.read("C2", C2), loss_fun)
-    constant = np.outer(f1 @ arrays.read("p", p), np.ones(len(f2)))
+    f1, f2, h1, h2 = transform(arrays.table("C1", C1), arrays.table("C2", C2), loss_fun)
+    constant = np.outer(f1 @ arrays.read("p", p, (len(f1),)), np.ones(len(f2)))
     return arrays.give(constant), arrays.give(h1), arrays.give(h2), arrays.give(f2.T)
 
 
@@ -73,6 +77,7 @@ def solve_gromov_linesearch(call: Call) -> tuple[Any, int, Any]:
     -------
     alpha, calls, cost : float, int, float
     """
+    _check_line(call, "C1", "C2")
     plan, direction, C1, C2 = call.G, call.deltaG, call.C1, call.C2
     cross = C1 @ direction @ C2.T
     mixed = 2 * (cross * plan).sum()
@@ -93,6 +98,7 @@ def solve_semirelaxed_gromov_linesearch(call: Call) -> tuple[Any, int, Any]:
     -------
     alpha, calls, cost : float, int, float
     """
+    _check_line(call, "C1", "C2", *(() if call.fC2t is None else ("fC2t",)))
     plan, direction, C1, C2 = call.G, call.deltaG, call.C1, call.C2
     squares = C2.T**2 if call.fC2t is None else call.fC2t
     at_direction = (direction.sum(0) @ squares)[None, :] - C1 @ direction @ C2.T
@@ -113,10 +119,38 @@ def solve_partial_gromov_linesearch(call: Call) -> tuple[Any, int, Any, Any]:
     -------
     alpha, calls, cost, gradient : float, int, float, array of shape (n, m)
     """
+    _check_line(call, "df_G", "df_Gc")
     change, direction = call.df_Gc - call.df_G, call.deltaG
     slope = (call.M * direction).sum() + call.reg * (call.df_G * direction).sum()
     alpha, calls, cost = _line(call, 0.5 * call.reg * (change * direction).sum(), slope)
     return alpha, calls, cost, call.df_G + alpha * change
+
+
+# Tables of the first and of the second space; others are between the two.
+_WITHIN = ("C1", "hC1"), ("C2", "hC2", "fC2t")
+
+
+def _check_shapes(**given: Any) -> None:
+    """Refuse tables that do not fit the first of them, which is between two spaces."""
+    first = tuple(getattr(next(iter(given.values())), "shape", ()))
+    within: dict[str, Any] = {
+        name: (size, size) for names, size in zip(_WITHIN, first, strict=False) for name in names
+    }
+    for name, table in given.items():
+        found = tuple(table.shape) if hasattr(table, "shape") else type(table).__name__
+        wanted = within.get(name, first) if len(first) == 2 else "(n, m)"
+        if found != wanted:
+            raise InvalidInputError(f"`{name}` must have shape {wanted}; got {found}.")
+
+
+def _check_line(call: Call, *names: str) -> None:
+    """Refuse what is no line between plans; M may be a number, as without a linear cost."""
+    tables = {name: call.get(name) for name in ("G", "deltaG", *names)}
+    if not is_number(scalar(call.M)):
+        tables["M"] = call.M
+    _check_shapes(**tables)
+    check_numbers(reg=call.reg, cost_G=call.cost_G)
+    check_limits(alpha_min=call.alpha_min, alpha_max=call.alpha_max)
 
 
 def _line(call: Call, bend: Any, slope: Any) -> tuple[Any, int, Any]:
@@ -132,9 +166,12 @@ def div_to_product(call: Call) -> Any:
     """Compute the divergence of a plan from a x b, as ``ot.gromov.div_to_product``."""
     arrays = Arrays(call.pi, call.a, call.b)
     plan = arrays.read("pi", call.pi)
-    rows = plan.sum(1) if call.pi1 is None else arrays.read("pi1", call.pi1)
-    columns = plan.sum(0) if call.pi2 is None else arrays.read("pi2", call.pi2)
-    weights = arrays.read("a", call.a), arrays.read("b", call.b)
+    _check_shapes(pi=plan)
+    check_choice("divergence", call.divergence, get_args(Divergence))
+    of_rows, of_columns = plan.shape[:1], plan.shape[1:]
+    rows = plan.sum(1) if call.pi1 is None else arrays.read("pi1", call.pi1, of_rows)
+    columns = plan.sum(0) if call.pi2 is None else arrays.read("pi2", call.pi2, of_columns)
+    weights = arrays.read("a", call.a, of_rows), arrays.read("b", call.b, of_columns)
     mass = call.mass
     return arrays.give(to_product(plan, *weights, rows, columns, call.divergence, mass=mass))
 
@@ -143,9 +180,11 @@ def div_between_product(
     mu: Any, nu: Any, alpha: Any, beta: Any, divergence: str, nx: Any = None
 ) -> Any:
     """Compute the divergence of two products, as ``ot.gromov.div_between_product``."""
-    given = {"mu": mu, "nu": nu, "alpha": alpha, "beta": beta}
-    arrays = Arrays(*given.values())
-    first, second, alone, beside = (arrays.read(name, value) for name, value in given.items())
+    arrays = Arrays(mu, nu, alpha, beta)
+    check_choice("divergence", divergence, get_args(Divergence))
+    first, second = arrays.read("mu", mu), arrays.read("nu", nu)
+    alone = arrays.read("alpha", alpha, first.shape)
+    beside = arrays.read("beta", beta, second.shape)
     return arrays.give(between_products(first, second, alone, beside, divergence))
 
 
@@ -162,9 +201,11 @@ def semirelaxed_init_plan(call: Call) -> Any:
     arrays = Arrays(call.C1, call.C2, call.p)
     tables = arrays.table("C1", call.C1), arrays.table("C2", call.C2)
     weights = arrays.weights("p", call.p, len(tables[0]))
-    linear = None if call.M is None else arrays.read("M", call.M)
-    named = call.alpha, call.method, call.random_state
-    plan = semirelaxed_start(*tables, weights, linear, *named, use_target=call.use_target)
+    shape = len(tables[0]), len(tables[1])
+    linear = None if call.M is None else arrays.read("M", call.M, shape)
+    alpha, target = check_share(call.alpha), call.use_target
+    named: Any = call.method, call.random_state
+    plan = semirelaxed_start(*tables, weights, linear, alpha, *named, use_target=target)
     return arrays.give(plan)
 
 

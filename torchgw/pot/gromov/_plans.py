@@ -50,7 +50,8 @@ def gromov_wasserstein(call: Call) -> Any:
     -------
     T : array of shape (n, m)
     log : dict, only with ``log=True``
-        ``loss`` of each step, ``gw_dist``, dual potentials ``u`` and ``v``.
+        ``loss`` of each step, ``gw_dist``; of the last linear problem ``cost``, and dual potentials
+        ``u`` and ``v``.
     """
     return exact_answer(call, "balanced", "gw_dist", warning=None)
 

@@ -20,7 +20,7 @@ from torchgw.pot._arrays import Array, Arrays, Places
 from torchgw.pot._vertices import in_order
 from torchgw.pot.gromov._call import Call, takes
 from torchgw.pot.gromov._pieces import partition
-from torchgw.pot.gromov._read import read_problem, without_gradients
+from torchgw.pot.gromov._read import check_share, read_problem, without_gradients
 from torchgw.pot.gromov._steps import exact
 
 _STEPS = "armijo=False, max_iter=1e4, tol_rel=1e-9, tol_abs=1e-9"
@@ -43,11 +43,11 @@ def quantized_fused_gromov_wasserstein_partitioned(call: Call) -> Any:
         ``global dist``, and ``local dist (i,j)`` of each pair of parts.
     """
     call.check_known()
-    tables, alpha = (call.CR1, call.CR2), call.alpha
+    tables, alpha = (call.CR1, call.CR2), check_share(call.alpha)
     lists = call.list_R1, call.list_R2, call.list_p1, call.list_p2
     without_gradients(call.function, *tables, *lists, call.MR)
-    if not 0 < alpha <= 1:
-        raise InvalidInputError(f"`alpha` must be above 0 and at most 1; got {alpha}.")
+    if alpha == 0:
+        raise InvalidInputError("`alpha` must be above 0 and at most 1; got 0.")
     if alpha < 1 and call.MR is None:
         raise InvalidInputError(_FEATURES)
     for R, p, side in zip(lists[:2], lists[2:], "12", strict=True):
@@ -139,7 +139,7 @@ def quantized_fused_gromov_wasserstein_samples(call: Call) -> Any:
 def get_graph_partition(call: Call) -> Any:
     """Label the nodes of a graph by their part, as ``ot.gromov.get_graph_partition``."""
     arrays, method = Arrays(call.C), call.part_method
-    if call.alpha != 1 and call.F is None:
+    if check_share(call.alpha) != 1 and call.F is None:
         raise InvalidInputError(_FEATURES)
     if method not in ("random", "louvain", "fluid", "spectral"):
         raise InvalidInputError(
@@ -178,7 +178,7 @@ def format_partitioned_graph(call: Call) -> Any:
     CR, list_R, list_p : array of shape (k, k), and lists of k arrays
     FR : array of shape (k, d), only with ``F``
     """
-    if call.alpha != 1 and call.M is None:
+    if check_share(call.alpha) != 1 and call.M is None:
         raise InvalidInputError(_FEATURES)
     arrays = Arrays(call.C, call.p)
     table, M = arrays.table("C", call.C), None if call.M is None else arrays.read("M", call.M)
@@ -238,7 +238,7 @@ def _format(
     features_between: Callable[[Any, Any, Array], Array],
 ) -> Any:
     """Arrange a space by its parts, from functions that compute entries of rows and columns."""
-    if call.alpha != 1 and call.F is None:
+    if check_share(call.alpha) != 1 and call.F is None:
         raise InvalidInputError(_FEATURES)
     without_gradients(call.function, call.p, call.F, call.get("C"), call.get("X"), call.get("M"))
     n = len(call.get("X", call.get("C")))
@@ -273,7 +273,7 @@ def _whole(
     """Divide both spaces, match their parts, and put the points back into their order."""
     check_count("npart1", call.npart1)
     check_count("npart2", call.npart2)
-    features, weights, alpha = (call.F1, call.F2), (call.p, call.q), call.alpha
+    features, weights, alpha = (call.F1, call.F2), (call.p, call.q), check_share(call.alpha)
     fused = alpha != 1 or any(name.endswith("_fused") for name in methods)
     if fused and (call.F1 is None or call.F2 is None):
         raise InvalidInputError(_FEATURES)

@@ -1,12 +1,12 @@
 """The arguments that functions of ``ot.gromov`` share, read and checked."""
 
 from collections.abc import Iterator
-from numbers import Real
 from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
 
+from torchgw._boundary.arrays import check_list
 from torchgw._boundary.checks import check_count, check_positive, is_number
 from torchgw._errors import InvalidInputError, TorchGWWarning, UnsupportedError, warn_user
 from torchgw.pot._arrays import Array, Arrays, Mask, product
@@ -20,6 +20,10 @@ _MARGINALS = 1e-8
 _COUNTS = ("N", "D", "nt", "epochs", "batch_size")
 _STEPS = ("max_iter", "numItermax", "max_iter_ot", "max_iter_inner", "max_iter_outer")
 _TOLERANCES = ("tol", "tol_rel", "tol_abs", "tol_ot", "tol_inner", "tol_outer", "stopThr")
+
+
+# What messages say that lists hold.
+EACH = "with one entry for each structure"
 
 
 class Problem(NamedTuple):
@@ -67,7 +71,7 @@ class Problem(NamedTuple):
         )
 
 
-def _scalar(value: Any) -> Any:
+def scalar(value: Any) -> Any:
     """Take a number out of an array or tensor without dimensions."""
     return value.item() if getattr(value, "ndim", None) == 0 and hasattr(value, "item") else value
 
@@ -78,7 +82,7 @@ def check_number(name: str, value: Any) -> Any:
         check_count(name, value)
     if name not in _STEPS and name not in _TOLERANCES:
         return value
-    value = _scalar(value)
+    value = scalar(value)
     if name in _TOLERANCES and is_number(value):
         return value
     if name in _STEPS and is_number(value) and 0 <= value < np.inf:
@@ -89,14 +93,47 @@ def check_number(name: str, value: Any) -> Any:
 
 def check_epsilon(name: str, value: Any) -> float:
     """Read the weight of the entropy."""
-    value = _scalar(value)
+    value = scalar(value)
     check_positive(name, value, "the weight of the entropy, or of a step")
     return float(value)
 
 
+def check_share(alpha: Any) -> float:
+    """Read the weight of one of two terms, beside one less that."""
+    value = alpha.item() if isinstance(alpha, Tensor) and alpha.numel() == 1 else scalar(alpha)
+    if not is_number(value) or not 0 <= value <= 1:
+        raise InvalidInputError(f"`alpha` must be a number in [0, 1]; got {alpha!r}.")
+    return float(value)
+
+
+def check_numbers(**given: Any) -> None:
+    """Refuse anything but numbers, arrays without dimensions among them."""
+    for name, value in given.items():
+        if not is_number(scalar(value)):
+            raise InvalidInputError(f"`{name}` must be a number; got {value!r}.")
+
+
+def check_limits(**given: Any) -> None:
+    """Refuse limits of a step that are no numbers; None is no limit."""
+    check_numbers(**{name: value for name, value in given.items() if value is not None})
+
+
+def read_features(arrays: Arrays, name: str, tables: Any, counts: list[int]) -> list[Array]:
+    """Read features of structures with so many points, of the same columns in all."""
+    first = arrays.read(f"{name}[0]", tables[0])
+    if first.ndim != 2:
+        raise InvalidInputError(f"`{name}[0]` must have shape (n, d); got {first.shape}.")
+    shapes = [(count, first.shape[1]) for count in counts]
+    return [
+        arrays.read(f"{name}[{k}]", table, shape)
+        for k, (table, shape) in enumerate(zip(tables, shapes, strict=True))
+    ]
+
+
 def check_lengths(**given: Any) -> None:
     """Refuse lists that do not have an entry for each structure; None is no list."""
-    counts = {name: len(listed) for name, listed in given.items() if listed is not None}
+    lists = {name: listed for name, listed in given.items() if listed is not None}
+    counts = {name: len(check_list(name, item, EACH)) for name, item in lists.items()}
     if min(counts.values()) == 0 or len(set(counts.values())) > 1:
         names = ", ".join(f"`{name}`" for name in counts)
         raise InvalidInputError(
@@ -122,10 +159,6 @@ def read_problem(
     first, second = arrays.table("C1", C1), arrays.table("C2", C2)
     n, m = len(first), len(second)
     linear = None if M is None else arrays.read("M", M, (n, m))
-    if isinstance(alpha, Tensor):
-        alpha = alpha.item()
-    if not isinstance(alpha, Real) or not np.isfinite(float(alpha)):
-        raise InvalidInputError(f"`alpha` must be a number; got {alpha!r}.")
     return Problem(
         arrays,
         quadratic(first, second, loss, symmetric),
@@ -134,7 +167,7 @@ def read_problem(
         arrays.weights("p", p, n),
         arrays.weights("q", q, m),
         linear,
-        float(alpha),
+        check_share(alpha),
     )
 
 

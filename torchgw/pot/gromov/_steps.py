@@ -23,7 +23,7 @@ from torchgw.pot._vertices import (
 )
 from torchgw.pot.gromov._call import Call
 from torchgw.pot.gromov._pieces import semirelaxed_start
-from torchgw.pot.gromov._read import Problem, check_epsilon, read_start
+from torchgw.pot.gromov._read import Problem, check_epsilon, check_limits, read_start
 
 Marginals = Literal["balanced", "partial", "semirelaxed"]
 
@@ -160,6 +160,7 @@ def exact_answer(call: Call, kind: Marginals, name: str, *known: str, **log: Any
     """Answer a call of a function without entropy, whose value has a name in the log."""
     call.check_known("verbose", "alpha_min", "alpha_max", "numItermaxEmd", *known)
     problem, more = call.problem(), call.kwargs
+    check_limits(alpha_min=more.get("alpha_min"), alpha_max=more.get("alpha_max"))
     found = exact(
         problem,
         kind,
@@ -176,6 +177,8 @@ def exact_answer(call: Call, kind: Marginals, name: str, *known: str, **log: Any
     pair = found.potentials if kind == "balanced" else None
     if pair is not None:
         log["u"], log["v"] = pair
+        # of the last linear problem, by its prices
+        log["cost"] = np.float64(problem.p @ pair[0] + problem.q @ pair[1])
     log = {"loss": found.losses, **log}
     return call.answer(problem, found.plan, name, log, value=found.value, potentials=pair)
 
