@@ -717,20 +717,24 @@ def test_sharp_plans_fall_further_when_they_are_followed_for_long():
     assert all(new <= old for new, old in zip(after, before, strict=True))
     # another one is the best
     assert np.argmin(after) != np.argmin(before)
-    assert min(after) < 0.98 * min(before)
+    assert min(after) < 0.99 * min(before)
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::torchgw.TorchGWWarning")
-@pytest.mark.parametrize(("seed", "before"), [(8, 0.02773), (10, 0.022)])
-def test_after_chains_a_small_search_is_solved_from_other_optima_too(seed, before):
+def test_after_chains_a_small_search_is_solved_from_other_optima_too(monkeypatch):
     """Chains tell only roughly which of the optima that they found ends lowest."""
-    rng = np.random.default_rng(seed)
-    x, y = rng.normal(size=(22, 9)), rng.normal(size=(40, 9))
-    found = torchgw.solve(x, y, random_state=0)
-    assert found.trials
-    # from the best of the chains alone it ended at `before`
-    assert found.report.objective < 0.99 * before
+    clouds = [
+        (rng.normal(size=(22, 9)), rng.normal(size=(40, 9)))
+        for rng in map(np.random.default_rng, range(6, 12))
+    ]
+    after = [torchgw.solve(*pair, random_state=0).report.objective for pair in clouds]
+    monkeypatch.setattr("torchgw._solve.passes._close_to_best", lambda *given: iter(()))
+    before = [torchgw.solve(*pair, random_state=0).report.objective for pair in clouds]
+    ratios = np.array(after) / before
+    assert ratios.max() < 1 + 1e-9
+    # which of them it is depends on how a processor rounds
+    assert ratios.min() < 0.995
 
 
 @pytest.mark.filterwarnings("ignore::torchgw.SearchWarning")

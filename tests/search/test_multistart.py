@@ -738,3 +738,24 @@ def test_a_plan_that_a_lower_one_replaces_keeps_the_value_it_ended_at():
     with pytest.warns(torchgw.AmbiguityWarning):
         result = torchgw.solve(D_X=source, D_Y=target)
     assert result.ambiguity > 0.9
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::torchgw.TorchGWWarning")
+def test_what_few_points_leave_open_is_searched_on_all(monkeypatch):
+    """Clouds have many optima: the best of 64 points is not that of all, and a chain finds more."""
+    clouds = [
+        (rng.normal(size=(200, 3)), rng.normal(size=(200, 3)))
+        for rng in map(np.random.default_rng, range(4))
+    ]
+    after = [torchgw.solve(*pair, random_state=0) for pair in clouds]
+    # so that no problem is open
+    monkeypatch.setattr("torchgw._search.all_points._OPEN", 2.0)
+    before = [torchgw.solve(*pair, random_state=0) for pair in clouds]
+    assert all(result.trials for result in after)
+    assert not any(result.trials for result in before)
+    ends = [[result.report.objective for result in found] for found in (after, before)]
+    ratios = np.array(ends[0]) / ends[1]
+    assert ratios.max() < 1 + 1e-9
+    # in which of them depends on how a processor rounds
+    assert ratios.min() < 0.99

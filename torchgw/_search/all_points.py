@@ -18,7 +18,7 @@ from torchgw._search.chain_times import chains_within
 from torchgw._search.chains import Guess, climb
 from torchgw._search.coarse import POINTS, Coarsened, centre, coarse_problem
 from torchgw._search.doubts import WHY_FAST, WHY_OPEN, WHY_SINGLE
-from torchgw._search.ends import OTHER, all_sent_apart
+from torchgw._search.ends import AGREED, OTHER, all_sent_apart
 from torchgw._search.optima import DEFAULT_STARTS, find_optima
 from torchgw._search.structure import tells_all
 from torchgw._sinkhorn.problem import DenseCost, softmin
@@ -39,6 +39,11 @@ _THOROUGH = 16
 # affordable. [L331]
 _CHAINS = {"auto": 16, "thorough": 64}
 _FEWEST_CHAINS = 4
+# Where few points determine where all go, but leave open which optimum is the best, the fewest
+# chains are followed if a plan has so many entries: at the ambiguity above, and at the sizes where
+# that takes less time than POT's solver does. [L1270]
+_OPEN = 0.5
+_OPEN_ENTRIES = 2**14, 2**16
 
 
 def search_all_points(
@@ -60,7 +65,10 @@ def search_all_points(
     n, m = problem.source.n, problem.target.n
     if max(n, m) < _TINY or problem.loss.cross is None:
         return first
-    if how != "thorough" and tells_all(problem, first):
+    plain = how == "auto" and n_init is None
+    told_all = how != "thorough" and tells_all(problem, first)
+    brief = told_all and plain and first.ambiguity > _OPEN and n * m in range(*_OPEN_ENTRIES)
+    if told_all and not brief:
         if first.alternatives:
             return first
         first = search_twice(problem, how, gradient)
@@ -90,10 +98,9 @@ def search_all_points(
         return first._replace(doubt=WHY_FAST)
     # for a far smaller epsilon a ladder of stages would not end
     target = max(epsilon, LEAST_EPSILON * whole.scale)
-    count = min(n_init or _CHAINS[how], affordable)
-    plain = how == "auto" and n_init is None
+    count = _FEWEST_CHAINS if brief else min(n_init or _CHAINS[how], affordable)
     found = climb(
-        whole, target, count, guesses, 2 * affordable,
+        whole, target, count, guesses, count if brief else 2 * affordable,
         in_time=plain, told=told, sharpened=sharpened and plain,
     )  # fmt: skip
     apart = all_sent_apart(coarse, found.plans).tolist()
@@ -112,14 +119,21 @@ def search_all_points(
     )
     ambiguity = ambiguity_of(whole, alternatives)
     certain = found.agreed or ambiguity < STANDS_OUT
+    if brief:
+        # no chain has come below the optima of few points
+        names = {guess.name for guess in guesses}
+        least = min(trial.objective for trial in found.trials if trial.start in names)
+        best = found.trials[0].objective
+        certain |= least - best <= AGREED * abs(best)
     doubt = "" if certain else WHY_OPEN[how].format(count=len(found.trials))
     potentials = None
     # smaller problems are solved in no time, and a few iterations more make them more exact
     square = problem.loss.is_square and not problem.directed
     if square and max(n, m) > POINTS and found.plans.shape[1:] == (n, m):
         potentials = _of_whole_cost(whole, found.plans[0], found.g, target)
+    few = first.alternatives[0] if brief else None
     return Search(
-        alternatives, ambiguity, found.trials, doubt, potentials=potentials, met=found.met
+        alternatives, ambiguity, found.trials, doubt, potentials=potentials, met=found.met, few=few
     )
 
 

@@ -37,6 +37,9 @@ _ROUND = 4
 # Plans of at most so many entries get rounds at the target; optima that are kept, at most.
 # [L345, L563]
 _SMALL, _KEPT = 2**13, 8
+# Up to so many entries guesses are also followed at the target alone, and from a larger epsilon.
+# [L1270]
+_STAYING = 2**16
 
 
 class Guess(NamedTuple):
@@ -171,14 +174,19 @@ def _follow(
 def _follow_guesses(world: World, guesses: Sequence[Guess], low: float) -> list[Chain]:
     """Follow plans that were found by other means to the target."""
     guessed = [world.take(name, plan) for name, plan, rows in guesses if rows is None]
-    stayed = [replace(chain) for chain in guessed if world.tiny]
+    few = world.base.numel() <= _STAYING
+    stayed, smoothed = ([replace(chain) for chain in guessed if few] for _ in range(2))
     # by a ladder: at the target at once they would be far from their marginals, and look worse than
     # they are
     world.descend(guessed, world.refine, low)
     # but an optimum at the target may be none on the way there
     world.settle(stayed, low)
-    for place, chain in enumerate(stayed):
-        guessed[place] = min(chain, guessed[place], key=lambda one: one.objective)
+    # and from a larger epsilon they come to better ones next to them
+    world.descend(smoothed, QUICK, low)
+    if low < COMPARED_AT:
+        world.settle(smoothed, low)
+    for place, ways in enumerate(zip(guessed, stayed, smoothed, strict=False)):
+        guessed[place] = min(ways, key=lambda one: one.objective)
     lifted = [world.lift(name, plan, rows) for name, plan, rows in guesses if rows is not None]
     world.descend(lifted, QUICK, low)
     if low < COMPARED_AT:

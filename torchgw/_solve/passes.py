@@ -78,6 +78,9 @@ def _other_solves(asked: Asked, search: Search | None) -> Iterator[_Other]:
     entries = problem.source.n * problem.target.n
     if thorough or entries <= _SMALLEST:
         yield _Other(_again(asked, n_init=1), "product", "product")
+    if search is not None and search.few is not None:
+        # where the solve would have begun without chains
+        yield _Other(_again(asked, search.few), "optimum", search.few.label)
     if search is not None and entries <= (_CHAINED if search.trials else _SMALLEST):
         for one in _close_to_best(search, options):
             yield _Other(_again(asked, one), "optimum", one.label)
