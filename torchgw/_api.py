@@ -229,17 +229,19 @@ def solve(
         up to 20% above the best, and the lowest returned; with at most 8,192 pairs whose chains
         disagree, from two of the others that these found.
     search : {"auto", "fast", "thorough"}
-        How far to search where few points do not represent the spaces. ``"auto"`` makes up to 16
-        starts near a x b on all points, follows each from a large epsilon down to the final one (a
-        chain), and goes on from the one with the lowest objective; it ends as soon as independent
-        chains agree. That is done for up to about 1,500 points per side on a CPU (1,000 take about
-        20 s on two cores) and 3,500 on a GPU; beyond, and with ``"fast"``, there is a single start,
-        and a warning instead. ``"thorough"`` follows up to 64 chains whatever the spaces, and takes
-        up to 16 times as long; the default and a single start are solved as well, and the lowest
-        returned (not with ``checkpoint`` or on several GPUs). Graphs have half as many chains, and
-        one more start. ``result.trials`` tells what each chain came to. Relaxed problems and the
-        absolute loss have no chains and refuse ``"thorough"``; large problems that begin on a
-        subsample have none, and then say so.
+        How far to search where few points do not represent the spaces, or with 16,384 to 65,535
+        pairs of points leave open which optimum is the best; there four chains are followed beside
+        the optima of few points. Otherwise ``"auto"`` makes up to 16 starts near a x b on all
+        points, follows each from a large epsilon down to the final one (a chain), and goes on from
+        the one with the lowest objective; it ends as soon as independent chains agree. That is done
+        for up to about 1,500 points per side on a CPU (1,000 take about 20 s on two cores) and
+        3,500 on a GPU; beyond, and with ``"fast"``, there is a single start, and a warning instead.
+        ``"thorough"`` follows up to 64 chains whatever the spaces, and takes up to 16 times as
+        long; the default and a single start are solved as well, and the lowest returned (not with
+        ``checkpoint`` or on several GPUs). Graphs have half as many chains, and one more start.
+        ``result.trials`` tells what each chain came to. Relaxed problems and the absolute loss have
+        no chains and refuse ``"thorough"``; large problems that begin on a subsample have none, and
+        then say so.
     init : array-like, TransportPlan, GWResult, Alternative or pair of arrays, optional
         Where to start, in place of a multi-start. A plan, as floating-point numbers of shape (n, m)
         or as an object, is continued at the target epsilon. A matching, as integers of shape (n,)
