@@ -1,8 +1,10 @@
+import networkx
 import numpy as np
 import pytest
 
 import torchgw
 from torchgw._search import relation
+from torchgw._search.starts import eigenpairs
 
 
 def points_on(kind):
@@ -89,3 +91,29 @@ def test_small_turns_are_told_by_their_angle():
         turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
         assert relation._name_of(turn, 0.0) == told
     assert relation._name_of(turn, 0.25) == "almost the first, with 25% of the points elsewhere"
+
+
+@pytest.mark.filterwarnings("ignore::torchgw.TorchGWWarning")
+@pytest.mark.parametrize("graph", ["complete", "windmill"])
+def test_tables_of_many_equal_eigenvalues_are_related(graph):
+    """LAPACK had found none of their largest ones, and the result of a solve was lost."""
+    made = {"complete": networkx.complete_graph(80), "windmill": networkx.windmill_graph(12, 6)}
+    table = networkx.to_numpy_array(made[graph])
+    order = np.random.default_rng(1).permutation(len(table))
+    result = torchgw.solve(D_X=table, D_Y=table[order][:, order], random_state=1)
+    assert abs(result.value) < 1e-9
+
+
+@pytest.mark.parametrize("graph", ["complete", "windmill", "path"])
+def test_eigenpairs_are_all_there(graph):
+    made = {
+        "complete": networkx.complete_graph(80),
+        "windmill": networkx.windmill_graph(12, 6),
+        "path": networkx.path_graph(30),
+    }
+    table = networkx.to_numpy_array(made[graph])
+    n = len(table)
+    for first, last in ((0, 2), (n - 3, n - 1)):
+        values, vectors = eigenpairs(table, first, last)
+        np.testing.assert_allclose(values, np.linalg.eigvalsh(table)[first : last + 1], atol=1e-9)
+        np.testing.assert_allclose(table @ vectors, vectors * values, atol=1e-9)

@@ -1,5 +1,8 @@
 """The search on all points, where few of them do not represent a problem."""
 
+import math
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -13,7 +16,7 @@ from torchgw._search.alternatives import (
     first_of_each,
 )
 from torchgw._search.batch import LEAST_EPSILON
-from torchgw._search.chain import STANDS_OUT
+from torchgw._search.chain import STANDS_OUT, Climbed
 from torchgw._search.chain_times import chains_within
 from torchgw._search.chains import Guess, climb
 from torchgw._search.coarse import POINTS, Coarsened, centre, coarse_problem
@@ -118,13 +121,7 @@ def search_all_points(
         for i in kept
     )
     ambiguity = ambiguity_of(whole, alternatives)
-    certain = found.agreed or ambiguity < STANDS_OUT
-    if brief:
-        # no chain has come below the optima of few points
-        names = {guess.name for guess in guesses}
-        least = min(trial.objective for trial in found.trials if trial.start in names)
-        best = found.trials[0].objective
-        certain |= least - best <= AGREED * abs(best)
+    certain = found.agreed or ambiguity < STANDS_OUT or (brief and _holds(found, guesses))
     doubt = "" if certain else WHY_OPEN[how].format(count=len(found.trials))
     potentials = None
     # smaller problems are solved in no time, and a few iterations more make them more exact
@@ -135,6 +132,13 @@ def search_all_points(
     return Search(
         alternatives, ambiguity, found.trials, doubt, potentials=potentials, met=found.met, few=few
     )
+
+
+def _holds(found: Climbed, guesses: Sequence[Guess]) -> bool:
+    """Tell whether no chain has come below the optima that few points had found."""
+    names, best = {guess.name for guess in guesses}, found.trials[0].objective
+    own = (trial.objective for trial in found.trials if trial.start in names)
+    return min(own, default=math.inf) - best <= AGREED * abs(best)
 
 
 def search_twice(

@@ -5,10 +5,10 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import scipy
 from torch import Tensor
 
 from torchgw._search.alternatives import Alternative
+from torchgw._search.starts import eigenpairs
 from torchgw._tensors.operations import same
 from torchgw.distances.base import DistanceProvider
 
@@ -65,8 +65,7 @@ def _axes(square: Any) -> tuple[Any, Any]:
     """Find the mean and the axes that turn squared distances to some points into coordinates."""
     mean = square.mean(0)
     gram = -(square - mean - mean[:, None] + mean.mean()) / 2
-    ends = max(0, len(gram) - _AXES), len(gram) - 1
-    found = scipy.linalg.eigh(gram, subset_by_index=ends, driver="evr")
+    found = eigenpairs(gram, max(0, len(gram) - _AXES), len(gram) - 1)
     sizes, vectors = (part[..., ::-1] for part in found)
     kept = (sizes > _EXTENT**2 * sizes[0]) & (sizes > 0)
     return mean, vectors[:, kept] / np.sqrt(sizes[kept])

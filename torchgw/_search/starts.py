@@ -5,7 +5,7 @@ schedule for epsilon. Guesses of different kinds fail on different problems.
 """
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy
@@ -141,14 +141,22 @@ def _axes(table: Tensor, weights: Tensor) -> Tensor:
     else:
         size = len(matrix)
         ends = (0, _AXES - 1), (size - _AXES, size - 1)
-        parts = [
-            scipy.linalg.eigh(matrix.numpy(), subset_by_index=end, driver="evr") for end in ends
-        ]
+        parts = [eigenpairs(matrix.numpy(), *end) for end in ends]
         values = torch.from_numpy(np.concatenate([part[0] for part in parts]))
         vectors = torch.from_numpy(np.hstack([part[1] for part in parts]))
     order = values.abs().argsort(descending=True)[:_AXES]
     found: Tensor = vectors[:, order] * values[order].abs() / root[:, None]
     return found
+
+
+def eigenpairs(matrix: Any, first: int, last: int) -> tuple[Any, Any]:
+    """Compute eigenvalues of some places in ascending order (k,), and their vectors (n, k)."""
+    values, vectors = scipy.linalg.eigh(matrix, subset_by_index=(first, last), driver="evr")
+    if len(values) <= last - first:
+        # of many equal ones LAPACK's fastest way loses some
+        values, vectors = scipy.linalg.eigh(matrix, driver="evd")
+        values, vectors = values[first : last + 1], vectors[:, first : last + 1]
+    return values, vectors
 
 
 def _eccentricity(side: SpreadPoints) -> Tensor:
