@@ -15,7 +15,7 @@ from torch import Tensor
 from torchgw._search.graphs import is_sparse
 
 # Sums count as the same if they differ by at most this share of their spread over random numbers.
-# A choice.
+# A choice. [L1273]
 _ROUNDING = 1e-6
 # Rounds at most, and entries that they read. [L1273]
 _MOST_ROUNDS, _MOST_ENTRIES = 5_000, 5e9
