@@ -294,15 +294,18 @@ def _solve_and_polish(group: _Group, found: Numbers, keep: Keep | None) -> None:
     """Solve the problems of a group, and polish the plan of the best start of each."""
     kept: dict[int, Kept] = {}
     _solve_group(group, found, lambda plan: kept.update({plan.number: plan}))
-    for number, entropic in sorted(kept.items()):
-        sharp = sharpen(group.asked, number, entropic.plan)
-        values = (
-            sharp.value_quad, sharp.value_linear, sharp.value_quad + sharp.value_linear,
-            sharp.marginal_error, 0.0, STATUSES.index(sharp.status), int(found.n_iter[number]),
-        )  # fmt: skip
-        found.put_one(number, values)
+    for number, plan in sorted(kept.items()):
+        # a problem that has lost its numbers says so, and has no plan to polish
+        if bool(plan.plan.isfinite().all()):
+            sharp = sharpen(group.asked, number, plan.plan)
+            values = (
+                sharp.value_quad, sharp.value_linear, sharp.value_quad + sharp.value_linear,
+                sharp.marginal_error, 0.0, STATUSES.index(sharp.status), int(found.n_iter[number]),
+            )  # fmt: skip
+            found.put_one(number, values)
+            plan = plan._replace(plan=sharp.plan.to(plan.plan.device))
         if keep is not None:
-            keep(entropic._replace(plan=sharp.plan.to(entropic.plan.device)))
+            keep(plan)
 
 
 def _solve_alone(asked: Questions, number: int, found: Numbers, keep: Keep | None) -> None:
