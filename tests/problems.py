@@ -82,6 +82,16 @@ def random_weights(n, seed=0):
     return weights / weights.sum()
 
 
+def weighted_clouds(rng):
+    """Pairs of clouds in two and in three dimensions: sizes, both sides, and their weights."""
+    sizes = [(10, 14), (21, 9), (16, 16), (30, 18)]
+    xs = [rng.normal(size=(n, 2)) for n, _ in sizes]
+    ys = [rng.normal(size=(m, 3)) for _, m in sizes]
+    a = [random_weights(n, n) for n, _ in sizes]
+    b = [random_weights(m, m) for _, m in sizes]
+    return sizes, xs, ys, a, b
+
+
 class LargestTensor(TorchDispatchMode):
     """Remember the size of the largest tensor that any operation returns."""
 

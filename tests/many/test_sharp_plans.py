@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import reference
 import torch
-from problems import random_weights
+from problems import weighted_clouds
 from scipy.spatial.distance import cdist
 
 import torchgw
@@ -16,11 +16,7 @@ from torchgw._many import options
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 RNG = np.random.default_rng(0)
-SIZES = [(10, 14), (21, 9), (16, 16), (30, 18)]
-XS = [RNG.normal(size=(n, 2)) for n, _ in SIZES]
-YS = [RNG.normal(size=(m, 3)) for _, m in SIZES]
-A = [random_weights(n, n) for n, _ in SIZES]
-B = [random_weights(m, m) for _, m in SIZES]
+SIZES, XS, YS, A, B = weighted_clouds(RNG)
 COSTS = [RNG.random(size) for size in SIZES]
 
 

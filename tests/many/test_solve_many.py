@@ -8,17 +8,13 @@ import ot
 import pytest
 import reference
 import torch
-from problems import random_weights
+from problems import random_weights, weighted_clouds
 from scipy.spatial.distance import cdist
 
 import torchgw
 
 RNG = np.random.default_rng(0)
-SIZES = [(10, 14), (21, 9), (16, 16), (30, 18)]
-XS = [RNG.normal(size=(n, 2)) for n, _ in SIZES]
-YS = [RNG.normal(size=(m, 3)) for _, m in SIZES]
-A = [random_weights(n, n) for n, _ in SIZES]
-B = [random_weights(m, m) for _, m in SIZES]
+SIZES, XS, YS, A, B = weighted_clouds(RNG)
 
 
 def alone(k, **options):

@@ -122,9 +122,9 @@ def read_sharpening(
             "regularization='proximal' is for plans of given marginals, and `unbalanced` or `mass` "
             "relaxes them. Pass regularization='entropic'."
         )
-    for number in np.flatnonzero(due & relaxed).tolist():
-        rule = check_marginal_rule(**marginals.arguments(number))
-        if rule is not None and not rule.polyhedral:
+    if marginals.penalties is not None:
+        free = (np.sort(marginals.penalties, 1) == (0.0, math.inf)).all(1)
+        if (due & relaxed & ~free).any():
             raise UnsupportedError(
                 "`polish=True` moves between plans whose marginals are given, free or bounded, and "
                 "`unbalanced` penalises them. Pass polish=False, (inf, 0) or (0, inf)."
