@@ -22,6 +22,7 @@ import torchgw
 from benchmarks.harness.harness import RunOptions, environment, finite
 from benchmarks.quality.instances import Array, Instance
 from benchmarks.quality.random_matrices import objective
+from benchmarks.quality.small import SMALL
 from benchmarks.quality.unseen import KEPT_ASIDE, LOOKED_AT
 
 __all__ = ["main"]
@@ -38,13 +39,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks unseen", description=__doc__)
     parser.add_argument("problems", nargs="*", metavar="PROBLEM", help="all looked at if none")
     parser.add_argument("--kept-aside", action="store_true", help="those kept aside, if none named")
+    parser.add_argument("--small", action="store_true", help="small ones, if none named")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--known", type=Path, help="take the best known from this file's rows")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/out/unseen.jsonl"))
     options = parser.parse_args(arguments)
-    problems = LOOKED_AT | KEPT_ASIDE
-    names = options.problems or list(KEPT_ASIDE if options.kept_aside else LOOKED_AT)
+    problems = LOOKED_AT | KEPT_ASIDE | SMALL
+    asked = SMALL if options.small else KEPT_ASIDE if options.kept_aside else LOOKED_AT
+    names = options.problems or list(asked)
     unknown = set(names) - set(problems)
     if unknown:
         parser.error(f"unknown problems {sorted(unknown)}; known: {', '.join(problems)}")

@@ -68,7 +68,9 @@ def test_verbose_tells_how_far_a_search_is(capsys):
 
 def test_callback_stops_a_verbose_solve(capsys):
     with pytest.warns(torchgw.ConvergenceWarning, match="Stopped by the callback or a time limit"):
-        result = torchgw.solve(X, Y, verbose=True, callback=lambda entry: entry.iteration == 3)
+        result = torchgw.solve(
+            X, Y, search="fast", verbose=True, callback=lambda entry: entry.iteration == 3
+        )
     assert result.status is torchgw.Status.STOPPED
     assert len(capsys.readouterr().err.splitlines()) == 4
 

@@ -238,7 +238,8 @@ def test_duplicates_at_a_tiny_epsilon_end(distances):
     """Points that have to change partners go there by larger epsilons, not by steps of this one."""
     rng = np.random.default_rng(0)
     x, y = (rng.normal(size=(8, 2))[rng.integers(8, size=30)] for _ in range(2))
-    result = torchgw.solve(x, y, distances=distances, epsilon=1e-8, random_state=0)
+    asked = {"distances": distances, "epsilon": 1e-8, "search": "fast", "random_state": 0}
+    result = torchgw.solve(x, y, **asked)
     assert result.status.converged
     # hundreds of thousands before
     assert result.report.inner_iterations < 40_000

@@ -10,7 +10,8 @@ from benchmarks.solves.first_use import clusters, rotated
 from torchgw._problem.decide import decide
 from torchgw._search.agreement import agreement
 from torchgw.datasets import spiral, swiss_roll
-from torchgw.distances import DijkstraDistance, PointDistance
+from torchgw.distances import PointDistance
+from torchgw.distances.geodesics import Geodesics
 
 
 def refuse(*_):
@@ -39,10 +40,13 @@ def test_few_points_have_geodesics(n):
 
 @pytest.mark.parametrize("n", [150, 250])
 def test_all_paths_of_few_points_are_read_at_once(monkeypatch, n):
-    asked, columns = [], DijkstraDistance.columns
-    monkeypatch.setattr(
-        DijkstraDistance, "columns", lambda *given: asked.append(len(given[1])) or columns(*given)
-    )
+    asked, rows = [], Geodesics.rows
+
+    def counted(*given, **options):
+        asked.append(len(given[1]))
+        return rows(*given, **options)
+
+    monkeypatch.setattr(Geodesics, "rows", counted)
     # of too many dimensions to take geodesics untried
     points = torch.as_tensor(np.random.default_rng(0).normal(size=(n, 5)))
     found = decide((points, points.flip(0)), lambda x, y, *_: agreement(x, y) - 0.5)
@@ -232,3 +236,20 @@ def test_rotated_clusters_are_right(n):
         order = rng.permutation(n)
         result = torchgw.solve(points, rotated(rng, points)[order], random_state=seed)
         assert (labels[order][result.lazy_plan.argmax()] == labels).all(), seed
+
+
+@pytest.mark.gpu
+def test_a_gpu_reads_all_paths_and_decides_alike():
+    # of too many dimensions to take geodesics untried
+    points = torch.as_tensor(np.random.default_rng(0).normal(size=(250, 5)))
+    sides = points, points.flip(0)
+
+    def judge(x, y, *_):
+        assert not hasattr(x, "geodesics") or judge.device == "cpu"
+        return agreement(x, y) - 0.5
+
+    found = []
+    for judge.device in ("cpu", "cuda"):
+        found.append(decide(sides, judge, torch.device(judge.device)))
+    assert found[0].chosen == found[1].chosen
+    assert found[0].agreement == pytest.approx(found[1].agreement, abs=1e-6)

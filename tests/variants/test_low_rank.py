@@ -146,6 +146,7 @@ def test_more_groups_come_closer_to_the_full_plan():
     assert values[2] < 1.35 * full.value
 
 
+@pytest.mark.filterwarnings("ignore::torchgw.SearchWarning")
 def test_a_result_is_a_start():
     x, y = clouds()
     options = {"rank": 5, "distances": "sqeuclidean", "random_state": 0}

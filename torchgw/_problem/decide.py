@@ -18,6 +18,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -109,7 +110,7 @@ def decide(
     if (few.low and few.connected and not few.doubted) or most <= _TINY:
         why = f"neighbour graphs of dimension {few.dimension:.1f}"
         return Decision("geodesic", why, {}, known)
-    found = _compete(few, judge)
+    found = _compete(few, judge, device or points[0].device)
     best = _best(found, few)
     if best == "euclidean" and few.many:
         x, y = few.by("euclidean")
@@ -121,7 +122,7 @@ def decide(
     return Decision(best, why, found, known)
 
 
-def _compete(few: _Few, judge: Judge) -> dict[str, float]:
+def _compete(few: _Few, judge: Judge, device: torch.device) -> dict[str, float]:
     """Try ways to measure, until one explains nearly all; how well each agrees."""
     found: dict[str, float] = {}
     # paths between clusters depend on chance
@@ -132,7 +133,8 @@ def _compete(few: _Few, judge: Judge) -> dict[str, float]:
     for name in order:
         if name == "geodesic" and chance and max(found.values()) >= UNRELATED:
             continue
-        x, y = (_measured(*side, name) for side in zip(few.points, few.shapes, strict=True))
+        sides = zip(few.points, few.shapes, strict=True)
+        x, y = (_measured(*side, name, device) for side in sides)
         if x is not None and y is not None:
             found[name] = judge(x, y)
         if found.get(name, 0) >= (_ENOUGH_PATHS if name == "geodesic" else _ENOUGH):
@@ -167,17 +169,21 @@ def _some(points: Tensor, seed: int) -> Tensor:
     return points.detach().cpu().double()
 
 
-def _measured(points: Tensor, known: Neighbourhood, name: Any) -> DistanceProvider | None:
+def _measured(
+    points: Tensor, known: Neighbourhood, name: Any, device: torch.device
+) -> DistanceProvider | None:
     """Measure points in one way; ``None`` where that is not possible."""
     if name == "geodesic":
         with warnings.catch_warnings():
             # the warning comes again if geodesics are chosen
             warnings.simplefilter("ignore", GraphWarning)
-            paths = DijkstraDistance(neighbour_geodesics(points, known=known))
-        if len(points) > _FEW_POINTS:
-            return paths
-        # all paths at once take less time than half of them one after another
-        return PrecomputedDistance.unchecked(paths.columns(torch.arange(len(points))))
+            graph = neighbour_geodesics(points, known=known)
+        if len(points) <= _FEW_POINTS:
+            # all paths at once take less time than half of them one after another
+            return PrecomputedDistance.unchecked(graph.rows(np.arange(len(points))))
+        if device.type == "cuda":
+            return PrecomputedDistance.unchecked(graph.all_pairs(device).cpu())
+        return DijkstraDistance(graph)
     if name == "cosine" and (points.shape[1] < 3 or bool((points == 0).all(1).any())):
         return None
     return PointDistance(points, name)

@@ -18,12 +18,16 @@ from torchgw._search.alternatives import (
 from torchgw._search.batch import LEAST_EPSILON
 from torchgw._search.chain import STANDS_OUT, Climbed
 from torchgw._search.chain_times import chains_within
-from torchgw._search.chains import Guess, climb
+from torchgw._search.chains import SMALL, Guess, climb
 from torchgw._search.coarse import POINTS, Coarsened, centre, coarse_problem
 from torchgw._search.doubts import WHY_FAST, WHY_OPEN, WHY_SINGLE
 from torchgw._search.ends import AGREED, OTHER, all_sent_apart
+from torchgw._search.kinds import COMPARED_AT
 from torchgw._search.optima import DEFAULT_STARTS, find_optima
 from torchgw._search.structure import tells_all
+from torchgw._sinkhorn.choose import batch_solver
+from torchgw._sinkhorn.contract import Backend
+from torchgw._sinkhorn.eager import EagerBackend
 from torchgw._sinkhorn.problem import DenseCost, softmin
 from torchgw._typing import Potentials
 
@@ -42,11 +46,11 @@ _THOROUGH = 16
 # affordable. [L331]
 _CHAINS = {"auto": 16, "thorough": 64}
 _FEWEST_CHAINS = 4
-# Where few points determine where all go, but leave open which optimum is the best, the fewest
-# chains are followed if a plan has so many entries: at the ambiguity above, and at the sizes where
-# that takes less time than POT's solver does. [L1270]
+# Where few points determine where all go, but leave open which optimum is the best, which they do
+# above this ambiguity, chains are followed: all of them of small plans, the fewest of plans of so
+# many entries. Between the two they would take longer than a third of POT's solver. [L1270, L1274]
 _OPEN = 0.5
-_OPEN_ENTRIES = 2**14, 2**16
+_BRIEF = 2**14, 2**16
 
 
 def search_all_points(
@@ -57,6 +61,7 @@ def search_all_points(
     how: SearchName,
     gradient: str | None,
     *,
+    backend: Backend | None = None,
     told: bool = False,
     sharpened: bool = False,
 ) -> Search:
@@ -65,19 +70,22 @@ def search_all_points(
     # found `first`, if these are of all points.
     # Unless `gradient` is None the problem can be solved from another start too, by that gradient.
     # Whether it has been `told` before how long that takes, and whether the plan is `sharpened`.
+    backend = backend or EagerBackend()
     n, m = problem.source.n, problem.target.n
     if max(n, m) < _TINY or problem.loss.cross is None:
         return first
     plain = how == "auto" and n_init is None
     told_all = how != "thorough" and tells_all(problem, first)
-    brief = told_all and plain and first.ambiguity > _OPEN and n * m in range(*_OPEN_ENTRIES)
-    if told_all and not brief:
+    left_open = told_all and plain and first.ambiguity > _OPEN
+    brief = left_open and n * m in range(*_BRIEF)
+    full = left_open and n * m <= SMALL
+    if told_all and not (brief or full):
         if first.alternatives:
             return first
         first = search_twice(problem, how, gradient)
         if not first.compare:
             return first
-        return find_optima(problem, epsilon, n_init or DEFAULT_STARTS, rough=True)
+        return find_optima(problem, epsilon, n_init or DEFAULT_STARTS, backend, rough=True)
     affordable = _affordable(problem, how)
     if affordable < _FEWEST_CHAINS:
         return first._replace(doubt=WHY_SINGLE["thorough" if how == "thorough" else "auto"])
@@ -85,9 +93,12 @@ def search_all_points(
     if epsilon >= whole.scale:
         # there is only one plan, at which every chain would end
         return first
+    if full and epsilon >= COMPARED_AT * whole.scale:
+        # chains would take seconds where plans are blurred
+        return first
     if max(n, m) <= POINTS and n_init is None and how != "fast":
         # other starts, which are cheap
-        more = find_optima(problem, epsilon, _CHAINS["thorough"])
+        more = find_optima(problem, epsilon, _CHAINS["thorough"], backend)
         first = min(more, first, key=_least)
     coarse = whole.problem
     guesses = [Guess(one.label, *among_all(one, coarse)) for one in first.alternatives]
@@ -104,7 +115,7 @@ def search_all_points(
     count = _FEWEST_CHAINS if brief else min(n_init or _CHAINS[how], affordable)
     found = climb(
         whole, target, count, guesses, count if brief else 2 * affordable,
-        in_time=plain, told=told, sharpened=sharpened and plain,
+        solver=batch_solver(backend), in_time=plain, told=told, sharpened=sharpened and plain,
     )  # fmt: skip
     apart = all_sent_apart(coarse, found.plans).tolist()
     kept = first_of_each(range(len(found.plans)), apart, OTHER)
@@ -121,14 +132,14 @@ def search_all_points(
         for i in kept
     )
     ambiguity = ambiguity_of(whole, alternatives)
-    certain = found.agreed or ambiguity < STANDS_OUT or (brief and _holds(found, guesses))
+    certain = found.agreed or ambiguity < STANDS_OUT or (left_open and _holds(found, guesses))
     doubt = "" if certain else WHY_OPEN[how].format(count=len(found.trials))
     potentials = None
     # smaller problems are solved in no time, and a few iterations more make them more exact
     square = problem.loss.is_square and not problem.directed
     if square and max(n, m) > POINTS and found.plans.shape[1:] == (n, m):
         potentials = _of_whole_cost(whole, found.plans[0], found.g, target)
-    few = first.alternatives[0] if brief else None
+    few = first.alternatives[0] if left_open else None
     return Search(
         alternatives, ambiguity, found.trials, doubt, potentials=potentials, met=found.met, few=few
     )

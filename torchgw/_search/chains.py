@@ -12,31 +12,37 @@ from dataclasses import replace
 from time import perf_counter
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from torchgw._search.chain import (
     REFINED,
+    SAME,
     Chain,
     Climbed,
     agree,
     enough,
+    near,
     promising,
+    stacked,
     stands_out,
 )
 from torchgw._search.chain_times import tell, warn_if_long, warn_if_more, within_time
 from torchgw._search.coarse import Coarsened
+from torchgw._search.exchange import best_matchings, can_exchange
 from torchgw._search.graph_chains import Begun, begin_graphs
 from torchgw._search.graphs import is_graph
 from torchgw._search.kinds import COMPARED_AT, FIRST, LATER, LONG, QUICK
 from torchgw._search.rounds import Improvement
 from torchgw._search.world import World
+from torchgw._sinkhorn.batch import BatchSolver, solve_batch
 
 # Later chains run in groups of so many; after each group the search looks at what has been found.
 # [L333]
 _ROUND = 4
 # Plans of at most so many entries get rounds at the target; optima that are kept, at most.
 # [L345, L563]
-_SMALL, _KEPT = 2**13, 8
+SMALL, _KEPT = 2**13, 8
 # Up to so many entries guesses are also followed at the target alone, and from a larger epsilon.
 # [L1270]
 _STAYING = 2**16
@@ -68,6 +74,7 @@ def climb(
     guesses: Sequence[Guess] = (),
     affordable: int = 0,
     *,
+    solver: BatchSolver = solve_batch,
     in_time: bool = False,
     told: bool = False,
     sharpened: bool = False,
@@ -80,7 +87,7 @@ def climb(
     is said of how long that takes if it has been ``told``. If the plan is ``sharpened`` afterwards,
     a search of graphs is over once the best plan is that of two starts but for its entropy.
     """
-    world = World(coarse)
+    world = World(coarse, solver)
     low = target / coarse.scale
     sharp = low < COMPARED_AT
     begun = Begun()
@@ -94,9 +101,14 @@ def climb(
     told = told or warn_if_long(world, count, low)
     followed = _follow(world, low, count, affordable, begun, in_time=in_time, told=told)
     best = [*followed.best, *begun.found, *_follow_guesses(world, guesses, low)]
+    small = world.base.numel() <= SMALL
+    matched, alike = list[Chain](), False
+    if sharp and small and can_exchange(coarse.problem):
+        matched, alike = _exchanged(world, best, low)
+        best += matched
     behind, independent = followed.behind, None
     if not sharp:
-        if world.base.numel() <= _SMALL:
+        if small:
             again, independent = rounds.again(best, low, followed.most)
             best, behind = again[:_KEPT], again[_KEPT:] + behind
         world.settle(best, low)
@@ -107,7 +119,10 @@ def climb(
         world.descend(improved, world.refine, low)
         world.settle(improved, low)
         best += improved
-        if world.base.numel() <= _SMALL:
+        if alike:
+            # unless the best plan is no matching, for which the other chains have looked
+            independent |= near(matched[0], min(best, key=_objective), SAME)
+        if small:
             world.rest(best, LONG._replace(start=low))
     left = [*rounds.left, *(chain.trial("left behind") for chain in behind)]
     agreed = enough(best) if independent is None else independent
@@ -145,7 +160,7 @@ def _follow(
             compared += map(replace, fresh)
         if level < above:
             world.descend(fresh, world.refine, level)
-        chains = sorted(chains + fresh, key=lambda chain: chain.objective)
+        chains = sorted(chains + fresh, key=_objective)
         agreed = agree(chains)
         tell(numbers.stop, count, perf_counter() - clock, chains[0].objective)
         if not agreed and numbers.stop < count:
@@ -158,7 +173,7 @@ def _follow(
         if sharp:
             # unequal weights are met late: chains of one optimum differ until they are [L438]
             world.settle(rest, low)
-        best.sort(key=lambda chain: chain.objective)
+        best.sort(key=_objective)
         behind += [chain for chain in chains if known.get(chain, chain) not in best]
         if not agreed or agree(best) or numbers.stop >= count:
             break
@@ -186,9 +201,28 @@ def _follow_guesses(world: World, guesses: Sequence[Guess], low: float) -> list[
     if low < COMPARED_AT:
         world.settle(smoothed, low)
     for place, ways in enumerate(zip(guessed, stayed, smoothed, strict=False)):
-        guessed[place] = min(ways, key=lambda one: one.objective)
+        guessed[place] = min(ways, key=_objective)
     lifted = [world.lift(name, plan, rows) for name, plan, rows in guesses if rows is not None]
     world.descend(lifted, QUICK, low)
     if low < COMPARED_AT:
         world.settle([*guessed, *lifted], low)
     return [*guessed, *lifted]
+
+
+def _exchanged(world: World, best: Sequence[Chain], low: float) -> tuple[list[Chain], bool]:
+    """Follow the best matchings at the target, and tell whether independent starts agree."""
+    clock = perf_counter()
+    known = sorted(best, key=_objective)
+    partners, alike = best_matchings(world.problem, stacked(known)[0])
+    seconds = perf_counter() - clock
+    count, n = partners.shape
+    plans = torch.nn.functional.one_hot(partners, n).to(world.base) / n
+    found = [world.take(f"exchanges {place + 1}", plan) for place, plan in enumerate(plans)]
+    for chain in found:
+        chain.seconds = seconds / count
+    world.settle(found, low)
+    return sorted(found, key=_objective), alike
+
+
+def _objective(chain: Chain) -> float:
+    return chain.objective

@@ -25,7 +25,7 @@ from torchgw._search.kinds import (
 )
 from torchgw._search.modes import Modes
 from torchgw._search.starts import GUESS_EPSILON
-from torchgw._sinkhorn.batch import solve_batch
+from torchgw._sinkhorn.batch import BatchSolver, solve_batch
 from torchgw._typing import Marginals
 
 # Noise on the product plan of a chain that has no other start. [L323]
@@ -53,9 +53,9 @@ _BESIDE = 300
 class World:
     """The problem between all points in single precision, and the steps that move its plans."""
 
-    def __init__(self, coarse: Coarsened) -> None:
+    def __init__(self, coarse: Coarsened, solver: BatchSolver = solve_batch) -> None:
         problem = coarse.problem
-        self.problem, self.scale = problem, coarse.scale
+        self.problem, self.scale, self.solver = problem, coarse.scale, solver
         self.marginals = Marginals(problem.source.weights.float(), problem.target.weights.float())
         self.base = problem.base.float()
         self.parts = len(problem.x)
@@ -158,7 +158,7 @@ class World:
     ) -> tuple[Tensor, Tensor]:
         """Run Sinkhorn iterations of linear problems (B, s, t)."""
         each = costs.new_full((len(costs),), epsilon)
-        plans, g = solve_batch(costs, self.marginals, g, each, iterations, relaxation)
+        plans, g = self.solver(costs, self.marginals, g, each, iterations, relaxation)
         return plans, g
 
     def together(self, chains: list[Chain]) -> Iterator[list[Chain]]:

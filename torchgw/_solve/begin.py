@@ -90,7 +90,8 @@ def first_guess(
     if matched is None and sample is None:
         search = search_all_points(
             problem, epsilon, search, options.n_init, options.search, again,
-            told=options.told == "all", sharpened=options.regularization == "proximal",
+            backend=backend, told=options.told == "all",
+            sharpened=options.regularization == "proximal",
         )  # fmt: skip
     if matched is not None:
         guess = Guess(matched, None, GUESS_EPSILON)
