@@ -47,10 +47,11 @@ _THOROUGH = 16
 _CHAINS = {"auto": 16, "thorough": 64}
 _FEWEST_CHAINS = 4
 # Where few points determine where all go, but leave open which optimum is the best, which they do
-# above this ambiguity, chains are followed: all of them of small plans, the fewest of plans of so
-# many entries. Between the two they would take longer than a third of POT's solver. [L1270, L1274]
+# above this ambiguity, chains are followed: all that are affordable of small plans, and so many of
+# plans of so many entries. [L1270, L1274]
 _OPEN = 0.5
-_BRIEF = 2**14, 2**16
+# On a CPU those of less than the least would take longer than a third of POT's solver. [L1278]
+_BRIEF = {"cpu": (4, 2**14, 2**16), "cuda": (16, 2**13, 2**16)}
 
 
 def search_all_points(
@@ -77,8 +78,9 @@ def search_all_points(
     plain = how == "auto" and n_init is None
     told_all = how != "thorough" and tells_all(problem, first)
     left_open = told_all and plain and first.ambiguity > _OPEN
-    brief = left_open and n * m in range(*_BRIEF)
+    few, least, most = _BRIEF[problem.source.device.type]
     full = left_open and n * m <= SMALL
+    brief = left_open and not full and least <= n * m < most
     if told_all and not (brief or full):
         if first.alternatives:
             return first
@@ -112,7 +114,7 @@ def search_all_points(
         return first._replace(doubt=WHY_FAST)
     # for a far smaller epsilon a ladder of stages would not end
     target = max(epsilon, LEAST_EPSILON * whole.scale)
-    count = _FEWEST_CHAINS if brief else min(n_init or _CHAINS[how], affordable)
+    count = few if brief else min(n_init or _CHAINS[how], affordable)
     found = climb(
         whole, target, count, guesses, count if brief else 2 * affordable,
         solver=batch_solver(backend), in_time=plain, told=told, sharpened=sharpened and plain,
@@ -139,10 +141,10 @@ def search_all_points(
     square = problem.loss.is_square and not problem.directed
     if square and max(n, m) > POINTS and found.plans.shape[1:] == (n, m):
         potentials = _of_whole_cost(whole, found.plans[0], found.g, target)
-    few = first.alternatives[0] if left_open else None
     return Search(
-        alternatives, ambiguity, found.trials, doubt, potentials=potentials, met=found.met, few=few
-    )
+        alternatives, ambiguity, found.trials, doubt, potentials=potentials, met=found.met,
+        few=first.alternatives[0] if left_open else None,
+    )  # fmt: skip
 
 
 def _holds(found: Climbed, guesses: Sequence[Guess]) -> bool:
