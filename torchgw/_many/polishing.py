@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgw._batch.worth import VALUE_ROUNDING
+from torchgw._batch.worth import VALUE_ROUNDING, Terms
 from torchgw._many.questions import Questions
 from torchgw._problem.marginals import MarginalRule, check_marginal_rule
 from torchgw._solve.polish import descend
@@ -37,24 +37,16 @@ def sharpen(asked: Questions, number: int, plan: Tensor) -> Sharp:
         plan.cpu(), weights, rule, lambda matrix: problem.gradient(matrix, mass)
     )
     matrix = mass * matrix
-    value = problem.values(matrix)
+    terms = problem.terms(matrix)
     status = Status.CONVERGED if polished.stationary else Status.POLISH_LIMIT
     if rule is None and polished.stationary:
-        product = problem.values(torch.outer(*weights))
-        slack = VALUE_ROUNDING * (value.squares + abs(product.linear))
-        if value.quadratic + value.linear > product.quadratic + product.linear + slack:
+        product = problem.terms(torch.outer(*weights))
+        slack = VALUE_ROUNDING * (terms.squares + abs(product.linear))
+        if terms.quadratic + terms.linear > product.quadratic + product.linear + slack:
             status = Status.IMPLAUSIBLE
     masses = Marginals(matrix.sum(1), matrix.sum(0))
     error = (rule or MarginalRule()).violation(masses, weights)
-    return Sharp(matrix, value.quadratic, value.linear, error, status)
-
-
-class _Values(NamedTuple):
-    """What a plan is worth."""
-
-    quadratic: float  # alpha <L(P), P>
-    linear: float  # (1 - alpha) <M, P>
-    squares: float  # sums of squares whose difference the quadratic term is
+    return Sharp(matrix, float(terms.quadratic), float(terms.linear), error, status)
 
 
 class _Problem(NamedTuple):
@@ -76,11 +68,10 @@ class _Problem(NamedTuple):
         cost.mul_(2 * self.alpha)
         return cost if self.linear is None else cost.add_((1 - self.alpha) / mass * self.linear)
 
-    def values(self, plan: Tensor) -> _Values:
+    def terms(self, plan: Tensor) -> Terms:
         """Evaluate a plan."""
         rows, columns = self._own(plan)
-        own = float(rows @ plan.sum(1) + columns @ plan.sum(0))
-        crossed = float(((self.x @ plan @ self.y) * plan).sum())
-        linear = 0.0 if self.linear is None else float((self.linear * plan).sum())
-        alpha = self.alpha
-        return _Values(alpha * (own - 2 * crossed), (1 - alpha) * linear, alpha * own)
+        own = rows @ plan.sum(1) + columns @ plan.sum(0)
+        crossed = ((self.x @ plan @ self.y) * plan).sum()
+        linear = own.new_zeros(()) if self.linear is None else (self.linear * plan).sum()
+        return Terms.of_sums(own.new_tensor(self.alpha), crossed, (1 - self.alpha) * linear, own)
