@@ -742,6 +742,15 @@ def test_a_plan_that_a_lower_one_replaces_keeps_the_value_it_ended_at():
     assert result.ambiguity > 0.9
 
 
+@pytest.mark.filterwarnings("ignore::torchgw.TorchGWWarning")
+def test_a_path_at_the_target_alone_stops_no_other_solve():
+    """It stopped them while their epsilon was larger, where objectives are higher: .232 was left."""
+    rng = np.random.default_rng(1)
+    x, y = rng.random((2, 11, 11))
+    result = torchgw.solve(D_X=x + x.T, D_Y=y + y.T, epsilon=1.3e-4, random_state=0)
+    assert result.report.objective < 0.17
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::torchgw.TorchGWWarning")
 def test_what_few_points_leave_open_is_searched_on_all(monkeypatch):

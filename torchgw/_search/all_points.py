@@ -78,7 +78,7 @@ def search_all_points(
     plain = how == "auto" and n_init is None
     told_all = how != "thorough" and tells_all(problem, first)
     left_open = told_all and plain and first.ambiguity > _OPEN
-    few, least, most = _BRIEF[problem.source.device.type]
+    fewest, least, most = _BRIEF[problem.source.device.type]
     full = left_open and n * m <= SMALL
     brief = left_open and not full and least <= n * m < most
     if told_all and not (brief or full):
@@ -91,6 +91,7 @@ def search_all_points(
     affordable = _affordable(problem, how)
     if affordable < _FEWEST_CHAINS:
         return first._replace(doubt=WHY_SINGLE["thorough" if how == "thorough" else "auto"])
+    few = first if left_open else None
     whole = coarse_problem(problem, max(n, m))
     if epsilon >= whole.scale:
         # there is only one plan, at which every chain would end
@@ -114,7 +115,7 @@ def search_all_points(
         return first._replace(doubt=WHY_FAST)
     # for a far smaller epsilon a ladder of stages would not end
     target = max(epsilon, LEAST_EPSILON * whole.scale)
-    count = few if brief else min(n_init or _CHAINS[how], affordable)
+    count = fewest if brief else min(n_init or _CHAINS[how], affordable)
     found = climb(
         whole, target, count, guesses, count if brief else 2 * affordable,
         solver=batch_solver(backend), in_time=plain, told=told, sharpened=sharpened and plain,
@@ -143,7 +144,7 @@ def search_all_points(
         potentials = _of_whole_cost(whole, found.plans[0], found.g, target)
     return Search(
         alternatives, ambiguity, found.trials, doubt, potentials=potentials, met=found.met,
-        few=first.alternatives[0] if left_open else None,
+        few=few,
     )  # fmt: skip
 
 

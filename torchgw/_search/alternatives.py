@@ -101,7 +101,7 @@ class Search(NamedTuple):
     compare: bool = False  # whether a solve from another start has to be compared with it
     potentials: Potentials | None = None  # of the first plan, if it is of all points
     met: bool = False  # whether starts have led to the first plan, if not to its objective
-    few: Alternative | None = None  # the best of few points, if that left open which is the best
+    few: "Search | None" = None  # that of few points, if it left open which optimum is the best
 
 
 def is_whole(problem: Problem, found: Search) -> bool:

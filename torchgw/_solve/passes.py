@@ -80,10 +80,12 @@ def _other_solves(asked: Asked, search: Search | None) -> Iterator[_Other]:
         yield _Other(_again(asked, n_init=1), "product", "product")
     if search is not None and search.few is not None:
         # where the solve would have begun without chains
-        yield _Other(_again(asked, search.few), "optimum", search.few.label)
-    if search is not None and entries <= (_CHAINED if search.trials else _SMALLEST):
-        for one in _close_to_best(search, options):
-            yield _Other(_again(asked, one), "optimum", one.label)
+        best, *_ = search.few.alternatives
+        yield _Other(_again(asked, best), "optimum", best.label)
+    for found in (search, search and search.few):
+        if found is not None and entries <= (_CHAINED if found.trials else _SMALLEST):
+            for one in _close_to_best(found, options):
+                yield _Other(_again(asked, one), "optimum", one.label)
 
 
 def _close_to_best(search: Search, options: Options) -> Iterator[Alternative]:
@@ -219,8 +221,10 @@ def _no_higher_than(searched: Outcome, again: _Other) -> Outcome:
         # nothing is better than a match that keeps all distances
         return searched
     with _aside(asked, searched) as aside:
-        if again.way == "optimum":
-            aside.callback = _NoLower(searched.recorder.history, alike=False)
+        path = searched.recorder.history
+        # a solve that began with a sharp plan, at the target, has no path to compare with
+        if again.way == "optimum" and path[0].epsilon > path[-1].epsilon:
+            aside.callback = _NoLower(path, alike=False)
         other = _solve_searched(asked, aside)
     if not other.ending.status.converged or _objective(other) >= _objective(searched) - nothing:
         return searched
