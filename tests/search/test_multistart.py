@@ -744,7 +744,7 @@ def test_a_plan_that_a_lower_one_replaces_keeps_the_value_it_ended_at():
 
 @pytest.mark.filterwarnings("ignore::torchgw.TorchGWWarning")
 def test_a_path_at_the_target_alone_stops_no_other_solve():
-    """It stopped them while their epsilon was larger, where objectives are higher: .232 was left."""
+    """It stopped them while their epsilon was larger, where objectives are higher: .232 left."""
     rng = np.random.default_rng(1)
     x, y = rng.random((2, 11, 11))
     result = torchgw.solve(D_X=x + x.T, D_Y=y + y.T, epsilon=1.3e-4, random_state=0)

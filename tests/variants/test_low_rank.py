@@ -20,6 +20,9 @@ from torchgw._problem.providers import DistanceOptions, build_providers
 from torchgw._typing import Marginals
 from torchgw._variants.low_rank import Factorisation, _measure, project
 
+# clouds without a match have several that are nearly as good
+pytestmark = pytest.mark.filterwarnings("ignore::torchgw.SearchWarning")
+
 
 def clouds(n=60, m=50, seed=0):
     rng = np.random.default_rng(seed)
@@ -146,7 +149,12 @@ def test_more_groups_come_closer_to_the_full_plan():
     assert values[2] < 1.35 * full.value
 
 
-@pytest.mark.filterwarnings("ignore::torchgw.SearchWarning")
+def test_a_start_that_may_not_be_the_best_is_doubted():
+    x, y = clouds()
+    with pytest.warns(torchgw.SearchWarning, match="few points of each side that low-rank"):
+        torchgw.solve_low_rank(x, y, rank=5, distances="sqeuclidean", random_state=0)
+
+
 def test_a_result_is_a_start():
     x, y = clouds()
     options = {"rank": 5, "distances": "sqeuclidean", "random_state": 0}

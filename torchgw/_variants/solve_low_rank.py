@@ -12,9 +12,11 @@ from torchgw._api import solve
 from torchgw._boundary.arrays import as_weights, make_generator, resolve_device, without_tensors
 from torchgw._boundary.checks import check_count, check_not_negative, check_positive, reject_unknown
 from torchgw._errors import (
+    AmbiguityWarning,
     ConvergenceWarning,
     InvalidInputError,
     InvalidTypeError,
+    SearchWarning,
     UnsupportedError,
     warn_user,
 )
@@ -46,6 +48,9 @@ _COARSE_POINTS = 300
 _MEDOID_STEPS = 10
 # Share of the start that is spread over all groups: a mirror step cannot leave zero. [L249]
 _SPREAD = 1e-3
+# How doubts of a start are told.
+_BEGUN = "of the few points of each side that low-rank groups begin with"
+_KNOWN = "Pass an `init` that you trust, such as the result of `torchgw.solve`."
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -166,6 +171,9 @@ curvature, scale, device
     -----
     ConvergenceWarning
         If ``max_iter`` steps were not enough.
+    SearchWarning
+        If the match of a few points that the groups begin with may not be the best, or is one of
+        several (:class:`AmbiguityWarning`).
 
     Notes
     -----
@@ -255,12 +263,17 @@ def _coarse_start(
         here = problem.linear.rows(near[0][0]).transpose().rows(near[1][0])
         linear = here.dense().matrix.T
     with warnings.catch_warnings():
-        # a start need not be accurate
+        # a start need not be accurate; what is doubted of it is said below
         warnings.simplefilter("ignore", ConvergenceWarning)
+        warnings.simplefilter("ignore", SearchWarning)
         coarse = solve(
             D_X=tables[0], D_Y=tables[1], a=masses[0], b=masses[1], M=linear,
             alpha=problem.alpha if linear is not None else None, random_state=seed, tol=1e-3,
         )  # fmt: skip
+    if coarse.is_ambiguous:
+        warn_user(f"Another match {_BEGUN} costs nearly the same. {_KNOWN}", AmbiguityWarning)
+    elif coarse.doubt:
+        warn_user(f"There may be a better match {_BEGUN}. {_KNOWN}", SearchWarning)
     groups = _groups(tables[0].matrix(), masses[0], rank)
     indicator = torch.nn.functional.one_hot(groups, rank).double()
     conditional = coarse.lazy_plan.T.barycentric(indicator)
