@@ -25,6 +25,7 @@ __all__ = [
     "from_matrices",
     "hits",
     "monotone_plan",
+    "no_truth",
     "permutation_plan",
     "rotation",
     "uniform",
@@ -60,6 +61,11 @@ class Instance:
     def marginals(self) -> tuple[Array, Array]:
         """Weights of both sides, shapes (n,) and (m,)."""
         return self.weights or (uniform(len(self.d_x)), uniform(len(self.d_y)))
+
+
+def no_truth(plan: Array) -> float:
+    """Judge a plan where no match is true: NaN."""
+    return float("nan")
 
 
 def uniform(n: int) -> Array:

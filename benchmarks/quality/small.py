@@ -10,7 +10,13 @@ from collections.abc import Callable
 import numpy as np
 from scipy.spatial.distance import cdist
 
-from benchmarks.quality.instances import Array, Instance, from_matrices, permutation_plan
+from benchmarks.quality.instances import (
+    Array,
+    Instance,
+    from_matrices,
+    no_truth,
+    permutation_plan,
+)
 
 __all__ = ["SMALL"]
 
@@ -24,7 +30,7 @@ def _tables(make: Table, n: int, m: int | None = None) -> Draw:
 
     def draw(rng: Generator) -> Instance:
         pair = make(rng, n), make(rng, m or n)
-        return from_matrices(*pair, lambda plan: float("nan"), divided=False)
+        return from_matrices(*pair, no_truth, divided=False)
 
     return draw
 
@@ -70,7 +76,7 @@ def _noisy_copy(rng: Generator) -> Instance:
     moved = (points + 0.15 * rng.normal(size=points.shape))[order]
     answer = permutation_plan(np.argsort(order))
     tables = cdist(points, points), cdist(moved, moved)
-    return from_matrices(*tables, lambda plan: float("nan"), answer=answer, divided=False)
+    return from_matrices(*tables, no_truth, answer=answer, divided=False)
 
 
 SMALL: dict[str, Draw] = {

@@ -24,6 +24,7 @@ from benchmarks.quality.instances import (
     Index,
     Instance,
     from_matrices,
+    no_truth,
     permutation_plan,
     rotation,
 )
@@ -59,10 +60,6 @@ def _labelled(x: Array, y: Array, first: Any, second: Any) -> Instance:
     same = np.asarray(np.asarray(first)[:, None] == np.asarray(second), dtype=np.float64)
     answer = made_feasible(same / same.sum())
     return _from_points(x, y, _same_label(first, second), answer)
-
-
-def _no_truth(plan: Array) -> float:
-    return float("nan")
 
 
 def _views(x: Array, y: Array, rng: Generator, labels: Any = None) -> Instance:
@@ -170,7 +167,7 @@ def _two_draws(surface: Callable[[Generator, int], Array], n: int = 180) -> Draw
 
     def draw(rng: Generator) -> Instance:
         x, y = surface(rng, n), surface(rng, n)
-        return _from_points(x, y @ rotation(y.shape[1], rng), _no_truth)
+        return _from_points(x, y @ rotation(y.shape[1], rng), no_truth)
 
     return draw
 
@@ -302,7 +299,7 @@ def _unrelated(rng: Generator) -> Instance:
     """Two dense random graphs that have nothing in common."""
     upper = [np.triu(rng.random((n, n)) < 0.4, 1) for n in (150, 170)]
     first, second = (np.asarray(part | part.T, dtype=np.float64) for part in upper)
-    return from_matrices(first, second, _no_truth)
+    return from_matrices(first, second, no_truth)
 
 
 def _kernels(rng: Generator) -> Instance:

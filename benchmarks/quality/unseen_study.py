@@ -38,8 +38,9 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the study; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks unseen", description=__doc__)
     parser.add_argument("problems", nargs="*", metavar="PROBLEM", help="all looked at if none")
-    parser.add_argument("--kept-aside", action="store_true", help="those kept aside, if none named")
-    parser.add_argument("--small", action="store_true", help="small ones, if none named")
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--kept-aside", action="store_true", help="those kept aside, if none named")
+    kind.add_argument("--small", action="store_true", help="small ones, if none named")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--known", type=Path, help="take the best known from this file's rows")

@@ -10,7 +10,7 @@ from benchmarks.solves.first_use import clusters, rotated
 from torchgw._problem.decide import decide
 from torchgw._search.agreement import agreement
 from torchgw.datasets import spiral, swiss_roll
-from torchgw.distances import PointDistance
+from torchgw.distances import DijkstraDistance, PointDistance
 from torchgw.distances.geodesics import Geodesics
 
 
@@ -242,14 +242,17 @@ def test_rotated_clusters_are_right(n):
 def test_a_gpu_reads_all_paths_and_decides_alike():
     # of too many dimensions to take geodesics untried
     points = torch.as_tensor(np.random.default_rng(0).normal(size=(250, 5)))
-    sides = points, points.flip(0)
 
-    def judge(x, y, *_):
-        assert not hasattr(x, "geodesics") or judge.device == "cpu"
-        return agreement(x, y) - 0.5
+    def decided(device):
+        kinds = set()
 
-    found = []
-    for judge.device in ("cpu", "cuda"):
-        found.append(decide(sides, judge, torch.device(judge.device)))
-    assert found[0].chosen == found[1].chosen
-    assert found[0].agreement == pytest.approx(found[1].agreement, abs=1e-6)
+        def judge(x, y, *_):
+            kinds.update(map(type, (x, y)))
+            return agreement(x, y) - 0.5
+
+        return decide((points, points.flip(0)), judge, torch.device(device)), kinds
+
+    (here, on_cpu), (there, on_gpu) = decided("cpu"), decided("cuda")
+    assert DijkstraDistance in on_cpu - on_gpu
+    assert here.chosen == there.chosen
+    assert here.agreement == pytest.approx(there.agreement, abs=1e-6)

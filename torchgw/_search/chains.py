@@ -82,7 +82,8 @@ def climb(
     """Search all points from ``count`` starts, fewer if the first ones agree, down to an epsilon.
 
     Guesses are compared with the best at the end, by their names. If the starts disagree, their
-    optima are kicked and mixed, up to ``affordable`` chains in all. ``in_time`` leaves out starts
+    optima are kicked and mixed, up to ``affordable`` chains in all. Small plans are matched by
+    exchanges as well. The ``solver`` runs Sinkhorn's iterations. ``in_time`` leaves out starts
     that would take a CPU long where nothing but chance tells them apart above the target. Nothing
     is said of how long that takes if it has been ``told``. If the plan is ``sharpened`` afterwards,
     a search of graphs is over once the best plan is that of two starts but for its entropy.

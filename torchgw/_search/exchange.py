@@ -3,7 +3,8 @@
 Where both sides have as many points of equal weight and epsilon is small, plans are nearly
 matchings, and the best ones lie next to matchings that no exchange of two partners improves. Tabu
 search [1] makes the exchange that costs least, even where that is more than none, and does not undo
-it for a while. It finds optima that no plan comes to that follows epsilon down.
+it for a while. It finds optima that no plan comes to that follows epsilon down. A matching of many
+points is improved by plain exchanges (``_results/rounding.py``).
 
 [1] E. Taillard. Robust taboo search for the quadratic assignment problem. Parallel Computing 1991.
 """

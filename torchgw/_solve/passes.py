@@ -78,12 +78,14 @@ def _other_solves(asked: Asked, search: Search | None) -> Iterator[_Other]:
     entries = problem.source.n * problem.target.n
     if thorough or entries <= _SMALLEST:
         yield _Other(_again(asked, n_init=1), "product", "product")
-    if search is not None and search.few is not None:
+    if search is None:
+        return
+    if search.few is not None:
         # where the solve would have begun without chains
         best, *_ = search.few.alternatives
         yield _Other(_again(asked, best), "optimum", best.label)
-    for found in (search, search and search.few):
-        if found is not None and entries <= (_CHAINED if found.trials else _SMALLEST):
+    for found in filter(None, (search, search.few)):
+        if entries <= (_CHAINED if found.trials else _SMALLEST):
             for one in _close_to_best(found, options):
                 yield _Other(_again(asked, one), "optimum", one.label)
 
