@@ -30,7 +30,7 @@ from benchmarks.quality.instances import (
 )
 from torchgw._problem.problem import stored_matrix
 
-__all__ = ["KEPT_ASIDE", "LOOKED_AT"]
+__all__ = ["KEPT_ASIDE", "LOOKED_AT", "moved_edges"]
 
 Generator = np.random.Generator
 Draw = Callable[[Generator], Instance]
@@ -229,7 +229,7 @@ def _adjacency(edges: Any, n: int) -> Array:
     return table
 
 
-def _graph(make: Callable[[int], Any], changed: float, *, hops: bool = False) -> Draw:
+def moved_edges(make: Callable[[int], Any], changed: float, *, hops: bool = False) -> Draw:
     """A graph of NetworkX against a shuffled copy with a share of the edges put elsewhere."""
 
     def draw(rng: Generator) -> Instance:
@@ -420,11 +420,11 @@ LOOKED_AT: dict[str, Draw] = {
     "wine-raw": _noisy("wine", 0.03, standard=False),
     "cancer-mean-worst": _mean_and_worst,
     "digits-top-bottom": _digits_top_and_bottom,
-    "karate": _graph(_named("karate_club_graph"), 0.05),
-    "florentine": _graph(_named("florentine_families_graph"), 0.0),
-    "davis-hops": _graph(_named("davis_southern_women_graph"), 0.02, hops=True),
-    "small-world": _graph(_random("connected_watts_strogatz_graph", 180, 6, 0.15), 0.05),
-    "regular": _graph(_random("random_regular_graph", 4, 150), 0.0),
+    "karate": moved_edges(_named("karate_club_graph"), 0.05),
+    "florentine": moved_edges(_named("florentine_families_graph"), 0.0),
+    "davis-hops": moved_edges(_named("davis_southern_women_graph"), 0.02, hops=True),
+    "small-world": moved_edges(_random("connected_watts_strogatz_graph", 180, 6, 0.15), 0.05),
+    "regular": moved_edges(_random("random_regular_graph", 4, 150), 0.0),
     "blocks": _blocks,
     "unrelated": _unrelated,
     "clusters-5-unequal": _clusters((1, 2, 4, 6, 8), 3, 200, 260, 9),
@@ -446,9 +446,9 @@ KEPT_ASIDE: dict[str, Draw] = {
     "wine-halves": _halves("wine"),
     "diabetes-noisy": _noisy("diabetes", 0.1),
     "digits-gradients": _digits_pixels_and_gradients,
-    "les-miserables": _graph(_named("les_miserables_graph"), 0.05, hops=True),
-    "power-law": _graph(_random("powerlaw_cluster_graph", 180, 3, 0.4), 0.05),
-    "random-tree": _graph(_random("random_labeled_tree", 140), 0.0, hops=True),
+    "les-miserables": moved_edges(_named("les_miserables_graph"), 0.05, hops=True),
+    "power-law": moved_edges(_random("powerlaw_cluster_graph", 180, 3, 0.4), 0.05),
+    "random-tree": moved_edges(_random("random_labeled_tree", 140), 0.0, hops=True),
     "clusters-4-unequal": _clusters((1, 1, 3, 7), 5, 220, 150, 8),
     "cloud-to-30": _cloud(180, 12, 0.1, 30),
     "subset-in-6": _subset(6, 120, 200),

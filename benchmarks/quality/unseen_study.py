@@ -20,6 +20,7 @@ import torch
 
 import torchgw
 from benchmarks.harness.harness import RunOptions, environment, finite
+from benchmarks.quality.communities import COMMUNITIES
 from benchmarks.quality.instances import Array, Instance
 from benchmarks.quality.random_matrices import objective
 from benchmarks.quality.small import SMALL
@@ -39,16 +40,21 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks unseen", description=__doc__)
     parser.add_argument("problems", nargs="*", metavar="PROBLEM", help="all looked at if none")
     kind = parser.add_mutually_exclusive_group()
-    kind.add_argument("--kept-aside", action="store_true", help="those kept aside, if none named")
-    kind.add_argument("--small", action="store_true", help="small ones, if none named")
+    for flag, some, what in (
+        ("--kept-aside", KEPT_ASIDE, "those kept aside"),
+        ("--small", SMALL, "small ones"),
+        ("--communities", COMMUNITIES, "graphs of communities"),
+    ):
+        kind.add_argument(
+            flag, dest="asked", action="store_const", const=some, help=f"{what}, if none named"
+        )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--known", type=Path, help="take the best known from this file's rows")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/out/unseen.jsonl"))
     options = parser.parse_args(arguments)
-    problems = LOOKED_AT | KEPT_ASIDE | SMALL
-    asked = SMALL if options.small else KEPT_ASIDE if options.kept_aside else LOOKED_AT
-    names = options.problems or list(asked)
+    problems = LOOKED_AT | KEPT_ASIDE | SMALL | COMMUNITIES
+    names = options.problems or list(options.asked or LOOKED_AT)
     unknown = set(names) - set(problems)
     if unknown:
         parser.error(f"unknown problems {sorted(unknown)}; known: {', '.join(problems)}")

@@ -26,7 +26,7 @@ from torchgw._search.ends import all_sent_apart
 from torchgw._search.graph_chains import _first, _first_chains, _have_met
 from torchgw._search.graphs import Graphs, _heat_kernels, _slopes, is_graph, least_value
 from torchgw._search.kinds import FIRST, LONG, REFINE, STEP, Ladder
-from torchgw._search.rounds import _apart
+from torchgw._search.rounds import Improvement, _apart
 from torchgw._search.structure import is_structured
 from torchgw._search.world import World
 from torchgw._sinkhorn.problem import DenseCost
@@ -120,15 +120,17 @@ def test_a_regular_graph_finds_its_own_copy(seed):
     assert result.doubt == ""
 
 
-def test_kicks_of_partly_right_plans_find_the_rest():
-    """No chain finds the match of these; rounds of kicks and mixtures do."""
+def test_kicks_of_partly_right_plans_find_the_rest(monkeypatch):
+    """No chain finds the match of these; rounds of kicks and mixtures do, and repairs as well."""
     x, y = words(80, 0.35)
     whole = coarsen(problem_of(x, y), 80)
     same = whole.problem.source.indices[:, None] == whole.problem.target.indices
     target = 0.0025 * whole.scale
+    repairs = climb(whole, target, 16)
+    monkeypatch.setattr(Improvement, "repaired", lambda *_: ([], False))
     chains, rounds = (climb(whole, target, 16, affordable=most) for most in (16, 1_000))
-    right = [float(found.plans[0][same].sum()) for found in (chains, rounds)]
-    assert right[0] < 0.5 < right[1]
+    right = [float(found.plans[0][same].sum()) for found in (chains, rounds, repairs)]
+    assert right[0] < 0.5 < min(right[1:])
     assert rounds.trials[0].objective < 0.9 * chains.trials[0].objective
 
 
@@ -415,8 +417,9 @@ def test_starts_of_graphs_find_rewired_ones(seed):
     copy, truth = shuffled(rewired(graph, 0.2, seed), seed)
     whole = coarsen(problem_of(graph, copy), 300)
     found = climb(whole, 0.0025 * whole.scale, 4)
-    others = [one.value for one in found.trials if one.start not in {"convex start", "heat"}]
-    assert found.trials[0].start in {"convex start", "heat"}
+    graphs = {"convex start", "heat", "repair"}
+    others = [one.value for one in found.trials if one.start not in graphs]
+    assert found.trials[0].start in graphs
     right = (np.asarray(found.plans[0].argmax(1)) == truth).mean()
     assert right > 0.85
     assert found.trials[0].value < 0.7 * min(others)
@@ -651,9 +654,10 @@ def test_chains_that_part_below_their_comparison_are_followed_in_time(monkeypatc
     with pytest.warns(PerformanceWarning, match="up to"):
         fewer = climb(whole, 0.0025 * whole.scale, 16, in_time=True)
     assert not fewer.agreed
-    assert len(fewer.trials) == 4
+    trials = [trial for trial in fewer.trials if trial.start != "repair"]
+    assert len(trials) == 4
     # noise of its own leads each somewhere else
-    assert len({round(trial.objective, 5) for trial in fewer.trials[:4]}) == 4
+    assert len({round(trial.objective, 5) for trial in trials}) == 4
 
 
 @pytest.mark.filterwarnings("ignore::torchgw.TorchGWWarning")

@@ -699,8 +699,14 @@ def test_a_second_solve_ends_once_it_is_no_lower(seed, ends):
         warnings.simplefilter("ignore", torchgw.SearchWarning)
         found = torchgw.solve(x, y, **options)
         fast = torchgw.solve(x, y, search="fast", **options)
-    assert np.array_equal(found.plan, fast.plan)
-    first, *left = found.trials
+    trials = [trial for trial in found.trials if trial.start != "repair"]
+    if len(trials) == len(found.trials):
+        assert np.array_equal(found.plan, fast.plan)
+    else:
+        # both ends sent clusters to wrong places
+        assert ends == "early"
+        assert found.report.objective < 0.96 * fast.report.objective
+    first, *left = trials
     assert (first.start, first.status, len(left)) == ("product", "refined", ends != "nothing")
     assert bool(found.doubt) == (ends == "early")
     for trial in left:

@@ -16,7 +16,7 @@ from torchgw._search.alternatives import (
     first_of_each,
 )
 from torchgw._search.batch import LEAST_EPSILON
-from torchgw._search.chain import STANDS_OUT, Climbed
+from torchgw._search.chain import SAME, STANDS_OUT, Climbed, near
 from torchgw._search.chain_times import chains_within
 from torchgw._search.chains import SMALL, Guess, climb
 from torchgw._search.coarse import POINTS, Coarsened, centre, coarse_problem
@@ -24,7 +24,9 @@ from torchgw._search.doubts import WHY_FAST, WHY_OPEN, WHY_SINGLE
 from torchgw._search.ends import AGREED, OTHER, all_sent_apart
 from torchgw._search.kinds import COMPARED_AT
 from torchgw._search.optima import DEFAULT_STARTS, find_optima
+from torchgw._search.repair import Repair
 from torchgw._search.structure import tells_all
+from torchgw._search.world import World
 from torchgw._sinkhorn.choose import batch_solver
 from torchgw._sinkhorn.contract import Backend
 from torchgw._sinkhorn.eager import EagerBackend
@@ -135,7 +137,8 @@ def search_all_points(
         for i in kept
     )
     ambiguity = ambiguity_of(whole, alternatives)
-    certain = found.agreed or ambiguity < STANDS_OUT or (left_open and _holds(found, guesses))
+    stands_out = ambiguity < STANDS_OUT and not found.alone
+    certain = found.agreed or stands_out or (left_open and _holds(found, guesses))
     doubt = "" if certain else WHY_OPEN[how].format(count=len(found.trials))
     potentials = None
     # smaller problems are solved in no time, and a few iterations more make them more exact
@@ -169,6 +172,30 @@ def search_twice(
     if how == "fast":
         return nothing._replace(doubt=WHY_FAST)
     return nothing._replace(compare=True)
+
+
+def repair_found(
+    problem: Problem, found: Alternative, epsilon: float, how: SearchName
+) -> Alternative | None:
+    """Repair the plan of a solve of all points; ``None`` if that is no better, or takes long."""
+    n, m = problem.source.n, problem.target.n
+    if problem.loss.cross is None or _affordable(problem, how) < _FEWEST_CHAINS:
+        return None
+    whole = coarse_problem(problem, max(n, m))
+    low = max(epsilon / whole.scale, LEAST_EPSILON)
+    if low >= COMPARED_AT:
+        return None
+    world = World(whole)
+    before = world.take(found.label, among_all(found, whole.problem)[0])
+    after = Repair(world, COMPARED_AT).improved(before)
+    for chain in (before, after):
+        world.descend([chain], world.refine, low)
+        world.settle([chain], low)
+    if near(before, after, SAME):
+        return None
+    plan, *_ = world.rounded([after])
+    source, target = (side.indices for side in (whole.problem.source, whole.problem.target))
+    return Alternative(after.value, "repair", plan, source, target, (n, m), epsilon=0.0)
 
 
 def _of_whole_cost(whole: Coarsened, plan: Tensor, g: Tensor, epsilon: float) -> Potentials:

@@ -75,6 +75,7 @@ class Climbed(NamedTuple):
     agreed: bool  # whether several found the best one
     met: bool  # whether that is told by their plans, which are yet to be sharpened
     g: Tensor  # (t,) potential of the first plan, as of the coarse cost
+    alone: bool  # whether one repair has led to the best plan, and nothing else
 
 
 def near(chain: Chain, best: Chain, share: float) -> bool:

@@ -5,7 +5,7 @@ import logging
 
 from torchgw._errors import PerformanceWarning, warn_user
 from torchgw._search.chain import REFINED
-from torchgw._search.kinds import COMPARED_AT, FIRST, LATER, QUICK
+from torchgw._search.kinds import COMPARED_AT, FIRST, LATER, QUICK, Ladder
 from torchgw._search.world import World
 
 logger = logging.getLogger(__name__)
@@ -77,3 +77,12 @@ def within_time(world: World, done: int, count: int, low: float) -> int:
     # each chain is followed to the target, not the best ones alone
     each = chain_seconds(world, range(len(FIRST)), low) / len(FIRST)
     return count if each == 0 else min(count, max(done, int(_LONG / each)))
+
+
+def repairs_within(world: World, ladder: Ladder, most: int) -> int:
+    """Count the repairs that may be made in time, which end with a ladder's first stage."""
+    if world.base.device.type != "cpu" or world.sparse is not None:
+        return most
+    again = QUICK.outer * sum(map(world.work, QUICK.stages(ladder.start)))
+    each = _MULTIPLICATION * (again + ladder.outer * world.work(ladder.start))
+    return min(most, int(_LONG / each))

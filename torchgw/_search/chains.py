@@ -103,7 +103,7 @@ def climb(
     followed = _follow(world, low, count, affordable, begun, in_time=in_time, told=told)
     best = [*followed.best, *begun.found, *_follow_guesses(world, guesses, low)]
     small = world.base.numel() <= SMALL
-    matched, alike = list[Chain](), False
+    matched, alike, repaired = list[Chain](), False, list[Chain]()
     if sharp and small and can_exchange(coarse.problem):
         matched, alike = _exchanged(world, best, low)
         best += matched
@@ -113,21 +113,27 @@ def climb(
             again, independent = rounds.again(best, low, followed.most)
             best, behind = again[:_KEPT], again[_KEPT:] + behind
         world.settle(best, low)
-    elif not enough(best) and not stands_out(best):
-        compared, spare = followed.compared, followed.affordable - followed.done
-        improved, independent = rounds.halves(compared, spare)
-        improved = [chain for chain in improved if chain not in compared][:REFINED]
-        world.descend(improved, world.refine, low)
-        world.settle(improved, low)
-        best += improved
-        if alike:
-            # unless the best plan is no matching, for which the other chains have looked
-            independent |= near(matched[0], min(best, key=_objective), SAME)
-        if small:
-            world.rest(best, LONG._replace(start=low))
+    elif not enough(best):
+        if not matched:
+            repaired, independent = rounds.repaired(best, low)
+            best += repaired
+        if not independent and not stands_out(best):
+            compared, spare = followed.compared, followed.affordable - followed.done
+            improved, independent = rounds.halves(compared, spare)
+            improved = [chain for chain in improved if chain not in compared][:REFINED]
+            world.descend(improved, world.refine, low)
+            world.settle(improved, low)
+            best += improved
+            if alike:
+                # unless the best plan is no matching, for which the other chains have looked
+                independent |= near(matched[0], min(best, key=_objective), SAME)
+            if small:
+                world.rest(best, LONG._replace(start=low))
     left = [*rounds.left, *(chain.trial("left behind") for chain in behind)]
     agreed = enough(best) if independent is None else independent
-    return world.report(best, left, agreed=agreed)
+    lowest = min(best, key=_objective)
+    alone = not agreed and all(chain in repaired for chain in best if near(chain, lowest, SAME))
+    return world.report(best, left, agreed=agreed, alone=alone)
 
 
 def _follow(

@@ -10,8 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgw._search.chain import AGREEING, SAME, Chain, Trial, near, stacked
+from torchgw._search.chain import AGREEING, SAME, Chain, Trial, near, stacked, stands_out
 from torchgw._search.kinds import COMPARED_AT, FIRST, MOMENTUM, QUICK, REFINE, STEP, Kind, Ladder
+from torchgw._search.repair import Repair
 from torchgw._search.world import INNER, KICK_INNER, World
 
 # An objective is better if it is lower by this share. [L345]
@@ -30,6 +31,8 @@ _WIDEST = 48
 _ATTEMPTS = 3
 # Groups of chains that are improved apart where the first ones disagree. [L345]
 _GROUPS = 3
+# Chains that are repaired at most; so many unless these come lower by a share. [L1280]
+_REPAIRED, _FIRST, _HELPED = 6, 2, 0.02
 
 
 class _Rounds(NamedTuple):
@@ -117,6 +120,28 @@ class Improvement:
         self.left = [trial for trial in self.left if trial not in known]
         chains = sorted(itertools.chain(*halves), key=lambda chain: chain.objective)
         return chains, all(near(half[0], chains[0], SAME) for half in halves)
+
+    def repaired(self, chains: list[Chain], low: float) -> tuple[list[Chain], bool]:
+        """Repair the best of different chains, and follow them to the target, until two agree.
+
+        Returns them, and whether the best two have the same plan.
+        """
+        repair, found = Repair(self.world, COMPARED_AT), list[Chain]()
+        lowest = min(chains, key=lambda chain: chain.objective)
+        # one that stands out is the best, unless it can be repaired
+        enough = 1 if stands_out(chains) else _FIRST
+        for chain in _apart(chains, _REPAIRED, []):
+            fresh = repair.improved(chain)
+            self.world.descend([fresh], self.world.refine, low)
+            self.world.settle([fresh], low)
+            found = sorted([*found, fresh], key=lambda chain: chain.objective)
+            best = found[:2]
+            # chains that are no better may differ in nothing but their plans
+            if len(best) > 1 and near(best[1], best[0], SAME) and len(_apart(best, 2, [])) == 1:
+                return found, True
+            if len(found) == enough and near(lowest, best[0], SAME if enough == 1 else _HELPED):
+                break
+        return found, False
 
     def _improved(self, groups: list[list[Chain]], rounds: _Rounds) -> list[list[Chain]]:
         """Kick and mix the chains of each group, and keep the best of all, while that helps."""

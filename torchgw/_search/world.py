@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import replace
 from time import perf_counter
 
@@ -67,6 +68,12 @@ class World:
         self.modes = Modes.of(problem) if self.sparse is None else None
         self.tiny = self.base.numel() <= _TINY
         self.refine = REFINE_GRAPHS if is_graph(problem) else REFINE
+
+    def beside(self, linear: Tensor) -> World:
+        """Return this world with a linear cost (s, t) beside its own."""
+        other = copy(self)
+        other.base = self.base + linear
+        return other
 
     @property
     def large(self) -> bool:
@@ -245,11 +252,12 @@ class World:
         *,
         agreed: bool,
         met: bool = False,
+        alone: bool = False,
     ) -> Climbed:
         """Report chains that were followed to the end, and trials of those left behind."""
         best = sorted(chains, key=lambda chain: chain.objective)
         trials = (*(chain.trial("refined") for chain in best), *left)
-        return Climbed(self.rounded(best), trials, agreed, met, best[0].g[0])
+        return Climbed(self.rounded(best), trials, agreed, met, best[0].g[0], alone)
 
     def _record(
         self,

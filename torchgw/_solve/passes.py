@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 
+from torchgw._search.all_points import repair_found
 from torchgw._search.alternatives import Alternative, Search
 from torchgw._search.chain import Trial
 from torchgw._search.doubts import WHY_APART, WHY_OPEN
@@ -147,7 +148,23 @@ def _from_few(asked: Asked, found: Outcome, search: Search, first: Trial) -> Out
     if left:
         doubt = WHY_OPEN["auto"].format(count=2) if apart > OTHER else ""
         search = search._replace(trials=(*trials, *left), doubt=doubt)
-    return _searched_by(search, best)
+    outcome = _searched_by(search, best)
+    return _no_higher_than_repaired(asked, outcome, search) if search.doubt else outcome
+
+
+def _no_higher_than_repaired(asked: Asked, outcome: Outcome, search: Search) -> Outcome:
+    """Repair the better one of two ends, solve from that too, and return what is lower."""
+    problem, epsilon = asked.problem, outcome.ending.epsilon
+    clock = perf_counter()
+    with outcome.recorder.timed("multistart"):
+        better = repair_found(problem, search.alternatives[0], epsilon, asked.options.search)
+    if better is None:
+        return outcome
+    lower = _no_higher_than(outcome, _Other(_again(asked, better), "optimum", better.label))
+    if lower is outcome or lower.search is None:
+        return outcome
+    trials = (_told(better.label, lower, perf_counter() - clock), *search.trials)
+    return lower._replace(search=lower.search._replace(trials=trials))
 
 
 class _NoLower:

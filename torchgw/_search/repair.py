@@ -1,0 +1,111 @@
+"""Plans that are right in some regions: what is left of them is matched anew, given those.
+
+Where a space has clusters, a plan may send whole ones to wrong partners: all distances within them
+are kept, so that no kick leads out of it, and few others are. How well the points of a region keep
+their distances tells which regions those are. The best ones are held, the others forgotten, and
+epsilon falls again from where no match has begun.
+"""
+
+import itertools
+
+import torch
+from torch import Tensor
+
+from torchgw._search.chain import SAME, Chain, near
+from torchgw._search.chain_times import repairs_within
+from torchgw._search.graphs import is_sparse
+from torchgw._search.kinds import QUICK
+from torchgw._search.world import World
+
+# Shares of the points that are held, by turns; plans in a row that may be no better before any has
+# been, after which all shares may; and plans of all chains at most. [L1280]
+_SHARES, _PATIENCE, _MOST = (0.2, 0.4, 0.6, 0.8, 0.3, 0.5, 0.7, 0.9), 4, 64
+# Neighbours of a point where the table is no graph, and how often means over them are taken.
+# [L1280]
+_NEIGHBORS, _MEANS = 8, 4
+# Entries of a row that is held, as shares of the largest one; columns that are full if held rows
+# have so much of their weight; and what all others cost, as a multiple of the natural scale.
+# Choices. [L1280]
+_HELD, _FULL, _BARRED = 0.01, 0.9, 10.0
+
+
+class Repair:
+    """The steps that repair plans between the points of a world."""
+
+    def __init__(self, world: World, level: float) -> None:
+        self.world, self.level = world, level
+        self.nearby = _nearby(world)
+        self.ladder = world.refine._replace(start=level)
+        # that may still be made
+        self.left = max(_PATIENCE, repairs_within(world, self.ladder, _MOST))
+
+    def improved(self, chain: Chain) -> Chain:
+        """Take a chain to the epsilon of the repairs, and repair it until it gets no better."""
+        best = self._follow(self.world.take("repair", chain.plan))
+        idle, patience = 0, _PATIENCE
+        for share in itertools.islice(itertools.cycle(_SHARES), self.left):
+            self.left -= 1
+            fresh = self._follow(self._held(best.plan, share))
+            better = not near(best, fresh, SAME)
+            seconds = best.seconds + fresh.seconds
+            if better:
+                best, idle, patience = fresh, 0, len(_SHARES)
+            else:
+                idle += 1
+            best.seconds = seconds
+            if idle == patience:
+                break
+        return best
+
+    def _follow(self, chain: Chain) -> Chain:
+        self.world.descend([chain], self.ladder, self.level)
+        return chain
+
+    def _held(self, plan: Tensor, share: float) -> Chain:
+        """Match all but a share of the points anew, down to the epsilon of the repairs."""
+        a, b = self.world.marginals
+        order = self._faults(plan).argsort()
+        held = torch.zeros_like(a, dtype=torch.bool)
+        held[order[: round(share * len(order))]] = True
+        kept = plan.where(held[:, None], 0)
+        left, right = (a - kept.sum(1)).clamp_min(0), (b - kept.sum(0)).clamp_min(0)
+        rest = torch.outer(left, right / right.sum().clamp_min(torch.finfo(b.dtype).tiny))
+        fresh = self.world.take("repair", kept + rest)
+        elsewhere = plan < _HELD * plan.amax(1, keepdim=True)
+        barred = torch.where(held[:, None], elsewhere, kept.sum(0) > _FULL * b)
+        penalty = (_BARRED * self.world.scale) * barred
+        self.world.beside(penalty).descend([fresh], QUICK, self.level)
+        return fresh
+
+    def _faults(self, plan: Tensor) -> Tensor:
+        """Tell how badly the points around each one keep their distances, (s,): 0 is perfect."""
+        found = 1 - _correlations(self.world, plan)
+        for _ in range(_MEANS):
+            found = (found + self.nearby @ found) / 2
+        return found
+
+
+def _correlations(world: World, plan: Tensor) -> Tensor:
+    """Correlate the centred distances of each source point with those of its images, (s,)."""
+    x, y = world.problem.x.float(), world.y
+    a, b = world.marginals
+    tiny = torch.finfo(plan.dtype).tiny
+    images = plan / a[:, None].clamp_min(tiny)
+    both = ((x @ plan @ y).sum(0) * images).sum(1)
+    own, other = x.square().sum(0) @ a, images @ (y.square().sum(0) @ b)
+    return both / (own * other).clamp_min(tiny).sqrt()
+
+
+def _nearby(world: World) -> Tensor:
+    """Return the matrix (s, s) of means over the points near each one."""
+    table = world.problem.source.table.float()
+    if is_sparse(table):
+        weights = table.abs()
+    else:
+        # points that see all others alike, whether the table is one of distances or similarities
+        rows = torch.nn.functional.normalize(world.problem.x[0].float())
+        alike = (rows @ rows.mT).fill_diagonal_(-2)
+        nearest = alike.topk(min(_NEIGHBORS, len(alike) - 1)).indices
+        weights = torch.zeros_like(alike).scatter_(1, nearest, 1.0)
+        weights = weights + weights.mT
+    return weights / weights.sum(1, keepdim=True).clamp_min(torch.finfo(weights.dtype).tiny)
