@@ -27,7 +27,7 @@ from torchgw._search.graph_chains import _first, _first_chains, _have_met
 from torchgw._search.graphs import Graphs, _heat_kernels, _slopes, is_graph, least_value
 from torchgw._search.kinds import FIRST, LONG, REFINE, STEP, Ladder
 from torchgw._search.rounds import Improvement, _apart
-from torchgw._search.structure import is_structured
+from torchgw._search.structure import is_structured, tells_all
 from torchgw._search.world import World
 from torchgw._sinkhorn.problem import DenseCost
 from torchgw._typing import Marginals
@@ -423,6 +423,16 @@ def test_starts_of_graphs_find_rewired_ones(seed):
     right = (np.asarray(found.plans[0].argmax(1)) == truth).mean()
     assert right > 0.85
     assert found.trials[0].value < 0.7 * min(others)
+
+
+def test_few_nodes_of_a_graph_do_not_tell_all():
+    """With a loop at each node no two are at distance zero, as adjacency says it."""
+    found = Search((), float("nan"), resolution=0.19)
+    graph = random_graph(90, 6, 0) + np.eye(90)
+    assert not tells_all(problem_of(graph, graph), found)
+    points = np.random.default_rng(0).normal(size=(90, 2))
+    table = np.linalg.norm(points[:, None] - points, axis=2)
+    assert tells_all(problem_of(table, table), found)
 
 
 def test_dense_tables_are_no_graphs():

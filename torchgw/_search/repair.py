@@ -20,6 +20,9 @@ from torchgw._search.world import World
 # Shares of the points that are held, by turns; plans in a row that may be no better before any has
 # been, after which all shares may; and plans of all chains at most. [L1280]
 _SHARES, _PATIENCE, _MOST = (0.2, 0.4, 0.6, 0.8, 0.3, 0.5, 0.7, 0.9), 4, 64
+# How epsilon falls while points are held, and Sinkhorn iterations at the end of that and after it.
+# [L1280]
+_AGAIN, _MEETING = QUICK._replace(meeting=5), 20
 # Neighbours of a point where the table is no graph, and how often means over them are taken.
 # [L1280]
 _NEIGHBORS, _MEANS = 8, 4
@@ -35,7 +38,7 @@ class Repair:
     def __init__(self, world: World, level: float) -> None:
         self.world, self.level = world, level
         self.nearby = _nearby(world)
-        self.ladder = world.refine._replace(start=level)
+        self.ladder = world.refine._replace(start=level, meeting=_MEETING)
         # that may still be made
         self.left = max(_PATIENCE, repairs_within(world, self.ladder, _MOST))
 
@@ -74,7 +77,7 @@ class Repair:
         elsewhere = plan < _HELD * plan.amax(1, keepdim=True)
         barred = torch.where(held[:, None], elsewhere, kept.sum(0) > _FULL * b)
         penalty = (_BARRED * self.world.scale) * barred
-        self.world.beside(penalty).descend([fresh], QUICK, self.level)
+        self.world.beside(penalty).descend([fresh], _AGAIN, self.level)
         return fresh
 
     def _faults(self, plan: Tensor) -> Tensor:

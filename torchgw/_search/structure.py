@@ -24,7 +24,8 @@ def tells_all(problem: Problem, first: Search) -> bool:
     """Whether the optima of few points determine where all points go."""
     # entries of adjacency matrices and similarities are no distances, and small ones abound
     few = first.resolution > _NO_DISTANCE or is_structured(problem, first)
-    return few and not any(map(_is_similarity, (problem.source, problem.target)))
+    sides = problem.source, problem.target
+    return few and not any(_is_similarity(side) or _is_adjacency(side) for side in sides)
 
 
 def is_structured(problem: Problem, found: Search | None = None) -> bool:
@@ -52,6 +53,12 @@ def _is_similarity(provider: DistanceProvider) -> bool:
     """Whether the first point is further from itself than from others, as by similarities."""
     columns = provider.columns(torch.arange(1, device=provider.device))
     return bool(provider.n * columns[0, 0] > columns.sum())
+
+
+def _is_adjacency(provider: DistanceProvider) -> bool:
+    """Whether most entries of a table are zero."""
+    table = provider.matrix()
+    return table is not None and is_sparse(table)
 
 
 def _loneliness(provider: DistanceProvider, weights: Tensor, drawn: Tensor | None) -> float:
