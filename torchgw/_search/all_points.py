@@ -121,6 +121,8 @@ def search_all_points(
     found = climb(
         whole, target, count, guesses, count if brief else 2 * affordable,
         solver=batch_solver(backend), in_time=plain, told=told, sharpened=sharpened and plain,
+        # few points have told where clusters go
+        repair=not left_open,
     )  # fmt: skip
     apart = all_sent_apart(coarse, found.plans).tolist()
     kept = first_of_each(range(len(found.plans)), apart, OTHER)

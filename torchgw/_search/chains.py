@@ -78,6 +78,7 @@ def climb(
     in_time: bool = False,
     told: bool = False,
     sharpened: bool = False,
+    repair: bool = True,
 ) -> Climbed:
     """Search all points from ``count`` starts, fewer if the first ones agree, down to an epsilon.
 
@@ -86,7 +87,8 @@ def climb(
     exchanges as well. The ``solver`` runs Sinkhorn's iterations. ``in_time`` leaves out starts
     that would take a CPU long where nothing but chance tells them apart above the target. Nothing
     is said of how long that takes if it has been ``told``. If the plan is ``sharpened`` afterwards,
-    a search of graphs is over once the best plan is that of two starts but for its entropy.
+    a search of graphs is over once the best plan is that of two starts but for its entropy. Chains
+    that disagree are only put right by regions if they are to ``repair``.
     """
     world = World(coarse, solver)
     low = target / coarse.scale
@@ -114,7 +116,7 @@ def climb(
             best, behind = again[:_KEPT], again[_KEPT:] + behind
         world.settle(best, low)
     elif not enough(best):
-        if not matched:
+        if repair and not matched:
             repaired, independent = rounds.repaired(best, low)
             best += repaired
         if not independent and not stands_out(best):
