@@ -30,6 +30,13 @@ def tell(done: int, count: int, seconds: float, objective: float) -> None:
     )  # fmt: skip
 
 
+def tell_repaired(done: int, most: int, objective: float) -> None:
+    """Log how many chains have been repaired."""
+    logger.info(
+        "search: %d of at most %d chains repaired, best objective %.6g", done, most, objective
+    )
+
+
 def chain_seconds(world: World, numbers: range, low: float) -> float:
     """Model the time of chains on a CPU by dense products, the best of them down to the target."""
     if world.base.device.type != "cpu" or world.sparse is not None:
@@ -81,7 +88,7 @@ def within_time(world: World, done: int, count: int, low: float) -> int:
 
 def repairs_within(world: World, ladder: Ladder, most: int) -> int:
     """Count the repairs that may be made in time, which end with a ladder's first stage."""
-    if world.base.device.type != "cpu" or world.sparse is not None:
+    if world.base.device.type != "cpu":
         return most
     again = QUICK.outer * sum(map(world.work, QUICK.stages(ladder.start)))
     each = _MULTIPLICATION * (again + ladder.outer * world.work(ladder.start))

@@ -111,4 +111,6 @@ def _nearby(world: World) -> Tensor:
         nearest = alike.topk(min(_NEIGHBORS, len(alike) - 1)).indices
         weights = torch.zeros_like(alike).scatter_(1, nearest, 1.0)
         weights = weights + weights.mT
-    return weights / weights.sum(1, keepdim=True).clamp_min(torch.finfo(weights.dtype).tiny)
+    # nodes without an edge have nothing but themselves
+    weights = weights + (weights.sum(1) == 0).to(weights).diag()
+    return weights / weights.sum(1, keepdim=True)

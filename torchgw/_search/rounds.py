@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from torchgw._search.chain import AGREEING, SAME, Chain, Trial, near, stacked, stands_out
+from torchgw._search.chain_times import tell_repaired
 from torchgw._search.kinds import COMPARED_AT, FIRST, MOMENTUM, QUICK, REFINE, STEP, Kind, Ladder
 from torchgw._search.repair import Repair
 from torchgw._search.world import INNER, KICK_INNER, World
@@ -136,6 +137,7 @@ class Improvement:
             self.world.settle([fresh], low)
             found = sorted([*found, fresh], key=lambda chain: chain.objective)
             best = found[:2]
+            tell_repaired(len(found), _REPAIRED, best[0].objective)
             # chains that are no better may differ in nothing but their plans
             if len(best) > 1 and near(best[1], best[0], SAME) and len(_apart(best, 2, [])) == 1:
                 return found, True
