@@ -163,7 +163,7 @@ def test_cells_do_not_go_round_in_circles():
     for name in ("atac", "rna"):
         graph = kneighbors_graph(data[name][kept], 55, metric="correlation", include_self=True)
         graphs.append(graph.maximum(graph.T))
-    # from a x b, and from the match of a few points, which ends 2% lower, and its repair lower still
+    # from a x b, from the match of a few points, which ends 2% lower, and from its repair
     with pytest.warns(torchgw.SearchWarning, match="2 starts"):
         result = torchgw.solve(*graphs, epsilon=1e-3, random_state=0, max_iter=100)
     assert result.status is Status.CONVERGED
