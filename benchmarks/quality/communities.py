@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.quality.instances import Instance
-from benchmarks.quality.unseen import moved_edges
+from benchmarks.quality.unseen import moved_edges, random_graph
 
 __all__ = ["COMMUNITIES"]
 
@@ -20,11 +20,12 @@ Draw = Callable[[np.random.Generator], Instance]
 
 def _connected(name: str, *arguments: Any) -> Callable[[int], Any]:
     """The largest component of a random graph of NetworkX."""
+    drawn = random_graph(name, *arguments)
 
     def make(seed: int) -> Any:
         import networkx as nx
 
-        graph = getattr(nx, name)(*arguments, seed=seed)
+        graph = drawn(seed)
         return nx.Graph(graph.subgraph(max(nx.connected_components(graph), key=len)))
 
     return make

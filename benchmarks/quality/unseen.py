@@ -30,7 +30,7 @@ from benchmarks.quality.instances import (
 )
 from torchgw._problem.problem import stored_matrix
 
-__all__ = ["KEPT_ASIDE", "LOOKED_AT", "moved_edges"]
+__all__ = ["KEPT_ASIDE", "LOOKED_AT", "moved_edges", "random_graph"]
 
 Generator = np.random.Generator
 Draw = Callable[[Generator], Instance]
@@ -273,7 +273,9 @@ def _named(name: str) -> Callable[[int], Any]:
     return make
 
 
-def _random(name: str, *arguments: Any) -> Callable[[int], Any]:
+def random_graph(name: str, *arguments: Any) -> Callable[[int], Any]:
+    """A random graph of NetworkX, by its name and arguments."""
+
     def make(seed: int) -> Any:
         import networkx as nx
 
@@ -423,8 +425,8 @@ LOOKED_AT: dict[str, Draw] = {
     "karate": moved_edges(_named("karate_club_graph"), 0.05),
     "florentine": moved_edges(_named("florentine_families_graph"), 0.0),
     "davis-hops": moved_edges(_named("davis_southern_women_graph"), 0.02, hops=True),
-    "small-world": moved_edges(_random("connected_watts_strogatz_graph", 180, 6, 0.15), 0.05),
-    "regular": moved_edges(_random("random_regular_graph", 4, 150), 0.0),
+    "small-world": moved_edges(random_graph("connected_watts_strogatz_graph", 180, 6, 0.15), 0.05),
+    "regular": moved_edges(random_graph("random_regular_graph", 4, 150), 0.0),
     "blocks": _blocks,
     "unrelated": _unrelated,
     "clusters-5-unequal": _clusters((1, 2, 4, 6, 8), 3, 200, 260, 9),
@@ -447,8 +449,8 @@ KEPT_ASIDE: dict[str, Draw] = {
     "diabetes-noisy": _noisy("diabetes", 0.1),
     "digits-gradients": _digits_pixels_and_gradients,
     "les-miserables": moved_edges(_named("les_miserables_graph"), 0.05, hops=True),
-    "power-law": moved_edges(_random("powerlaw_cluster_graph", 180, 3, 0.4), 0.05),
-    "random-tree": moved_edges(_random("random_labeled_tree", 140), 0.0, hops=True),
+    "power-law": moved_edges(random_graph("powerlaw_cluster_graph", 180, 3, 0.4), 0.05),
+    "random-tree": moved_edges(random_graph("random_labeled_tree", 140), 0.0, hops=True),
     "clusters-4-unequal": _clusters((1, 1, 3, 7), 5, 220, 150, 8),
     "cloud-to-30": _cloud(180, 12, 0.1, 30),
     "subset-in-6": _subset(6, 120, 200),

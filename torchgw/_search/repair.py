@@ -90,12 +90,14 @@ class Repair:
 
 def _correlations(world: World, plan: Tensor) -> Tensor:
     """Correlate the centred distances of each source point with those of its images, (s,)."""
-    x, y = world.problem.x.float(), world.y
     a, b = world.marginals
     tiny = torch.finfo(plan.dtype).tiny
     images = plan / a[:, None].clamp_min(tiny)
-    both = ((x @ plan @ y).sum(0) * images).sum(1)
-    own, other = x.square().sum(0) @ a, images @ (y.square().sum(0) @ b)
+    # linearised costs are a linear cost less the products, by the factor that the world's x has
+    products = world.base - world.costs(plan[None])[0]
+    both = (products * images).sum(1)
+    own = world.x.square().sum(0) @ a
+    other = images @ (world.y.square().sum(0) @ b)
     return both / (own * other).clamp_min(tiny).sqrt()
 
 
