@@ -82,6 +82,25 @@ def random_weights(n, seed=0):
     return weights / weights.sum()
 
 
+def rewired(graph, share, seed=0):
+    """Return a graph with a share of its edges removed and as many others added."""
+    rng = np.random.default_rng(seed)
+    graph = graph.copy()
+    edges = np.argwhere(np.triu(graph, 1))
+    for i, j in rng.choice(edges, int(share * len(edges)), replace=False):
+        graph[i, j] = graph[j, i] = 0
+    while np.triu(graph, 1).sum() < len(edges):
+        i, j = rng.integers(len(graph), size=2)
+        graph[i, j] = graph[j, i] = float(i != j)
+    return graph
+
+
+def shuffled(table, seed=0):
+    """Return a table with its points in another order, and where each of them went."""
+    order = np.random.default_rng(seed).permutation(len(table))
+    return table[np.ix_(order, order)], order.argsort()
+
+
 def weighted_clouds(rng):
     """Pairs of clouds in two and in three dimensions: sizes, both sides, and their weights."""
     sizes = [(10, 14), (21, 9), (16, 16), (30, 18)]

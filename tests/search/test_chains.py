@@ -10,6 +10,7 @@ import networkx
 import numpy as np
 import pytest
 import torch
+from problems import rewired, shuffled
 from scipy.spatial.distance import cdist
 
 import torchgw
@@ -55,25 +56,6 @@ def random_graph(n, degree, seed):
     rng = np.random.default_rng(seed)
     upper = np.triu(rng.random((n, n)) < degree / n, 1)
     return (upper | upper.T).astype(float)
-
-
-def rewired(graph, share, seed=0):
-    """Return a graph with a share of its edges removed and as many others added."""
-    rng = np.random.default_rng(seed)
-    graph = graph.copy()
-    edges = np.argwhere(np.triu(graph, 1))
-    for i, j in rng.choice(edges, int(share * len(edges)), replace=False):
-        graph[i, j] = graph[j, i] = 0
-    while np.triu(graph, 1).sum() < len(edges):
-        i, j = rng.integers(len(graph), size=2)
-        graph[i, j] = graph[j, i] = float(i != j)
-    return graph
-
-
-def shuffled(table, seed=0):
-    """Return a table with its points in another order, and where each of them went."""
-    order = np.random.default_rng(seed).permutation(len(table))
-    return table[np.ix_(order, order)], order.argsort()
 
 
 def words(n, noise, seed=0):

@@ -177,22 +177,21 @@ def search_twice(
 
 
 def repair_found(
-    problem: Problem, found: Alternative, epsilon: float, how: SearchName
+    problem: Problem, found: Alternative, epsilon: float, how: SearchName, backend: Backend
 ) -> Alternative | None:
     """Repair the plan of a solve of all points; ``None`` if that is no better, or takes long."""
     n, m = problem.source.n, problem.target.n
-    if problem.loss.cross is None or _affordable(problem, how) < _FEWEST_CHAINS:
+    if not few_enough(problem, how):
         return None
     whole = coarse_problem(problem, max(n, m))
     low = max(epsilon / whole.scale, LEAST_EPSILON)
     if low >= COMPARED_AT:
         return None
-    world = World(whole)
+    world = World(whole, batch_solver(backend))
     before = world.take(found.label, among_all(found, whole.problem)[0])
     after = Repair(world, COMPARED_AT).improved(before)
     for chain in (before, after):
-        world.descend([chain], world.refine, low)
-        world.settle([chain], low)
+        world.finish([chain], low)
     if near(before, after, SAME):
         return None
     plan, *_ = world.rounded([after])
@@ -216,6 +215,11 @@ def _of_whole_cost(whole: Coarsened, plan: Tensor, g: Tensor, epsilon: float) ->
     source, target = torch.empty_like(f), torch.empty_like(g)
     source[coarse.source.indices], target[coarse.target.indices] = f, g
     return Potentials(source, target)
+
+
+def few_enough(problem: Problem, how: SearchName) -> bool:
+    """Whether chains on all points are of use, and affordable."""
+    return problem.loss.cross is not None and _affordable(problem, how) >= _FEWEST_CHAINS
 
 
 def _affordable(problem: Problem, how: SearchName) -> int:

@@ -123,8 +123,7 @@ def climb(
             compared, spare = followed.compared, followed.affordable - followed.done
             improved, independent = rounds.halves(compared, spare)
             improved = [chain for chain in improved if chain not in compared][:REFINED]
-            world.descend(improved, world.refine, low)
-            world.settle(improved, low)
+            world.finish(improved, low)
             best += improved
             if alike:
                 # unless the best plan is no matching, for which the other chains have looked

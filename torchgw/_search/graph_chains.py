@@ -93,8 +93,7 @@ def _first_chains(
             chain = world.begin(kind, number)
             world.descend([chain], kind.ladder, level)
         high = replace(chain)
-        world.descend([chain], world.refine, low)
-        world.settle([chain], low)
+        world.finish([chain], low)
         (unbeaten if _is_unbeaten(world, chain) else behind).append(chain)
         if not unbeaten:
             return None, {high: chain}

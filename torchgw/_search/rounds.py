@@ -133,8 +133,7 @@ class Improvement:
         enough = 1 if stands_out(chains) else _FIRST
         for chain in _apart(chains, _REPAIRED, []):
             fresh = repair.improved(chain)
-            self.world.descend([fresh], self.world.refine, low)
-            self.world.settle([fresh], low)
+            self.world.finish([fresh], low)
             found = sorted([*found, fresh], key=lambda chain: chain.objective)
             best = found[:2]
             tell_repaired(len(found), _REPAIRED, best[0].objective)

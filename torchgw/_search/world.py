@@ -225,6 +225,11 @@ class World:
         for some in self.together(chains):
             self._settle(some, share * self.scale)
 
+    def finish(self, chains: list[Chain], last: float) -> None:
+        """Take chains down to the target, and meet the marginals there."""
+        self.descend(chains, self.refine, last)
+        self.settle(chains, last)
+
     def rest(self, chains: list[Chain], ladder: Ladder) -> None:
         """Follow chains for long at the epsilon that they are at; keep what is lower."""
         before = [replace(chain) for chain in chains]

@@ -11,11 +11,13 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 
-from torchgw._search.all_points import repair_found
+from torchgw._search.all_points import few_enough, repair_found
 from torchgw._search.alternatives import Alternative, Search
 from torchgw._search.chain import Trial
 from torchgw._search.doubts import WHY_APART, WHY_OPEN
+from torchgw._search.edges import match_edges
 from torchgw._search.ends import AGREED, OTHER, compare_ends, ends_settle, led_by, sent_apart
+from torchgw._sinkhorn.choose import choose_backend
 from torchgw._solve.begin import best_found
 from torchgw._solve.copies import WHY_NOT_A_COPY
 from torchgw._solve.options import Options
@@ -63,7 +65,7 @@ def solve_problem(asked: Asked, recorder: Recorder) -> Outcome:
     outcome = _solve_searched(asked, recorder)
     for other in _other_solves(asked, outcome.search):
         outcome = _no_higher_than(outcome, other)
-    return outcome
+    return _no_higher_than_by_edges(asked, outcome)
 
 
 def _other_solves(asked: Asked, search: Search | None) -> Iterator[_Other]:
@@ -154,16 +156,39 @@ def _from_few(asked: Asked, found: Outcome, search: Search, first: Trial) -> Out
 
 def _no_higher_than_repaired(asked: Asked, outcome: Outcome, search: Search) -> Outcome:
     """Repair the better one of two ends, solve from that too, and return what is lower."""
-    problem, epsilon = asked.problem, outcome.ending.epsilon
+    problem, options, epsilon = asked.problem, asked.options, outcome.ending.epsilon
+    backend = choose_backend(options.backend, problem.source.device, torch.float32)
     clock = perf_counter()
     with outcome.recorder.timed("multistart"):
-        better = repair_found(problem, search.alternatives[0], epsilon, asked.options.search)
-    if better is None:
+        better = repair_found(problem, search.alternatives[0], epsilon, options.search, backend)
+    return outcome if better is None else _no_higher_than_from(asked, outcome, better, clock)
+
+
+def _no_higher_than_by_edges(asked: Asked, outcome: Outcome) -> Outcome:
+    """Where hops were compared and few edges kept, solve from a match of edges too."""
+    problem, options, search = asked.problem, asked.options, outcome.search
+    plain = options.rule is None and asked.checkpoint is None and options.ranks is None
+    if not plain or search is None or options.n_init is not None or options.search == "fast":
         return outcome
+    if problem.linear is not None or not outcome.ending.status.converged:
+        return outcome
+    if not few_enough(problem, options.search):
+        return outcome
+    backend = choose_backend(options.backend, problem.source.device, torch.float32)
+    clock = perf_counter()
+    with outcome.recorder.timed("multistart"):
+        better = match_edges(problem, outcome.ending.plan, backend, doubted=bool(search.doubt))
+    return outcome if better is None else _no_higher_than_from(asked, outcome, better, clock)
+
+
+def _no_higher_than_from(
+    asked: Asked, outcome: Outcome, better: Alternative, clock: float
+) -> Outcome:
+    """Solve from a plan that was found since a time, and return what is lower."""
     lower = _no_higher_than(outcome, _Other(_again(asked, better), "optimum", better.label))
-    if lower is outcome or lower.search is None:
+    if lower is outcome or lower.search is None or outcome.search is None:
         return outcome
-    trials = (_told(better.label, lower, perf_counter() - clock), *search.trials)
+    trials = (_told(better.label, lower, perf_counter() - clock), *outcome.search.trials)
     return lower._replace(search=lower.search._replace(trials=trials))
 
 
