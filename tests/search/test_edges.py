@@ -59,14 +59,14 @@ def test_edges_are_matched_where_a_plan_keeps_few_or_is_doubted(device):
     copy, truth = shuffled(rewired(graph, 0.02))
     problem, backend = hops_problem(graph, copy, device), EagerBackend()
     wrong = np.random.default_rng(0).permutation(120)
-    found = match_edges(problem, Partners(wrong), backend, doubted=False)
+    found = match_edges(problem, Partners(wrong), False, backend)
     assert found.label == "edges"
     partners = np.empty(120, int)
     partners[found.source.cpu()] = found.target.cpu()[found.plan.argmax(1).cpu()]
     assert (partners == truth).mean() > 0.9
-    assert match_edges(problem, Partners(truth), backend, doubted=False) is None
+    assert match_edges(problem, Partners(truth), False, backend) is None
     # the match of edges keeps no more of them than the truth
-    assert match_edges(problem, Partners(partners), backend, doubted=True) is None
+    assert match_edges(problem, Partners(partners), True, backend) is None
 
 
 def test_edges_are_those_of_hops_alone():
@@ -88,5 +88,7 @@ def test_edges_are_not_matched_where_the_search_is_given(options, monkeypatch):
 
     monkeypatch.setattr("torchgw._solve.passes.match_edges", refuse)
     graph = ring(60, 0)
-    result = torchgw.solve(csr_array(graph), csr_array(shuffled(graph)[0]), **options)
-    assert result.status.converged
+    sides = csr_array(graph), csr_array(shuffled(rewired(graph, 0.1))[0])
+    with pytest.raises(AssertionError, match="edges were matched"):
+        torchgw.solve(*sides)
+    assert torchgw.solve(*sides, **options).status.converged

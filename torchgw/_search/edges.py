@@ -28,18 +28,17 @@ _EPSILON, _CHAINS = 0.0025, 4
 
 
 def match_edges(
-    problem: Problem, plan: Plan, backend: Backend, *, doubted: bool
+    problem: Problem, plan: Plan, doubted: bool, backend: Backend
 ) -> Alternative | None:
     """Match two graphs by their edges alone, if distances are hops.
 
     ``None`` if they are not, if that keeps no more edges than a plan (n, m) does, and if the plan
     keeps most of them and is not ``doubted``.
     """
-    sides = problem.source, problem.target
-    found = [_edges(side) for side in sides]
-    if any(edges is None for edges in found):
+    x = _edges(problem.source)
+    y = None if x is None else _edges(problem.target)
+    if x is None or y is None:
         return None
-    x, y = (edges for edges in found if edges is not None)
     before = _kept(x, y, torch.as_tensor(plan.argmax(1), device=x.device))
     if before >= _KEPT and not doubted:
         return None

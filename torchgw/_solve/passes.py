@@ -2,9 +2,10 @@
 
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from time import perf_counter
 from typing import Any, Literal, NamedTuple
 
@@ -18,6 +19,7 @@ from torchgw._search.doubts import WHY_APART, WHY_OPEN
 from torchgw._search.edges import match_edges
 from torchgw._search.ends import AGREED, OTHER, compare_ends, ends_settle, led_by, sent_apart
 from torchgw._sinkhorn.choose import choose_backend
+from torchgw._sinkhorn.contract import Backend
 from torchgw._solve.begin import best_found
 from torchgw._solve.copies import WHY_NOT_A_COPY
 from torchgw._solve.options import Options
@@ -71,7 +73,7 @@ def solve_problem(asked: Asked, recorder: Recorder) -> Outcome:
 def _other_solves(asked: Asked, search: Search | None) -> Iterator[_Other]:
     """Ask for other solves where the optimum that a search chose may not be the lowest."""
     problem, options = asked.problem, asked.options
-    if options.rule is not None or asked.checkpoint is not None or options.ranks is not None:
+    if not _may_go_on(asked):
         return
     thorough = options.search == "thorough" and search is not None and bool(search.trials)
     if thorough:
@@ -91,6 +93,12 @@ def _other_solves(asked: Asked, search: Search | None) -> Iterator[_Other]:
         if entries <= (_CHAINED if found.trials else _SMALLEST):
             for one in _close_to_best(found, options):
                 yield _Other(_again(asked, one), "optimum", one.label)
+
+
+def _may_go_on(asked: Asked) -> bool:
+    """Whether a solve by one process, of given weights and kept in no file, may be followed."""
+    options = asked.options
+    return options.rule is None and asked.checkpoint is None and options.ranks is None
 
 
 def _close_to_best(search: Search, options: Options) -> Iterator[Alternative]:
@@ -156,39 +164,38 @@ def _from_few(asked: Asked, found: Outcome, search: Search, first: Trial) -> Out
 
 def _no_higher_than_repaired(asked: Asked, outcome: Outcome, search: Search) -> Outcome:
     """Repair the better one of two ends, solve from that too, and return what is lower."""
-    problem, options, epsilon = asked.problem, asked.options, outcome.ending.epsilon
-    backend = choose_backend(options.backend, problem.source.device, torch.float32)
-    clock = perf_counter()
-    with outcome.recorder.timed("multistart"):
-        better = repair_found(problem, search.alternatives[0], epsilon, options.search, backend)
-    return outcome if better is None else _no_higher_than_from(asked, outcome, better, clock)
+    best, epsilon, how = search.alternatives[0], outcome.ending.epsilon, asked.options.search
+    repair = partial(repair_found, asked.problem, best, epsilon, how)
+    return _no_higher_than_from(asked, outcome, search, repair)
 
 
 def _no_higher_than_by_edges(asked: Asked, outcome: Outcome) -> Outcome:
     """Where hops were compared and few edges kept, solve from a match of edges too."""
     problem, options, search = asked.problem, asked.options, outcome.search
-    plain = options.rule is None and asked.checkpoint is None and options.ranks is None
-    if not plain or search is None or options.n_init is not None or options.search == "fast":
+    if not _may_go_on(asked) or options.n_init is not None or options.search == "fast":
         return outcome
-    if problem.linear is not None or not outcome.ending.status.converged:
+    if search is None or not search.alternatives or not outcome.ending.status.converged:
         return outcome
-    if not few_enough(problem, options.search):
+    if problem.linear is not None or not few_enough(problem, options.search):
         return outcome
-    backend = choose_backend(options.backend, problem.source.device, torch.float32)
-    clock = perf_counter()
-    with outcome.recorder.timed("multistart"):
-        better = match_edges(problem, outcome.ending.plan, backend, doubted=bool(search.doubt))
-    return outcome if better is None else _no_higher_than_from(asked, outcome, better, clock)
+    match = partial(match_edges, problem, outcome.ending.plan, bool(search.doubt))
+    return _no_higher_than_from(asked, outcome, search, match)
 
 
 def _no_higher_than_from(
-    asked: Asked, outcome: Outcome, better: Alternative, clock: float
+    asked: Asked, outcome: Outcome, search: Search, find: Callable[[Backend], Alternative | None]
 ) -> Outcome:
-    """Solve from a plan that was found since a time, and return what is lower."""
-    lower = _no_higher_than(outcome, _Other(_again(asked, better), "optimum", better.label))
-    if lower is outcome or lower.search is None or outcome.search is None:
+    """Solve from another plan, if there is one to find, and return what is lower."""
+    options, device = asked.options, asked.problem.source.device
+    clock = perf_counter()
+    with outcome.recorder.timed("multistart"):
+        better = find(choose_backend(options.backend, device, torch.float32))
+    if better is None:
         return outcome
-    trials = (_told(better.label, lower, perf_counter() - clock), *outcome.search.trials)
+    lower = _no_higher_than(outcome, _Other(_again(asked, better), "optimum", better.label))
+    if lower is outcome or lower.search is None:
+        return outcome
+    trials = (_told(better.label, lower, perf_counter() - clock), *search.trials)
     return lower._replace(search=lower.search._replace(trials=trials))
 
 
