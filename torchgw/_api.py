@@ -544,7 +544,7 @@ def solve(
             check_tracked(inputs, problem, options.rule, scaled=scale is not None)
             check_stored(differentiable, options.rule, marginals)
         with small_on_one_thread(source.n, target.n, where):
-            asked = Asked(problem, options, init, generator, keeper, made)
+            asked = Asked(problem, options, init, generator, sides.graphs, keeper, made)
             squared = options.rule is not None and options.rule.squares
             outcome = (solve_squares if squared else solve_problem)(asked, recorder)
             if pair is not None:

@@ -30,14 +30,14 @@ from benchmarks.quality.instances import (
 )
 from torchgw._problem.problem import stored_matrix
 
-__all__ = ["KEPT_ASIDE", "LOOKED_AT", "moved_edges", "random_graph"]
+__all__ = ["KEPT_ASIDE", "LOOKED_AT", "as_given", "moved_edges", "moved_lengths", "random_graph"]
 
 Generator = np.random.Generator
 Draw = Callable[[Generator], Instance]
 
 
-def _from_points(x: Array, y: Array, judge: Any, answer: Array | None = None) -> Instance:
-    """Solved from points; the matrices are those that the defaults make of them."""
+def as_given(x: Any, y: Any, judge: Any, answer: Array | None = None) -> Instance:
+    """Solved from points or graphs; the matrices are those that the defaults make of them."""
     with warnings.catch_warnings():
         # said again by the solve that is judged
         warnings.simplefilter("ignore")
@@ -59,7 +59,7 @@ def _labelled(x: Array, y: Array, first: Any, second: Any) -> Instance:
     """Points whose partners are those of the same label; what the shares forbid goes anywhere."""
     same = np.asarray(np.asarray(first)[:, None] == np.asarray(second), dtype=np.float64)
     answer = made_feasible(same / same.sum())
-    return _from_points(x, y, _same_label(first, second), answer)
+    return as_given(x, y, _same_label(first, second), answer)
 
 
 def _views(x: Array, y: Array, rng: Generator, labels: Any = None) -> Instance:
@@ -67,7 +67,7 @@ def _views(x: Array, y: Array, rng: Generator, labels: Any = None) -> Instance:
     order = rng.permutation(len(y))
     names = np.arange(len(x)) if labels is None else np.asarray(labels)
     answer = permutation_plan(np.argsort(order))
-    return _from_points(x, y[order], _same_label(names, names[order]), answer)
+    return as_given(x, y[order], _same_label(names, names[order]), answer)
 
 
 def _copy(x: Array, rng: Generator, noise: float, wide: int | None = None) -> Instance:
@@ -167,7 +167,7 @@ def _two_draws(surface: Callable[[Generator, int], Array], n: int = 180) -> Draw
 
     def draw(rng: Generator) -> Instance:
         x, y = surface(rng, n), surface(rng, n)
-        return _from_points(x, y @ rotation(y.shape[1], rng), no_truth)
+        return as_given(x, y @ rotation(y.shape[1], rng), no_truth)
 
     return draw
 
@@ -219,7 +219,7 @@ def _s_curve(rng: Generator) -> Instance:
     def judge(plan: Array) -> float:
         return float(spearmanr(u[0], u[1][plan.argmax(1)]).statistic)
 
-    return _from_points(x, y, judge)
+    return as_given(x, y, judge)
 
 
 def _adjacency(edges: Any, n: int) -> Array:
@@ -233,17 +233,8 @@ def moved_edges(make: Callable[[int], Any], changed: float, *, hops: bool = Fals
     """A graph of NetworkX against a shuffled copy with a share of the edges put elsewhere."""
 
     def draw(rng: Generator) -> Instance:
-        import networkx as nx
-
-        graph = nx.convert_node_labels_to_integers(make(int(rng.integers(2**31))))
-        n, edges = len(graph), np.array(graph.edges())[:, :2]
-        first = _adjacency(edges, n)
-        gone = rng.choice(len(edges), round(changed * len(edges)), replace=False)
-        free = np.argwhere(np.triu(first == 0, 1))
-        fresh = free[rng.choice(len(free), len(gone), replace=False)]
-        second = _adjacency(np.concatenate([np.delete(edges, gone, 0), fresh]), n)
-        order = rng.permutation(n)
-        match = np.argsort(order)
+        first, second, order = _moved(make, changed, rng)
+        n, match = len(order), np.argsort(order)
         second = second[np.ix_(order, order)]
         if hops:
             first, second = (_hops(table) for table in (first, second))
@@ -251,6 +242,40 @@ def moved_edges(make: Callable[[int], Any], changed: float, *, hops: bool = Fals
         return from_matrices(first, second, judge, answer=permutation_plan(match))
 
     return draw
+
+
+def moved_lengths(make: Callable[[int], Any], changed: float) -> Draw:
+    """The same, of edges of length 0.5 to 1.5 that differ by 2% in the copy, given as graphs."""
+
+    def draw(rng: Generator) -> Instance:
+        from scipy.sparse import csr_array
+
+        first, second, order = _moved(make, changed, rng)
+        n, match = len(order), np.argsort(order)
+        lengths, noise = np.triu(rng.uniform(0.5, 1.5, (n, n))), np.triu(rng.normal(size=(n, n)))
+        lengths, noise = lengths + lengths.T, noise + noise.T
+        second = (second * lengths * np.exp(0.02 * noise))[np.ix_(order, order)]
+        judge = _same_label(match, np.arange(n))
+        graphs = csr_array(first * lengths), csr_array(second)
+        return as_given(*graphs, judge, permutation_plan(match))
+
+    return draw
+
+
+def _moved(
+    make: Callable[[int], Any], changed: float, rng: Generator
+) -> tuple[Array, Array, Index]:
+    """Draw a graph, the graph with some edges elsewhere, and an order for the nodes of that."""
+    import networkx as nx
+
+    graph = nx.convert_node_labels_to_integers(make(int(rng.integers(2**31))))
+    n, edges = len(graph), np.array(graph.edges())[:, :2]
+    first = _adjacency(edges, n)
+    gone = rng.choice(len(edges), round(changed * len(edges)), replace=False)
+    free = np.argwhere(np.triu(first == 0, 1))
+    fresh = free[rng.choice(len(free), len(gone), replace=False)]
+    second = _adjacency(np.concatenate([np.delete(edges, gone, 0), fresh]), n)
+    return first, second, rng.permutation(n)
 
 
 def _hops(table: Array) -> Array:
@@ -392,7 +417,7 @@ def _some_cells(rng: Generator) -> Instance:
     columns = rng.permutation(data.match[rows])
     judge = _same_label(data.atac_type[rows], data.rna_type[columns])
     answer = np.asarray(data.match[rows][:, None] == columns, dtype=np.float64) / 250
-    return _from_points(data.atac[rows], data.rna[columns], judge, answer)
+    return as_given(data.atac[rows], data.rna[columns], judge, answer)
 
 
 def _heavy(rng: Generator) -> Instance:

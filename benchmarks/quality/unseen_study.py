@@ -20,7 +20,7 @@ import torch
 
 import torchgw
 from benchmarks.harness.harness import RunOptions, environment, finite
-from benchmarks.quality.communities import COMMUNITIES
+from benchmarks.quality.communities import COMMUNITIES, PATHS
 from benchmarks.quality.instances import Array, Instance
 from benchmarks.quality.random_matrices import objective
 from benchmarks.quality.small import SMALL
@@ -44,6 +44,7 @@ def main(arguments: list[str] | None = None) -> int:
         ("--kept-aside", KEPT_ASIDE, "those kept aside"),
         ("--small", SMALL, "small ones"),
         ("--communities", COMMUNITIES, "graphs of communities"),
+        ("--paths", PATHS, "shortest paths in graphs"),
     ):
         kind.add_argument(
             flag, dest="asked", action="store_const", const=some, help=f"{what}, if none named"
@@ -53,7 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--known", type=Path, help="take the best known from this file's rows")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/out/unseen.jsonl"))
     options = parser.parse_args(arguments)
-    problems = LOOKED_AT | KEPT_ASIDE | SMALL | COMMUNITIES
+    problems = LOOKED_AT | KEPT_ASIDE | SMALL | COMMUNITIES | PATHS
     names = options.problems or list(options.asked or LOOKED_AT)
     unknown = set(names) - set(problems)
     if unknown:

@@ -31,6 +31,7 @@ from torchgw._problem.scale import ScaleName, scaled
 from torchgw._tensors.ranks import Ranks
 from torchgw._tensors.threads import small_on_one_thread
 from torchgw.distances.base import DistanceProvider, refuse_directed
+from torchgw.distances.geodesics import Geodesics
 from torchgw.distances.graph import ConnectPolicy, Neighbourhood, default_n_neighbors
 from torchgw.distances.landmark import LandmarkDistance
 from torchgw.distances.new_points import Space
@@ -106,6 +107,14 @@ class Spaces(NamedTuple):
     origins: tuple[Space, Space]  # what each was made from, for new points
     landmarks: dict[str, dict[str, float]]  # count, rank and error of each side that has them
     decision: Decision | None = None  # what "auto" was for points
+
+    @property
+    def graphs(self) -> tuple[Geodesics | None, Geodesics | None]:
+        """Graphs that were given and whose paths are compared; ``None`` for other sides."""
+        first, second = (
+            space.geodesics if space.points is None else None for space in self.origins
+        )
+        return first, second
 
     def featured(self, features: tuple[Tensor, Tensor], metric: FeatureMetric) -> "Spaces":
         """Add the features of both sides, by which new points are compared too."""

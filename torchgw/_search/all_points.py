@@ -124,23 +124,8 @@ def search_all_points(
         # few points have told where clusters go
         repair=not left_open,
     )  # fmt: skip
-    apart = all_sent_apart(coarse, found.plans).tolist()
-    kept = first_of_each(range(len(found.plans)), apart, OTHER)
-    alternatives = tuple(
-        Alternative(
-            found.trials[i].value,
-            found.trials[i].start,
-            found.plans[i],
-            coarse.source.indices,
-            coarse.target.indices,
-            (n, m),
-            epsilon=0.0,
-        )
-        for i in kept
-    )
-    ambiguity = ambiguity_of(whole, alternatives)
-    stands_out = ambiguity < STANDS_OUT and not found.alone
-    certain = found.agreed or stands_out or (left_open and _holds(found, guesses))
+    alternatives, ambiguity, certain = different_optima(whole, found, (n, m))
+    certain = certain or (left_open and _holds(found, guesses))
     doubt = "" if certain else WHY_OPEN[how].format(count=len(found.trials))
     potentials = None
     # smaller problems are solved in no time, and a few iterations more make them more exact
@@ -151,6 +136,23 @@ def search_all_points(
         alternatives, ambiguity, found.trials, doubt, potentials=potentials, met=found.met,
         few=few,
     )  # fmt: skip
+
+
+def different_optima(
+    whole: Coarsened, found: Climbed, shape: tuple[int, int]
+) -> tuple[tuple[Alternative, ...], float, bool]:
+    """List what chains have found, its ambiguity, and whether the first is surely the best."""
+    source, target = whole.problem.source.indices, whole.problem.target.indices
+    apart = all_sent_apart(whole.problem, found.plans).tolist()
+    optima = tuple(
+        Alternative(trial.value, trial.start, plan, source, target, shape, epsilon=0.0)
+        for trial, plan in (
+            (found.trials[i], found.plans[i])
+            for i in first_of_each(range(len(found.plans)), apart, OTHER)
+        )
+    )
+    ambiguity = ambiguity_of(whole, optima)
+    return optima, ambiguity, found.agreed or (ambiguity < STANDS_OUT and not found.alone)
 
 
 def _holds(found: Climbed, guesses: Sequence[Guess]) -> bool:

@@ -101,6 +101,7 @@ class Search(NamedTuple):
     compare: bool = False  # whether a solve from another start has to be compared with it
     potentials: Potentials | None = None  # of the first plan, if it is of all points
     met: bool = False  # whether starts have led to the first plan, if not to its objective
+    ended: bool = False  # whether the optima are those at which whole solves have ended
     few: "Search | None" = None  # that of few points, if it left open which optimum is the best
 
 

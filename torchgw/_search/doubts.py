@@ -22,6 +22,11 @@ WHY_SUBSAMPLE = (
     "The problem is so large that its solve began on a subsample, and no starts were followed on "
     "all points; there may be a better optimum. Pass search='auto', or an `init` that you know."
 )
+WHY_EDGES = (
+    "The plan sends few of the edges of X to edges of Y, and starts that matched these alone did "
+    "not agree on how; there may be a better optimum. Pass search='thorough' to search longer, or "
+    "an `init` that you know."
+)
 WHY_OPEN = {
     "auto": "{count} starts, followed on all points, did not agree on an optimum; there may be a "
     "better one. See `result.trials`; pass search='thorough' to search longer.",

@@ -1,64 +1,95 @@
-"""Hops between the nodes of two graphs: matched by their edges where a plan keeps few of these.
+"""Paths in two graphs: matched by their edges where a plan keeps few of these.
 
 Few nodes stand for the others, as distances go, but arcs of a ring or groups of one size may be
 sent to wrong places at little cost. Edges tell more of where a node belongs.
 """
+
+from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchgw._plans.contract import Plan
 from torchgw._problem.problem import Problem
-from torchgw._search.alternatives import Alternative
+from torchgw._search.all_points import different_optima
+from torchgw._search.alternatives import Alternative, SearchName
 from torchgw._search.chains import climb
 from torchgw._search.coarse import coarse_problem
 from torchgw._search.graphs import is_sparse
 from torchgw._sinkhorn.choose import batch_solver
 from torchgw._sinkhorn.contract import Backend
 from torchgw.distances.base import DistanceProvider
+from torchgw.distances.geodesics import Geodesics
 from torchgw.distances.precomputed import PrecomputedDistance
 
 # Two distances are the same up to this share. A choice. [L1282]
 _SAME = 1e-4
-# Share of the edges that a plan keeps from which it is left alone, unless it is doubted: whole
-# groups keep theirs wherever they are sent. [L1282]
-_KEPT = 0.5
-# Epsilon of the match of edges, as a share of its natural scale, and chains. [L1282]
-_EPSILON, _CHAINS = 0.0025, 4
+# Share of the edges that a plan keeps from which it is left alone, unless it is doubted. [L1283]
+_KEPT = 0.9
+# Entries of a plan up to which it is not left alone: a CPU takes 10 s and more beyond. [L1283]
+_MOST = 200_000
+# Epsilon of the match of edges, as a share of its natural scale; chains, and how many more there
+# are of plans of at most so many entries. [L1282, L1283]
+_EPSILON, _CHAINS = 0.0025, {"auto": 4, "thorough": 16}
+_FEW, _TIMES = 2**16, 4
+# A match is found, by whatever chain, if its value is less than this share of the second best: what
+# two graphs have in common is kept as a whole or not at all. [L1283]
+_FOUND = 0.7
+
+
+class EdgeMatch(NamedTuple):
+    """The best match of two graphs by their edges alone."""
+
+    found: Alternative
+    certain: bool  # whether several chains have led to it, or it is better by far
+    keeps_more: bool  # than the plan does, of the edges
 
 
 def match_edges(
-    problem: Problem, plan: Plan, doubted: bool, backend: Backend
-) -> Alternative | None:
-    """Match two graphs by their edges alone, if distances are hops.
+    problem: Problem,
+    graphs: tuple[Geodesics | None, Geodesics | None],
+    plan: Plan,
+    doubted: bool,
+    how: SearchName,
+    backend: Backend,
+) -> EdgeMatch | None:
+    """Match two graphs by their edges alone: those given, or those that hops tell of.
 
-    ``None`` if they are not, if that keeps no more edges than a plan (n, m) does, and if the plan
-    keeps most of them and is not ``doubted``.
+    ``None`` if there are none, and if a plan (n, m) is not ``doubted`` and keeps most of them, or
+    is large.
     """
-    x = _edges(problem.source)
-    y = None if x is None else _edges(problem.target)
+    x = _edges(problem.source, graphs[0])
+    y = None if x is None else _edges(problem.target, graphs[1])
     if x is None or y is None:
         return None
-    before = _kept(x, y, torch.as_tensor(plan.argmax(1), device=x.device))
-    if before >= _KEPT and not doubted:
+    # nodes without weight have no partner, and chains leave them out
+    partners = torch.as_tensor(plan.argmax(1), device=x.device)
+    before = _kept(x, y, partners.where(problem.marginals.a > 0, -1))
+    if (before >= _KEPT or len(x) * len(y) > _MOST) and not doubted:
         return None
     source, target = (PrecomputedDistance.unchecked(edges.to(torch.float64)) for edges in (x, y))
-    graphs = Problem(source, target, problem.marginals, 1.0, None)
-    whole = coarse_problem(graphs, max(len(x), len(y)))
-    low = _EPSILON * whole.scale
-    climbed = climb(whole, low, _CHAINS, solver=batch_solver(backend), in_time=True, told=True)
-    best = climbed.plans[0]
-    rows, columns = (side.indices for side in (whole.problem.source, whole.problem.target))
-    partners = torch.empty_like(rows)
-    partners[rows] = columns[best.argmax(1)]
-    if _kept(x, y, partners) <= before:
-        return None
-    value, shape = climbed.trials[0].value, (len(x), len(y))
-    return Alternative(value, "edges", best, rows, columns, shape, epsilon=0.0)
+    whole = coarse_problem(
+        Problem(source, target, problem.marginals, 1.0, None), max(len(x), len(y))
+    )
+    low, count = _EPSILON * whole.scale, _CHAINS[how]
+    count *= _TIMES if len(x) * len(y) <= _FEW else 1
+    chains = climb(whole, low, count, solver=batch_solver(backend), in_time=True)
+    (best, *_), ambiguity, agreed = different_optima(whole, chains, (len(x), len(y)))
+    partners = torch.full_like(partners, -1)
+    partners[best.source] = best.target[best.plan.argmax(1)]
+    keeps_more = _kept(x, y, partners) > before
+    certain = agreed or ambiguity < _FOUND
+    return EdgeMatch(replace(best, label="edges"), certain, keeps_more)
 
 
-def _edges(provider: DistanceProvider) -> Tensor | None:
-    """Return the pairs (n, n) at the least distance; ``None`` if they do not make a graph."""
+def _edges(provider: DistanceProvider, given: Geodesics | None) -> Tensor | None:
+    """Return the edges (n, n) of a given graph, or the pairs at the least distance, if hops."""
+    if given is not None:
+        start, vertex = given.edges.source, given.edges.vertex
+        edges = torch.zeros(given.shape, dtype=torch.bool, device=provider.device)
+        edges[start.to(edges.device), vertex.to(edges.device)] = True
+        return edges if is_sparse(edges) and bool(edges.any()) else None
     table = provider.matrix()
     if table is None or provider.directed:
         return None
@@ -71,6 +102,8 @@ def _edges(provider: DistanceProvider) -> Tensor | None:
 
 
 def _kept(x: Tensor, y: Tensor, partners: Tensor) -> float:
-    """Share of the edges x (n, n) whose ends have partners (n,) with an edge in y (m, m)."""
-    i, j = x.nonzero().T
-    return float(y[partners[i], partners[j]].double().mean())
+    """Share of the edges x (n, n) whose ends have partners (n,), not -1, with an edge in y."""
+    i, j = partners[x.nonzero().T]
+    matched = (i >= 0) & (j >= 0)
+    kept = y[i[matched], j[matched]]
+    return float(kept.double().mean()) if len(kept) else 1.0

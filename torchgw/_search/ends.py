@@ -39,7 +39,7 @@ def compare_ends(problem: Problem, ends: Sequence[tuple[Trial, Tensor]]) -> Sear
     ambiguity = ambiguity_of(whole, alternatives)
     certain = ends_settle(trials) or ambiguity < STANDS_OUT
     doubt = "" if certain else WHY_OPEN["auto"].format(count=len(ends))
-    return Search(alternatives, ambiguity, trials, doubt)
+    return Search(alternatives, ambiguity, trials, doubt, ended=True)
 
 
 def ends_settle(trials: Sequence[Trial]) -> bool:

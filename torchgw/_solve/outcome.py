@@ -20,6 +20,7 @@ from torchgw._solve.state import Recorder
 from torchgw._solve.status import Status
 from torchgw._solve.strategy import Strategy
 from torchgw._typing import Potentials
+from torchgw.distances.geodesics import Geodesics
 
 
 class Asked(NamedTuple):
@@ -29,6 +30,7 @@ class Asked(NamedTuple):
     options: Options
     init: Any  # as the user gave it
     generator: torch.Generator
+    graphs: tuple[Geodesics | None, Geodesics | None]  # given, whose paths are compared
     checkpoint: Checkpoint | None = None
     made: Sequence[Searched] = ()  # searches that decided on distances
 

@@ -2,10 +2,9 @@
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from time import perf_counter
 from typing import Any, Literal, NamedTuple
 
@@ -15,9 +14,10 @@ import torch
 from torchgw._search.all_points import few_enough, repair_found
 from torchgw._search.alternatives import Alternative, Search
 from torchgw._search.chain import Trial
-from torchgw._search.doubts import WHY_APART, WHY_OPEN
+from torchgw._search.doubts import WHY_APART, WHY_EDGES, WHY_OPEN
 from torchgw._search.edges import match_edges
 from torchgw._search.ends import AGREED, OTHER, compare_ends, ends_settle, led_by, sent_apart
+from torchgw._search.kinds import COMPARED_AT
 from torchgw._sinkhorn.choose import choose_backend
 from torchgw._sinkhorn.contract import Backend
 from torchgw._solve.begin import best_found
@@ -48,6 +48,9 @@ _CHAINED, _MOST_OTHERS = 2**13, 2
 # nearer, if the two are not alike), after so many iterations, by which it has forgotten the grid of
 # the few. [L1205]
 _ALIKE, _ABOVE, _FORGOTTEN = 0.1, 0.015, 3
+# Value of a plan over the natural scale of the cost up to which it keeps distances so well that
+# edges are not matched, unless it is in doubt. [L1283]
+_WELL = 0.05
 
 
 class _Other(NamedTuple):
@@ -67,7 +70,8 @@ def solve_problem(asked: Asked, recorder: Recorder) -> Outcome:
     outcome = _solve_searched(asked, recorder)
     for other in _other_solves(asked, outcome.search):
         outcome = _no_higher_than(outcome, other)
-    return _no_higher_than_by_edges(asked, outcome)
+    outcome = _no_higher_than_by_edges(asked, outcome)
+    return _no_higher_than_repaired(asked, outcome)
 
 
 def _other_solves(asked: Asked, search: Search | None) -> Iterator[_Other]:
@@ -158,45 +162,68 @@ def _from_few(asked: Asked, found: Outcome, search: Search, first: Trial) -> Out
     if left:
         doubt = WHY_OPEN["auto"].format(count=2) if apart > OTHER else ""
         search = search._replace(trials=(*trials, *left), doubt=doubt)
-    outcome = _searched_by(search, best)
-    return _no_higher_than_repaired(asked, outcome, search) if search.doubt else outcome
-
-
-def _no_higher_than_repaired(asked: Asked, outcome: Outcome, search: Search) -> Outcome:
-    """Repair the better one of two ends, solve from that too, and return what is lower."""
-    best, epsilon, how = search.alternatives[0], outcome.ending.epsilon, asked.options.search
-    repair = partial(repair_found, asked.problem, best, epsilon, how)
-    return _no_higher_than_from(asked, outcome, search, repair)
+    return _searched_by(search, best)
 
 
 def _no_higher_than_by_edges(asked: Asked, outcome: Outcome) -> Outcome:
-    """Where hops were compared and few edges kept, solve from a match of edges too."""
+    """Where paths of graphs were compared and few edges kept, solve from a match of these too."""
     problem, options, search = asked.problem, asked.options, outcome.search
     if not _may_go_on(asked) or options.n_init is not None or options.search == "fast":
         return outcome
     if search is None or not search.alternatives or not outcome.ending.status.converged:
         return outcome
-    if problem.linear is not None or not few_enough(problem, options.search):
+    blurred = outcome.ending.epsilon >= COMPARED_AT * outcome.strategy.scale
+    if blurred or problem.linear is not None or not few_enough(problem, options.search):
         return outcome
-    match = partial(match_edges, problem, outcome.ending.plan, bool(search.doubt))
-    return _no_higher_than_from(asked, outcome, search, match)
+    value = outcome.ending.evaluation.value(problem.alpha)
+    if value <= _WELL * outcome.strategy.scale and not search.doubt:
+        return outcome
+    plan, clock = outcome.ending.plan, perf_counter()
+    with outcome.recorder.timed("multistart"):
+        match = match_edges(
+            problem, asked.graphs, plan, bool(search.doubt), options.search, _batches(asked)
+        )
+    if match is None:
+        return outcome
+    settled = sent_apart(problem, match.found, plan) <= OTHER
+    if match.keeps_more:
+        outcome = _no_higher_than_from(asked, outcome, match.found, clock)
+        plan = outcome.ending.plan
+        settled |= match.certain and sent_apart(problem, match.found, plan) <= OTHER
+    assert outcome.search is not None
+    doubt = outcome.search.doubt
+    if doubt != WHY_NOT_A_COPY and settled:
+        doubt = ""
+    elif not match.certain:
+        doubt = doubt or WHY_EDGES
+    return outcome._replace(search=outcome.search._replace(doubt=doubt))
+
+
+def _no_higher_than_repaired(asked: Asked, outcome: Outcome) -> Outcome:
+    """Repair the better one of two whole solves in doubt, and solve from that too."""
+    search = outcome.search
+    if not _may_go_on(asked) or search is None or not search.ended or not search.doubt:
+        return outcome
+    best, epsilon, clock = search.alternatives[0], outcome.ending.epsilon, perf_counter()
+    with outcome.recorder.timed("multistart"):
+        better = repair_found(asked.problem, best, epsilon, asked.options.search, _batches(asked))
+    return outcome if better is None else _no_higher_than_from(asked, outcome, better, clock)
 
 
 def _no_higher_than_from(
-    asked: Asked, outcome: Outcome, search: Search, find: Callable[[Backend], Alternative | None]
+    asked: Asked, outcome: Outcome, better: Alternative, clock: float
 ) -> Outcome:
-    """Solve from another plan, if there is one to find, and return what is lower."""
-    options, device = asked.options, asked.problem.source.device
-    clock = perf_counter()
-    with outcome.recorder.timed("multistart"):
-        better = find(choose_backend(options.backend, device, torch.float32))
-    if better is None:
-        return outcome
+    """Solve from another plan, searched for since ``clock``, and return what is lower."""
     lower = _no_higher_than(outcome, _Other(_again(asked, better), "optimum", better.label))
-    if lower is outcome or lower.search is None:
+    if lower is outcome or lower.search is None or outcome.search is None:
         return outcome
-    trials = (_told(better.label, lower, perf_counter() - clock), *search.trials)
+    trials = (_told(better.label, lower, perf_counter() - clock), *outcome.search.trials)
     return lower._replace(search=lower.search._replace(trials=trials))
+
+
+def _batches(asked: Asked) -> Backend:
+    """Choose what runs Sinkhorn's iterations of chains."""
+    return choose_backend(asked.options.backend, asked.problem.source.device, torch.float32)
 
 
 class _NoLower:
