@@ -162,3 +162,17 @@ def test_solves_from_two_starts_that_differ_are_repaired():
     right = np.asarray(result.plan).argmax(1) == truth
     assert right.mean() > 0.85
     assert {"edges", "repair"} <= {trial.start for trial in result.trials}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kind", ["graph", "distances", "directed"])
+def test_plans_have_linear_costs_of_their_own(kind, device):
+    whole = hidden(kind)
+    whole = whole._replace(problem=to_device(whole.problem, torch.device(device)))
+    world, generator = World(whole), torch.Generator().manual_seed(0)
+    plans = torch.rand((3, *world.base.shape), generator=generator).to(device)
+    plans = plans / plans.sum((1, 2), keepdim=True)
+    linear = torch.rand(plans.shape, generator=generator).to(device)
+    together = world.beside(linear).costs(plans)
+    for plan, own, costs in zip(plans, linear, together, strict=True):
+        torch.testing.assert_close(costs, world.costs(plan[None])[0] + own)

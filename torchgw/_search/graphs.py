@@ -258,15 +258,15 @@ class SparseProducts:
         return cls(problem) if on_cpu and density(problem) <= _SPARSE else None
 
     def __call__(self, base: Tensor, plans: Tensor) -> Tensor:
-        """Add the products at plans (B, s, t) to the base."""
+        """Add the products at plans (B, s, t) to the base, one for all (s, t) or for each."""
         found = torch.empty_like(plans)
         (row, column), (mean_x, mean_y) = self.means, self.mean
-        for plan, costs in zip(plans, found, strict=True):
+        for plan, costs, own in zip(plans, found, base.expand_as(plans), strict=True):
             total, down = plan.sum(0), row @ plan
             for rows, half in self.graphs.lefts(plan):
                 half.addr_(row[rows] - mean_x, total, alpha=-1).sub_(down)
                 sums = half.sum(1)
                 product = self.graphs.right(half).addr_(sums, column, alpha=-1)
                 product.sub_((half @ column - mean_y * sums)[:, None])
-                torch.add(base[rows], product, alpha=self.weight, out=costs[rows])
+                torch.add(own[rows], product, alpha=self.weight, out=costs[rows])
         return found

@@ -61,7 +61,7 @@ class Modes:
         x, y = self.vectors[0][:, :p], self.vectors[1][:, :q]
         factors, in_turn = self.factors[:p, :q], torch.linalg.multi_dot
         found = torch.empty_like(plans)
-        for plan, costs in zip(plans, found, strict=True):
+        for plan, costs, own in zip(plans, found, base.expand_as(plans), strict=True):
             inner = in_turn((x.mT, plan, y)).mul_(factors)
-            torch.add(base, in_turn((x, inner, y.mT)), out=costs)
+            torch.add(own, in_turn((x, inner, y.mT)), out=costs)
         return found

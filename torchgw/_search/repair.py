@@ -20,6 +20,8 @@ from torchgw._search.world import World
 # Shares of the points that are held, by turns; plans in a row that may be no better before any has
 # been, after which all shares may; and plans of all chains at most. [L1280]
 _SHARES, _PATIENCE, _MOST = (0.2, 0.4, 0.6, 0.8, 0.3, 0.5, 0.7, 0.9), 4, 64
+# Repairs of one plan by different shares, of which the best is taken. [L1284]
+_AT_ONCE = 4
 # How epsilon falls while points are held, and Sinkhorn iterations at the end of that and after it.
 # [L1280]
 _AGAIN, _MEETING = QUICK._replace(meeting=5), 20
@@ -44,41 +46,47 @@ class Repair:
 
     def improved(self, chain: Chain) -> Chain:
         """Take a chain to the epsilon of the repairs, and repair it until it gets no better."""
-        best = self._follow(self.world.take("repair", chain.plan))
+        best = self.world.take("repair", chain.plan)
+        self._follow([best])
         idle, patience = 0, _PATIENCE
-        for share in itertools.islice(itertools.cycle(_SHARES), self.left):
-            self.left -= 1
-            fresh = self._follow(self._held(best.plan, share))
-            better = not near(best, fresh, SAME)
-            seconds = best.seconds + fresh.seconds
-            if better:
-                best, idle, patience = fresh, 0, len(_SHARES)
+        shares = itertools.cycle(_SHARES)
+        while idle < patience and self.left > 0:
+            some = tuple(itertools.islice(shares, min(_AT_ONCE, self.left)))
+            self.left -= len(some)
+            chains = self._held(best.plan, some)
+            self._follow(chains)
+            seconds = sum(chain.seconds for chain in (best, *chains))
+            fresh = min(chains, key=lambda chain: chain.objective)
+            if near(best, fresh, SAME):
+                idle += len(some)
             else:
-                idle += 1
+                best, idle, patience = fresh, 0, len(_SHARES)
             best.seconds = seconds
-            if idle == patience:
-                break
         return best
 
-    def _follow(self, chain: Chain) -> Chain:
-        self.world.descend([chain], self.ladder, self.level)
-        return chain
+    def _follow(self, chains: list[Chain]) -> None:
+        self.world.descend(chains, self.ladder, self.level)
 
-    def _held(self, plan: Tensor, share: float) -> Chain:
+    def _held(self, plan: Tensor, shares: tuple[float, ...]) -> list[Chain]:
         """Match all but a share of the points anew, down to the epsilon of the repairs."""
         a, b = self.world.marginals
         order = self._faults(plan).argsort()
-        held = torch.zeros_like(a, dtype=torch.bool)
-        held[order[: round(share * len(order))]] = True
-        kept = plan.where(held[:, None], 0)
-        left, right = (a - kept.sum(1)).clamp_min(0), (b - kept.sum(0)).clamp_min(0)
-        rest = torch.outer(left, right / right.sum().clamp_min(torch.finfo(b.dtype).tiny))
-        fresh = self.world.take("repair", kept + rest)
         elsewhere = plan < _HELD * plan.amax(1, keepdim=True)
-        barred = torch.where(held[:, None], elsewhere, kept.sum(0) > _FULL * b)
-        penalty = (_BARRED * self.world.scale) * barred
-        self.world.beside(penalty).descend([fresh], _AGAIN, self.level)
-        return fresh
+        chains, barred = list[Chain](), list[Tensor]()
+        for share in shares:
+            held = torch.zeros_like(a, dtype=torch.bool)
+            held[order[: round(share * len(order))]] = True
+            kept = plan.where(held[:, None], 0)
+            left, right = (a - kept.sum(1)).clamp_min(0), (b - kept.sum(0)).clamp_min(0)
+            rest = torch.outer(left, right / right.sum().clamp_min(torch.finfo(b.dtype).tiny))
+            chains.append(self.world.take("repair", kept + rest))
+            barred.append(torch.where(held[:, None], elsewhere, kept.sum(0) > _FULL * b))
+        penalties = (_BARRED * self.world.scale) * torch.stack(barred)
+        size = self.world.batch
+        for start in range(0, len(chains), size):
+            some = slice(start, start + size)
+            self.world.beside(penalties[some]).descend(chains[some], _AGAIN, self.level)
+        return chains
 
     def _faults(self, plan: Tensor) -> Tensor:
         """Tell how badly the points around each one keep their distances, (s,): 0 is perfect."""

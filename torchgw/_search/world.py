@@ -67,10 +67,12 @@ class World:
         self.sparse = SparseProducts.of(problem)
         self.modes = Modes.of(problem) if self.sparse is None else None
         self.tiny = self.base.numel() <= _TINY
+        # chains that are advanced as one batch
+        self.batch = max(1, _TOGETHER[self.base.device.type] // self.base.numel())
         self.refine = REFINE_GRAPHS if is_graph(problem) else REFINE
 
     def beside(self, linear: Tensor) -> World:
-        """Return this world with a linear cost (s, t) beside its own."""
+        """Return this world with a linear cost (s, t), or one for each plan, beside its own."""
         other = copy(self)
         other.base = self.base + linear
         return other
@@ -173,9 +175,8 @@ class World:
 
     def together(self, chains: list[Chain]) -> Iterator[list[Chain]]:
         """Divide chains into those that are advanced as one batch."""
-        size = max(1, _TOGETHER[self.base.device.type] // self.base.numel())
-        for start in range(0, len(chains), size):
-            yield chains[start : start + size]
+        for start in range(0, len(chains), self.batch):
+            yield chains[start : start + self.batch]
 
     def descend(self, chains: list[Chain], ladder: Ladder, last: float) -> None:
         """Take chains down a ladder to an epsilon, until their plans have settled at each stage."""

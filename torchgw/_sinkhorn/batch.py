@@ -114,5 +114,7 @@ def _bounds(shape: tuple[int, ...], kind: Any) -> list[Any]:
 
 def _relax(old: Tensor, new: Tensor, excess: float) -> Tensor:
     """Multiply by (new / old)^(1 + excess), the excess factor bounded."""
+    if not excess:
+        return new.clamp_(SMALLEST, LARGEST)
     bounded = (new / old).clamp_(1 / RELAXED_FACTOR, RELAXED_FACTOR)
     return (new * bounded.pow_(excess)).clamp_(SMALLEST, LARGEST)
