@@ -57,7 +57,7 @@ def generator():
 @pytest.fixture(scope="module")
 def plan():
     """A coupling with the right marginals, far from the product."""
-    cost = torch.from_numpy(RNG.normal(size=(24, 19)))
+    cost = torch.from_numpy(np.random.default_rng(1).normal(size=(24, 19)))
     start = Potentials(*map(torch.zeros_like, MARGINALS))
     solved = sinkhorn(
         EagerBackend().prepare(LinearProblem(DenseCost(cost), MARGINALS, 0.5)),
