@@ -185,17 +185,15 @@ def _no_higher_than_by_edges(asked: Asked, outcome: Outcome) -> Outcome:
         )
     if match is None:
         return outcome
-    settled = sent_apart(problem, match.found, plan) <= OTHER
+    alike = sent_apart(problem, match.found, plan) <= OTHER
     if match.keeps_more:
         outcome = _no_higher_than_from(asked, outcome, match.found, clock)
-        plan = outcome.ending.plan
-        settled |= match.certain and sent_apart(problem, match.found, plan) <= OTHER
     assert outcome.search is not None
     doubt = outcome.search.doubt
-    if doubt != WHY_NOT_A_COPY and settled:
+    if not match.certain:
+        doubt = doubt or ("" if alike else WHY_EDGES)
+    elif doubt != WHY_NOT_A_COPY and sent_apart(problem, match.found, outcome.ending.plan) <= OTHER:
         doubt = ""
-    elif not match.certain:
-        doubt = doubt or WHY_EDGES
     return outcome._replace(search=outcome.search._replace(doubt=doubt))
 
 
