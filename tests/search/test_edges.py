@@ -99,7 +99,6 @@ def test_nodes_without_weight_have_no_partner():
     idle = np.arange(0, 120, 10)
     problem.marginals.a[idle] = problem.marginals.b[truth[idle]] = 0
     wrong = np.random.default_rng(0).permutation(120)
-    # there are no edges between nodes that have weight alone
     found = match_edges(problem, (None, None), Partners(wrong), False, "auto", EagerBackend()).found
     partners, used = partners_of(found, 120), np.setdiff1d(np.arange(120), idle)
     np.testing.assert_array_equal(partners[idle], -1)

@@ -111,10 +111,8 @@ class Spaces(NamedTuple):
     @property
     def graphs(self) -> tuple[Geodesics | None, Geodesics | None]:
         """Graphs that were given and whose paths are compared; ``None`` for other sides."""
-        first, second = (
-            space.geodesics if space.points is None else None for space in self.origins
-        )
-        return first, second
+        first, second = self.origins
+        return first.given_graph, second.given_graph
 
     def featured(self, features: tuple[Tensor, Tensor], metric: FeatureMetric) -> "Spaces":
         """Add the features of both sides, by which new points are compared too."""

@@ -246,8 +246,8 @@ def _graph(side: _Side) -> scipy.sparse.csr_array | None:
     space = side.space
     if space.points is not None or space.metric is not None:
         return None
-    if space.geodesics is not None:
-        edges = space.geodesics.graph
+    if space.given_graph is not None:
+        edges = space.given_graph.graph
     else:
         table = side.distances.matrix()
         edges = None if table is None else edges_of(table)

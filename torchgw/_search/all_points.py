@@ -7,21 +7,14 @@ import torch
 from torch import Tensor
 
 from torchgw._problem.problem import Problem
-from torchgw._search.alternatives import (
-    Alternative,
-    Search,
-    SearchName,
-    ambiguity_of,
-    among_all,
-    first_of_each,
-)
+from torchgw._search.alternatives import Alternative, Search, SearchName, among_all
 from torchgw._search.batch import LEAST_EPSILON
 from torchgw._search.chain import SAME, STANDS_OUT, Climbed, near
 from torchgw._search.chain_times import chains_within
 from torchgw._search.chains import SMALL, Guess, climb
 from torchgw._search.coarse import POINTS, Coarsened, centre, coarse_problem
 from torchgw._search.doubts import WHY_FAST, WHY_OPEN, WHY_SINGLE
-from torchgw._search.ends import AGREED, OTHER, all_sent_apart
+from torchgw._search.ends import AGREED, different_optima
 from torchgw._search.kinds import COMPARED_AT
 from torchgw._search.optima import DEFAULT_STARTS, find_optima
 from torchgw._search.repair import Repair
@@ -124,8 +117,9 @@ def search_all_points(
         # few points have told where clusters go
         repair=not left_open,
     )  # fmt: skip
-    alternatives, ambiguity, certain = different_optima(whole, found, (n, m))
-    certain = certain or (left_open and _holds(found, guesses))
+    alternatives, ambiguity = different_optima(whole, found.trials, found.plans, (n, m))
+    stands_out = ambiguity < STANDS_OUT and not found.alone
+    certain = found.agreed or stands_out or (left_open and _holds(found, guesses))
     doubt = "" if certain else WHY_OPEN[how].format(count=len(found.trials))
     potentials = None
     # smaller problems are solved in no time, and a few iterations more make them more exact
@@ -136,23 +130,6 @@ def search_all_points(
         alternatives, ambiguity, found.trials, doubt, potentials=potentials, met=found.met,
         few=few,
     )  # fmt: skip
-
-
-def different_optima(
-    whole: Coarsened, found: Climbed, shape: tuple[int, int]
-) -> tuple[tuple[Alternative, ...], float, bool]:
-    """List what chains have found, its ambiguity, and whether the first is surely the best."""
-    source, target = whole.problem.source.indices, whole.problem.target.indices
-    apart = all_sent_apart(whole.problem, found.plans).tolist()
-    optima = tuple(
-        Alternative(trial.value, trial.start, plan, source, target, shape, epsilon=0.0)
-        for trial, plan in (
-            (found.trials[i], found.plans[i])
-            for i in first_of_each(range(len(found.plans)), apart, OTHER)
-        )
-    )
-    ambiguity = ambiguity_of(whole, optima)
-    return optima, ambiguity, found.agreed or (ambiguity < STANDS_OUT and not found.alone)
 
 
 def _holds(found: Climbed, guesses: Sequence[Guess]) -> bool:

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from torchgw._plans.contract import Plan
 from torchgw._problem.problem import Problem
-from torchgw._search.all_points import different_optima
 from torchgw._search.alternatives import Alternative, SearchName
 from torchgw._search.chains import climb
 from torchgw._search.coarse import coarse_problem
+from torchgw._search.ends import different_optima
 from torchgw._search.graphs import is_sparse
 from torchgw._sinkhorn.choose import batch_solver
 from torchgw._sinkhorn.contract import Backend
@@ -75,12 +75,11 @@ def match_edges(
     low, count = _EPSILON * whole.scale, _CHAINS[how]
     count *= _TIMES if len(x) * len(y) <= _FEW else 1
     chains = climb(whole, low, count, solver=batch_solver(backend), in_time=True)
-    (best, *_), ambiguity, agreed = different_optima(whole, chains, (len(x), len(y)))
+    optima, ambiguity = different_optima(whole, chains.trials, chains.plans, (len(x), len(y)))
+    best, certain = optima[0], chains.agreed or ambiguity < _FOUND
     partners = torch.full_like(partners, -1)
     partners[best.source] = best.target[best.plan.argmax(1)]
-    keeps_more = _kept(x, y, partners) > before
-    certain = agreed or ambiguity < _FOUND
-    return EdgeMatch(replace(best, label="edges"), certain, keeps_more)
+    return EdgeMatch(replace(best, label="edges"), certain, _kept(x, y, partners) > before)
 
 
 def _edges(provider: DistanceProvider, given: Geodesics | None) -> Tensor | None:

@@ -11,7 +11,7 @@ from torchgw._plans.rounded import round_to_marginals
 from torchgw._problem.problem import Problem
 from torchgw._search.alternatives import Alternative, Search, ambiguity_of, among_all, first_of_each
 from torchgw._search.chain import STANDS_OUT, Trial
-from torchgw._search.coarse import CoarseProblem, coarse_problem
+from torchgw._search.coarse import Coarsened, CoarseProblem, coarse_problem
 from torchgw._search.doubts import WHY_OPEN
 
 # The same of plans of all points (all_sent_apart). [L617]
@@ -31,15 +31,23 @@ def compare_ends(problem: Problem, ends: Sequence[tuple[Trial, Tensor]]) -> Sear
         [round_to_marginals(plan[source[:, None], target], *weights) for _, plan in ends]
     )
     trials = tuple(trial for trial, _ in ends)
-    apart = all_sent_apart(whole.problem, plans).tolist() if len(ends) > 1 else [[0.0]]
-    alternatives = tuple(
-        Alternative(trials[i].value, trials[i].start, plans[i], source, target, (n, m), epsilon=0.0)
-        for i in first_of_each(range(len(ends)), apart, OTHER)
-    )
-    ambiguity = ambiguity_of(whole, alternatives)
+    alternatives, ambiguity = different_optima(whole, trials, plans, (n, m))
     certain = ends_settle(trials) or ambiguity < STANDS_OUT
     doubt = "" if certain else WHY_OPEN["auto"].format(count=len(ends))
     return Search(alternatives, ambiguity, trials, doubt, ended=True)
+
+
+def different_optima(
+    whole: Coarsened, trials: Sequence[Trial], plans: Tensor, shape: tuple[int, int]
+) -> tuple[tuple[Alternative, ...], float]:
+    """Keep those of plans (k, s, t), the best first, that are different; tell their ambiguity."""
+    source, target = whole.problem.source.indices, whole.problem.target.indices
+    apart = all_sent_apart(whole.problem, plans).tolist() if len(plans) > 1 else [[0.0]]
+    optima = tuple(
+        Alternative(trials[i].value, trials[i].start, plans[i], source, target, shape, epsilon=0.0)
+        for i in first_of_each(range(len(plans)), apart, OTHER)
+    )
+    return optima, ambiguity_of(whole, optima)
 
 
 def ends_settle(trials: Sequence[Trial]) -> bool:

@@ -82,10 +82,9 @@ class Repair:
             chains.append(self.world.take("repair", kept + rest))
             barred.append(torch.where(held[:, None], elsewhere, kept.sum(0) > _FULL * b))
         penalties = (_BARRED * self.world.scale) * torch.stack(barred)
-        size = self.world.batch
-        for start in range(0, len(chains), size):
-            some = slice(start, start + size)
-            self.world.beside(penalties[some]).descend(chains[some], _AGAIN, self.level)
+        batches = zip(self.world.together(chains), penalties.split(self.world.batch), strict=True)
+        for some, own in batches:
+            self.world.beside(own).descend(some, _AGAIN, self.level)
         return chains
 
     def _faults(self, plan: Tensor) -> Tensor:

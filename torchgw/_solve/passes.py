@@ -185,15 +185,17 @@ def _no_higher_than_by_edges(asked: Asked, outcome: Outcome) -> Outcome:
         )
     if match is None:
         return outcome
-    alike = sent_apart(problem, match.found, plan) <= OTHER
     if match.keeps_more:
         outcome = _no_higher_than_from(asked, outcome, match.found, clock)
     assert outcome.search is not None
     doubt = outcome.search.doubt
-    if not match.certain:
-        doubt = doubt or ("" if alike else WHY_EDGES)
-    elif doubt != WHY_NOT_A_COPY and sent_apart(problem, match.found, outcome.ending.plan) <= OTHER:
+    # a match that is not certain vouches for no plan that came from it
+    ours = outcome.ending.plan if match.certain else plan
+    alike = sent_apart(problem, match.found, ours) <= OTHER
+    if match.certain and alike and doubt != WHY_NOT_A_COPY:
         doubt = ""
+    elif not (match.certain or alike):
+        doubt = doubt or WHY_EDGES
     return outcome._replace(search=outcome.search._replace(doubt=doubt))
 
 

@@ -35,6 +35,11 @@ class Space(NamedTuple):
     feature_metric: PointMetric = "sqeuclidean"
     curvature: float | None = None  # of a space of constant curvature
 
+    @property
+    def given_graph(self) -> Geodesics | None:
+        """The graph whose paths are compared, if it was given and not made from points."""
+        return self.geodesics if self.points is None else None
+
     def to(self, device: torch.device) -> "Space":
         """Move the points to another device."""
         return self if self.points is None else self._replace(points=self.points.to(device))
