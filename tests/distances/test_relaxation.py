@@ -50,13 +50,14 @@ GRAPHS = {
 
 
 def small_tiles(monkeypatch):
-    """Have small graphs span several tiles."""
+    """Have small graphs span several tiles, and visit these in rounds."""
     from torchgw.distances._paths import relaxation_triton
 
     monkeypatch.setattr(relaxation_triton, "ROWS", 16)
     monkeypatch.setattr(relaxation_triton, "_PROGRAMS", 3)
     # the interpreter takes its time over rounds in which nothing happens
     monkeypatch.setattr(module, "_ROUNDS", 2)
+    monkeypatch.setattr(module, "_ONE_LAUNCH_ROWS", 0)
 
 
 @pytest.mark.parametrize(
@@ -75,8 +76,8 @@ def test_equals_dijkstra(graph, most_edges, implementation, device, monkeypatch)
         skip_unless_kernels_run(device)
     small_tiles(monkeypatch)
     monkeypatch.setattr(module, "_MOST_EDGES", most_edges)
-    fewest = 1 if implementation == "one launch" else 10**6
-    monkeypatch.setattr(module, "_ONE_LAUNCH_SOURCES", fewest)
+    if implementation == "one launch":
+        monkeypatch.setattr(module, "_ONE_LAUNCH_ROWS", 10**6)
     # several parts
     monkeypatch.setattr(module, "_TABLE_BYTES", 8 * graph.shape[0] * 5)
     monkeypatch.setattr(module, "_LEAST_SOURCES", 1)
@@ -94,12 +95,14 @@ def test_equals_dijkstra(graph, most_edges, implementation, device, monkeypatch)
     assert torch.equal(layout.columns(sources[-2:]), got[:, -2:])
 
 
-@pytest.mark.parametrize("kernel", [False, True])
-def test_lengths_in_float32_are_those_up_to_its_rounding(kernel, device, monkeypatch):
-    if kernel:
+@pytest.mark.parametrize("implementation", ["torch", "tiles", "one launch"])
+def test_lengths_in_float32_are_those_up_to_its_rounding(implementation, device, monkeypatch):
+    if implementation != "torch":
         skip_unless_kernels_run(device)
-    small_tiles(monkeypatch)
+    if implementation != "one launch":
+        small_tiles(monkeypatch)
     graph, sources = GRAPHS["dense"], torch.arange(3, device=device)
+    kernel = implementation != "torch"
     layout = EdgeRelaxation(from_csr(graph).to(device), kernel=kernel, dtype=torch.float32)
     got = layout.columns(sources)
     assert got.dtype == torch.float64
@@ -123,15 +126,16 @@ def test_any_order_of_the_work_gives_the_same_lengths(step, device, monkeypatch)
     np.testing.assert_allclose(got.cpu().numpy(), expected, rtol=1e-13)
 
 
-@pytest.mark.parametrize("implementation", ["torch", "kernel"])
+@pytest.mark.parametrize("implementation", ["torch", "tiles", "one launch"])
 def test_an_explicit_zero_is_an_edge(implementation, device, monkeypatch):
     if implementation != "torch":
         skip_unless_kernels_run(device)
-    small_tiles(monkeypatch)
+    if implementation != "one launch":
+        small_tiles(monkeypatch)
     graph = csr_matrix(([0.0, 0.0, 2.0, 2.0], ([0, 1, 1, 2], [1, 0, 2, 1])), shape=(3, 3))
     # laid out here, and used there
     where = torch.device(device)
-    layout = EdgeRelaxation(from_csr(graph), kernel=implementation == "kernel", device=where)
+    layout = EdgeRelaxation(from_csr(graph), kernel=implementation != "torch", device=where)
     assert layout.columns(torch.tensor([0], device=device))[:, 0].tolist() == [0.0, 0.0, 2.0]
 
 

@@ -47,7 +47,7 @@ def test_reaches_the_plan_of_each_problem(relaxation):
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("s", "t"), [(1, 1), (5, 40), (96, 96), (130, 33), (200, 256)])
 def test_triton_equals_pytorch(s, t, device):
-    from torchgw._sinkhorn.kernels.batch import solve_batch as by_triton
+    from torchgw._sinkhorn.kernels.batch import solve_by_programs as by_triton
 
     costs, marginals, g, epsilon = problems(s, t, device)
     expected = solve_batch(costs, marginals, g, epsilon, 4, 1.5)
@@ -56,3 +56,23 @@ def test_triton_equals_pytorch(s, t, device):
     torch.testing.assert_close(got.plans, expected.plans, rtol=2e-4, atol=1e-8)
     torch.testing.assert_close(got.g, expected.g, rtol=2e-4, atol=1e-5)
     assert float(expected.plans.sum()) == pytest.approx(3, rel=1e-4)
+
+
+@pytest.mark.gpu
+def test_recorded_operations_equal_called_ones(monkeypatch):
+    from torchgw._sinkhorn.kernels import batch
+
+    monkeypatch.setattr(batch, "_MOST_POINTS", 10)
+    monkeypatch.setattr(batch, "_RECORDED_ENTRIES", 3 * 40 * 50)
+    solver, results = batch.RecordingSolver(), []
+    # of each kind a call, one that records, and replays; the last has too many entries
+    for s, t, iterations in [*4 * [(40, 50, 3)], *3 * [(20, 12, 3), (20, 12, 7)], (41, 50, 3)]:
+        costs, marginals, g, epsilon = problems(s, t, "cuda")
+        costs = costs + 0.1 * len(results) * torch.rand_like(costs)
+        expected = solve_batch(costs, marginals, g, epsilon, iterations, 1.5)
+        results.append((solver(costs, marginals, g, epsilon, iterations, 1.5), expected))
+    # none is overwritten by a later one
+    for got, expected in results:
+        torch.testing.assert_close(got.plans, expected.plans, rtol=1e-4, atol=1e-8)
+        torch.testing.assert_close(got.g, expected.g, rtol=1e-4, atol=1e-6)
+    assert len(solver._graphs) == 3

@@ -52,7 +52,7 @@ _BUILT_IN: dict[str, _BuiltIn] = {
         automatic={"least_entries": _KERNEL_ENTRIES},
         needs="triton",
         tiles="torchgw._sinkhorn.tiles.triton:TiledTritonProblem",
-        batch="torchgw._sinkhorn.kernels.batch:solve_batch",
+        batch="torchgw._sinkhorn.kernels.batch:RecordingSolver",
     ),
     "compile": _BuiltIn("torchgw._sinkhorn.compiled:CompiledBackend", automatic_on=("cuda",)),
     "eager": _BuiltIn(
@@ -118,7 +118,7 @@ def batch_solver(backend: Backend) -> BatchSolver:
     entry = _BUILT_IN.get(backend.name)
     if entry is None or entry.batch is None:
         return solve_batch
-    found: BatchSolver = _load(entry.batch)
+    found: BatchSolver = _load(entry.batch)()
     return found
 
 

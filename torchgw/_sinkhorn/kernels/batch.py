@@ -8,18 +8,32 @@ compilers give each thread a column, where ``shift``, which is zero, keeps it fr
 addresses are aligned, as L532 of the log says.
 """
 
+from collections.abc import Hashable
+from functools import partial
+
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from torchgw._sinkhorn import batch as definition
-from torchgw._sinkhorn.batch import LARGEST, LEAST_EXPONENT, RELAXED_FACTOR, SMALLEST, BatchPlans
+from torchgw._sinkhorn.batch import (
+    LARGEST,
+    LEAST_EXPONENT,
+    RELAXED_FACTOR,
+    SMALLEST,
+    BatchPlans,
+    solve_batch,
+)
 from torchgw._sinkhorn.kernels.operands import Blocks, launch_options
+from torchgw._tensors.cuda_graphs import Captured, GraphMemory, borrow_memory, clone
 from torchgw._tensors.launch import launch
 from torchgw._typing import Marginals
 
 # Points per side up to which a problem is solved by one program. [L613]
 _MOST_POINTS = 256
+# Entries of all plans up to which operations are recorded: beyond, they take longer than their
+# launches. [L1285]
+_RECORDED_ENTRIES = 2**24
 # Entries of a block for each thread, and warps. [L613]
 _ENTRIES, _WARPS = 64, 16
 
@@ -155,7 +169,54 @@ def _batch_kernel(
     tl.store(g_out + number * t + columns, start + unit * tl.log(v / mass_b), mask=columns < t)
 
 
-def solve_batch(
+class RecordingSolver:
+    """Solves batches by programs where problems fit, others by graphs of PyTorch's operations."""
+
+    # An operation takes longer to launch than to run. Graphs are recorded in the second call of a
+    # kind, and live as long as this.
+
+    def __init__(self) -> None:
+        self._memory: GraphMemory | None = None
+        self._graphs: dict[Hashable, Captured] = {}
+
+    def __call__(
+        self,
+        costs: Tensor,
+        marginals: Marginals,
+        g: Tensor,
+        epsilon: Tensor,
+        iterations: int,
+        relaxation: float,
+    ) -> BatchPlans:
+        """Compute :func:`torchgw._sinkhorn.batch.solve_batch`."""
+        if max(costs.shape[1:]) <= _MOST_POINTS:
+            return solve_by_programs(costs, marginals, g, epsilon, iterations, relaxation)
+        device = costs.device
+        recording = device.type == "cuda" and not torch.cuda.is_current_stream_capturing()
+        if not recording or costs.numel() > _RECORDED_ENTRIES:
+            return solve_batch(costs, marginals, g, epsilon, iterations, relaxation)
+        kind = costs.shape, costs.dtype, iterations, relaxation
+        if kind not in self._graphs:
+            if self._memory is None:
+                self._memory = borrow_memory(self, device)
+            solve = partial(_solve, iterations, relaxation)
+            self._graphs[kind] = Captured(solve, self._memory)
+        done: BatchPlans = clone(self._graphs[kind](costs, marginals, g, epsilon))
+        return done
+
+
+def _solve(
+    iterations: int,
+    relaxation: float,
+    costs: Tensor,
+    marginals: Marginals,
+    g: Tensor,
+    epsilon: Tensor,
+) -> BatchPlans:
+    return solve_batch(costs, marginals, g, epsilon, iterations, relaxation)
+
+
+def solve_by_programs(
     costs: Tensor,
     marginals: Marginals,
     g: Tensor,
@@ -163,10 +224,8 @@ def solve_batch(
     iterations: int,
     relaxation: float,
 ) -> BatchPlans:
-    """Compute :func:`torchgw._sinkhorn.batch.solve_batch`, by programs where problems fit."""
+    """Compute :func:`torchgw._sinkhorn.batch.solve_batch`, each problem by one program."""
     count, s, t = costs.shape
-    if max(s, t) > _MOST_POINTS:
-        return definition.solve_batch(costs, marginals, g, epsilon, iterations, relaxation)
     costs, g, epsilon = costs.contiguous(), g.contiguous(), epsilon.contiguous()
     done = BatchPlans(costs.new_empty(costs.shape), g.new_empty(g.shape))
     n, m = (max(16, triton.next_power_of_2(size)) for size in (s, t))

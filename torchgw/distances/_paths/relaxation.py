@@ -29,10 +29,9 @@ _MOST_EDGES = 32
 _STEP = 2.0
 _IDLE_ROWS = 2**17
 _IDLE_STEP = 4.0
-# From so many sources, on a table of so few rows, one launch finds all paths, with a program for
-# each source; on more rows a program's passes take too long. [L72]
-_ONE_LAUNCH_ROWS = 768
-_ONE_LAUNCH_SOURCES = 128
+# On a table of so few rows one launch finds all paths, with a program for each source; on more rows
+# a program's passes take too long. [L1286]
+_ONE_LAUNCH_ROWS = 1024
 # Sources that a table of so few rows has room for at least: recording another graph of launches
 # would take longer than the rounds of some empty columns. [L163]
 _SHARED_SOURCES = 16
@@ -144,7 +143,7 @@ class EdgeRelaxation:
             while self._relax_(distance):
                 pass
             return distance[self._row_of]
-        if self._rows <= _ONE_LAUNCH_ROWS and len(sources) >= _ONE_LAUNCH_SOURCES:
+        if self._rows <= _ONE_LAUNCH_ROWS:
             distance = torch.full(
                 (len(sources), self._rows), torch.inf, dtype=self._length.dtype, device=self.device
             )
