@@ -353,6 +353,23 @@ def _series(rng: Generator) -> Instance:
     return from_matrices(*tables, judge, answer=answer, divided=False)
 
 
+def _dendrograms(name: str, method: str) -> Draw:
+    """Heights at which clusters of 100 to 250 points merge, and those of the points with noise."""
+
+    def draw(rng: Generator) -> Instance:
+        from scipy.cluster.hierarchy import cophenet, linkage
+        from scipy.spatial.distance import squareform
+
+        values, _ = _table(name, rng, int(rng.integers(100, 250)))
+        order = rng.permutation(len(values))
+        noisy = (values + 0.15 * rng.normal(size=values.shape))[order]
+        tables = (squareform(cophenet(linkage(side, method))) for side in (values, noisy))
+        judge = _same_label(np.arange(len(order)), order)
+        return from_matrices(*tables, judge, answer=permutation_plan(np.argsort(order)))
+
+    return draw
+
+
 def _word_vectors(packages: Sequence[str]) -> tuple[list[str], Array]:
     """Vectors of words by what stands near them in the docstrings of packages."""
     text: list[str] = []
@@ -468,6 +485,7 @@ LOOKED_AT: dict[str, Draw] = {
     "kernels": _kernels,
     "some-words": _some_words,
     "some-cells": _some_cells,
+    "dendrograms": _dendrograms("digits", "average"),
 }
 KEPT_ASIDE: dict[str, Draw] = {
     "wine-halves": _halves("wine"),
@@ -485,4 +503,5 @@ KEPT_ASIDE: dict[str, Draw] = {
     "series": _series,
     "words-of-packages": _words_of_two_packages,
     "groups-of-words": _groups_of_words,
+    "dendrograms-complete": _dendrograms("breast_cancer", "complete"),
 }

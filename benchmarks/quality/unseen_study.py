@@ -26,9 +26,10 @@ from benchmarks.quality.random_matrices import objective
 from benchmarks.quality.small import SMALL
 from benchmarks.quality.unseen import KEPT_ASIDE, LOOKED_AT
 
-__all__ = ["main"]
+__all__ = ["PROBLEMS", "main"]
 
 Row = dict[str, Any]
+PROBLEMS = LOOKED_AT | KEPT_ASIDE | SMALL | COMMUNITIES | PATHS
 # How far above the best known an objective may be.
 _CLOSE = 1.01
 # Its own limits are 1,000 iterations and 1e-9.
@@ -54,11 +55,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--known", type=Path, help="take the best known from this file's rows")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/out/unseen.jsonl"))
     options = parser.parse_args(arguments)
-    problems = LOOKED_AT | KEPT_ASIDE | SMALL | COMMUNITIES | PATHS
     names = options.problems or list(options.asked or LOOKED_AT)
-    unknown = set(names) - set(problems)
+    unknown = set(names) - set(PROBLEMS)
     if unknown:
-        parser.error(f"unknown problems {sorted(unknown)}; known: {', '.join(problems)}")
+        parser.error(f"unknown problems {sorted(unknown)}; known: {', '.join(PROBLEMS)}")
     options.out.parent.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
     shared = environment(RunOptions(device="cpu"))
@@ -69,7 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
     found = []
     for name in names:
         for seed in range(options.first_seed, options.first_seed + options.seeds):
-            instance = problems[name](np.random.default_rng([seed, *name.encode()]))
+            instance = PROBLEMS[name](np.random.default_rng([seed, *name.encode()]))
             row = _judged(name, seed, instance, known.get((name, seed)))
             row["kept_aside"] = name in KEPT_ASIDE
             found.append(row)
@@ -119,6 +119,8 @@ def _in_other_ways(instance: Instance, seed: int, epsilon: float) -> Row:
     """Return objective, share right and CPU seconds of other ways to solve."""
     a, b = instance.marginals
     mine = {"D_X": instance.d_x, "D_Y": instance.d_y, "epsilon": epsilon, "random_state": seed}
+    if instance.weights is not None:
+        mine |= {"a": a, "b": b}
     ways: dict[str, Any] = {
         "n_init=64": lambda: torchgw.solve(**mine, n_init=64).plan,
         "thorough": lambda: torchgw.solve(**mine, search="thorough").plan,

@@ -22,6 +22,7 @@ from benchmarks.harness.runners import RUNNERS
 from benchmarks.harness.studies import read
 from benchmarks.quality.problems import PROBLEMS as QUALITY_PROBLEMS
 from benchmarks.quality.solvers import SOLVERS
+from benchmarks.quality.unseen_study import PROBLEMS as UNSEEN
 from torchgw.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -141,8 +142,8 @@ def test_commands_of_benchmarks_are_understood(command, monkeypatch):
         return
     assert isinstance(caught.value, Parsed), f"not understood: {command}"
     options = caught.value.args[0]
-    suite = words[0] in ("quality", "random-matrices")
-    assert set(getattr(options, "problems", ())) <= set(QUALITY_PROBLEMS if suite else PROBLEMS)
+    suites = {"quality": QUALITY_PROBLEMS, "random-matrices": QUALITY_PROBLEMS, "unseen": UNSEEN}
+    assert set(getattr(options, "problems", ())) <= set(suites.get(words[0], PROBLEMS))
     runners = getattr(options, "runners", None)
     assert not runners or set(runners.split(",")) <= set(SOLVERS if suite else RUNNERS)
 

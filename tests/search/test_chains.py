@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 import torch
 from problems import rewired, shuffled
-from scipy.spatial.distance import cdist
+from scipy.cluster.hierarchy import cophenet, linkage
+from scipy.spatial.distance import cdist, squareform
+from sklearn import datasets
 
 import torchgw
 from benchmarks.quality import random_matrices
@@ -444,6 +446,38 @@ def test_what_few_points_found_is_no_worse_among_chains():
     # it was compared before it had met its marginals, at four times the objective
     found = next(trial for trial in result.trials if trial.start == few)
     assert found.objective <= 1.05 * result.trials[0].objective
+
+
+def merges(n, seed=0):
+    """Return heights at which clusters of digits merge, and those of the digits with noise."""
+    rng = np.random.default_rng(seed)
+    points = datasets.load_digits().data
+    points = points[rng.choice(len(points), n, replace=False)] / points.std()
+    sides = points, points + 0.2 * rng.normal(size=points.shape)
+    return [squareform(cophenet(linkage(side, "average"))) for side in sides]
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_starts_are_followed_where_few_points_are_far_from_the_others(seed):
+    first, second = merges(140, seed)
+    with warnings.catch_warnings():
+        # that starts were not followed, or disagree
+        warnings.simplefilter("ignore", torchgw.TorchGWWarning)
+        some, few = (torchgw.solve(D_X=first, D_Y=second, search=how) for how in ("auto", "fast"))
+    assert len(some.trials) > 16
+    assert not few.trials
+    assert some.report.objective < 0.98 * few.report.objective
+
+
+def test_starts_are_not_followed_where_one_is_far_better():
+    rng = np.random.default_rng(0)
+    points = rng.normal(size=(140, 10))
+    copy = points[rng.permutation(140)] + 0.02 * rng.normal(size=points.shape)
+    result = torchgw.solve(points, copy)
+    # few points are far from the others here, too
+    assert result.alternatives[0].plan.shape == (140, 140)
+    assert result.ambiguity < 0.02
+    assert not result.trials
 
 
 def test_a_guess_of_some_points_takes_part():

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from torchgw._problem.problem import Problem
-from torchgw._search.alternatives import Alternative, Search, SearchName, among_all
+from torchgw._search.alternatives import Alternative, Search, SearchName, among_all, is_whole
 from torchgw._search.batch import LEAST_EPSILON
 from torchgw._search.chain import SAME, STANDS_OUT, Climbed, near
 from torchgw._search.chain_times import chains_within
@@ -47,6 +47,13 @@ _FEWEST_CHAINS = 4
 _OPEN = 0.5
 # On a CPU those of less than the least would take longer than a third of POT's solver. [L1278]
 _BRIEF = {"cpu": (4, 2**14, 2**16), "cuda": (16, 2**13, 2**16)}
+# Where the few points are as far from the others as this, they are followed also below the least.
+# [L1287]
+_FAR = 0.1
+# Where few points are so far from the others that the first search was one of all points, and the
+# best of its few starts is not far better than the others, which it is below this ambiguity, chains
+# are followed as if few points told nothing: merges of clusters have optima within optima. [L1287]
+_CLEAR = 0.02
 
 
 def search_all_points(
@@ -71,9 +78,12 @@ def search_all_points(
     if max(n, m) < _TINY or problem.loss.cross is None:
         return first
     plain = how == "auto" and n_init is None
-    told_all = how != "thorough" and tells_all(problem, first)
-    left_open = told_all and plain and first.ambiguity > _OPEN
     fewest, least, most = _BRIEF[problem.source.device.type]
+    least = SMALL if first.resolution > _FAR else least
+    told_all = how != "thorough" and tells_all(problem, first)
+    unclear = told_all and plain and _is_unclear(problem, first, most)
+    told_all = told_all and not unclear
+    left_open = told_all and plain and first.ambiguity > _OPEN
     full = left_open and n * m <= SMALL
     brief = left_open and not full and least <= n * m < most
     if told_all and not (brief or full):
@@ -86,7 +96,7 @@ def search_all_points(
     affordable = _affordable(problem, how)
     if affordable < _FEWEST_CHAINS:
         return first._replace(doubt=WHY_SINGLE["thorough" if how == "thorough" else "auto"])
-    few = first if left_open else None
+    few = first if left_open or unclear else None
     whole = coarse_problem(problem, max(n, m))
     if epsilon >= whole.scale:
         # there is only one plan, at which every chain would end
@@ -130,6 +140,15 @@ def search_all_points(
         alternatives, ambiguity, found.trials, doubt, potentials=potentials, met=found.met,
         few=few,
     )  # fmt: skip
+
+
+def _is_unclear(problem: Problem, first: Search, most: int) -> bool:
+    """Whether few starts on all points, as few of these did not do, tell too little."""
+    n, m = problem.source.n, problem.target.n
+    needed_all = max(n, m) > POINTS and first.resolution == 0 and is_whole(problem, first)
+    # optima that are as good as each other are told of by their ambiguity
+    followed = n * m < most or first.ambiguity <= _OPEN
+    return needed_all and followed and first.ambiguity > _CLEAR
 
 
 def _holds(found: Climbed, guesses: Sequence[Guess]) -> bool:
