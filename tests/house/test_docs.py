@@ -142,8 +142,9 @@ def test_commands_of_benchmarks_are_understood(command, monkeypatch):
         return
     assert isinstance(caught.value, Parsed), f"not understood: {command}"
     options = caught.value.args[0]
-    suites = {"quality": QUALITY_PROBLEMS, "random-matrices": QUALITY_PROBLEMS, "unseen": UNSEEN}
-    assert set(getattr(options, "problems", ())) <= set(suites.get(words[0], PROBLEMS))
+    suite = words[0] in ("quality", "random-matrices")
+    known = QUALITY_PROBLEMS if suite else UNSEEN if words[0] == "unseen" else PROBLEMS
+    assert set(getattr(options, "problems", ())) <= set(known)
     runners = getattr(options, "runners", None)
     assert not runners or set(runners.split(",")) <= set(SOLVERS if suite else RUNNERS)
 
