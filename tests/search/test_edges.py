@@ -159,9 +159,9 @@ def test_a_certain_match_leaves_no_doubt():
 
 
 def test_plans_that_keep_few_edges_are_doubted_where_no_match_is_certain():
-    """They ended at 1.05 times the objective of the truth, without a word."""
-    graph = nx.to_numpy_array(nx.relaxed_caveman_graph(20, 10, 0.1, seed=3))
-    copy, truth = shuffled(rewired(graph, 0.1))
+    """Where edges were not looked at, such plans came without a word."""
+    graph = nx.to_numpy_array(nx.relaxed_caveman_graph(20, 10, 0.1, seed=2))
+    copy, truth = shuffled(rewired(graph, 0.15))
     with pytest.warns(SearchWarning, match="few of the edges"):
         result = torchgw.solve(csr_array(graph), csr_array(copy), random_state=3)
     assert (result.plan.argmax(1) == truth).mean() < 0.5
