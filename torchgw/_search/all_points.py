@@ -47,7 +47,7 @@ _FEWEST_CHAINS = 4
 _OPEN = 0.5
 # On a CPU those of less than the least would take longer than a third of POT's solver. [L1278]
 _BRIEF = {"cpu": (4, 2**14, 2**16), "cuda": (16, 2**13, 2**16)}
-# Where the few points are as far from the others as this, they are followed also below the least.
+# Where the few points are as far from the others as this, chains are followed also below the least.
 # [L1287]
 _FAR = 0.1
 # Where few points are so far from the others that the first search was one of all points, and the
@@ -143,10 +143,10 @@ def search_all_points(
 
 
 def _is_unclear(problem: Problem, first: Search, most: int) -> bool:
-    """Whether few starts on all points, as few of these did not do, tell too little."""
+    """Whether starts on all points, made where few points say little, leave the best one open."""
     n, m = problem.source.n, problem.target.n
     needed_all = max(n, m) > POINTS and first.resolution == 0 and is_whole(problem, first)
-    # optima that are as good as each other are told of by their ambiguity
+    # of more points that takes long, and optima of nearly the same value are told as ambiguous
     followed = n * m < most or first.ambiguity <= _OPEN
     return needed_all and followed and first.ambiguity > _CLEAR
 
