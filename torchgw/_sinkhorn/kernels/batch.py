@@ -1,5 +1,7 @@
 """Sinkhorn on many small problems in Triton: one program each, which reads its kernel from cache.
 
+Larger ones are left to PyTorch operations, recorded as CUDA graphs.
+
 A warp holds some rows of a block of the kernel, each lane every 32nd column: sums of rows stay in
 the warp, and those of columns, over all its rows, are put together once an iteration. So an
 iteration reads the kernel once. Rows are numbered by (block, inner, warp) and columns by (inner,
@@ -199,21 +201,10 @@ class RecordingSolver:
         if kind not in self._graphs:
             if self._memory is None:
                 self._memory = borrow_memory(self, device)
-            solve = partial(_solve, iterations, relaxation)
+            solve = partial(solve_batch, iterations=iterations, relaxation=relaxation)
             self._graphs[kind] = Captured(solve, self._memory)
         done: BatchPlans = clone(self._graphs[kind](costs, marginals, g, epsilon))
         return done
-
-
-def _solve(
-    iterations: int,
-    relaxation: float,
-    costs: Tensor,
-    marginals: Marginals,
-    g: Tensor,
-    epsilon: Tensor,
-) -> BatchPlans:
-    return solve_batch(costs, marginals, g, epsilon, iterations, relaxation)
 
 
 def solve_by_programs(
