@@ -23,8 +23,9 @@ from torchgw._errors import PerformanceWarning
 from torchgw._problem.problem import Problem
 from torchgw._search.all_points import search_all_points
 from torchgw._search.alternatives import Search
+from torchgw._search.chain import Chain, agree, enough
 from torchgw._search.chains import Guess, climb
-from torchgw._search.coarse import coarsen
+from torchgw._search.coarse import coarse_problem, coarsen
 from torchgw._search.ends import all_sent_apart
 from torchgw._search.graph_chains import _first, _first_chains, _have_met
 from torchgw._search.graphs import Graphs, _heat_kernels, _slopes, is_graph, least_value
@@ -105,17 +106,44 @@ def test_a_regular_graph_finds_its_own_copy(seed):
 
 
 def test_kicks_of_partly_right_plans_find_the_rest(monkeypatch):
-    """No chain finds the match of these; rounds of kicks and mixtures do, and repairs as well."""
+    """No chain finds the match of these; rounds of kicks and mixtures do."""
     x, y = words(80, 0.35)
     whole = coarsen(problem_of(x, y), 80)
     same = whole.problem.source.indices[:, None] == whole.problem.target.indices
     target = 0.0025 * whole.scale
-    repairs = climb(whole, target, 16)
     monkeypatch.setattr(Improvement, "repaired", lambda *_: ([], False))
     chains, rounds = (climb(whole, target, 16, affordable=most) for most in (16, 1_000))
-    right = [float(found.plans[0][same].sum()) for found in (chains, rounds, repairs)]
-    assert right[0] < 0.5 < min(right[1:])
+    right = [float(found.plans[0][same].sum()) for found in (chains, rounds)]
+    assert right[0] < 0.5 < right[1]
     assert rounds.trials[0].objective < 0.9 * chains.trials[0].objective
+
+
+def test_repairs_end_lower_than_chains_alone(monkeypatch):
+    whole = coarsen(problem_of(*words(80, 0.35, seed=37)), 80)
+    target = 0.0025 * whole.scale
+    repaired = climb(whole, target, 16)
+    monkeypatch.setattr(Improvement, "repaired", lambda *_: ([], False))
+    chains = climb(whole, target, 16)
+    assert repaired.trials[0].start == "repair"
+    assert repaired.trials[0].objective < 0.98 * chains.trials[0].objective
+
+
+def test_chains_of_different_plans_do_not_agree():
+    """Among very many optima some have nearly the same objective."""
+    kicked = FIRST[1]
+    plans = [torch.eye(5)[torch.randperm(5, generator=torch.Generator().manual_seed(k))] / 5
+             for k in (0, 1, 2)]  # fmt: skip
+    chains = [
+        Chain(kicked, place, plan, plan[:1], objective=1 + 3e-4 * place)
+        for place, plan in enumerate(plans)
+    ]
+    assert not agree(chains)
+    assert not enough(chains)
+    images = [replace(chain, objective=1 + 1e-5 * chain.number) for chain in chains]
+    alike = [replace(chain, plan=plans[0]) for chain in chains]
+    for same in (images, alike):
+        assert agree(same)
+        assert enough(same)
 
 
 def test_nodes_with_the_same_neighbours_may_be_exchanged():
@@ -497,6 +525,30 @@ def test_a_guess_of_some_points_takes_part():
     assert bool(right.all())
 
 
+def test_opposites_correct_chains_that_agree_on_the_worse_of_two_ways(monkeypatch):
+    points = np.sort(np.random.default_rng(0).uniform(size=60))[:, None]
+    table = cdist(points, points)
+    whole = coarse_problem(problem_of(table, table), 60)
+    ranks = [
+        torch.argsort(torch.argsort(side.indices))
+        for side in (whole.problem.source, whole.problem.target)
+    ]
+
+    def begin(world, kind, number):
+        """Begin every chain with the wrong end of the line first."""
+        plan = (ranks[0][:, None] == 59 - ranks[1]).float() / 60
+        return Chain(kind, number, plan, torch.zeros_like(plan[:1]))
+
+    monkeypatch.setattr(World, "begin", begin)
+    found = climb(whole, 0.0025 * whole.scale, 8)
+    assert found.trials[0].start.startswith("opposite of ")
+    assert found.agreed
+    monkeypatch.setattr("torchgw._search.chains._opposed", lambda *_: [])
+    alone = climb(whole, 0.0025 * whole.scale, 8)
+    assert alone.agreed
+    assert alone.trials[0].objective > 2 * found.trials[0].objective
+
+
 def test_search_is_checked():
     with pytest.raises(torchgw.InvalidInputError, match="search"):
         torchgw.solve(np.zeros((5, 2)), np.zeros((5, 2)), search="long")
@@ -553,8 +605,8 @@ def test_chains_of_one_optimum_agree_under_unequal_weights():
         problem_of(graph, copy, graph.sum(0) / graph.sum(), copy.sum(0) / copy.sum()), 300
     )
     found = climb(whole, 0.0025 * whole.scale, 16)
-    # the first four chains, the convex start and that by heat
-    assert len(found.trials) == 6
+    # the first four chains, the opposite of the best, the convex start and that by heat
+    assert len(found.trials) == 7
     assert found.agreed
 
 

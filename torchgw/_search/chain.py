@@ -14,6 +14,10 @@ from torchgw._search.kinds import Kind
 SAME = 1e-3
 # Chains with the best objective, kicked ones among them, that make a search end early. [L333]
 AGREEING = 3
+# Chains of one optimum have plans whose cosine, less a x b, is above this; or objectives this near,
+# relative, as images of each other under a symmetry have. Where there are very many optima, some
+# have nearly the same objective. [L1290]
+_ALIKE, _EQUAL = 0.9, 5e-5
 # The best optimum stands out, whichever chain has found it, if its value is less than this share of
 # the second best. [L617, L971]
 STANDS_OUT = 0.25
@@ -83,9 +87,27 @@ def near(chain: Chain, best: Chain, share: float) -> bool:
     return chain.objective - best.objective <= share * abs(best.objective)
 
 
+def alike(chains: Sequence[Chain], best: Chain) -> list[Chain]:
+    """List the chains at the optimum of the best one."""
+    away = _away(best)
+    return [
+        chain
+        for chain in chains
+        if near(chain, best, _EQUAL)
+        or (near(chain, best, SAME) and float(torch.dot(_away(chain), away)) > _ALIKE)
+    ]
+
+
+def _away(chain: Chain) -> Tensor:
+    """Return the direction of a plan from the product of its marginals, of length one."""
+    plan = chain.plan
+    away = plan - torch.outer(plan.sum(1), plan.sum(0)) / plan.sum()
+    return torch.nn.functional.normalize(away.flatten(), dim=0)
+
+
 def agree(chains: Sequence[Chain]) -> bool:
     """Whether independent chains, the best first, have found the same optimum."""
-    same = [chain for chain in chains if near(chain, chains[0], SAME)]
+    same = alike(chains, chains[0])
     kicked = sum(chain.kind.kick is not None for chain in same)
     # kicked chains are needed: all that begin with faint noise may follow the same modes into one
     # poor optimum
@@ -95,7 +117,7 @@ def agree(chains: Sequence[Chain]) -> bool:
 def enough(chains: Sequence[Chain]) -> bool:
     """Whether enough chains are at the best optimum."""
     best = min(chains, key=lambda chain: chain.objective)
-    return sum(near(chain, best, SAME) for chain in chains) >= AGREEING
+    return len(alike(chains, best)) >= AGREEING
 
 
 def stands_out(chains: Sequence[Chain]) -> bool:

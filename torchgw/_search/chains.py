@@ -152,11 +152,12 @@ def _follow(
     sharp = low < level
     known = begun.known
     chains, compared = list(known), list(begun.compared)
+    opposed: list[Chain] = []
     behind: list[Chain] = []
     kinds = itertools.islice(itertools.chain(FIRST, itertools.cycle(LATER)), len(chains), None)
     clock = perf_counter()
     while True:
-        done = len(chains) + len(behind)
+        done = len(chains) + len(behind) - len(opposed)
         if done == len(FIRST) and not told:
             warn_if_more(world, count, low)
         most = done + _ROUND if done >= len(FIRST) else len(FIRST)
@@ -169,7 +170,13 @@ def _follow(
         if level < above:
             world.descend(fresh, world.refine, level)
         chains = sorted(chains + fresh, key=_objective)
-        agreed = agree(chains)
+        if not opposed:
+            opposed = _opposed(world, chains, above, level)
+            if sharp:
+                compared += map(replace, opposed)
+            chains = sorted(chains + opposed, key=_objective)
+        # opposites of chains that were wrong together are not independent of each other
+        agreed = agree([chain for chain in chains if chain not in opposed[1:]])
         tell(numbers.stop, count, perf_counter() - clock, chains[0].objective)
         if not agreed and numbers.stop < count:
             continue
@@ -192,6 +199,28 @@ def _follow(
             if numbers.stop >= count:
                 break
     return _Followed(best, behind, compared, numbers.stop, count, affordable)
+
+
+def _opposed(world: World, chains: Sequence[Chain], above: float, level: float) -> list[Chain]:
+    """Follow the opposite of the best chain; of the others too, if that ends lower."""
+    # What breaks the symmetry of the product plan grows to one side, often the same for all chains,
+    # and the best optimum may be on the other. [L1289]
+    best, *others = chains
+    first = _follow_opposites(world, [best], above, level)
+    if near(best, first[0], SAME):
+        return first
+    return first + _follow_opposites(world, others, above, level)
+
+
+def _follow_opposites(
+    world: World, chains: Sequence[Chain], above: float, level: float
+) -> list[Chain]:
+    """Follow opposites of chains to their epsilon."""
+    found = [world.oppose(chain) for chain in chains]
+    world.descend(found, QUICK, above)
+    if level < above:
+        world.descend(found, world.refine, level)
+    return found
 
 
 def _follow_guesses(world: World, guesses: Sequence[Guess], low: float) -> list[Chain]:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgw._search.chain import AGREEING, SAME, Chain, Trial, near, stacked, stands_out
+from torchgw._search.chain import AGREEING, SAME, Chain, Trial, alike, near, stacked, stands_out
 from torchgw._search.chain_times import tell_repaired
 from torchgw._search.kinds import COMPARED_AT, FIRST, MOMENTUM, QUICK, REFINE, STEP, Kind, Ladder
 from torchgw._search.repair import Repair
@@ -120,7 +120,7 @@ class Improvement:
         known = {chain.trial("left behind") for chain in chains}
         self.left = [trial for trial in self.left if trial not in known]
         chains = sorted(itertools.chain(*halves), key=lambda chain: chain.objective)
-        return chains, all(near(half[0], chains[0], SAME) for half in halves)
+        return chains, len(alike([half[0] for half in halves], chains[0])) == _HALVES
 
     def repaired(self, chains: list[Chain], low: float) -> tuple[list[Chain], bool]:
         """Repair the best of different chains, and follow them to the target, until two agree.

@@ -18,6 +18,7 @@ from torchgw._search.graphs import SparseProducts, is_graph
 from torchgw._search.kinds import (
     LAST_INNER,
     LAST_RELAXATION,
+    QUICK,
     REFINE,
     REFINE_GRAPHS,
     STEP,
@@ -124,6 +125,15 @@ class World:
             return Chain(kind, number, plan, g, seconds=perf_counter() - clock)
         plan, g = self.kick(kind.kick, plan, g, _KICKS, generator)
         return Chain(kind, number, plan, g, seconds=perf_counter() - clock)
+
+    def oppose(self, chain: Chain) -> Chain:
+        """Begin on the other side of the product plan, where symmetry breaks the other way."""
+        clock = perf_counter()
+        costs = 2 * self.base - self.costs(chain.plan[None])
+        start = torch.zeros_like(chain.g)[None]
+        plans, g = self.solve(costs, start, QUICK.start * self.scale, INNER)
+        kind = chain.kind._replace(name=f"opposite of {chain.kind.name}", ladder=QUICK)
+        return Chain(kind, chain.number, plans[0], g[0], seconds=perf_counter() - clock)
 
     def costs_anywhere(self, plans: Tensor, share: float = 0.0) -> Tensor:
         """Linearise at tables (B, s, t) of other marginals, scaled to mass one."""
