@@ -172,9 +172,11 @@ def _follow(
         chains = sorted(chains + fresh, key=_objective)
         if not opposed:
             opposed = _opposed(world, chains, above, level)
-            if sharp:
-                compared += map(replace, opposed)
-            chains = sorted(chains + opposed, key=_objective)
+            if len(opposed) > 1:
+                chains = sorted(chains + opposed, key=_objective)
+            else:
+                # it has come no lower
+                behind += opposed
         # opposites of chains that were wrong together are not independent of each other
         agreed = agree([chain for chain in chains if chain not in opposed[1:]])
         tell(numbers.stop, count, perf_counter() - clock, chains[0].objective)
