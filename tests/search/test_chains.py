@@ -543,7 +543,7 @@ def test_opposites_correct_chains_that_agree_on_the_worse_of_two_ways(monkeypatc
     found = climb(whole, 0.0025 * whole.scale, 8)
     assert found.trials[0].start.startswith("opposite of ")
     assert found.agreed
-    monkeypatch.setattr("torchgw._search.chains._opposed", lambda *_: [])
+    monkeypatch.setattr(World, "oppose", lambda _, chain: replace(chain))
     alone = climb(whole, 0.0025 * whole.scale, 8)
     assert alone.agreed
     assert alone.trials[0].objective > 2 * found.trials[0].objective

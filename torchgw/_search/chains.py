@@ -155,9 +155,8 @@ def _follow(
     opposed: list[Chain] = []
     behind: list[Chain] = []
     kinds = itertools.islice(itertools.chain(FIRST, itertools.cycle(LATER)), len(chains), None)
-    clock = perf_counter()
+    done, clock = len(chains), perf_counter()
     while True:
-        done = len(chains) + len(behind) - len(opposed)
         if done == len(FIRST) and not told:
             warn_if_more(world, count, low)
         most = done + _ROUND if done >= len(FIRST) else len(FIRST)
@@ -171,16 +170,19 @@ def _follow(
             world.descend(fresh, world.refine, level)
         chains = sorted(chains + fresh, key=_objective)
         if not opposed:
-            opposed = _opposed(world, chains, above, level)
-            if len(opposed) > 1:
-                chains = sorted(chains + opposed, key=_objective)
-            else:
-                # it has come no lower
+            # what breaks the symmetry of the product plan grows to one side, often the same for all
+            # chains, and the best optimum may be on the other [L1289]
+            opposed = _opposites(world, chains[:1], above)
+            if near(chains[0], opposed[0], SAME):
                 behind += opposed
+            else:
+                opposed += _opposites(world, chains[1:], above)
+                chains = sorted(chains + opposed, key=_objective)
         # opposites of chains that were wrong together are not independent of each other
         agreed = agree([chain for chain in chains if chain not in opposed[1:]])
-        tell(numbers.stop, count, perf_counter() - clock, chains[0].objective)
-        if not agreed and numbers.stop < count:
+        done = numbers.stop
+        tell(done, count, perf_counter() - clock, chains[0].objective)
+        if not agreed and done < count:
             continue
         best = promising(chains)
         rest = [chain for chain in best if chain not in known]
@@ -192,36 +194,21 @@ def _follow(
             world.settle(rest, low)
         best.sort(key=_objective)
         behind += [chain for chain in chains if known.get(chain, chain) not in best]
-        if not agreed or agree(best) or numbers.stop >= count:
+        if not agreed or agree(best) or done >= count:
             break
         # chains that looked alike have parted, so the others are compared at the target too
         chains, level = best, low
         if in_time:
-            affordable = count = within_time(world, numbers.stop, count, low)
-            if numbers.stop >= count:
+            affordable = count = within_time(world, done, count, low)
+            if done >= count:
                 break
-    return _Followed(best, behind, compared, numbers.stop, count, affordable)
+    return _Followed(best, behind, compared, done, count, affordable)
 
 
-def _opposed(world: World, chains: Sequence[Chain], above: float, level: float) -> list[Chain]:
-    """Follow the opposite of the best chain; of the others too, if that ends lower."""
-    # What breaks the symmetry of the product plan grows to one side, often the same for all chains,
-    # and the best optimum may be on the other. [L1289]
-    best, *others = chains
-    first = _follow_opposites(world, [best], above, level)
-    if near(best, first[0], SAME):
-        return first
-    return first + _follow_opposites(world, others, above, level)
-
-
-def _follow_opposites(
-    world: World, chains: Sequence[Chain], above: float, level: float
-) -> list[Chain]:
-    """Follow opposites of chains to their epsilon."""
+def _opposites(world: World, chains: Sequence[Chain], above: float) -> list[Chain]:
+    """Follow the opposites of chains to the epsilon of the first comparison."""
     found = [world.oppose(chain) for chain in chains]
     world.descend(found, QUICK, above)
-    if level < above:
-        world.descend(found, world.refine, level)
     return found
 
 
