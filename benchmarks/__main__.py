@@ -26,6 +26,7 @@ STUDIES = {
     "digits": ("batch.digits", "all pairs of digits beside POT's loop"),
     "distributed": ("solves.distributed", "bits and seconds of processes that share a solve"),
     "first-use": ("solves.first_use", "clusters, spirals, networks and cells by defaults"),
+    "freeze": ("freeze.study", "what the package makes of 400 problems, frozen and compared"),
     "fused": ("solves.fused", "features too, 200,000 points"),
     "graphs": ("distances.graphs", "neighbours, shortest paths and landmarks of up to 1e6 points"),
     "hvp": ("solves.hessians", "products with the Hessian beside their solve"),

@@ -1,0 +1,1 @@
+"""What the package makes of 400 problems: written down once, and compared after every change."""
