@@ -131,7 +131,8 @@ def attempt(problem: Problem, device: str = "cpu") -> Row:
     }
     if problem.single and found.arrays:
         row["bits"] = _bits(found.arrays)
-    return row
+    # as they are read from a file: what is no number is None
+    return finite(row)
 
 
 def _attempt(task: tuple[str, str]) -> Row:
@@ -195,7 +196,7 @@ def write(path: Path, rows: list[Row], device: str) -> None:
     rows = sorted(rows, key=lambda row: place[row["problem"]])
     lines = [environment(device) | {"commit": commit()}, *rows]
     path.parent.mkdir(parents=True, exist_ok=True)
-    text = (json.dumps(finite(line), separators=(",", ":"), allow_nan=False) for line in lines)
+    text = (json.dumps(line, separators=(",", ":"), allow_nan=False) for line in lines)
     path.write_text("\n".join(text) + "\n", encoding="utf-8")
 
 
