@@ -248,7 +248,7 @@ def test_lines_lead_to_partners(result, clouds, permutation):
     assert len(lines) == 3
     assert all(line.axesA is source and line.axesB is target for line in lines)
     for line in lines:
-        (row,) = np.flatnonzero((clouds[0][:, :2] == line.xy1).all(1))
+        (row,) = np.flatnonzero(np.isclose(clouds[0][:, :2], line.xy1, rtol=1e-11).all(1))
         assert row in range(5)
     assert len(plot_match(result, *clouds, lines=99)[0].figure.artists) == 5
     for odd in (-1, 0.5, "all"):
