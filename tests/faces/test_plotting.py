@@ -145,7 +145,8 @@ def test_confusion_counts_mass(result, permutation):
 
 def test_convergence_draws_what_is_positive():
     rng = np.random.default_rng(0)
-    result = torchgw.solve(rng.normal(size=(30, 2)), rng.normal(size=(25, 2)), max_iter=60)
+    clouds = rng.normal(size=(30, 2)), rng.normal(size=(25, 2))
+    result = torchgw.solve(*clouds, max_iter=60, n_init=1)
     axes = plot_convergence(result)
     curves = {line.get_label(): line.get_ydata() for line in axes.lines}
     assert set(curves) == {"epsilon", "marginal error", "change of the plan"}
