@@ -108,8 +108,9 @@ def kinds():
     yield "solve_many", lambda: torchgw.solve_many([x, y], [y, x])
     yield "pairwise", lambda: torchgw.pairwise([x, y, x[:9]])
     yield "barycenter", lambda: torchgw.barycenter([x[:8], y[:7]], 5, random_state=0)
-    yield "anndata", lambda: torchgw.anndata.align(in_anndata(x), in_anndata(y))
-    yield "sklearn", lambda: torchgw.sklearn.GWAligner(random_state=0).fit(x, y).transform(x)
+    cells, one = (in_anndata(x), in_anndata(y)), {"n_init": 1, "random_state": 0}
+    yield "anndata", lambda: torchgw.anndata.align(*cells, solve_options=one)
+    yield "sklearn", lambda: torchgw.sklearn.GWAligner(**one).fit(x, y).transform(x)
     pot = torchgw.pot.gromov
     yield "pot", lambda: pot.gromov_wasserstein(*as_tensors)
     yield "pot, entropic", lambda: pot.entropic_gromov_wasserstein(*tables)
