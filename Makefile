@@ -4,15 +4,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO_OUTPUT ?= demo.png
 PYTEST_ARGS ?=
+VARIANTS ?=
+RUNS ?= 3
 MINUTES ?= 1
 START ?= 1000
 FUZZ_ARGS ?= --solves 10000 --derivatives 2000 --files 5000 --known 1000
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types pytest fuzz docs dist format clean
+.PHONY: help demo test lint types pytest test-elsewhere fuzz docs dist format clean
 
 help: ## list the targets
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 # One stamp per extra; a stamp is remade when what it was installed from changes.
 $(VENV)/.installed-%: pyproject.toml constraints.txt
@@ -35,6 +37,9 @@ types: $(VENV)/.installed-test ## mypy, strict, on the package
 
 pytest: $(VENV)/.installed-test ## tests and doctests (PYTEST_ARGS="-m slow" for others)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q --numprocesses auto $(PYTEST_ARGS)
+
+test-elsewhere: $(VENV)/.installed-test ## tests as other processors would run them (VARIANTS=, RUNS=, PYTEST_ARGS=)
+	$(BIN)/python tests/house/elsewhere.py --variants "$(VARIANTS)" --runs $(RUNS) --pytest="$(PYTEST_ARGS)"
 
 fuzz: $(VENV)/.installed-test ## random cases for MINUTES from number START on (FUZZ_ARGS: how many)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/laws/fuzz_run.py --start $(START) --seconds $$((60 * $(MINUTES))) $(FUZZ_ARGS)

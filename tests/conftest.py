@@ -16,6 +16,43 @@ if not torch.cuda.is_available():
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 # POT imports JAX where it finds it, which warns of its float32.
 os.environ.setdefault("POT_BACKEND_DISABLE_JAX", "1")
+# Arrays of users are moved by so much, relatively: tests/house/elsewhere.py asks for it.
+MOVE = float(os.environ.get("TORCHGW_TEST_MOVE", "0"))
+# Of tests that are marked as exact they are not.
+_moving = True
+
+
+def moved(given, share):
+    """Move numbers by a share of themselves that depends on their size alone.
+
+    So equal entries stay equal and opposites opposite, and tables symmetric. Whole numbers stay as
+    they are, and those of a few binary places: no processor rounds sums of them.
+    """
+    part = (1e7 * given).abs_().sin_().mul_(share).mul_(given).nan_to_num_(0.0, 0.0, 0.0)
+    part.masked_fill_((1024 * given).frac_() == 0, 0.0)
+    return part.add_(given) if part.any() else given
+
+
+def pytest_configure():
+    """Move every array and tensor of float64 that the package is given, if that is asked for."""
+    if not MOVE:
+        return
+    from torchgw._boundary import arrays
+
+    convert = arrays.to_tensor
+
+    def to_tensor(name, value):
+        given = convert(name, value)
+        return moved(given, MOVE) if _moving and given.dtype == torch.float64 else given
+
+    # modules that take it from there are imported later
+    arrays.to_tensor = to_tensor
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    global _moving
+    _moving = item.get_closest_marker("exact") is None
 
 
 @pytest.hookimpl(tryfirst=True)

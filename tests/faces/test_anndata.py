@@ -53,7 +53,7 @@ def test_what_is_written(pair, tmp_path):
         solve_options=EXACT,
     )  # fmt: skip
     np.testing.assert_allclose(source.obsm["X_torchgw"], result.lazy_plan.barycentric(y))
-    np.testing.assert_array_equal(target.obsm["X_torchgw"], y)
+    np.testing.assert_allclose(target.obsm["X_torchgw"], y, rtol=1e-11)
     assert not np.shares_memory(target.obsm["X_torchgw"], target.obsm["X_pca"])
     plan = source.obsm["torchgw_plan"]
     assert scipy.sparse.issparse(plan)
@@ -200,7 +200,8 @@ def test_points_on_disk_are_read_in_blocks(pair, tmp_path, monkeypatch):
     result = align(backed, target, use_rep=("X", "X_pca"), solve_options=EXACT)
     columns = stored.shape[1]
     assert rows == [50 // columns] * (-(-60 // (50 // columns)))
-    np.testing.assert_array_equal(result.potential_a, expected.potential_a)
+    # within the tolerance of the solver: rounded points may end an iteration earlier
+    np.testing.assert_allclose(result.potential_a, expected.potential_a, atol=1e-5)
     np.testing.assert_array_equal(result.lazy_plan.argmax(), answer)
     rows.clear()
     align(backed, target, use_rep="X_pca", solve_options=EXACT)

@@ -406,7 +406,8 @@ def test_dictionaries_say_what_is_wrong(change, message):
         gromov.gromov_wasserstein_dictionary_learning([ATOMS[0]], 2, 8, projection="none")
 
 
-@pytest.mark.parametrize("epsilon", [0, 0.5])
+# without entropy several plans are as good, and which one it is depends on rounding
+@pytest.mark.parametrize("epsilon", [pytest.param(0, marks=pytest.mark.exact), 0.5])
 def test_sampled_plans_are_pots(epsilon):
     def loss(x, y):
         return abs(x - y)
@@ -469,7 +470,7 @@ def test_quantized_points_are_matched_in_order_and_single_ones_as_they_are():
     # neither goes back
     assert (np.diff(rows) >= 0).all()
     assert (np.diff(columns) >= 0).all()
-    np.testing.assert_allclose(plan, local[0, 0], rtol=1e-12)
+    np.testing.assert_allclose(plan, local[0, 0], rtol=1e-11)
     with pytest.raises(InvalidInputError, match="features"):
         gromov.quantized_fused_gromov_wasserstein_samples(x, y, 2, 2, alpha=0.5)
     with pytest.raises(InvalidInputError, match="part_method"):

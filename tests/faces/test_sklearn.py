@@ -69,7 +69,8 @@ def test_pipeline_names_and_new_points():
     X = pd.DataFrame(x[:50] * [2, 2, 2] + 7, columns=["a", "b", "c"])
     Y = pd.DataFrame(y, columns=["u", "v", "w"])
     scaler = StandardScaler(with_std=False)
-    pipeline = make_pipeline(scaler, GWAligner(epsilon=1e-3, distances="euclidean"))
+    options = {"epsilon": 1e-3, "distances": "euclidean", "n_init": 1}
+    pipeline = make_pipeline(scaler, GWAligner(**options))
     pipeline.set_output(transform="pandas")
     moved = pipeline.fit(X, Y).transform(X)
     assert list(moved.columns) == ["u", "v", "w"]
@@ -77,7 +78,7 @@ def test_pipeline_names_and_new_points():
     aligner = clone(pipeline[-1])
     assert aligner.get_params() == pipeline[-1].get_params()
     assert not hasattr(aligner, "result_")
-    result = torchgw.solve(scaler.transform(X), y, epsilon=1e-3, distances="euclidean")
+    result = torchgw.solve(scaler.transform(X), y, **options)
     np.testing.assert_allclose(moved, result.lazy_plan.barycentric(y), atol=1e-10)
     assert list(GWAligner(n_init=1).fit(X, Y.to_numpy()).get_feature_names_out()) == [
         "gwaligner0", "gwaligner1", "gwaligner2",
@@ -342,7 +343,7 @@ def test_spaces_are_samples_of_distances_and_kernels():
 def test_an_aligner_takes_tensors_that_require_gradients():
     rng = np.random.default_rng(0)
     X, Y = rng.normal(size=(12, 2)), rng.normal(size=(14, 2))
-    options = {"distances": "euclidean", "random_state": 0, "verbose": np.False_}
+    options = {"distances": "euclidean", "random_state": 0, "verbose": np.False_, "n_init": 1}
     tracked = torch.tensor(X, requires_grad=True)
     aligner = GWAligner(**options).fit(tracked, torch.tensor(Y, requires_grad=True))
     assert np.array_equal(aligner.transform(tracked), GWAligner(**options).fit(X, Y).transform(X))

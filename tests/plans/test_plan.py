@@ -18,12 +18,13 @@ from torchgw import InvalidInputError, PlanTooLargeError, TransportPlan, Unsuppo
 from torchgw._derivatives.plan import DifferentiablePlan
 from torchgw._plans.contract import Anchors, Plan
 from torchgw._plans.given import PairPlan, StoredPlan
-from torchgw._plans.sparse import SparsePlan, sparse_tensor
+from torchgw._plans.sparse import SparsePlan
 from torchgw._sinkhorn import problem as problem_module
 from torchgw._sinkhorn.eager import EagerBackend
 from torchgw._sinkhorn.loop import sinkhorn
 from torchgw._sinkhorn.problem import DenseCost, LinearProblem
 from torchgw._tensors import memory
+from torchgw._tensors.sparse import sparse_tensor
 from torchgw._typing import Marginals, Potentials
 from torchgw._variants.low_rank import LowRankPlan
 

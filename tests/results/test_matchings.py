@@ -242,7 +242,7 @@ def test_unbalanced_and_polished():
 @pytest.mark.parametrize("gradient", ["sampled", "factored", "dense"])
 def test_every_gradient(gradient):
     x, y = clouds(60, 60)
-    settings = {"distances": "sqeuclidean", "gradient": gradient}
+    settings = {"distances": "sqeuclidean", "gradient": gradient, "n_init": 8}
     found = solve(x, x[::-1].copy(), **settings).matching()
     assert found.value < 0.05
     assert sorted(found.target.tolist()) == list(range(60))

@@ -269,12 +269,14 @@ def test_polish_ends_with_the_match(kept):
     assert np.array_equal(plan.sum(0), np.full(40, 1 / 40))
     assert (plan > 0).sum() == 40
     assert result.status is torchgw.Status.CONVERGED
-    assert 0 <= result.value < 1e-28
+    # squares of relative errors of 1e-11
+    assert 0 <= result.value < 1e-22
     assert result.epsilon == result.report.polish_gap == result.n_iters == 0
     assert result.report.kl == pytest.approx(np.log(40))
     assert result.marginal_error < 1e-15
     assert isinstance(result.marginal_a, np.ndarray)
-    assert result.matching().value < 1e-28
+    # sums that cancel
+    assert result.matching().value < 1e-18
     assert result.distance_correlation == pytest.approx(1)
     assert np.allclose(result.lazy_plan.barycentric(y), y[result.lazy_plan.argmax()])
 
@@ -291,7 +293,7 @@ def test_potentials_of_the_match_are_optimal(kept):
     reduced = -4 * (dx / dx.max()) @ result.plan @ (dy / dy.max())
     f, g = result.lazy_plan.potentials
     shifted = reduced - f.numpy()[:, None] - g.numpy()
-    assert np.allclose(shifted, cost / dx.max() ** 2, atol=1e-12)
+    assert np.allclose(shifted, cost / dx.max() ** 2, atol=1e-11)
 
 
 def test_new_points_follow_the_match(kept, tmp_path):

@@ -88,7 +88,7 @@ def test_the_gradient_is_the_derivative_of_the_value(loss, sides):
     # without terms of rows or columns alone, which balanced plans do not see
     left = _slope(loss, A, B, plan) - found
     left = left - left.mean(0) - left.mean(1, keepdims=True) + left.mean()
-    assert np.abs(left).max() < 1e-12
+    assert np.abs(left).max() < 1e-11
 
 
 @pytest.mark.parametrize("loss", ["square", "kl"])
@@ -428,7 +428,7 @@ def test_a_file_keeps_the_directions(tmp_path):
     result = torchgw.solve(DirectedDistance(A), DirectedDistance(B), epsilon=0.1, n_init=1)
     result.save(tmp_path / "result.npz", dense=True)
     again = torchgw.load(tmp_path / "result.npz")
-    assert again.distance_correlation == result.distance_correlation
+    assert again.distance_correlation == pytest.approx(result.distance_correlation, rel=1e-11)
     assert again.value == result.value
 
 

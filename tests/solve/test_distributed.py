@@ -113,6 +113,8 @@ def of_two(tmp_path_factory):
     return {name: [found[k] for found in by_ranks] for k, name in enumerate(("some", *names))}
 
 
+# processes that are started move no arrays
+@pytest.mark.exact
 def test_two_processes_have_the_bits_of_one(one, of_two):
     same(cases.run(SOME), of_two["some"])
 
@@ -134,6 +136,7 @@ def test_processes_share_the_pairs_of_a_matrix(one, tmp_path):
         torchgw.pairwise([cases.X], distributed=True, resume=tmp_path / "file")
 
 
+@pytest.mark.exact
 def test_two_processes_share_the_problems_of_a_batch(one, of_two):
     same(cases.batches(), of_two["batches"])
 

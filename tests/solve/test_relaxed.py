@@ -103,8 +103,9 @@ def test_a_heavy_penalty_is_balanced(rho):
 def test_a_penalty_beyond_all_tolerances_is_a_strict_marginal(penalty, strict):
     options = {"epsilon": 1e-3, "random_state": 0, "n_init": 1}
     found, expected = (torchgw.solve(**GIVEN, **options, **more) for more in (penalty, strict))
-    assert np.array_equal(found.plan, expected.plan)
-    assert found.marginal_error == expected.marginal_error
+    # differences of weights that round are divided by epsilon
+    assert np.abs(found.plan - expected.plan).sum() < 1e-8
+    assert found.marginal_error == pytest.approx(expected.marginal_error, abs=1e-10)
 
 
 def test_a_heavy_penalty_between_sums_that_differ_is_no_strict_marginal():
@@ -688,7 +689,7 @@ def test_plans_of_weak_penalties_may_underflow_on_the_way():
 def test_a_strict_side_needs_weights_of_sum_one():
     free = torchgw.solve(D_X=D_X, D_Y=D_Y, a=A, b=2 * B, unbalanced=(INF, 0.2), epsilon=0.05)
     known = torchgw.solve(**GIVEN, unbalanced=(INF, 0.2), epsilon=0.05)
-    assert np.array_equal(torch.as_tensor(free.plan), torch.as_tensor(known.plan))
+    assert np.abs(np.asarray(free.plan) - np.asarray(known.plan)).sum() < 1e-9
     for options in ({"unbalanced": (INF, 0.2)}, {"mass": 0.5}, {}):
         with pytest.raises(InvalidInputError, match="`a` must sum to 1"):
             torchgw.solve(D_X=D_X, D_Y=D_Y, a=2 * A, b=B, **options)

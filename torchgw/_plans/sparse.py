@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any, NoReturn
 
 import numpy as np
@@ -16,17 +15,8 @@ from torchgw._plans.contract import Anchors, handed_out
 from torchgw._plans.transport import DualPlan, TransportPlan
 from torchgw._sinkhorn.eager import EagerBackend
 from torchgw._tensors.draws import sample_categories
+from torchgw._tensors.sparse import sparse_tensor
 from torchgw._typing import Marginals, Potentials
-
-
-def sparse_tensor(places: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
-    """Make a checked COO tensor of some values (e,) at places (2, e)."""
-    with warnings.catch_warnings():
-        # torch 2.11 warns that nobody has chosen whether to check; the next line does
-        warnings.filterwarnings("ignore", "Sparse invariant checks", UserWarning)
-        return torch.sparse_coo_tensor(
-            places, values, shape, check_invariants=True, device=values.device
-        )
 
 
 class SparsePlan(DualPlan):

@@ -3,7 +3,7 @@
 import torch
 
 from torchgw._gradients.contract import Linearised, QuadraticValue
-from torchgw._plans.sparse import SparsePlan, sparse_tensor
+from torchgw._plans.sparse import SparsePlan
 from torchgw._problem.problem import Problem
 from torchgw._search.isometry import Isometry, find_isometry
 from torchgw._sinkhorn.choose import choose_backend
@@ -16,6 +16,7 @@ from torchgw._solve.precision import Dtypes
 from torchgw._solve.state import Recorder
 from torchgw._solve.status import Status
 from torchgw._solve.strategy import Strategy, target_epsilon
+from torchgw._tensors.sparse import sparse_tensor
 from torchgw._typing import Marginals, Potentials
 
 # The warning about a plan that costs more than a match of copies.

@@ -9,6 +9,7 @@ import numpy as np
 import scipy
 
 from torchgw._errors import InvalidInputError, InvalidTypeError
+from torchgw._tensors.sparse import in_rows
 from torchgw.pot._arrays import Array, Arrays, generator
 from torchgw.pot._scaling import scale
 from torchgw.pot._vertices import transport
@@ -217,7 +218,7 @@ def _answer(spaces: _Spaces, plan: Any, log: bool, random: Any) -> Any:
     if not scipy.sparse.issparse(plan):
         result = give(plan)
     elif spaces.arrays.device is not None:
-        result = give(plan.toarray()).to_sparse_csr()
+        result = in_rows(give(plan.toarray()))
     if not log:
         return result
     mean, deviation = _estimate(spaces, plan, None, None, True, random)
