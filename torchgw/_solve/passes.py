@@ -37,9 +37,9 @@ _ROUGHLY = 100
 # is followed by solves from the other optima that it found. What is rounding of an objective, over
 # the natural scale of the cost. [L634]
 _PRODUCT, _FOLLOWED, _NOTHING = 2**14, 9_000_000, 1e-9
-# An optimum may end lower than the best one unless its value is higher by more than this share:
-# rough plans, and few points, do not tell more. [L1254]
-_CLOSE = 0.2
+# An optimum may end lower than the best one unless its value is higher by more than this share, of
+# few points, or of chains on all: they do not tell more. [L1254]
+_CLOSE, _NEAR = 0.2, 0.05
 # The best plan of few points leads to the plan that was found if it sends them no further apart
 # than this. A solve from it ends early where its objective is higher by this share (and comes no
 # nearer, if the two are not alike), after so many iterations, by which it has forgotten the grid of
@@ -47,6 +47,8 @@ _CLOSE = 0.2
 _ALIKE, _ABOVE, _FORGOTTEN = 0.1, 0.015, 3
 # What a start is called that is a match of points by their distances to all others.
 _BY_MATCH = "distance distributions of all points"
+# So many steps like the last one may be left of a path at its target.
+_STEPS = 10
 # Value of a plan over the natural scale of the cost up to which it keeps distances so well that
 # edges are not matched, unless it is in doubt. [L1283]
 _WELL = 0.05
@@ -97,9 +99,9 @@ def _other_solves(asked: Asked, search: Search | None) -> Iterator[_Other]:
         best, *_ = search.few.alternatives
         yield _Other(_again(asked, best), "optimum", best.label)
     if entries <= _FOLLOWED:
-        for found in filter(None, (search, search.few)):
-            for one in _may_end_lower(found):
-                yield _Other(_again(asked, one), "optimum", one.label)
+        # those of few points have been among the guesses of chains
+        for one in _may_end_lower(search):
+            yield _Other(_again(asked, one), "optimum", one.label)
 
 
 def _may_go_on(asked: Asked) -> bool:
@@ -112,7 +114,7 @@ def _may_end_lower(search: Search) -> Iterator[Alternative]:
     """Find the optima of a search whose values do not tell that they end above its best one."""
     for one in search.alternatives[1:]:
         best = search.alternatives[0].value
-        if one.value - best <= _CLOSE * abs(best):
+        if one.value - best <= (_NEAR if search.trials else _CLOSE) * abs(best):
             yield one
 
 
@@ -234,10 +236,20 @@ class _NoLower:
         last = {step.epsilon: step.objective for step in path}
         self._falls, self._objectives = [-math.log(epsilon) for epsilon in last], [*last.values()]
         self._target, self._alike, self._above = path[-1].epsilon, alike, math.inf
+        self._lowest, self._before = path[-1].objective, math.inf
+        self._start = path[0].epsilon
 
     def __call__(self, now: Iteration) -> bool:
         """Compare an iteration with the earlier path at the same epsilon."""
+        fall, self._before = self._before - now.objective, now.objective
         if now.iteration < _FORGOTTEN:
+            return False
+        above = now.objective - self._lowest
+        if now.epsilon <= self._target and above > AGREED * abs(self._lowest):
+            # what is left of a fall that slows down
+            return above > _STEPS * max(fall, 0.0)
+        if now.epsilon > self._start:
+            # a solve that began with a sharp plan has no path to compare with
             return False
         there = float(np.interp(-math.log(now.epsilon), self._falls, self._objectives))
         before, self._above = (
@@ -299,11 +311,15 @@ def _no_higher_than(searched: Outcome, again: _Other) -> Outcome:
         # nothing is better than a match that keeps all distances
         return searched
     with _aside(asked, searched) as aside:
-        path = searched.recorder.history
-        # a solve that began with a sharp plan, at the target, has no path to compare with
-        if again.way == "optimum" and path[0].epsilon > path[-1].epsilon:
-            aside.callback = _NoLower(path, alike=False)
-        other = _solve_searched(asked, aside)
+        if again.way == "optimum":
+            aside.callback = _NoLower(searched.recorder.history, alike=False)
+        if again.way == "search":
+            other = _solve_searched(asked, aside)
+        else:
+            followed = follow(asked, aside)
+            if followed.state.status is Status.STOPPED:
+                return searched
+            other = conclude(asked, followed)
     if not other.ending.status.converged or _objective(other) >= _objective(searched) - nothing:
         return searched
     value = other.ending.evaluation.value(problem.alpha)
