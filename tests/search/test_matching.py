@@ -85,5 +85,6 @@ def test_doubt_between_coarse_optima_is_settled_by_all_points(monkeypatch):
     monkeypatch.setattr(coarse, "_WHOLE", 96)
     x, y, answer = copied(400, 0.01, d=6)
     result = torchgw.solve(x, y, distances="cosine", random_state=0)
-    assert result.ambiguity > 0.7
+    # the match of all points is none of those that few have found
+    assert result.ambiguity < 0.1
     assert (np.asarray(result.lazy_plan.argmax()) == answer).mean() > 0.95

@@ -114,6 +114,7 @@ def test_a_heavy_penalty_between_sums_that_differ_is_no_strict_marginal():
     assert 1 < result.plan.sum() < 2
 
 
+@pytest.mark.filterwarnings("ignore::torchgw.SearchWarning")
 @pytest.mark.parametrize("rho", [1e6, 1e7])
 def test_the_heaviest_penalties_are_no_worse_than_strict_marginals(rho):
     """What few iterations leave of the marginals says nothing of which start is best."""

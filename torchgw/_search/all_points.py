@@ -18,6 +18,7 @@ from torchgw._search.ends import AGREED, different_optima
 from torchgw._search.kinds import COMPARED_AT
 from torchgw._search.optima import DEFAULT_STARTS, find_optima
 from torchgw._search.repair import Repair
+from torchgw._search.stack import Stack, can_stack
 from torchgw._search.structure import tells_all
 from torchgw._search.world import World
 from torchgw._sinkhorn.choose import batch_solver
@@ -126,6 +127,7 @@ def search_all_points(
         solver=batch_solver(backend), in_time=plain, told=told, sharpened=sharpened and plain,
         # few points have told where clusters go
         repair=not left_open,
+        stack=Stack.of(coarse) if can_stack(problem) else None,
     )  # fmt: skip
     alternatives, ambiguity = different_optima(whole, found.trials, found.plans, (n, m))
     stands_out = ambiguity < STANDS_OUT and not found.alone
@@ -138,7 +140,7 @@ def search_all_points(
         potentials = _of_whole_cost(whole, found.plans[0], found.g, target)
     return Search(
         alternatives, ambiguity, found.trials, doubt, potentials=potentials, met=found.met,
-        few=few,
+        settled=found.settled, few=few,
     )  # fmt: skip
 
 

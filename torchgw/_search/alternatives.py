@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchgw._boundary.arrays import to_tensor
+from torchgw._plans.given import PairPlan
 from torchgw._problem.problem import Problem
 from torchgw._search.chain import Trial
 from torchgw._search.coarse import Coarsened, CoarseProblem
@@ -102,7 +103,9 @@ class Search(NamedTuple):
     potentials: Potentials | None = None  # of the first plan, if it is of all points
     met: bool = False  # whether starts have led to the first plan, if not to its objective
     ended: bool = False  # whether the optima are those at which whole solves have ended
+    settled: bool = False  # whether all plans, and the product plan, were followed to their ends
     few: "Search | None" = None  # that of few points, if it left open which optimum is the best
+    match: PairPlan | None = None  # of distances alone, where few points leave open which is best
 
 
 def is_whole(problem: Problem, found: Search) -> bool:

@@ -65,10 +65,14 @@ class Chain:
         self.plan, self.g, self.epsilon = plan, g, epsilon
         self.objective, self.value = objective, value
 
+    @property
+    def name(self) -> str:
+        """Its kind and number."""
+        return self.kind.name if self.number is None else f"{self.kind.name} {self.number}"
+
     def trial(self, status: str) -> Trial:
         """Report it."""
-        name = self.kind.name if self.number is None else f"{self.kind.name} {self.number}"
-        return Trial(name, self.epsilon, self.objective, self.value, self.seconds, status)
+        return Trial(self.name, self.epsilon, self.objective, self.value, self.seconds, status)
 
 
 class Climbed(NamedTuple):
@@ -80,6 +84,7 @@ class Climbed(NamedTuple):
     met: bool  # whether that is told by their plans, which are yet to be sharpened
     g: Tensor  # (t,) potential of the first plan, as of the coarse cost
     alone: bool  # whether one repair has led to the best plan, and nothing else
+    settled: bool = False  # whether all plans were followed to their ends
 
 
 def near(chain: Chain, best: Chain, share: float) -> bool:

@@ -15,11 +15,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchgw._plans.rounded import round_to_marginals
 from torchgw._search.chain import (
+    AGREEING,
     REFINED,
     SAME,
     Chain,
     Climbed,
+    Trial,
     agree,
     enough,
     near,
@@ -33,7 +36,9 @@ from torchgw._search.exchange import best_matchings, can_exchange
 from torchgw._search.graph_chains import Begun, begin_graphs
 from torchgw._search.graphs import is_graph
 from torchgw._search.kinds import COMPARED_AT, FIRST, LATER, LONG, QUICK
+from torchgw._search.population import improve
 from torchgw._search.rounds import Improvement
+from torchgw._search.stack import Stack
 from torchgw._search.world import World
 from torchgw._sinkhorn.batch import BatchSolver, solve_batch
 
@@ -43,6 +48,10 @@ _ROUND = 4
 # Plans of at most so many entries get rounds at the target; optima that are kept, at most.
 # [L345, L563]
 SMALL, _KEPT = 2**13, 8
+# Chains whose plans are followed to their ends, and rounds that improve them, at most. [L1291]
+_WIDE, _ROUNDS = 8, 4
+# Relative noise on the product plan, which may be a saddle point. [L391]
+_NOISE = 1e-6
 # Up to so many entries guesses are also followed at the target alone, and from a larger epsilon.
 # [L1270]
 _STAYING = 2**16
@@ -79,6 +88,7 @@ def climb(
     told: bool = False,
     sharpened: bool = False,
     repair: bool = True,
+    stack: Stack | None = None,
 ) -> Climbed:
     """Search all points from ``count`` starts, fewer if the first ones agree, down to an epsilon.
 
@@ -88,7 +98,8 @@ def climb(
     that would take a CPU long where nothing but chance tells them apart above the target. Nothing
     is said of how long that takes if it has been ``told``. If the plan is ``sharpened`` afterwards,
     a search of graphs is over once the best plan is that of two starts but for its entropy. Chains
-    that disagree are only put right by regions if they are to ``repair``.
+    that disagree are only put right by regions if they are to ``repair``. Small plans are followed
+    to their ends on a ``stack``, if the problem can be one.
     """
     world = World(coarse, solver)
     low = target / coarse.scale
@@ -105,6 +116,11 @@ def climb(
     followed = _follow(world, low, count, affordable, begun, in_time=in_time, told=told)
     best = [*followed.best, *begun.found, *_follow_guesses(world, guesses, low)]
     small = world.base.numel() <= SMALL
+    if small and stack is not None:
+        if sharp:
+            compared, spare = followed.compared, followed.affordable - followed.done
+            best += rounds.halves(compared, spare)[0][:_WIDE]
+        return _improved(world, stack, low, best, [*followed.best, *followed.behind], rounds.left)
     matched, alike, repaired = list[Chain](), False, list[Chain]()
     if sharp and small and can_exchange(coarse.problem):
         matched, alike = _exchanged(world, best, low)
@@ -203,6 +219,45 @@ def _follow(
             if done >= count:
                 break
     return _Followed(best, behind, compared, done, count, affordable)
+
+
+def _improved(
+    world: World,
+    stack: Stack,
+    low: float,
+    best: Sequence[Chain],
+    chains: Sequence[Chain],
+    left: Sequence[Trial],
+) -> Climbed:
+    """Follow the best plans to their ends on a stack, and improve them there."""
+    clock = perf_counter()
+    best = sorted(best, key=_objective)
+    starts = [(chain.name, chain.plan) for chain in (*chains, *best)]
+    if can_exchange(world.problem):
+        partners, _ = best_matchings(world.problem, stacked(best)[0])
+        matched = torch.nn.functional.one_hot(partners, partners.shape[1]).to(world.base)
+        starts += [(f"exchanges {place + 1}", plan) for place, plan in enumerate(matched)]
+    epsilon = low * world.scale
+    # the product plan, annealed
+    product = torch.outer(*world.marginals)
+    noise = torch.randn(product.shape, generator=torch.Generator().manual_seed(0))
+    product = product * (1 + _NOISE * noise.to(product))
+    starts.append(("product", stack.follow(product[None], epsilon, first=1.0).plans[0]))
+    # every other plan: chains know nothing of each other
+    found = improve(stack, epsilon, [starts[place::2] for place in range(2)], _ROUNDS)
+    seconds = (perf_counter() - clock) / found.followed
+    trials = [
+        Trial(one.label, epsilon, one.objective, one.value, seconds, "refined")
+        for one in found.members
+    ]
+    plans = torch.stack([one.plan for one in found.members]).to(world.base.device)
+    weights = world.problem.source.weights, world.problem.target.weights
+    first = world.take("", plans[0])
+    world.settle([first], low)
+    return Climbed(
+        round_to_marginals(plans, *weights), (*trials, *left),
+        found.agreed or found.met >= AGREEING, met=False, g=first.g[0], alone=False, settled=True,
+    )  # fmt: skip
 
 
 def _opposites(world: World, chains: Sequence[Chain], above: float) -> list[Chain]:

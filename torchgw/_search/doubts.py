@@ -18,6 +18,10 @@ WHY_APART = (
     " led to different optima, of which this is the better one; there may be a better one still. "
     "See `result.trials`; pass an `init` that you know."
 )
+WHY_RELAXED = (
+    "Starts of this problem, whose marginals are relaxed, did not agree on an optimum; there may "
+    "be a better one. See `result.alternatives`; pass an `init` that you know."
+)
 WHY_SUBSAMPLE = (
     "The problem is so large that its solve began on a subsample, and no starts were followed on "
     "all points; there may be a better optimum. Pass search='auto', or an `init` that you know."

@@ -26,6 +26,7 @@ class Annealing:
     # Largest epsilon at which a plan is sharp enough for another stage to go on from it.
     sharp: float = math.inf
     floor: float = math.inf
+    shortened: bool = False  # whether steps that turn back on the one before are shortened
 
     @property
     def end(self) -> float:

@@ -39,6 +39,7 @@ class Guess(NamedTuple):
     patient: bool = False  # annealing is slow, as it is the only search
     whole: bool = False  # potentials are of the whole cost, not of the reduced one
     sharp: bool = False  # proximal steps go on from the plan itself, if they lead to polishing
+    ended: bool = False  # the plan is one at which a search has ended, which steps are not to leave
 
 
 # Ambiguity above which a few points leave open which optimum is the best. [L292]
@@ -87,13 +88,14 @@ def first_guess(
     # whether only some points were searched, and they do not tell the best optimum from the others
     unsure = not is_whole(searched, search) and search.ambiguity > _DOUBTED
     matched = match_points(searched) if unsure or not search.alternatives else None
-    if matched is None and sample is None:
+    alone = matched is not None and not search.alternatives
+    if sample is None:
         search = search_all_points(
             problem, epsilon, search, options.n_init, options.search, again,
             backend=backend, told=options.told == "all",
             sharpened=options.regularization == "proximal",
-        )  # fmt: skip
-    if matched is not None:
+        )._replace(match=matched)  # fmt: skip
+    if alone:
         guess = Guess(matched, None, GUESS_EPSILON)
     elif search.compare or not search.alternatives:
         guess = PATIENT
@@ -101,6 +103,7 @@ def first_guess(
         guess = best_found(problem, search)
         if guess.plan is not None and (options.regularization == "entropic" or search.met):
             guess = guess._replace(potentials=search.potentials, whole=True, sharp=search.met)
+        guess = guess._replace(ended=search.settled)
     if sample is not None:
         search = sample.lift(search, (problem.source.n, problem.target.n))
         if options.search == "thorough":

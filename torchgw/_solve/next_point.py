@@ -45,7 +45,7 @@ class NextPoint:
         # extrapolated.
         gradient, share = self._gradient, self._anneal.share(annealed)
         at_target = self._anneal(annealed) <= self._anneal.end
-        if share == 1 and gradient.shortens:
+        if share == 1 and (gradient.shortens or self._anneal.shortened):
             share = self._length.next(latest.minus(point))
         if share < 1:
             return point.mean(latest, share, self._generator)

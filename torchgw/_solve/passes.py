@@ -18,11 +18,11 @@ from torchgw._search.doubts import WHY_APART, WHY_EDGES, WHY_OPEN
 from torchgw._search.edges import match_edges
 from torchgw._search.ends import AGREED, OTHER, compare_ends, ends_settle, led_by, sent_apart
 from torchgw._search.kinds import COMPARED_AT
+from torchgw._search.starts import GUESS_EPSILON
 from torchgw._sinkhorn.choose import choose_backend
 from torchgw._sinkhorn.contract import Backend
-from torchgw._solve.begin import best_found
+from torchgw._solve.begin import Guess, best_found
 from torchgw._solve.copies import WHY_NOT_A_COPY
-from torchgw._solve.options import Options
 from torchgw._solve.outcome import Asked, Outcome
 from torchgw._solve.pipeline import conclude, follow, solve_once
 from torchgw._solve.state import Recorder
@@ -33,21 +33,22 @@ from torchgw._typing import Iteration
 # differ where the cost is sampled. [L576]
 _MOST_MASSES = 20
 _ROUGHLY = 100
-# Entries of a plan up to which a search is followed by a solve from a x b alone: the few points of
-# such a problem have other optima with entropy than without. What is rounding of an objective, over
+# Entries of a plan up to which a search is followed by a solve from a x b alone, and up to which it
+# is followed by solves from the other optima that it found. What is rounding of an objective, over
 # the natural scale of the cost. [L634]
-_SMALLEST, _NOTHING = 2**12, 1e-9
-# By which share the value of an optimum of a search may be above that of the best one, if such a
-# small problem is solved from it too. [L1254]
-_CLOSE = 0.2
-# Entries of a plan up to which chains that disagree are followed by solves from other optima that
-# they found, and from how many: chains tell only roughly which of them ends lowest. [L1248]
-_CHAINED, _MOST_OTHERS = 2**13, 2
+_PRODUCT, _FOLLOWED, _NOTHING = 2**14, 9_000_000, 1e-9
+# An optimum may end lower than the best one unless its value is higher by more than this share, of
+# few points, or of chains on all: they do not tell more. [L1254]
+_CLOSE, _NEAR = 0.2, 0.05
 # The best plan of few points leads to the plan that was found if it sends them no further apart
 # than this. A solve from it ends early where its objective is higher by this share (and comes no
 # nearer, if the two are not alike), after so many iterations, by which it has forgotten the grid of
 # the few. [L1205]
 _ALIKE, _ABOVE, _FORGOTTEN = 0.1, 0.015, 3
+# What a start is called that is a match of points by their distances to all others.
+_BY_MATCH = "distance distributions of all points"
+# So many steps like the last one may be left of a path at its target.
+_STEPS = 10
 # Value of a plan over the natural scale of the cost up to which it keeps distances so well that
 # edges are not matched, unless it is in doubt. [L1283]
 _WELL = 0.05
@@ -84,19 +85,23 @@ def _other_solves(asked: Asked, search: Search | None) -> Iterator[_Other]:
         # the chains of a thorough search crowd out some that the default would follow to
         # the end
         yield _Other(_again(asked, search="auto"), "search")
+    if search is not None and search.settled and not thorough:
+        return
     entries = problem.source.n * problem.target.n
-    if thorough or entries <= _SMALLEST:
+    if thorough or entries <= _PRODUCT:
         yield _Other(_again(asked, n_init=1), "product", "product")
     if search is None:
         return
+    if search.match is not None:
+        yield _Other(_again(asked, Guess(search.match, None, GUESS_EPSILON)), "optimum", _BY_MATCH)
     if search.few is not None:
         # where the solve would have begun without chains
         best, *_ = search.few.alternatives
         yield _Other(_again(asked, best), "optimum", best.label)
-    for found in filter(None, (search, search.few)):
-        if entries <= (_CHAINED if found.trials else _SMALLEST):
-            for one in _close_to_best(found, options):
-                yield _Other(_again(asked, one), "optimum", one.label)
+    if entries <= _FOLLOWED:
+        # those of few points have been among the guesses of chains
+        for one in _may_end_lower(search):
+            yield _Other(_again(asked, one), "optimum", one.label)
 
 
 def _may_go_on(asked: Asked) -> bool:
@@ -105,15 +110,11 @@ def _may_go_on(asked: Asked) -> bool:
     return options.rule is None and asked.checkpoint is None and options.ranks is None
 
 
-def _close_to_best(search: Search, options: Options) -> Iterator[Alternative]:
-    """Find optima of a search that may end lower than its best one."""
-    # they are judged by their plans after a few iterations; those of one value are mirror images
-    if options.regularization != "entropic" or options.polish:
-        return
-    others = search.alternatives[1 : 1 + _MOST_OTHERS if search.trials else None]
-    for one in others:
+def _may_end_lower(search: Search) -> Iterator[Alternative]:
+    """Find the optima of a search whose values do not tell that they end above its best one."""
+    for one in search.alternatives[1:]:
         best = search.alternatives[0].value
-        if AGREED * abs(best) < abs(one.value - best) <= _CLOSE * abs(best):
+        if one.value - best <= (_NEAR if search.trials else _CLOSE) * abs(best):
             yield one
 
 
@@ -133,6 +134,7 @@ def _solve_searched(asked: Asked, recorder: Recorder) -> Outcome:
         return found
     relaxed = asked.options.rule is not None
     label = search.alternatives[0].label if relaxed and search.alternatives else "product"
+    label = label if search.match is None else _BY_MATCH
     first = _told(label, found, perf_counter() - clock)
     return (_from_strict if relaxed else _from_few)(asked, found, search, first)
 
@@ -234,10 +236,20 @@ class _NoLower:
         last = {step.epsilon: step.objective for step in path}
         self._falls, self._objectives = [-math.log(epsilon) for epsilon in last], [*last.values()]
         self._target, self._alike, self._above = path[-1].epsilon, alike, math.inf
+        self._lowest, self._before = path[-1].objective, math.inf
+        self._start = path[0].epsilon
 
     def __call__(self, now: Iteration) -> bool:
         """Compare an iteration with the earlier path at the same epsilon."""
+        fall, self._before = self._before - now.objective, now.objective
         if now.iteration < _FORGOTTEN:
+            return False
+        above = now.objective - self._lowest
+        if now.epsilon <= self._target and above > AGREED * abs(self._lowest):
+            # what is left of a fall that slows down
+            return above > _STEPS * max(fall, 0.0)
+        if now.epsilon > self._start:
+            # a solve that began with a sharp plan has no path to compare with
             return False
         there = float(np.interp(-math.log(now.epsilon), self._falls, self._objectives))
         before, self._above = (
@@ -299,11 +311,15 @@ def _no_higher_than(searched: Outcome, again: _Other) -> Outcome:
         # nothing is better than a match that keeps all distances
         return searched
     with _aside(asked, searched) as aside:
-        path = searched.recorder.history
-        # a solve that began with a sharp plan, at the target, has no path to compare with
-        if again.way == "optimum" and path[0].epsilon > path[-1].epsilon:
-            aside.callback = _NoLower(path, alike=False)
-        other = _solve_searched(asked, aside)
+        if again.way == "optimum":
+            aside.callback = _NoLower(searched.recorder.history, alike=False)
+        if again.way == "search":
+            other = _solve_searched(asked, aside)
+        else:
+            followed = follow(asked, aside)
+            if followed.state.status is Status.STOPPED:
+                return searched
+            other = conclude(asked, followed)
     if not other.ending.status.converged or _objective(other) >= _objective(searched) - nothing:
         return searched
     value = other.ending.evaluation.value(problem.alpha)

@@ -14,8 +14,12 @@ from torch import Tensor
 from torchgw._problem.problem import Problem
 from torchgw._search.all_points import search_twice
 from torchgw._search.alternatives import Alternative, Search
+from torchgw._search.chain import AGREEING
 from torchgw._search.coarse import coarse_table, directed_points, represent
+from torchgw._search.doubts import WHY_RELAXED
 from torchgw._search.optima import DEFAULT_STARTS, find_optima
+from torchgw._search.population import improve
+from torchgw._search.stack import Stack, can_stack
 from torchgw._search.structure import tells_all
 from torchgw._sinkhorn.annealing import Annealing
 from torchgw._sinkhorn.problem import DenseCost
@@ -43,6 +47,9 @@ _LEAST_EPSILON = 1e-3
 # Penalties above this multiple of the natural scale are compared as strict marginals: they would
 # multiply the marginal errors that these few iterations leave. [L970]
 _HARD = 1e4
+# Starts from the neighbours of a point of either side; rounds that improve the best; relative noise
+# on the product plan. [L1292]
+_BALLS, _ROUNDS, _NOISE = 16, 8, 1e-6
 
 
 class _Found(NamedTuple):
@@ -87,20 +94,25 @@ def search_relaxed(
     rule = strategy.options.rule
     assert rule is not None
     hard = [math.inf if rho > _HARD * strategy.scale else rho for rho in rule.rho]
+    level = replace(rule, rho=(hard[0], hard[1]))
     epsilon = max(strategy.epsilon, _LEAST_EPSILON * strategy.scale) * strategy.mass
     options = replace(
-        strategy.options, epsilon=epsilon, rule=replace(rule, rho=(hard[0], hard[1])),
+        strategy.options, epsilon=epsilon, rule=level,
         gradient="dense", n_anchors=None, max_iter=_OUTER, tol=_TOLERANCE, inner_max_iter=_INNER,
         inner_tol=_TOLERANCE, backend="auto", precision="float64", storage="stored", polish=False,
         skip_tiles=False,
     )  # fmt: skip
     strict = find_optima(small, epsilon, options.n_init or DEFAULT_STARTS)
-    starts = [("annealed", PRODUCT), ("product", Guess(None, None, 0.0))]
-    cpu, device = torch.device("cpu"), problem.source.device
-    starts += [(one.label, from_alternative(one, cpu)) for one in strict.alternatives]
-    few = choose_strategy(small, options)
-    found = [_solve(few, label, guess, generator) for label, guess in starts]
-    found = _distinct(sorted(found, key=lambda one: (one.missed, one.objective)))
+    cpu, device, doubt = torch.device("cpu"), problem.source.device, ""
+    if can_stack(small) and not rule.squares:
+        found, agreed = _improved(Stack.of(coarse, level), small, epsilon, strict)
+        doubt = "" if agreed else WHY_RELAXED
+    else:
+        starts = [("annealed", PRODUCT), ("product", Guess(None, None, 0.0))]
+        starts += [(one.label, from_alternative(one, cpu)) for one in strict.alternatives]
+        few = choose_strategy(small, options)
+        found = [_solve(few, label, guess, generator) for label, guess in starts]
+        found = _distinct(sorted(found, key=lambda one: (one.missed, one.objective)))
     shape = problem.source.n, problem.target.n
     points = [side.indices for side in sides]
     alternatives = tuple(
@@ -111,11 +123,51 @@ def search_relaxed(
     if small.source.n == shape[0] and small.target.n == shape[1]:
         # all points were searched: a larger epsilon would only lead away from the optimum
         guess = guess._replace(epsilon=0.0)
-        return guess, Search(alternatives, float("nan"))
+        alternatives = tuple(replace(one, epsilon=0.0) for one in alternatives)
+        return guess, Search(alternatives, float("nan"), doubt=doubt)
     found_by_few = Search(alternatives, float("nan"), resolution=represented.resolution)
     if not tells_all(problem, found_by_few):
         found_by_few = search_twice(problem, how, again, relaxed=True)
     return guess, found_by_few._replace(alternatives=alternatives)
+
+
+def _improved(
+    stack: Stack, small: Problem, epsilon: float, strict: Search
+) -> tuple[list[_Found], bool]:
+    """Follow many starts to their ends on a stack, and improve them; whether groups agreed."""
+    a, b = small.marginals
+    product = torch.outer(a, b)
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(product.shape, generator=generator, dtype=torch.float64)
+    product = product * (1 + _NOISE * noise)
+    starts = [("product", product)]
+    starts.append(("annealed", stack.follow(product[None], epsilon, first=1.0).plans[0]))
+    for one in strict.alternatives:
+        plan = torch.zeros_like(product)
+        plan[one.source.cpu()[:, None], one.target.cpu()] = one.plan.cpu()
+        starts.append((one.label, plan))
+    # the neighbours of a point of either side, of as much mass as moves
+    share = 0.5 if stack.rule is None or stack.rule.mass is None else stack.rule.mass
+    sides = list(zip(stack.tables, (a, b), strict=True))
+    for number in range(_BALLS):
+        near = [_ball(*side, share, generator) for side in sides]
+        starts.append((f"ball {number}", torch.outer(near[0] * a, near[1] * b)))
+    groups = [starts[place::2] for place in range(2)]
+    found = improve(stack, epsilon, groups, _ROUNDS)
+    agreed = found.agreed or found.met >= AGREEING
+    # values without entropy are not compared here: the penalty decides what the mass is
+    return [
+        _Found(one.label, one.objective, False, one.plan / one.plan.sum()) for one in found.members
+    ], agreed
+
+
+def _ball(table: Tensor, weights: Tensor, share: float, generator: torch.Generator) -> Tensor:
+    """Choose the points nearest to one that is drawn, which have a share of the mass."""
+    centre = int(torch.randint(len(table), (1,), generator=generator))
+    order = table[centre].argsort()
+    inside = torch.zeros_like(weights)
+    inside[order] = (weights[order].cumsum(0) - weights[order] < share).to(weights)
+    return inside
 
 
 def _solve(strategy: Strategy, label: str, guess: Guess, generator: torch.Generator) -> _Found:
