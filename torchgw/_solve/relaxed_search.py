@@ -20,6 +20,7 @@ from torchgw._search.doubts import WHY_RELAXED
 from torchgw._search.optima import DEFAULT_STARTS, find_optima
 from torchgw._search.population import improve
 from torchgw._search.stack import Stack, can_stack
+from torchgw._search.starts import GUESS_EPSILON
 from torchgw._search.structure import tells_all
 from torchgw._sinkhorn.annealing import Annealing
 from torchgw._sinkhorn.problem import DenseCost
@@ -152,6 +153,11 @@ def _improved(
     for number in range(_BALLS):
         near = [_ball(*side, share, generator) for side in sides]
         starts.append((f"ball {number}", torch.outer(near[0] * a, near[1] * b)))
+    # from a larger epsilon they come to other optima
+    blurred = stack.follow(torch.stack([plan for _, plan in starts]), epsilon, GUESS_EPSILON).plans
+    starts += [
+        (f"{label}, blurred", plan) for (label, _), plan in zip(starts, blurred, strict=True)
+    ]
     groups = [starts[place::2] for place in range(2)]
     found = improve(stack, epsilon, groups, _ROUNDS)
     agreed = found.agreed or found.met >= AGREEING
