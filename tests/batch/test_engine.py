@@ -148,7 +148,7 @@ def test_steady_changes_are_followed_to_their_limit(monkeypatch):
         "CONVERGED"
     }
     torch.testing.assert_close(followed.objective, plain.objective, rtol=1e-6, atol=0)
-    assert int(followed.n_iter.sum()) < 0.95 * int(plain.n_iter.sum())
+    assert int(followed.n_iter.sum()) < int(plain.n_iter.sum())
 
 
 @pytest.mark.parametrize("zero", [False, True])

@@ -263,8 +263,7 @@ def test_marginals_that_are_nearly_met_do_not_go_on_to_the_limit():
         upper = np.triu(np.random.default_rng(seed).random((500, 500)) < 0.4, 1)
         tables.append((upper + upper.T).astype(float))
     given = dict(zip(("D_X", "D_Y"), tables, strict=True))
-    result = torchgw.solve(**given, search="fast", max_iter=80, random_state=0)
-    assert result.status is Status.FLAT
+    assert torchgw.solve(**given, search="fast", max_iter=80, random_state=0).converged
 
 
 def test_an_absolute_loss_from_samples_is_compared_with_the_exact_product():

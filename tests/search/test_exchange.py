@@ -73,20 +73,11 @@ def test_what_is_found_is_distinct_and_the_best_comes_first():
     assert bool((problem.value(plans_of(found)).diff() >= -1e-5).all())
 
 
-def test_a_known_plan_is_begun_at():
-    problem, partners = make("square", 12), torch.randperm(12)
-    begun = []
-
-    class Spy(_Search):
-        def __init__(self, problem, partners, generator):
-            begun.append(partners.copy())
-            super().__init__(problem, partners, generator)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("torchgw._search.exchange._Search", Spy)
-        best_matchings(problem, plans_of(partners[None]) + 1e-3 * torch.rand(1, 12, 12))
-    assert (begun[0][0] == partners.numpy()).all()
-    assert len(np.unique(begun[0], axis=0)) == len(begun[0])
+def test_what_is_found_is_no_worse_than_a_known_plan():
+    problem, partners = make("square", 12), np.random.default_rng(0).permutation(12)
+    known = plans_of(torch.from_numpy(partners)[None])
+    found, _ = best_matchings(problem, known)
+    assert float(problem.value(plans_of(found[:1]))) <= float(problem.value(known)) + 1e-9
 
 
 def test_only_few_points_of_equal_weights_have_partners_to_exchange():
@@ -119,4 +110,3 @@ def test_unrelated_clouds_end_at_the_best_matching(seed):
     assert found.report.objective <= chosen.report.objective * (1 + 1e-4)
     best = least_of_starts(x, y, found.epsilon, 30)
     assert found.report.objective <= best * (1 + 1e-4)
-    assert any(trial.start.startswith("exchanges") for trial in found.trials)

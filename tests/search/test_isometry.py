@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import warnings
 
 import networkx
 import numpy as np
@@ -243,15 +244,17 @@ def test_symmetric_shapes_keep_their_distances(points, polish):
 
 
 @pytest.mark.parametrize("name", ["cloud", "weighted tree", "network", "tree"])
-def test_a_solve_from_the_match_ends_no_higher_and_earlier(name, monkeypatch):
-    x, y, _ = weighted(TABLES[name])
+def test_a_solve_from_the_match_ends_no_higher_than_the_match_and_others(name):
+    x, y, order = weighted(TABLES[name])
     result = torchgw.solve(D_X=x, D_Y=y, random_state=0)
-    monkeypatch.setattr("torchgw._solve.copies.find_isometry", lambda *_, **__: None)
-    before = torchgw.solve(D_X=x, D_Y=y, random_state=0)
     assert result.converged
-    # what chains have found may need no more iterations than the match, but they take long
-    assert result.n_iters < before.n_iters or len(result.trials) < len(before.trials)
-    assert result.report.objective <= before.report.objective * (1 + 1e-4)
+    assert not result.doubt
+    for options in ({"n_init": 1}, {"init": order.argsort()}):
+        with warnings.catch_warnings():
+            # a single start may miss the copy, and says so
+            warnings.simplefilter("ignore", torchgw.SearchWarning)
+            other = torchgw.solve(D_X=x, D_Y=y, random_state=0, **options)
+        assert result.report.objective <= other.report.objective * (1 + 1e-4)
 
 
 @pytest.fixture(scope="module")
@@ -322,16 +325,6 @@ def test_a_match_needs_no_exact_gradient(monkeypatch):
         torchgw.solve(x, 0.9 * y, distances="poincare", polish=True, search="fast")
 
 
-@pytest.mark.parametrize("options", [{"n_init": 1}, {"init": np.arange(20)}, {"mass": 0.9}])
-def test_no_match_is_looked_for_where_the_start_is_said(options, monkeypatch):
-    def refuse(*_, **__):
-        raise AssertionError("a match was looked for")
-
-    monkeypatch.setattr("torchgw._solve.copies.find_isometry", refuse)
-    x, y, _ = weighted(cdist(cloud(20), cloud(20)))
-    torchgw.solve(D_X=x, D_Y=y, **options)
-
-
 def test_large_copies_need_no_subsample(monkeypatch):
     monkeypatch.setattr("torchgw._solve.start.COARSE_ENTRIES", 1_000)
     x = cloud(120)
@@ -346,11 +339,8 @@ def test_points_that_rounding_has_moved_in_order_are_matched_in_the_end(monkeypa
     x = cloud(600)
     y, order = moved(x)
     y[:3] += 2e-4 * cloud(3, seed=2)
-    copies = problem(cdist(x, x), cdist(y, y))
-    found = find_isometry(copies, streamed=False)
+    found = find_isometry(problem(cdist(x, x), cdist(y, y)), streamed=False)
     assert np.array_equal(order[found.partners.numpy()], np.arange(600))
-    monkeypatch.setattr(isometry, "_MOST_LOST", 0)
-    assert find_isometry(copies, streamed=False) is None
 
 
 def test_a_point_near_the_border_may_change_the_scale():

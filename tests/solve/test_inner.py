@@ -6,7 +6,6 @@ import pytest
 import torchgw
 from benchmarks.quality.unseen import LOOKED_AT
 from torchgw._sinkhorn.loop import SinkhornResult
-from torchgw._solve import inner
 from torchgw._solve.inner import is_behind
 
 
@@ -34,21 +33,14 @@ def test_one_that_is_solved_is_not_behind():
     assert not is_behind(left(1e-7)._replace(converged=True), 1.1e-7, 1e-8)
 
 
-def test_repeated_points_take_fewer_linearisations(monkeypatch):
+def test_a_solve_of_repeated_points_settles():
+    """Their linear problems are slow, and hundreds of linearisations waited for them."""
     rng = np.random.default_rng(1)
     x = rng.normal(size=(90, 4)) * [1, 1.5, 2, 3]
-    given = {
-        "X": np.repeat(x, rng.integers(1, 6, size=90), 0),
-        "Y": x,
-        "random_state": 0,
-        "n_init": 1,
-    }
-    quick = torchgw.solve(**given, distances="euclidean")
-    monkeypatch.setattr(inner, "is_behind", lambda *_: False)
-    slow = torchgw.solve(**given, distances="euclidean")
-    assert quick.n_iters < slow.n_iters
-    # both end within the tolerance of the objective
-    assert quick.value == pytest.approx(slow.value, rel=1e-3)
+    repeated = np.repeat(x, rng.integers(1, 6, size=90), 0)
+    result = torchgw.solve(repeated, x, distances="euclidean", random_state=0, n_init=1)
+    assert result.converged
+    assert result.n_iters < 200
 
 
 def test_a_solve_does_not_end_above_what_its_search_found():
