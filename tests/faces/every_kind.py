@@ -123,7 +123,8 @@ def main():
     # small problems are multiplied as large ones are
     cross_terms._LOOKED_AT = 0
     # small graphs without any labels are often symmetric, which is ours to say
-    warnings.filterwarnings("ignore", category=torchgw.AmbiguityWarning)
+    for said in (torchgw.AmbiguityWarning, torchgw.SearchWarning):
+        warnings.filterwarnings("ignore", category=said)
     for name, run in kinds():
         try:
             run()

@@ -179,7 +179,7 @@ def test_missing_labels_are_refused():
 
 
 def test_coupling_is_the_plan():
-    transport = GWTransport(distances="euclidean", random_state=0)
+    transport = GWTransport(distances="euclidean", random_state=0, n_init=1)
     assert not hasattr(transport, "coupling_")
     x = np.random.default_rng(0).normal(size=(20, 2))
     assert transport.fit(Xs=x, Xt=x[:15]).coupling_.sum(1) == pytest.approx(np.full(20, 1 / 20))

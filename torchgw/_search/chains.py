@@ -50,7 +50,7 @@ _ROUND = 4
 SMALL, _KEPT = 2**13, 8
 # Chains whose plans are followed to their ends, and rounds that improve them, at most. [L1291]
 _WIDE, _ROUNDS = 8, 4
-# Relative noise on the product plan, which may be a saddle point. [L391]
+# Relative noise on the product plan, which may be a saddle point. [L391, L1292]
 _NOISE = 1e-6
 # Up to so many entries guesses are also followed at the target alone, and from a larger epsilon.
 # [L1270]

@@ -17,9 +17,9 @@ _KEPT, _FRESH = 8, 16
 _SHARES = (0.3, 0.5, 0.7)
 # Epsilon at which these begin, as a share of the natural scale. [L1291]
 _BLURRED = 0.04
-# An objective is better if it is lower by this share; two within it are of one optimum. [L345]
+# An objective is better if it is lower by this share; two within it are of one optimum. [L1291]
 BETTER = 1e-4
-# Cosine of the angle between plans above which they are of one optimum. [L561]
+# Cosine of the angle between plans above which they are of one optimum. [L561, L1291]
 _ALIKE = 0.9
 # Rounds that may pass without a better optimum. [L1291]
 _PATIENCE = 2

@@ -35,10 +35,10 @@ _MOST_MASSES = 20
 _ROUGHLY = 100
 # Entries of a plan up to which a search is followed by a solve from a x b alone, and up to which it
 # is followed by solves from the other optima that it found. What is rounding of an objective, over
-# the natural scale of the cost. [L634]
+# the natural scale of the cost. [L634, L1291]
 _PRODUCT, _FOLLOWED, _NOTHING = 2**14, 9_000_000, 1e-9
 # An optimum may end lower than the best one unless its value is higher by more than this share, of
-# few points, or of chains on all: they do not tell more. [L1254]
+# few points, or of chains on all: they do not tell more. [L1254, L1291]
 _CLOSE, _NEAR = 0.2, 0.05
 # The best plan of few points leads to the plan that was found if it sends them no further apart
 # than this. A solve from it ends early where its objective is higher by this share (and comes no
@@ -47,7 +47,7 @@ _CLOSE, _NEAR = 0.2, 0.05
 _ALIKE, _ABOVE, _FORGOTTEN = 0.1, 0.015, 3
 # What a start is called that is a match of points by their distances to all others.
 _BY_MATCH = "distance distributions of all points"
-# So many steps like the last one may be left of a path at its target.
+# So many steps like the last one may be left of a path at its target. [L1291]
 _STEPS = 10
 # Value of a plan over the natural scale of the cost up to which it keeps distances so well that
 # edges are not matched, unless it is in doubt. [L1283]
