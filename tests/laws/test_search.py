@@ -123,6 +123,11 @@ def exchanged(given):
 
 # how many seeds of each, of which the first one is fast where that is said
 FOLLOWED = {
+    "few points": (6, True),
+    "clouds": (6, False),
+    "larger clouds": (2, False),
+    "larger noise": (2, False),
+    "many clouds": (2, False),
     "noise": (6, False),
     "sharp noise": (6, True),
     "fused": (6, False),
