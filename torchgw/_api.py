@@ -224,10 +224,9 @@ def solve(
         ``mass``) start the coarse relaxed problem from the optima found and from a x b, and go on
         from the plan of lowest objective; where few points do not represent the spaces they are
         solved from a x b and from the plan with strict marginals, and the lower one is returned,
-        unless ``n_init`` is given. With at most 4,096 pairs of points and strict marginals the
-        single start is solved as well, and entropic problems from each optimum of the coarse one
-        up to 20% above the best, and the lowest returned; with at most 8,192 pairs whose chains
-        disagree, from two of the others that these found.
+        unless ``n_init`` is given. With strict marginals the problem is solved as well from the
+        optima that the search has listed and that may end lower, and with at most 16,384 pairs of
+        points from the single start, and the lowest is returned.
     search : {"auto", "fast", "thorough"}
         How far to search where few points do not represent the spaces, or with 16,384 to 65,535
         pairs of points leave open which optimum is the best; there four chains are followed beside
