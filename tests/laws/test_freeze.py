@@ -16,6 +16,8 @@ from benchmarks.freeze.cases import problems
 from benchmarks.freeze.record import attempt, attempt_all, environment, one_thread, read
 from torchgw._sinkhorn import loop
 
+# bits are those of the arrays as they are
+pytestmark = pytest.mark.exact
 HEAD, FROZEN = read(study.frozen_file())
 SAME = not compare.same_machine(HEAD, environment())
 
