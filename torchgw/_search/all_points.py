@@ -122,12 +122,13 @@ def search_all_points(
     # for a far smaller epsilon a ladder of stages would not end
     target = max(epsilon, LEAST_EPSILON * whole.scale)
     count = fewest if brief else min(n_init or _CHAINS[how], affordable)
+    small = coarse.base.numel() <= SMALL
     found = climb(
         whole, target, count, guesses, count if brief else 2 * affordable,
         solver=batch_solver(backend), in_time=plain, told=told, sharpened=sharpened and plain,
         # few points have told where clusters go
         repair=not left_open,
-        stack=Stack.of(coarse) if can_stack(problem) else None,
+        stack=Stack.of(coarse) if small and can_stack(problem) else None,
     )  # fmt: skip
     alternatives, ambiguity = different_optima(whole, found.trials, found.plans, (n, m))
     stands_out = ambiguity < STANDS_OUT and not found.alone

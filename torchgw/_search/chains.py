@@ -98,8 +98,8 @@ def climb(
     that would take a CPU long where nothing but chance tells them apart above the target. Nothing
     is said of how long that takes if it has been ``told``. If the plan is ``sharpened`` afterwards,
     a search of graphs is over once the best plan is that of two starts but for its entropy. Chains
-    that disagree are only put right by regions if they are to ``repair``. Small plans are followed
-    to their ends on a ``stack``, if the problem can be one.
+    that disagree are only put right by regions if they are to ``repair``. Plans are followed to
+    their ends on a ``stack``, if there is one.
     """
     world = World(coarse, solver)
     low = target / coarse.scale
@@ -115,12 +115,12 @@ def climb(
     told = told or warn_if_long(world, count, low)
     followed = _follow(world, low, count, affordable, begun, in_time=in_time, told=told)
     best = [*followed.best, *begun.found, *_follow_guesses(world, guesses, low)]
-    small = world.base.numel() <= SMALL
-    if small and stack is not None:
+    if stack is not None:
         if sharp:
             compared, spare = followed.compared, followed.affordable - followed.done
             best += rounds.halves(compared, spare)[0][:_WIDE]
         return _improved(world, stack, low, best, [*followed.best, *followed.behind], rounds.left)
+    small = world.base.numel() <= SMALL
     matched, alike, repaired = list[Chain](), False, list[Chain]()
     if sharp and small and can_exchange(coarse.problem):
         matched, alike = _exchanged(world, best, low)
