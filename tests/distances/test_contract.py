@@ -184,7 +184,8 @@ def test_all_columns_are_symmetric(problem):
     provider, reference = problem
     every = provider.columns(torch.arange(provider.n, device=provider.device))
     assert_close(every, reference)
-    assert_close(every - every.T, 0 * reference)
+    # to the rounding of a product, which need not be that of its transpose
+    assert_close(every.T, every.cpu().double().numpy())
 
 
 def test_apply_is_a_matrix_product(problem):

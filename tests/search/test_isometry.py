@@ -230,8 +230,6 @@ def regular(n):
         pytest.param(regular(200), id="more alike than are looked at"),
     ],
 )
-# a polygon whose points are moved by rounding is not always called ambiguous
-@pytest.mark.exact
 @pytest.mark.parametrize("polish", [False, True])
 @pytest.mark.filterwarnings("ignore::torchgw.AmbiguityWarning")
 def test_symmetric_shapes_keep_their_distances(points, polish):
@@ -243,6 +241,23 @@ def test_symmetric_shapes_keep_their_distances(points, polish):
     if polish:
         assert np.abs(cdist(y, y)[np.ix_(partners, partners)] - cdist(points, points)).max() < 1e-6
         assert result.value < 1e-10
+
+
+@pytest.mark.parametrize("leaves", range(2, 9))
+@pytest.mark.filterwarnings("ignore::torchgw.AmbiguityWarning")
+def test_copies_whose_points_are_alike_are_ambiguous(leaves):
+    """Optima whose values differ by rounding cost the same, and so do those of a moved star."""
+    star = np.full((leaves + 1, leaves + 1), 2.0)
+    star[0] = star[:, 0] = 1
+    np.fill_diagonal(star, 0)
+    noise = np.random.default_rng(leaves).normal(size=star.shape)
+    for moved_by in (0, 1e-12):
+        other = star * (1 + moved_by * (noise + noise.T))
+        assert torchgw.solve(D_X=star, D_Y=other, random_state=0).is_ambiguous
+    longer = star.copy()
+    longer[1:, 1:] += np.abs(np.subtract.outer(range(leaves), range(leaves)) ** 2) / leaves
+    longer[0, 1:] = longer[1:, 0] = range(1, leaves + 1)
+    assert not torchgw.solve(D_X=longer, D_Y=longer, random_state=0).is_ambiguous
 
 
 @pytest.mark.parametrize("name", ["cloud", "weighted tree", "network", "tree"])

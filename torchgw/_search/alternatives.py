@@ -144,6 +144,6 @@ def ambiguity_of(coarse: Coarsened, found: tuple[Alternative, ...]) -> float:
     """Return the best value over the second best, above the least that the linear term can cost."""
     if len(found) < 2:
         return 0.0
-    best, second = (max(0.0, one.value - coarse.floor) for one in found[:2])
-    # two exact matches, or rounding between them
-    return min(1.0, best / second) if second > 0 else 1.0
+    rounding = coarse.problem.rounding() or 1.0
+    best, second = (max(rounding, one.value - coarse.floor) for one in found[:2])
+    return best / max(best, second)
