@@ -27,6 +27,7 @@ STUDIES = {
     "distributed": ("solves.distributed", "bits and seconds of processes that share a solve"),
     "first-use": ("solves.first_use", "clusters, spirals, networks and cells by defaults"),
     "freeze": ("freeze.study", "what the package makes of 400 problems, frozen and compared"),
+    "forecasts": ("solves.forecasts", "what solves were said to take, and took"),
     "fused": ("solves.fused", "features too, 200,000 points"),
     "graphs": ("distances.graphs", "neighbours, shortest paths and landmarks of up to 1e6 points"),
     "hvp": ("solves.hessians", "products with the Hessian beside their solve"),

@@ -78,3 +78,15 @@ def pytest_collection_finish():
 def pytest_unconfigure():
     """Give it back, so that nothing looks leaked at the end."""
     gc.unfreeze()
+
+
+@pytest.fixture
+def limited(monkeypatch):
+    """Change numbers at which paths part, on all devices: limited(subsample=100)."""
+    from torchgw._problem import limits
+
+    def change(**new):
+        for device, known in limits.LIMITS.items():
+            monkeypatch.setitem(limits.LIMITS, device, known._replace(**new))
+
+    return change

@@ -1,6 +1,7 @@
 """The public names, for type checkers, and for `__init__.py`, which imports them from here."""
 
 from torchgw import distances as distances
+from torchgw._api import explain as explain
 from torchgw._api import solve as solve
 from torchgw._errors import AmbiguityWarning as AmbiguityWarning
 from torchgw._errors import BackendUnavailableError as BackendUnavailableError
@@ -26,6 +27,7 @@ from torchgw._results.result import GWResult as GWResult
 from torchgw._results.storage import load as load
 from torchgw._search.alternatives import Alternative as Alternative
 from torchgw._search.chain import Trial as Trial
+from torchgw._solve.route import Route as Route
 from torchgw._solve.status import Status as Status
 from torchgw._typing import HessianProduct as HessianProduct
 from torchgw._typing import Iteration as Iteration

@@ -2,10 +2,11 @@
 
 import os
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
 from numbers import Integral
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -51,6 +52,8 @@ from torchgw._solve.options import (
 )
 from torchgw._solve.outcome import Asked
 from torchgw._solve.passes import solve_problem
+from torchgw._solve.pipeline import route_of
+from torchgw._solve.route import Route
 from torchgw._solve.squares import solve_squares
 from torchgw._solve.state import Recorder
 from torchgw._solve.strategy import check_known, heavy_as_strict
@@ -60,6 +63,9 @@ from torchgw._tensors.ranks import Distributed, check_distributed, join, share_i
 from torchgw._tensors.threads import host_threads, small_on_one_thread
 from torchgw._typing import Iteration, Marginals, Seed
 from torchgw.distances.base import DistanceProvider
+
+# Whether a solve is to end with the route of its problem.
+_explaining: ContextVar[bool] = ContextVar("explaining", default=False)
 
 
 @reject_unknown
@@ -544,6 +550,9 @@ def solve(
             check_stored(differentiable, options.rule, marginals)
         with small_on_one_thread(source.n, target.n, where):
             asked = Asked(problem, options, init, generator, sides.graphs, keeper, made)
+            if _explaining.get():
+                # for explain(), which is the only one to ask for it, and returns it
+                return cast("GWResult", route_of(asked))
             squared = options.rule is not None and options.rule.squares
             outcome = (solve_squares if squared else solve_problem)(asked, recorder)
             if pair is not None:
@@ -556,6 +565,45 @@ def solve(
     found = outcome.ending.evaluation
     slopes = {"alpha": found.quadratic.value - found.linear, "epsilon": found.kl}
     return attach(result, known, inputs, differentiable, generator, slopes)
+
+
+def explain(X: Any = None, Y: Any = None, **options: Any) -> Route:
+    """Say what :func:`solve` will do with the same arguments, why, and what it will take.
+
+    Distances are prepared and everything is checked as for a solve; nothing is solved.
+
+    Parameters
+    ----------
+    X, Y : array-like, graph or DistanceProvider
+        As for :func:`solve`.
+    **options
+        Every other argument of :func:`solve`.
+
+    Returns
+    -------
+    Route
+        A named tuple, whose text is printed by ``print``: the choices of gradient, precision and
+        storage, where the solve begins, which moves the search may make and on what they depend,
+        how it ends, and seconds (on one quiet core; of a CPU) and bytes by a model.
+
+    Raises
+    ------
+    InvalidInputError, InvalidTypeError, UnsupportedError
+        Where :func:`solve` would.
+
+    Examples
+    --------
+    >>> import numpy as np, torchgw
+    >>> X = np.random.default_rng(0).normal(size=(60, 3))
+    >>> route = torchgw.explain(X, X, distances="euclidean", n_init=1)
+    >>> route.gradient.chosen, route.precision.chosen
+    ('dense', 'float64')
+    """
+    before = _explaining.set(True)
+    try:
+        return cast("Route", solve(X, Y, **options))
+    finally:
+        _explaining.reset(before)
 
 
 def _both(

@@ -1,4 +1,4 @@
-"""Tables of the documentation, made from benchmarks/results/standing.jsonl.
+"""Tables of the documentation, made from benchmarks/results/standing.jsonl and the package.
 
 ``python -m benchmarks tables PAGE`` writes them between the markers of the page; ``--check`` only
 says whether the page is what it would write.
@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.harness.studies import Row, markdown, read
+from torchgw._solve.route import moves_table
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = {
@@ -20,6 +21,7 @@ PAGES = {
     "readme": ROOT / "README.md",
     "log": ROOT / "OPTIMIZATION_LOG.md",
     "migrating": ROOT / "docs" / "migrating.md",
+    "how-to-choose": ROOT / "docs" / "how-to-choose.md",
 }
 _MARKED = (
     r"(<!-- table ([a-z-]+), made by: python -m benchmarks tables {} -->\n)(.*?)(<!-- end -->)"
@@ -219,6 +221,7 @@ def _pot_times() -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
+    "moves": moves_table,
     "standing": _standing,
     "compared": _compared,
     "hard": _hard,

@@ -1076,9 +1076,9 @@ def test_an_epsilon_that_leaves_nothing_of_a_plan_is_refused(options, epsilon):
         torchgw.solve(**SIDES, epsilon=epsilon, **options)
 
 
-def test_an_exact_gradient_is_asked_for_before_the_search(monkeypatch):
+def test_an_exact_gradient_is_asked_for_before_the_search(limited):
     """What is chosen for many points is known after their distances, and before all else."""
-    monkeypatch.setattr("torchgw._solve.strategy.choose_gradient", lambda *_: "sampled")
+    limited(dense=0)
     with pytest.raises(torchgw.UnsupportedError, match="needs a fixed point"):
         solve(X, Y, epsilon=0.1, differentiable="implicit", distances="euclidean")
 

@@ -50,6 +50,20 @@ def test_align_writes_what_load_reads(folder):
 
 
 @pytest.mark.slow
+def test_explain_says_what_align_then_does(capsys, tmp_path):
+    rng = np.random.default_rng(0)
+    for name in "xy":
+        np.save(tmp_path / f"{name}.npy", rng.normal(size=(20, 3)))
+    given = [str(tmp_path / f"{name}.npy") for name in "xy"]
+    options = ["--distances", "euclidean", "--mass", "0.5", "--seed", "0"]
+    assert main(["explain", *given, *options]) == 0
+    said = capsys.readouterr().out
+    main(["align", *given, *options, "--quiet", "-o", str(tmp_path / "out.npz")])
+    assert said.strip() == torchgw.load(tmp_path / "out.npz").report.route
+    assert "partial marginals" in said
+    assert main(["explain", *given, "--gradient", "factored", "--distances", "cityblock"]) == 2
+
+
 def test_info(capsys):
     assert main(["info"]) == 0
     printed = capsys.readouterr().out

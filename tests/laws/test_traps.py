@@ -575,16 +575,16 @@ def test_options_without_effect_are_refused():
     assert torchgw.solve(points, points, n_neighbors=4, n_landmarks=8).gradient == "factored"
 
 
-def _coarse(monkeypatch):
-    monkeypatch.setattr("torchgw._solve.start.COARSE_ENTRIES", 1)
+def _coarse(monkeypatch, limited):
+    limited(subsample=1)
     monkeypatch.setattr("torchgw._solve.start._COARSE_POINTS", 12)
 
 
 @pytest.mark.parametrize("coarse", [False, True])
-def test_a_spent_budget_is_never_converged(monkeypatch, coarse):
+def test_a_spent_budget_is_never_converged(monkeypatch, limited, coarse):
     """Each stage of a solve has its own convergence; only the last one's is the solve's."""
     if coarse:
-        _coarse(monkeypatch)
+        _coarse(monkeypatch, limited)
     options = {"gradient": "factored", "precision": "mixed"}
     whole = solve(**options)
     assert whole.converged
@@ -595,8 +595,8 @@ def test_a_spent_budget_is_never_converged(monkeypatch, coarse):
             assert not solve(max_iter=budget, **options).converged
 
 
-def test_a_stop_during_the_coarse_start_stops_the_solve(monkeypatch):
-    _coarse(monkeypatch)
+def test_a_stop_during_the_coarse_start_stops_the_solve(monkeypatch, limited):
+    _coarse(monkeypatch, limited)
     with pytest.warns(ConvergenceWarning, match="callback"):
         result = solve(gradient="factored", callback=lambda entry: entry.iteration == 0)
     assert result.n_iters == 1

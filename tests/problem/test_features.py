@@ -58,11 +58,11 @@ def test_features_are_streamed(metric):
     assert np.abs(stored.plan - streamed.plan).sum() < 1e-4
 
 
-def test_a_large_solve_with_features_begins_on_a_subsample(monkeypatch):
+def test_a_large_solve_with_features_begins_on_a_subsample(monkeypatch, limited):
     (x, y), features = given(400, 300)
     options = {"features": features, "distances": "sqeuclidean", "alpha": 0.5, "random_state": 0}
     whole = torchgw.solve(x, y, **options)
-    monkeypatch.setattr("torchgw._solve.start.COARSE_ENTRIES", 1000)
+    limited(subsample=1000)
     monkeypatch.setattr("torchgw._solve.start._COARSE_POINTS", 200)
     coarse = torchgw.solve(x, y, **options)
     assert coarse.history[0].shape == (200, 200)

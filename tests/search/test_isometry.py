@@ -16,7 +16,6 @@ from scipy.spatial.distance import cdist
 import torchgw
 from benchmarks.distances.trees import tree_and_copy
 from torchgw import UnsupportedError
-from torchgw._gradients import choose
 from torchgw._problem.losses import ABSOLUTE
 from torchgw._problem.problem import Problem
 from torchgw._search import isometry
@@ -330,10 +329,10 @@ def test_new_points_follow_the_match(kept, tmp_path):
         assert np.allclose(other.transform(x[far]), result.transform(x[far]))
 
 
-def test_a_match_needs_no_exact_gradient(monkeypatch):
+def test_a_match_needs_no_exact_gradient(monkeypatch, limited):
     """Of more points than tables are made for, only copies can be polished."""
     monkeypatch.setattr(isometry, "_STORED_ENTRIES", {"cpu": 0})
-    monkeypatch.setattr(choose, "_DENSE_ENTRIES", {"cpu": 0})
+    limited(dense=0)
     x, y, order, _ = tree_and_copy(150, 2.0)
     result = torchgw.solve(x, y, distances="poincare", polish=True, search="fast")
     assert np.array_equal(order[result.lazy_plan.argmax()], np.arange(150))
@@ -342,8 +341,8 @@ def test_a_match_needs_no_exact_gradient(monkeypatch):
         torchgw.solve(x, 0.9 * y, distances="poincare", polish=True, search="fast")
 
 
-def test_large_copies_need_no_subsample(monkeypatch):
-    monkeypatch.setattr("torchgw._solve.start.COARSE_ENTRIES", 1_000)
+def test_large_copies_need_no_subsample(limited):
+    limited(subsample=1_000)
     x = cloud(120)
     y, order = moved(x)
     result = torchgw.solve(x, y, distances="sqeuclidean", gradient="factored", random_state=0)

@@ -4,13 +4,12 @@ import numpy as np
 import pytest
 
 import torchgw
-from torchgw._search import coarse
 
 
 @pytest.fixture
-def few_points(monkeypatch):
+def few_points(limited):
     """Hundreds of points are searched by some of them, as thousands are."""
-    monkeypatch.setattr(coarse, "_WHOLE", 96)
+    limited(all_points=96)
 
 
 def copied(n, noise=0.0, d=5, seed=0):

@@ -526,11 +526,11 @@ def test_init_and_several_starts_contradict():
         torchgw.solve(D_X=d_x, D_Y=d_y, init=np.full((30, 25), 1 / 750), n_init=4)
 
 
-def test_large_factored_problems_search_their_subsample(monkeypatch):
+def test_large_factored_problems_search_their_subsample(monkeypatch, limited):
     """The optima come back as points of the whole problem, and the right one is found."""
     import torchgw._solve.start as module
 
-    monkeypatch.setattr(module, "COARSE_ENTRIES", 10_000)
+    limited(subsample=10_000)
     monkeypatch.setattr(module, "_COARSE_POINTS", 150)
     (x, t_x), (y, t_y) = curve(400), curve(300, 1)
     result = torchgw.solve(x, y, distances="landmark", n_neighbors=10, random_state=0)

@@ -6,7 +6,7 @@ import os
 import pickle
 import sys
 import warnings
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from unittest import mock
@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 import torchgw
+from torchgw._problem import limits
 from torchgw._solve import start
 from torchgw._tensors.ranks import join
 from torchgw.distances import knn_graph
@@ -122,12 +123,20 @@ def scattered(name):
     return options
 
 
+@contextmanager
+def subsampled():
+    """Small problems count as large ones."""
+    few = limits.CPU._replace(subsample=100)
+    with mock.patch.object(start, "_COARSE_POINTS", 50), mock.patch.dict(limits.LIMITS, cpu=few):
+        yield
+
+
 def run(names):
     """Solve cases with the process group that there is."""
     found = {}
     for name in names:
         small = {
-            "cells": mock.patch.multiple(start, COARSE_ENTRIES=100, _COARSE_POINTS=50),
+            "cells": subsampled(),
             # tiles of 46 points
             "wide neighbours": mock.patch.object(neighbours, "_WORK_BYTES", (2**20, 2**20)),
         }

@@ -1,28 +1,36 @@
-"""Stored or streamed: what the model says, what fits, what the user asked for."""
+"""Which path a problem takes: what the model says, what fits, what the user asked for."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
-from torchgw._solve.cost_model import problem_seconds, store_cost
-from torchgw._solve.precision import Dtypes, choose_precision
-from torchgw._tensors import memory
+import torchgw
+from torchgw._problem.facts import Facts
+from torchgw._problem.limits import LIMITS
+from torchgw._solve.cost_model import problem_seconds
+from torchgw._solve.options import Options
+from torchgw._solve.precision import Dtypes
+from torchgw._solve.route import MOVES, choose_dtypes, choose_gradient, choose_precision, store_cost
 
-CUDA, CPU = torch.device("cuda"), torch.device("cpu")
-
-
-@pytest.fixture(autouse=True)
-def free(monkeypatch):
-    """Bytes that a device has left; a test may change it."""
-    left = {"bytes": 10**12}
-    monkeypatch.setattr(memory, "free_memory", lambda device: left["bytes"])
-    return left
+CUDA, CPU = "cuda", "cpu"
 
 
-def store(name, device, n, m, rank=30):
-    _, dtypes = choose_precision("auto", device, n * m, unresolved=False)
-    return store_cost(name, device, dtypes, (n, m), rank)
+def facts(n, m, device=CUDA, rank=30, free=10**12, **others):
+    given = {
+        "loss": "square", "square": True, "products": True, "factors": (rank, rank),
+        "directed": (False, False), "cheap": True, "linear": None, "alpha": 1.0, "rule": "strict",
+        "assignment": n == m, "graphs": False, "clouds": True, "spread": 1.0, "epsilon": 0.01,
+    }  # fmt: skip
+    return Facts(n=n, m=m, device=device, free=free, **given | others)
+
+
+def store(name, device, n, m, rank=30, free=10**12, tiled=False, dtypes=None):
+    known, limits = facts(n, m, device, rank, free), LIMITS[device]
+    precision = choose_precision(known, Options(), limits).chosen
+    dtypes = dtypes or choose_dtypes(known, precision, limits, "dense")
+    return store_cost(known, name, limits, dtypes, rank, tiled=tiled)[0]
 
 
 def test_what_the_user_asks_for():
@@ -52,17 +60,16 @@ def test_the_measured_best(n, m, rank, stored):
 @pytest.mark.parametrize(("n", "stored"), [(1200, True), (1700, False), (4500, False)])
 @pytest.mark.parametrize("rank", [50, 90])
 def test_small_problems_do_without_tiles(n, rank, stored):
-    dtypes = choose_precision("auto", CPU, n * n, unresolved=False)[1]
-    assert store_cost("auto", CPU, dtypes, (n, n), rank, tiled=True) is stored
+    assert store("auto", CPU, n, n, rank, tiled=True) is stored
 
 
-def test_a_matrix_that_does_not_fit_is_streamed(free):
+def test_a_matrix_that_does_not_fit_is_streamed():
     assert store("auto", CUDA, 5000, 5000)
     # cost, kernel and one in the making, in float64
-    free["bytes"] = 3 * 8 * 5000 * 5000 - 1
-    assert not store("auto", CUDA, 5000, 5000)
+    free = 3 * 8 * 5000 * 5000 - 1
+    assert not store("auto", CUDA, 5000, 5000, free=free)
     # the dense gradient has no factors to stream
-    assert store("auto", CUDA, 5000, 5000, rank=0)
+    assert store("auto", CUDA, 5000, 5000, rank=0, free=free)
 
 
 def test_memory_does_not_grow_without_bound():
@@ -73,7 +80,7 @@ def test_memory_does_not_grow_without_bound():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("device", [CPU, CUDA], ids=str)
+@pytest.mark.parametrize("device", [CPU, CUDA])
 def test_time_grows_with_size_and_rank(device, dtype):
     small, large = (problem_seconds(device, dtype, (n, n), 30) for n in (5000, 8000))
     wider = problem_seconds(device, dtype, (8000, 8000), 300)
@@ -84,5 +91,68 @@ def test_time_grows_with_size_and_rank(device, dtype):
 def test_both_dtypes_of_a_solve_count():
     loop = Dtypes(torch.float32, torch.float64, again=False)
     shape = (12_000, 14_000)
-    assert not store_cost("auto", CUDA, loop, shape, 9)
-    assert store_cost("auto", CUDA, loop._replace(again=True), shape, 9)
+    assert not store("auto", CUDA, *shape, 9, dtypes=loop)
+    assert store("auto", CUDA, *shape, 9, dtypes=loop._replace(again=True))
+
+
+def test_a_path_follows_from_facts_alone():
+    """The same facts, the same path, without a problem; and the other gradient on the other side
+    of each limit."""
+    limits, options = LIMITS[CPU], Options()
+    most = int(limits.dense**0.5)
+    for n, factors, chosen in (
+        (most, (None, None), "dense"), (most + 1, (None, None), "sampled"),
+        (most, (5, 5), "factored"), (most + 1, (5, None), "factored"),
+    ):  # fmt: skip
+        known = facts(n, n, CPU, factors=factors)
+        assert choose_gradient(known, options, limits).chosen == chosen
+    triples = round(limits.triples ** (1 / 3))
+    for n, chosen in ((triples - 1, "dense"), (triples + 1, "sampled")):
+        known = facts(n, n, CPU, loss="absolute", products=False)
+        assert choose_gradient(known, options, limits).chosen == chosen
+
+
+@pytest.mark.parametrize(
+    ("options", "moves", "not_moves"),
+    [
+        ({}, {"few points", "chains", "ends", "product", "optima"}, {"relaxed", "edges"}),
+        ({"search": "fast"}, {"few points", "optima"}, {"chains", "ends", "twice"}),
+        ({"n_init": 1}, set(), {move.name for move in MOVES}),
+        ({"init": np.eye(30) / 30}, set(), {move.name for move in MOVES}),
+        ({"mass": 0.5}, {"few points", "relaxed"}, {"chains", "product"}),
+        ({"unbalanced": 0.1}, {"few points", "relaxed"}, {"chains", "product"}),
+        ({"loss": "absolute"}, {"few points"}, {"chains", "ends"}),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::torchgw.TorchGWWarning")
+def test_what_is_explained_is_what_is_done(options, moves, not_moves):
+    """Before the solve and after it; and each move that is made has been named."""
+    rng = np.random.default_rng(0)
+    given = {"X": rng.normal(size=(30, 3)), "Y": rng.normal(size=(30, 2)), **options}
+    route = torchgw.explain(**given, distances="euclidean", random_state=0)
+    result = torchgw.solve(**given, distances="euclidean", random_state=0)
+    assert result.report.route == str(route)
+    assert result.gradient == route.gradient.chosen
+    assert result.precision == route.precision.chosen
+    named = {one.what for one in route.begin}
+    assert named >= moves
+    assert not named & not_moves
+    assert all(str(choice) in str(route) for choice in (route.gradient, route.end))
+    least, most = route.seconds
+    assert 0 < least <= most
+
+
+def test_what_is_refused_is_not_explained():
+    x = np.zeros((4, 2))
+    with pytest.raises(torchgw.UnsupportedError, match="needs factors on at least one side"):
+        torchgw.explain(x, x, distances="euclidean", gradient="factored")
+    with pytest.raises(TypeError, match="Did you mean 'epsilon'"):
+        torchgw.explain(x, x, epsilom=1)
+
+
+def test_a_result_file_keeps_its_route(tmp_path):
+    x = np.random.default_rng(0).normal(size=(9, 2))
+    result = torchgw.solve(x, x, distances="euclidean", random_state=0)
+    result.save(tmp_path / "match.npz")
+    assert "the match that keeps all distances" in result.report.route
+    assert torchgw.load(tmp_path / "match.npz").report.route == result.report.route

@@ -9,7 +9,7 @@ import torch
 import torchgw
 from torchgw import ConvergenceWarning, InvalidInputError, UnsupportedError
 from torchgw._search.subsample import make_cells
-from torchgw._solve import resolution, start
+from torchgw._solve import resolution
 from torchgw._tensors.block_order import block_order
 from torchgw.datasets import spiral, swiss_roll
 
@@ -19,9 +19,9 @@ OPTIONS = {"distances": "landmark", "random_state": 0, "epsilon": 2e-3}
 
 
 @pytest.fixture
-def few(monkeypatch):
+def few(monkeypatch, limited):
     """Small problems count as large ones."""
-    monkeypatch.setattr(start, "COARSE_ENTRIES", 10_000)
+    limited(subsample=10_000)
     monkeypatch.setattr(resolution, "_FIRST_CELLS", 64)
     monkeypatch.setattr(resolution, "_MEASURED", 512)
 
@@ -122,9 +122,9 @@ def test_a_tolerance_that_no_cells_meet_is_met_on_all_points(whole):
     assert found.value == pytest.approx(whole.value, rel=1e-3)
 
 
-def test_automatic_cells_are_for_large_problems(few, monkeypatch):
+def test_automatic_cells_are_for_large_problems(few, limited):
     assert torchgw.solve(X, Y, **OPTIONS).report.resolution is None
-    monkeypatch.setitem(resolution._ENTRIES, "cpu", 1e6)
+    limited(cells=1e6)
     found = torchgw.solve(X, Y, **OPTIONS, inner_tol=1e-3)
     assert found.report.resolution["tolerance"] == 1e-2
     # those who need all points get them

@@ -19,7 +19,6 @@ from scipy.spatial.distance import cdist
 
 import torchgw
 from torchgw import ConvergenceWarning, InvalidTypeError, Status
-from torchgw._solve import precision as precisions
 from torchgw.datasets import spiral, swiss_roll
 
 EXACT = ["dense", "factored"]
@@ -407,10 +406,9 @@ def test_results_are_told_apart_and_go_into_sets():
     assert len({first, second, first}) == 2
 
 
-def test_what_float32_leaves_unresolved_is_settled_in_float64(monkeypatch):
+def test_what_float32_leaves_unresolved_is_settled_in_float64(limited):
     # the rules for problems that are too large for anything but float32
-    for limit in ("_FLOAT64_ENTRIES", "_AGAIN_ENTRIES", "_SETTLE_ENTRIES"):
-        monkeypatch.setattr(precisions, limit, {})
+    limited(float64=0, again=0, settled=0)
     x, y = (torch.linspace(0, 1, 150, dtype=torch.float64)[:, None] ** p for p in (1, 1.2))
     given = {"distances": "sqeuclidean", "gradient": "factored", "storage": "streamed"}
     with pytest.warns(ConvergenceWarning):

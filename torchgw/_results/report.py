@@ -81,6 +81,9 @@ class Report:
         Of a large problem that was solved on cells of near points: the number of ``cells`` of each
         side; the ``tolerance`` for the ``marginal_error``, which was ``measured`` at so many points
         of each side; and ``value_change``, the relative change of the value since the cells before.
+    route : str
+        What was chosen before the solve and why, and what it was expected to take, as
+        :func:`torchgw.explain` says it; empty in files of earlier versions.
     """
 
     loss: str
@@ -104,6 +107,7 @@ class Report:
     # files of earlier versions do not have it
     distances: Chosen | None = None
     resolution: dict[str, Any] | None = None
+    route: str = ""
 
     @classmethod
     def of(cls, outcome: Outcome, problem: Problem, sides: Spaces) -> "Report":
@@ -134,6 +138,7 @@ class Report:
             polish_gap=polished.gap if polished else None,
             tiles=tiles._asdict() if tiles else None,
             resolution=outcome.resolution and outcome.resolution._asdict(),
+            route=str(outcome.route),
         )
 
     def log(self) -> Log:

@@ -532,7 +532,7 @@ def make_result(outcome: Outcome, problem: Problem, sides: Spaces, seed: int) ->
         scale=(sides.origins[0].scale, sides.origins[1].scale),
         gradient=strategy.gradient,
         backend=outcome.backend,
-        precision=strategy.precision,
+        precision=strategy.route.precision.chosen,
         random_state=seed,
         report=Report.of(outcome, problem, sides),
         alternatives=related(search.alternatives, problem.source, problem.target) if search else (),

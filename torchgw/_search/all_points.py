@@ -6,13 +6,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from torchgw._problem.limits import limits_of
 from torchgw._problem.problem import Problem
 from torchgw._search.alternatives import Alternative, Search, SearchName, among_all, is_whole
 from torchgw._search.batch import LEAST_EPSILON
 from torchgw._search.chain import SAME, STANDS_OUT, Climbed, near
 from torchgw._search.chain_times import chains_within
-from torchgw._search.chains import SMALL, Guess, climb
-from torchgw._search.coarse import POINTS, Coarsened, centre, coarse_problem
+from torchgw._search.chains import Guess, climb
+from torchgw._search.coarse import Coarsened, centre, coarse_problem
 from torchgw._search.doubts import WHY_FAST, WHY_OPEN, WHY_SINGLE
 from torchgw._search.ends import AGREED, different_optima
 from torchgw._search.kinds import COMPARED_AT
@@ -27,27 +28,12 @@ from torchgw._sinkhorn.eager import EagerBackend
 from torchgw._sinkhorn.problem import DenseCost, softmin
 from torchgw._typing import Potentials
 
-# Entries of a plan up to which problems of factored distances are solved twice: where solves begin
-# on a subsample beyond. A choice. [L1161]
-_TWICE = 9_000_000
 # Value of a plan of all points, as a share of the scale, up to which it keeps all distances. [L335]
 _ISOMETRIC = 1e-3
-# Points of the larger side from which on chains are of use. [L662]
-_TINY = 5
-# Multiplications that chains on all points may take by default, and where a search is thorough.
-# [L331]
-_OPERATIONS = {"cpu": 1e12, "cuda": 1.2e13}
-_THOROUGH = 16
-# Chains on all points, unless ``n_init`` says how many; no chain is followed if fewer than this are
-# affordable. [L331]
-_CHAINS = {"auto": 16, "thorough": 64}
-_FEWEST_CHAINS = 4
 # Where few points determine where all go, but leave open which optimum is the best, which they do
-# above this ambiguity, chains are followed: all that are affordable of small plans, and so many of
-# plans of so many entries. [L1270, L1274]
+# above this ambiguity, chains are followed: all that are affordable of small plans, and a few of
+# larger ones. [L1270, L1274]
 _OPEN = 0.5
-# On a CPU those of less than the least would take longer than a third of POT's solver. [L1278]
-_BRIEF = {"cpu": (4, 2**14, 2**16), "cuda": (16, 2**13, 2**16)}
 # Where the few points are as far from the others as this, chains are followed also below the least.
 # [L1287]
 _FAR = 0.1
@@ -76,16 +62,17 @@ def search_all_points(
     # Whether it has been `told` before how long that takes, and whether the plan is `sharpened`.
     backend = backend or EagerBackend()
     n, m = problem.source.n, problem.target.n
-    if max(n, m) < _TINY or problem.loss.cross is None:
+    limits = limits_of(problem.source.device)
+    if max(n, m) < limits.least_points or problem.loss.cross is None:
         return first
     plain = how == "auto" and n_init is None
-    fewest, least, most = _BRIEF[problem.source.device.type]
-    least = SMALL if first.resolution > _FAR else least
+    most = limits.open_most
+    least = limits.stacked if first.resolution > _FAR else limits.open_least
     told_all = how != "thorough" and tells_all(problem, first)
     unclear = told_all and plain and _is_unclear(problem, first, most)
     told_all = told_all and not unclear
     left_open = told_all and plain and first.ambiguity > _OPEN
-    full = left_open and n * m <= SMALL
+    full = left_open and n * m <= limits.stacked
     brief = left_open and not full and least <= n * m < most
     if told_all and not (brief or full):
         if first.alternatives:
@@ -95,7 +82,7 @@ def search_all_points(
             return first
         return find_optima(problem, epsilon, n_init or DEFAULT_STARTS, backend, rough=True)
     affordable = _affordable(problem, how)
-    if affordable < _FEWEST_CHAINS:
+    if affordable < limits.fewest_chains:
         return first._replace(doubt=WHY_SINGLE["thorough" if how == "thorough" else "auto"])
     few = first if left_open or unclear else None
     whole = coarse_problem(problem, max(n, m))
@@ -105,9 +92,9 @@ def search_all_points(
     if full and epsilon >= COMPARED_AT * whole.scale:
         # chains would take seconds where plans are blurred
         return first
-    if max(n, m) <= POINTS and n_init is None and how != "fast":
+    if max(n, m) <= limits.few_points and n_init is None and how != "fast":
         # other starts, which are cheap
-        more = find_optima(problem, epsilon, _CHAINS["thorough"], backend)
+        more = find_optima(problem, epsilon, limits.thorough_chains, backend)
         first = min(more, first, key=_least)
     coarse = whole.problem
     guesses = [Guess(one.label, *among_all(one, coarse)) for one in first.alternatives]
@@ -121,8 +108,8 @@ def search_all_points(
         return first._replace(doubt=WHY_FAST)
     # for a far smaller epsilon a ladder of stages would not end
     target = max(epsilon, LEAST_EPSILON * whole.scale)
-    count = fewest if brief else min(n_init or _CHAINS[how], affordable)
-    small = coarse.base.numel() <= SMALL
+    count = limits.open_chains if brief else min(n_init or limits.chains_of(how), affordable)
+    small = coarse.base.numel() <= limits.stacked
     found = climb(
         whole, target, count, guesses, count if brief else 2 * affordable,
         solver=batch_solver(backend), in_time=plain, told=told, sharpened=sharpened and plain,
@@ -137,7 +124,7 @@ def search_all_points(
     potentials = None
     # smaller problems are solved in no time, and a few iterations more make them more exact
     square = problem.loss.is_square and not problem.directed
-    if square and max(n, m) > POINTS and found.plans.shape[1:] == (n, m):
+    if square and max(n, m) > limits.few_points and found.plans.shape[1:] == (n, m):
         potentials = _of_whole_cost(whole, found.plans[0], found.g, target)
     return Search(
         alternatives, ambiguity, found.trials, doubt, potentials=potentials, met=found.met,
@@ -148,7 +135,8 @@ def search_all_points(
 def _is_unclear(problem: Problem, first: Search, most: int) -> bool:
     """Whether starts on all points, made where few points say little, leave the best one open."""
     n, m = problem.source.n, problem.target.n
-    needed_all = max(n, m) > POINTS and first.resolution == 0 and is_whole(problem, first)
+    few_points = limits_of(problem.source.device).few_points
+    needed_all = max(n, m) > few_points and first.resolution == 0 and is_whole(problem, first)
     # of more points that takes long, and optima of nearly the same value are told as ambiguous
     followed = n * m < most or first.ambiguity <= _OPEN
     return needed_all and followed and first.ambiguity > _CLEAR
@@ -168,8 +156,9 @@ def search_twice(
     nothing = Search((), float("nan"))
     if gradient in (None, "sampled") or problem.loss.cross is None:
         return nothing
-    cheap = gradient == "factored" and problem.source.n * problem.target.n <= _TWICE
-    if not cheap and _affordable(problem, how) < _FEWEST_CHAINS:
+    limits = limits_of(problem.source.device)
+    cheap = gradient == "factored" and problem.source.n * problem.target.n <= limits.followed
+    if not cheap and _affordable(problem, how) < limits.fewest_chains:
         # relaxed problems have no thorough search
         return nothing._replace(doubt=WHY_SINGLE["thorough" if relaxed else "auto"])
     if how == "fast":
@@ -220,13 +209,15 @@ def _of_whole_cost(whole: Coarsened, plan: Tensor, g: Tensor, epsilon: float) ->
 
 def few_enough(problem: Problem, how: SearchName) -> bool:
     """Whether chains on all points are of use, and affordable."""
-    return problem.loss.cross is not None and _affordable(problem, how) >= _FEWEST_CHAINS
+    fewest = limits_of(problem.source.device).fewest_chains
+    return problem.loss.cross is not None and _affordable(problem, how) >= fewest
 
 
 def _affordable(problem: Problem, how: SearchName) -> int:
     """Count the chains that a search may follow."""
-    operations = _OPERATIONS[problem.source.device.type] * (_THOROUGH if how == "thorough" else 1)
-    return chains_within(operations, problem.source.n, problem.target.n)
+    limits = limits_of(problem.source.device)
+    products = limits.chain_products * (limits.thorough if how == "thorough" else 1)
+    return chains_within(products, problem.source.n, problem.target.n)
 
 
 def _least(found: Search) -> float:

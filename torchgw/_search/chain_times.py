@@ -15,10 +15,14 @@ logger = logging.getLogger(__name__)
 _LONG, _MULTIPLICATION = 5.0, 2e-11
 
 
+def chain_products(n: int, m: int) -> int:
+    """Count the multiplications of a chain until it is compared with others."""
+    return QUICK.outer * len(QUICK.stages(COMPARED_AT)) * n * m * (n + m)
+
+
 def chains_within(operations: float, n: int, m: int) -> int:
     """Count the chains that a number of multiplications allows."""
-    iterations = QUICK.outer * len(QUICK.stages(COMPARED_AT))
-    return int(operations / (iterations * n * m * (n + m)))
+    return int(operations / chain_products(n, m))
 
 
 def tell(done: int, count: int, seconds: float, objective: float) -> None:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from torchgw._plans.rounded import round_to_marginals
+from torchgw._problem.limits import limits_of
 from torchgw._search.chain import (
     AGREEING,
     REFINED,
@@ -45,9 +46,8 @@ from torchgw._sinkhorn.batch import BatchSolver, solve_batch
 # Later chains run in groups of so many; after each group the search looks at what has been found.
 # [L333]
 _ROUND = 4
-# Plans of at most so many entries get rounds at the target; optima that are kept, at most.
-# [L345, L563]
-SMALL, _KEPT = 2**13, 8
+# Optima that rounds at the target keep, at most. [L345, L563]
+_KEPT = 8
 # Chains whose plans are followed to their ends, and rounds that improve them, at most. [L1291]
 _WIDE, _ROUNDS = 8, 4
 # Relative noise on the product plan, which may be a saddle point. [L391, L1292]
@@ -120,7 +120,7 @@ def climb(
             compared, spare = followed.compared, followed.affordable - followed.done
             best += rounds.halves(compared, spare)[0][:_WIDE]
         return _improved(world, stack, low, best, [*followed.best, *followed.behind], rounds.left)
-    small = world.base.numel() <= SMALL
+    small = world.base.numel() <= limits_of(world.base.device).stacked
     matched, alike, repaired = list[Chain](), False, list[Chain]()
     if sharp and small and can_exchange(coarse.problem):
         matched, alike = _exchanged(world, best, low)

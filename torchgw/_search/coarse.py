@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from torchgw._gradients.means import Levels, SampledLoss
+from torchgw._problem.limits import limits_of
 from torchgw._problem.losses import SQUARE, Loss
 from torchgw._problem.problem import Problem
 from torchgw._sinkhorn.problem import Cost
@@ -28,13 +29,9 @@ from torchgw.distances.sampling import (
     without_surplus,
 )
 
-# Points per side of the coarse problem. [L110, L116]
-POINTS = 96
 # Resolution above which coarse points say little about their neighbours' partners. All points are
-# then searched, from half as many starts, if there are no more than this on either side.
-# [L109, L219]
+# then searched, from half as many starts, if there are few enough. [L109, L219]
 COARSEST = 0.2
-_WHOLE = 512
 # Difference of distances and weights up to which they are the same. A choice. [L610]
 _SAME = 1e-5
 # Levels of a minimum on a coarse problem. [L278]
@@ -150,12 +147,13 @@ def coarsen(problem: Problem, size: int, call: Call = call_directly) -> Coarsene
 
 def represent(problem: Problem, call: Call = call_directly) -> Coarsened | None:
     """Return the coarse problem to search: all points if few say too little, none if too many."""
-    coarse = coarse_problem(problem, POINTS, call)
+    limits = limits_of(problem.source.device)
+    coarse = coarse_problem(problem, limits.few_points, call)
     if coarse.resolution <= COARSEST:
         return coarse
-    if max(problem.source.n, problem.target.n) > _WHOLE:
+    if max(problem.source.n, problem.target.n) > limits.all_points:
         return None
-    return coarse_problem(problem, _WHOLE, call)
+    return coarse_problem(problem, limits.all_points, call)
 
 
 def coarse_problem(problem: Problem, size: int, call: Call = call_directly) -> Coarsened:

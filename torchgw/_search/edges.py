@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from torchgw._plans.contract import Plan
+from torchgw._problem.limits import limits_of
 from torchgw._problem.problem import Problem
 from torchgw._search.alternatives import Alternative, SearchName
 from torchgw._search.chains import climb
@@ -27,8 +28,6 @@ from torchgw.distances.precomputed import PrecomputedDistance
 _SAME = 1e-4
 # Share of the edges that a plan keeps from which it is left alone, unless it is doubted. [L1283]
 _KEPT = 0.9
-# Entries of a plan up to which it is not left alone: a CPU takes 10 s and more beyond. [L1283]
-_MOST = 200_000
 # Epsilon of the match of edges, as a share of its natural scale; chains, and how many more there
 # are of plans of at most so many entries. [L1282, L1283]
 _EPSILON, _CHAINS = 0.0025, {"auto": 4, "thorough": 16}
@@ -66,7 +65,8 @@ def match_edges(
     # nodes without weight have no partner, and chains leave them out
     partners = torch.as_tensor(plan.argmax(1), device=x.device)
     before = _kept(x, y, partners.where(problem.marginals.a > 0, -1))
-    if (before >= _KEPT or len(x) * len(y) > _MOST) and not doubted:
+    most = limits_of(x.device).edges
+    if (before >= _KEPT or len(x) * len(y) > most) and not doubted:
         return None
     source, target = (PrecomputedDistance.unchecked(edges.to(torch.float64)) for edges in (x, y))
     whole = coarse_problem(

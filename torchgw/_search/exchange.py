@@ -19,12 +19,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from torchgw._problem.limits import limits_of
 from torchgw._search.coarse import CoarseProblem, cross_terms
 
 Array = NDArray[Any]
 
-# Points of a side up to which partners are exchanged. [L1274]
-_MOST_POINTS = 64
 # Independent groups of random starts, and starts of each and of what is known. [L1274]
 _GROUPS, _STARTS = 4, 8
 # Exchanges of a start for each point at least and at most, and entries of tables that all may look
@@ -45,7 +44,7 @@ _ROUNDING, _EQUAL = 1e-5, 1e-9
 def can_exchange(problem: CoarseProblem) -> bool:
     """Whether both sides have as many points, not too many, and all of one weight."""
     a, b = problem.source.weights, problem.target.weights
-    if not len(a) == len(b) <= _MOST_POINTS:
+    if not len(a) == len(b) <= limits_of(a.device).exchanged_points:
         return False
     return bool((torch.cat([a, b]) * len(a) - 1).abs().max() <= _EQUAL)
 

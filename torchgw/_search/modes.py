@@ -5,12 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from torchgw._problem.limits import limits_of
 from torchgw._search.coarse import CoarseProblem
 
 # Growth of a pair of modes in an outer iteration below which it is left out. [L1171]
 _GROWTH = 0.25
-# Entries of plans up to which products of small matrices take less. A choice. [L1171]
-_SMALL = 2**13
 
 
 class Modes:
@@ -35,7 +34,8 @@ class Modes:
     @classmethod
     def of(cls, problem: CoarseProblem) -> Modes | None:
         """Make them where products take long: on a CPU, of one symmetric table on either side."""
-        small = problem.base.numel() <= _SMALL
+        # products of small matrices take less
+        small = problem.base.numel() <= limits_of(problem.base.device).stacked
         on_cpu = problem.base.device.type == "cpu"
         return cls(problem) if on_cpu and len(problem.x) == 1 and not small else None
 

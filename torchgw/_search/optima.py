@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchgw._problem.limits import limits_of
 from torchgw._problem.problem import Problem
 from torchgw._search.alternatives import DISTINCT, Alternative, Search, ambiguity_of, first_of_each
 from torchgw._search.batch import (
@@ -23,7 +24,6 @@ from torchgw._search.batch import (
 )
 from torchgw._search.coarse import (
     COARSEST,
-    POINTS,
     Coarsened,
     CoarseProblem,
     coarse_problem,
@@ -94,7 +94,7 @@ def find_optima(
     # that this solve has `made` may have been this one. A `rough` search is of a few points even
     # where they are far from the others.
     backend = backend or EagerBackend()
-    call = _way_to_call(problem, count, backend)
+    call, limits = _way_to_call(problem, count, backend), limits_of(problem.source.device)
     solve = batch_solver(backend)
     plain = problem.alpha == 1 and problem.linear is None and problem.loss.is_square
     before = made_before(problem, epsilon, count, made if plain else (), call)
@@ -102,14 +102,14 @@ def find_optima(
         before = None
     coarse: Coarsened | None
     if rough:
-        before, coarse = None, coarse_problem(problem, POINTS, call)
+        before, coarse = None, coarse_problem(problem, limits.few_points, call)
     else:
         coarse = represent(problem, call) if before is None else before[0]
     if coarse is None:
         return Search((), float("nan"))
     few: tuple[Tensor | None, Tensor | None] = (None, None)
     size = max(len(coarse.problem.source.indices), len(coarse.problem.target.indices))
-    if size > POINTS:
+    if size > limits.few_points:
         count = (count + 1) // 2
     else:
         # copies, as the next draw may be recorded over them

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
+from torchgw._problem.limits import limits_of
 from torchgw._problem.problem import Problem
 from torchgw._search.alternatives import Search
-from torchgw._search.coarse import POINTS
 from torchgw._search.graph_chains import SMEARED
 from torchgw._search.graphs import is_sparse
 from torchgw.distances.base import DistanceProvider
@@ -66,7 +66,8 @@ def _loneliness(provider: DistanceProvider, weights: Tensor, drawn: Tensor | Non
     # Relative to the deviation of distances: about 1 where points have nothing in common. That also
     # holds for adjacency matrices and similarities, which say "near" with large numbers or not at
     # all.
-    points = choose_points(provider, weights, POINTS).indices if drawn is None else drawn
+    few = limits_of(provider.device).few_points
+    points = choose_points(provider, weights, few).indices if drawn is None else drawn
     columns = provider.columns(points).double()
     others = columns.clone()
     others[points, torch.arange(len(points), device=points.device)] = torch.inf

@@ -111,6 +111,15 @@ def first_guess(
     return guess, search
 
 
+def named_start(init: Any) -> str:
+    """Say what was passed as ``init``; nothing is empty."""
+    if init is None or isinstance(init, Guess):
+        return ""
+    if isinstance(init, tuple) and not isinstance(init, Anchors):
+        return "potentials"
+    return "an optimum of a search" if isinstance(init, Alternative) else "a plan or a matching"
+
+
 def best_found(problem: Problem, search: Search) -> Guess:
     """Begin at the best optimum that a search has found."""
     if is_smeared(problem, search):

@@ -4,6 +4,7 @@ import torch
 
 from torchgw._gradients.contract import Linearised, QuadraticValue
 from torchgw._plans.sparse import SparsePlan
+from torchgw._problem.facts import Facts
 from torchgw._problem.problem import Problem
 from torchgw._search.isometry import Isometry, find_isometry
 from torchgw._sinkhorn.choose import choose_backend
@@ -12,7 +13,7 @@ from torchgw._solve.evaluation import Evaluation
 from torchgw._solve.options import Options
 from torchgw._solve.outcome import Asked, Ending, Outcome
 from torchgw._solve.polish import Polished
-from torchgw._solve.precision import Dtypes
+from torchgw._solve.route import route_of_copies
 from torchgw._solve.state import Recorder
 from torchgw._solve.status import Status
 from torchgw._solve.strategy import Strategy, target_epsilon
@@ -48,11 +49,8 @@ def kept(problem: Problem, options: Options, match: Isometry, recorder: Recorder
     variances = (weights * squares).sum(1) - (weights * means).sum(1).square()
     spread = 4 * problem.alpha * float(variances.clamp_min(0).prod().sqrt())
     epsilon = target_epsilon(options, spread)
-    dtypes = Dtypes(torch.float64, torch.float64, again=False)
-    strategy = Strategy(
-        problem, options, "dense", "float64", dtypes, n_anchors=0, spread=spread, epsilon=epsilon,
-        mass=1.0, store=False, tiling=None,
-    )  # fmt: skip
+    facts = Facts.of(problem, None)._replace(spread=spread, epsilon=epsilon)
+    strategy = Strategy(problem, options, facts, route_of_copies(facts), n_anchors=0, mass=1.0)
     entries = sparse_tensor(
         torch.stack([torch.arange(n, device=a.device), match.partners]), a, (n, n)
     )
@@ -79,4 +77,5 @@ def kept(problem: Problem, options: Options, match: Isometry, recorder: Recorder
         recorder=recorder,
         known=Linearised("dense", sides, entries, problem.alpha, problem.loss),
         resolution=None,
+        route=strategy.route,
     )

@@ -1,12 +1,8 @@
-"""Whether a cost is stored or streamed: modelled times and limits."""
+"""How long linear problems take, stored and streamed, by a model."""
 
 from typing import NamedTuple
 
 import torch
-
-from torchgw._solve.options import Storage
-from torchgw._solve.precision import Dtypes
-from torchgw._tensors.memory import fits
 
 
 class _Rates(NamedTuple):
@@ -39,36 +35,6 @@ _TILED_SHARE = 0.125
 _TILED_SECONDS = 2.7e-2
 # Bytes of a row that the one-read iteration holds on chip. [L91]
 _ROW_BYTES = 2**17
-# Above so many bytes of a cost streaming is preferred, even if it is slower: its memory does not
-# grow with n m. And how many matrices of that size a stored problem holds: the cost, the kernel,
-# and one that is being made. [L92]
-_STORED_BYTES = {"cpu": 2**28, "cuda": 2**31}
-_STORED_MATRICES = 3
-
-
-def store_cost(
-    name: Storage,
-    device: torch.device,
-    dtypes: Dtypes,
-    shape: tuple[int, int],
-    rank: int,
-    *,
-    tiled: bool = False,
-) -> bool:
-    """Whether to store the cost of an iteration instead of streaming its factors of some rank."""
-    # "auto" stores where the model says that it is faster, over the dtypes that the outer
-    # iterations go through, and where it fits. A rank of zero stands for a cost that is a matrix in
-    # any case; with `tiled` a streamed cost would have tiles skipped.
-    if name != "auto" or rank == 0:
-        return name != "streamed"
-    if not cost_fits(device, dtypes, shape):
-        return False
-    used = [dtypes.loop, dtypes.settle] if dtypes.again else [dtypes.loop]
-    times = [problem_seconds(device, dtype, shape, rank) for dtype in used]
-    stored, streamed = (float(sum(part)) for part in zip(*times, strict=True))
-    if tiled and device.type == "cpu":
-        streamed = tiled_seconds(streamed, len(used))
-    return stored <= streamed
 
 
 def tiled_seconds(streamed: float, problems: int = 1) -> float:
@@ -76,18 +42,11 @@ def tiled_seconds(streamed: float, problems: int = 1) -> float:
     return _TILED_SECONDS * problems + _TILED_SHARE * streamed
 
 
-def cost_fits(device: torch.device, dtypes: Dtypes, shape: tuple[int, int]) -> bool:
-    """Whether a cost may be stored, in each dtype that the outer iterations go through."""
-    needed = shape[0] * shape[1] * max(dtypes.loop.itemsize, dtypes.settle.itemsize)
-    small = needed <= _STORED_BYTES.get(device.type, 0)
-    return small and fits(_STORED_MATRICES * needed, device)
-
-
 def problem_seconds(
-    device: torch.device, dtype: torch.dtype, shape: tuple[int, int], rank: int
+    device: str, dtype: torch.dtype, shape: tuple[int, int], rank: int
 ) -> tuple[float, float]:
     """Model the time of one linear problem, stored and streamed."""
-    rates = _RATES["cuda" if device.type == "cuda" else "cpu", dtype]
+    rates = _RATES[device, dtype]
     entries = shape[0] * shape[1]
     wide = shape[1] * dtype.itemsize > _ROW_BYTES
     stored = entries * (rates.make + _PROBLEM_ITERATIONS * (rates.wide if wide else rates.read))

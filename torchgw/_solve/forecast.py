@@ -3,23 +3,15 @@
 import logging
 
 from torchgw._errors import PerformanceWarning, warn_user
-from torchgw._solve.cost_model import problem_seconds, tiled_seconds
-from torchgw._solve.strategy import Strategy, cost_rank
-from torchgw.distances.points import PointDistance
+from torchgw._solve.route import USUAL, iteration_seconds, usual_iterations
+from torchgw._solve.strategy import Strategy
 
 logger = logging.getLogger(__name__)
 
-# Outer iterations of most solves: the least and the most. [L375]
-_FEWEST, _MOST = 15, 60
-# The same numbers where a mass is given, and for a sampled loss that is no product; and the
-# Sinkhorn iterations of each linear problem of such a loss. [L454]
-_PARTIAL, _SAMPLED, _SAMPLED_INNER = (80, 130), (40, 70), 600
+# Sinkhorn iterations of each linear problem of a sampled loss that is no product. [L454]
+_SAMPLED_INNER = 600
 # A warning comes if a solve with the least number of iterations takes so many seconds. [L454]
 _LONG = 20.0
-# Picoseconds of one multiplication of a dense gradient on a CPU, one thread. [L375]
-_PRODUCT = 55.0
-# The same of a minimum in place of a product. [L454]
-_MINIMUM = 60_000.0
 # Below this epsilon, as a share of the natural scale, Sinkhorn takes many iterations. Seconds of
 # one iteration: for its operations, and for each entry. [L416]
 _SHARP = 2.5e-4
@@ -65,7 +57,7 @@ def forecast_again(strategy: Strategy) -> None:
     counts = [(fewest, usual)] * 2
     if options.rule is not None:
         # the other start is the plan of a whole solve with strict marginals
-        counts.append((_FEWEST, _MOST))
+        counts.append(USUAL)
     least, most = (
         sum(min(count, options.max_iter) for count in ends) * each
         for ends in zip(*counts, strict=True)
@@ -83,15 +75,13 @@ def forecast_again(strategy: Strategy) -> None:
 
 def _usual_iterations(strategy: Strategy) -> tuple[int, int, float]:
     """Return the least and the most outer iterations of most solves, and the seconds of each."""
-    problem, options = strategy.problem, strategy.options
+    facts, options = strategy.facts, strategy.options
+    fewest, usual = usual_iterations(facts, strategy.gradient)
     each = seconds_per_iteration(strategy)
-    if options.rule is not None and options.rule.mass is not None:
-        return *_PARTIAL, each
-    if problem.loss.cross is None and strategy.gradient == "sampled":
-        entries = problem.source.n * problem.target.n
-        inner = min(_SAMPLED_INNER, options.inner_max_iter) * (_ITERATION + _ENTRY * entries)
-        return *_SAMPLED, each + inner
-    return _FEWEST, _MOST, each
+    if not facts.products and strategy.gradient == "sampled" and facts.rule != "partial":
+        inner = min(_SAMPLED_INNER, options.inner_max_iter)
+        each += inner * (_ITERATION + _ENTRY * facts.entries)
+    return fewest, usual, each
 
 
 def _unit(seconds: float) -> tuple[int, str]:
@@ -122,19 +112,7 @@ def _foresee_sharp(strategy: Strategy) -> None:
 
 def seconds_per_iteration(strategy: Strategy) -> float:
     """Model the time of one outer iteration on a CPU, in seconds."""
-    problem, dtype = strategy.problem, strategy.dtypes.loop
-    shape = n, m = problem.source.n, problem.target.n
-    rank = cost_rank(strategy.gradient, problem, strategy.n_anchors)
-    stored, streamed = problem_seconds(problem.source.device, dtype, shape, rank)
-    if strategy.store or rank == 0:
-        seconds = stored
-    else:
-        # tiles of the plan are empty where points lie on curves; for clouds nearly all are kept
-        clouds = any(isinstance(one, PointDistance) for one in (problem.source, problem.target))
-        whole = strategy.tiling is None or clouds
-        seconds = streamed if whole else tiled_seconds(streamed)
-    if strategy.gradient != "dense":
-        return seconds
-    if problem.loss.cross is None:
-        return seconds + 1e-12 * _MINIMUM * n * m * max(n, m)
-    return seconds + 1e-12 * _PRODUCT * n * m * (n + m)
+    facts, route = strategy.facts, strategy.route
+    return iteration_seconds(
+        facts, route.gradient.chosen, route.storage, route.dtypes, route.n_anchors
+    )

@@ -16,6 +16,7 @@ from torchgw._solve.evaluation import Evaluation
 from torchgw._solve.options import Options
 from torchgw._solve.polish import Polished
 from torchgw._solve.resolution import Resolution
+from torchgw._solve.route import Route
 from torchgw._solve.state import Recorder
 from torchgw._solve.status import Status
 from torchgw._solve.strategy import Strategy
@@ -59,3 +60,4 @@ class Outcome(NamedTuple):
     recorder: Recorder
     known: Linearised  # the cost of the plan, by which new points are mapped
     resolution: Resolution | None  # of a problem that was solved on cells
+    route: Route  # that was chosen before anything was solved

@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 
+from torchgw._problem.limits import limits_of
 from torchgw._search.all_points import few_enough, repair_found
 from torchgw._search.alternatives import Alternative, Search
 from torchgw._search.chain import Trial
@@ -33,10 +34,8 @@ from torchgw._typing import Iteration
 # differ where the cost is sampled. [L576]
 _MOST_MASSES = 20
 _ROUGHLY = 100
-# Entries of a plan up to which a search is followed by a solve from a x b alone, and up to which it
-# is followed by solves from the other optima that it found. What is rounding of an objective, over
-# the natural scale of the cost. [L634, L1291]
-_PRODUCT, _FOLLOWED, _NOTHING = 2**14, 9_000_000, 1e-9
+# What is rounding of an objective, over the natural scale of the cost. [L634]
+_NOTHING = 1e-9
 # An optimum may end lower than the best one unless its value is higher by more than this share, of
 # few points, or of chains on all: they do not tell more. [L1254, L1291]
 _CLOSE, _NEAR = 0.2, 0.05
@@ -69,10 +68,11 @@ def solve_problem(asked: Asked, recorder: Recorder) -> Outcome:
     if masses_differ and problem.linear is not None and problem.alpha != 0:
         return _solve_for_mass(asked, recorder)
     outcome = _solve_searched(asked, recorder)
+    route = outcome.route
     for other in _other_solves(asked, outcome.search):
         outcome = _no_higher_than(outcome, other)
     outcome = _no_higher_than_by_edges(asked, outcome)
-    return _no_higher_than_repaired(asked, outcome)
+    return _no_higher_than_repaired(asked, outcome)._replace(route=route)
 
 
 def _other_solves(asked: Asked, search: Search | None) -> Iterator[_Other]:
@@ -87,8 +87,8 @@ def _other_solves(asked: Asked, search: Search | None) -> Iterator[_Other]:
         yield _Other(_again(asked, search="auto"), "search")
     if search is not None and search.settled and not thorough:
         return
-    entries = problem.source.n * problem.target.n
-    if thorough or entries <= _PRODUCT:
+    entries, limits = problem.source.n * problem.target.n, limits_of(problem.source.device)
+    if thorough or entries <= limits.product:
         yield _Other(_again(asked, n_init=1), "product", "product")
     if search is None:
         return
@@ -98,7 +98,7 @@ def _other_solves(asked: Asked, search: Search | None) -> Iterator[_Other]:
         # where the solve would have begun without chains
         best, *_ = search.few.alternatives
         yield _Other(_again(asked, best), "optimum", best.label)
-    if entries <= _FOLLOWED:
+    if entries <= limits.followed:
         # those of few points have been among the guesses of chains
         for one in _may_end_lower(search):
             yield _Other(_again(asked, one), "optimum", one.label)

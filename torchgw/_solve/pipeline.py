@@ -8,7 +8,7 @@ from typing import NamedTuple
 from torchgw._search.alternatives import Search
 from torchgw._search.isometry import Isometry
 from torchgw._sinkhorn.choose import alone
-from torchgw._solve.begin import Guess
+from torchgw._solve.begin import Guess, named_start
 from torchgw._solve.copies import WHY_NOT_A_COPY, find_copy, kept
 from torchgw._solve.evaluation import misses_a_copy
 from torchgw._solve.finish import finish
@@ -16,6 +16,7 @@ from torchgw._solve.forecast import forecast, forecast_again
 from torchgw._solve.loop import iterate
 from torchgw._solve.outcome import Asked, Ending, Outcome
 from torchgw._solve.resolution import Resolved, choose_resolution, solve_on_cells
+from torchgw._solve.route import Route
 from torchgw._solve.settle import leaves, settle
 from torchgw._solve.stages import run_stages
 from torchgw._solve.start import Start, begin, find_start
@@ -34,6 +35,19 @@ def solve_once(asked: Asked, recorder: Recorder) -> Outcome:
     return conclude(asked, follow(asked, recorder, match))
 
 
+def route_of(asked: Asked) -> Route:
+    """Choose the path of a problem, and go no further."""
+    return _chosen(asked).route
+
+
+def _chosen(asked: Asked) -> Strategy:
+    """Choose how a problem is solved."""
+    graphs = None not in asked.graphs
+    return choose_strategy(
+        asked.problem, asked.options, init=named_start(asked.init), graphs=graphs
+    )
+
+
 class Followed(NamedTuple):
     """A solve up to where its loop has ended."""
 
@@ -46,9 +60,9 @@ class Followed(NamedTuple):
 
 def follow(asked: Asked, recorder: Recorder, match: Isometry | None = None) -> Followed:
     """Choose how to solve and where to begin, and run the loop."""
-    problem, options, checkpoint = asked.problem, asked.options, asked.checkpoint
+    options, checkpoint = asked.options, asked.checkpoint
     clock = perf_counter()
-    strategy = choose_strategy(problem, options)
+    strategy = _chosen(asked)
     if options.ranks is not None:
         options.ranks.agree(*strategy.fingerprint())
     untold = options.told == "nothing"
@@ -108,4 +122,5 @@ def conclude(asked: Asked, followed: Followed) -> Outcome:
         recorder=setting.recorder,
         known=gradient.remember(state.coupling, setting.marginals),
         resolution=resolved and resolved.resolution,
+        route=strategy.route,
     )

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchgw._problem.limits import limits_of
 from torchgw._problem.problem import Problem
 from torchgw._search.all_points import search_twice
 from torchgw._search.alternatives import Alternative, Search
@@ -33,9 +34,6 @@ from torchgw._solve.strategy import Strategy, choose_strategy
 from torchgw._typing import Marginals
 from torchgw.distances.precomputed import DirectedDistance, PrecomputedDistance
 
-# Points per side above which starts are compared only when asked for by number: each takes as long
-# as the whole solve (500 x 480 in 10 dimensions: 85 s for 1% of the objective). [L240]
-_MOST_POINTS = 96
 # How far each start is solved: enough to tell which optimum it has come to. [L297]
 _OUTER, _INNER, _TOLERANCE = 60, 200, 1e-3
 # Plans that break strict marginals or bounds by more than this share of the mass are not compared.
@@ -81,7 +79,9 @@ def search_relaxed(
     sides = directed_points(coarse[:2], problem)
     kind = DirectedDistance if problem.directed else PrecomputedDistance
     source, target = (kind(coarse_table(problem.loss, side).cpu()) for side in sides)
-    many = max(len(side.indices) for side in sides) > _MOST_POINTS
+    # each start takes as long as the whole solve: 500 x 480 points 85 s for 1% of the objective
+    most = limits_of(problem.source.device).relaxed_points
+    many = max(len(side.indices) for side in sides) > most
     if many and strategy.options.n_init is None:
         return PRODUCT, search_twice(problem, how, again, relaxed=True)
     small = Problem(

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from torchgw._plans.transport import TransportPlan
+from torchgw._problem.limits import limits_of
 from torchgw._search.subsample import Cells, Coarse, make_cells, take
 from torchgw._sinkhorn.annealing import Annealing
 from torchgw._sinkhorn.contract import PreparedProblem
@@ -38,10 +39,8 @@ from torchgw._typing import Marginals, Potentials
 
 logger = logging.getLogger(__name__)
 
-# Marginal error that cells may leave by default. And the entries (n * m) from which on a problem is
-# solved on cells: on a CPU they break even at 60,000 points per side. [L424] [L458]
+# Marginal error that cells may leave by default. [L424]
 _DEFAULT = 1e-3
-_ENTRIES = {"cpu": 4e10, "cuda": 1e11}
 # The allowed marginal error as a multiple of the column error, if that was asked for. [L424]
 _PER_COLUMN_ERROR = 10
 # Cells of each side to begin with, and at most: more take as long as all points do. [L424]
@@ -90,8 +89,7 @@ def choose_resolution(strategy: Strategy) -> float | None:
     options, problem = strategy.options, strategy.problem
     if options.resolution != "auto":
         return options.resolution
-    few = problem.source.n * problem.target.n < _ENTRIES.get(problem.source.device.type, math.inf)
-    if few:
+    if problem.source.n * problem.target.n < limits_of(problem.source.device).cells:
         return None
     return _DEFAULT if options.inner_tol is None else _PER_COLUMN_ERROR * options.inner_tol
 

@@ -12,7 +12,6 @@ from torchgw._search.isometry import Isometry
 from torchgw._search.subsample import Coarse, draw_subsample, extend
 from torchgw._sinkhorn.annealing import Annealing
 from torchgw._sinkhorn.choose import alone
-from torchgw._sinkhorn.problem import DenseCost
 from torchgw._solve.begin import PRODUCT, Guess, first_guess, searchable, starting_point
 from torchgw._solve.checkpoint import Saved
 from torchgw._solve.loop import iterate
@@ -20,7 +19,7 @@ from torchgw._solve.outcome import Asked
 from torchgw._solve.polish import is_assignment
 from torchgw._solve.relaxed_search import search_relaxed
 from torchgw._solve.state import LoopState, Recorder, Setting
-from torchgw._solve.strategy import COARSE_ENTRIES, Strategy
+from torchgw._solve.strategy import Strategy
 
 # Points per side of a subsample: with so many the coupling is known to a few percent in a second.
 # [L11]
@@ -54,7 +53,7 @@ def find_start(asked: Asked, strategy: Strategy, match: Isometry | None) -> Star
     alone = asked.checkpoint is None and options.ranks is None
     again = strategy.gradient if alone else None
     sample = None
-    if asked.init is None and match is None and _can_subsample(strategy):
+    if asked.init is None and match is None and strategy.can_subsample:
         sample = draw_subsample(scaled, _COARSE_POINTS, asked.generator)
     if options.rule is not None and searchable(problem, asked.init, options):
         guess, search = search_relaxed(problem, strategy, asked.generator, again)
@@ -98,19 +97,6 @@ def begin(
     state = _solve_coarse(setting, start.sample, guess)
     done = Annealing(epsilon, epsilon, proximal=strategy.proximal)
     return replace(setting, anneal=done), state
-
-
-def _can_subsample(strategy: Strategy) -> bool:
-    """Whether a subsample is worth solving first, and can be."""
-    problem = strategy.problem
-    crossed = problem.crossed()
-    if strategy.gradient != "factored" or strategy.options.rule is not None:
-        return False
-    if isinstance(problem.linear, DenseCost) or crossed is None:
-        return False
-    if any(side.factors() is None for side in crossed):
-        return False
-    return crossed[0].n * crossed[1].n > COARSE_ENTRIES
 
 
 def _solve_coarse(setting: Setting, sample: Coarse, guess: Guess) -> LoopState:

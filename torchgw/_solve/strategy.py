@@ -2,18 +2,19 @@
 
 import math
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Literal
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
 
 from torchgw._errors import InvalidInputError, UnsupportedError
-from torchgw._gradients.choose import check_products, choose_gradient, make_gradient
+from torchgw._gradients.choose import check_products, make_gradient
 from torchgw._gradients.contract import Gradient
 from torchgw._gradients.dense import HalfGradient
 from torchgw._gradients.means import distance_spread, visible
 from torchgw._gradients.relaxed import RelaxedGradient
+from torchgw._problem.facts import Facts
+from torchgw._problem.limits import limits_of
 from torchgw._problem.linear_term import spread as linear_spread
 from torchgw._problem.losses import Loss
 from torchgw._problem.marginals import STRICT, MarginalRule
@@ -21,14 +22,13 @@ from torchgw._problem.problem import Problem
 from torchgw._search.coarse import directed_points, loss_spread
 from torchgw._search.isometry import rounding_advice
 from torchgw._sinkhorn.annealing import Annealing
-from torchgw._sinkhorn.choose import BackendName, choose_backend, skips_tiles
+from torchgw._sinkhorn.choose import choose_backend
 from torchgw._sinkhorn.contract import Backend
-from torchgw._sinkhorn.problem import DenseCost
 from torchgw._sinkhorn.tiles.tiling import Tiling
-from torchgw._solve.cost_model import cost_fits, store_cost
-from torchgw._solve.options import Options, Precision
+from torchgw._solve.options import Options
 from torchgw._solve.polish import can_polish, check_polish
-from torchgw._solve.precision import RESOLVED, Dtypes, choose_precision, rounding
+from torchgw._solve.precision import Dtypes
+from torchgw._solve.route import Route, can_subsample, choose_gradient, make_route, why_no_tiles
 from torchgw._solve.state import Recorder, Setting
 from torchgw._tensors.ahead import compile_for_rank
 from torchgw._typing import Marginals
@@ -39,12 +39,6 @@ _AUTO_EPSILON = {"entropic": 0.0025, "proximal": 0.1}
 # Largest epsilon, as a multiple of the spread of the cost or of one: products with it stay in the
 # range of float32. [L641]
 _LARGEST_EPSILON = 1e30
-# Entries up to which dense proximal steps are polished unless that is refused. [L950]
-_POLISHED_ENTRIES = 4_000_000
-# Entries from which products of a dense float32 gradient are made of half-precision ones. [L298]
-_HALF_ENTRIES = 2_000_000
-# Entries (n * m) above which a factored solve begins on a subsample. [L298]
-COARSE_ENTRIES = 9_000_000
 # The scale of a relaxed cost is at least this share of the sum of both sides' variances; that
 # exceeds the product of the deviations where one is four times the other. [L298]
 _OWN_SHARE = 0.25
@@ -52,9 +46,6 @@ _OWN_SHARE = 0.25
 _ANCHORS = (256, 1024)
 # Points from whose distances the scale of a loss other than the square one is computed. [L298]
 _SCALE_POINTS = 64
-# Tiles are considered from so many blocks of a side on, unless they were asked for: on a GPU an
-# iteration of a few blocks took 7 ms, most of it to choose them. [L550]
-_FEWEST_BLOCKS = 8
 # How far from one a sum of weights may be where a penalty is taken as strict. [L1061]
 _SAME_TOTAL = 1e-6
 # Least weight of a point in the scale of the cost, as a share of an equal weight. [L351]
@@ -67,15 +58,49 @@ class Strategy:
 
     problem: Problem  # its linear term is divided by the mass of a partial plan
     options: Options
-    gradient: str
-    precision: Precision
-    dtypes: Dtypes  # of the loop and of the settling
+    facts: Facts
+    route: Route
     n_anchors: int  # that a sampled gradient begins with
-    spread: float  # natural_scale(), zero where every plan costs the same
-    epsilon: float  # the target, divided by the mass of a partial plan
     mass: float  # mass that a partial plan moves; 1 for other problems
-    store: bool  # whether the (n, m) cost of an iteration is built
-    tiling: Tiling | None  # of solves that skip tiles
+
+    @property
+    def gradient(self) -> str:
+        """Name of the gradient."""
+        return self.route.gradient.chosen
+
+    @property
+    def dtypes(self) -> Dtypes:
+        """Dtypes of the loop and of the settling."""
+        return self.route.dtypes
+
+    @property
+    def spread(self) -> float:
+        """Natural scale of the cost, zero where every plan costs the same."""
+        return self.facts.spread
+
+    @property
+    def epsilon(self) -> float:
+        """The target, divided by the mass of a partial plan."""
+        return self.facts.epsilon
+
+    @property
+    def can_subsample(self) -> bool:
+        """Whether a subsample is worth solving first, and can be."""
+        limits = limits_of(self.problem.source.device)
+        return can_subsample(self.facts, self.options, limits, self.gradient)
+
+    @property
+    def store(self) -> bool:
+        """Whether the (n, m) cost of an iteration is built."""
+        return self.route.storage.stored
+
+    @cached_property
+    def tiling(self) -> Tiling | None:
+        """The tiling of solves that skip tiles; it remembers what they kept."""
+        storage = self.route.storage
+        if storage.width is None:
+            return None
+        return Tiling((self.facts.n, self.facts.m), storage.width, storable=storage.storable)
 
     @property
     def scale(self) -> float:
@@ -125,7 +150,6 @@ class Strategy:
 
     def _half(self, dtype: torch.dtype) -> bool:
         """Whether the products of a stage are made of half-precision ones."""
-        n, m = self.problem.source.n, self.problem.target.n
         return (
             self.gradient == "dense"
             and self.problem.loss.is_square
@@ -133,8 +157,7 @@ class Strategy:
             and self.options.rule is None
             # a later stage is exact
             and dtype == torch.float32 != self.dtypes.settle
-            and self.problem.source.device.type == "cuda"
-            and n * m >= _HALF_ENTRIES
+            and self.facts.entries >= limits_of(self.problem.source.device).half
         )
 
     def setting(
@@ -160,26 +183,32 @@ class Strategy:
         )  # fmt: skip
 
 
-def choose_strategy(problem: Problem, options: Options) -> Strategy:
-    """Choose gradient, precision, storage, tiles and epsilon; refuse what cannot be met."""
-    n, m, device = problem.source.n, problem.target.n, problem.source.device
-    gradient = choose_gradient(options.gradient, problem)
-    options.check_gradient(gradient, partial(rounding_advice, problem))
+def choose_strategy(
+    problem: Problem, options: Options, *, init: str = "", graphs: bool = False
+) -> Strategy:
+    """Choose the route of a problem, and its epsilon; refuse what cannot be met.
+
+    ``init`` names what was passed as a start, and ``graphs`` says that paths in two were.
+    """
+    limits = limits_of(problem.source.device)
+    facts = Facts.of(problem, options.rule, graphs=graphs)
+    gradient = choose_gradient(facts, options, limits)
+    options.check_gradient(gradient.chosen, partial(rounding_advice, problem))
     if options.polish:
         check_polish(problem.marginals, options.rule)
-    elif options.sharp and gradient == "dense" and options.ranks is None:
-        few = n * m <= _POLISHED_ENTRIES
+    elif options.sharp and gradient.chosen == "dense" and options.ranks is None:
+        few = facts.entries <= limits.polished
         options = replace(options, polish=few and can_polish(problem.marginals, options.rule))
     mass = (options.rule and options.rule.mass) or 1.0
     unit = 1.0 if options.rule is None else options.rule.unit
     if unit != 1 and problem.linear is not None:
         # the objective over the square of the mass, as a function of the normalised plan
-        share = torch.tensor(1 / unit, dtype=torch.float64, device=device)
+        share = torch.tensor(1 / unit, dtype=torch.float64, device=problem.source.device)
         problem = replace(problem, linear=problem.linear.scaled(share))
     fewest, most = _ANCHORS
-    n_anchors = options.n_anchors or min(most, max(fewest, 4 * math.isqrt(max(n, m))))
+    n_anchors = options.n_anchors or min(most, max(fewest, 4 * math.isqrt(facts.larger)))
     spread = natural_scale(
-        visible(problem, n_anchors) if gradient == "sampled" else problem,
+        visible(problem, n_anchors) if gradient.chosen == "sampled" else problem,
         relaxed=options.rule is not None,
     )
     epsilon = target_epsilon(options, spread, mass)
@@ -188,19 +217,10 @@ def choose_strategy(problem: Problem, options: Options) -> Strategy:
             f"`epsilon` leaves nothing but a x b of any plan: it is {epsilon:.3g} where costs vary "
             f"by {spread:.3g}. Lower it, or pass epsilon='auto'."
         )
-    coarse = spread > 0 and rounding(spread, epsilon, torch.float32) > RESOLVED
-    precision, dtypes = choose_precision(
-        options.precision, device, n * m, unresolved=coarse and gradient == "factored"
-    )
-    rank = cost_rank(gradient, problem, n_anchors)
-    compile_for_rank(device, rank)
-    store, tiling = _choose_storage(
-        problem, options, gradient, dtypes, rank, annealed=options.n_init == 1
-    )
-    return Strategy(
-        problem, options, gradient, precision, dtypes, n_anchors, spread, epsilon, mass, store,
-        tiling,
-    )  # fmt: skip
+    facts = facts._replace(spread=spread, epsilon=epsilon)
+    route = make_route(facts, options, limits, gradient, n_anchors, init)
+    compile_for_rank(problem.source.device, facts.cost_rank(gradient.chosen, n_anchors))
+    return Strategy(problem, options, facts, route, n_anchors, mass)
 
 
 def target_epsilon(options: Options, spread: float, mass: float = 1.0) -> float:
@@ -212,40 +232,9 @@ def target_epsilon(options: Options, spread: float, mass: float = 1.0) -> float:
 
 def annealed(strategy: Strategy) -> Strategy:
     """Change the strategy for a single start, annealed on all points."""
-    problem, options = strategy.problem, strategy.options
-    rank = cost_rank(strategy.gradient, problem, strategy.n_anchors)
-    store, tiling = _choose_storage(
-        problem, options, strategy.gradient, strategy.dtypes, rank, annealed=True
-    )
-    return replace(strategy, store=store, tiling=tiling)
-
-
-def _choose_storage(
-    problem: Problem, options: Options, gradient: str, dtypes: Dtypes, rank: int, *, annealed: bool
-) -> tuple[bool, Tiling | None]:
-    """Choose whether costs are stored, and the tiling if tiles of them are skipped."""
-    shape, device = (problem.source.n, problem.target.n), problem.source.device
-    matrix = isinstance(problem.linear, DenseCost)
-    reason = why_no_tiles(gradient, options.backend, linear=matrix, store=False)
-    # relaxed problems have no sweeps over tiles, without which streaming is slow
-    tiled = reason is None and options.skip_tiles is not False and options.rule is None
-    # annealing all points from a large epsilon keeps most tiles for many iterations
-    tiled &= not annealed or math.prod(shape) > COARSE_ENTRIES
-    store = store_cost(options.storage, device, dtypes, shape, rank, tiled=tiled)
-    reason = why_no_tiles(gradient, options.backend, linear=matrix, store=store)
-    storable = options.storage == "auto" and cost_fits(device, dtypes, shape)
-    return store, choose_tiling(options.skip_tiles, shape, device, reason, storable=storable)
-
-
-def cost_rank(gradient: str, problem: Problem, n_anchors: int) -> int:
-    """Count the columns of the factors of a linearised cost, zero if it is a matrix anyway."""
-    if gradient == "dense" or isinstance(problem.linear, DenseCost):
-        return 0
-    linear = 0 if problem.linear is None else problem.linear.rank
-    if gradient == "sampled":
-        return n_anchors + linear
-    factors = (side.factors() for side in problem.crossed() or ())
-    return min(side.signs.numel() for side in factors if side is not None) + linear
+    limits = limits_of(strategy.problem.source.device)
+    route = strategy.route.annealed(strategy.facts, strategy.options, limits)
+    return replace(strategy, route=route)
 
 
 def natural_scale(problem: Problem, *, relaxed: bool) -> float:
@@ -301,52 +290,11 @@ def _levelled(weights: Tensor) -> Tensor:
     return torch.where((raised == weights).all(), weights, raised / raised.sum())
 
 
-def choose_tiling(
-    asked: bool | Literal["auto"],
-    shape: tuple[int, int],
-    device: torch.device,
-    reason: str | None,
-    *,
-    storable: bool,
-) -> Tiling | None:
-    """Make the tiling of a solve, or refuse one ``asked`` for with the ``reason`` against it."""
-    _refuse_tiles(asked, reason)
-    if asked is False or reason is not None:
-        return None
-    tiling = Tiling.of(shape, device, storable=storable)
-    few = min(shape) < _FEWEST_BLOCKS * tiling.width
-    return None if few and asked == "auto" else tiling
-
-
 def check_known(options: Options, loss: Loss, *, matrix: bool) -> None:
     """Refuse what cannot be met for any distances, before they are made; ``matrix`` is M given."""
-    check_products(options.gradient, loss)
+    check_products(options.gradient, loss.name, products=loss.cross is not None)
     gradient = "factored" if options.gradient == "auto" else options.gradient
     stored = options.storage == "stored"
     reason = why_no_tiles(gradient, options.backend, linear=matrix, store=stored)
-    _refuse_tiles(options.skip_tiles, reason)
-
-
-def _refuse_tiles(asked: bool | Literal["auto"], reason: str | None) -> None:
-    if asked is True and reason is not None:
+    if options.skip_tiles is True and reason is not None:
         raise UnsupportedError(f"`skip_tiles=True` cannot be met: {reason}")
-
-
-def why_no_tiles(
-    gradient: str, backend: BackendName | Backend, *, linear: bool, store: bool
-) -> str | None:
-    """Say why no tiles of the costs of a solve can be skipped, or ``None``."""
-    if gradient != "factored":
-        return (
-            f"the gradient is {gradient!r}, and only costs from factors have bounds that last. "
-            "Pass gradient='factored' with distances that have factors."
-        )
-    if linear:
-        return "with `M` every cost is stored. Drop `skip_tiles`, or leave `M` out."
-    if store:
-        return "costs of this size are stored, and read as a whole. Pass storage='streamed'."
-    if not isinstance(backend, str):
-        return "the backend is an object of your own. Pass backend='auto' or 'eager'."
-    if not skips_tiles(backend):
-        return f"backend={backend!r} has no form that skips. Pass backend='auto' or 'eager'."
-    return None

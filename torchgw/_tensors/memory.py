@@ -24,6 +24,11 @@ def fits(needed: int, device: torch.device) -> bool:
     return needed <= _FREE or needed <= free_memory(device)
 
 
+def known_free(needed: int, device: torch.device) -> int:
+    """Count the bytes that can be allocated; so few as are taken to be free are not counted."""
+    return sys.maxsize if needed <= _FREE else free_memory(device)
+
+
 def free_memory(device: torch.device) -> int:
     """Count the bytes that can still be allocated on a device."""
     if device.type == "cuda":

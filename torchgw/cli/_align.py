@@ -66,7 +66,7 @@ _EXAMPLES = """examples:
 
 
 def add_align(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the command and its arguments."""
+    """Add `align`, and `explain`, which takes what goes into it."""
     parser = commands.add_parser(
         "align",
         help="match the rows of two files",
@@ -75,29 +75,8 @@ def add_align(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(run=align)
-    parser.add_argument(
-        "X",
-        help="source, rows are points: .npy, .npz, file.npz:array, .csv, .tsv, either "
-        "with .gz, .parquet or file.h5ad:obsm/NAME",
-    )
-    parser.add_argument("Y", help="target, in the same forms")
+    _add_inputs(parser)
     parser.add_argument("-o", "--output", required=True, type=Path, help=".npz file to write")
-    parser.add_argument(
-        "--distance-matrices", action="store_true",
-        help="X and Y are square matrices of distances, not points",
-    )  # fmt: skip
-    parser.add_argument("--a", metavar="FILE", help="weights of the rows of X, in any unit")
-    parser.add_argument("--b", metavar="FILE", help="weights of the rows of Y, in any unit")
-    parser.add_argument(
-        "--linear-cost", metavar="FILE", help="n x m costs of a row of X with a row of Y"
-    )
-    parser.add_argument(
-        "--id-column", metavar="NAME", help="column of tables that names their rows (default: the "
-        "first, if it has no name or holds words alone)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--label-column", metavar="NAME", help="column of tables that is a label, no coordinate"
-    )
     parser.add_argument(
         "--partners", metavar="FILE", type=Path,
         help=".csv or .tsv file to write: for each row of X its partner in Y, by their names",
@@ -114,9 +93,51 @@ def add_align(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         "--sparse-topk", type=positive, metavar="K",
         help="store the K largest entries of every row of the plan",
     )  # fmt: skip
+    _add_solver(parser)
+    parser = commands.add_parser(
+        "explain",
+        help="say what align would do, why, and what it would take",
+        description="Say what `torchgw align` would do with two files, why, and what it would "
+        "take. Nothing is solved.",
+        epilog="examples:\n  torchgw explain X.npy Y.npy\n"
+        "  torchgw explain X.csv Y.csv --search thorough --device cuda\n",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(run=explain)
+    _add_inputs(parser)
+    _add_solver(parser)
+
+
+def _add_inputs(parser: argparse.ArgumentParser) -> None:
+    """Add what names the data."""
+    parser.add_argument(
+        "X",
+        help="source, rows are points: .npy, .npz, file.npz:array, .csv, .tsv, either "
+        "with .gz, .parquet or file.h5ad:obsm/NAME",
+    )
+    parser.add_argument("Y", help="target, in the same forms")
+    parser.add_argument(
+        "--distance-matrices", action="store_true",
+        help="X and Y are square matrices of distances, not points",
+    )  # fmt: skip
+    parser.add_argument("--a", metavar="FILE", help="weights of the rows of X, in any unit")
+    parser.add_argument("--b", metavar="FILE", help="weights of the rows of Y, in any unit")
+    parser.add_argument(
+        "--linear-cost", metavar="FILE", help="n x m costs of a row of X with a row of Y"
+    )
+    parser.add_argument(
+        "--id-column", metavar="NAME", help="column of tables that names their rows (default: the "
+        "first, if it has no name or holds words alone)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--label-column", metavar="NAME", help="column of tables that is a label, no coordinate"
+    )
+
+
+def _add_solver(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the solver and of the output."""
     solver = parser.add_argument_group("solver, with the defaults of torchgw.solve")
-    names = _add_solve_options(solver)
-    parser.set_defaults(solve_options=names)
+    parser.set_defaults(solve_options=_add_solve_options(solver))
     add_output_options(parser)
 
 
@@ -192,12 +213,15 @@ def _add_solve_options(group: argparse._ArgumentGroup) -> tuple[str, ...]:
     return tuple(names)
 
 
-def align(options: argparse.Namespace) -> int:
-    """Match two files and write the result."""
-    inputs = options.X, options.Y, options.a, options.b, options.linear_cost
-    check_output(options.output, (".npz",), *inputs)
-    if options.partners is not None:
-        check_output(options.partners, (".csv", ".tsv"), *inputs)
+def explain(options: argparse.Namespace) -> int:
+    """Print what a match of two files would take, and how it would go."""
+    _, given = _read_inputs(options)
+    print(torchgw.explain(**given, **_solve_settings(options)))
+    return EXIT_CONVERGED
+
+
+def _read_inputs(options: argparse.Namespace) -> tuple[list[Side], dict[str, Any]]:
+    """Read both sides, weights and costs; return them by their names in `torchgw.solve` too."""
     if options.distance_matrices and hasattr(options, "distances"):
         raise InvalidInputError(
             "--distances measures points, and --distance-matrices says that X and Y are distances "
@@ -205,24 +229,30 @@ def align(options: argparse.Namespace) -> int:
         )
     columns = options.id_column, options.label_column
     sides = _read_sides((options.X, options.Y), columns)
-    settings = _solve_settings(options)
-    weights: dict[str, Any] = {
-        name: read_weights(file)
-        for name, file in (("a", options.a), ("b", options.b))
-        if file is not None
-    }
-    if options.linear_cost is not None:
-        weights["M"] = read_array(options.linear_cost)
     names = ("D_X", "D_Y") if options.distance_matrices else ("X", "Y")
     given: dict[str, Any] = {name: side.points for name, side in zip(names, sides, strict=True)}
+    for name, file in (("a", options.a), ("b", options.b)):
+        if file is not None:
+            given[name] = read_weights(file)
+    if options.linear_cost is not None:
+        given["M"] = read_array(options.linear_cost)
+    return sides, given
+
+
+def align(options: argparse.Namespace) -> int:
+    """Match two files and write the result."""
+    inputs = options.X, options.Y, options.a, options.b, options.linear_cost
+    check_output(options.output, (".npz",), *inputs)
+    if options.partners is not None:
+        check_output(options.partners, (".csv", ".tsv"), *inputs)
+    sides, given = _read_inputs(options)
+    settings = _solve_settings(options)
     total, tol = (settings.get(name, _DEFAULTS[name].default) for name in ("max_iter", "tol"))
     together = rank() is not None
     if together and options.gpus is not None:
         settings.setdefault("device", "cuda")
     with progress(options.quiet, total, tol, options.time_limit) as report:
-        result = torchgw.solve(
-            **given, **weights, **settings, callback=report, distributed=together
-        )
+        result = torchgw.solve(**given, **settings, callback=report, distributed=together)
     if rank():
         # only the first process writes
         return EXIT_CONVERGED

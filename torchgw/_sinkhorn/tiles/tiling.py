@@ -44,6 +44,16 @@ class TileReport(NamedTuple):
     width: int  # points of a block
 
 
+def width_of(shape: tuple[int, int], device: str) -> int:
+    """Choose the width of blocks that suits the size and the kind of device of a problem."""
+    width = _WIDTH
+    while math.prod(shape) > (width * _MOST_BLOCKS) ** 2:
+        width *= 2
+    while device == "cpu" and width > _LEAST_WIDTH and min(shape) < width * _BLOCKS:
+        width //= 2
+    return width
+
+
 @dataclass
 class _Memory:
     """What a tiling and its transpose share."""
@@ -72,13 +82,8 @@ class Tiling:
     def of(
         cls, shape: tuple[int, int], device: torch.device, *, storable: bool = False
     ) -> "Tiling":
-        """Choose the width of blocks that suits the size and the device of a problem."""
-        width = _WIDTH
-        while math.prod(shape) > (width * _MOST_BLOCKS) ** 2:
-            width *= 2
-        while device.type == "cpu" and width > _LEAST_WIDTH and min(shape) < width * _BLOCKS:
-            width //= 2
-        return cls(shape, width, storable=storable)
+        """Make blocks that suit the size and the device of a problem."""
+        return cls(shape, width_of(shape, device.type), storable=storable)
 
     def ordered(self, orders: tuple[Order, Order]) -> "Tiling":
         """Give the points an order that is known already, in blocks of any width."""

@@ -1,0 +1,122 @@
+"""What solves were said to take, and took: ``python -m benchmarks forecasts``.
+
+Seconds of a process of one thread, distances left out on both sides. A forecast holds where the
+solve takes at least half of its least and at most twice its most.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import warnings
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from time import process_time
+from typing import Any
+
+import numpy as np
+import torch
+
+import torchgw
+from benchmarks.quality.unseen_study import PROBLEMS
+
+_SIZES = (5, 12, 30, 60, 90, 130, 200, 350, 600, 1000, 1600)
+_BEFORE = {"graph", "geodesics", "landmarks", "distances", "decision"}
+
+Inputs = dict[str, Any]
+
+
+def _cloud(n: int, rng: np.random.Generator, d: int = 3) -> Inputs:
+    return {"X": rng.normal(size=(n, d)), "Y": rng.normal(size=(n + n // 5, d))}
+
+
+def _relaxed(n: int, rng: np.random.Generator) -> Inputs:
+    return _cloud(n, rng) | {"mass": 0.7}
+
+
+def _clusters(n: int, rng: np.random.Generator) -> Inputs:
+    centres = 4 * rng.normal(size=(6, 20))
+    x, y = (centres[rng.integers(6, size=n)] + rng.normal(size=(n, 20)) for _ in range(2))
+    return {"X": x, "Y": y}
+
+
+def _copies(n: int, rng: np.random.Generator) -> Inputs:
+    x = rng.normal(size=(n, 3))
+    return {"X": x, "Y": x + 0.05 * rng.normal(size=x.shape), "distances": "euclidean"}
+
+
+def _spirals(n: int, rng: np.random.Generator) -> Inputs:
+    seed = int(rng.integers(2**31))
+    spiral = torchgw.datasets.spiral(n, random_state=seed)[0]
+    return {"X": spiral, "Y": torchgw.datasets.swiss_roll(n, random_state=seed)[0]}
+
+
+def cases() -> dict[str, Callable[[np.random.Generator], Inputs]]:
+    """Name every problem, and how its inputs are drawn."""
+    sized = {
+        "cloud in 3": partial(_cloud, d=3), "cloud in 10": partial(_cloud, d=10),
+        "mass .7": _relaxed, "clusters": _clusters, "copies": _copies, "spirals": _spirals,
+    }  # fmt: skip
+    made = {f"{name}, {n}": partial(draw, n) for name, draw in sized.items() for n in _SIZES}
+    unseen = {
+        name: (lambda rng, draw=draw: dict(draw(rng).inputs)) for name, draw in PROBLEMS.items()
+    }
+    return made | unseen
+
+
+def measured(name: str, seed: int) -> Inputs:
+    """Say what one solve was said to take, and took."""
+    torch.set_num_threads(1)
+    given = cases()[name](np.random.default_rng([seed, *name.encode()]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        route = torchgw.explain(**given, random_state=seed)
+        start = process_time()
+        result = torchgw.solve(**given, random_state=seed)
+        spent = process_time() - start
+    spent -= sum(seconds for key, seconds in result.timings.items() if key in _BEFORE)
+    least, most = route.seconds or (np.nan, np.nan)
+    return {
+        "problem": name, "seed": seed, "size": route.size, "least": least, "most": most,
+        "seconds": spent, "gradient": route.gradient.chosen,
+        "moves": [choice.what for choice in route.begin], "iterations": result.n_iters,
+        "multistart": result.timings.get("multistart", 0.0),
+    }  # fmt: skip
+
+
+def holds(row: Inputs) -> bool:
+    """Whether a forecast held within a factor of two."""
+    return bool(row["least"] / 2 <= row["seconds"] <= 2 * row["most"])
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the study; return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks forecasts", description=__doc__)
+    parser.add_argument("problems", nargs="*", help="all if none")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--workers", type=int, default=os.cpu_count())
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/out/forecasts.jsonl"))
+    options = parser.parse_args(arguments)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    names = options.problems or list(cases())
+    rows = []
+    with ProcessPoolExecutor(options.workers, get_context("spawn")) as pool:
+        futures = [pool.submit(measured, name, options.seed) for name in names]
+        with options.out.open("w") as file:
+            for future in futures:
+                row = future.result()
+                rows.append(row)
+                file.write(json.dumps(row) + "\n")
+                file.flush()
+                print(
+                    f"{row['problem']:32} {row['least']:8.3f} to {row['most']:8.3f} s said, "
+                    f"{row['seconds']:8.3f} taken{'' if holds(row) else '  *'}",
+                    flush=True,
+                )
+    kept = sum(map(holds, rows))
+    print(f"{kept} of {len(rows)} forecasts held within a factor of two")
+    return 0

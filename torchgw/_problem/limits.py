@@ -1,0 +1,102 @@
+"""The numbers at which the path of a problem changes, one set for each kind of device.
+
+Nothing else holds such numbers: ``_solve/route.py`` and the search read them from here. What they
+were measured on stands in the rows of the ledger that each group cites.
+"""
+
+from typing import NamedTuple
+
+import torch
+
+
+class Limits(NamedTuple):
+    """Where paths part; entries are pairs of points, n m, unless something else is said."""
+
+    # Gradients. Entries of a square of the larger side up to which the exact gradient is made by
+    # dense products: three tables and two products of them in every iteration. [L269]
+    dense: float
+    # Triples of points, n m min(n, m), up to which a loss that is no product is exact, and up to
+    # which it may be asked to be. [L260]
+    triples: float
+    most_triples: float
+    # Entries from which float32 products of the dense gradient are made of half-precision ones.
+    # [L298]
+    half: float
+
+    # Precision. Entries up to which float64 throughout costs less than settling in it; up to which
+    # a mixed solve goes on in float64 once float32 has settled; and up to which marginals settle
+    # in float64 whatever its rounding. [L89, L296]
+    float64: float
+    again: float
+    settled: float
+
+    # Storage. Bytes of a cost up to which it is stored where that is faster: the memory of
+    # streaming does not grow with n m. [L92]
+    stored_bytes: float
+    # Entries above which a factored solve begins on a subsample, and from which on it ends on cells
+    # of near points. [L298, L424, L458]
+    subsample: float
+    cells: float
+
+    # Ends. Entries up to which dense proximal steps are polished unless that is refused. [L950]
+    polished: float
+
+    # The search. Points of a side of the coarse problem; and up to which all points are searched
+    # where those say little. [L110, L116, L109, L219]
+    few_points: int
+    all_points: int
+    # Points of the larger side from which on chains are of use; points of equal weight up to which
+    # partners are exchanged; and of relaxed problems, up to which they have a search. [L662, L1274,
+    # L240]
+    least_points: int
+    exchanged_points: int
+    relaxed_points: int
+    # Entries up to which plans are followed to their ends side by side; and up to which the product
+    # plan is followed by a whole solve. [L1291]
+    stacked: int
+    product: int
+    # Entries up to which every optimum that may end lower is solved from, and problems of factored
+    # distances are solved twice. [L1161, L1291]
+    followed: float
+    # Chains of a search and of a thorough one; the fewest that are worth while; and multiplications
+    # that all may take, which are so many times as many in a thorough search. [L331]
+    chains: int
+    thorough_chains: int
+    fewest_chains: int
+    chain_products: float
+    thorough: int
+    # Chains where few points tell where all go but leave open which optimum is the best, from how
+    # many entries on, and up to how many. [L1270, L1274, L1278, L1287]
+    open_chains: int
+    open_least: int
+    open_most: int
+    # Entries up to which graphs are matched by their edges without a doubt. [L1283]
+    edges: float
+
+    def chains_of(self, how: str) -> int:
+        """Count the chains of a search of some name."""
+        return self.thorough_chains if how == "thorough" else self.chains
+
+
+CPU = Limits(
+    dense=12e6, triples=10e6, most_triples=1e9, half=float("inf"),
+    float64=100_000, again=25e6, settled=100e6,
+    stored_bytes=2**28, subsample=9e6, cells=4e10,
+    polished=4e6,
+    few_points=96, all_points=512, least_points=5, exchanged_points=64, relaxed_points=96,
+    stacked=2**13, product=2**14, followed=9e6,
+    chains=16, thorough_chains=64, fewest_chains=4, chain_products=1e12, thorough=16,
+    open_chains=4, open_least=2**14, open_most=2**16, edges=200_000,
+)  # fmt: skip
+CUDA = CPU._replace(
+    dense=40e6, triples=2e9, most_triples=1e11, half=2e6,
+    float64=2e6, again=200e6, settled=1e9,
+    stored_bytes=2**31, cells=1e11,
+    chain_products=1.2e13, open_chains=16, open_least=2**13,
+)  # fmt: skip
+LIMITS = {"cpu": CPU, "cuda": CUDA}
+
+
+def limits_of(device: torch.device) -> Limits:
+    """Return the limits of a device."""
+    return LIMITS[device.type]

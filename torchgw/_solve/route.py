@@ -1,0 +1,594 @@
+"""Which path a problem takes: every decision that is made before it is solved, and why.
+
+:func:`make_route` is a pure function of what is known of a problem (``_problem/facts.py``), of what
+was asked for, and of the limits of the device (``_problem/limits.py``). What it returns is printed
+by :func:`torchgw.explain` and kept as ``result.report.route``; the strategy, the forecast and the
+table of the search in docs/how-to-choose.md are made from it.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from torchgw._errors import UnsupportedError
+from torchgw._gradients.choose import check_products
+from torchgw._problem.facts import Facts
+from torchgw._problem.limits import LIMITS, Limits
+from torchgw._search.chain_times import chain_products, chains_within
+from torchgw._sinkhorn.choose import BackendName, skips_tiles
+from torchgw._sinkhorn.contract import Backend
+from torchgw._sinkhorn.tiles.tiling import width_of
+from torchgw._solve.cost_model import problem_seconds, tiled_seconds
+from torchgw._solve.options import Options
+from torchgw._solve.precision import RESOLVED, Dtypes, rounding
+
+# Tiles are considered from so many blocks of a side on, unless they were asked for: on a GPU an
+# iteration of a few blocks took 7 ms, most of it to choose them. [L550]
+_FEWEST_BLOCKS = 8
+# How many matrices of the size of a plan a stored problem holds: the cost, the kernel, and one that
+# is being made. [L92]
+_STORED_MATRICES = 3
+
+
+class Choice(NamedTuple):
+    """One decision."""
+
+    what: str  # is decided, such as "gradient"
+    chosen: str
+    why: str
+
+    def __str__(self) -> str:
+        """Say it in one line."""
+        return f"{self.what}: {self.chosen} ({self.why})" if self.why else self.chosen
+
+
+class Storage(NamedTuple):
+    """How the cost of an iteration is held."""
+
+    stored: bool  # whether the (n, m) cost is built
+    width: int | None  # of tiles that may be skipped
+    storable: bool  # whether sweeps that end up with all tiles may store the cost
+    why: str
+
+    @property
+    def choice(self) -> Choice:
+        """Say it."""
+        tiles = f"streamed, empty tiles of {self.width} points skipped"
+        name = "stored" if self.stored else "streamed" if self.width is None else tiles
+        return Choice("cost", name, self.why)
+
+
+class Route(NamedTuple):
+    """The path of one problem: what will be done, why, how long it takes and how much memory.
+
+    ``print`` it. The choices are named tuples of what is decided, what was chosen, and why.
+
+    Attributes
+    ----------
+    size : str
+        The problem, in words.
+    gradient, precision, end : Choice
+        How costs are computed, in which precision, and what the last steps are.
+    begin : tuple of Choice
+        Where the solve begins: the moves of the search that may be made, in their order; whether
+        one is made depends on what those before it find, which ``why`` says.
+    storage : Storage
+        Whether the (n, m) cost of an iteration is stored or streamed.
+    seconds : tuple of float, or None
+        Least and most that most solves like this take on one quiet core, distances not counted;
+        ``None`` on a GPU.
+    bytes : int
+        Memory that the solve takes at most, beside its input, by a model.
+    """
+
+    size: str
+    gradient: Choice
+    precision: Choice
+    storage: Storage
+    begin: tuple[Choice, ...]
+    end: Choice
+    seconds: tuple[float, float] | None
+    bytes: int
+    dtypes: Dtypes  # of the loop and of the settling
+    n_anchors: int  # that a sampled gradient begins with
+
+    @property
+    def choices(self) -> tuple[Choice, ...]:
+        """All decisions, in the order in which they take effect."""
+        return self.gradient, self.precision, self.storage.choice, *self.begin, self.end
+
+    def annealed(self, facts: Facts, options: Options, limits: Limits) -> "Route":
+        """Return the path of the same problem where all points are annealed from a x b."""
+        storage = choose_storage(
+            facts, options, limits, self.gradient.chosen, self.dtypes, self.n_anchors,
+            annealed=True,
+        )  # fmt: skip
+        return self._replace(storage=storage)
+
+    def __str__(self) -> str:
+        """Say it in some lines."""
+        first, *others = self.begin
+        lines = [
+            self.size,
+            *(f"  {one}" for one in (self.gradient, self.precision, self.storage.choice, first)),
+            *(f"    - {one.chosen}: {one.why}" for one in others),
+            f"  {self.end}",
+            f"  {self.cost}",
+        ]
+        return "\n".join(lines)
+
+    @property
+    def cost(self) -> str:
+        """Say the time and the memory that it takes."""
+        memory = f"memory: up to {in_units(self.bytes, _BYTES)} beside the input"
+        if self.seconds is None:
+            return memory
+        least, most = (in_units(part, _TIMES) for part in self.seconds)
+        rest = "" if len(self.begin) == 1 else " if few points tell where all go"
+        return f"time: from {least}{rest} to {most}, on one quiet core; {memory}"
+
+
+_BYTES = (1, "B"), (2**10, "KiB"), (2**20, "MiB"), (2**30, "GiB"), (2**40, "TiB")
+_TIMES = (1e-3, "ms"), (1, "s"), (60, "min"), (3600, "h")
+
+
+def in_units(amount: float, units: tuple[tuple[float, str], ...]) -> str:
+    """Say an amount by two digits, in the largest unit of which it is one or more."""
+    size, name = max(((size, name) for size, name in units if size <= amount), default=units[0])
+    return f"{float(f'{amount / size:.2g}'):g} {name}"
+
+
+class Move(NamedTuple):
+    """A way in which the search finds or improves starts, and where it is made."""
+
+    name: str
+    what: str
+    where: str  # the condition that the data decide, which is known during the search
+    applies: Callable[[Facts, Options, Limits], bool]
+    limit: Callable[[Limits], str]  # the condition that the size decides, in words
+
+
+def choose_gradient(facts: Facts, options: Options, limits: Limits) -> Choice:
+    """Choose the gradient asked for, or for "auto" an exact one wherever it fits."""
+    name = options.gradient
+    if not facts.products:
+        return _choose_without_products(facts, name, limits)
+    with_factors = [rank for rank in facts.factors if rank is not None]
+    if name == "factored" and not with_factors:
+        _refuse_factors(facts)
+    fits = facts.larger**2 <= limits.dense
+    if name != "auto":
+        chosen, why = name, "asked for"
+    elif len(with_factors) == 2:
+        chosen, why = "factored", "factors make it exact without matrices"
+    elif facts.cheap and fits:
+        chosen, why = "dense", "both distance matrices fit, which makes it exact"
+    elif facts.cheap and with_factors:
+        chosen, why = "factored", "factors of one side make it exact"
+    else:
+        chosen, why = "sampled", "distances come by columns only, or are too large for products"
+    return Choice("gradient", chosen, why)
+
+
+def _refuse_factors(facts: Facts) -> None:
+    """Say which side lacks the factors that were asked for."""
+    sides = zip("XY", facts.directed, strict=True)
+    directed = " and ".join(f"`{name}`" for name, is_directed in sides if is_directed)
+    why = (
+        f"the directed costs of {directed} have none"
+        if directed
+        else "functions of distances, such as the logarithms of loss='kl' for Y, have none"
+    )
+    raise UnsupportedError(
+        "`gradient='factored'` needs factors on at least one side: distances='landmark', "
+        f"'sqeuclidean' or 'cosine' ({why}). Pass gradient='auto' or 'sampled'."
+    )
+
+
+def _choose_without_products(facts: Facts, name: str, limits: Limits) -> Choice:
+    """Choose the gradient for a loss whose cross term is no product, as :func:`choose_gradient`."""
+    check_products(name, facts.loss, products=False)
+    size = facts.entries * min(facts.n, facts.m)
+    if name == "dense" and size > limits.most_triples:
+        raise UnsupportedError(
+            f"`gradient='dense'` with loss={facts.loss!r} reads {size:.2g} distances in every "
+            f"iteration, which is limited to {limits.most_triples:.2g} on {facts.device!r}. Pass "
+            "gradient='sampled'."
+        )
+    if name != "auto":
+        return Choice("gradient", name, "asked for")
+    if facts.cheap and size <= limits.triples:
+        return Choice("gradient", "dense", f"loss {facts.loss} of few points is exact")
+    return Choice("gradient", "sampled", f"loss {facts.loss} is no product, and points are many")
+
+
+def choose_precision(facts: Facts, options: Options, limits: Limits) -> Choice:
+    """Choose the precision; "auto" is float64 for small problems."""
+    if options.precision != "auto":
+        return Choice("precision", options.precision, "asked for")
+    if facts.entries <= limits.float64:
+        return Choice("precision", "float64", "no slower for so few points")
+    return Choice("precision", "mixed", "float32 where its rounding does not show")
+
+
+def choose_dtypes(facts: Facts, name: str, limits: Limits, gradient: str) -> Dtypes:
+    """Return the dtypes of a precision."""
+    if name == "float64":
+        return Dtypes(torch.float64, torch.float64, again=False)
+    # float32 would leave a plan that is not resolved, and its last linear problem, which takes a
+    # few of all iterations, can be solved in float64
+    coarse = facts.spread > 0 and rounding(facts.spread, facts.epsilon, torch.float32) > RESOLVED
+    if name == "mixed" and ((coarse and gradient == "factored") or facts.entries <= limits.settled):
+        return Dtypes(torch.float32, torch.float64, again=facts.entries <= limits.again)
+    return Dtypes(torch.float32, torch.float32, again=False)
+
+
+def choose_storage(
+    facts: Facts,
+    options: Options,
+    limits: Limits,
+    gradient: str,
+    dtypes: Dtypes,
+    n_anchors: int,
+    *,
+    annealed: bool,
+) -> Storage:
+    """Choose whether costs are stored, and the width of tiles that are skipped."""
+    matrix = facts.linear == 0
+    rank = facts.cost_rank(gradient, n_anchors)
+    # relaxed problems have no sweeps over tiles, without which streaming is slow
+    tiled = why_no_tiles(gradient, options.backend, linear=matrix, store=False) is None
+    tiled &= options.skip_tiles is not False and options.rule is None
+    # annealing all points from a large epsilon keeps most tiles for many iterations
+    tiled &= not annealed or facts.entries > limits.subsample
+    stored, why = store_cost(facts, options.storage, limits, dtypes, rank, tiled=tiled)
+    reason = why_no_tiles(gradient, options.backend, linear=matrix, store=stored)
+    storable = options.storage == "auto" and cost_fits(facts, limits, dtypes)
+    if options.skip_tiles is True and reason is not None:
+        raise UnsupportedError(f"`skip_tiles=True` cannot be met: {reason}")
+    if options.skip_tiles is False or reason is not None:
+        return Storage(stored, None, storable, why)
+    width = width_of((facts.n, facts.m), facts.device)
+    few = min(facts.n, facts.m) < _FEWEST_BLOCKS * width
+    width_or_none = None if few and options.skip_tiles == "auto" else width
+    return Storage(stored, width_or_none, storable, why)
+
+
+def store_cost(
+    facts: Facts, name: str, limits: Limits, dtypes: Dtypes, rank: int, *, tiled: bool = False
+) -> tuple[bool, str]:
+    """Whether to store the cost of an iteration instead of streaming factors of some rank."""
+    # "auto" stores where the model says that it is faster, over the dtypes that the outer
+    # iterations go through, and where it fits. A rank of zero stands for a cost that is a matrix in
+    # any case; with `tiled` a streamed cost would have tiles skipped.
+    if name != "auto":
+        return name != "streamed", "asked for"
+    if rank == 0:
+        return True, "it is a matrix in any case"
+    if not cost_fits(facts, limits, dtypes):
+        return False, "the matrix is too large"
+    used = [dtypes.loop, dtypes.settle] if dtypes.again else [dtypes.loop]
+    times = [problem_seconds(facts.device, dtype, (facts.n, facts.m), rank) for dtype in used]
+    stored, streamed = (float(sum(part)) for part in zip(*times, strict=True))
+    if tiled and facts.device == "cpu":
+        streamed = tiled_seconds(streamed, len(used))
+    return stored <= streamed, f"{'quicker' if stored <= streamed else 'slower'} than streaming"
+
+
+def cost_fits(facts: Facts, limits: Limits, dtypes: Dtypes) -> bool:
+    """Whether a cost may be stored, in each dtype that the outer iterations go through."""
+    needed = facts.entries * max(dtypes.loop.itemsize, dtypes.settle.itemsize)
+    return needed <= limits.stored_bytes and _STORED_MATRICES * needed <= facts.free
+
+
+def why_no_tiles(
+    gradient: str, backend: BackendName | Backend, *, linear: bool, store: bool
+) -> str | None:
+    """Say why no tiles of the costs of a solve can be skipped, or ``None``."""
+    if gradient != "factored":
+        return (
+            f"the gradient is {gradient!r}, and only costs from factors have bounds that last. "
+            "Pass gradient='factored' with distances that have factors."
+        )
+    if linear:
+        return "with `M` every cost is stored. Drop `skip_tiles`, or leave `M` out."
+    if store:
+        return "costs of this size are stored, and read as a whole. Pass storage='streamed'."
+    if not isinstance(backend, str):
+        return "the backend is an object of your own. Pass backend='auto' or 'eager'."
+    if not skips_tiles(backend):
+        return f"backend={backend!r} has no form that skips. Pass backend='auto' or 'eager'."
+    return None
+
+
+def can_subsample(facts: Facts, options: Options, limits: Limits, gradient: str) -> bool:
+    """Whether a subsample is worth solving first, and can be."""
+    able = gradient == "factored" and options.rule is None and facts.linear != 0
+    return able and None not in facts.factors and facts.entries > limits.subsample
+
+
+def _searched(facts: Facts, options: Options) -> bool:
+    return options.n_init != 1 and facts.alpha != 0 and min(facts.n, facts.m) > 1
+
+
+def _strict(facts: Facts, options: Options) -> bool:
+    return _searched(facts, options) and options.rule is None
+
+
+def _follows(facts: Facts, options: Options, limits: Limits) -> bool:
+    """Whether chains on all points are of use, and affordable."""
+    most = limits.chain_products * (limits.thorough if options.search == "thorough" else 1)
+    chains = chains_within(most, facts.n, facts.m)
+    allowed = _strict(facts, options) and options.search != "fast" and facts.products
+    return allowed and facts.larger >= limits.least_points and chains >= limits.fewest_chains
+
+
+def _points_of_chains(limits: Limits) -> str:
+    """Say up to how many points per side chains are affordable."""
+    n = 1
+    while chains_within(limits.chain_products, n, n) >= limits.fewest_chains:
+        n += max(1, n // 50)
+    return f"about {float(f'{n:.2g}'):,.0f} points a side"
+
+
+# The moves of a search, in the order in which they are made.
+MOVES = (
+    Move(
+        "copies", "the match that keeps all distances", "where one side is the other, reordered",
+        lambda facts, options, limits: _strict(facts, options) and facts.n == facts.m,
+        lambda limits: "any number of points",
+    ),
+    Move(
+        "few points", "16 starts on a few points of each side, the best 3 on 256",
+        "always", lambda facts, options, limits: _searched(facts, options),
+        lambda limits: f"{limits.few_points} points a side",
+    ),
+    Move(
+        "all points", "the same starts on all points", "where few points say little of the others",
+        lambda facts, options, limits: (
+            _searched(facts, options) and limits.few_points < facts.larger <= limits.all_points
+        ),
+        lambda limits: f"{limits.all_points} points a side",
+    ),
+    Move(
+        "chains", "up to 16 starts near a x b (64 if thorough), each followed down to the target",
+        "where few points do not determine where all go", _follows, _points_of_chains,
+    ),
+    Move(
+        "open", "a few chains beside the optima of few points",
+        "where these determine where all go, but not which of them is the best",
+        lambda facts, options, limits: (
+            _follows(facts, options, limits)
+            and (facts.entries <= limits.stacked
+                 or limits.open_least <= facts.entries < limits.open_most)
+        ),
+        lambda limits: f"{limits.open_chains} chains, {limits.open_least:,} to "
+        f"{limits.open_most - 1:,} pairs; all of them up to {limits.stacked:,}",
+    ),
+    Move(
+        "exchanges", "tabu search over matchings", "where chains are followed and weights equal",
+        lambda facts, options, limits: (
+            _follows(facts, options, limits) and facts.assignment
+            and facts.larger <= limits.exchanged_points
+        ),
+        lambda limits: f"{limits.exchanged_points} points a side, as many on both",
+    ),
+    Move(
+        "ends", "all that was found followed to the end, kicked and mixed, for up to 4 rounds",
+        "where chains are followed",
+        lambda facts, options, limits: (
+            _follows(facts, options, limits) and facts.square and not any(facts.directed)
+            and facts.entries <= limits.stacked
+        ),
+        lambda limits: f"{limits.stacked:,} pairs",
+    ),
+    Move(
+        "product", "a solve from a x b", "unless all ends were followed",
+        lambda facts, options, limits: (
+            _strict(facts, options) and facts.entries <= limits.product
+        ),
+        lambda limits: f"{limits.product:,} pairs",
+    ),
+    Move(
+        "optima", "a solve from every other optimum that may end lower, ended early if it does not",
+        "unless all ends were followed",
+        lambda facts, options, limits: (
+            _strict(facts, options) and facts.entries <= limits.followed
+        ),
+        lambda limits: f"{limits.followed:,.0f} pairs",
+    ),
+    Move(
+        "twice", "a solve from a x b and one from the best plan of few points",
+        "where few points say little, and chains are not followed",
+        lambda facts, options, limits: (
+            _strict(facts, options) and options.search != "fast"
+            and facts.larger > limits.all_points and facts.products
+            and facts.entries <= limits.followed
+        ),
+        lambda limits: f"{limits.followed:,.0f} pairs where distances have factors",
+    ),
+    Move(
+        "edges", "a match of the edges of two graphs", "where the plan keeps less than 90% of them",
+        lambda facts, options, limits: _follows(facts, options, limits) and facts.graphs,
+        lambda limits: f"{limits.edges:,} pairs; more where the plan is in doubt",
+    ),
+    Move(
+        "relaxed", "neighbourhoods and strict optima followed to their ends, kicked and mixed",
+        "with `unbalanced` or `mass`",
+        lambda facts, options, limits: (
+            _searched(facts, options) and options.rule is not None
+            and facts.larger <= limits.relaxed_points
+        ),
+        lambda limits: f"{limits.relaxed_points} points a side",
+    ),
+)  # fmt: skip
+
+
+def begin(facts: Facts, options: Options, limits: Limits, init: str) -> tuple[Choice, ...]:
+    """List where a solve may begin; ``init`` names what was passed, if anything was."""
+    if init:
+        return (Choice("start", init, "passed as `init`"),)
+    if not _searched(facts, options):
+        why = "n_init=1" if options.n_init == 1 else "there is but one optimum"
+        return (Choice("start", "a x b", why),)
+    moves = [
+        Choice(move.name, move.what, move.where)
+        for move in MOVES
+        if move.applies(facts, options, limits)
+    ]
+    return (Choice("start", "a search", f"search={options.search!r}"), *moves)
+
+
+def _end(facts: Facts, options: Options, gradient: str, limits: Limits) -> Choice:
+    """Say how a solve ends."""
+    if options.polish:
+        return Choice("end", "polished", "conditional gradient steps to a vertex, without entropy")
+    if options.regularization == "proximal":
+        return Choice("end", "proximal steps", "until the plan no longer changes")
+    if can_subsample(facts, options, limits, gradient) and facts.entries >= limits.cells:
+        return Choice("end", "cells of near points", "as fine as the marginals need")
+    return Choice("end", "entropic plan", "its marginals settled at the target epsilon")
+
+
+def _size(facts: Facts) -> str:
+    """Describe the problem in a line."""
+    rule = "" if facts.rule == "strict" else f", {facts.rule} marginals"
+    fused = "" if facts.linear is None else f", alpha={facts.alpha:g}"
+    return (
+        f"{facts.n:,} x {facts.m:,} points on {facts.device}, {facts.loss} loss{fused}{rule}, "
+        f"epsilon {facts.epsilon:.3g}"
+    )
+
+
+def iteration_seconds(
+    facts: Facts, gradient: str, storage: Storage, dtypes: Dtypes, n_anchors: int
+) -> float:
+    """Model the time of one outer iteration on a CPU, in seconds."""
+    shape, rank = (facts.n, facts.m), facts.cost_rank(gradient, n_anchors)
+    stored, streamed = problem_seconds(facts.device, dtypes.loop, shape, rank)
+    if storage.stored or rank == 0:
+        seconds = stored
+    else:
+        # tiles of the plan are empty where points lie on curves; for clouds nearly all are kept
+        whole = storage.width is None or facts.clouds
+        seconds = streamed if whole else tiled_seconds(streamed)
+    if gradient != "dense":
+        return seconds
+    if not facts.products:
+        return seconds + 1e-12 * _MINIMUM * facts.entries * facts.larger
+    return seconds + 1e-12 * _PRODUCT * facts.entries * (facts.n + facts.m)
+
+
+# Picoseconds of one multiplication of a dense gradient on a CPU, one thread; and of a minimum in
+# place of a product. [L375, L454]
+_PRODUCT, _MINIMUM = 55.0, 60_000.0
+
+
+def usual_iterations(facts: Facts, gradient: str) -> tuple[int, int]:
+    """Return the least and the most outer iterations of most solves."""
+    if facts.rule == "partial":
+        return _PARTIAL
+    return USUAL if facts.products or gradient != "sampled" else _SAMPLED
+
+
+# Outer iterations of most solves, the least and the most; where a mass is given; and for a sampled
+# loss that is no product. [L375, L454]
+USUAL, _PARTIAL, _SAMPLED = (15, 60), (80, 130), (40, 70)
+
+
+def _bytes(
+    facts: Facts, options: Options, limits: Limits, gradient: str, storage: Storage,
+    dtypes: Dtypes, n_anchors: int,
+) -> int:  # fmt: skip
+    """Model the bytes that a solve takes at most, beside its input."""
+    size = max(dtypes.loop.itemsize, dtypes.settle.itemsize)
+    tables = facts.n**2 + facts.m**2 + facts.entries if gradient == "dense" else 0
+    cost = _STORED_MATRICES * facts.entries if storage.stored else 0
+    rank = facts.cost_rank(gradient, n_anchors)
+    followed = 8 * _SIDE_BY_SIDE * facts.entries if _follows(facts, options, limits) else 0
+    return int(size * (tables + cost + _COPIES * rank * (facts.n + facts.m)) + followed)
+
+
+# Copies of the factors of a cost that a solve holds, and plans that a search holds side by side.
+# [L1293]
+_COPIES, _SIDE_BY_SIDE = 4, 16
+
+
+def _search_seconds(
+    facts: Facts, options: Options, limits: Limits, init: str
+) -> tuple[float, float]:
+    """Model the least and the most that a search takes on a CPU."""
+    if init or not _searched(facts, options):
+        return 0.0, 0.0
+    names = {move.name for move in MOVES if move.applies(facts, options, limits)}
+    least = most = _COARSE
+    strict_too = options.rule is not None and facts.larger > limits.relaxed_points
+    if {"chains", "open"} & names or strict_too:
+        each = _MULTIPLICATION * chain_products(facts.n, facts.m)
+        # those of few points are followed side by side
+        each += _CHAIN if facts.entries > limits.stacked else 0
+        most += limits.chains_of(options.search) * each
+    if {"ends", "relaxed"} & names:
+        most += _FEWEST_ENDS + _ENDS * facts.entries / limits.stacked
+    return least, most
+
+
+# Seconds of a solve beside its iterations; of a search on few points; of a chain of the fewest
+# points; of one of its multiplications, which repairs and the way to the target add to; of the ends
+# of the fewest plans; and of the largest that are followed. By how many whole solves the most is
+# more where others are made for comparison: of relaxed problems one is strict. [L1293]
+_START, _COARSE, _CHAIN, _MULTIPLICATION, _FEWEST_ENDS, _ENDS = 0.01, 0.03, 0.3, 5e-11, 1.5, 4.0
+_SOLVES, _RELAXED_SOLVES = 2, 3
+
+
+def make_route(
+    facts: Facts,
+    options: Options,
+    limits: Limits,
+    gradient: Choice,
+    n_anchors: int,
+    init: str = "",
+) -> Route:
+    """Choose the path of a problem; ``init`` names what was passed as a start, if anything was."""
+    name = gradient.chosen
+    precision = choose_precision(facts, options, limits)
+    dtypes = choose_dtypes(facts, precision.chosen, limits, name)
+    storage = choose_storage(
+        facts, options, limits, name, dtypes, n_anchors, annealed=options.n_init == 1
+    )
+    seconds = None
+    if facts.device == "cpu":
+        each = iteration_seconds(facts, name, storage, dtypes, n_anchors)
+        least, most = _search_seconds(facts, options, limits, init)
+        few, many = (min(part, options.max_iter) for part in usual_iterations(facts, name))
+        solves = 1 if init or not _searched(facts, options) else _SOLVES
+        solves = solves if options.rule is None else _RELAXED_SOLVES
+        seconds = _START + least + few * each, _START + most + solves * many * each
+    return Route(
+        _size(facts), gradient, precision, storage, begin(facts, options, limits, init),
+        _end(facts, options, name, limits), seconds,
+        _bytes(facts, options, limits, name, storage, dtypes, n_anchors), dtypes, n_anchors,
+    )  # fmt: skip
+
+
+def route_of_copies(facts: Facts) -> Route:
+    """Return the path of spaces that are the same but for order, where nothing is left to solve."""
+    match = "the match that keeps all distances"
+    return Route(
+        _size(facts), Choice("gradient", "dense", "none is needed"),
+        Choice("precision", "float64", ""), Storage(False, None, False, "none is needed"),
+        (Choice("start", match, "one side is the other in another order"),),
+        Choice("end", match, "no plan is better"), None, 0,
+        Dtypes(torch.float64, torch.float64, again=False), 0,
+    )  # fmt: skip
+
+
+def moves_table() -> str:
+    """Write the moves of the search as a table in Markdown."""
+    lines = ["| move | what | where | up to, CPU | up to, GPU, if other |", "|---|---|---|---|---|"]
+    for move in MOVES:
+        cpu, gpu = (move.limit(LIMITS[device]) for device in ("cpu", "cuda"))
+        other = "" if cpu == gpu else gpu
+        lines.append(f"| {move.name} | {move.what} | {move.where} | {cpu} | {other} |")
+    return "\n".join(lines)
