@@ -49,7 +49,6 @@ def test_align_writes_what_load_reads(folder):
     np.testing.assert_array_equal(result.lazy_plan.argmax(), np.load("truth.npy"))
 
 
-@pytest.mark.slow
 def test_explain_says_what_align_then_does(capsys, tmp_path):
     rng = np.random.default_rng(0)
     for name in "xy":
@@ -64,6 +63,7 @@ def test_explain_says_what_align_then_does(capsys, tmp_path):
     assert main(["explain", *given, "--gradient", "factored", "--distances", "cityblock"]) == 2
 
 
+@pytest.mark.slow
 def test_info(capsys):
     assert main(["info"]) == 0
     printed = capsys.readouterr().out
