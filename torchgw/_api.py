@@ -144,226 +144,156 @@ def solve(
         - ``"poincare"``, ``"lorentz"``, ``"sphere"``: in a space of constant ``curvature``, see
           :class:`torchgw.distances.CurvedDistance` and docs/curved.md.
         - Shortest paths on the nearest-neighbour graph (geodesics): ``"precomputed"`` (all pairs,
-          once), ``"landmark"`` (approximated from some points) or ``"dijkstra"`` (when they are
-          needed; but all pairs of up to 1,000 points, 6,000 on a GPU, unless ``gradient`` or
-          ``n_anchors`` asks for a sample).
+          once), ``"landmark"`` (approximated from some points) or ``"dijkstra"`` (when needed).
         - ``"auto"``: geodesics for graphs, with ``n_neighbors`` or ``n_landmarks``, and on curves,
-          surfaces and solids whose neighbour graph is in one piece. Otherwise those in which the
+          surfaces and solids whose neighbour graph is in one piece; otherwise those in which the
           two sides agree best on a few points, of Euclidean (squared for many points), geodesic
           and cosine distances. ``result.log["distances"]`` says what was taken and why.
-
-        Geodesics of ``"auto"`` are ``"precomputed"`` up to 3,000 points per side and ``"landmark"``
-        above. With the square loss on a CPU they are ``"landmark"`` from 1,000 points on where the
-        error of the landmarks of both sides is 0.5% or less, unless ``gradient="dense"`` or
-        ``polish`` asks for exact distances.
     D_X, D_Y : array-like, shapes (n, n) and (m, m), optional
-        Given distance matrices, in place of X and Y. Any symmetric costs will do: similarities,
-        kernels and Laplacians may have negative entries, except with the KL loss or a ``scale``.
-        Costs that differ with the direction are given as X and Y, each as
-        :class:`torchgw.distances.DirectedDistance`, and gradients by them count as D_X and D_Y.
+        Given distance matrices, in place of X and Y. Any symmetric costs will do; similarities,
+        kernels and Laplacians may be negative, except with the KL loss or a ``scale``. Directed
+        costs are given as X and Y, each as :class:`torchgw.distances.DirectedDistance`.
     M : array-like, shape (n, m), optional
         Linear cost between the two sides (fused Gromov-Wasserstein).
     features : pair of array-like, shapes (n, k) and (m, k), or a name, optional
-        Features of both sides, in place of ``M``: their distances are the linear cost. Where both
-        sides are graphs, or adjacency matrices (at most half of D_X and of D_Y is not zero), a name
-        has them computed from the edges, whatever their lengths: ``"degree"``, ``"clustering"``,
-        ``"heat"`` (heat that stays at a node, at five times) or ``"wl"`` (Weisfeiler-Lehman:
-        degrees averaged with those of the neighbours, three times). They have a total variance of
-        one, and carry no gradients. Any other name is an attribute of the nodes of both graphs
-        (NetworkX, igraph, PyTorch Geometric): numbers, or words, of which different ones are at
-        distance one. See docs/fused.md.
+        Features of both sides, in place of ``M``: their distances are the linear cost. Of graphs
+        and adjacency matrices a name has them computed from the edges: ``"degree"``,
+        ``"clustering"``, ``"heat"`` (that stays at a node, at five times) or ``"wl"``
+        (Weisfeiler-Lehman); any other name is an attribute of the nodes of both graphs, numbers or
+        words. See docs/fused.md.
     feature_metric : {"sqeuclidean", "cosine", "correlation", "euclidean"}
-        Distance of features, in the units given: ``scale`` does not apply to the linear cost. With
-        the first three nothing of size (n, m) is stored; ``"euclidean"`` is stored, and refused
-        where that is too large.
+        Distance of features, in the units given. Nothing of size (n, m) is stored but by the last.
     alpha : float in [0, 1], optional
         Weight of the quadratic term; by default 1 without a linear cost, 0.5 with one, and 0.99
-        with features made from the edges. 0 is a Wasserstein problem, which needs neither X and Y
-        nor D_X and D_Y.
+        with features made from the edges. 0 is a Wasserstein problem, which needs no X and Y.
     loss : {"square", "kl", "absolute"}
         How a distance x of two points of X is compared with a distance y of two points of Y:
-        (x - y)^2; or x log(x / y) - x + y, which is not symmetric in X and Y, with logarithms of
-        x + 1e-18 and y + 1e-18, as in POT; or |x - y|. ``"square"`` makes use of factors of the
-        distances, ``"kl"`` of those of X, and ``"absolute"`` of none: it is exact for some hundred
+        (x - y)^2; or x log(x / y) - x + y, as in POT; or |x - y|, which is exact for some hundred
         points (a thousand on a GPU) and sampled beyond. See docs/losses.md.
     n_neighbors : int, optional
         Neighbours in the graph; about log n by default.
     n_landmarks : int, optional
-        Landmarks of ``distances="landmark"``. By default all points up to 256, 123 of up to 8,192,
-        and of more as many as bring the error to 2%, at most 78. ``result.report.landmarks`` has
-        count, rank and estimated error of each side. Distances of curved spaces are exact unless it
-        is given, and then have factors too.
+        Landmarks of ``distances="landmark"``; by default as many as bring the error to 2%.
+        ``result.report.landmarks`` has count, rank and estimated error of each side.
     curvature : float or pair of float, optional
-        c > 0, of both sides or of each, for ``distances="poincare"`` and ``"lorentz"``, whose
-        curvature is -c, and ``"sphere"``, of radius 1 / sqrt(c). 1 by default.
+        c > 0, of both sides or of each, for ``distances="poincare"`` and ``"lorentz"`` (curvature
+        -c) and ``"sphere"`` (radius 1 / sqrt(c)). 1 by default.
     disconnected : {"stitch", "fill"}
-        What to do with a disconnected graph: join components by the shortest bridging edges, or
-        give unreachable pairs 1.5 times the largest finite distance. Either warns.
+        What to do with a disconnected graph: join components by the shortest edges, or give
+        unreachable pairs 1.5 times the largest finite distance. Either warns.
     scale : {"auto", "max", "mean"} or None
-        What each side's distances are divided by, once: their maximum or their mean, among the
-        points of positive weight. ``"auto"``
-        divides distances that are computed here by the maximum, and leaves given ones as they are.
+        What each side's distances are divided by, once, among the points of positive weight.
+        ``"auto"`` divides distances that are computed here by the maximum, and leaves given ones.
         Pass None to relaxed problems (``unbalanced``, ``mass``) whose sides share a unit.
     epsilon : float or "auto"
-        Regularisation, in units of squared scaled distances, as in POT's
-        ``entropic_gromov_wasserstein``. ``"auto"`` is 0.0025 times the natural scale of the cost,
-        4 alpha std(D_X) std(D_Y) (+ (1 - alpha) std(M)); or 0.1 times that with proximal steps.
+        Regularisation, in units of squared scaled distances, as in POT. ``"auto"`` is 0.0025 times
+        the natural scale of the cost, 4 alpha std(D_X) std(D_Y) (+ (1 - alpha) std(M)); or 0.1
+        times that with proximal steps.
     gradient : {"auto", "dense", "factored", "sampled"}
         How the quadratic term is linearised: exactly by stored matrices, exactly by factors of the
         distances, or without bias from sampled anchor pairs. ``"auto"`` is exact wherever it fits.
     n_anchors : int, optional
-        Anchor pairs of the sampled gradient. By default 4 sqrt(max(n, m)), between 256 and 1,024.
-        Where the cost then turns out less than ten times its standard error (``report.cost_size``
-        and ``report.cost_standard_error``), the problem is solved again with more, up to 4,096. The
-        last cost has four times as many, up to 1,024. Relaxed problems keep the number that they
-        begin with. No effect where the gradient is exact.
+        Anchor pairs of the sampled gradient, by default 4 sqrt(max(n, m)) within 256 and 1,024;
+        more where ``report.cost_standard_error`` is above a tenth of ``report.cost_size``.
     redraw : float in (0, 1]
         Share of the anchors that each iteration of a sampled solve draws anew.
     n_init : int, optional
-        Number of starts, 16 by default. Each solves the problem on up to 96 points per side (the
-        coarse problem); the best optima are compared on 256 points, and the solve goes on from the
-        best one. 1 is a single start from a x b at a large epsilon. Where few points do not
-        represent the spaces, as in many dimensions or on graphs, half as many starts are made on
-        all points if there are at most 512 per side, and then those of ``search``; larger problems
-        whose points are far from the few, but like some of them, are solved from the best optimum
-        of these and from a x b, and the lower one is returned. Relaxed problems (``unbalanced``,
-        ``mass``) start the coarse relaxed problem from the optima found and from a x b, and go on
-        from the plan of lowest objective; where few points do not represent the spaces they are
-        solved from a x b and from the plan with strict marginals, and the lower one is returned,
-        unless ``n_init`` is given. With strict marginals the problem is solved as well from the
-        optima that the search has listed and that may end lower, and with at most 16,384 pairs of
-        points from the single start, and the lowest is returned.
+        Number of starts, 16 by default, on few points of each side; 1 is a single start from a x b.
     search : {"auto", "fast", "thorough"}
-        How far to search where few points do not represent the spaces, or with 16,384 to 65,535
-        pairs of points leave open which optimum is the best; there four chains are followed beside
-        the optima of few points. Otherwise ``"auto"`` makes up to 16 starts near a x b on all
-        points, follows each from a large epsilon down to the final one (a chain), and goes on from
-        the one with the lowest objective; it ends as soon as independent chains agree. That is done
-        for up to about 1,500 points per side on a CPU (1,000 take about 20 s on two cores) and
-        3,500 on a GPU; beyond, and with ``"fast"``, there is a single start, and a warning instead.
-        ``"thorough"`` follows up to 64 chains whatever the spaces, and takes up to 16 times as
-        long; the default and a single start are solved as well, and the lowest returned (not with
-        ``checkpoint`` or on several GPUs). Graphs have half as many chains, and one more start.
-        ``result.trials`` tells what each chain came to. Relaxed problems and the absolute loss have
-        no chains and refuse ``"thorough"``; large problems that begin on a subsample have none, and
-        then say so.
+        How far to look for a lower optimum; ``print(torchgw.explain(X, Y))`` says which moves that
+        may mean for a problem, and docs/how-to-choose.md has the table. ``"auto"`` follows up to
+        16 starts on all points (chains) where few points do not tell where all go, and solves from
+        whatever it has found that may end lower. ``"fast"`` leaves that out and warns.
+        ``"thorough"`` follows up to 64 chains, solves as the default and from a single start too,
+        and returns the lowest; relaxed problems and the absolute loss refuse it.
     init : array-like, TransportPlan, GWResult, Alternative or pair of arrays, optional
-        Where to start, in place of a multi-start. A plan, as floating-point numbers of shape (n, m)
-        or as an object, is continued at the target epsilon. A matching, as integers of shape (n,)
-        (the target of each source point, -1 for none) or (pairs, 2), and any of
-        ``result.alternatives`` is a rough plan, refined from a somewhat larger epsilon. Potentials,
-        as a tuple (f, g) such as ``result.potentials``, only make the first Sinkhorn solve faster:
-        the plan begins at a x b, at the target epsilon.
+        Where to start, in place of a search. A plan, floating-point numbers of shape (n, m) or an
+        object, is continued at the target epsilon. A matching, integers of shape (n,) (the target
+        of each source point, -1 for none) or (pairs, 2), and any of ``result.alternatives`` are
+        refined from a larger epsilon. Potentials, a tuple (f, g), make the first Sinkhorn solve
+        from a x b faster.
     max_iter : int
         Outer iterations at most.
     min_iter : int
         A sampled solve ends after ``max(min_iter // 2, 20)`` iterations without progress.
     tol : float
-        Relative change of the plan from one outer iteration to the next, below which an exact solve
-        has converged (its plan has settled); 2e-4 at least in float32.
+        Relative change of the plan in an outer iteration below which an exact solve has converged;
+        2e-4 at least in float32.
     objective_tol : float
         Relative decrease of the objective per iteration, a mean over five, below which an exact
-        entropic solve ends as well (status ``FLAT``), unless the changes of the plan shrink; so do
-        proximal steps that factored distances no longer show. 0 switches that off; so does
-        ``differentiable``, as derivatives are those of a settled plan.
+        entropic solve ends as well (status ``FLAT``), unless the changes of the plan shrink. 0
+        switches that off; so does ``differentiable``.
     inner_max_iter, inner_tol : int, float or None
         Sinkhorn iterations per linear problem at most, and the L1 column error to reach in the end:
-        5e-7 by default, or 1e-5 where the cost is too large for more than a few iterations in
-        float64. A converged plan misses its marginals by ten times that at most; in float32 by 2e-4
-        by default.
+        5e-7 by default, or 1e-5 for large costs. A converged plan misses its marginals by ten times
+        that at most; in float32 by 2e-4 by default.
     unbalanced : float or pair of float, optional
-        Weight rho of the penalty KL(P1 x P1 | a x a) that takes the place of P1 = a, one for both
-        sides or a pair. inf is a strict marginal and 0 a free one: ``(inf, 0)`` is the semi-relaxed
-        problem. Unless a side is strict, the mass of the plan is part of the answer: with a linear
-        cost it is found by solving for some masses, and with ``alpha=0`` the penalty is that of
-        unbalanced transport, 2 rho KL(P1 | a). A rho of more than 1e8 times the spread of the cost
-        is taken as inf.
+        Weight rho of the penalty KL(P1 x P1 | a x a) in place of P1 = a, of both sides or of each.
+        inf is a strict marginal and 0 a free one: ``(inf, 0)`` is the semi-relaxed problem. Unless
+        a side is strict, the mass of the plan is part of the answer; with ``alpha=0`` the penalty
+        is 2 rho KL(P1 | a).
     unbalanced_type : {"kl", "l2"}
-        ``"l2"`` penalises |P1 x P1 - a x a|^2 / 2 in place of KL(P1 x P1 | a x a), as POT does, in
-        any case of letters; the entropy stays KL. Squares of small weights are small: for about the
-        same plan rho is larger by a factor n m. Solved by some ten solves with KL penalties.
+        ``"l2"`` penalises |P1 x P1 - a x a|^2 / 2, as POT does; the entropy stays KL. For about the
+        same plan rho is larger by a factor n m.
     mass : float in (0, 1], optional
         Partial transport: exactly this share of the mass is moved, and no point gives or takes more
         than its weight.
     regularization : {"entropic", "proximal"}
         ``"proximal"`` replaces KL(P | a x b) by KL(P | last plan), which vanishes at the end: the
-        plan becomes sharp and its value that of a stationary point without regularisation.
-        ``epsilon`` is then the weight of a step; ``result.epsilon`` is the epsilon of an entropic
-        solve that ends at the last plan, about ``epsilon`` over the number of steps.
+        plan becomes sharp. ``epsilon`` is then the weight of a step; ``result.epsilon`` that of an
+        entropic solve that ends at the last plan.
     polish : bool, optional
         Whether to end with conditional gradient steps without regularisation; by default, after
-        proximal steps between stored plans of up to 4,000,000 entries. By
-        ``report.polish_gap`` the linearised objective could still fall from there. Needs an exact
-        gradient; the matrix of the plan is stored, and each step solves an assignment problem
-        (equal weights, n = m) or a transport problem by POT's exact solver. Partial and
-        semi-relaxed plans can be polished too, those with a penalty on a marginal cannot. Proximal
-        steps before it end at a change of 3e-3, or of ``tol`` if that is larger, once the plan is
-        as sharp as an entropic one by default. Where both spaces
-        are the same but for order and rounding, the result is their match, of any number of points.
+        proximal steps between stored plans. ``report.polish_gap`` is what the linearised objective
+        could still fall by. Needs an exact gradient and a stored plan; each step solves an
+        assignment problem (equal weights, n = m) or a transport problem by POT's exact solver.
+        Plans with a penalty on a marginal cannot be polished.
     backend : str or Backend
-        Implementation of the half-steps of Sinkhorn's iteration: ``"auto"``, or another of the
-        names ``torchgw.backends.NAMES``, such as ``"triton"``, which runs or raises; an object with
-        the methods of ``torchgw.backends.Backend`` is used as it is.
+        Implementation of Sinkhorn's half-steps: one of ``torchgw.backends.NAMES``, such as
+        ``"triton"``, which runs or raises, or an object like ``torchgw.backends.Backend``.
     device : torch.device or str, optional
         Where to compute; by default where the inputs are.
     dtype : torch.float32 or torch.float64, optional
         The same as ``precision="float32"`` or ``"float64"``.
     precision : {"auto", "mixed", "float64", "float32"}
-        ``"mixed"`` iterates in float32 and ends with marginals and values in float64. ``"auto"`` is
-        float64 for small problems and mixed otherwise. Where float32 cannot resolve ``epsilon``,
-        the status is ``PRECISION_LIMIT``, and the plan and its numbers are float64.
+        ``"mixed"`` iterates in float32 and ends with marginals and values in float64; ``"auto"`` is
+        float64 for small problems. Where float32 cannot resolve ``epsilon``, the status is
+        ``PRECISION_LIMIT``.
     storage : {"auto", "stored", "streamed"}
         Whether each iteration builds its (n, m) cost, or computes entries from factors as they are
-        read. ``"auto"`` takes what a model fitted to measurements says is faster, and never stores
-        a matrix of more than 2 GiB on a GPU or 256 MiB on a CPU, or one that does not fit. The
-        dense gradient and ``M`` have stored costs in any case.
+        read; ``"auto"`` takes what is faster and fits. The dense gradient and ``M`` are stored.
     skip_tiles : bool or "auto"
-        Whether streamed half-steps and products with the plan leave out the blocks (tiles) of the
-        plan that hold nothing: at most a few roundings of any row's or column's mass, see
-        ``report.tiles``. ``"auto"`` leaves them out where the cost has factors and is streamed,
-        from eight tiles a side on: 256 points on a CPU, 1,024 on a GPU.
+        Whether streamed half-steps and products leave out the blocks (tiles) of the plan that hold
+        at most a few roundings of any row's or column's mass, see ``report.tiles``.
     resolution : float, "auto" or None
-        L1 marginal error that a large problem with factored distances may have at the end. It can
-        then be solved on groups of near points (cells) in place of all points: at a fixed epsilon
-        the number of cells that are needed does not grow with n. The error is measured at 4,096
-        points of each side, ``marginal_a`` and ``marginal_b`` are then the weights, and
-        ``report.resolution`` says more. ``"auto"`` is 1e-3, or ten times ``inner_tol`` if that is
-        given, from about 300,000 points per side on a GPU and 200,000 on a CPU. ``None`` or 0
-        solves on all points; so do smaller problems (of up to 9 million pairs), and those where no
-        number of cells meets the error. The value is computed on cells too, and was within 0.1% of
-        that of all points at 30,000 and 60,000.
+        L1 marginal error that a large problem with factored distances may end with, solved on
+        groups of near points (cells); ``report.resolution`` says what was measured. ``"auto"`` is
+        1e-3, or ten times ``inner_tol``, from about 300,000 points per side on a GPU and 200,000
+        on a CPU. ``None`` or 0 solves on all points.
     differentiable : {"value", "implicit", "unrolled"} or None
         Whether ``result.loss``, the objective as a tensor, carries gradients to those of X, Y, a,
-        b, D_X, D_Y, M, features, ``alpha`` and ``epsilon`` that require them. With
-        ``"implicit"``, and ``"unrolled"`` for small problems, ``result.lazy_plan`` carries them
-        too. ``epsilon`` must not be ``"auto"`` then, and ``scale="auto"`` means ``None``: units
-        that follow the inputs would have to be differentiated as well. See
-        docs/differentiation.md.
+        b, D_X, D_Y, M, features, ``alpha`` and ``epsilon`` that require them; but for ``"value"``,
+        ``result.lazy_plan`` does too. ``epsilon`` must be a number then, and ``scale="auto"`` means
+        ``None``. See docs/differentiation.md.
     random_state : int, torch.Generator, numpy.random.Generator, RandomState or None
-        Seed of every random choice: the same seed gives the same bits on one device and backend. A
-        generator has a seed drawn from it, so the next solve with it gets another.
+        Seed of every random choice: the same seed gives the same bits on one device and backend.
     cache : path, optional
         Folder that keeps neighbour graphs, geodesics and landmarks, by the content of what they
-        were made from. Files are verified when read, and damaged ones made again. Nothing is ever
-        removed from it, and the warnings of a stage are not repeated.
+        were made from. Files are verified when read; nothing is ever removed.
     callback : callable, optional
         Called with an ``Iteration`` after each outer iteration; returning ``True`` stops.
     verbose : bool
-        Show progress on standard error: how far a search on all points is and how long it may still
-        take; then a bar in terminals and notebooks if tqdm is installed (``pip install tqdm``),
-        otherwise one line per outer iteration. The choices of backend and gradient go to
-        ``logging.getLogger("torchgw")``.
+        Show progress on standard error: a bar if tqdm is installed, otherwise one line per outer
+        iteration. Choices go to ``logging.getLogger("torchgw")``.
     distributed : bool or "auto"
         Whether the processes of ``torch.distributed`` share the solve. Every process makes the same
-        call with the same input, or None where the first process alone has it, computes a part of
-        each half-step and of each product with the plan, and gets the same result, whose bits do
-        not depend on how many there are. DTensors are gathered first, by all processes. ``True``
-        needs a process group, ``"auto"`` makes use of one if there is one. See docs/distributed.md.
+        call with the same input, or None where the first alone has it, and gets the same result,
+        whose bits do not depend on how many there are. ``"auto"`` makes use of a process group if
+        there is one. See docs/distributed.md.
     checkpoint : path, optional
         File that keeps the state of the outer iterations, written about every minute. If it exists,
-        the solve goes on from it, in any number of processes, without a search; input and options
-        have to be the same. It is removed when the solve has ended. The history of the result
-        begins with the restart.
+        the solve goes on from it, without a search; input and options have to be the same. It is
+        removed when the solve has ended.
     momentum : float, optional
         Former name of ``redraw``, deprecated.
 

@@ -1,0 +1,166 @@
+"""Count what makes the package hard or easy to live in: ``python tests/house/structure.py``.
+
+Lines and words, module-level numbers, rooms and the imports between them, cut points on n m, and
+the files that a solve enters. A count is no aim in itself; one that rises wants a reason. ``--map``
+prints what each module is instead.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "torchgw"
+
+# What a comparison with a number of points or of pairs looks like.
+_SIZE = re.compile(
+    r"(n \* m|entries|numel\(\)|math\.prod\(\w+\)|max\(n, m\)|larger)\)? *(<=?|>=?)"
+    r"|(<=?|>=?) *(n \* m|entries|math\.prod)"
+)
+_ENTERED = """
+import json, sys, warnings
+import numpy as np
+import torchgw
+warnings.simplefilter("ignore")
+entered, package = set(), {package!r}
+def enter(frame, event, arg):
+    if event == "call" and frame.f_code.co_filename.startswith(package):
+        # the call of a function, not the first run of a module
+        if frame.f_code.co_name != "<module>":
+            entered.add(frame.f_code.co_filename)
+sys.setprofile(enter)
+x, y = (np.random.default_rng(seed).normal(size=(240, 3)) for seed in (0, 1))
+torchgw.solve(x, y, distances="euclidean", random_state=0, **{options!r})
+sys.setprofile(None)
+print(json.dumps(sorted(entered)))
+"""
+
+
+def modules() -> dict[str, str]:
+    """Read every module of the package, by its path below it."""
+    return {
+        path.relative_to(PACKAGE).as_posix(): path.read_text(encoding="utf-8")
+        for path in sorted(PACKAGE.rglob("*.py"))
+    }
+
+
+def numbers(text: str) -> int:
+    """Count the numbers that the constants of a module hold."""
+    found = 0
+    for node in ast.parse(text).body:
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        names = [
+            part.id
+            for target in targets
+            for part in getattr(target, "elts", [target])
+            if isinstance(part, ast.Name)
+        ]
+        if names and all(name.strip("_").isupper() for name in names):
+            found += sum(
+                isinstance(part, ast.Constant) and type(part.value) in (int, float)
+                for part in ast.walk(node)
+            )
+    return found
+
+
+def imports(name: str, text: str) -> set[str]:
+    """List the modules of the package that one imports, as paths below it."""
+    found = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torchgw."):
+            found.add((node.module or "").removeprefix("torchgw.").replace(".", "/"))
+    return found - {name.removesuffix(".py")}
+
+
+def arrows(room: str, texts: dict[str, str]) -> tuple[int, int, int]:
+    """Count the modules of a room, the imports between them, and the floors that these make."""
+    inside = {name.removesuffix(".py") for name in texts if name.startswith(f"{room}/")}
+    inside -= {f"{room}/__init__"}
+    edges = {name: imports(name, texts[f"{name}.py"]) & inside for name in inside}
+    floors: dict[str, int] = {}
+
+    def floor(name: str, above: tuple[str, ...] = ()) -> int:
+        if name not in floors and name not in above:
+            floors[name] = 1 + max((floor(one, (*above, name)) for one in edges[name]), default=0)
+        return floors.get(name, 0)
+
+    return len(inside), sum(map(len, edges.values())), max(map(floor, inside))
+
+
+def entered(**options: object) -> int:
+    """Count the files whose functions a solve of 240 points calls."""
+    code = _ENTERED.format(package=str(PACKAGE), options=options)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return len(json.loads(done.stdout))
+
+
+def words(text: str, heading: str, level: str) -> int:
+    """Count the words below a heading, tables that are made and code left out."""
+    part = re.search(
+        rf"^{level} {re.escape(heading)}\n(.*?)(?=^#{{1,{len(level)}}} |\Z)", text, re.M | re.S
+    )
+    assert part, f"no heading {heading}"
+    kept = re.sub(r"<!-- table.*?<!-- end -->|```.*?```", "", part[1], flags=re.S)
+    return len(kept.split())
+
+
+def parameters() -> tuple[int, int]:
+    """Count the parameters of `solve` and the words of its docstring."""
+    tree = ast.parse((PACKAGE / "_api.py").read_text(encoding="utf-8"))
+    found = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    arguments = found["solve"].args
+    count = len(arguments.args) + len(arguments.kwonlyargs)
+    return count, len((ast.get_docstring(found["solve"]) or "").split())
+
+
+def counted() -> dict[str, str]:
+    """Count everything."""
+    texts = modules()
+    rooms = defaultdict(int)
+    for name, text in texts.items():
+        rooms[name.split("/")[0]] += text.count("\n")
+    deciding = {
+        name: sum(bool(_SIZE.search(line)) for line in text.splitlines())
+        for name, text in texts.items()
+    }
+    deciding = {name: count for name, count in deciding.items() if count}
+    docs = {page: (ROOT / "docs" / page).read_text("utf-8") for page in (
+        "how-to-choose.md", "algorithm.md"
+    )}  # fmt: skip
+    options, docstring = parameters()
+    found = {
+        "lines of torchgw/": f"{sum(rooms.values()):,}",
+        "files": f"{len(texts):,}",
+        "files that compare a size, and how often": f"{len(deciding)}; {sum(deciding.values())}",
+        "module-level numbers": f"{sum(map(numbers, texts.values())):,}",
+        "files that a solve enters, n_init=1; defaults": f"{entered(n_init=1)}; {entered()}",
+        "words of `solve`; Local optima; Chains": f"{docstring:,}; "
+        f"{words(docs['how-to-choose.md'], 'Local optima', '##'):,}; "
+        f"{words(docs['algorithm.md'], 'Chains on all points', '###'):,}",
+        "parameters of `solve`": str(options),
+    }
+    for room in ("_search", "_solve", "_batch", "_sinkhorn", "pot"):
+        count, edges, floors = arrows(room, texts)
+        found[f"{room}: modules, floors, arrows; lines"] = (
+            f"{count}, {floors}, {edges}; {rooms[room]:,}"
+        )
+    return found
+
+
+def mapped() -> dict[str, str]:
+    """Read what every module says that it is."""
+    known = {name: ast.get_docstring(ast.parse(text)) for name, text in modules().items()}
+    return {name: (text or "").splitlines()[0] for name, text in known.items() if text}
+
+
+if __name__ == "__main__":
+    for what, amount in (mapped() if "--map" in sys.argv else counted()).items():
+        print(f"{what:52}{amount}")
