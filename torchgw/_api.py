@@ -13,7 +13,7 @@ import torch
 
 from torchgw._boundary.arrays import as_weights, make_generator, resolve_device, without_tensors
 from torchgw._boundary.cache import open_cache
-from torchgw._boundary.checks import number_of, reject_unknown
+from torchgw._boundary.checks import check_positive, number_of, reject_unknown
 from torchgw._boundary.console import verbose_progress
 from torchgw._derivatives.transforms import through_transforms
 from torchgw._errors import InvalidTypeError, warn_user
@@ -58,6 +58,7 @@ from torchgw._solve.squares import solve_squares
 from torchgw._solve.state import Recorder
 from torchgw._solve.strategy import check_known, heavy_as_strict
 from torchgw._tensors.ahead import compile_beside, compile_rest
+from torchgw._tensors.deadline import within
 from torchgw._tensors.preload import load_beside
 from torchgw._tensors.ranks import Distributed, check_distributed, join, share_inputs, together
 from torchgw._tensors.threads import host_threads, small_on_one_thread
@@ -97,6 +98,7 @@ def solve(
     search: SearchName = "auto",
     init: Any = None,
     max_iter: int = 500,
+    time_limit: float | None = None,
     min_iter: int = 40,
     tol: float = 1e-5,
     objective_tol: float = 1e-4,
@@ -214,6 +216,9 @@ def solve(
         from a x b faster.
     max_iter : int
         Outer iterations at most.
+    time_limit : float, optional
+        Seconds after which the call ends with the best that it has found, status ``STOPPED`` if
+        that has not converged, a doubt if the search was cut. Distances are prepared in any case.
     min_iter : int
         A sampled solve ends after ``max(min_iter // 2, 20)`` iterations without progress.
     tol : float
@@ -449,7 +454,10 @@ def solve(
     exactly = torch.autocast(where.type, enabled=False)
     shown = bool(verbose) and (ranks is None or ranks.rank == 0)
     aside = host_threads(where, X, Y)
-    with torch.no_grad(), exactly, aside, together(ranks), verbose_progress(shown) as report:
+    if time_limit is not None:
+        check_positive("time_limit", time_limit, "seconds; None is as long as it takes")
+    limit = within(time_limit, shared=ranks is not None)
+    with limit, torch.no_grad(), exactly, aside, together(ranks), verbose_progress(shown) as report:
         recorder = Recorder(_both(report, callback), ranks=ranks)
         tables = D_X, D_Y
         if weight == 0 and not structure and isinstance(distances, str):

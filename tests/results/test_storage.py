@@ -258,10 +258,16 @@ def test_damage_is_noticed(curves, tmp_path):  # noqa: F811
     path.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(InvalidInputError, match="not a torchgw result.*damaged or cut short"):
         torchgw.load(path)
-    for place in (len(whole) // 3, len(whole) // 2):
+    # but for a few bytes of the headers of members, which mean nothing
+    said = []
+    for place in range(len(whole) // 16, len(whole), len(whole) // 16):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
-        with pytest.raises(InvalidInputError, match="damaged"):
+        try:
             torchgw.load(path)
+        except InvalidInputError as error:
+            said.append(str(error))
+    assert len(said) >= 13
+    assert all("damaged" in one for one in said)
 
 
 @pytest.mark.parametrize("kind", ["result.npz", "compressed.npz", "array.npy"])

@@ -22,6 +22,7 @@ from torchgw._batch.sweep import TICK, next_relaxation, sweep
 from torchgw._batch.warm import may_begin, on_chip
 from torchgw._batch.worth import Ended, Found
 from torchgw._sinkhorn.newton_on_bounds import newton_on_bounds
+from torchgw._tensors.deadline import is_over
 
 # Entries of a plan times problems that are solved together: about what a core's cache holds, or
 # what keeps a GPU busy. [L391]
@@ -105,6 +106,9 @@ def _run_queue(
         pool.number[1:] = -1
     while True:
         done = solve(pool)
+        if is_over():
+            # as they are now
+            done, rules = pool.number >= 0, rules._replace(max_iter=1)
         ended = advance(pool, done.nonzero()[:, 0], rules) if bool(done.any()) else None
         if ended is not None:
             store(*ended)

@@ -21,38 +21,35 @@ class Progress:
     """Callback of a solve that shows its progress: one moving line on a terminal, else many."""
 
     # `total` is the largest number of iterations, and `tol` the change of the plan at which they
-    # end; `limit` is a number of seconds after which the solve is asked to stop.
+    # end.
 
     def __init__(
         self,
         stream: TextIO | None,
         total: int | None = None,
         tol: float = 1e-5,
-        limit: float | None = None,
     ) -> None:
         self._stream = stream
         self._moving = stream is not None and stream.isatty()
         self._last = -float("inf")
         self._open = False
-        self._total, self._tol, self._limit = total, tol, limit
+        self._total, self._tol = total, tol
         self._start = time.monotonic()
         # iteration, time and change of the iterations at the present epsilon and size
         self._recent: list[tuple[int, float, float]] = []
         self._stage: tuple[float, tuple[int, int]] | None = None
 
-    def __call__(self, state: Iteration) -> bool:
-        """Show an iteration; True once the time is up."""
+    def __call__(self, state: Iteration) -> None:
+        """Show an iteration."""
         now = time.monotonic()
         stage = state.epsilon, state.shape
         if stage != self._stage:
             # the pace at another size, and changes at another epsilon, do not count for this stage
             self._recent, self._stage = self._recent[-1:] if self._stage else [], stage
         self._recent.append((state.iteration, now, state.change))
-        done = self._limit is not None and now - self._start >= self._limit
         if self._stream is not None and now - self._last >= (0.1 if self._moving else 1.0):
             self._last = now
             self._show(self._stream, state, now)
-        return done
 
     def _show(self, stream: TextIO, state: Iteration, now: float) -> None:
         """Write a line."""
@@ -108,15 +105,12 @@ def _duration(seconds: float) -> str:
 
 
 @contextmanager
-def progress(
-    quiet: bool, total: int | None = None, tol: float = 1e-5, limit: float | None = None
-) -> Iterator[Progress | None]:
-    """Yield a callback that shows progress and keeps a time limit, or None if it had no use."""
-    hidden = quiet or sys.stderr is None
-    if hidden and limit is None:
+def progress(quiet: bool, total: int | None = None, tol: float = 1e-5) -> Iterator[Progress | None]:
+    """Yield a callback that shows progress, or None if it had no use."""
+    if quiet or sys.stderr is None:
         yield None
         return
-    shown = Progress(None if hidden else sys.stderr, total, tol, limit)
+    shown = Progress(sys.stderr, total, tol)
     try:
         yield shown
     finally:

@@ -42,6 +42,7 @@ from torchgw._search.rounds import Improvement
 from torchgw._search.stack import Stack
 from torchgw._search.world import World
 from torchgw._sinkhorn.batch import BatchSolver, solve_batch
+from torchgw._tensors.deadline import is_over
 
 # Later chains run in groups of so many; after each group the search looks at what has been found.
 # [L333]
@@ -198,7 +199,7 @@ def _follow(
         agreed = agree([chain for chain in chains if chain not in opposed[1:]])
         done = numbers.stop
         tell(done, count, perf_counter() - clock, chains[0].objective)
-        if not agreed and done < count:
+        if not agreed and done < count and not is_over():
             continue
         best = promising(chains)
         rest = [chain for chain in best if chain not in known]
@@ -210,7 +211,7 @@ def _follow(
             world.settle(rest, low)
         best.sort(key=_objective)
         behind += [chain for chain in chains if known.get(chain, chain) not in best]
-        if not agreed or agree(best) or done >= count:
+        if not agreed or agree(best) or done >= count or is_over():
             break
         # chains that looked alike have parted, so the others are compared at the target too
         chains, level = best, low

@@ -26,6 +26,10 @@ WHY_SUBSAMPLE = (
     "The problem is so large that its solve began on a subsample, and no starts were followed on "
     "all points; there may be a better optimum. Pass search='auto', or an `init` that you know."
 )
+WHY_TIME = (
+    "The time limit ended the search before it had followed everything that it found; there may be "
+    "a better optimum. Pass a larger `time_limit`, or an `init` that you know."
+)
 WHY_EDGES = (
     "The plan sends few of the edges of X to edges of Y, and starts that matched these alone did "
     "not agree on how; there may be a better optimum. Pass search='thorough' to search longer, or "

@@ -12,6 +12,7 @@ from torchgw._search.chain import Chain, Climbed
 from torchgw._search.graphs import convex_path, heat_costs, least_value
 from torchgw._search.kinds import COMPARED_AT, FIRST, Ladder
 from torchgw._search.world import World
+from torchgw._tensors.deadline import is_over
 
 # L1 distance to the product plan, at most 2, up to which an optimum is too blurred to start from:
 # .4 to .5 of random graphs with entropy, 1.7 to 2 elsewhere. [L1127]
@@ -62,6 +63,8 @@ def begin_graphs(world: World, low: float, *, sharpened: bool) -> tuple[Climbed 
     found: list[Chain] = []
     compared: list[Chain] = []
     for high, chain in _starts(world, level, low, heat):
+        if is_over() and found:
+            break
         before = [*known.values(), *found]
         found.append(chain)
         if not sharp:
@@ -97,7 +100,7 @@ def _first_chains(
         (unbeaten if _is_unbeaten(world, chain) else behind).append(chain)
         if not unbeaten:
             return None, {high: chain}
-        if len(unbeaten) == _TRIED_FIRST:
+        if len(unbeaten) == _TRIED_FIRST or is_over():
             break
     left = [chain.trial("left behind") for chain in behind]
     return world.report(unbeaten, left, agreed=True), {}

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from torchgw._search.coarse import CoarseProblem
+from torchgw._tensors.deadline import is_over
 from torchgw._typing import Marginals
 from torchgw.distances.sampling import SpreadPoints
 
@@ -154,6 +155,8 @@ def convex_path(problem: CoarseProblem, project: Project) -> Tensor:
     shares = [1.0] * _CONVEX_STEPS
     shares += [1 - stage / _STAGES for stage in range(1, _STAGES + 1) for _ in range(_STAGE_STEPS)]
     for share in shares:
+        if is_over():
+            break
         slope = slopes.at(share)
         # a proximal step: its entropy is relative to the plan itself
         near = (plan / product).clamp_min(_LEAST).log_()

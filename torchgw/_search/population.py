@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from torchgw._search.stack import Ends, Stack
+from torchgw._tensors.deadline import is_over
 
 # Plans that are kept of each group, and new ones of each round. [L1291]
 _KEPT, _FRESH = 8, 16
@@ -63,6 +64,8 @@ def improve(
     kept = [distinct([ends[id(plan)] for _, plan in group], _KEPT) for group in groups]
     idle, followed, agreed = [0] * len(kept), len(given), False
     for _ in range(rounds):
+        if is_over():
+            break
         live = [place for place, count in enumerate(idle) if count < _PATIENCE]
         agreed = len(kept) > 1 and _agree(kept)
         if not live or (agreed and min(idle) > 0):

@@ -16,6 +16,7 @@ from torchgw._search.chain_times import repairs_within
 from torchgw._search.graphs import is_sparse
 from torchgw._search.kinds import QUICK
 from torchgw._search.world import World
+from torchgw._tensors.deadline import is_over
 
 # Shares of the points that are held, by turns; plans in a row that may be no better before any has
 # been, after which all shares may; and plans of all chains at most. [L1280]
@@ -50,7 +51,7 @@ class Repair:
         self._follow([best])
         idle, patience = 0, _PATIENCE
         shares = itertools.cycle(_SHARES)
-        while idle < patience and self.left > 0:
+        while idle < patience and self.left > 0 and not is_over():
             some = tuple(itertools.islice(shares, min(_AT_ONCE, self.left)))
             self.left -= len(some)
             chains = self._held(best.plan, some)

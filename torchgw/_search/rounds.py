@@ -15,6 +15,7 @@ from torchgw._search.chain_times import tell_repaired
 from torchgw._search.kinds import COMPARED_AT, FIRST, MOMENTUM, QUICK, REFINE, STEP, Kind, Ladder
 from torchgw._search.repair import Repair
 from torchgw._search.world import INNER, KICK_INNER, World
+from torchgw._tensors.deadline import is_over
 
 # An objective is better if it is lower by this share. [L345]
 _BETTER = 1e-4
@@ -150,6 +151,8 @@ class Improvement:
         groups = [_apart(chains, width // 2, self.left) for chains in groups]
         idle = [0] * len(groups)
         for _ in range(rounds.most):
+            if is_over():
+                break
             live = [place for place, count in enumerate(idle) if count < rounds.patience]
             if not live:
                 break

@@ -28,6 +28,7 @@ from torchgw._search.kinds import (
 from torchgw._search.modes import Modes
 from torchgw._search.starts import GUESS_EPSILON
 from torchgw._sinkhorn.batch import BatchSolver, solve_batch
+from torchgw._tensors.deadline import is_over
 from torchgw._typing import Marginals
 
 # Noise on the product plan of a chain that has no other start. [L323]
@@ -207,6 +208,8 @@ class World:
             last = math.inf
             costs = push = None
             for _ in range(ladder.outer):
+                if is_over():
+                    return
                 before = plans
                 if costs is None or not ladder.momentum:
                     costs = self.step(costs, plans, ladder.step, share)

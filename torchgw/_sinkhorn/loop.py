@@ -14,6 +14,7 @@ from torchgw._sinkhorn.contract import PreparedProblem, Sweep, softmin_sweep
 from torchgw._sinkhorn.from_above import Plateau, from_larger_epsilon
 from torchgw._sinkhorn.newton import NEWTON_AFTER, NewtonSteps
 from torchgw._sinkhorn.problem import STRICT, LinearProblem
+from torchgw._tensors.deadline import is_over
 from torchgw._typing import Potentials
 
 # Increases of the error after which what is left of it is taken to be rounding. [L15]
@@ -84,7 +85,7 @@ def sinkhorn(
         current = sweep.state
         restarts += previous <= error < _MOST_ROUNDING[problem.cost.dtype]
         met = error <= tol and (done >= min_iter or error >= previous)
-        if met or not math.isfinite(error) or restarts == _MOST_RESTARTS:
+        if met or not math.isfinite(error) or restarts == _MOST_RESTARTS or is_over():
             break
         if not prepared.two_level:
             relaxation = next_relaxation(relaxation, error / previous, count)

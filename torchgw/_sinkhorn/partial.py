@@ -17,6 +17,7 @@ from torchgw._sinkhorn.loop import SinkhornResult
 from torchgw._sinkhorn.newton import is_small
 from torchgw._sinkhorn.newton_on_bounds import newton_on_bounds
 from torchgw._sinkhorn.problem import DenseCost
+from torchgw._tensors.deadline import is_over
 from torchgw._typing import Marginals, Potentials
 
 # Largest log-scaling of a stored kernel, as for strict marginals. [L236]
@@ -108,7 +109,7 @@ def partial_sinkhorn(
                 storable = False
             continue
         done += count
-        if error <= tol or done >= max_iter or not math.isfinite(error):
+        if error <= tol or done >= max_iter or not math.isfinite(error) or is_over():
             break
         most = max_iter - done - _CHECK_EVERY
         stays = plateau.reached(previous, error, count, most)

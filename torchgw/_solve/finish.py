@@ -21,6 +21,7 @@ from torchgw._solve.precision import RESOLVED
 from torchgw._solve.state import LoopState, Setting, Solved
 from torchgw._solve.status import Status
 from torchgw._solve.strategy import Strategy
+from torchgw._tensors.deadline import is_over
 
 
 def finish(
@@ -41,6 +42,8 @@ def finish(
         unpolished, solved, coupling = plan, None, None
         plan, polished = polish(setting.gradient, plan, setting.rule, setting.generator)
         epsilon = 0.0
+        if not polished.stationary and is_over():
+            status = Status.STOPPED
         if status is not Status.STOPPED:
             status = Status.CONVERGED if polished.stationary else Status.POLISH_LIMIT
         clock = recorder.time("polish", clock)

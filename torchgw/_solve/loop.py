@@ -1,6 +1,7 @@
 """The outer loop: linearise at the current plan, solve the linear problem, repeat."""
 
 import math
+from time import perf_counter
 from typing import NamedTuple
 
 from torchgw._plans.transport import TransportPlan
@@ -23,8 +24,11 @@ from torchgw._solve.state import LoopState, Setting, Solved
 from torchgw._solve.status import Status
 from torchgw._solve.step import Step, choose_step
 from torchgw._solve.stopping import Descent, Drift, MovingAverage, Verdict
+from torchgw._tensors.deadline import keep
 from torchgw._typing import Iteration
 
+# Sinkhorn iterations that what follows the loop takes the time of, at least. [L1294]
+_TAIL = 40
 # Ends of a run whose plan has settled.
 _SETTLED = Status.CONVERGED, Status.PRECISION_LIMIT
 
@@ -47,7 +51,7 @@ def iterate(setting: Setting, state: LoopState, most: int | None = None) -> Loop
     pace = Pace(setting)
     left = options.max_iter - state.done
     for _ in range(left if most is None else min(most, left)):
-        point, done, annealed = state.coupling, state.done, state.annealed
+        clock, point, done, annealed = perf_counter(), state.coupling, state.done, state.annealed
         epsilon = anneal(annealed)
         at_target = epsilon <= anneal.end
         # until then the plan has to settle as if it were the last stage
@@ -78,6 +82,8 @@ def iterate(setting: Setting, state: LoopState, most: int | None = None) -> Loop
             done, epsilon, verdict.dual, inner.error, verdict.change, inner.n_iters, cost.shape,
             ending.objective(verdict),
         )  # fmt: skip
+        # the last marginals and the numbers of the plan take about so long in float64
+        keep(_TAIL * (perf_counter() - clock) / max(1, inner.n_iters))
         if recorder.add(entry):
             return state._replace(status=Status.STOPPED)
 

@@ -15,7 +15,7 @@ from torchgw._problem.limits import limits_of
 from torchgw._search.all_points import few_enough, repair_found
 from torchgw._search.alternatives import Alternative, Search
 from torchgw._search.chain import Trial
-from torchgw._search.doubts import WHY_APART, WHY_EDGES, WHY_OPEN
+from torchgw._search.doubts import WHY_APART, WHY_EDGES, WHY_OPEN, WHY_TIME
 from torchgw._search.edges import match_edges
 from torchgw._search.ends import AGREED, OTHER, compare_ends, ends_settle, led_by, sent_apart
 from torchgw._search.kinds import COMPARED_AT
@@ -28,6 +28,7 @@ from torchgw._solve.outcome import Asked, Outcome
 from torchgw._solve.pipeline import conclude, follow, solve_once
 from torchgw._solve.state import Recorder
 from torchgw._solve.status import Status
+from torchgw._tensors.deadline import is_over
 from torchgw._typing import Iteration
 
 # Masses that are tried where a linear cost depends on the mass; and by how many times `tol` two may
@@ -70,9 +71,21 @@ def solve_problem(asked: Asked, recorder: Recorder) -> Outcome:
     outcome = _solve_searched(asked, recorder)
     route = outcome.route
     for other in _other_solves(asked, outcome.search):
+        if is_over():
+            return _out_of_time(outcome)
         outcome = _no_higher_than(outcome, other)
+    if is_over():
+        return _out_of_time(outcome)._replace(route=route)
     outcome = _no_higher_than_by_edges(asked, outcome)
     return _no_higher_than_repaired(asked, outcome)._replace(route=route)
+
+
+def _out_of_time(outcome: Outcome) -> Outcome:
+    """Say that other solves that may end lower were left out."""
+    search = outcome.search
+    if search is None or not search.alternatives or search.doubt:
+        return outcome
+    return outcome._replace(search=search._replace(doubt=WHY_TIME))
 
 
 def _other_solves(asked: Asked, search: Search | None) -> Iterator[_Other]:
@@ -130,7 +143,7 @@ def _solve_searched(asked: Asked, recorder: Recorder) -> Outcome:
     clock = perf_counter()
     found = solve_once(asked, recorder)
     search, status = found.search, found.ending.status
-    if search is None or not search.compare or status is Status.STOPPED:
+    if search is None or not search.compare or status is Status.STOPPED or is_over():
         return found
     relaxed = asked.options.rule is not None
     label = search.alternatives[0].label if relaxed and search.alternatives else "product"

@@ -12,7 +12,7 @@ from torchgw._solve.begin import Guess, named_start
 from torchgw._solve.copies import WHY_NOT_A_COPY, find_copy, kept
 from torchgw._solve.evaluation import misses_a_copy
 from torchgw._solve.finish import finish
-from torchgw._solve.forecast import forecast, forecast_again
+from torchgw._solve.forecast import forecast, forecast_again, seconds_per_iteration
 from torchgw._solve.loop import iterate
 from torchgw._solve.outcome import Asked, Ending, Outcome
 from torchgw._solve.resolution import Resolved, choose_resolution, solve_on_cells
@@ -23,7 +23,12 @@ from torchgw._solve.start import Start, begin, find_start
 from torchgw._solve.state import LoopState, Recorder, Setting
 from torchgw._solve.status import Status
 from torchgw._solve.strategy import Strategy, annealed, choose_strategy
+from torchgw._tensors.deadline import keep_least
 from torchgw._typing import Potentials
+
+# Outer iterations whose time, and share of a time limit that, search and loop leave to what follows
+# them. [L1294]
+_ITERATIONS_KEPT, _SHARE_KEPT = 4, 0.2
 
 
 def solve_once(asked: Asked, recorder: Recorder) -> Outcome:
@@ -65,6 +70,8 @@ def follow(asked: Asked, recorder: Recorder, match: Isometry | None = None) -> F
     strategy = _chosen(asked)
     if options.ranks is not None:
         options.ranks.agree(*strategy.fingerprint())
+    # a plan is of no use before its last marginals and its numbers
+    keep_least(_ITERATIONS_KEPT * seconds_per_iteration(strategy), _SHARE_KEPT)
     untold = options.told == "nothing"
     if untold:
         forecast(strategy)

@@ -19,6 +19,7 @@ from torchgw._plans.transport import TransportPlan
 from torchgw._problem.marginals import MarginalRule
 from torchgw._sinkhorn.exact import ExactTransport
 from torchgw._sinkhorn.problem import DenseCost
+from torchgw._tensors.deadline import is_over
 from torchgw._typing import Marginals, Potentials
 
 # Steps at most. [L347]
@@ -98,7 +99,7 @@ def descend(
         part = _nonzero(vertex)
         gap = here - float(_pairings(cost, [part])[0])
         stationary = gap <= smallest
-        if stationary or step == _STEPS:
+        if stationary or step == _STEPS or is_over():
             break
         cost_there = cost_at(vertex)
         if mean is None:

@@ -17,6 +17,7 @@ from torchgw._solve.inner import (
 )
 from torchgw._solve.state import LoopState, Setting
 from torchgw._solve.status import Status
+from torchgw._tensors.deadline import is_over, last_phase
 from torchgw._typing import Potentials
 
 # Iterations of the last linear problem at least. The error is a mean: with two levels, which take
@@ -53,6 +54,7 @@ def settle(
         linear = setting.gradient.linearise(state.coupling)
         cost = linear.seen(state.coupling.masses).to(dtype)
         prepared = prepare(setting, cost.dense() if setting.store else cost, epsilon)
+        last_phase()
         inner = solve_linear(
             setting,
             prepared,
@@ -66,7 +68,9 @@ def settle(
         setting.recorder.settle_iterations = inner.n_iters
         # an `inner_tol` that was passed has to be met; of the default the promised error is enough
         met = promised_error(setting) if options.inner_tol is None else 0.0
-        if not inner.converged and inner.error > met:
+        if not inner.converged and is_over():
+            state = state._replace(status=Status.STOPPED)
+        elif not inner.converged and inner.error > met:
             state = state._replace(status=_INNER_FAILED.get(state.status, state.status))
         if setting.store:
             prepared = prepare(setting, cost, epsilon)

@@ -18,6 +18,7 @@ from torchgw._sinkhorn.contract import Backend
 from torchgw._solve.options import Options
 from torchgw._solve.precision import rounding
 from torchgw._solve.status import Status
+from torchgw._tensors.deadline import is_over
 from torchgw._tensors.ranks import Ranks
 from torchgw._typing import Iteration, Marginals, Potentials
 
@@ -35,12 +36,12 @@ class Recorder:
     checkpoint: "Callable[[LoopState], None] | None" = None
 
     def add(self, entry: Iteration) -> bool:
-        """Record an iteration; return whether the callback asks to stop, on any of the ranks."""
+        """Record an iteration; return whether to stop: the callback or the time, on any rank."""
         self.history.append(entry)
         if self.ranks is not None:
             self.ranks.agree("(iteration, epsilon, dual value, error, change)", entry[:5])
         answer = None if self.callback is None else self.callback(entry)
-        stop = isinstance(answer, (bool, np.bool_)) and bool(answer)
+        stop = (isinstance(answer, (bool, np.bool_)) and bool(answer)) or is_over(agreed=True)
         return stop if self.ranks is None else self.ranks.any(stop)
 
     @contextmanager

@@ -1,5 +1,6 @@
 """How a problem is solved: everything that is chosen before the first iteration."""
 
+import logging
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -33,6 +34,8 @@ from torchgw._solve.state import Recorder, Setting
 from torchgw._tensors.ahead import compile_for_rank
 from torchgw._typing import Marginals
 from torchgw.distances.sampling import choose_points
+
+logger = logging.getLogger(__name__)
 
 # epsilon="auto" as a share of natural_scale(). [L132]
 _AUTO_EPSILON = {"entropic": 0.0025, "proximal": 0.1}
@@ -219,6 +222,8 @@ def choose_strategy(
         )
     facts = facts._replace(spread=spread, epsilon=epsilon)
     route = make_route(facts, options, limits, gradient, n_anchors, init)
+    for choice in (route.gradient, route.precision, route.storage.choice, route.end):
+        logger.info("%s %s: %s", *choice)
     compile_for_rank(problem.source.device, facts.cost_rank(gradient.chosen, n_anchors))
     return Strategy(problem, options, facts, route, n_anchors, mass)
 

@@ -83,8 +83,7 @@ def add_align(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     )  # fmt: skip
     parser.add_argument(
         "--time-limit", metavar="TIME", type=seconds,
-        help="stop after so many seconds, or as 10m, 2h, and write what there is; looked at after "
-        "each outer iteration",
+        help="end after so many seconds, or as 10m, 2h, and write what there is",
     )  # fmt: skip
     stored = parser.add_argument_group("what else is stored")
     stored.add_argument("--dense", action="store_true", help="store matrices in full")
@@ -251,8 +250,11 @@ def align(options: argparse.Namespace) -> int:
     together = rank() is not None
     if together and options.gpus is not None:
         settings.setdefault("device", "cuda")
-    with progress(options.quiet, total, tol, options.time_limit) as report:
-        result = torchgw.solve(**given, **settings, callback=report, distributed=together)
+    with progress(options.quiet, total, tol) as report:
+        result = torchgw.solve(
+            **given, **settings, callback=report, distributed=together,
+            time_limit=options.time_limit,
+        )  # fmt: skip
     if rank():
         # only the first process writes
         return EXIT_CONVERGED

@@ -67,6 +67,7 @@ class GWEstimator(BaseEstimator):  # type: ignore[misc]
         skip_tiles: bool | Literal["auto"] = "auto",
         resolution: float | Literal["auto"] | None = "auto",
         max_iter: int = 500,
+        time_limit: float | None = None,
         min_iter: int = 40,
         tol: float = 1e-5,
         objective_tol: float = 1e-4,

@@ -1,0 +1,94 @@
+"""A limit of time holds in every phase, and what comes back is valid and says so."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+from scipy.sparse import random_array
+
+import torchgw
+from torchgw._tensors import deadline
+
+
+def clouds(n, m, d=3):
+    rng = np.random.default_rng(0)
+    return {"X": rng.normal(size=(n, d)), "Y": rng.normal(size=(m, d)), "distances": "euclidean"}
+
+
+def networks(n):
+    rng = np.random.default_rng(1)
+    tables = (random_array((n, n), density=0.06, rng=rng).toarray() > 0 for _ in range(2))
+    return {f"D_{side}": np.float64(one | one.T) for side, one in zip("XY", tables, strict=True)}
+
+
+CASES = {
+    "few points": clouds(20, 24),
+    "chains": clouds(100, 110, 10),
+    "graphs": networks(110),
+    "tabu": clouds(24, 24),
+    "mass": clouds(20, 20) | {"mass": 0.7},
+    "unbalanced": clouds(30, 25) | {"unbalanced": 0.1},
+    "squares": clouds(20, 24) | {"unbalanced": 0.1, "unbalanced_type": "l2"},
+    "polish": clouds(20, 20) | {"polish": True, "n_init": 1},
+    "proximal": clouds(30, 40) | {"regularization": "proximal"},
+    "sharp": clouds(60, 60) | {"epsilon": 1e-6, "n_init": 1},
+    "sampled": clouds(80, 90) | {"gradient": "sampled", "n_init": 1},
+    "absolute": clouds(15, 12) | {"loss": "absolute"},
+}
+
+
+@pytest.mark.parametrize("name", list(CASES))
+@pytest.mark.parametrize("looks", [2, 50])
+@pytest.mark.filterwarnings("ignore::torchgw.TorchGWWarning")
+def test_each_phase_ends_once_the_time_is_up(name, looks, monkeypatch):
+    """Time passes by looks at the clock, so that no processor is too slow for it.
+
+    A solve without a limit looks hundreds of times; once the time is up each phase looks a few
+    times more, and the plan that comes back has its numbers.
+    """
+    asked = []
+
+    def now():
+        asked.append(None)
+        return float(len(asked))
+
+    monkeypatch.setattr(deadline, "monotonic", now)
+    result = torchgw.solve(**CASES[name], time_limit=looks, random_state=0)
+    # of a search, a loop, stages, settling and polishing; each of a few nested loops
+    assert len(asked) < looks + 120
+    told = result.status is torchgw.Status.STOPPED or result.doubt
+    assert told or len(asked) <= looks
+    assert np.isfinite(result.report.objective)
+    assert np.isfinite(np.asarray(result.plan)).all()
+    assert result.lazy_plan.shape == np.asarray(result.plan).shape
+
+
+@pytest.mark.filterwarnings("ignore::torchgw.TorchGWWarning")
+def test_enough_time_changes_nothing():
+    given = CASES["few points"]
+    whole = torchgw.solve(**given, random_state=0)
+    limited = torchgw.solve(**given, random_state=0, time_limit=1e6)
+    assert np.array_equal(whole.plan, limited.plan)
+    assert limited.status is whole.status
+
+
+@pytest.mark.parametrize("limit", [0, -1, float("nan"), float("inf"), "1", True])
+def test_odd_limits_are_refused(limit):
+    with pytest.raises(torchgw.TorchGWError, match="time_limit"):
+        torchgw.solve(**CASES["few points"], time_limit=limit)
+
+
+def test_a_limit_ends_with_its_call():
+    with pytest.raises(torchgw.InvalidInputError), deadline.within(1e-9):
+        torchgw.solve(np.full((3, 2), np.nan), np.zeros((3, 2)), time_limit=1e-9)
+    assert not deadline.is_over()
+    with deadline.within(1e-9):
+        time.sleep(1e-3)
+        assert deadline.is_over()
+        assert deadline.is_over(agreed=True)
+    with deadline.within(1e-9, shared=True):
+        time.sleep(1e-3)
+        assert not deadline.is_over()
+        assert deadline.is_over(agreed=True)
