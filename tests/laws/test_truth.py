@@ -375,3 +375,55 @@ def test_a_result_and_its_plan_are_the_same_start(options):
         for total in (2.0, 0.5, 0.0):
             with pytest.raises(InvalidInputError, match=r"`init` must be a plan.*1 or 0.6"):
                 torchgw.solve(*sides, init=begun.plan * (total / 0.6), **options)
+
+
+def sent(result, points, plan):
+    """Where the plan sends each point that it moves, and which these are."""
+    mass = plan.sum(1)
+    moves = mass > 0
+    return plan[moves] @ points / mass[moves, None], moves
+
+
+@pytest.mark.filterwarnings("ignore::torchgw.TorchGWWarning")
+@pytest.mark.parametrize("metric", ["euclidean", "sqeuclidean", "precomputed", "table"])
+@pytest.mark.parametrize("weights", [False, True])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"polish": True},
+        {"regularization": "proximal"},
+        {"regularization": "proximal", "polish": False},
+        {"polish": True, "mass": 0.7},
+        {"unbalanced": (np.inf, 0)},
+    ],
+    ids=str,
+)
+def test_the_plan_is_the_map_of_new_points(options, metric, weights):
+    """Points of a solve go where the plan sends them, and points near these go nearby.
+
+    The match of copies is a plan of its own, without a cost.
+    """
+    rng = np.random.default_rng(len(str(options)) + weights)
+    x = rng.normal(size=(22, 2))
+    for copied in (False, True):
+        y = x[rng.permutation(22)] * [1, -1] if copied else rng.normal(size=(18, 3))
+        given = {name: random_weights(len(side)) for name, side in (("a", x), ("b", y)) if weights}
+        if metric == "table":
+            d_x, d_y = cdist(x, x), cdist(y, y)
+            given |= {"D_X": d_x, "D_Y": d_y}
+            nearly = cdist(x + 1e-7, x)
+            known, near = ({"D_new": table, "values": y} for table in (d_x, nearly))
+        else:
+            given |= {"X": x, "Y": y, "distances": metric}
+            known, near = {"X_new": x}, {"X_new": x + 1e-7}
+        result = torchgw.solve(n_init=1, max_iter=60, random_state=0, **given, **options)
+        plan = np.asarray(result.plan)
+        expected, moves = sent(result, y, plan)
+        np.testing.assert_allclose(result.transform(**known)[moves], expected, atol=1e-9)
+        # costs change by 1e-7 of their size, over an epsilon of 1e-4; unless a path changes
+        if metric != "precomputed":
+            np.testing.assert_allclose(result.transform(**near)[moves], expected, atol=1e-2)
+        if metric != "table":
+            back, moves = sent(result, x, plan.T)
+            np.testing.assert_allclose(result.inverse_transform(y)[moves], back, atol=1e-9)
