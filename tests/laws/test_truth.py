@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import itertools
+import math
+import re
 import warnings
+from fractions import Fraction
 
 import numpy as np
 import pytest
 import reference
 import torch
 from problems import distance_matrices, isometric_copy, linear_problem, random_weights
+from scipy.spatial.distance import cdist
 
 import torchgw
-from torchgw import ConvergenceWarning, Status
+from torchgw import ConvergenceWarning, InvalidInputError, Status
 from torchgw._gradients.contract import QuadraticValue
 from torchgw._gradients.dense import DenseGradient
 from torchgw._gradients.sampled import SampledGradient
+from torchgw._plans.given import StoredPlan
 from torchgw._plans.rounded import round_to_marginals
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.losses import find_loss
 from torchgw._problem.problem import Problem
+from torchgw._results.correlation import _exactly
 from torchgw._sinkhorn.compiled import CompiledBackend
 from torchgw._sinkhorn.problem import DenseCost
 from torchgw._solve.evaluation import Evaluation, judge
@@ -274,3 +280,150 @@ def test_an_absolute_loss_from_samples_is_compared_with_the_exact_product():
     problem = Problem(*sides, Marginals(weights, weights), 1.0, None, find_loss("absolute"))
     exact = DenseGradient(problem).product
     assert SampledGradient(problem, 256, 0.9).product == pytest.approx(exact, rel=1e-12)
+
+
+def pearson(plan, x, y):
+    """Pearson's correlation of distances under a plan and both variances, in exact arithmetic."""
+    plan, x, y = ([[*map(Fraction, row)] for row in table.tolist()] for table in (plan, x, y))
+    total = sum(map(sum, plan))
+    moments = [Fraction(0)] * 5
+    pairs = [(i, j) for i in range(len(plan)) for j in range(len(plan[0])) if plan[i][j]]
+    for (i, j), (k, l) in itertools.product(pairs, repeat=2):
+        u, v = x[i][k], y[j][l]
+        mass, terms = plan[i][j] * plan[k][l] / total**2, (u, v, u * u, v * v, u * v)
+        moments = [old + mass * new for old, new in zip(moments, terms, strict=True)]
+    u, v, uu, vv, uv = moments
+    spreads = uu - u * u, vv - v * v
+    if min(spreads) == 0:
+        return math.nan, spreads
+    # the squared correlation is a ratio that is near one, whatever the variances are
+    squared = float((uv - u * v) ** 2 / (spreads[0] * spreads[1]))
+    return math.copysign(math.sqrt(squared), uv - u * v), spreads
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_correlation_is_that_of_the_plan(seed):
+    """Few different distances, masses of 200 decades: where all are equal there is none."""
+    rng = np.random.default_rng(seed)
+    n, m = rng.integers(1, 5, size=2)
+    sides = []
+    for size in (n, m):
+        upper = np.triu(rng.integers(0, 3, size=(size, size)), 1)
+        upper = upper * float(rng.choice([1e-9, 1, 1e9]))
+        sides.append(upper + upper.T)
+    plan = rng.random((n, m)) * 10.0 ** -rng.choice([0, 0, 1, 90, 200], size=(n, m))
+    plan[rng.random((n, m)) < 0.3] = 0
+    plan[rng.integers(n), rng.integers(m)] = 1
+    found = _exactly(
+        StoredPlan(torch.from_numpy(plan)),
+        *(PrecomputedDistance(torch.from_numpy(side)) for side in sides),
+    )
+    expected, spreads = pearson(plan, *sides)
+    least = [1e-30 * side.max() ** 2 for side in sides]
+    if any(spread <= small for spread, small in zip(spreads, least, strict=True)):
+        # nearly all mass is on pairs that are as far apart
+        assert math.isnan(found)
+    else:
+        # a variance is the difference of two means of squares
+        assert found == pytest.approx(expected, abs=1e-6)
+
+
+def advised(message, name, value):
+    """What a message says to pass in place of a value."""
+    told = re.search(rf"[Pp]ass `?(.*?{name}.*?)`?(\.$|\. | if |,| for )", message).group(1)
+    return eval(told.removeprefix(f"{name}="), {name: value})
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_advice_leads_to_the_problem_that_was_meant(seed):
+    """Half a table, weights without a sum or without any mass, plans of another mass."""
+    rng = np.random.default_rng(seed)
+    n, m = rng.integers(3, 9, size=2)
+    d_x, d_y = (cdist(part, part) for part in (rng.normal(size=(n, 2)), rng.normal(size=(m, 2))))
+    plan = rng.random((n, m))
+    given = {"D_X": d_x, "D_Y": d_y, "n_init": 1, "epsilon": 0.1}
+    for name, broken, meant in (
+        ("D_X", np.triu(d_x), d_x),
+        ("D_Y", np.tril(d_y), d_y),
+        ("D_X", d_x + np.triu(d_x), 1.5 * d_x),
+        ("a", np.full(n, 3.0), np.full(n, 1 / n)),
+        ("b", np.zeros(m), None),
+        ("init", plan, plan / plan.sum()),
+    ):
+        with pytest.raises(InvalidInputError, match=f"`{name}`") as refusal:
+            torchgw.solve(**given | {name: broken} | ({"n_init": None} if name == "init" else {}))
+        told = advised(str(refusal.value), name, broken)
+        assert (told is None) == (meant is None)
+        if meant is not None:
+            np.testing.assert_allclose(told, meant, rtol=1e-12)
+
+
+@pytest.mark.filterwarnings("ignore:Distances of X were divided:torchgw.TorchGWWarning")
+@pytest.mark.parametrize(
+    "options", [{}, {"mass": 0.6}, {"unbalanced": 0.5}, {"unbalanced": (np.inf, 0.2)}], ids=str
+)
+def test_a_result_and_its_plan_are_the_same_start(options):
+    """Plans of any mass, of which that of a partial problem was refused."""
+    rng = np.random.default_rng(0)
+    sides = rng.normal(size=(11, 2)), rng.normal(size=(8, 2))
+    options = {"epsilon": 0.02, **options}
+    begun = torchgw.solve(*sides, n_init=1, **options)
+    first, second = (torchgw.solve(*sides, init=init, **options) for init in (begun, begun.plan))
+    # a result has potentials as well, which save iterations
+    np.testing.assert_allclose(first.plan, second.plan, atol=1e-6)
+    if "mass" in options:
+        for total in (2.0, 0.5, 0.0):
+            with pytest.raises(InvalidInputError, match=r"`init` must be a plan.*1 or 0.6"):
+                torchgw.solve(*sides, init=begun.plan * (total / 0.6), **options)
+
+
+def sent(result, points, plan):
+    """Where the plan sends each point that it moves, and which these are."""
+    mass = plan.sum(1)
+    moves = mass > 0
+    return plan[moves] @ points / mass[moves, None], moves
+
+
+@pytest.mark.filterwarnings("ignore::torchgw.TorchGWWarning")
+@pytest.mark.parametrize("metric", ["euclidean", "sqeuclidean", "precomputed", "table"])
+@pytest.mark.parametrize("weights", [False, True])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"polish": True},
+        {"regularization": "proximal"},
+        {"regularization": "proximal", "polish": False},
+        {"polish": True, "mass": 0.7},
+        {"unbalanced": (np.inf, 0)},
+    ],
+    ids=str,
+)
+def test_the_plan_is_the_map_of_new_points(options, metric, weights):
+    """Points of a solve go where the plan sends them, and points near these go nearby.
+
+    The match of copies is a plan of its own, without a cost.
+    """
+    rng = np.random.default_rng(len(str(options)) + weights)
+    x = rng.normal(size=(22, 2))
+    for copied in (False, True):
+        y = x[rng.permutation(22)] * [1, -1] if copied else rng.normal(size=(18, 3))
+        given = {name: random_weights(len(side)) for name, side in (("a", x), ("b", y)) if weights}
+        if metric == "table":
+            d_x, d_y = cdist(x, x), cdist(y, y)
+            given |= {"D_X": d_x, "D_Y": d_y}
+            nearly = cdist(x + 1e-7, x)
+            known, near = ({"D_new": table, "values": y} for table in (d_x, nearly))
+        else:
+            given |= {"X": x, "Y": y, "distances": metric}
+            known, near = {"X_new": x}, {"X_new": x + 1e-7}
+        result = torchgw.solve(n_init=1, max_iter=60, random_state=0, **given, **options)
+        plan = np.asarray(result.plan)
+        expected, moves = sent(result, y, plan)
+        np.testing.assert_allclose(result.transform(**known)[moves], expected, atol=1e-9)
+        # costs change by 1e-7 of their size, over an epsilon of 1e-4; unless a path changes
+        if metric != "precomputed":
+            np.testing.assert_allclose(result.transform(**near)[moves], expected, atol=1e-2)
+        if metric != "table":
+            back, moves = sent(result, x, plan.T)
+            np.testing.assert_allclose(result.inverse_transform(y)[moves], back, atol=1e-9)

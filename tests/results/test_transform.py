@@ -60,15 +60,18 @@ def test_proximal_steps(curves, gradient):
 
 
 def test_polished_plans_are_mapped_by_the_entropic_one(curves):
+    """Far from all points both are the same, and a new point is moved as its neighbours are."""
     X = curves[0]
     Y = X[::-1] * 2 + 0.01 * np.random.default_rng(0).normal(size=X.shape)
     settings = {"distances": "euclidean", "epsilon": 2e-3}
     entropic = solve(X, Y, **settings)
     polished = solve(X, Y, polish=True, **settings)
-    np.testing.assert_allclose(polished.transform(X), entropic.transform(X), atol=1e-11)
-    assert np.abs(polished.transform(X) - polished.lazy_plan.barycentric(Y)).max() > 1e-4
-    back = polished.inverse_transform(Y)
-    np.testing.assert_allclose(back, entropic.inverse_transform(Y), atol=1e-11)
+    for new, most in ((X + 1e-3, 1), (X[:3] + 1e3, 1e-3)):
+        moved = np.abs(polished.transform(new) - entropic.transform(new)).max()
+        missed = np.abs(polished.lazy_plan.barycentric(Y) - entropic.transform(X)).max()
+        assert missed > 1e-4
+        # a mean of what is missed; all of it has the mean zero
+        assert moved < most * missed
 
 
 def test_unequal_and_zero_weights(curves):

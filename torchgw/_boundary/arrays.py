@@ -225,9 +225,8 @@ def check_distances(name: str, value: Any, *, signed: bool = False) -> Tensor:
     if gap > _SYMMETRY_TOLERANCE * scale:
         raise InvalidInputError(
             f"`{name}` must be symmetric; entries differ from their transposes by up to {gap:.3g} "
-            f"(largest entry {scale:.3g}). Pass ({name} + {name}.T) / 2 if that is what you mean; "
-            f"costs that differ with the direction are torchgw.distances.DirectedDistance({name}), "
-            "in place of points."
+            f"(largest entry {scale:.3g}). {symmetric_advice(name, tensor)} Costs that differ with "
+            f"the direction are torchgw.distances.DirectedDistance({name}), in place of points."
         )
     least = float(tensor.min())
     rounding = least >= -_SYMMETRY_TOLERANCE * scale
@@ -241,6 +240,17 @@ def check_distances(name: str, value: Any, *, signed: bool = False) -> Tensor:
     return tensor.clamp_min(0)
 
 
+def symmetric_advice(name: str, matrix: Tensor) -> str:
+    """Say how a matrix that is not symmetric becomes one."""
+    if not bool(matrix.tril(-1).any()) or not bool(matrix.triu(1).any()):
+        # a mean with the zeros of the other triangle would halve the distances
+        return (
+            "One of its triangles is empty: if the other holds the distances, pass "
+            f"{name} + {name}.T, whose diagonal should be zero."
+        )
+    return f"Pass ({name} + {name}.T) / 2 if that is what you mean."
+
+
 def check_linear_cost(value: Any, shape: tuple[int, int], name: str = "M") -> Tensor:
     """Convert a table over pairs (M, or a starting plan) to a floating tensor of shape (n, m)."""
     tensor = _floating(to_tensor(name, value))
@@ -250,16 +260,22 @@ def check_linear_cost(value: Any, shape: tuple[int, int], name: str = "M") -> Te
     return tensor
 
 
-def check_plan(value: Any, shape: tuple[int, int]) -> Tensor:
-    """Convert a starting plan, non-negative, to float64 and a total mass of exactly one."""
+def check_plan(value: Any, shape: tuple[int, int], mass: float | None = 1.0) -> Tensor:
+    """Convert a starting plan, non-negative, to float64 and a total mass of exactly one.
+
+    Where plans move another ``mass`` it may have that instead, and any where this is ``None``.
+    """
     tensor = check_linear_cost(value, shape, name="init").double()
-    total = float(tensor.sum())
-    if float(tensor.min()) < 0 or abs(total - 1) > _PLAN_TOLERANCE:
+    total, least = float(tensor.sum()), float(tensor.min())
+    off = 0.0 if mass is None else min(abs(total - 1), abs(total / mass - 1))
+    if least < 0 or total == 0 or off > _PLAN_TOLERANCE:
+        allowed = "1" if mass == 1 else "a positive number" if mass is None else f"1 or {mass:g}"
+        advice = "init / init.sum()" if least >= 0 < total else "such an array"
         raise InvalidInputError(
-            "`init` must be a plan: non-negative entries that sum to 1; its smallest entry is "
-            f"{float(tensor.min()):.3g} and its sum {total:.6g}. Pass init / init.sum()."
+            f"`init` must be a plan: non-negative entries that sum to {allowed}; its smallest "
+            f"entry is {least:.3g} and its sum {total:.6g}. Pass {advice}."
         )
-    if abs(total - 1) > _MASS_TOLERANCE:
+    if off > _MASS_TOLERANCE:
         warn_user(f"`init` sums to {total:.6g}; it was divided by that.", TorchGWWarning)
     return tensor / total
 
@@ -283,6 +299,8 @@ def as_weights(
             f"`{name}` must be non-negative; its smallest entry is {float(weights.min()):.3g}."
         )
     total = float(weights.sum())
+    if total == 0:
+        raise InvalidInputError(f"`{name}` is all zero: no point has any mass. {advice}")
     # Balanced transport of different masses is not defined. A total of nearly one is rounding, in
     # half precision one unit of it.
     if abs(total - 1) > max(_MASS_TOLERANCE, rounding):

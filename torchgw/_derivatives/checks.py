@@ -18,9 +18,9 @@ from torchgw.distances.landmark import LandmarkDistance
 from torchgw.distances.nystrom import NystromDistance
 from torchgw.distances.points import PointDistance
 
-# Entries of a plan whose iterations are unrolled: their graph keeps a few tables of that size for
-# each, 2 GB at most; and of a relaxed plan: its linear system keeps sixty, 1 GB. [L268, L492]
-_UNROLLED_ENTRIES, _RELAXED_ENTRIES = 50_000, 2_000_000
+# Entries of a plan whose derivative is computed by tables of that size: its linear system keeps
+# sixty, 1 GB. [L492]
+_ENTRIES = 2_000_000
 
 
 def tracked_inputs(**inputs: Any) -> dict[str, Tensor]:
@@ -111,18 +111,16 @@ def check_tracked(
 def check_stored(mode: Differentiable, rule: MarginalRule | None, weights: Marginals) -> None:
     """Refuse derivatives that would store too large a plan, or divide by weights of zero."""
     if mode == "unrolled":
-        what, keeps, most = "differentiable='unrolled'", "keeps every iteration", _UNROLLED_ENTRIES
-        way = "pass differentiable='implicit'."
+        what, way = "differentiable='unrolled'", "pass differentiable='implicit'."
     elif rule is not None:
-        what, keeps = "A derivative with `unbalanced` or `mass`", "stores the plan"
-        most, way = _RELAXED_ENTRIES, "take strict marginals."
+        what, way = "A derivative with `unbalanced` or `mass`", "take strict marginals."
     else:
         return
     n, m = map(len, weights)
-    if n * m > most:
+    if n * m > _ENTRIES:
         raise UnsupportedError(
-            f"{what} {keeps} and is limited to {most:,} pairs; got {n} x {m}. Take fewer points, "
-            f"or {way}"
+            f"{what} stores the plan and is limited to {_ENTRIES:,} pairs; got {n} x {m}. Take "
+            f"fewer points, or {way}"
         )
     if not all(bool((weight > 0).all()) for weight in weights):
         raise UnsupportedError(

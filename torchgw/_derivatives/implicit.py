@@ -41,7 +41,7 @@ _TABLES = 20
 _FEW_OPERATIONS = 2.5e8
 # Size of the solution over that of the right side from which the fixed point counts as nearly
 # singular: then the default `tol`, 1e-5, leaves two digits of a derivative. [L355]
-_NEARLY_SINGULAR = 1e3
+NEARLY_SINGULAR = 1e3
 
 
 def respond(
@@ -65,7 +65,7 @@ def respond(
         density, problem, upstream, forced, tables, _TOLERANCE[plan.dtype], _MAX_ITER
     )
     found = _solve(equation, small=small)
-    if max(found.residual / WORRYING, found.growth / _NEARLY_SINGULAR) > 1:
+    if max(found.residual / WORRYING, found.growth / NEARLY_SINGULAR) > 1:
         share = _share(found, equation)
         # where forces cancel up to rounding, as at a point-by-point match, there is nothing to
         # solve
@@ -91,7 +91,7 @@ def _solve(equation: Equation, *, small: bool) -> Response:
 
 def _warn(found: Response) -> None:
     """Warn of a response that may be wrong."""
-    if found.growth > _NEARLY_SINGULAR:
+    if found.growth > NEARLY_SINGULAR:
         warn_user(
             "The fixed point of the solve is nearly singular: the implicit derivative enlarges "
             f"errors of the plan {found.growth:.1e} times. Lower `tol` and `inner_tol`, or raise "

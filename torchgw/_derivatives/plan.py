@@ -42,9 +42,7 @@ def attach(
     tensors, plan = tuple(inputs.values()), result.lazy_plan
     if mode == "unrolled":
         matrix, loss = unroll(Model.of(definition, inputs), plan)
-        # the iterations may end elsewhere, as after a solve that was cut short: they differentiate,
-        # and the values are those of the solve
-        matrix = plan.stored().detach().double() + (matrix - matrix.detach())
+        # the value is that of the solve, which may not have added up all terms in float64
         loss = result.report.objective + (loss - loss.detach())
 
         def product(turned: bool, values: Tensor) -> Tensor:

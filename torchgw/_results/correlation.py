@@ -1,5 +1,7 @@
 """The correlation of the distances in one space with those between the partners."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -34,7 +36,7 @@ def distance_correlation(plan: Plan, extension: Extension) -> float:
         x, y = (table[others] for table in tables)
         moments = torch.stack([x.mean(), y.mean(), x @ x, y @ y, x @ y])
         moments[2:] /= len(x)
-        return _correlation(moments)
+        return _correlation(moments, moments[2:4])
 
 
 def _exactly(plan: Plan, source: DistanceProvider, target: DistanceProvider) -> float:
@@ -53,15 +55,23 @@ def _exactly(plan: Plan, source: DistanceProvider, target: DistanceProvider) -> 
         cross = (target.apply(source.apply(matrix).T.contiguous()).T * matrix).sum()
     moments = [p @ source.apply(p[:, None])[:, 0], q @ target.apply(q[:, None])[:, 0]]
     moments += [p @ source.mean_square(p), q @ target.mean_square(q), cross]
-    return _correlation(torch.stack(moments))
+    # all distances between points that have some mass alike
+    even = [(mass > 0).double() / (mass > 0).sum() for mass in (p, q)]
+    sizes = [
+        each @ side.mean_square(each) for side, each in zip((source, target), even, strict=True)
+    ]
+    return _correlation(torch.stack(moments), torch.stack(sizes))
 
 
-def _correlation(moments: Tensor) -> float:
-    """Compute the correlation from the means of x, y, x^2, y^2 and x y."""
+def _correlation(moments: Tensor, sizes: Tensor) -> float:
+    """Compute the correlation from the means of x, y, x^2, y^2 and x y, and two mean squares."""
     x, y, xx, yy, xy = moments.tolist()
-    spreads = xx - x * x, yy - y * y
-    # a variance this small is rounding of zero
-    if any(spread <= 1e-12 * square for spread, square in zip(spreads, (xx, yy), strict=True)):
-        return float("nan")
-    ratio = (xy - x * y) / (spreads[0] * spreads[1]) ** 0.5
+    spreads, eps = (xx - x * x, yy - y * y), torch.finfo(torch.float64).eps
+    for spread, square, size in zip(spreads, (xx, yy), sizes.tolist(), strict=True):
+        # rounding of zero: of the difference, or of distances, where nearly all mass is on pairs
+        # that are as far apart. A plan without mass has no moments.
+        if not spread > max(1e-12 * square, eps**2 * size):
+            return math.nan
+    # roots one by one: the product of two variances may be too small for a number
+    ratio = (xy - x * y) / (math.sqrt(spreads[0]) * math.sqrt(spreads[1]))
     return float(max(-1.0, min(1.0, ratio)))

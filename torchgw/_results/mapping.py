@@ -1,9 +1,12 @@
 """Mapping points that a solve has not seen, without solving again.
 
 One half-step against the potentials g of the solve gives a new point its row of the plan, at the
-cost that the distances of the point have there (docs/algorithm.md, equation 13).
+cost that the distances of the point have there (docs/algorithm.md, equation 13). A plan without
+entropy has no potentials that do so: the entropic plan before it sends new points on their way, and
+what it is off by at known points is made up for.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,19 +86,25 @@ def map_new(
     side: int,
     values: Any,
     *,
+    sharp: bool,
     points: Any,
     table: Any,
     linear: Any,
     features: Any,
 ) -> Tensor:
-    """Map new points of the source (0) or the target (1), as the user gave them, to the other."""
+    """Map new points of the source (0) or the target (1), as the user gave them, to the other.
+
+    A plan is ``sharp`` if it has no entropy.
+    """
     if extension is None:
         raise UnsupportedError(
             "This result does not hold what new points are mapped by (`result.extension`). Solve "
             "again."
         )
-    plan = extension.unpolished or plan
-    plan = plan.T if side == 1 else plan
+    entropic = extension.unpolished or plan
+    plan, entropic = (
+        (part.T if side == 1 else part).giving(in_numpy=False) for part in (plan, entropic)
+    )
     other, count = extension.spaces[1 - side], plan.shape[1]
     if values is None:
         values, name = other.points, "YX"[side]
@@ -115,7 +124,48 @@ def map_new(
             raise InvalidInputError(
                 "`M_new` or `F_new` was given, and the solve had no linear cost. Drop it."
             )
-        return extension.map(side, plan, cross, cost, averaged)
+        mapped = extension.map(side, entropic, cross, cost, averaged)
+        if sharp:
+            for rows, missed in _missed(extension, side, (plan, entropic), cross, averaged):
+                mapped[rows] += missed
+        return mapped
+
+
+def _missed(
+    extension: Extension,
+    side: int,
+    plans: tuple[TransportPlan, TransportPlan],
+    cross: CrossDistance,
+    values: Tensor,
+) -> Iterator[tuple[slice, Tensor]]:
+    """Interpolate by how far known points, mapped by the entropic plan, miss the sharp one's."""
+    # Weights are inverse squares of distances (D. Shepard, ACM National Conference 1968): a known
+    # point has its own, and far from all of them the means of both plans, which are the same.
+    # Points that the sharp plan moves no mass of are not corrected.
+    plan, entropic = plans
+    sums = plan @ torch.cat([values.double(), values.new_ones(len(values), 1).double()], dim=1)
+    if extension.unpolished is not None:
+        known = entropic.barycentric(values.double())
+    else:
+        space, provider = extension.spaces[side], extension.known.distances(side)
+        table = None
+        if space.points is None:
+            everything = torch.arange(provider.n, device=provider.device)
+            table = provider.columns(everything).T.double() / space.scale
+        itself = CrossDistance(space, provider, space.points, table)
+        linear = extension.linear_cost()
+        linear = linear.transpose() if linear is not None and side == 1 else linear
+        known = extension.map(side, entropic, itself, linear, values)
+    mass = sums[:, -1:]
+    missed = torch.where(mass > 0, sums[:, :-1] / mass - known, 0.0)
+    step = cross.block_size(len(missed))
+    for start in range(0, cross.n_new, step):
+        rows = slice(start, min(start + step, cross.n_new))
+        apart = cross.apart(rows).abs()
+        nearest = apart.amin(1, keepdim=True)
+        # the ratio to the nearest one, as an inverse would be infinite
+        weights = torch.where(apart > nearest, (nearest / apart).square(), 1.0)
+        yield rows, weights / weights.sum(1, keepdim=True) @ missed
 
 
 def _read_new_points(extension: Extension, side: int, points: Any, table: Any) -> CrossDistance:

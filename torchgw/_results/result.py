@@ -284,10 +284,12 @@ class GWResult(Result):
 
         By one half-step the potentials of the solve give a new point x a row P_xj of the plan, up
         to its mass, and x goes to the weighted mean sum_j P_xj v_j / sum_j P_xj. A point of X goes
-        where ``lazy_plan.barycentric`` sends it. A polished plan has no potentials, so points are
-        mapped by the entropic plan that it was made from (the match of two spaces that are the same
-        has some, by which points near X go near their images). With relaxed marginals a point
-        without a partner is mapped too, to where the little that it gives would go.
+        where ``lazy_plan.barycentric`` sends it, and a point near it goes nearby. A plan without
+        entropy (polished, or the match of two spaces that are the same) has no potentials: points
+        are mapped by the entropic plan that it was made from, or that of the match, and moved by
+        what this misses at the points of X, weighted by inverse squares of distances to them: with
+        tables the entries of ``D_new``, 0 for a point of X. With relaxed marginals a point without
+        a partner is mapped too, to where the little that it gives would go.
 
         Parameters
         ----------
@@ -343,7 +345,8 @@ class GWResult(Result):
 
     def _map(self, side: int, values: Any, **new: Any) -> Any:
         """Map new points of a side to the other one."""
-        mapped = map_new(self.extension, self.lazy_plan, side, values, **new)
+        sharp = self.epsilon == 0
+        mapped = map_new(self.extension, self.lazy_plan, side, values, sharp=sharp, **new)
         return in_kind(new["points"] if new["table"] is None else new["table"], mapped)
 
     def shared(self) -> GWResult:

@@ -72,7 +72,8 @@ def first_guess(
             "one of them."
         )
     if not searchable(problem, init, options):
-        return _read_init(init, problem.marginals), None
+        mass = options.rule.fixed_mass if options.rule else 1.0
+        return _read_init(init, problem.marginals, mass), None
     searched = problem if sample is None else sample.problem
     backend = choose_backend(options.backend, problem.source.device, torch.float32)
     search = find_optima(searched, epsilon, options.n_init or DEFAULT_STARTS, backend, made)
@@ -135,8 +136,8 @@ def searchable(problem: Problem, init: Any, options: Options) -> bool:
     return init is None and options.n_init != 1 and not trivial
 
 
-def _read_init(init: Any, marginals: Marginals) -> Guess:
-    """Read the start that ``init`` asks for."""
+def _read_init(init: Any, marginals: Marginals, mass: float | None) -> Guess:
+    """Read the start that ``init`` asks for, of a problem whose plans have a mass, or any."""
     # A plan is continued at the target epsilon. Pairs and optima of a coarse problem are rough:
     # they are taken up at a larger epsilon, which smooths them without forgetting them.
     device = marginals.a.device
@@ -167,7 +168,7 @@ def _read_init(init: Any, marginals: Marginals) -> Guess:
     table = to_tensor("init", init)
     if not table.dtype.is_floating_point and table.dtype is not torch.bool:
         return Guess(_matching(table.to(device).long(), marginals), None, GUESS_EPSILON)
-    return Guess(StoredPlan(check_plan(table, shape).to(device)), None, 0.0)
+    return Guess(StoredPlan(check_plan(table, shape, mass).to(device)), None, 0.0)
 
 
 def from_alternative(found: Alternative, device: torch.device) -> Guess:

@@ -99,6 +99,20 @@ class CrossDistance:
         new = new.to(dtype)
         return self._through_neighbours(new, known, index)
 
+    def apart(self, block: slice) -> Tensor:
+        """Compute how far some new points are from each known one, not scaled, (q, n).
+
+        Of geodesics these are the lengths of straight lines: near points have short ones too.
+        """
+        if self._table is not None:
+            return self._table[block].double()
+        assert self._points is not None
+        assert self._space.points is not None
+        new, known = self._points[block], self._space.points
+        if self._space.metric is not None:
+            return self._space.between(new, known)
+        return pairwise_distances(new.double(), known.double(), "euclidean")
+
     def _through_neighbours(self, new: Tensor, known: Tensor, index: Tensor | None) -> Tensor:
         count = min(self._space.n_neighbors, known.shape[0])
         length, at = nearest(known.double(), new, count)

@@ -10,7 +10,13 @@ import scipy
 import torch
 from torch import Tensor
 
-from torchgw._boundary.arrays import check_finite, check_magnitude, check_tensor, to_tensor
+from torchgw._boundary.arrays import (
+    check_finite,
+    check_magnitude,
+    check_tensor,
+    symmetric_advice,
+    to_tensor,
+)
 from torchgw._boundary.graphs import as_graph
 from torchgw._errors import GraphWarning, InvalidInputError, warn_user
 from torchgw.distances._graph.adjacency import validate_graph
@@ -112,7 +118,7 @@ class PrecomputedDistance(DistanceProvider):
             if bool(gap > _SYMMETRY_TOLERANCE * largest):
                 raise InvalidInputError(
                     f"`matrix` must be symmetric; entries differ from their transposes by up to "
-                    f"{float(gap):.3g}. Pass `(matrix + matrix.T) / 2`."
+                    f"{float(gap):.3g}. {symmetric_advice('matrix', self._matrix)}"
                 )
             start += block.shape[0]
 
