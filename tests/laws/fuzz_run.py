@@ -1,9 +1,9 @@
 """Random cases by the thousand, in processes of their own: ``python tests/laws/fuzz_run.py``.
 
-Four kinds of case, each made from its number alone: combinations of options and geometries,
-derivatives, crafted files, and problems whose answer is known. A case that takes too long, or kills
-its process, is a failure like a wrong answer; the run goes on. Each outcome is a line of ``--out``
-as soon as it is there. The exit code is 1 if anything failed.
+Five kinds of case, each made from its number alone: combinations of options and geometries,
+derivatives, crafted files, problems whose answer is known, and twins of a problem. A case that
+takes too long, or kills its process, is a failure like a wrong answer; the run goes on. Each
+outcome is a line of ``--out`` as soon as it is there. The exit code is 1 if anything failed.
 
     python tests/laws/fuzz_run.py --solves 10000 --derivatives 2000 --files 5000 --known 1000
     python tests/laws/fuzz_run.py --show known:17
@@ -34,6 +34,7 @@ def kinds():
     """Return what tries a case of each kind; imported late, in the processes that try them."""
     import fuzz_cases
     import fuzz_more
+    import fuzz_twins
     import test_files
 
     return {
@@ -41,10 +42,11 @@ def kinds():
         "derivatives": fuzz_more.attempt_derivative,
         "files": test_files.attempt,
         "known": fuzz_more.attempt_known,
+        "twins": fuzz_twins.attempt,
     }
 
 
-KINDS = ("solves", "derivatives", "files", "known")
+KINDS = ("solves", "derivatives", "files", "known", "twins")
 
 
 def attempt(kind, number, cuda):
@@ -204,7 +206,7 @@ def summarise(outcomes, left, under_way):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    for kind, count in zip(KINDS, (1000, 200, 500, 100), strict=True):
+    for kind, count in zip(KINDS, (1000, 200, 500, 100, 100), strict=True):
         parser.add_argument(f"--{kind}", type=int, default=count, metavar="COUNT")
     parser.add_argument("--start", type=int, default=1000, help="number of the first case")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))

@@ -41,13 +41,15 @@ class Limits(NamedTuple):
     # Ends. Entries up to which dense proximal steps are polished unless that is refused. [L950]
     polished: float
 
-    # The search. Points of a side of the coarse problem; and up to which all points are searched
-    # where those say little. [L110, L116, L109, L219]
+    # The search. Points of a side of the coarse problem; up to which all points are searched where
+    # those say little; and up to which problems are put in a standard form, which all ways to write
+    # them share. [L110, L116, L109, L219, L1331]
     few_points: int
     all_points: int
     # Points of the larger side from which on chains are of use; points of equal weight up to which
     # partners are exchanged; and of relaxed problems, up to which they have a search. [L662, L1274,
     # L240]
+    ordered_points: int
     least_points: int
     exchanged_points: int
     relaxed_points: int
@@ -83,7 +85,8 @@ CPU = Limits(
     float64=100_000, again=25e6, settled=100e6,
     stored_bytes=2**28, subsample=9e6, cells=4e10,
     polished=4e6,
-    few_points=96, all_points=512, least_points=5, exchanged_points=64, relaxed_points=96,
+    few_points=96, all_points=512, ordered_points=1_000, least_points=5, exchanged_points=64,
+    relaxed_points=96,
     stacked=2**13, product=2**14, followed=9e6,
     chains=16, thorough_chains=64, fewest_chains=4, chain_products=1e12, thorough=16,
     open_chains=4, open_least=2**14, open_most=2**16, edges=200_000,

@@ -14,6 +14,7 @@ from torchgw._problem.problem import Problem
 from torchgw._search.batch import Searched, search_all, way_to_call
 from torchgw._search.coarse import centre, coarsen, cross_terms
 from torchgw._search.optima import DEFAULT_STARTS
+from torchgw._search.standard import put_in_standard_form
 from torchgw._search.starts import find_hints, make_starts
 from torchgw._sinkhorn.choose import BackendName, batch_solver, choose_backend
 from torchgw._sinkhorn.contract import Backend
@@ -44,7 +45,9 @@ def agreement(
     # added to those that were `made`.
     sides = found_by or (source, target)
     weights = [torch.full((side.n,), 1 / side.n, dtype=torch.float64) for side in sides]
-    coarse = coarsen(Problem(*sides, Marginals(*weights), 1.0, None, SQUARE), _POINTS)
+    problem = Problem(*sides, Marginals(*weights), 1.0, None, SQUARE)
+    standard = put_in_standard_form(problem)
+    coarse = coarsen(problem if standard is None else standard.problem, _POINTS)
     few = coarse.problem
     hints = find_hints(few)
     target_epsilon = _EPSILON * coarse.scale
@@ -57,12 +60,16 @@ def agreement(
     found = way_to_call("agreement", device, chosen, arguments)("search", search, *arguments)
     if made is not None:
         # a copy, as the next search may have been recorded over it
-        sizes = sides[0].n, sides[1].n
+        sizes = (sides[0].n, sides[1].n) if standard is None else standard.sizes
         made.append(Searched(sizes, few, _EPSILON, starts.labels, clone(found.batch)))
     plan = found.rounded[found.table[:, 0].argmin()]
     x, y = few.x, few.y
     if found_by:
-        x, y = _centred(source, few.source), _centred(target, few.target)
+        points = few.source, few.target
+        if standard is not None:
+            source, target = standard.turned(source, target)
+            points = standard.given_points(*points)
+        x, y = _centred(source, points[0]), _centred(target, points[1])
     cross = (cross_terms(x, plan[None], y)[0] * plan).sum()
     p, q = few.source.weights, few.target.weights
     size = (p @ x[0].square() @ p) * (q @ y[0].square() @ q)

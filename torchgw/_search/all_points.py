@@ -20,6 +20,7 @@ from torchgw._search.kinds import COMPARED_AT
 from torchgw._search.optima import DEFAULT_STARTS, find_optima
 from torchgw._search.repair import Repair
 from torchgw._search.stack import Stack, can_stack
+from torchgw._search.standard import put_in_standard_form
 from torchgw._search.structure import tells_all
 from torchgw._search.world import World
 from torchgw._sinkhorn.choose import batch_solver
@@ -170,9 +171,12 @@ def repair_found(
     problem: Problem, found: Alternative, epsilon: float, how: SearchName, backend: Backend
 ) -> Alternative | None:
     """Repair the plan of a solve of all points; ``None`` if that is no better, or takes long."""
-    n, m = problem.source.n, problem.target.n
     if not few_enough(problem, how):
         return None
+    standard = put_in_standard_form(problem)
+    if standard is not None:
+        problem, epsilon, found = standard.problem, standard.epsilon(epsilon), standard.lower(found)
+    n, m = problem.source.n, problem.target.n
     whole = coarse_problem(problem, max(n, m))
     low = max(epsilon / whole.scale, LEAST_EPSILON)
     if low >= COMPARED_AT:
@@ -186,7 +190,8 @@ def repair_found(
         return None
     plan, *_ = world.rounded([after])
     source, target = (side.indices for side in (whole.problem.source, whole.problem.target))
-    return Alternative(after.value, "repair", plan, source, target, (n, m), epsilon=0.0)
+    repaired = Alternative(after.value, "repair", plan, source, target, (n, m), epsilon=0.0)
+    return repaired if standard is None else standard.lift_optimum(repaired)
 
 
 def _of_whole_cost(whole: Coarsened, plan: Tensor, g: Tensor, epsilon: float) -> Potentials:

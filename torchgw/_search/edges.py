@@ -18,6 +18,7 @@ from torchgw._search.chains import climb
 from torchgw._search.coarse import coarse_problem
 from torchgw._search.ends import different_optima
 from torchgw._search.graphs import is_sparse
+from torchgw._search.standard import put_in_standard_form
 from torchgw._sinkhorn.choose import batch_solver
 from torchgw._sinkhorn.contract import Backend
 from torchgw.distances.base import DistanceProvider
@@ -69,14 +70,17 @@ def match_edges(
     if (before >= _KEPT or len(x) * len(y) > most) and not doubted:
         return None
     source, target = (PrecomputedDistance.unchecked(edges.to(torch.float64)) for edges in (x, y))
-    whole = coarse_problem(
-        Problem(source, target, problem.marginals, 1.0, None), max(len(x), len(y))
-    )
+    of_edges = Problem(source, target, problem.marginals, 1.0, None)
+    standard = put_in_standard_form(of_edges)
+    of_edges = of_edges if standard is None else standard.problem
+    shape = of_edges.source.n, of_edges.target.n
+    whole = coarse_problem(of_edges, max(shape))
     low, count = _EPSILON * whole.scale, _CHAINS[how]
     count *= _TIMES if len(x) * len(y) <= _FEW else 1
     chains = climb(whole, low, count, solver=batch_solver(backend), in_time=True)
-    optima, ambiguity = different_optima(whole, chains.trials, chains.plans, (len(x), len(y)))
+    optima, ambiguity = different_optima(whole, chains.trials, chains.plans, shape)
     best, certain = optima[0], chains.agreed or ambiguity < _FOUND
+    best = best if standard is None else standard.lift_optimum(best)
     partners = torch.full_like(partners, -1)
     partners[best.source] = best.target[best.plan.argmax(1)]
     return EdgeMatch(replace(best, label="edges"), certain, _kept(x, y, partners) > before)

@@ -21,6 +21,7 @@ from torchgw._search.doubts import WHY_SUBSAMPLE
 from torchgw._search.isometry import Isometry
 from torchgw._search.matching import match_points
 from torchgw._search.optima import DEFAULT_STARTS, find_optima
+from torchgw._search.standard import put_in_standard_form
 from torchgw._search.starts import GUESS_EPSILON
 from torchgw._search.structure import is_smeared, is_structured
 from torchgw._search.subsample import Coarse
@@ -74,7 +75,10 @@ def first_guess(
     if not searchable(problem, init, options):
         mass = options.rule.fixed_mass if options.rule else 1.0
         return _read_init(init, problem.marginals, mass), None
+    standard = put_in_standard_form(problem) if sample is None else None
     searched = problem if sample is None else sample.problem
+    if standard is not None:
+        searched, epsilon = standard.problem, standard.epsilon(epsilon)
     backend = choose_backend(options.backend, problem.source.device, torch.float32)
     search = find_optima(searched, epsilon, options.n_init or DEFAULT_STARTS, backend, made)
     if match is not None:
@@ -85,19 +89,23 @@ def first_guess(
         # potentials of zero are optimal at a match that keeps all distances
         zero = Potentials(torch.zeros_like(a), torch.zeros_like(b))
         guess = Guess(PairPlan(pairs, a, (len(a), len(b))), zero, 0.0, whole=True)
-        return guess, search if told else Search((), math.nan)
+        if not told:
+            return guess, Search((), math.nan)
+        return guess, search if standard is None else standard.lift(search)
     # whether only some points were searched, and they do not tell the best optimum from the others
     unsure = not is_whole(searched, search) and search.ambiguity > _DOUBTED
     matched = match_points(searched) if unsure or not search.alternatives else None
     alone = matched is not None and not search.alternatives
     if sample is None:
         search = search_all_points(
-            problem, epsilon, search, options.n_init, options.search, again,
+            searched, epsilon, search, options.n_init, options.search, again,
             backend=backend, told=options.told == "all",
             sharpened=options.regularization == "proximal",
         )._replace(match=matched)  # fmt: skip
+    if standard is not None:
+        search = standard.lift(search)
     if alone:
-        guess = Guess(matched, None, GUESS_EPSILON)
+        guess = Guess(matched if sample is not None else search.match, None, GUESS_EPSILON)
     elif search.compare or not search.alternatives:
         guess = PATIENT
     else:

@@ -21,6 +21,7 @@ from torchgw._search.doubts import WHY_RELAXED
 from torchgw._search.optima import DEFAULT_STARTS, find_optima
 from torchgw._search.population import improve
 from torchgw._search.stack import Stack, can_stack
+from torchgw._search.standard import StandardForm, put_in_standard_form
 from torchgw._search.starts import GUESS_EPSILON
 from torchgw._search.structure import tells_all
 from torchgw._sinkhorn.annealing import Annealing
@@ -64,6 +65,36 @@ def search_relaxed(
     problem: Problem, strategy: Strategy, generator: torch.Generator, again: str | None
 ) -> tuple[Guess, Search]:
     """Find the best start of a relaxed problem, and the optima that were found."""
+    rule = strategy.options.rule
+    assert rule is not None
+    # squared penalties see how the mass of copies of a point is divided
+    standard = None if rule.squares else put_in_standard_form(problem)
+    if standard is None:
+        search = _search(problem, strategy, generator, again)
+    else:
+        small = _in_units_of(standard, strategy)
+        search = standard.lift(_search(standard.problem, small, generator, again))
+    if not search.alternatives:
+        return PRODUCT, search
+    return from_alternative(search.alternatives[0], problem.source.device), search
+
+
+def _in_units_of(standard: StandardForm, strategy: Strategy) -> Strategy:
+    """Return what was chosen for a problem, in the units of its standard form."""
+    rule = strategy.options.rule
+    assert rule is not None
+    rho = standard.turned(*(weight / standard.factor for weight in rule.rho))
+    rule = replace(rule, rho=rho, totals=standard.turned(*rule.totals))
+    facts = strategy.facts._replace(
+        spread=strategy.spread / standard.factor, epsilon=standard.epsilon(strategy.epsilon)
+    )
+    return replace(strategy, options=replace(strategy.options, rule=rule), facts=facts)
+
+
+def _search(
+    problem: Problem, strategy: Strategy, generator: torch.Generator, again: str | None
+) -> Search:
+    """Search for the best optimum of a relaxed problem."""
     # Where few points do not represent the spaces that is a x b, or what few have found; a second
     # solve, if there can be one by a gradient, is compared with it.
     # The starts are a x b annealed from a large epsilon, a x b at the target epsilon, and the best
@@ -74,7 +105,7 @@ def search_relaxed(
     represented = None if problem.loss.cross is None else represent(problem)
     how = strategy.options.search
     if represented is None:
-        return PRODUCT, search_twice(problem, how, again, relaxed=True)
+        return search_twice(problem, how, again, relaxed=True)
     coarse = represented.problem
     sides = directed_points(coarse[:2], problem)
     kind = DirectedDistance if problem.directed else PrecomputedDistance
@@ -83,7 +114,7 @@ def search_relaxed(
     most = limits_of(problem.source.device).relaxed_points
     many = max(len(side.indices) for side in sides) > most
     if many and strategy.options.n_init is None:
-        return PRODUCT, search_twice(problem, how, again, relaxed=True)
+        return search_twice(problem, how, again, relaxed=True)
     small = Problem(
         source,
         target,
@@ -120,16 +151,14 @@ def search_relaxed(
         Alternative(one.objective, one.label, one.plan.to(device), points[0], points[1], shape)
         for one in found
     )
-    guess = from_alternative(alternatives[0], device)
     if small.source.n == shape[0] and small.target.n == shape[1]:
         # all points were searched: a larger epsilon would only lead away from the optimum
-        guess = guess._replace(epsilon=0.0)
         alternatives = tuple(replace(one, epsilon=0.0) for one in alternatives)
-        return guess, Search(alternatives, float("nan"), doubt=doubt)
+        return Search(alternatives, float("nan"), doubt=doubt)
     found_by_few = Search(alternatives, float("nan"), resolution=represented.resolution)
     if not tells_all(problem, found_by_few):
         found_by_few = search_twice(problem, how, again, relaxed=True)
-    return guess, found_by_few._replace(alternatives=alternatives)
+    return found_by_few._replace(alternatives=alternatives)
 
 
 def _improved(

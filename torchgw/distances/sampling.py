@@ -97,14 +97,14 @@ def without_surplus(
 ) -> SpreadPoints:
     """Leave out points without weight and duplicates, which were drawn for want of others."""
     used, distinct = counts
-    weights = _cut(weights)
+    weights = cut(weights)
     if used <= size:
         return _all_points(provider, weights, weights.nonzero()[:, 0])
     index = drawn.indices[:distinct]
     return _nearest(weights, index, provider.columns(index))
 
 
-def _cut(weights: Tensor) -> Tensor:
+def cut(weights: Tensor) -> Tensor:
     """Set negligible weights to zero, and the total to one."""
     weights = torch.where(weights > _NEGLIGIBLE * weights.max(), weights, 0.0)
     return weights / weights.sum()
@@ -124,7 +124,7 @@ def draw_points(
     size: int, first: int, provider: ColumnReader, weights: Tensor, uniform: Tensor
 ) -> _Drawn:
     """Draw spread-out points, beginning with that of number ``first``; each round doubles them."""
-    weights = _cut(weights)
+    weights = cut(weights)
     number = (weights > 0).cumsum(0)
     used = number[-1]
     if len(weights) <= size:
