@@ -427,3 +427,72 @@ def test_the_plan_is_the_map_of_new_points(options, metric, weights):
         if metric != "table":
             back, moves = sent(result, x, plan.T)
             np.testing.assert_allclose(result.inverse_transform(y)[moves], back, atol=1e-9)
+
+
+@pytest.mark.filterwarnings("ignore::torchgw.TorchGWWarning")
+@pytest.mark.parametrize("gradient", ["dense", "factored"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"mass": 0.99}, {"mass": 0.6}, {"unbalanced": 0.5}, {"unbalanced": (np.inf, 0.5)},
+     {"unbalanced": (0, np.inf)}],
+    ids=str,
+)  # fmt: skip
+def test_float32_keeps_what_the_documentation_says(options, gradient):
+    """2e-4 of the mass, however a plan is read; a rounded plan is exact (docs/failures.md)."""
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        n, m = (int(size) for size in rng.integers(5, 40, size=2))
+        x, y = rng.normal(size=(n, 2)), rng.normal(size=(m, 3))
+        a, b = random_weights(n, seed), random_weights(m, seed + 1)
+        result = torchgw.solve(
+            x, y, a=a, b=b, distances="sqeuclidean", precision="float32", gradient=gradient,
+            scale=None, n_init=1, random_state=0, **options,
+        )  # fmt: skip
+        plan = result.lazy_plan
+        table = np.asarray(plan.to_dense(), np.float64)
+        readings = plan.T.to_dense().T, plan @ np.eye(m), (plan.T @ np.eye(n)).T
+        for reading in readings:
+            assert np.abs(reading - table).sum() <= 2e-4 * table.sum()
+        if result.converged:
+            rho = options.get("unbalanced", (0, 0) if "mass" in options else (np.inf, np.inf))
+            for axis, weight in enumerate((a, b)):
+                if np.isscalar(rho) or np.isfinite(rho[axis]):
+                    continue
+                # as read in one of these ways
+                assert np.abs(table.sum(1 - axis) - weight).sum() <= 4e-4
+            assert abs(table.sum() - options.get("mass", table.sum())) <= 2e-4
+        rounded = plan.rounded()
+        for reading in (rounded.to_dense(), rounded.T.to_dense().T, rounded @ np.eye(m)):
+            for axis, weight in enumerate((a, b)):
+                np.testing.assert_allclose(reading.sum(1 - axis), weight, atol=1e-12, rtol=0)
+        with pytest.raises(AssertionError):
+            np.testing.assert_allclose(table.sum(0), b, atol=1e-12, rtol=0)
+
+
+@pytest.mark.filterwarnings("ignore::torchgw.TorchGWWarning")
+@pytest.mark.parametrize("seed", range(5))
+def test_values_of_the_kl_loss_are_those_of_the_plan(seed):
+    """Of relaxed marginals too, which several points may leave to the same partner."""
+    rng = np.random.default_rng(seed)
+    n, m = rng.integers(4, 30, size=2)
+    x, y = (rng.normal(size=(size, 2))[rng.integers(size, size=size)] for size in (n, m))
+    rules = [{"unbalanced": (np.inf, 0)}, {"unbalanced": (0, np.inf)}, {"unbalanced": 0.1},
+             {"unbalanced": (np.inf, 1.0)}, {"mass": 0.7}, {}]  # fmt: skip
+    for options in rules:
+        try:
+            result = torchgw.solve(
+                x, y, distances="sqeuclidean", loss="kl", gradient="factored", n_init=1,
+                precision="float64", max_iter=60, random_state=0, **options,
+            )  # fmt: skip
+        except torchgw.NumericalError:
+            # a plan of least objective moves nothing
+            continue
+        plan = np.asarray(result.plan)
+        d_x, d_y = (
+            cdist(side, side, "sqeuclidean") * scale
+            for side, scale in zip((x, y), result.scale, strict=True)
+        )
+        p, q, least = plan.sum(1), plan.sum(0), 1e-18
+        value = p @ (d_x * np.log(d_x + least) - d_x) @ p + q @ d_y @ q
+        value -= ((d_x @ plan @ np.log(d_y + least).T) * plan).sum()
+        assert result.value_quad == pytest.approx(value, rel=1e-7, abs=1e-12)
