@@ -144,8 +144,7 @@ def _solve_one(
     p, q = problem.p, problem.q
     first = read_start(problem, start, exact=False)
     stop = _mirror.Stop(max_iter, tol * (len(p) * len(q)) ** 0.5)
-    inner: Any = {"inner_max_iter": max_iter_inner, "inner_tol": tol_inner}
-    found = _mirror.balanced(problem.slope, first, p, q, reg, stop, proximal=True, **inner)
+    found = _mirror.proximal(problem.slope, first, p, q, reg, stop, max_iter_inner, tol_inner)
     parts, inputs = problem.parts(found.plan), {**given, "alpha": alpha}
     value = problem.arrays.give(np.float64(sum(parts)))
     if attached and needs_gradients(*inputs.values()):

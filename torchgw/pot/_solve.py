@@ -16,9 +16,9 @@ from torchgw._plans.given import StoredPlan
 from torchgw._results.base import Result
 from torchgw._solve.status import Status
 from torchgw.pot import _mirror
-from torchgw.pot._arrays import Array, Arrays, product
-from torchgw.pot._scaling import scale
-from torchgw.pot._unbalanced import Relaxed, relative_entropy, solve_linear
+from torchgw.pot._arrays import Array, Arrays, is_symmetric, product
+from torchgw.pot._quadratic import Quadratic
+from torchgw.pot._unbalanced import Relaxed, Unbalanced, relative_entropy, solve_linear
 from torchgw.pot.gromov._call import Call
 from torchgw.pot.gromov._read import (
     Problem,
@@ -228,7 +228,7 @@ def solve_gromov(
     loss_fun = LOSSES[str(loss).upper()]
     given = {"C1": Ca, "C2": Cb, "M": M, "p": a, "q": b, "alpha": alpha}
     if kind == "kl" or kind == "l2":
-        return _penalised(kind, given, loss_fun, reg or 0.0, unbalanced, plan_init, stop)
+        return _penalised(kind, given, loss_fun, symmetric, reg or 0.0, unbalanced, plan_init, stop)
     if isinstance(alpha, (int, float)) and alpha == 1:
         # the weight of M is zero
         M = given["M"] = None
@@ -353,16 +353,15 @@ def _regularised(
 
     def linear_problem(part: Problem, _: Array) -> _mirror.Mirrored:
         assert part.M is not None
-        zeros, limit = (np.zeros(len(part.p)), np.zeros(len(part.q))), 10 * stop.max_iter
-        scaled = scale(part.M, reg, part.p, part.q, zeros, max_iter=limit, tol=stop.tol)
-        return _mirror.Mirrored(scaled.plan, [], (scaled.f, scaled.g), scaled.converged)
+        solver = _mirror.Entropic(part.p, part.q, reg, most=10 * stop.max_iter)
+        plan = solver.plan(solver(part.M, stop.tol))
+        return _mirror.Mirrored(plan, [], solver.potentials, solver.converged)
 
     if kind == "balanced" and problem.alpha == 0:
         first = read_start(problem, start, exact=False)
         plan, found = on_positive(problem, first, linear_problem)
     else:
-        inner = {"proximal": method == "PPA", "inner_max_iter": 1000, "inner_tol": 1e-9}
-        plan, found = entropic(problem, kind, start, reg, stop, mass, **inner)
+        plan, found = entropic(problem, kind, start, reg, stop, mass, sharp=method == "PPA")
     linear, quadratic = problem.parts(plan)
     value = linear + quadratic + reg * float(xlogy(plan, plan).sum())
     log = {"err": found.errors}
@@ -373,6 +372,7 @@ def _penalised(
     kind: Kind,
     given: dict[str, Any],
     loss: str,
+    symmetric: bool | None,
     reg: float,
     unbalanced: Any,
     start: Any,
@@ -404,12 +404,11 @@ def _penalised(
         max_iter_ot=500,
         tol_ot=1e-7,
         verbose=stop.verbose,
-        # the steps of "mm" are tiny where penalties are heavy beside the entropy
-        unbalanced_solver="sinkhorn" if reg and kind == "kl" else "mm",
+        unbalanced_solver="mm",
     )
     names = {"X": "Ca", "Y": "Cb", "wx_samp": "a", "wy_samp": "b", "M_samp": "M"}
     problem = Across(both_sides(call), names, loss)
-    turns = problem.solve()
+    turns = _by_steps(problem, symmetric, stop) if reg and kind == "kl" else problem.solve()
     quadratic, _ = problem.objective(turns)
     whole = problem.value(turns, M)
     linear = 0.0
@@ -419,6 +418,23 @@ def _penalised(
     parts = linear, alpha * quadratic, alpha * float(whole)
     found = Found(turns.samples, *parts, None, converged, log)
     return result_of(problem.arrays, found, alpha * whole)
+
+
+def _by_steps(problem: Across, symmetric: bool | None, stop: _mirror.Stop) -> Unbalanced:
+    """Solve for one plan in place of two that are equal, with entropy and KL penalties."""
+    side, penalties = problem.samples, problem.penalties
+    if symmetric is None:
+        symmetric = is_symmetric(problem.X, problem.Y)
+    term = Quadratic(problem.parts, symmetric)
+
+    def half_slope(plan: Array) -> Array:
+        half = term.gradient(plan) / 2
+        return half if side.linear is None else half + side.linear
+
+    rho = penalties.rho_x, penalties.rho_y
+    first, epsilon = problem.starts()[0], penalties.epsilon_samples
+    found = _mirror.penalised(half_slope, first, side.x, side.y, rho, epsilon, stop)
+    return Unbalanced(found.plan, found.plan, None, None, found.errors)
 
 
 def _without_structure(

@@ -11,7 +11,7 @@ import scipy
 from torchgw._errors import InvalidInputError, InvalidTypeError
 from torchgw._tensors.sparse import in_rows
 from torchgw.pot._arrays import Array, Arrays, generator
-from torchgw.pot._scaling import scale
+from torchgw.pot._mirror import Entropic
 from torchgw.pot._vertices import transport
 from torchgw.pot.gromov._call import Call, takes
 from torchgw.pot.gromov._read import check_share, without_gradients
@@ -121,9 +121,8 @@ def sampled_gromov_wasserstein(call: Call) -> Any:
         cost /= largest
         if call.epsilon > 0:
             cost -= call.epsilon * np.log(np.clip(plan, 1e-87, 1))
-            zeros = np.zeros(n), np.zeros(m)
-            limits: dict[str, Any] = {"max_iter": 1000, "tol": 1e-9}
-            new = scale(cost, call.epsilon, spaces.p, spaces.q, zeros, **limits).plan
+            linear = Entropic(spaces.p, spaces.q, call.epsilon)
+            new = linear.plan(linear(cost, 1e-9))
         else:
             new = solver(cost).plan
         change = float(((plan - new) ** 2).mean())

@@ -84,9 +84,9 @@ def entropic_gromov_wasserstein(call: Call) -> Any:
         "balanced",
         "gw_dist",
         "epsilon",
-        proximal=call.solver == "PPA",
-        inner_max_iter=int(call.kwargs.get("numItermax", 1000)),
-        inner_tol=float(call.kwargs.get("stopThr", 1e-9)),
+        sharp=call.solver == "PPA",
+        most=int(call.kwargs.get("numItermax", 1000)),
+        tol=float(call.kwargs.get("stopThr", 1e-9)),
     )
 
 

@@ -181,7 +181,19 @@ class Across:
         if solver.startswith("sinkhorn") and 0 in epsilons:
             warn_user("Sinkhorn's iterations need `epsilon` > 0; 'mm' is used.", TorchGWWarning)
             solver = "mm"
-        plans = call.init_pi if call.init_pi is not None else (None, None)
+        sides = self.samples, self.features
+        first, second = self.starts()
+        of_samples, of_features = call.init_duals if call.init_duals is not None else (None, None)
+        return across_spaces(
+            self.parts, *sides, self.penalties, (first, second),
+            (self._duals(of_samples), self._duals(of_features)), solver=solver,
+            rescale=call.rescale_plan, max_iter=call.max_iter, tol=call.tol,
+            inner_max_iter=call.max_iter_ot, inner_tol=call.tol_ot, verbose=call.verbose,
+        )  # fmt: skip
+
+    def starts(self) -> tuple[Array, Array]:
+        """Read the plans to start from, by default the products of the weights."""
+        plans = self.call.init_pi if self.call.init_pi is not None else (None, None)
         if not isinstance(plans, (tuple, list)) or len(plans) != 2:
             raise InvalidInputError(
                 "`init_pi` must be a pair of plans, of samples and of features."
@@ -193,13 +205,7 @@ class Across:
             else self.arrays.read("init_pi", plan, side.reference.shape)
             for plan, side in zip(plans, sides, strict=True)
         )
-        of_samples, of_features = call.init_duals if call.init_duals is not None else (None, None)
-        return across_spaces(
-            self.parts, *sides, self.penalties, (first, second),
-            (self._duals(of_samples), self._duals(of_features)), solver=solver,
-            rescale=call.rescale_plan, max_iter=call.max_iter, tol=call.tol,
-            inner_max_iter=call.max_iter_ot, inner_tol=call.tol_ot, verbose=call.verbose,
-        )  # fmt: skip
+        return first, second
 
     def _duals(self, given: Any) -> tuple[Array, Array] | None:
         if given is None or given[0] is None:
