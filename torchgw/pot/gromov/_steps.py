@@ -22,8 +22,8 @@ from torchgw.pot._vertices import (
     transport,
 )
 from torchgw.pot.gromov._call import Call
-from torchgw.pot.gromov._pieces import semirelaxed_start
 from torchgw.pot.gromov._read import Problem, check_epsilon, check_limits, read_start
+from torchgw.pot.gromov._starts import semirelaxed_start
 
 Marginals = Literal["balanced", "partial", "semirelaxed"]
 
@@ -125,8 +125,6 @@ def entropic(
 
     def solve(part: Problem, first: Array) -> _mirror.Mirrored:
         weights = part.p, part.q
-        if kind == "semirelaxed":
-            return _mirror.semirelaxed(part.slope, first, part.p, epsilon, stop)
         if sharp:
             return _mirror.proximal(part.slope, first, *weights, epsilon, stop, most, tol)
         solver = _mirror.Entropic(*weights, epsilon, mass if kind == "partial" else None, most)
