@@ -17,6 +17,7 @@ from time import process_time
 from typing import Any, NamedTuple
 
 import numpy as np
+import ot
 import scipy
 import torch
 
@@ -59,6 +60,10 @@ def found_in(returned: Any) -> Found:
         status = "converged" if returned.converged else "not converged"
         plans = [result.plan for result in returned.results]
         return Found(returned.value, returned.value, status, tuple(plans))
+    if isinstance(returned, ot.utils.OTResult):
+        # of a function of POT's, which keeps no status
+        value = float(np.sum(returned.value))
+        return Found(value, value, "", (returned.plan,))
     if isinstance(returned, torchgw.pot.OTResult):
         value = float(np.sum(returned.value))
         return Found(value, value, returned.status.name, (returned.plan,))

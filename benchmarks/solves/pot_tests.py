@@ -2,12 +2,11 @@
 
 The source distribution of the installed release comes from the registry into a temporary folder,
 and its tests run there with every function of POT that ``torchgw.pot`` has a namesake for replaced
-by that, wherever POT keeps it. Tests that call none of them are not counted. A test is refused if
-it ends in an error of ours that says that something is not solved here, and one that wants what
-POT does wrong is counted by itself, as better. The distribution has only the files at the top of
-POT's test folder; ``--tests`` takes the whole folder of a checkout. NumPy and PyTorch only. Left
-out are the tests of ``ot.batch``, which call the tables C1 and C2: in POT 0.9.7 they are Ca and Cb,
-and it passes none of the ten.
+by that, wherever POT keeps it; what ``torchgw.pot`` hands out of POT's stays. Tests that call none
+of ours are not counted. A test is refused if it ends in an error of ours that says that something
+is not solved here, and one that wants what POT does wrong is counted by itself, as better. The
+distribution has only the files at the top of POT's test folder; ``--tests`` takes the whole folder
+of a checkout. NumPy and PyTorch only.
 """
 
 from __future__ import annotations
@@ -188,20 +187,15 @@ def pytest_configure(config: Any) -> None:
         return
     import numpy as np
     import ot
-    import ot.batch
 
     import torchgw.pot
 
     np.set_printoptions(legacy="1.25")
-    names = [name for name in ot.gromov.__all__ if hasattr(torchgw.pot.gromov, name)]
+    names = torchgw.pot.gromov.__all__
     theirs = {name: getattr(ot.gromov, name) for name in names}
     theirs["solve_gromov"] = ot.solve_gromov
     ours = {name: getattr(torchgw.pot.gromov, name) for name in names}
     ours["solve_gromov"] = torchgw.pot.solve_gromov
-    for module, place in ((ot.batch, torchgw.pot), (ot.da, torchgw.pot)):
-        for name in getattr(place, "__all__", ()):
-            if hasattr(module, name) and name not in theirs and callable(getattr(module, name)):
-                theirs[name], ours[name] = getattr(module, name), getattr(place, name)
     _replace(theirs, ours if os.environ[_REPLACE] == "1" else theirs)
 
     def skipping(names: Any, values: Any, reason: str = "", getter: Any = str) -> Any:

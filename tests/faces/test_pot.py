@@ -13,7 +13,7 @@ from problems import distance_matrices, random_weights
 from scipy.spatial.distance import cdist
 
 import torchgw
-from torchgw.pot import solve_gromov, solve_gromov_batch
+from torchgw.pot import solve_gromov
 
 N, M = 25, 20
 COSTS = distance_matrices(N, M)
@@ -245,89 +245,6 @@ def test_result_has_what_pots_has():
 def test_float32_in_float32_out():
     found = solve_gromov(*(cost.astype(np.float32) for cost in COSTS), reg=0.05)
     assert {array.dtype for array in (found.plan, *found.potentials)} == {np.dtype("float32")}
-
-
-def _stacks(k=2, n=5, m=6):
-    rng = np.random.default_rng(0)
-    first, second = rng.random((k, n, n)), rng.random((k, m, m))
-    return first + first.mT, second + second.mT, rng.random((k, n, m))
-
-
-BATCH = {"reg": 0.5, "max_iter": 300, "tol": 1e-12, "max_iter_inner": 200, "tol_inner": 1e-11}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("fused", [False, True])
-def test_a_batch_is_that_of_pot(fused):
-    Ca, Cb, M = _stacks()
-    call = {**BATCH, **({"M": M, "alpha": 0.4} if fused else {})}
-    expected, found = ot.solve_gromov_batch(Ca, Cb, **call), solve_gromov_batch(Ca, Cb, **call)
-    np.testing.assert_allclose(found.plan, expected.plan, rtol=0, atol=1e-5)
-    for name in ("value", "value_linear", "value_quad"):
-        np.testing.assert_allclose(
-            getattr(found, name), getattr(expected, name), rtol=0, atol=1e-6, err_msg=name
-        )
-    assert found.potentials[0].shape == (2, 5)
-    assert list(inspect.signature(solve_gromov_batch).parameters) == list(
-        inspect.signature(ot.solve_gromov_batch).parameters
-    )
-
-
-@pytest.mark.slow
-def test_a_batch_has_gradients():
-    tensors = [torch.tensor(part, requires_grad=True) for part in _stacks()]
-    slopes = []
-    for solve in (ot.solve_gromov_batch, solve_gromov_batch):
-        value = solve(*tensors[:2], M=tensors[2], alpha=0.4, **BATCH).value.sum()
-        slopes.append(torch.autograd.grad(value, tensors))
-    for ours, pots in zip(*slopes, strict=True):
-        assert torch.allclose(ours, pots, atol=1e-5)
-
-
-def test_a_batch_is_as_each_alone():
-    Ca, Cb, M = map(torch.from_numpy, _stacks())
-    Ca.requires_grad_()
-    call = {
-        "M": M,
-        "alpha": 0.4,
-        "reg": 0.2,
-        "max_iter": 400,
-        "tol": 1e-9,
-        "max_iter_inner": 1000,
-        "tol_inner": 1e-9,
-    }
-    found = solve_gromov_batch(Ca, Cb, **call)
-    assert found.value.requires_grad
-    loose = solve_gromov_batch(Ca, Cb, M=M, alpha=0.4, reg=0.2, grad="detach")
-    assert not loose.value.requires_grad
-    assert found.status.converged
-    for one in range(2):
-        alone = solve_gromov(
-            Ca[one].detach(), Cb[one], M=M[one], alpha=0.4, reg=0.2, method="PPA", tol=1e-9
-        )
-        assert torch.allclose(found.plan[one], alone.plan, atol=1e-5)
-        parts = (alone.plan * M[one]).sum() * 0.6
-        assert alone.value_linear.item() == pytest.approx(parts.item(), rel=1e-12)
-        quadratic = float(found.value_quad[one] + found.value_linear[one])
-        assert found.value[one].item() == pytest.approx(quadratic, rel=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"loss": "kl"}, "features an edge"),
-        ({"grad": "autodiff"}, "`grad`"),
-        ({"M": np.zeros((2, 5, 6))}, "`M` and `alpha` together"),
-        ({"a": np.ones((3, 5)) / 5}, "`a` must have one item"),
-        ({"Ca": np.zeros((2, 5, 5, 3))}, "`Ca` has several"),
-        ({"Ca": np.zeros((5, 5))}, "`Ca` must be"),
-        ({"T_init": np.zeros((2, 5, 5))}, "`T_init`"),
-    ],
-)
-def test_what_a_batch_refuses(change, said):
-    Ca, Cb, _ = _stacks()
-    with pytest.raises(torchgw.TorchGWError, match=said):
-        solve_gromov_batch(**{"Ca": Ca, "Cb": Cb, **change})
 
 
 @pytest.mark.parametrize(

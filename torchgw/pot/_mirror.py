@@ -1,21 +1,32 @@
-"""Mirror descent with entropy on dense problems, from the start that is given."""
+"""Steps with entropy on dense problems, from the start that is given: linearise, solve, repeat.
+
+Linear problems are those of the engine, ``_sinkhorn``; where steps have become nearly linear they
+are extrapolated as those of its outer loop are. POT's start, its limits and its log are kept.
+"""
 
 import sys
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from scipy.special import logsumexp
+import torch
 
+from torchgw._sinkhorn.anderson import Anderson
+from torchgw._sinkhorn.eager import EagerBackend
+from torchgw._sinkhorn.loop import sinkhorn
+from torchgw._sinkhorn.partial import partial_sinkhorn
+from torchgw._sinkhorn.problem import STRICT, DenseCost, LinearProblem
+from torchgw._solve.next_point import StepLength
+from torchgw._typing import Marginals, Potentials
 from torchgw.pot._arrays import Array
-from torchgw.pot._scaling import scale, scale_partial
 
 # A linear problem is solved to this error of its marginals, as a share of the last change of the
 # plan. [L388]
-_INEXACT = 1e-3
-# Plans alternate if one step changes them so many times as much as two steps do. Steps that shrink
-# by less than 0.01% a turn would look the same, and would need countless turns to end. [L1060]
-_ALTERNATES = 1e4
+INEXACT = 1e-3
+# Plain iterations before the loop of the engine, which takes longer to begin. [L1301]
+_FEW = 20
+# Change of a plan, as a share of its norm, below which steps are nearly linear in it. [L1301]
+_LINEAR = 1e-3
 
 
 class Stop(NamedTuple):
@@ -27,114 +38,190 @@ class Stop(NamedTuple):
 
 
 class Mirrored(NamedTuple):
-    """The end of mirror descent."""
+    """The end of steps with entropy."""
 
     plan: Array  # (n, m)
     errors: list[float]  # change of the plan by each iteration
-    potentials: tuple[Array, Array] | None
+    potentials: tuple[Array, Array] | None  # (n,) and (m,): the plan is exp((f + g - C) / epsilon)
     converged: bool
-    alternates: bool = False  # between two plans; that of the last of `max_iter` steps is given
 
 
 Slope = Callable[[Array], Array]  # the derivative of the objective at a plan
 
 
-def balanced(
+class Entropic:
+    """Linear problems with entropy, one after the other, each from the potentials of the last.
+
+    Marginals are met; or with a ``mass`` they are bounds, and the plan moves that much; or they are
+    held by penalties, in whose half-steps logarithms have the factors ``tau``.
+    """
+
+    def __init__(
+        self,
+        p: Array,
+        q: Array,
+        epsilon: float,
+        mass: float | None = None,
+        most: int = 1000,
+        tau: tuple[float, float] = STRICT,
+    ) -> None:
+        self.epsilon, self._mass, self._most, self._tau = epsilon, mass, most, tau
+        if mass is None and tau == STRICT:
+            # their sums may differ by rounding, which no iteration removes
+            q = q * (p.sum() / q.sum())
+        self._weights = p, q
+        self._marginals = Marginals(*(torch.from_numpy(weight) for weight in (p, q)))
+        self._potentials: Potentials | None = None
+        self.converged = True  # whether the last problem is solved
+
+    def __call__(self, cost: Array, tol: float) -> Array:
+        """Return the logarithm of the density of the plan, relative to p x q."""
+        if self._mass is None and self._plain(cost, tol):
+            return self._exponent(cost)
+        problem = LinearProblem(
+            DenseCost(torch.from_numpy(cost)), self._marginals, self.epsilon, self._tau
+        )
+        prepared, start = EagerBackend().prepare(problem), self._potentials
+        if self._mass is None:
+            found = sinkhorn(prepared, start, max_iter=self._most, tol=tol)
+        else:
+            found = partial_sinkhorn(prepared, start, mass=self._mass, max_iter=self._most, tol=tol)
+        self._potentials, self.converged = found.potentials, found.converged
+        if self._tau != STRICT:
+            # that loop does not ask for the mass of the plan, which is a matter of constants
+            for _ in range(_FEW):
+                if self._plain(cost, tol):
+                    break
+        return self._exponent(cost)
+
+    def _plain(self, cost: Array, tol: float) -> bool:
+        """Run some plain iterations by one kernel; tell whether they have solved the problem."""
+        p, q = self._weights
+        before = self._potentials = self._centred()
+        kernel = self._exponent(cost)
+        with np.errstate(all="ignore"):
+            np.exp(kernel, out=kernel)
+            # scalings of the kernel contain what a penalty leaves of the potentials in it
+            shift_u, shift_v = (
+                np.exp((tau - 1) / self.epsilon * part.numpy())
+                for tau, part in zip(self._tau, before, strict=True)
+            )
+            u = np.ones_like(p)
+            for _ in range(min(_FEW, self._most)):
+                v = shift_v * ((p * u) @ kernel) ** -self._tau[1]
+                last, u = u, shift_u * (kernel @ (q * v)) ** -self._tau[0]
+                self.converged = bool(abs(last / u - 1) @ p <= tol)
+                if self.converged:
+                    break
+            moved = [torch.from_numpy(self.epsilon * np.log(scaling)) for scaling in (u, v)]
+        if not all(bool(part.isfinite().all()) for part in moved):
+            return False
+        self._potentials = Potentials(*(a + b for a, b in zip(before, moved, strict=True)))
+        return self.converged
+
+    def _centred(self) -> Potentials:
+        """Move a constant from one potential to the other, so that penalties have no slope in it.
+
+        F.-X. Vialard, T. Sejourne, G. Peyre. Faster unbalanced optimal transport. AISTATS 2022.
+        """
+        zeros = Potentials(*map(torch.zeros_like, self._marginals))
+        f, g = self._potentials or zeros
+        if self._tau == STRICT:
+            return Potentials(f, g)
+        # one over the weights of the penalties
+        x, y = ((1 / tau - 1) / self.epsilon for tau in self._tau)
+        a, b = (weight.log() for weight in self._marginals)
+        moved = (torch.logsumexp(a - x * f, 0) - torch.logsumexp(b - y * g, 0)) / (x + y)
+        return Potentials(f + moved, g - moved)
+
+    def _exponent(self, cost: Array) -> Array:
+        found = cost / -self.epsilon
+        if self._potentials is not None:
+            f, g = (part.numpy() / self.epsilon for part in self._potentials)
+            found += f[:, None]
+            found += g
+        return found
+
+    def plan(self, exponent: Array) -> Array:
+        """Return the plan of such a logarithm."""
+        p, q = self._weights
+        found: Array = p[:, None] * np.exp(exponent) * q
+        return found
+
+    @property
+    def potentials(self) -> tuple[Array, Array]:
+        """The potentials of the plan itself, in which its weights are contained."""
+        assert self._potentials is not None
+        f, g = (
+            potential.numpy() + self.epsilon * np.log(weight)
+            for potential, weight in zip(self._potentials, self._weights, strict=True)
+        )
+        return f, g
+
+    def forget(self) -> None:
+        """Begin the next problem without potentials."""
+        self._potentials = None
+
+
+def mirror(slope: Slope, start: Array, solver: Entropic, stop: Stop, inner_tol: float) -> Mirrored:
+    """Alternate the gradient and the linear problem (Peyre, Cuturi, Solomon, ICML 2016)."""
+
+    def step(plan: Array, error: float) -> Array:
+        return solver.plan(solver(slope(plan), max(inner_tol, INEXACT * min(error, 1.0))))
+
+    return iterate(step, start, stop, extrapolate=True)._replace(potentials=solver.potentials)
+
+
+def proximal(
     slope: Slope,
     start: Array,
     p: Array,
     q: Array,
     epsilon: float,
     stop: Stop,
-    *,
-    proximal: bool,
     inner_max_iter: int,
     inner_tol: float,
 ) -> Mirrored:
-    """Alternate the gradient and Sinkhorn's iterations (Peyre, Cuturi, Solomon, ICML 2016)."""
-    potentials = np.zeros(len(p)), np.zeros(len(q))
-    logarithm = _log(start)
-
-    def step(plan: Array, error: float) -> Array:
-        nonlocal logarithm, potentials
-        cost = slope(plan)
-        if proximal:
-            cost = cost - epsilon * logarithm
-        tol = max(inner_tol, _INEXACT * error)
-        found = scale(cost, epsilon, p, q, potentials, max_iter=inner_max_iter, tol=tol)
-        potentials = found.f, found.g
-        if proximal:
-            logarithm = (found.f[:, None] + found.g - cost) / epsilon
-            potentials = np.zeros(len(p)), np.zeros(len(q))
-        return found.plan
-
-    result = _iterate(step, start, stop)
-    return result._replace(potentials=potentials)
-
-
-def partial(
-    slope: Slope, start: Array, p: Array, q: Array, mass: float, epsilon: float, stop: Stop
-) -> Mirrored:
-    """Alternate the gradient and the linear problem with bounds in place of marginals."""
-    potentials = np.zeros(len(p)), np.zeros(len(q))
-
-    def step(plan: Array, error: float) -> Array:
-        nonlocal potentials
-        limits: Any = {"max_iter": 1000, "tol": 1e-10}
-        found = scale_partial(slope(plan), epsilon, p, q, mass, potentials, **limits)
-        potentials = found.f, found.g
-        return found.plan
-
-    return _iterate(step, start, stop)
-
-
-def semirelaxed(slope: Slope, start: Array, p: Array, epsilon: float, stop: Stop) -> Mirrored:
-    """Take proximal steps with free columns, each in closed form."""
-    logarithm, log_p = _log(start), np.log(p)
+    """Take steps whose entropy is relative to the last plan (Xu, Luo, Carin, ICML 2019)."""
+    solver, logarithm = Entropic(p, q, epsilon, most=inner_max_iter), _log(start / np.outer(p, q))
 
     def step(plan: Array, error: float) -> Array:
         nonlocal logarithm
-        logarithm = logarithm - slope(plan) / epsilon
-        logarithm += (log_p - logsumexp(logarithm, axis=1))[:, None]
-        return np.exp(logarithm)
+        # the logarithm has the last potentials in it
+        solver.forget()
+        cost = slope(plan) - epsilon * logarithm
+        logarithm = solver(cost, max(inner_tol, INEXACT * min(error, 1.0)))
+        return solver.plan(logarithm)
 
-    return _iterate(step, start, stop)
+    return iterate(step, start, stop)._replace(potentials=solver.potentials)
 
 
-def alternate(
-    slope: Slope, start: Array, p: Array, q: Array, epsilon: float, stop: Stop
+def iterate(
+    step: Callable[[Array, float], Array], point: Array, stop: Stop, *, extrapolate: bool = False
 ) -> Mirrored:
-    """Take Bregman steps onto rows and columns by turns (BAPG; J. Li et al., ICLR 2023)."""
-    logarithm = _log(start)
-    log_p, log_q = np.log(p), np.log(q)
+    """Repeat a step until the plan stays; a step gets the last change, at first infinity.
 
-    def step(plan: Array, error: float) -> Array:
-        nonlocal logarithm
-        logarithm = logarithm - slope(plan) / epsilon
-        logarithm += (log_p - logsumexp(logarithm, axis=1))[:, None]
-        logarithm = logarithm - slope(np.exp(logarithm)) / epsilon
-        logarithm += log_q - logsumexp(logarithm, axis=0)
-        return np.exp(logarithm)
-
-    return _iterate(step, start, stop)
-
-
-def _iterate(step: Callable[[Array, float], Array], plan: Array, stop: Stop) -> Mirrored:
-    """Repeat a step until the plan stays; a step gets the last change, at first zero."""
-    errors: list[float] = []
-    converged = alternates = False
-    before = plan
-    for left in reversed(range(int(stop.max_iter))):
-        older, before, plan = before, plan, step(plan, errors[-1] if errors else 0.0)
-        errors.append(float(np.linalg.norm(plan - before)))
+    Where steps only depend on the plan they may go less far than to the plan that a step finds, if
+    they turn back on one another, or further, where they are nearly linear.
+    """
+    errors, plan, converged = [np.inf], point, False
+    length, further = StepLength(), Anderson()
+    for _ in range(int(stop.max_iter)):
+        plan = step(point, errors[-1])
+        direction = plan - point
+        errors.append(float(np.linalg.norm(direction)))
         if stop.verbose:
-            sys.stderr.write(f"{len(errors) - 1:5d}|{errors[-1]:8e}\n")
+            sys.stderr.write(f"{len(errors) - 2:5d}|{errors[-1]:8e}\n")
         converged = errors[-1] <= stop.tol
-        twice = float(np.linalg.norm(plan - older))
-        alternates = twice <= stop.tol and _ALTERNATES * twice <= errors[-1]
-        if converged or (alternates and left % 2 == 0):
+        if converged:
             break
-    return Mirrored(plan, errors, None, converged, alternates and not converged)
+        if not extrapolate:
+            point = plan
+        elif errors[-1] < _LINEAR * np.linalg.norm(plan):
+            point = further.next(torch.from_numpy(point), torch.from_numpy(plan)).numpy()
+        else:
+            point = point + length.next(torch.from_numpy(direction)) * direction
+    return Mirrored(plan, errors[1:], None, converged)
 
 
 def _log(plan: Array) -> Array:

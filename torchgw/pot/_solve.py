@@ -15,11 +15,10 @@ from torchgw._errors import InvalidInputError, TorchGWWarning, UnsupportedError,
 from torchgw._plans.given import StoredPlan
 from torchgw._results.base import Result
 from torchgw._solve.status import Status
-from torchgw.pot import _mirror
-from torchgw.pot._arrays import Array, Arrays, product
-from torchgw.pot._scaling import scale
-from torchgw.pot._unbalanced import Relaxed, relative_entropy, solve_linear
-from torchgw.pot.gromov._call import Call
+from torchgw.pot import _mirror, _penalties
+from torchgw.pot._arrays import Array, Arrays
+from torchgw.pot._handed import handed
+from torchgw.pot._penalties import Divergence
 from torchgw.pot.gromov._read import (
     Problem,
     check_share,
@@ -29,7 +28,6 @@ from torchgw.pot.gromov._read import (
     value_of,
 )
 from torchgw.pot.gromov._steps import Marginals, entropic, exact, on_positive
-from torchgw.pot.gromov._unbalanced import Across, both_sides, pots_backend
 
 Kind = Literal["balanced", "semirelaxed", "partial", "kl", "l2"]
 
@@ -113,7 +111,11 @@ class OTResult(Result):
     @property
     def _backend(self) -> Any:
         """POT's description of the kind of arrays, None where POT is not installed."""
-        return pots_backend(self.plan)
+        try:
+            from ot.backend import get_backend
+        except ImportError:
+            return None
+        return get_backend(self.plan)
 
 
 class Found(NamedTuple):
@@ -228,7 +230,7 @@ def solve_gromov(
     loss_fun = LOSSES[str(loss).upper()]
     given = {"C1": Ca, "C2": Cb, "M": M, "p": a, "q": b, "alpha": alpha}
     if kind == "kl" or kind == "l2":
-        return _penalised(kind, given, loss_fun, reg or 0.0, unbalanced, plan_init, stop)
+        return _penalised(kind, given, loss_fun, symmetric, reg or 0.0, unbalanced, plan_init, stop)
     if isinstance(alpha, (int, float)) and alpha == 1:
         # the weight of M is zero
         M = given["M"] = None
@@ -246,7 +248,10 @@ def solve_gromov(
                 "The value of this problem is differentiated for method='PGD' with both marginals "
                 "held, or without `reg`. Detach the inputs, or see torchgw.solve(differentiable=)."
             )
-        found = _regularised(problem, kind, float(reg), method, unbalanced, plan_init, stop)
+        if kind == "semirelaxed":
+            found = _semirelaxed(problem, loss_fun, float(reg), plan_init, stop)
+        else:
+            found = _regularised(problem, kind, float(reg), method, unbalanced, plan_init, stop)
     else:
         found = _exact(problem, kind, unbalanced, plan_init, stop)
     weights = found.potentials if kind == "balanced" else None
@@ -353,110 +358,107 @@ def _regularised(
 
     def linear_problem(part: Problem, _: Array) -> _mirror.Mirrored:
         assert part.M is not None
-        zeros, limit = (np.zeros(len(part.p)), np.zeros(len(part.q))), 10 * stop.max_iter
-        scaled = scale(part.M, reg, part.p, part.q, zeros, max_iter=limit, tol=stop.tol)
-        return _mirror.Mirrored(scaled.plan, [], (scaled.f, scaled.g), scaled.converged)
+        solver = _mirror.Entropic(part.p, part.q, reg, most=10 * stop.max_iter)
+        plan = solver.plan(solver(part.M, stop.tol))
+        return _mirror.Mirrored(plan, [], solver.potentials, solver.converged)
 
     if kind == "balanced" and problem.alpha == 0:
         first = read_start(problem, start, exact=False)
         plan, found = on_positive(problem, first, linear_problem)
     else:
-        inner = {"proximal": method == "PPA", "inner_max_iter": 1000, "inner_tol": 1e-9}
-        plan, found = entropic(problem, kind, start, reg, stop, mass, **inner)
+        plan, found = entropic(problem, kind, start, reg, stop, mass, sharp=method == "PPA")
+    return _with_entropy(problem, reg, plan, found.potentials, found.converged, found.errors)
+
+
+def _semirelaxed(problem: Problem, loss: str, reg: float, start: Any, stop: _mirror.Stop) -> Found:
+    """Take POT's proximal steps, which are in closed form where columns are free."""
+    shape = len(problem.p), len(problem.q)
+    if start is not None and not isinstance(start, str):
+        start = problem.arrays.read("G0", start, shape)
+    call = {
+        "p": problem.p, "loss_fun": loss, "symmetric": problem.term.symmetric, "epsilon": reg,
+        "G0": start, "max_iter": stop.max_iter, "tol": stop.tol, "verbose": stop.verbose,
+        "log": True,
+    }  # fmt: skip
+    if problem.M is None:
+        solve = handed("entropic_semirelaxed_gromov_wasserstein")
+        plan, log = solve(problem.C1, problem.C2, **call)
+    else:
+        solve = handed("entropic_semirelaxed_fused_gromov_wasserstein")
+        plan, log = solve(problem.M, problem.C1, problem.C2, alpha=problem.alpha, **call)
+    errors = [float(error) for error in log["err"]]
+    return _with_entropy(problem, reg, plan, None, bool(errors and errors[-1] <= stop.tol), errors)
+
+
+def _with_entropy(
+    problem: Problem,
+    reg: float,
+    plan: Array,
+    potentials: tuple[Array, Array] | None,
+    converged: bool,
+    errors: list[float],
+) -> Found:
     linear, quadratic = problem.parts(plan)
     value = linear + quadratic + reg * float(xlogy(plan, plan).sum())
-    log = {"err": found.errors}
-    return Found(plan, linear, quadratic, value, found.potentials, found.converged, log)
+    return Found(plan, linear, quadratic, value, potentials, converged, {"err": errors})
 
 
 def _penalised(
-    kind: Kind,
+    kind: Divergence,
     given: dict[str, Any],
     loss: str,
+    symmetric: bool | None,
     reg: float,
     unbalanced: Any,
     start: Any,
     stop: _mirror.Stop,
 ) -> OTResult:
-    """Solve with penalised marginals, by fused unbalanced Gromov-Wasserstein."""
-    tables, M, a, b = (given["C1"], given["C2"]), given["M"], given["p"], given["q"]
-    alpha = check_share(given["alpha"])
+    """Solve with penalised marginals."""
+    alpha, M = check_share(given["alpha"]), given["M"]
     if needs_gradients(given["alpha"]):
         raise UnsupportedError("`alpha` has no gradients with penalised marginals: detach it.")
-    both = unbalanced if isinstance(unbalanced, (tuple, list)) else (unbalanced, unbalanced)
-    if alpha == 0:
-        return _without_structure(kind, given, reg, (both[0], both[1]), start, stop)
-    share = 0.0 if M is None else (1 - alpha) / (2 * alpha)
-    call = Call(
-        function="solve_gromov",
-        Cx=tables[0],
-        Cy=tables[1],
-        wx=a,
-        wy=b,
-        M=M,
-        alpha=2 * share,
-        reg_marginals=tuple(weight / (2 * alpha) for weight in both),
-        epsilon=reg / (2 * alpha),
-        divergence=kind,
-        init_pi=start,
-        max_iter=stop.max_iter,
-        tol=stop.tol,
-        max_iter_ot=500,
-        tol_ot=1e-7,
-        verbose=stop.verbose,
-        # the steps of "mm" are tiny where penalties are heavy beside the entropy
-        unbalanced_solver="sinkhorn" if reg and kind == "kl" else "mm",
-    )
-    names = {"X": "Ca", "Y": "Cb", "wx_samp": "a", "wy_samp": "b", "M_samp": "M"}
-    problem = Across(both_sides(call), names, loss)
-    turns = problem.solve()
-    quadratic, _ = problem.objective(turns)
-    whole = problem.value(turns, M)
-    linear = 0.0
-    if M is not None:
-        linear = (1 - alpha) * float(np.vdot(np.asarray(to_numpy(M)), turns.samples))
-    converged, log = turns.errors[-1] < stop.tol, {"err": turns.errors}
-    parts = linear, alpha * quadratic, alpha * float(whole)
-    found = Found(turns.samples, *parts, None, converged, log)
-    return result_of(problem.arrays, found, alpha * whole)
-
-
-def _without_structure(
-    kind: Kind,
-    given: dict[str, Any],
-    reg: float,
-    unbalanced: tuple[float, float],
-    start: Any,
-    stop: _mirror.Stop,
-) -> OTResult:
-    """Solve unbalanced transport: alpha is zero."""
-    if given["M"] is None:
+    if alpha == 0 and M is None:
         raise InvalidInputError("`alpha=0` leaves only the linear cost: pass `M`.")
-    if needs_gradients(*given.values()):
+    if alpha == 0 and needs_gradients(*given.values()):
         raise UnsupportedError("`alpha=0` with penalised marginals has no gradients: use ot.solve.")
     problem = read_problem(
-        given["C1"], given["C2"], given["p"], given["q"], "square_loss", None, M=given["M"],
-        alpha=0.0, names=_NAMES,
+        given["C1"], given["C2"], given["p"], given["q"], loss, symmetric, M=M, alpha=alpha,
+        also=(start,), names=_NAMES,
     )  # fmt: skip
-    p, q, cost = problem.p, problem.q, problem.M
-    assert cost is not None
-    first = product(p, q) if start is None else problem.arrays.read("G0", start, cost.shape)
-    # entropy is a divergence from a table of ones, up to a constant
-    ones = np.ones_like(cost)
-    relaxed = Relaxed(cost, (p, q, ones), unbalanced, reg, "kl" if kind == "kl" else "l2")
-    steps = max(stop.max_iter, 1000)
-    plan, _ = solve_linear(relaxed, first, None, solver="sinkhorn", max_iter=steps, tol=stop.tol)
-    linear = value = float(np.vdot(cost, plan))
-    sums = plan.sum(1), plan.sum(0)
-    for weight, marginal, wanted in zip(unbalanced, sums, (p, q), strict=True):
-        if kind == "kl":
-            value += weight * relative_entropy(marginal, wanted, mass=True)
-        else:
-            value += weight * float(((marginal - wanted) ** 2).sum()) / 2
-    if reg:
-        value += reg * float(xlogy(plan, plan).sum() - plan.sum())
-    found = Found(plan, linear, 0.0, value, None, True, {})
-    return result_of(problem.arrays, found, problem.arrays.give(value))
+    arrays, shape = problem.arrays, (len(problem.p), len(problem.q))
+    first = np.outer(problem.p, problem.q) if start is None else arrays.read("G0", start, shape)
+    both = unbalanced if isinstance(unbalanced, (tuple, list)) else (unbalanced, unbalanced)
+    rho = float(both[0]), float(both[1])
+    if alpha == 0:
+        penalties = _penalties.Penalties(rho, reg, kind)
+        plan, value, converged = _penalties.linear(problem, penalties, first, stop)
+        parts = float(np.vdot(problem.linear, plan)), 0.0
+        return result_of(
+            arrays, Found(plan, *parts, value, None, converged, {}), arrays.give(np.float64(value))
+        )
+    penalties = _penalties.Penalties((rho[0] / 2, rho[1] / 2), reg / 2, kind)
+
+    def solve(part: Problem, begin: Array) -> _mirror.Mirrored:
+        return _penalties.solve(part, penalties, begin, stop)
+
+    plan, solved = on_positive(problem, first, solve)
+    parts = problem.parts(plan)
+    value = sum(parts) + _penalties.penalty(problem, penalties, plan)
+    derivatives: list[tuple[Any, Any]] = []
+    if needs_gradients(*given.values()):
+        if kind == "l2":
+            raise UnsupportedError(
+                "Gradients of values with L2 penalties are not implemented; detach the inputs, or "
+                "use unbalanced_type='KL'."
+            )
+        found_slopes = _penalties.slopes(problem, loss, penalties, plan)
+        names = "C1", "C2", "p", "q"
+        derivatives += [
+            (given[name], slope) for name, slope in zip(names, found_slopes, strict=True)
+        ]
+        derivatives.append((M, (1 - alpha) * plan))
+    found = Found(plan, *parts, value, None, solved.converged, {"err": solved.errors})
+    return result_of(arrays, found, arrays.value(value, derivatives))
 
 
 def result_of(arrays: Arrays, found: Found, value: Any) -> OTResult:

@@ -6,22 +6,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.spatial.distance import cdist
 
-from torchgw._boundary.arrays import check_list
 from torchgw._errors import InvalidInputError
 from torchgw.pot._arrays import Array, Arrays, generator
 from torchgw.pot._quadratic import LOSSES
 from torchgw.pot.gromov._call import Call, takes
-from torchgw.pot.gromov._pieces import semirelaxed_start
 from torchgw.pot.gromov._plans import (
     entropic_fused_gromov_wasserstein,
     entropic_gromov_wasserstein,
-    fused_gromov_wasserstein,
-    gromov_wasserstein,
-    semirelaxed_fused_gromov_wasserstein,
-    semirelaxed_gromov_wasserstein,
 )
 from torchgw.pot.gromov._read import (
-    EACH,
     check_lengths,
     check_share,
     read_features,
@@ -29,104 +22,6 @@ from torchgw.pot.gromov._read import (
 )
 
 _CRITERIA = ("barycenter", "loss")
-_SIMPLE = ("product", "random_product", "random")
-
-
-@takes(
-    """Ts, Cs, lambdas, p=None, loss_fun="square_loss", target=True, check_zeros=True, nx=None"""
-)
-def update_barycenter_structure(call: Call) -> Any:
-    """Compute the best structure at given plans, as ``ot.gromov.update_barycenter_structure``.
-
-    Returns
-    -------
-    C : array of shape (N, N)
-    """
-    arrays, plans, weights, counts = _read_update(call, "Cs")
-    structures = [
-        arrays.read(f"Cs[{k}]", table, (count, count))
-        for k, (table, count) in enumerate(zip(call.Cs, counts, strict=True))
-    ]
-    shares = _shares(call.lambdas, len(plans))
-    new = _structure(plans, structures, shares, weights, call.loss_fun, call.target)
-    return arrays.give(new)
-
-
-@takes(
-    """Ts, Ys, lambdas, p=None, loss_fun="square_loss", target=True, check_zeros=True, nx=None"""
-)
-def update_barycenter_feature(call: Call) -> Any:
-    """Compute the best features at given plans, as ``ot.gromov.update_barycenter_feature``.
-
-    Returns
-    -------
-    X : array of shape (N, d)
-    """
-    if call.loss_fun != "square_loss":
-        raise InvalidInputError(f"`loss_fun` must be 'square_loss'; got {call.loss_fun!r}.")
-    arrays, plans, weights, counts = _read_update(call, "Ys")
-    features = read_features(arrays, "Ys", call.Ys, counts)
-    shares = _shares(call.lambdas, len(plans))
-    return arrays.give(_features(plans, features, shares, weights, call.target))
-
-
-def _read_update(call: Call, name: str) -> tuple[Arrays, list[Array], Array | None, list[int]]:
-    """Read plans, weights of the barycenter, and how many points each structure has."""
-    side = 0 if call.target else 1
-    Ts, tables = (check_list(key, call.get(key), EACH) for key in ("Ts", name))
-    check_lengths(Ts=Ts, **{name: tables}, lambdas=call.lambdas)
-    arrays = Arrays(*Ts, *tables, call.p)
-    plans = [arrays.read(f"Ts[{k}]", plan) for k, plan in enumerate(Ts)]
-    shapes = [plan.shape for plan in plans]
-    if any(len(shape) != 2 for shape in shapes) or len({shape[1 - side] for shape in shapes}) > 1:
-        raise InvalidInputError(
-            "`Ts` must be matrices between each structure and the points of one barycenter, which "
-            f"are {'columns' if call.target else 'rows'}; got shapes {shapes}."
-        )
-    size = shapes[0][1 - side]
-    known = (size,), (len(plans), size)
-    weights = None if call.p is None else arrays.read("p", call.p)
-    if weights is not None and weights.shape not in known:
-        raise InvalidInputError(
-            f"`p` must have shape {known[0]} or {known[1]}; got {weights.shape}."
-        )
-    return arrays, plans, weights, [shape[side] for shape in shapes]
-
-
-@takes(
-    """N, Cs, ps=None, p=None, lambdas=None, loss_fun="square_loss", symmetric=True, armijo=False,
-    max_iter=1000, tol=1e-9, stop_criterion="barycenter", warmstartT=False, verbose=False,
-    log=False, init_C=None, random_state=None, **kwargs"""
-)
-def gromov_barycenters(call: Call) -> Any:
-    """Compute a structure between several, as ``ot.gromov.gromov_barycenters``.
-
-    Returns
-    -------
-    C : array of shape (N, N)
-    log : dict, only with ``log=True``
-        Plans ``T``, ``p``, ``err`` of each turn, and ``loss`` with ``stop_criterion="loss"``.
-    """
-    return _exact(call, gromov_wasserstein)
-
-
-@takes(
-    """N, Ys, Cs, ps=None, lambdas=None, alpha=0.5, fixed_structure=False, fixed_features=False,
-    p=None, loss_fun="square_loss", armijo=False, symmetric=True, max_iter=100, tol=1e-9,
-    stop_criterion="barycenter", warmstartT=False, verbose=False, log=False, init_C=None,
-    init_X=None, random_state=None, **kwargs"""
-)
-def fgw_barycenters(call: Call) -> Any:
-    """Compute a structure with features between several, as ``ot.gromov.fgw_barycenters``.
-
-    Returns
-    -------
-    X, C : arrays of shapes (N, d) and (N, N)
-    log : dict, only with ``log=True``
-        Plans ``T``, costs ``Ms``, ``p``, and ``err_feature``, ``err_structure`` and ``Ts_iter``, or
-        ``loss`` and ``err_rel_loss`` with ``stop_criterion="loss"``.
-    """
-    return _exact(call, fused_gromov_wasserstein)
 
 
 @takes(
@@ -166,59 +61,6 @@ def entropic_fused_gromov_barycenters(call: Call) -> Any:
     return _entropic(call, entropic_fused_gromov_wasserstein)
 
 
-@takes(
-    """N, Cs, ps=None, lambdas=None, loss_fun="square_loss", symmetric=True, max_iter=1000,
-    tol=1e-9, stop_criterion="barycenter", warmstartT=False, verbose=False, log=False, init_C=None,
-    G0="product", random_state=None, **kwargs"""
-)
-def semirelaxed_gromov_barycenters(call: Call) -> Any:
-    """Compute a structure with free weights, as ``ot.gromov.semirelaxed_gromov_barycenters``.
-
-    Returns
-    -------
-    C : array of shape (N, N)
-    log : dict, only with ``log=True``
-        Plans ``T``, weights ``p`` of shape (S, N), ``err`` of each turn, and ``loss``.
-    """
-    known = _read(call)
-    C, plans = _free_structure(call, known)
-    return _turns(call, known, C, None, _free(call, semirelaxed_gromov_wasserstein), plans)
-
-
-@takes(
-    """N, Ys, Cs, ps=None, lambdas=None, alpha=0.5, fixed_structure=False, fixed_features=False,
-    p=None, loss_fun="square_loss", symmetric=True, max_iter=100, tol=1e-9,
-    stop_criterion="barycenter", warmstartT=False, verbose=False, log=False, init_C=None,
-    init_X=None, G0="product", random_state=None, **kwargs"""
-)
-def semirelaxed_fgw_barycenters(call: Call) -> Any:
-    """Compute both with free weights, as ``ot.gromov.semirelaxed_fgw_barycenters``.
-
-    Returns
-    -------
-    X, C : arrays of shapes (N, d) and (N, N)
-    log : dict, only with ``log=True``
-        Plans ``T``, costs ``Ms``, weights ``p`` of shape (S, N), ``err_feature`` and
-        ``err_structure``, or ``loss`` and ``err_rel_loss``.
-    """
-    call.p = None
-    known = _read(call)
-    _check_fixed(call)
-    assert known.features is not None
-    X = None
-    if call.init_X is not None:
-        X = known.arrays.read("init_X", call.init_X, (call.N, known.features[0].shape[1]))
-    elif call.G0 not in _SIMPLE:
-        from sklearn.cluster import KMeans
-
-        model = KMeans(n_clusters=call.N, random_state=call.random_state, n_init=1)
-        X = model.fit(np.concatenate(known.features)).cluster_centers_
-    C, plans = _free_structure(call, known, X)
-    if X is None:
-        X = _features(plans, known.features, known.shares, None, True)
-    return _turns(call, known, C, X, _free(call, semirelaxed_fused_gromov_wasserstein), plans)
-
-
 # A function that solves a space, given its weights, its start and the costs of features beside the
 # barycenter, by name.
 _Solve = Callable[[Array, Array, Array, Array, Any, dict[str, Array]], Any]
@@ -242,23 +84,8 @@ def _held(call: Call, function: Callable[..., Any], **more: Any) -> Any:
     return _turns(call, known, *_first_pair(call, known), solved)
 
 
-def _exact(call: Call, function: Callable[..., Any]) -> Any:
-    return _held(call, function, armijo=call.armijo, tol_rel=1e-5, tol_abs=0.0)
-
-
 def _entropic(call: Call, function: Callable[..., Any]) -> Any:
     return _held(call, function, epsilon=call.epsilon, tol=1e-4)
-
-
-def _free(call: Call, function: Callable[..., Any]) -> _Solve:
-    solve = _solver(call, function, tol_rel=call.tol, tol_abs=0.0)
-
-    def solved(C: Array, _: Array, other: Array, q: Array, start: Any, M: dict[str, Array]) -> Any:
-        first = call.G0 if start is None else start
-        turned = {name: cost.T for name, cost in M.items()}
-        return solve(C1=other, C2=C, p=q, G0=first, **turned)
-
-    return solved
 
 
 class _Known(NamedTuple):
@@ -396,43 +223,6 @@ def _check_fixed(call: Call) -> None:
             pass
 
         raise MissingStartError(message)
-
-
-def _free_structure(call: Call, known: _Known, X: Array | None = None) -> tuple[Array, list[Array]]:
-    """Begin a barycenter with free weights: plans by name, and the structure that they give."""
-    N = call.N
-    given = None if call.init_C is None else known.arrays.read("init_C", call.init_C, (N, N))
-    method, alpha, random_state = call.G0, call.get("alpha", 1.0), call.random_state
-    simple = method in _SIMPLE
-    costs: list[Array | None] = [None] * len(known.structures)
-    if X is not None and known.features is not None and not simple:
-        costs = [cdist(table, X, "sqeuclidean") for table in known.features]
-    blank = np.zeros((N, N))
-
-    def start(k: int, C: Array, use_target: bool) -> Array:
-        given = known.structures[k], C, known.weights[k], costs[k], alpha, method, random_state
-        return semirelaxed_start(*given, use_target=use_target)
-
-    count = range(len(known.structures))
-    if given is not None:
-        return given, [start(k, given, not simple) for k in count]
-    # larger graphs are partitioned, and smaller ones then fitted to what that gives
-    larger = [k for k in count if simple or len(known.structures[k]) > N]
-    plans = {k: start(k, blank, False) for k in larger}
-    if larger:
-        kept = [known.shares[k] / sum(known.shares[j] for j in larger) for k in larger]
-        tables = [known.structures[k] for k in larger]
-        blank = _structure([plans[k] for k in larger], tables, kept, None, call.loss_fun, True)
-    plans |= {k: start(k, blank, False) for k in count if k not in plans}
-    ordered = [plans[k] for k in count]
-    C = _structure(ordered, known.structures, known.shares, None, call.loss_fun, True)
-    if method in ("product", "random_product"):
-        # noise, without which all parts would be alike
-        noise = generator(random_state).uniform(-0.01, 0.01, size=C.shape)
-        C = C + ((noise + noise.T) / 2 if call.symmetric else noise)
-        if call.loss_fun == "kl_loss":
-            C = np.maximum(C, 0)
-    return C, ordered
 
 
 class _Turn(NamedTuple):

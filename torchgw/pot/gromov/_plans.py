@@ -2,14 +2,9 @@
 
 from typing import Any
 
-import numpy as np
-
-from torchgw._errors import InvalidInputError, TorchGWWarning, warn_user
-from torchgw.pot import _mirror
-from torchgw.pot._arrays import Array
+from torchgw._errors import InvalidInputError
 from torchgw.pot.gromov._call import Call, fused, takes, valued
-from torchgw.pot.gromov._read import Problem, check_epsilon, read_start
-from torchgw.pot.gromov._steps import entropic_answer, exact_answer, on_positive
+from torchgw.pot.gromov._steps import entropic_answer, exact_answer
 
 _EXACT = """C1, C2, p=None, q=None, loss_fun="square_loss", symmetric=None, log=False,
     armijo=False, G0=None, max_iter=1e4, tol_rel=1e-9, tol_abs=1e-9, **kwargs"""
@@ -21,18 +16,10 @@ _ENTROPIC = """C1, C2, p=None, q=None, loss_fun="square_loss", epsilon=0.1, symm
 _ENTROPIC_FUSED = """M, C1, C2, p=None, q=None, loss_fun="square_loss", epsilon=0.1,
     symmetric=None, alpha=0.5, G0=None, max_iter=1000, tol=1e-9, solver="PGD", warmstart=False,
     verbose=False, log=False, **kwargs"""
-_SINGLE = """C1, C2, p=None, q=None, loss_fun="square_loss", epsilon=0.1, symmetric=None, G0=None,
-    max_iter=1000, tol=1e-9, marginal_loss=False, verbose=False, log=False"""
-_SINGLE_FUSED = """M, C1, C2, p=None, q=None, loss_fun="square_loss", epsilon=0.1, symmetric=None,
-    alpha=0.5, G0=None, max_iter=1000, tol=1e-9, marginal_loss=False, verbose=False, log=False"""
 _FREE_EXACT = """C1, C2, p=None, loss_fun="square_loss", symmetric=None, log=False, G0=None,
     max_iter=1e4, tol_rel=1e-9, tol_abs=1e-9, random_state=0, **kwargs"""
 _FREE_EXACT_FUSED = """M, C1, C2, p=None, loss_fun="square_loss", symmetric=None, alpha=0.5,
     G0=None, log=False, max_iter=1e4, tol_rel=1e-9, tol_abs=1e-9, random_state=0, **kwargs"""
-_FREE_ENTROPIC = """C1, C2, p=None, loss_fun="square_loss", epsilon=0.1, symmetric=None, G0=None,
-    max_iter=1e4, tol=1e-9, log=False, verbose=False, random_state=0"""
-_FREE_ENTROPIC_FUSED = """M, C1, C2, p=None, loss_fun="square_loss", symmetric=None, epsilon=0.1,
-    alpha=0.5, G0=None, max_iter=1e4, tol=1e-9, log=False, verbose=False, random_state=0"""
 _PARTIAL_EXACT = """C1, C2, p=None, q=None, m=None, loss_fun="square_loss", nb_dummies=1, G0=None,
     thres=1, numItermax=1e4, tol={tol}, symmetric=None, warn={warn}, log=False, verbose=False,
     **kwargs"""
@@ -84,33 +71,15 @@ def entropic_gromov_wasserstein(call: Call) -> Any:
         "balanced",
         "gw_dist",
         "epsilon",
-        proximal=call.solver == "PPA",
-        inner_max_iter=int(call.kwargs.get("numItermax", 1000)),
-        inner_tol=float(call.kwargs.get("stopThr", 1e-9)),
+        sharp=call.solver == "PPA",
+        most=int(call.kwargs.get("numItermax", 1000)),
+        tol=float(call.kwargs.get("stopThr", 1e-9)),
     )
 
 
 entropic_gromov_wasserstein2 = valued(entropic_gromov_wasserstein, "without entropy")
 entropic_fused_gromov_wasserstein = fused(entropic_gromov_wasserstein, _ENTROPIC_FUSED)
 entropic_fused_gromov_wasserstein2 = valued(entropic_fused_gromov_wasserstein, "without entropy")
-
-
-@takes(_SINGLE)
-def BAPG_gromov_wasserstein(call: Call) -> Any:
-    """Find a plan by single Bregman steps, as ``ot.gromov.BAPG_gromov_wasserstein``.
-
-    Returns
-    -------
-    T : array of shape (n, m)
-    log : dict, only with ``log=True``
-        ``err`` of each step, ``gw_dist``; without ``marginal_loss`` ``loss``, the term that counts.
-    """
-    return _single_loop(call)
-
-
-BAPG_gromov_wasserstein2 = valued(BAPG_gromov_wasserstein)
-BAPG_fused_gromov_wasserstein = fused(BAPG_gromov_wasserstein, _SINGLE_FUSED)
-BAPG_fused_gromov_wasserstein2 = valued(BAPG_fused_gromov_wasserstein)
 
 
 @takes(_FREE_EXACT)
@@ -132,31 +101,6 @@ semirelaxed_gromov_wasserstein2 = valued(
 semirelaxed_fused_gromov_wasserstein = fused(semirelaxed_gromov_wasserstein, _FREE_EXACT_FUSED)
 semirelaxed_fused_gromov_wasserstein2 = valued(
     semirelaxed_fused_gromov_wasserstein, "with gradients to M, C1, C2 and alpha"
-)
-
-
-@takes(_FREE_ENTROPIC)
-def entropic_semirelaxed_gromov_wasserstein(call: Call) -> Any:
-    """Take proximal steps, as ``ot.gromov.entropic_semirelaxed_gromov_wasserstein``.
-
-    Returns
-    -------
-    T : array of shape (n, m)
-    log : dict, only with ``log=True``
-        ``err`` of each step and ``srgw_dist``; ``lin_loss`` and ``quad_loss`` with a linear cost.
-    """
-    call.check_known()
-    return entropic_answer(call, "semirelaxed", "srgw_dist", "epsilon")
-
-
-entropic_semirelaxed_gromov_wasserstein2 = valued(
-    entropic_semirelaxed_gromov_wasserstein, signature=_FREE_ENTROPIC + ", **kwargs"
-)
-entropic_semirelaxed_fused_gromov_wasserstein = fused(
-    entropic_semirelaxed_gromov_wasserstein, _FREE_ENTROPIC_FUSED
-)
-entropic_semirelaxed_fused_gromov_wasserstein2 = valued(
-    entropic_semirelaxed_fused_gromov_wasserstein
 )
 
 
@@ -216,36 +160,3 @@ entropic_partial_fused_gromov_wasserstein = fused(
 entropic_partial_fused_gromov_wasserstein2 = valued(
     entropic_partial_fused_gromov_wasserstein, "without entropy"
 )
-
-
-def _single_loop(call: Call) -> Any:
-    epsilon = check_epsilon("epsilon", call.epsilon)
-    problem = call.problem(differentiable=False)
-    stop = _mirror.Stop(int(call.max_iter), call.tol, call.verbose)
-
-    def solve(part: Problem, first: Array) -> _mirror.Mirrored:
-        term, linear = part.term, part.linear
-
-        def slope(plan: Array) -> Array:
-            if call.marginal_loss:
-                return part.slope(plan)
-            cross = term.cross(plan)
-            other = cross if term.symmetric else term.cross_transposed(plan)
-            return linear - part.alpha * (cross + other)
-
-        return _mirror.alternate(slope, first, part.p, part.q, epsilon, stop)
-
-    plan, found = on_positive(problem, read_start(problem, call.G0, exact=False), solve)
-    if not np.isfinite(plan).all():
-        warn_user("The plan is not finite. Pass a larger `epsilon`.", TorchGWWarning)
-    # columns are exact and rows are not; as in POT values are computed with the weights and not
-    # with the sums
-    f1, f2, _, _ = problem.term.parts
-    own = (f1 @ problem.p)[:, None] + f2 @ problem.q
-    linear, _ = problem.parts(plan)
-    counted = linear - problem.alpha * float(np.vdot(problem.term.cross(plan), plan))
-    log: dict[str, Any] = {"err": found.errors}
-    if not call.marginal_loss:
-        log["loss"] = np.float64(counted)
-    value = counted + problem.alpha * float(np.vdot(own, plan))
-    return call.answer(problem, plan, "gw_dist", log, value=value)

@@ -19,8 +19,8 @@ from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw.pot._arrays import Array, Arrays, Places
 from torchgw.pot._vertices import in_order
 from torchgw.pot.gromov._call import Call, takes
-from torchgw.pot.gromov._pieces import partition
 from torchgw.pot.gromov._read import check_share, read_problem, without_gradients
+from torchgw.pot.gromov._starts import partition
 from torchgw.pot.gromov._steps import exact
 
 _STEPS = "armijo=False, max_iter=1e4, tol_rel=1e-9, tol_abs=1e-9"

@@ -17,7 +17,7 @@ _MARGINALS = 1e-8
 
 
 # Arguments that are counts from one on, limits of steps, and tolerances, whatever the function.
-_COUNTS = ("N", "D", "nt", "epochs", "batch_size")
+_COUNTS = ("N",)
 _STEPS = ("max_iter", "numItermax", "max_iter_ot", "max_iter_inner", "max_iter_outer")
 _TOLERANCES = ("tol", "tol_rel", "tol_abs", "tol_ot", "tol_inner", "tol_outer", "stopThr")
 

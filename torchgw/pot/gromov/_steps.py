@@ -22,8 +22,8 @@ from torchgw.pot._vertices import (
     transport,
 )
 from torchgw.pot.gromov._call import Call
-from torchgw.pot.gromov._pieces import semirelaxed_start
 from torchgw.pot.gromov._read import Problem, check_epsilon, check_limits, read_start
+from torchgw.pot.gromov._starts import semirelaxed_start
 
 Marginals = Literal["balanced", "partial", "semirelaxed"]
 
@@ -106,9 +106,15 @@ def entropic(
     stop: _mirror.Stop,
     mass: Any = None,
     random_state: Any = 0,
-    **inner: Any,
+    *,
+    sharp: bool = False,
+    most: int = 1000,
+    tol: float = 1e-9,
 ) -> tuple[Array, _mirror.Mirrored]:
-    """Take steps with entropy; ``inner`` are the further arguments of balanced problems."""
+    """Take steps with entropy; ``most`` and ``tol`` are the limits of linear problems.
+
+    Those of a ``sharp`` balanced plan have the entropy relative to the last plan.
+    """
     if kind == "partial":
         mass = _read_mass(problem, mass)
         first = _read_partial_start(problem, start, mass)
@@ -118,11 +124,11 @@ def entropic(
         first = read_start(problem, start, exact=False)
 
     def solve(part: Problem, first: Array) -> _mirror.Mirrored:
-        if kind == "partial":
-            return _mirror.partial(part.slope, first, part.p, part.q, mass, epsilon, stop)
-        if kind == "semirelaxed":
-            return _mirror.semirelaxed(part.slope, first, part.p, epsilon, stop)
-        return _mirror.balanced(part.slope, first, part.p, part.q, epsilon, stop, **inner)
+        weights = part.p, part.q
+        if sharp:
+            return _mirror.proximal(part.slope, first, *weights, epsilon, stop, most, tol)
+        solver = _mirror.Entropic(*weights, epsilon, mass if kind == "partial" else None, most)
+        return _mirror.mirror(part.slope, first, solver, stop, tol)
 
     plan, found = on_positive(problem, first, solve)
     _say_how_it_ended(problem, kind, plan, found, stop.tol)
@@ -134,13 +140,7 @@ def _say_how_it_ended(
 ) -> None:
     """Warn of a plan that has not settled, and of one that gives more than there is."""
     names = "`reg` or `epsilon`"
-    if found.alternates:
-        warn_user(
-            f"Steps go back and forth between two plans, and the last is returned. Pass a larger "
-            f"{names}, or torchgw.solve, whose steps are shorter.",
-            ConvergenceWarning,
-        )
-    elif not found.converged and found.errors:
+    if not found.converged and found.errors:
         warn_user(
             f"The plan still changes by {found.errors[-1]:.2g} in step {len(found.errors)}, where "
             f"{tol:.2g} was asked for. Allow more steps, or pass a larger {names}.",
