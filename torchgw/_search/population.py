@@ -21,8 +21,9 @@ _SHARES = (0.3, 0.5, 0.7)
 _BLURRED = 0.04
 # An objective is better if it is lower by this share; two within it are of one optimum. [L1291]
 BETTER = 1e-4
-# Cosine of the angle between plans above which they are of one optimum. [L561, L1291]
-_ALIKE = 0.9
+# Cosine of the angle between plans above which they are of one optimum; and by what share their
+# objectives may differ then, as plans have settled, no more. [L561, L1291, L1314]
+_ALIKE, _SETTLING = 0.9, 1e-3
 # Rounds that may pass without a better optimum. [L1291]
 _PATIENCE = 2
 
@@ -82,8 +83,7 @@ def improve(
     agreed = teams.agreed | teams.agree()
     every = torch.arange(len(agreed), device=agreed.device)
     members = distinct(teams.together(every), 2 * _KEPT)
-    most = members.objectives[:, :1] * (1 + BETTER * members.objectives[:, :1].sign())
-    met = (starts.objectives <= most).sum(1)
+    met = _same(starts, Ends(*(part[:, :1] for part in members[:3]))).sum(1)
     return Population(members, agreed, teams.followed, met)
 
 
@@ -121,8 +121,10 @@ class _Teams:
 
     def agree(self) -> Tensor:
         """Tell for which problems both groups have come to the same objective, (B,)."""
-        least, most = self.lowest().aminmax(dim=1)
-        return most.isfinite() & (most - least <= BETTER * least.abs())
+        first, second = (
+            Ends(*(part[group::_GROUPS, :1] for part in self.kept[:3])) for group in range(_GROUPS)
+        )
+        return _same(first, second)[:, 0] & first.objectives[:, 0].isfinite()
 
     def together(self, problems: Tensor) -> Members:
         """Put the groups of some problems beside each other."""
@@ -188,6 +190,15 @@ def _only(given: Members, group: int) -> Tensor:
     """Keep the objectives of the starts of one group."""
     inside = torch.arange(given.objectives.shape[1], device=given.objectives.device) % _GROUPS
     return given.objectives.where(inside == group, torch.inf)
+
+
+def _same(some: Ends, other: Ends) -> Tensor:
+    """Tell whether plans (B, k) are of the same optimum as others (B, 1), (B, k)."""
+    gap = (some.objectives - other.objectives).abs()
+    one, two = (part.plans.flatten(2) for part in (some, other))
+    cosine = (one * two).sum(2) / (one.square().sum(2) * two.square().sum(2)).sqrt()
+    room = torch.where(cosine > _ALIKE, _SETTLING, BETTER)
+    return gap <= room * other.objectives.abs()
 
 
 def distinct(members: Members, count: int) -> Members:
