@@ -137,7 +137,7 @@ def pot_loop(work: Work, *, plans: bool) -> tuple[list[Tensor] | None, dict[str,
 
     epsilons = torchgw.solve_batch(
         work.x, work.y, work.costs, sizes_x=work.sizes_x, sizes_y=work.sizes_y, alpha=work.alpha,
-        epsilon=work.epsilon, max_iter=1, plans=False,
+        epsilon=work.epsilon, max_iter=1, plans=False, n_init=1,
     ).epsilon.tolist()  # fmt: skip
     found = []
     for k, epsilon in enumerate(epsilons):

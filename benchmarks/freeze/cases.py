@@ -457,7 +457,7 @@ _BATCHES: dict[str, Any] = {
 
 def _batch(what: str, rng: Generator, device: str) -> Call:
     xs, ys = _lists(rng, 6)
-    options = {"distances": "euclidean"} | _BATCHES[what]
+    options = {"distances": "euclidean", "n_init": 1} | _BATCHES[what]
     return partial(torchgw.solve_many, xs, ys, **options, device=device)
 
 
@@ -468,12 +468,12 @@ def _stack(more: Options, linear: bool, rng: Generator, device: str) -> Call:
     sizes = {"sizes_x": rng.integers(8, 26, size=5), "sizes_y": rng.integers(8, 31, size=5)}
     if linear:
         sizes |= {"M": rng.random((5, 25, 30)), "alpha": 0.5}
-    return partial(torchgw.solve_batch, *tables, **sizes, **more, device=device)
+    return partial(torchgw.solve_batch, *tables, **sizes, **{"n_init": 1, **more}, device=device)
 
 
 def _pairwise(more: Options, rng: Generator, device: str) -> Call:
     xs, ys = _lists(rng, 3)
-    options = {"distances": "euclidean", "progress": False, "n_jobs": 1} | more
+    options = {"distances": "euclidean", "progress": False, "n_jobs": 1, "n_init": 1} | more
     return partial(torchgw.pairwise, xs + ys, **options, device=device)
 
 
@@ -484,7 +484,7 @@ def _differentiated(rng: Generator, device: str) -> Call:
     def call() -> Any:
         result = torchgw.solve_many(
             given, [torch.tensor(y, device=device) for y in ys], distances="euclidean",
-            scale=None, epsilon=0.1, differentiable=True,
+            scale=None, epsilon=0.1, differentiable=True, n_init=1,
         )  # fmt: skip
         assert result.loss is not None
         return result, torch.autograd.grad(result.loss.sum(), given)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -14,6 +15,9 @@ from scipy.spatial.distance import cdist
 import torchgw
 from torchgw._batch.relaxed import Relaxed, _level
 
+# of one start, whose bits and answers are those of the engine alone; searches have their own tests
+pairwise = partial(torchgw.pairwise, n_init=1)
+solve_many = partial(torchgw.solve_many, n_init=1)
 INF = math.inf
 RNG = np.random.default_rng(7)
 SIZES = [(10, 14), (18, 9), (12, 12)]
@@ -44,7 +48,7 @@ def alone(kind, k, **options):
 def batch_of(kind, chosen=range(3), **options):
     listed = {"a": A, "b": B, **KINDS[kind], **options.pop("listed", {})}
     parts = {name: [values[k] for k in chosen] for name, values in listed.items()}
-    return torchgw.solve_many(
+    return solve_many(
         [XS[k] for k in chosen], [YS[k] for k in chosen], **parts, **options
     )  # fmt: skip
 
@@ -116,7 +120,7 @@ def test_neighbours_do_not_change_the_bits(kind):
         one = batch_of(kind, [k], epsilon=0.1, plans=False)
         assert float(one.objective[0]) == float(batch.objective[k])
         assert float(one.value[0]) == float(batch.value[k])
-    strict = torchgw.solve_many(XS[2:], YS[2:], a=A[2:], b=B[2:], epsilon=0.1)
+    strict = solve_many(XS[2:], YS[2:], a=A[2:], b=B[2:], epsilon=0.1)
     assert np.array_equal(strict.plan(0), batch.plan(2))
 
 
@@ -141,12 +145,12 @@ def test_linear_costs_and_more_starts(kind):
 
 def test_pairs_of_unequal_penalties_are_computed_both_ways():
     options = {"epsilon": 0.1, "unbalanced": (INF, 0)}
-    matrix = torchgw.pairwise(XS[:2], **options, progress=False)
+    matrix = pairwise(XS[:2], **options, progress=False)
     rows, columns = np.divmod(np.arange(4), 2)
-    batch = torchgw.solve_many([XS[i] for i in rows], [XS[j] for j in columns], **options)
+    batch = solve_many([XS[i] for i in rows], [XS[j] for j in columns], **options)
     assert np.array_equal(matrix.ravel(), batch.value)
     assert matrix[0, 1] != matrix[1, 0]
-    partial = torchgw.pairwise(XS[:2], mass=0.8, epsilon=0.1, progress=False)
+    partial = pairwise(XS[:2], mass=0.8, epsilon=0.1, progress=False)
     assert np.array_equal(partial, partial.T)
 
 
@@ -187,7 +191,7 @@ def test_a_problem_whose_numbers_are_lost_is_told(starts, monkeypatch):
 
     settled = Relaxed.settle
     monkeypatch.setattr(Relaxed, "settle", settle)
-    found = torchgw.solve_many(XS[:2], YS[:2], mass=[0.7, 0.95], epsilon=0.2, n_init=starts)
+    found = solve_many(XS[:2], YS[:2], mass=[0.7, 0.95], epsilon=0.2, n_init=starts)
     assert np.isfinite(found.objective[0])
     assert np.isnan(found.objective[1])
     assert found.plan(1).shape == SIZES[1]
@@ -206,13 +210,13 @@ def test_a_problem_whose_numbers_are_lost_is_told(starts, monkeypatch):
 )
 def test_what_cannot_work_is_refused(options, message):
     with pytest.raises(torchgw.TorchGWError, match=message):
-        torchgw.solve_many(XS, YS, **options)
+        solve_many(XS, YS, **options)
 
 
 def test_weights_of_relaxed_marginals_have_no_derivatives():
     weights = [torch.from_numpy(weight).requires_grad_() for weight in A]
     with pytest.raises(torchgw.UnsupportedError, match="strict marginals"):
-        torchgw.solve_many(XS, YS, a=weights, mass=0.5, epsilon=0.1, differentiable=True)
+        solve_many(XS, YS, a=weights, mass=0.5, epsilon=0.1, differentiable=True)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -225,7 +229,7 @@ def test_gradients_are_those_of_differences_of_relaxed_objectives(kind):
     }
 
     def solved(**changed):
-        return torchgw.solve_many(
+        return solve_many(
             **{**inputs, **changed}, a=A, b=B, **KINDS[kind], alpha=0.7,
             epsilon=0.5, tol=1e-9, inner_tol=1e-11, differentiable=True,
         )  # fmt: skip
@@ -247,7 +251,7 @@ def test_gradients_are_those_of_differences_of_relaxed_objectives(kind):
 
 def test_plans_that_nothing_is_worth_moving_by_are_told():
     with pytest.warns(torchgw.ConvergenceWarning):
-        batch = torchgw.solve_many(
+        batch = solve_many(
             XS[:1], YS[:1], M=[COSTS[0] + 5], alpha=0.5, unbalanced=0.01, epsilon=0.05
         )
     assert batch.statuses == [torchgw.Status.INNER_LIMIT]
@@ -256,11 +260,11 @@ def test_plans_that_nothing_is_worth_moving_by_are_told():
 
 def test_a_mass_of_none_is_strict_as_a_penalty_of_none():
     some, one = (
-        torchgw.solve_many(XS[:2], YS[:2], epsilon=0.1, mass=mass).value
+        solve_many(XS[:2], YS[:2], epsilon=0.1, mass=mass).value
         for mass in ([0.7, None], [0.7, 1.0])
     )
     assert np.array_equal(some, one)
-    penalties = torchgw.solve_many(XS[:2], YS[:2], epsilon=0.1, unbalanced=[1.0, None]).value
+    penalties = solve_many(XS[:2], YS[:2], epsilon=0.1, unbalanced=[1.0, None]).value
     assert penalties[1] == pytest.approx(some[1], rel=1e-6)
 
 
@@ -268,8 +272,8 @@ def test_a_penalty_beyond_all_tolerances_is_a_strict_marginal_here_too():
     rng = np.random.default_rng(0)
     tables = [cdist(points, points) for points in (rng.normal(size=(n, 2)) for n in (12, 14))]
     given = {"D_X": [tables[0]] * 2, "D_Y": [tables[1]] * 2, "epsilon": 0.05}
-    found = torchgw.solve_many(**given, unbalanced=[1e13, (0.5, 1e13)])
-    strict = torchgw.solve_many(**given, unbalanced=[None, (0.5, np.inf)])
+    found = solve_many(**given, unbalanced=[1e13, (0.5, 1e13)])
+    strict = solve_many(**given, unbalanced=[None, (0.5, np.inf)])
     assert found.objective == pytest.approx(strict.objective, rel=1e-6)
 
 
@@ -278,9 +282,9 @@ def test_partial_problems_whose_full_points_exchange_hardly_any_mass_converge(k)
     """The second ended at 2,000 Sinkhorn iterations, again and again."""
     rng = np.random.default_rng(0)
     xs, ys = ([cdist(x, x) for x in rng.normal(size=(20, 16, 2))] for _ in range(2))
-    single = torchgw.solve_many(D_X=xs[k : k + 1], D_Y=ys[k : k + 1], mass=0.7)
+    single = solve_many(D_X=xs[k : k + 1], D_Y=ys[k : k + 1], mass=0.7)
     some = slice(k - 1, k + 1)
-    among = torchgw.solve_many(D_X=xs[some], D_Y=ys[some], mass=0.7)
+    among = solve_many(D_X=xs[some], D_Y=ys[some], mass=0.7)
     place = k - some.start
     assert single.converged.all()
     assert among.converged.all()
@@ -302,6 +306,6 @@ def test_partial_plans_that_go_to_and_fro_settle():
             rng.normal(size=(4, 3))[np.arange(24) % 4] + 0.3 * rng.normal(size=(24, 3))
             for _ in range(2)
         )
-    found = torchgw.solve_many([x], [y], mass=0.6)
+    found = solve_many([x], [y], mass=0.6)
     assert found.converged.all()
     assert found.n_iter[0] < 200

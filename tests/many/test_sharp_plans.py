@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from functools import partial
 
 import numpy as np
 import pytest
@@ -14,6 +15,10 @@ from scipy.spatial.distance import cdist
 import torchgw
 from torchgw._many import options
 
+# of one start, whose bits and answers are those of the engine alone; searches have their own tests
+pairwise = partial(torchgw.pairwise, n_init=1)
+solve_batch = partial(torchgw.solve_batch, n_init=1)
+solve_many = partial(torchgw.solve_many, n_init=1)
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 RNG = np.random.default_rng(0)
 SIZES, XS, YS, A, B = weighted_clouds(RNG)
@@ -39,13 +44,13 @@ def least_fall(k, plan, alpha, cost):
 def test_polished_plans_are_stationary(regularization, fused):
     more = {"M": COSTS, "alpha": [0.3, 0.5, 0.9, 0.99]} if fused else {}
     given, proximal = {"a": A, "b": B, **more}, regularization == "proximal"
-    batch = torchgw.solve_many(XS, YS, regularization=regularization, polish=True, **given)
+    batch = solve_many(XS, YS, regularization=regularization, polish=True, **given)
     assert batch.converged.all()
     assert (batch.epsilon == 0).all()
     np.testing.assert_array_equal(batch.objective, batch.value)
     if not proximal:
         # the plans that the steps began at have their marginals but for 5e-7
-        plain = torchgw.solve_many(XS, YS, **given)
+        plain = solve_many(XS, YS, **given)
         assert (batch.value <= plain.value * (1 + 1e-5)).all()
     for k, (n, m) in enumerate(SIZES):
         plan, alpha = batch.plan(k), more["alpha"][k] if fused else 1.0
@@ -63,9 +68,9 @@ def test_polished_plans_are_stationary(regularization, fused):
 
 
 def test_proximal_steps_end_near_a_vertex():
-    batch = torchgw.solve_many(XS, YS, a=A, b=B, regularization="proximal", polish=False)
-    polished = torchgw.solve_many(XS, YS, a=A, b=B, regularization="proximal")
-    entropic = torchgw.solve_many(XS, YS, a=A, b=B)
+    batch = solve_many(XS, YS, a=A, b=B, regularization="proximal", polish=False)
+    polished = solve_many(XS, YS, a=A, b=B, regularization="proximal")
+    entropic = solve_many(XS, YS, a=A, b=B)
     assert batch.converged.all()
     assert (polished.epsilon == 0).all()
     # sharper than entropic plans, at an epsilon that an entropic solve could have
@@ -83,8 +88,8 @@ def test_proximal_steps_end_near_a_vertex():
     "marginals", [{"mass": 0.7}, {"unbalanced": (float("inf"), 0)}], ids=["partial", "semi-relaxed"]
 )
 def test_relaxed_plans_are_polished_as_by_solve(marginals):
-    batch = torchgw.solve_many(XS, YS, a=A, b=B, M=COSTS, alpha=0.5, polish=True, **marginals)
-    plain = torchgw.solve_many(XS, YS, a=A, b=B, M=COSTS, alpha=0.5, **marginals)
+    batch = solve_many(XS, YS, a=A, b=B, M=COSTS, alpha=0.5, polish=True, **marginals)
+    plain = solve_many(XS, YS, a=A, b=B, M=COSTS, alpha=0.5, **marginals)
     assert batch.converged.all()
     assert (batch.value <= plain.value * (1 + 1e-6)).all()
     assert batch.marginal_error.max() < 5e-7
@@ -98,10 +103,10 @@ def test_relaxed_plans_are_polished_as_by_solve(marginals):
 def test_each_problem_has_its_own_kind_and_bits(device):
     kinds = ["entropic", "proximal", "proximal", "entropic"]
     polish = [True, None, False, False]
-    batch = torchgw.solve_many(XS, YS, a=A, b=B, regularization=kinds, polish=polish, device=device)
+    batch = solve_many(XS, YS, a=A, b=B, regularization=kinds, polish=polish, device=device)
     assert ((batch.epsilon == 0) == [True, True, False, False]).all()
     for k in range(len(SIZES)):
-        one = torchgw.solve_many(
+        one = solve_many(
             XS[k : k + 1], YS[k : k + 1], a=A[k : k + 1], b=B[k : k + 1], regularization=kinds[k],
             polish=polish[k], device=device,
         )  # fmt: skip
@@ -111,23 +116,23 @@ def test_each_problem_has_its_own_kind_and_bits(device):
 
 def test_pairs_and_stacks_are_polished_alike(tmp_path):
     tables = [table(points) for points in XS]
-    batch = torchgw.solve_many(D_X=tables[:3], D_Y=tables[1:], polish=True)
+    batch = solve_many(D_X=tables[:3], D_Y=tables[1:], polish=True)
     pairs, file = [[0, 1], [1, 2], [2, 3]], tmp_path / "values.npz"
     for jobs in (None, 2):
-        values = torchgw.pairwise(
+        values = pairwise(
             D_X=tables, pairs=pairs, polish=True, n_jobs=jobs, progress=False, resume=file
         )
         np.testing.assert_array_equal(values, batch.value)
     with pytest.raises(torchgw.InvalidInputError, match="other spaces, pairs or options"):
-        torchgw.pairwise(D_X=tables, pairs=pairs, progress=False, resume=file)
+        pairwise(D_X=tables, pairs=pairs, progress=False, resume=file)
     same = torch.from_numpy(np.stack([table(YS[1])] * 2))
-    stacked = torchgw.solve_batch(same, same, polish=[True, False], epsilon=0.05)
+    stacked = solve_batch(same, same, polish=[True, False], epsilon=0.05)
     assert float(stacked.value[0]) < 1e-12 < float(stacked.value[1])
 
 
 def test_large_problems_are_polished_by_solve():
     points = np.random.default_rng(1).normal(size=(520, 2))
-    batch = torchgw.solve_many([points[:30]], [points], polish=True)
+    batch = solve_many([points[:30]], [points], polish=True)
     assert batch.epsilon[0] == 0
     assert batch.converged.all()
 
@@ -153,11 +158,11 @@ def test_what_cannot_be_sharp_is_refused(given, message, monkeypatch):
 
     monkeypatch.setattr("torchgw._many.solver.run", solved)
     with pytest.raises(torchgw.TorchGWError, match=message):
-        torchgw.solve_many(XS, YS, **given)
+        solve_many(XS, YS, **given)
     if "differentiable" not in given:
         message = "True, False or None" if given.get("polish") == [True] else message
         with pytest.raises(torchgw.TorchGWError, match=message):
-            torchgw.pairwise(XS, **given, progress=False)
+            pairwise(XS, **given, progress=False)
 
 
 def test_without_pot_only_assignments_are_polished(monkeypatch):
@@ -166,6 +171,6 @@ def test_without_pot_only_assignments_are_polished(monkeypatch):
     monkeypatch.setattr(options, "find_spec", hidden)
     monkeypatch.setattr(importlib.util, "find_spec", hidden)
     with pytest.raises(torchgw.UnsupportedError, match="pip install pot"):
-        torchgw.solve_many(XS, YS, polish=True)
-    batch = torchgw.solve_many(XS, YS, regularization="proximal")
+        solve_many(XS, YS, polish=True)
+    batch = solve_many(XS, YS, regularization="proximal")
     assert ((batch.epsilon == 0) == [False, False, True, False]).all()

@@ -126,6 +126,23 @@ def _run_queue(
                 pool.number[len(busy) :] = -1
 
 
+def solve_linear(problems: Packed, tol: float, most: int) -> Tensor:
+    """Solve the linear problems that problems begin with, to a column error; return the plans."""
+    # one more, as a product with a single problem has other bits
+    count, device = len(problems), problems.device
+    pool = enter(problems, torch.arange(max(count, _FEWEST), device=device).clamp(max=count - 1))
+    plans = torch.empty_like(pool.cost)
+    pool.number = torch.arange(len(plans), device=device)
+    pool.tol.fill_(tol), pool.budget.fill_(most)
+    while len(pool.number):
+        done = _tick(pool)
+        plans[pool.number[done]] = pool.plan[done]
+        left = (~done).nonzero()[:, 0]
+        if len(left) < len(done):
+            pool.cut(left if len(left) != 1 else left.expand(_FEWEST))
+    return plans[:count]
+
+
 def _tick(pool: Pool) -> Tensor:
     """Iterate all problems once; tell which linear problems are done, (A,) bool."""
     made = sweep(

@@ -4,8 +4,10 @@ What a problem is padded to depends on its own size alone, so that its bits do n
 solved beside it. Padding is points of weight zero.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +19,9 @@ from torchgw._batch.relaxed import Relaxed
 
 # Sizes that spaces are padded to: multiples of 16, which keep the rows of tables aligned. [L391]
 _SIZES = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+# The same where many plans of a problem are followed on a CPU, which pays for what is padded.
+# [L1312]
+_NARROW = (*range(8, 65, 8), *range(80, 129, 16), *range(160, 257, 32), *range(320, 513, 64))
 # Points of the largest space that is packed; larger problems are solved one by one. [L391]
 LARGEST = 512
 # Spaces whose spreads are computed together: each takes twice its table in between. [L1203]
@@ -69,16 +74,38 @@ class Packed:
         """Count the problems."""
         return len(self.i)
 
+    def again(
+        self, which: Tensor, first: Tensor, begin: Callable[[Tensor], tuple[Tensor, Tensor]]
+    ) -> Packed:
+        """Take problems (k,), some perhaps several times, that begin with costs at an epsilon."""
+        linear = self.linear
+        return replace(
+            self,
+            i=self.i[which],
+            j=self.j[which],
+            alpha=self.alpha[which],
+            epsilon=self.epsilon[which],
+            first=first,
+            linear=None if linear is None else lambda some: linear(which[some]),
+            begin=begin,
+            relaxed=None if self.relaxed is None else self.relaxed.of(which),
+        )
 
-def padded_sizes(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    def damped(self) -> Packed:
+        """Take shorter steps where strict plans turn back, as relaxed ones do."""
+        return replace(self, relaxed=Relaxed(self.alpha.new_full((len(self), 2), torch.inf), None))
+
+
+def padded_sizes(counts: NDArray[np.int64], *, narrow: bool = False) -> NDArray[np.int64]:
     """Find the padded sizes of spaces of so many points; zero for those too large to pack."""
-    return np.array([*_SIZES, 0])[np.searchsorted(_SIZES, counts)]
+    sizes = _NARROW if narrow else _SIZES
+    return np.array([*sizes, 0])[np.searchsorted(sizes, counts)]
 
 
-def pack(tables: Sequence[Tensor], weights: Sequence[Tensor]) -> Stack:
+def pack(tables: Sequence[Tensor], weights: Sequence[Tensor], size: int | None = None) -> Stack:
     """Pack spaces, (n, n) and (n,), all of one padded size."""
+    size = size or int(padded_sizes(np.array(len(tables[0]))))
     counts = torch.tensor([len(table) for table in tables], device=tables[0].device)
-    size = int(padded_sizes(np.array(len(tables[0]))))
     stacked = tables[0].new_zeros(len(tables), size, size, dtype=torch.float64)
     masses = stacked.new_zeros(len(tables), size)
     for place, (table, weight) in enumerate(zip(tables, weights, strict=True)):

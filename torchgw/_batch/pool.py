@@ -28,6 +28,9 @@ ANNEALING_TOLERANCE = 1e-2
 # How often the error may grow before what is left of it is taken for rounding, and errors that are
 # too large for that. [L391]
 MOST_RESTARTS = 5
+# Column error and iterations of the first linear problem of a plan that begins at its target: it
+# may be next to where it ends, and a plan that misses its marginals leads away. [L1313]
+_BEGUN_TOLERANCE, _BEGUN_BUDGET = 1e-4, 512
 
 
 @dataclass
@@ -122,6 +125,10 @@ def enter(problems: Packed, numbers: Tensor) -> Pool:
     if linear is not None:
         cost += linear
     f_next = exact_rows(cost, b, g, epsilon)
+    tol, budget = torch.full_like(alpha, ANNEALING_TOLERANCE), torch.full_like(i, BUDGET)
+    if problems.begin is not None:
+        begun = chosen & (epsilon <= target)
+        tol[begun], budget[begun] = _BEGUN_TOLERANCE, _BEGUN_BUDGET
     free: dict[str, Any] = {}
     if problems.proximal:
         free["sharp"] = AUTO_EPSILON * natural_scale(problems, numbers, linear)
@@ -132,8 +139,8 @@ def enter(problems: Packed, numbers: Tensor) -> Pool:
     return Pool(
         number=numbers.clone(), cost=cost, point=point, plan=torch.empty_like(cost),
         x=x, y=y, a=a, b=b, f=torch.zeros_like(a), f_next=f_next, g=g,
-        alpha=alpha, target=target, epsilon=epsilon, tol=zero + ANNEALING_TOLERANCE,
-        budget=count + BUDGET, spent=count.clone(), error=zero + math.inf, relaxation=zero + 1,
+        alpha=alpha, target=target, epsilon=epsilon, tol=tol,
+        budget=budget, spent=count.clone(), error=zero + math.inf, relaxation=zero + 1,
         restarts=count.clone(), last_error=zero + math.inf, stuck=count.clone(),
         change=zero.clone(), rate=zero.clone(),
         done=count.clone(), inner=count.clone(), settling=count - 1, linear=linear,

@@ -38,7 +38,7 @@ class Options(NamedTuple):
     alpha: float
     epsilon: float
     squared: bool
-    n_init: int
+    n_init: int | None
     rules: Rules
     device: torch.device
     marginals: Relaxations  # of each pair, one for all
@@ -118,10 +118,10 @@ def compute_together(
 
 
 def _solve_chunk(job: Job, i: NDArray[np.int64], j: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Solve some pairs; return their numbers, (7, k)."""
+    """Solve some pairs; return their numbers, (9, k)."""
     kept = _shelves_of(job.key)
     if not kept:
-        kept.append(Shelves(list(_spaces_of(job))))
+        kept.append(Shelves(list(_spaces_of(job)), searched=job.options.n_init is None))
     alpha, epsilon, squared, n_init, rules, device, marginals, sharpening = job.options
     one = np.ones(len(i))
     asked = Questions(

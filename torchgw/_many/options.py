@@ -28,12 +28,12 @@ def check_rules(
     objective_tol: float,
     inner_max_iter: int,
     inner_tol: float,
-    n_init: int,
+    n_init: int | None,
 ) -> Rules:
     """Check the options of the iteration."""
     check_count("max_iter", max_iter)
     check_count("inner_max_iter", inner_max_iter)
-    check_count("n_init", n_init)
+    check_count("n_init", n_init, none=True)
     check_positive("tol", tol, "small values mean more iterations")
     check_positive("inner_tol", inner_tol, "small values mean more iterations")
     if objective_tol != 0:

@@ -58,7 +58,7 @@ def pairwise(
     n_neighbors: int | None = None,
     scale: ScaleName | None = "auto",
     epsilon: float | Literal["auto"] = "auto",
-    n_init: int = 1,
+    n_init: int | None = None,
     max_iter: int = 500,
     tol: float = 1e-5,
     objective_tol: float = 1e-4,
@@ -77,7 +77,7 @@ def pairwise(
     """Compute the matrix of values between all spaces of two lists, or of one with itself.
 
     Each entry has the bits that :func:`torchgw.solve_many` gives it. Memory is that of the spaces,
-    of the matrix, and of the problems under way: about 10 MB on a CPU and 5 GB on a GPU for each
+    of the matrix, and of the problems under way: about 100 MB on a CPU and 5 GB on a GPU for each
     job, however many pairs there are.
 
     Parameters
@@ -131,7 +131,9 @@ def pairwise(
     Warns
     -----
     ConvergenceWarning
-        If problems did not converge.
+        If pairs did not converge.
+    SearchWarning
+        If there may be better optima: of how many pairs.
 
     Examples
     --------
@@ -196,7 +198,7 @@ def pairwise(
     else:
         with together(ranks):
             found = compute_together(job, i, j, jobs, ranks, shown=progress)
-    warn_of_failures(found)
+    warn_of_failures(found, "pairs")
     numbers = found.value_quad + found.value_linear
     values = asked.values(numbers if output == "value" else getattr(found, output))
     in_numpy = without_tensors(Xs, Ys, D_X, D_Y, a, b, features)

@@ -88,7 +88,7 @@ class Questions:
     # M of each problem, (n, m) float64; from a stack without its padding
     tables: Sequence[Tensor] | Tensor | None = None
     squared: bool = True  # whether distances of features are squared
-    n_init: int = 1
+    n_init: int | None = None  # starts; None is a search
     rules: Rules = field(default_factory=Rules)
     marginals: Relaxations = Relaxations()
     sharpening: Sharpening = Sharpening()

@@ -15,6 +15,7 @@ from torchgw._many.solver import STATUSES
 from torchgw._results.base import Result
 from torchgw._results.matching import Matching, MatchingKind
 from torchgw._results.result import GWResult
+from torchgw._search.doubts import WHY_BATCH
 from torchgw._solve.status import Status
 from torchgw._typing import Array
 
@@ -39,10 +40,16 @@ class BatchResult(Result):
     epsilon, alpha : Tensor or ndarray, shape (B,), float64
         Of each problem. After proximal steps epsilon is that of an entropic solve that ends at the
         same plan; 0 for a polished plan.
+    ambiguity : Tensor or ndarray, shape (B,), float64
+        As of a single result: value of the best optimum that a search found over that of the next
+        one, at most 1. NaN without a search, and where marginals are relaxed.
     status : Tensor or ndarray, shape (B,), int64
         How each ended, as a place in ``tuple(torchgw.Status)``; ``statuses`` has them by name.
     n_iter : Tensor or ndarray, shape (B,), int64
         Outer iterations of each.
+    doubtful : Tensor or ndarray, shape (B,), int64
+        1 where the starts of a search did not agree on an optimum, so that there may be a better
+        one; ``doubts`` has that in words.
     shapes : Tensor or ndarray, shape (B, 2), int64
         Points of both sides of each.
     entries : Tensor, ndarray or None, shape (sum of n m,), float64
@@ -57,8 +64,10 @@ class BatchResult(Result):
     marginal_error: Array
     epsilon: Array
     alpha: Array
+    ambiguity: Array
     status: Array
     n_iter: Array
+    doubtful: Array
     shapes: Array
     entries: Array | None = None
     loss: Tensor | None = None
@@ -77,6 +86,11 @@ class BatchResult(Result):
     def statuses(self) -> list[Status]:
         """How each problem ended."""
         return [STATUSES[code] for code in self.status.tolist()]
+
+    @property
+    def doubts(self) -> list[str]:
+        """Why each may not be the best optimum, as ``doubt`` of a single result; empty if not."""
+        return [WHY_BATCH if doubt else "" for doubt in self.doubtful.tolist()]
 
     @property
     def converged(self) -> Any:

@@ -66,7 +66,7 @@ def solve_many(
     n_neighbors: int | None = None,
     scale: ScaleName | None = "auto",
     epsilon: Any = "auto",
-    n_init: int = 1,
+    n_init: int | None = None,
     max_iter: int = 500,
     tol: float = 1e-5,
     objective_tol: float = 1e-4,
@@ -98,7 +98,7 @@ def solve_many(
         As in ``solve``, but ``"auto"`` does not look for what agrees best: it is Euclidean for
         points and shortest paths for graphs, so that values can be compared.
     D_X, D_Y : list of array-like, shapes (n, n) and (m, m), optional
-        Distance matrices, in place of Xs and Ys.
+        Distance matrices, in place of Xs and Ys; entries may be negative, as in ``solve``.
     M : list of array-like, shapes (n, m), optional
         Linear cost of each problem.
     features : pair of lists of array-like, shapes (n, k) and (m, k), optional
@@ -112,10 +112,13 @@ def solve_many(
         As in ``solve``; each space by its own.
     epsilon : float, "auto", or B of these
         As in ``solve``, in units of squared scaled distances.
-    n_init : int
-        Starts of each problem, of which the best objective counts: a x b annealed from the natural
-        scale, on a CPU more slowly than by ``solve(..., n_init=1)``; then plans by the
-        distributions of distances; then by random mixtures of their quantiles, always the same.
+    n_init : int, optional
+        By default each problem is searched: many starts are followed to their ends, the best ones
+        kicked and mixed, and solved from; ``result.doubts`` says where they did not agree. With a
+        number so many starts are solved, of which the lowest objective counts, and nothing is said
+        of other optima: a x b annealed from the natural scale, on a CPU more slowly than by
+        ``solve(..., n_init=1)``; then plans by the distributions of distances; then by random
+        mixtures of their quantiles, always the same. One start takes a tenth of the time.
     max_iter, tol, objective_tol, inner_max_iter, inner_tol
         As in ``solve``. ``tol`` counts in float64, and there is no extrapolation.
         ``objective_tol`` has no effect on relaxed problems.
@@ -160,6 +163,8 @@ def solve_many(
     -----
     ConvergenceWarning
         If problems did not converge; ``result.statuses`` says which.
+    SearchWarning
+        If there may be better optima; ``result.doubts`` says where.
 
     Examples
     --------
@@ -204,7 +209,7 @@ def solve_many(
     spaces, places = [*read[0], *read[1]], (np.arange(count), np.arange(count, 2 * count))
     sharpening = read_sharpening(regularization, polish, marginals, spaces, places)
     asked = Questions(
-        Shelves(spaces),
+        Shelves(spaces, searched=n_init is None),
         *places,
         shares,
         epsilons(epsilon, count),
@@ -236,7 +241,7 @@ def solve_batch(
     alpha: Any = None,
     scale: ScaleName | None = "auto",
     epsilon: Any = "auto",
-    n_init: int = 1,
+    n_init: int | None = None,
     max_iter: int = 500,
     tol: float = 1e-5,
     objective_tol: float = 1e-4,
@@ -287,12 +292,12 @@ def solve_batch(
     if differentiable:
         scale = _check_differentiable(epsilon, scale, None)
     check_distributed(distributed)
-    where = resolve_device(device, D_X, D_Y)
+    where, signed = resolve_device(device, D_X, D_Y), scale in (None, "auto")
     probe_beside(where)
     ranks = join(distributed, where)
     with together(ranks):
-        x, rows = read_stack("D_X", D_X, "sizes_x", sizes_x, where)
-        y, columns = read_stack("D_Y", D_Y, "sizes_y", sizes_y, where)
+        x, rows = read_stack("D_X", D_X, "sizes_x", sizes_x, where, signed=signed)
+        y, columns = read_stack("D_Y", D_Y, "sizes_y", sizes_y, where, signed=signed)
         count = len(x)
         if len(y) != count:
             raise InvalidInputError(f"`D_X` holds {count} matrices and `D_Y` {len(y)}.")
@@ -305,7 +310,9 @@ def solve_batch(
         x, y = (
             scaled(stack, weights, scale) for stack, weights in zip((x, y), masses, strict=True)
         )
-    shelves = Shelves.stacked([(x, masses[0], rows), (y, masses[1], columns)])
+    shelves = Shelves.stacked(
+        [(x, masses[0], rows), (y, masses[1], columns)], searched=n_init is None
+    )
     places = np.arange(count), np.arange(count, 2 * count)
     sharpening = read_sharpening(regularization, polish, marginals, shelves.spaces, places)
     asked = Questions(

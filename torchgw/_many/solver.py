@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,14 +13,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from torchgw._api import solve
-from torchgw._batch.engine import run
+from torchgw._batch.engine import Solved, run
 from torchgw._batch.packing import LARGEST, Packed, repad
 from torchgw._batch.relaxed import Relaxed
-from torchgw._batch.stopping import ENDINGS
+from torchgw._batch.stopping import ENDINGS, Rules
 from torchgw._batch.worth import Ended
-from torchgw._errors import ConvergenceWarning, warn_user
+from torchgw._errors import ConvergenceWarning, SearchWarning, warn_user
 from torchgw._many.polishing import sharpen
 from torchgw._many.questions import Questions
+from torchgw._many.search import Starts, search, stack_of
+from torchgw._search.descent import descend
+from torchgw._search.ends import AGREED
+from torchgw._search.stack import Ends, Stack
 from torchgw._search.starts import GUESS_EPSILON
 from torchgw._solve.start import POLISH_TOLERANCE
 from torchgw._solve.status import Status
@@ -32,6 +36,13 @@ STATUSES = tuple(Status)
 _STATUS_OF = [STATUSES.index(Status[name]) for name in ENDINGS]
 
 
+# Entries of a plan times problems that are searched together, some 150 plans of each: 100 MB on a
+# CPU, 5 GB on a GPU. [L1311]
+_SEARCHED = {"cpu": 2**16, "cuda": 2**22}
+# Relative difference of two numbers that is rounding. [L1313]
+_ROUNDING = 1e-9
+
+
 class Numbers(NamedTuple):
     """Numbers of B problems, (B,) each."""
 
@@ -40,23 +51,25 @@ class Numbers(NamedTuple):
     objective: Tensor
     marginal_error: Tensor
     epsilon: Tensor
+    ambiguity: Tensor  # NaN without a search
     status: Tensor  # int64, places in STATUSES
     n_iter: Tensor
+    doubtful: Tensor  # int64, 1 where starts did not agree on an optimum
 
     @classmethod
     def empty(cls, count: int, device: torch.device) -> Numbers:
         """Make room for the numbers of so many problems."""
-        floats = [torch.zeros(count, dtype=torch.float64, device=device) for _ in range(5)]
-        return cls(*floats, *(torch.zeros(count, dtype=torch.int64, device=device) for _ in "si"))
+        kinds = [torch.float64] * 6 + [torch.int64] * 3
+        return cls(*(torch.zeros(count, dtype=kind, device=device) for kind in kinds))
 
     @classmethod
     def of_table(cls, table: Tensor) -> Numbers:
-        """Take the numbers of B problems from a table, (B, 7)."""
+        """Take the numbers of B problems from a table, (B, 9)."""
         columns = [column.contiguous() for column in table.T]
-        return cls._make([*columns[:5], *(column.long() for column in columns[5:])])
+        return cls._make([*columns[:6], *(column.long() for column in columns[6:])])
 
     def table(self) -> Tensor:
-        """Make one table of the numbers, (B, 7) float64."""
+        """Make one table of the numbers, (B, 9) float64."""
         return torch.stack([part.double() for part in self], 1)
 
     def put(self, places: Tensor, found: Sequence[Tensor]) -> None:
@@ -69,9 +82,13 @@ class Numbers(NamedTuple):
         for mine, its in zip(self, found, strict=True):
             mine[place] = its
 
+    def at(self, place: int) -> Sequence[float]:
+        """Read the numbers of one problem."""
+        return [part[place].item() for part in self]
 
-def warn_of_failures(numbers: Numbers) -> None:
-    """Warn once of all problems that did not converge."""
+
+def warn_of_failures(numbers: Numbers, what: str = "problems") -> None:
+    """Warn once of all problems that did not converge, and once of those in doubt."""
     counts = torch.bincount(numbers.status, minlength=len(STATUSES)).tolist()
     failed = {
         status: count
@@ -82,9 +99,16 @@ def warn_of_failures(numbers: Numbers) -> None:
         most = max(failed, key=lambda status: failed[status])
         shown = ", ".join(f"{count} {status.name}" for status, count in failed.items())
         warn_user(
-            f"{sum(failed.values())} of {sum(counts)} problems did not converge ({shown}). "
+            f"{sum(failed.values())} of {sum(counts)} {what} did not converge ({shown}). "
             f"{most.advice}",
             ConvergenceWarning,
+        )
+    doubtful = int(numbers.doubtful.sum())
+    if doubtful:
+        warn_user(
+            f"Starts did not agree on an optimum of {doubtful} of {sum(counts)} {what}; there may "
+            "be better ones. Pass those that matter to torchgw.solve, which searches longer.",
+            SearchWarning,
         )
 
 
@@ -163,6 +187,8 @@ class _Group:
     ) -> None:
         shelves = asked.shelves
         self.asked, self.sizes, self.numbers, self.device = asked, sizes, numbers, device
+        # entries of a search are made when their starts are
+        self.starts = asked.n_init or 1
         first, second = asked.i[numbers], asked.j[numbers]
         # problems whose sides are exchanged, so that the smaller one comes first
         self.turned = shelves.padded[first] != sizes[0]
@@ -170,13 +196,13 @@ class _Group:
         self.columns = np.where(self.turned, first, second)
         self.stacks = shelves.stacks[sizes[0]], shelves.stacks[sizes[1]]
         self.i, self.j = (self._spread(shelves.place[side]) for side in (self.rows, self.columns))
-        self.kinds = torch.arange(asked.n_init, device=device).repeat(len(numbers))
+        self.kinds = torch.arange(self.starts, device=device).repeat(len(numbers))
         proximal, polish = asked.sharpening.used(len(asked))
         self.proximal, self.polish = bool(proximal[numbers[0]]), bool(polish[numbers[0]])
 
     def _spread(self, values: NDArray[Any]) -> Tensor:
         """Give each entry the value of its problem."""
-        return torch.from_numpy(np.repeat(values, self.asked.n_init, axis=0)).to(self.device)
+        return torch.from_numpy(np.repeat(values, self.starts, axis=0)).to(self.device)
 
     def packed(self) -> Packed:
         """Pack the entries for the engine."""
@@ -193,8 +219,15 @@ class _Group:
             *self.stacks, self.i, self.j, self._spread(asked.alpha[numbers]),
             self._spread(asked.epsilon[numbers]),
             torch.where(self.kinds == 0, 1.0, GUESS_EPSILON).double(), linear,
-            self._first_costs if asked.n_init > 1 else None, relaxed, self.proximal,
+            self._first_costs if self.starts > 1 else None, relaxed, self.proximal,
         )  # fmt: skip
+
+    def blocks(self) -> Iterator[_Group]:
+        """Take so many problems at a time that the plans of their search fit into little memory."""
+        width = max(1, _SEARCHED[self.device.type] // (self.sizes[0] * self.sizes[1]))
+        for begin in range(0, len(self.numbers), width):
+            numbers = self.numbers[begin : begin + width]
+            yield _Group(self.asked, self.sizes, numbers, self.device)
 
     def _no_costs(self, entries: Tensor) -> Tensor:
         return torch.zeros(len(entries), *self.sizes, dtype=torch.float64, device=self.device)
@@ -216,7 +249,7 @@ class _Group:
         """Take M of some entries from a list."""
         assert self.asked.tables is not None
         cost = self._no_costs(entries)
-        for place, problem in enumerate((entries // self.asked.n_init).tolist()):
+        for place, problem in enumerate((entries // self.starts).tolist()):
             table = self.asked.tables[self.numbers[problem]]
             table = table.T if self.turned[problem] else table
             cost[place, : table.shape[0], : table.shape[1]] = table
@@ -242,11 +275,27 @@ class _Group:
         )
         # every other start compares a mixture of the quantiles, and noise that is always the same
         generator = torch.Generator().manual_seed(0)
-        mixing = torch.randn(self.asked.n_init, x.shape[2], dtype=x.dtype, generator=generator)
+        mixing = torch.randn(self.starts, x.shape[2], dtype=x.dtype, generator=generator)
         mixing[1] = 1
         x, y = (part * mixing.to(self.device)[kind][:, None, :] for part in (x, y))
         cost = torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist").square_()
         return cost, kind > 0
+
+    def rules(self) -> Rules:
+        """Say when problems end."""
+        rules = self.asked.rules
+        if self.proximal and self.polish:
+            rules = rules._replace(tol=max(rules.tol, POLISH_TOLERANCE))
+        return rules
+
+    def numbers_of(self, solved: Solved) -> Numbers:
+        """Take numbers of the engine, as of problems without a search."""
+        return Numbers(
+            solved.value_quad, solved.value_linear, solved.objective, solved.marginal_error,
+            solved.epsilon, torch.full_like(solved.objective, math.nan),
+            torch.tensor(_STATUS_OF, device=self.device)[solved.ending], solved.n_iter,
+            torch.zeros_like(solved.n_iter),
+        )  # fmt: skip
 
     def plan(self, problem: int, ended: Ended, place: int) -> Kept:
         """Take a plan of the engine as that of a problem."""
@@ -259,8 +308,17 @@ class _Group:
 
 
 def _solve_group(group: _Group, found: Numbers, keep: Keep | None) -> None:
+    """Solve the problems of a group, by a search or from some starts."""
+    if group.asked.n_init is not None:
+        _solve_starts(group, found, keep)
+        return
+    for block in group.blocks():
+        _search_block(block, found, keep)
+
+
+def _solve_starts(group: _Group, found: Numbers, keep: Keep | None) -> None:
     """Solve the problems of a group, and keep the best start of each."""
-    starts, count, device = group.asked.n_init, len(group.numbers), group.device
+    starts, count, device = group.starts, len(group.numbers), group.device
     best = [(math.inf, starts)] * count
 
     def hand_over(ended: Ended) -> None:
@@ -276,18 +334,103 @@ def _solve_group(group: _Group, found: Numbers, keep: Keep | None) -> None:
                 best[problem] = rank
                 keep(group.plan(problem, ended, place))
 
-    rules = group.asked.rules
-    if group.proximal and group.polish:
-        rules = rules._replace(tol=max(rules.tol, POLISH_TOLERANCE))
-    solved = run(group.packed(), rules, None if keep is None else hand_over)
+    solved = run(group.packed(), group.rules(), None if keep is None else hand_over)
     objectives = solved.objective.view(-1, starts)
     winner = objectives.where(~objectives.isnan(), math.inf).argmin(1)
     taken = torch.arange(count, device=device) * starts + winner
-    parts = (
-        solved.value_quad, solved.value_linear, solved.objective, solved.marginal_error,
-        solved.epsilon, torch.tensor(_STATUS_OF, device=device)[solved.ending], solved.n_iter,
-    )  # fmt: skip
-    found.put(torch.from_numpy(group.numbers).to(device), [part[taken] for part in parts])
+    numbers = group.numbers_of(solved)
+    found.put(torch.from_numpy(group.numbers).to(device), [part[taken] for part in numbers])
+
+
+def _search_block(group: _Group, found: Numbers, keep: Keep | None) -> None:
+    """Search some problems: solve them as without a search, and from the best plans of one."""
+    packed, every = group.packed(), torch.arange(len(group.numbers), device=group.device)
+    plain = _solved(group, packed, every)
+    stack = stack_of(packed)
+    starts = Starts(group.asked.shelves, group.sizes, group.i, group.j)
+    searched = search(stack, starts, plain.ends.plan)
+    problem, place = searched.nearly_best()
+    lower = Ends(*(part[problem, place] for part in searched.members[:3]))
+    strict = packed.relaxed is None
+    if strict:
+        lower = descend(stack, problem, lower.plans)
+    others = _solved(group, _begun(packed, stack, problem, lower), problem)
+    best = plain.beside(others)
+    comparable = strict and not packed.proximal
+    if comparable:
+        # where steps have led away from plans that cost less they are halved as they turn back
+        above = _above(others.numbers, lower.objectives, stack.problems.epsilon[problem], _ROUNDING)
+        if bool(above.any()):
+            ends = Ends(*(part[above] for part in lower))
+            begun = _begun(packed.damped(), stack, problem[above], ends)
+            best = best.beside(_solved(group, begun, problem[above]))
+    taken = _lowest(best.numbers, best.problem, len(every))
+    numbers, doubtful = Numbers(*(part[taken] for part in best.numbers)), searched.doubtful
+    if comparable:
+        seen = searched.members.objectives[:, 0]
+        doubtful = doubtful | _above(numbers, seen, stack.problems.epsilon, AGREED)
+    numbers = numbers._replace(ambiguity=searched.ambiguity, doubtful=doubtful.long())
+    found.put(torch.from_numpy(group.numbers).to(group.device), numbers)
+    if keep is not None:
+        for number, entry in enumerate(taken.tolist()):
+            keep(group.plan(number, best.ends, entry))
+
+
+class _Solves(NamedTuple):
+    """Solves of some problems."""
+
+    numbers: Numbers
+    ends: Ended  # plans, in the same order
+    problem: Tensor  # (k,) int64, which problem of the group each is of
+
+    def beside(self, other: _Solves) -> _Solves:
+        """Add other solves."""
+        numbers = zip(self.numbers, other.numbers, strict=True)
+        ends = zip(self.ends, other.ends, strict=True)
+        return _Solves(
+            Numbers(*map(torch.cat, numbers)),
+            Ended(*map(torch.cat, ends)),
+            torch.cat([self.problem, other.problem]),
+        )
+
+
+def _solved(group: _Group, packed: Packed, problem: Tensor) -> _Solves:
+    """Solve entries of a group, and keep all plans."""
+    (n, m), count = packed.shape, len(packed)
+    kept = Ended(
+        torch.arange(count, device=group.device),
+        *(packed.x.tables.new_zeros(count, *shape) for shape in ((n, m), (n,), (m,), ())),
+    )
+
+    def keep(ended: Ended) -> None:
+        for mine, its in zip(kept, ended, strict=True):
+            mine[ended.number] = its
+
+    return _Solves(group.numbers_of(run(packed, group.rules(), keep)), kept, problem)
+
+
+def _begun(packed: Packed, stack: Stack, problem: Tensor, ends: Ends) -> Packed:
+    """Ask for solves of problems (k,) from plans (k, n, m)."""
+    first = torch.zeros_like(packed.first[problem])
+    return packed.again(problem, first, stack.beginning(problem, ends.plans))
+
+
+def _above(numbers: Numbers, lower: Tensor, epsilon: Tensor, share: float) -> Tensor:
+    """Tell which solves have ended above plans at an epsilon by more than a share, (k,)."""
+    above = ~(numbers.objective <= lower + share * lower.abs())
+    # plans were compared at no smaller epsilon than a least one
+    return above & (epsilon <= (1 + _ROUNDING) * numbers.epsilon)
+
+
+def _lowest(numbers: Numbers, problem: Tensor, count: int) -> Tensor:
+    """Find the solve of each of ``count`` problems that has ended lowest, the first of equals."""
+    # one that has not converged is not compared with one that has
+    converged = torch.tensor([status.converged for status in STATUSES], device=problem.device)
+    order = numbers.objective.nan_to_num(nan=math.inf).argsort(stable=True)
+    order = order[(~converged[numbers.status[order]]).long().argsort(stable=True)]
+    order = order[problem[order].argsort(stable=True)]
+    first = torch.searchsorted(problem[order], torch.arange(count, device=problem.device))
+    return order[first]
 
 
 def _solve_and_polish(group: _Group, found: Numbers, keep: Keep | None) -> None:
@@ -298,9 +441,11 @@ def _solve_and_polish(group: _Group, found: Numbers, keep: Keep | None) -> None:
         # a problem that has lost its numbers says so, and has no plan to polish
         if bool(plan.plan.isfinite().all()):
             sharp = sharpen(group.asked, number, plan.plan)
+            *_, ambiguity, _, n_iter, doubtful = found.at(number)
             values = (
                 sharp.value_quad, sharp.value_linear, sharp.value_quad + sharp.value_linear,
-                sharp.marginal_error, 0.0, STATUSES.index(sharp.status), int(found.n_iter[number]),
+                sharp.marginal_error, 0.0, ambiguity, STATUSES.index(sharp.status), n_iter,
+                doubtful,
             )  # fmt: skip
             found.put_one(number, values)
             plan = plan._replace(plan=sharp.plan.to(plan.plan.device))
@@ -314,18 +459,20 @@ def _solve_alone(asked: Questions, number: int, found: Numbers, keep: Keep | Non
     with warnings.catch_warnings():
         # one warning for all problems comes at the end
         warnings.simplefilter("ignore", ConvergenceWarning)
+        warnings.simplefilter("ignore", SearchWarning)
         result = solve(
             **asked.arguments(number),
             **asked.sharpening.arguments(number),
             epsilon="auto" if math.isnan(epsilon) else epsilon,
             n_init=asked.n_init,
-            search="fast",
+            search="auto" if asked.n_init is None else "fast",
             random_state=0,
             **asked.rules._asdict(),
         )
     values = (
         result.value_quad, result.value_linear, result.report.objective, result.marginal_error,
-        result.epsilon, STATUSES.index(result.status), result.n_iters,
+        result.epsilon, result.ambiguity, STATUSES.index(result.status), result.n_iters,
+        bool(result.doubt),
     )  # fmt: skip
     found.put_one(number, values)
     if keep is not None:

@@ -35,7 +35,9 @@ class Measure:
 
     def options(self) -> DistanceOptions:
         """Make the options of one call; this checks them."""
-        return DistanceOptions(self.n_neighbors, None, self.scale, "stitch", factors=False)
+        return DistanceOptions(
+            self.n_neighbors, None, self.scale, "stitch", factors=False, signed=True
+        )
 
 
 class Space(NamedTuple):
@@ -166,7 +168,8 @@ def _measured(
     if spec == "auto" and not is_table and not isinstance(item, DistanceProvider):
         spec = "euclidean" if as_graph(name, item) is None else "precomputed"
     space, table = (None, item) if is_table else (item, None)
-    passed = Passed(name, space, table, weight)
+    # messages put the letters before the name of a matrix themselves
+    passed = Passed(name.removeprefix("D_") if is_table else name, space, table, weight)
     provider = build_provider(passed, spec, measure.options(), device)
     return (
         stored_matrix(provider).to(device, torch.float64),

@@ -15,7 +15,7 @@ _SYMMETRY, _MASS = 1e-5, 1e-4
 
 
 def read_stack(
-    name: str, value: Any, sizes_name: str, sizes: Any, device: torch.device
+    name: str, value: Any, sizes_name: str, sizes: Any, device: torch.device, *, signed: bool
 ) -> tuple[Tensor, Tensor]:
     """Read distance matrices (B, n, n), zero beyond the points in use, and how many these are."""
     stack = to_tensor(name, value).detach()
@@ -36,8 +36,12 @@ def read_stack(
     # what is above zero on one side of the diagonal is below it on the other
     if count and float((stack - stack.mT).max()) > _SYMMETRY * largest:
         raise InvalidInputError(f"`{name}` must hold symmetric matrices.")
-    if count and float(stack.min()) < 0:
-        raise InvalidInputError(f"`{name}` must be non-negative.")
+    least = float(stack.min()) if count else 0.0
+    if least < 0 and not signed:
+        raise InvalidInputError(
+            f"`{name}` must be non-negative where `scale` divides by the largest or the mean "
+            f"entry; its smallest entry is {least:.3g}. Pass scale=None."
+        )
     return stack, used
 
 

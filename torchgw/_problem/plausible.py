@@ -46,7 +46,8 @@ def warn_of_transposed_points(name: str, points: Tensor) -> None:
 def warn_of_two_kinds(providers: list[DistanceProvider]) -> None:
     """Warn of two given tables of which one seems to hold distances, the other similarities."""
     given = [part for part in providers if isinstance(part, PrecomputedDistance)]
-    tables = [part.matrix().detach() for part in given]
+    # a point has no distances
+    tables = [part.matrix().detach() for part in given if part.n > 1]
     if len(tables) < 2:
         return
     least = [float(table.min()) for table in tables]

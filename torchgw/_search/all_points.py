@@ -116,7 +116,7 @@ def search_all_points(
         solver=batch_solver(backend), in_time=plain, told=told, sharpened=sharpened and plain,
         # few points have told where clusters go
         repair=not left_open,
-        stack=Stack.of(coarse) if small and can_stack(problem) else None,
+        stack=Stack.of(coarse, target) if small and can_stack(problem) else None,
     )  # fmt: skip
     alternatives, ambiguity = different_optima(whole, found.trials, found.plans, (n, m))
     stands_out = ambiguity < STANDS_OUT and not found.alone

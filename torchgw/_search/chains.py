@@ -37,9 +37,9 @@ from torchgw._search.exchange import best_matchings, can_exchange
 from torchgw._search.graph_chains import Begun, begin_graphs
 from torchgw._search.graphs import is_graph
 from torchgw._search.kinds import COMPARED_AT, FIRST, LATER, LONG, QUICK
-from torchgw._search.population import improve
+from torchgw._search.population import improve, name_of
 from torchgw._search.rounds import Improvement
-from torchgw._search.stack import Stack
+from torchgw._search.stack import Ends, Stack
 from torchgw._search.world import World
 from torchgw._sinkhorn.batch import BatchSolver, solve_batch
 from torchgw._tensors.deadline import is_over
@@ -238,26 +238,31 @@ def _improved(
         partners, _ = best_matchings(world.problem, stacked(best)[0])
         matched = torch.nn.functional.one_hot(partners, partners.shape[1]).to(world.base)
         starts += [(f"exchanges {place + 1}", plan) for place, plan in enumerate(matched)]
-    epsilon = low * world.scale
     # the product plan, annealed
     product = torch.outer(*world.marginals)
     noise = torch.randn(product.shape, generator=torch.Generator().manual_seed(0))
-    product = product * (1 + _NOISE * noise.to(product))
-    starts.append(("product", stack.follow(product[None], epsilon, first=1.0).plans[0]))
-    # every other plan: chains know nothing of each other
-    found = improve(stack, epsilon, [starts[place::2] for place in range(2)], _ROUNDS)
-    seconds = (perf_counter() - clock) / found.followed
+    product = stack.padded(product[None] * (1 + _NOISE * noise.to(product)))
+    alone = torch.zeros(len(starts) + 1, dtype=torch.int64)
+    annealed = stack.follow(alone[:1], product, first=1.0).plans
+    plans = torch.cat([stack.padded(torch.stack([plan for _, plan in starts])), annealed])
+    ends = Ends(*(part[None] for part in stack.follow(alone, plans)))
+    # every other plan is of a group: chains know nothing of each other
+    found = improve(stack, ends, _ROUNDS)
+    labels = [*(label for label, _ in starts), "product"]
+    seconds, epsilon = (perf_counter() - clock) / int(found.followed), low * world.scale
+    (n, m), members = world.base.shape, found.members.alone()
     trials = [
-        Trial(one.label, epsilon, one.objective, one.value, seconds, "refined")
-        for one in found.members
+        Trial(name_of(origin, labels), epsilon, objective, value, seconds, "refined")
+        for objective, value, origin in zip(*map(Tensor.tolist, members[1:]), strict=True)
     ]
-    plans = torch.stack([one.plan for one in found.members]).to(world.base.device)
+    plans = members.plans[:, :n, :m].to(world.base.device)
     weights = world.problem.source.weights, world.problem.target.weights
     first = world.take("", plans[0])
     world.settle([first], low)
     return Climbed(
         round_to_marginals(plans, *weights), (*trials, *left),
-        found.agreed or found.met >= AGREEING, met=False, g=first.g[0], alone=False, settled=True,
+        bool(found.agreed | (found.met >= AGREEING)), met=False, g=first.g[0], alone=False,
+        settled=True,
     )  # fmt: skip
 
 

@@ -41,3 +41,7 @@ WHY_OPEN = {
     "thorough": "{count} starts, followed on all points, did not agree on an optimum; there may be "
     "a better one. See `result.trials`; pass a larger `n_init` to search longer.",
 }
+WHY_BATCH = (
+    "Starts of this problem did not agree on an optimum; there may be a better one. Pass it to "
+    "torchgw.solve, which searches longer, or from a plan that you know."
+)

@@ -1,140 +1,256 @@
-"""The best plans of a search, kicked and mixed at the target while that helps."""
+"""The best plans of searches, kicked and mixed at the target while that helps."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from torchgw._batch.products import products
 from torchgw._search.stack import Ends, Stack
 from torchgw._tensors.deadline import is_over
 
 # Plans that are kept of each group, and new ones of each round. [L1291]
 _KEPT, _FRESH = 8, 16
+# Groups of starts that are improved apart. A choice. [L1311]
+_GROUPS = 2
 # Shares of the rows at which kicked plans are linearised, by turns. [L1291]
 _SHARES = (0.3, 0.5, 0.7)
 # Epsilon at which these begin, as a share of the natural scale. [L1291]
 _BLURRED = 0.04
 # An objective is better if it is lower by this share; two within it are of one optimum. [L1291]
 BETTER = 1e-4
-# Cosine of the angle between plans above which they are of one optimum. [L561, L1291]
-_ALIKE = 0.9
+# Cosine of the angle between plans above which they are of one optimum; and by what share their
+# objectives may differ then, as plans have settled, no more. [L561, L1291, L1314]
+_ALIKE, _SETTLING = 0.9, 1e-3
 # Rounds that may pass without a better optimum. [L1291]
 _PATIENCE = 2
 
 
-class Member(NamedTuple):
-    """A plan that has been followed to its end."""
+class Members(NamedTuple):
+    """Plans that have been followed to their ends, C of each of B searches, the lowest first."""
 
-    label: str
-    plan: Tensor  # (n, m) float64
-    objective: float
-    value: float
+    plans: Tensor  # (B, C, n, m) float64
+    objectives: Tensor  # (B, C), infinite where there are fewer
+    values: Tensor  # (B, C)
+    origins: Tensor  # (B, C) int64, places of starts, and numbers beyond these for later plans
+
+    def of(self, rows: Tensor) -> Members:
+        """Take some searches."""
+        return Members(*(part[rows] for part in self))
+
+    def alone(self) -> Members:
+        """Take those of a problem that is alone, without the rest of its columns."""
+        there = self.objectives[0].isfinite()
+        return Members(*(part[0, there] for part in self))
+
+    def beside(self, other: Members) -> Members:
+        """Put others beside them."""
+        return Members(*(torch.cat(both, 1) for both in zip(self, other, strict=True)))
+
+    def put(self, rows: Tensor, other: Members) -> None:
+        """Replace those of some searches."""
+        for mine, its in zip(self, other, strict=True):
+            mine[rows] = its
 
 
 class Population(NamedTuple):
-    """Different optima, the lowest first."""
+    """Different optima of B problems."""
 
-    members: list[Member]
-    agreed: bool  # whether groups that know nothing of each other have found the lowest one
-    followed: int  # plans in all
-    met: int  # how many of the plans that were given have led to the lowest
+    members: Members
+    agreed: Tensor  # (B,) whether groups that know nothing of each other have found the lowest
+    followed: Tensor  # (B,) int64, plans in all
+    met: Tensor  # (B,) int64, how many of the plans that were given have led to the lowest
 
 
 def improve(
     stack: Stack,
-    epsilon: float,
-    groups: Sequence[Sequence[tuple[str, Tensor]]],
+    starts: Ends,
     rounds: int,
     tell: Callable[[int, float], None] = lambda *_: None,
 ) -> Population:
-    """Follow labelled plans of some groups to their ends, and improve them for some rounds.
+    """Improve the starts (B, S) of all problems of a stack for some rounds.
 
-    Each group is improved apart, so that groups which agree say that there is nothing better;
-    where they do not they are put together.
+    Every other start belongs to the same group. Each group is improved apart, so that groups which
+    agree say that there is nothing better; where they do not they are put together.
     """
-    generator = torch.Generator().manual_seed(0)
-    numbers = itertools.count()
-    # a plan of several groups is followed once
-    given = {id(plan): (label, plan) for group in groups for label, plan in group}
-    ends = dict(zip(given, _followed(stack, epsilon, list(given.values())), strict=True))
-    kept = [distinct([ends[id(plan)] for _, plan in group], _KEPT) for group in groups]
-    idle, followed, agreed = [0] * len(kept), len(given), False
+    teams = _Teams(stack, starts)
     for _ in range(rounds):
-        if is_over():
+        if is_over() or not teams.advance():
             break
-        live = [place for place, count in enumerate(idle) if count < _PATIENCE]
-        agreed = len(kept) > 1 and _agree(kept)
-        if not live or (agreed and min(idle) > 0):
-            if agreed or len(kept) == 1:
-                break
-            kept, idle, live = [distinct(itertools.chain(*kept), _KEPT)], [0], [0]
-        fresh = {
-            place: _moved(kept[place], _FRESH // len(live), numbers, generator) for place in live
-        }
-        found = iter(_followed(stack, epsilon, list(itertools.chain(*fresh.values())), _BLURRED))
-        for place, some in fresh.items():
-            before = kept[place][0].objective
-            kept[place] = distinct([*kept[place], *itertools.islice(found, len(some))], _KEPT)
-            better = kept[place][0].objective < before - BETTER * abs(before)
-            idle[place] = 0 if better else idle[place] + 1
-            followed += len(some)
-        tell(followed, min(group[0].objective for group in kept))
-    agreed = agreed or (len(kept) > 1 and _agree(kept))
-    members = distinct(itertools.chain(*kept), 2 * _KEPT)
-    most = members[0].objective + BETTER * abs(members[0].objective)
-    met = sum(end.objective <= most for end in ends.values())
-    return Population(members, agreed, followed, met)
+        tell(int(teams.followed.sum()), float(teams.lowest().amin(1)[0]))
+    agreed = teams.agreed | teams.agree()
+    every = torch.arange(len(agreed), device=agreed.device)
+    members = distinct(teams.together(every), 2 * _KEPT)
+    met = _same(starts, Ends(*(part[:, :1] for part in members[:3]))).sum(1)
+    return Population(members, agreed, teams.followed, met)
 
 
-def distinct(members: Sequence[Member] | itertools.chain[Member], count: int) -> list[Member]:
-    """Choose plans of different optima, the lowest first."""
-    ranked = sorted(members, key=lambda one: one.objective)
-    flat = torch.stack([one.plan for one in ranked]).flatten(1)
-    flat = torch.nn.functional.normalize(flat)
-    alike = (flat @ flat.T > _ALIKE).tolist()
-    kept: list[int] = []
-    for place, row in enumerate(alike):
-        if not any(row[other] for other in kept):
-            kept.append(place)
-    return [ranked[place] for place in kept[:count]]
+def name_of(origin: int, labels: Sequence[str]) -> str:
+    """Tell where a plan came from."""
+    if origin < len(labels):
+        return labels[origin]
+    number, mixed = divmod(origin - len(labels), 2)
+    return f"{'mixture' if mixed else 'kick'} {number}"
 
 
-def _agree(groups: Sequence[Sequence[Member]]) -> bool:
-    """Whether the lowest objectives of all groups are the same."""
-    lowest = [group[0].objective for group in groups]
-    return max(lowest) - min(lowest) <= BETTER * abs(min(lowest))
+class _Teams:
+    """Two groups of plans for each problem; the rows of one problem's follow each other."""
+
+    def __init__(self, stack: Stack, starts: Ends) -> None:
+        self.stack = stack
+        device, (count, self.starts) = starts.objectives.device, starts.objectives.shape
+        self.generator = torch.Generator().manual_seed(0)
+        every = torch.arange(self.starts, device=device).expand(count, -1)
+        given = Members(*starts, every)
+        # a group without starts has none that could agree
+        groups = [given._replace(objectives=_only(given, place)) for place in range(_GROUPS)]
+        both = (distinct(group, _KEPT) for group in groups)
+        parts = (torch.stack(pair, 1).flatten(0, 1) for pair in zip(*both, strict=True))
+        self.kept = Members(*parts)
+        self.idle = torch.zeros(count, _GROUPS, dtype=torch.int64, device=device)
+        self.agreed = torch.zeros(count, dtype=torch.bool, device=device)
+        self.over, self.joined = self.agreed.clone(), self.agreed.clone()
+        self.followed = torch.full_like(self.idle[:, 0], self.starts)
+        self.made = 0
+
+    def lowest(self) -> Tensor:
+        """Read the lowest objective of each group, (B, 2), infinite for one without plans."""
+        return self.kept.objectives[:, 0].view(-1, _GROUPS)
+
+    def agree(self) -> Tensor:
+        """Tell for which problems both groups have come to the same objective, (B,)."""
+        first, second = (
+            Ends(*(part[group::_GROUPS, :1] for part in self.kept[:3])) for group in range(_GROUPS)
+        )
+        return _same(first, second)[:, 0] & first.objectives[:, 0].isfinite()
+
+    def together(self, problems: Tensor) -> Members:
+        """Put the groups of some problems beside each other."""
+        first = problems * _GROUPS
+        return self.kept.of(first).beside(self.kept.of(first + 1))
+
+    def advance(self) -> bool:
+        """Kick and mix plans of all groups that are at work; tell whether any is."""
+        lowest = self.lowest()
+        self.agreed = torch.where(self.over | self.joined, self.agreed, self.agree())
+        at_work = (self.idle < _PATIENCE) & lowest.isfinite()
+        idle = self.idle.where(lowest.isfinite(), _PATIENCE).amin(1)
+        ended = ~at_work.any(1) | (self.agreed & (idle > 0))
+        joining = ended & ~self.agreed & ~self.joined & lowest.isfinite().all(1)
+        self.over |= ended & ~joining
+        if bool(joining.any()):
+            self._join((joining & ~self.over).nonzero()[:, 0])
+            at_work = (self.idle < _PATIENCE) & self.lowest().isfinite()
+        live = (at_work & ~self.over[:, None]).flatten().nonzero()[:, 0]
+        if not len(live):
+            return False
+        problems = live // _GROUPS
+        # a group that is alone makes as many plans as two
+        wide = torch.bincount(problems, minlength=len(self.over))[problems]
+        self._improve(live, problems, _FRESH // wide)
+        return True
+
+    def _join(self, problems: Tensor) -> None:
+        """Put the groups of some problems together in the first one."""
+        first = problems * _GROUPS
+        self.kept.put(first, distinct(self.together(problems), _KEPT))
+        self.kept.objectives[first + 1] = torch.inf
+        self.idle[problems] = 0
+        self.joined[problems] = True
+
+    def _improve(self, live: Tensor, problems: Tensor, counts: Tensor) -> None:
+        """Follow new plans, so many of each group that is at work, and keep the best."""
+        kept = self.kept.of(live)
+        plans, mixed = _moved(kept, live % _GROUPS, self._sizes(problems), counts, self.generator)
+        row, place = (torch.arange(_FRESH, device=live.device) < counts[:, None]).nonzero().T
+        ends = self.stack.follow(problems[row], plans[row, place], _BLURRED)
+        number = self.made + (live % _GROUPS * (_FRESH // _GROUPS))[:, None]
+        number = number + torch.arange(_FRESH, device=live.device)
+        unknown = torch.full_like(plans[:, :, 0, 0], torch.inf)
+        fresh = Members(plans, unknown, unknown.clone(), self.starts + 2 * number + mixed)
+        for mine, its in zip(fresh, ends, strict=False):
+            mine[row, place] = its
+        before = kept.objectives[:, 0]
+        kept = distinct(kept.beside(fresh), _KEPT)
+        self.kept.put(live, kept)
+        better = kept.objectives[:, 0] < before - BETTER * before.abs()
+        idle = self.idle.view(-1)
+        idle[live] = torch.where(better, 0, idle[live] + 1)
+        self.followed.index_add_(0, problems, counts)
+        self.made += _FRESH
+
+    def _sizes(self, problems: Tensor) -> Tensor:
+        """Count the rows of plans that belong to points."""
+        return self.stack.problems.x.sizes[self.stack.problems.i[problems]]
 
 
-def _followed(
-    stack: Stack, epsilon: float, plans: list[tuple[str, Tensor]], first: float = 0.0
-) -> list[Member]:
-    """Follow labelled plans to their ends."""
-    table = torch.stack([plan.double().cpu() for _, plan in plans])
-    ends: Ends = stack.follow(table, epsilon, first)
-    numbers = ends.objectives.tolist(), ends.values.tolist()
-    labels = (label for label, _ in plans)
-    return [Member(*parts) for parts in zip(labels, ends.plans, *numbers, strict=True)]
+def _only(given: Members, group: int) -> Tensor:
+    """Keep the objectives of the starts of one group."""
+    inside = torch.arange(given.objectives.shape[1], device=given.objectives.device) % _GROUPS
+    return given.objectives.where(inside == group, torch.inf)
+
+
+def _same(some: Ends, other: Ends) -> Tensor:
+    """Tell whether plans (B, k) are of the same optimum as others (B, 1), (B, k)."""
+    gap = (some.objectives - other.objectives).abs()
+    one, two = (part.plans.flatten(2) for part in (some, other))
+    cosine = (one * two).sum(2) / (one.square().sum(2) * two.square().sum(2)).sqrt()
+    room = torch.where(cosine > _ALIKE, _SETTLING, BETTER)
+    return gap <= room * other.objectives.abs()
+
+
+def distinct(members: Members, count: int) -> Members:
+    """Choose at most ``count`` plans of different optima of each problem, the lowest first."""
+    order = members.objectives.argsort(dim=1, stable=True)
+    at = torch.arange(len(order), device=order.device)[:, None]
+    ranked = Members(*(part[at, order] for part in members))
+    flat = torch.nn.functional.normalize(ranked.plans.flatten(2), dim=2)
+    alike = products(flat, flat.mT) > _ALIKE
+    kept = ranked.objectives.isfinite()
+    for place in range(1, kept.shape[1]):
+        kept[:, place] &= ~(alike[:, place, :place] & kept[:, :place]).any(1)
+    ranked = ranked._replace(objectives=ranked.objectives.where(kept, torch.inf))
+    first = ranked.objectives.argsort(dim=1, stable=True)[:, :count]
+    found = Members(*(part[at, first] for part in ranked))
+    missing = count - found.objectives.shape[1]
+    if missing <= 0:
+        return found
+    # as many columns as there may be plans
+    nothing = Members(*(part[:, :1].expand(-1, missing, *part.shape[2:]) for part in found))
+    return found.beside(nothing._replace(objectives=torch.full_like(nothing.objectives, torch.inf)))
 
 
 def _moved(
-    parents: Sequence[Member], count: int, numbers: itertools.count[int], generator: torch.Generator
-) -> list[tuple[str, Tensor]]:
-    """Kick plans out of their optima by leaving rows out, and mix rows of two where there are."""
-    plans = torch.stack([one.plan for one in parents])
-    mixed = count // 2 if len(plans) > 1 else 0
-    turn = torch.arange(count - mixed)
-    n = plans.shape[1]
-    rows = (torch.tensor(_SHARES)[turn % len(_SHARES)] * n).round().clamp_(min=2)
-    drawn = torch.rand(len(turn), n, generator=generator)
-    used = drawn.argsort(1).argsort(1) < rows[:, None]
-    made = [("kick", plans[turn % len(plans)] * used[:, :, None])]
-    if mixed:
-        drawn = torch.rand(mixed, len(plans), generator=generator)
-        one, other = drawn.argsort(1)[:, :2].T
-        heads = torch.rand(mixed, n, 1, generator=generator) < 0.5
-        made.append(("mixture", torch.where(heads, plans[one], plans[other])))
-    return [(f"{name} {next(numbers)}", plan) for name, some in made for plan in some]
+    parents: Members, group: Tensor, sizes: Tensor, counts: Tensor, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Kick plans out of their optima by leaving rows out, and mix rows of two where there are.
+
+    Returns plans (T, F, n, m), of which the first ``counts`` are wanted, and which are mixtures.
+    """
+    plans, (many, width) = parents.plans, parents.objectives.shape
+    n, device = plans.shape[2], plans.device
+
+    def drawn(size: int) -> Tensor:
+        # what is drawn for a problem does not depend on what else there is
+        uniform = torch.rand(_GROUPS, _FRESH, size, generator=generator, dtype=torch.float64)
+        return uniform.to(device)[group]
+
+    rows, pair, heads = drawn(n), drawn(width), drawn(n)
+    turn = torch.arange(_FRESH, device=device)
+    known = parents.objectives.isfinite().sum(1)
+    kicks = torch.where(known > 1, counts - counts // 2, counts)
+    at = torch.arange(many, device=device)[:, None]
+    # rows beyond the points come last
+    beyond = torch.arange(n, device=device) >= sizes[:, None]
+    ranks = (rows + 2 * beyond[:, None, :]).argsort(2).argsort(2)
+    share = torch.tensor(_SHARES, dtype=torch.float64, device=device)[turn % len(_SHARES)]
+    least = (share * sizes[:, None]).round().clamp_(min=2)
+    kicked = plans[at, turn % known[:, None]] * (ranks < least[:, :, None])[:, :, :, None]
+    missing = torch.arange(width, device=device) >= known[:, None]
+    one, other = (pair + 2 * missing[:, None, :]).argsort(2)[:, :, :2].unbind(2)
+    mixed = torch.where((heads < 0.5)[:, :, :, None], plans[at, one], plans[at, other])
+    mixtures = turn >= kicks[:, None]
+    return torch.where(mixtures[:, :, None, None], mixed, kicked), mixtures.long()

@@ -1,4 +1,4 @@
-"""Plans of one small stored problem, followed side by side to where they end, in float64.
+"""Plans of small stored problems, followed side by side to where they end, in float64.
 
 What a search has found is judged by what is minimised, at the target: plans that are on their way
 there, or whose marginals are not met yet, say little of where they lead.
@@ -6,6 +6,7 @@ there, or whose marginals are not met yet, say little of where they lead.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,11 +15,12 @@ import torch
 from torch import Tensor
 
 from torchgw._batch import packing
+from torchgw._batch.costs import cross_product
 from torchgw._batch.engine import run
 from torchgw._batch.packing import LARGEST, Packed, make_stack, padded_sizes, repad
 from torchgw._batch.relaxed import Relaxed
 from torchgw._batch.stopping import Rules
-from torchgw._batch.worth import Ended
+from torchgw._batch.worth import Ended, own_squares
 from torchgw._plans.rounded import round_to_marginals
 from torchgw._problem.marginals import MarginalRule
 from torchgw._problem.problem import Problem
@@ -29,12 +31,24 @@ from torchgw._search.coarse import CoarseProblem
 _SETTLED = Rules(tol=1e-2, inner_tol=1e-3, objective_tol=1e-3, max_iter=16, inner_max_iter=96)
 
 
-class Ends(NamedTuple):
-    """Where plans have led, in the order in which they were given."""
+# Costs with which some problems begin, and which of them do.
+Begin = Callable[[Tensor], tuple[Tensor, Tensor]]
 
-    plans: Tensor  # (k, n, m) float64; of mass one but for relaxed problems
-    objectives: Tensor  # (k,) with entropy, and with penalties; infinite where a number was lost
-    values: Tensor  # (k,) without them
+
+class Ends(NamedTuple):
+    """Where plans have led; of k plans, or of as many (B, k) of each of B problems."""
+
+    plans: Tensor  # (..., n, m) float64; of mass one but for relaxed problems
+    objectives: Tensor  # (...) with entropy, and with penalties; infinite where a number was lost
+    values: Tensor  # (...) without them
+
+    def lower(self, other: Ends) -> Ends:
+        """Take the other one of two plans where its objective is lower."""
+        less = other.objectives < self.objectives
+        return Ends(
+            torch.where(less[:, None, None], other.plans, self.plans),
+            *(torch.where(less, *both) for both in zip(other[1:], self[1:], strict=True)),
+        )
 
 
 def can_stack(problem: Problem) -> bool:
@@ -45,108 +59,136 @@ def can_stack(problem: Problem) -> bool:
 
 @dataclass(frozen=True)
 class Stack:
-    """A stored problem of the square loss, on the host, of which many plans are followed at once.
+    """B stored problems of the square loss, of which many plans are followed at once.
 
-    Launches would take longer than the work, and the outcome does not depend on the device.
+    ``problems.epsilon`` is the target, in units of the cost. Plans have the padded sizes of the
+    spaces. The bits of a plan's end do not depend on what else is followed.
     """
 
-    tables: tuple[Tensor, Tensor]  # (n, n) and (m, m) float64
-    weights: tuple[Tensor, Tensor]
-    alpha: float
-    linear: Tensor | None  # (n, m)
-    rule: MarginalRule | None
-    spaces: tuple[packing.Stack, packing.Stack]  # the same, padded
+    problems: Packed
 
     @classmethod
-    def of(cls, coarse: CoarseProblem, rule: MarginalRule | None = None) -> Stack:
-        """Take the tables of a coarse problem."""
-        sides = coarse.source, coarse.target
-        tables = sides[0].table.cpu().double(), sides[1].table.cpu().double()
-        weights = sides[0].weights.cpu().double(), sides[1].weights.cpu().double()
-        linear = None if coarse.linear is None else coarse.linear.cpu().double()
-        spaces = _padded(tables[0], weights[0]), _padded(tables[1], weights[1])
-        return cls(tables, weights, float(coarse.alpha), linear, rule, spaces)
+    def of(cls, coarse: CoarseProblem, epsilon: float, rule: MarginalRule | None = None) -> Stack:
+        """Stack a coarse problem alone, on the host, where launches take no time."""
+        x, y = (_padded(side.table, side.weights) for side in (coarse.source, coarse.target))
+        first, linear, relaxed = torch.zeros(1, dtype=torch.int64), None, None
+        if coarse.linear is not None:
+            table = coarse.linear.cpu().double()[None]
+            table = repad(repad(table, x.tables.shape[1], x.sizes).mT, y.tables.shape[1], y.sizes)
+            linear = _rows_of(table.mT)
+        if rule is not None and rule.mass is not None:
+            relaxed = Relaxed(None, torch.tensor([rule.mass], dtype=torch.float64))
+        elif rule is not None:
+            relaxed = Relaxed(torch.tensor([rule.rho], dtype=torch.float64), None)
+        alpha, target, zero = (
+            torch.tensor([float(part)], dtype=torch.float64)
+            for part in (coarse.alpha, epsilon, 0.0)
+        )
+        return cls(Packed(x, y, first, first, alpha, target, zero, linear, None, relaxed))
 
-    def follow(self, plans: Tensor, epsilon: float, first: float = 0.0) -> Ends:
-        """Follow plans (k, n, m) at an epsilon, units of the cost, until they settle.
+    def padded(self, plans: Tensor) -> Tensor:
+        """Pad plans (k, n, m) of a problem that is alone."""
+        n, m = self.problems.shape
+        wide = plans.new_zeros(len(plans), n, m, dtype=torch.float64, device="cpu")
+        wide[:, : plans.shape[1], : plans.shape[2]] = plans
+        return wide
+
+    def follow(self, which: Tensor, plans: Tensor, first: float = 0.0) -> Ends:
+        """Follow plans (k, n, m) of problems (k,) to the target, until they settle.
 
         They are linearised as they are, whatever their marginals, and scaled to mass one. The
         ``first`` epsilon, a share of the natural scale, is larger where they are to be blurred.
         """
-        count, (n, m) = len(plans), (len(part) for part in self.weights)
-        x, y = self.spaces
-        costs = self._pad(self._costs(plans.cpu().double()))
-        linear = None if self.linear is None else self._pad(self.linear[None])
-        nothing, every = torch.zeros(count, dtype=torch.int64), torch.ones(count, dtype=torch.bool)
-        packed = Packed(
-            x, y, nothing, nothing, torch.full((count,), self.alpha, dtype=torch.float64),
-            torch.full((count,), epsilon, dtype=torch.float64),
-            torch.full((count,), first, dtype=torch.float64),
-            None if linear is None else lambda some: linear.expand(len(some), -1, -1),
-            lambda some: (costs[some], every[some]), self._relaxed(count),
-        )  # fmt: skip
-        found = torch.empty(count, n, m, dtype=torch.float64)
+        blurred = torch.full_like(self.problems.first[which], first)
+        return self.settle(which, blurred, self.beginning(which, plans), plans)
+
+    def beginning(self, which: Tensor, plans: Tensor) -> Begin:
+        """Make the costs with which problems (k,) begin at plans (k, n, m)."""
+        every = torch.ones_like(which, dtype=torch.bool)
+        return lambda some: (self._costs(which[some], plans[some]), every[some])
+
+    def settle(
+        self,
+        which: Tensor,
+        first: Tensor,
+        begin: Begin,
+        before: Tensor | None = None,
+    ) -> Ends:
+        """Solve problems (k,) from the costs that they ``begin`` with, until their plans settle.
+
+        A plan ``before`` (k, n, m) is returned in place of where it has led if it costs less.
+        """
+        problems = self.problems
+        packed = problems.again(which, first, begin)
+        shape = len(which), *problems.shape
+        found = torch.empty(shape, dtype=torch.float64, device=problems.device)
 
         def keep(ended: Ended) -> None:
-            found[ended.number] = ended.plan[:, :n, :m]
+            found[ended.number] = ended.plan
 
         with torch.no_grad():
             numbers = run(packed, _SETTLED, keep)
-            if self.rule is not None:
+            if problems.relaxed is not None:
                 values = numbers.value_quad + numbers.value_linear
                 return Ends(found, numbers.objective.nan_to_num(nan=torch.inf), values)
             # plans that miss their marginals have no objective to compare
-            both = torch.stack([plans.cpu().double(), found])
-            both = round_to_marginals(both / both.sum((2, 3), keepdim=True), *self.weights)
-            objectives, values = (part.view(2, count) for part in self._worth(both, epsilon))
+            ends = self.judged(which, found)
             # steps may lead away from a plan that cost less
-            best, every = objectives.argmin(0), torch.arange(count)
-            return Ends(both[best, every], objectives[best, every], values[best, every])
+            return ends if before is None else ends.lower(self.judged(which, before))
 
-    def _worth(self, plans: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-        """Compute objectives and values of plans of exact marginals."""
-        (x, y), (a, b) = self.tables, self.weights
-        plans = plans.flatten(0, 1)
-        own = a @ x.square() @ a + b @ y.square() @ b
-        values = self.alpha * (own - 2 * (x @ plans @ y * plans).sum((1, 2)))
-        if self.linear is not None:
-            values = values + (1 - self.alpha) * (self.linear * plans).sum((1, 2))
-        entropy = torch.special.xlogy(plans, plans / (a[:, None] * b)).sum((1, 2))
-        return (values + epsilon * entropy).nan_to_num(nan=torch.inf), values
+    def judged(self, which: Tensor, plans: Tensor) -> Ends:
+        """Round plans (k, n, m) of strict problems (k,) to their marginals, and evaluate them."""
+        (x, y), (a, b) = self._tables(which), self.weights(which)
+        alpha, epsilon = self.problems.alpha[which], self.problems.epsilon[which]
+        plans = round_to_marginals(plans / plans.sum((1, 2), keepdim=True), a, b)
+        own = own_squares(x, a) + own_squares(y, b)
+        values = alpha * (own - 2 * (cross_product(x, y, plans) * plans).sum((1, 2)))
+        if self.problems.linear is not None:
+            values = values + (1 - alpha) * (self._linear(which) * plans).sum((1, 2))
+        tiny = torch.finfo(plans.dtype).tiny
+        product = (a[:, :, None] * b[:, None, :]).clamp_min(tiny)
+        entropy = torch.special.xlogy(plans, plans / product).sum((1, 2))
+        return Ends(plans, (values + epsilon * entropy).nan_to_num(nan=torch.inf), values)
 
-    def _costs(self, plans: Tensor) -> Tensor:
+    def _costs(self, which: Tensor, plans: Tensor) -> Tensor:
         """Linearise at plans, without what the engine adds."""
-        (x, y), (a, b) = self.tables, self.weights
+        (x, y), (a, b) = self._tables(which), self.weights(which)
         plans = plans / plans.sum((1, 2), keepdim=True)
-        costs = -4 * (x @ plans @ y)
-        if self.rule is None:
+        costs = -4 * cross_product(x, y, plans)
+        if self.problems.relaxed is None:
             # constants of rows and of columns move no plan, and would swamp the rest
-            costs = costs - (costs @ b)[:, :, None]
-            return costs - (a @ costs)[:, None]
+            costs = costs - (costs * b[:, None, :]).sum(2, keepdim=True)
+            return costs - (costs * a[:, :, None]).sum(1, keepdim=True)
         # what plans of other marginals see of either side alone
-        rows = 2 * (plans.sum(2) - a) @ x.square()
-        columns = 2 * (plans.sum(1) - b) @ y.square()
-        return costs + rows[:, :, None] + columns[:, None]
+        sides = zip((x, y), (plans.sum(2) - a, plans.sum(1) - b), strict=True)
+        rows, columns = (2 * (table.square() * off[:, None, :]).sum(2) for table, off in sides)
+        return costs + rows[:, :, None] + columns[:, None, :]
 
-    def _pad(self, tables: Tensor) -> Tensor:
-        """Pad tables (k, n, m) as the spaces are."""
-        x, y = self.spaces
-        wide = repad(tables, x.tables.shape[1], x.sizes.expand(len(tables)))
-        return repad(wide.mT, y.tables.shape[1], y.sizes.expand(len(tables))).mT
+    def _tables(self, which: Tensor) -> tuple[Tensor, Tensor]:
+        """Take the distances of both sides."""
+        x, y, i, j = self.problems.x, self.problems.y, self.problems.i, self.problems.j
+        return x.tables[i[which]], y.tables[j[which]]
 
-    def _relaxed(self, count: int) -> Relaxed | None:
-        """Tell the engine which marginals hold."""
-        if self.rule is None:
-            return None
-        if self.rule.mass is not None:
-            return Relaxed(None, torch.full((count,), self.rule.mass, dtype=torch.float64))
-        rho = torch.tensor([self.rule.rho], dtype=torch.float64)
-        return Relaxed(rho.expand(count, 2), None)
+    def weights(self, which: Tensor) -> tuple[Tensor, Tensor]:
+        """Take the weights of both sides."""
+        x, y, i, j = self.problems.x, self.problems.y, self.problems.i, self.problems.j
+        return x.weights[i[which]], y.weights[j[which]]
+
+    def _linear(self, which: Tensor) -> Tensor:
+        """Take linear costs."""
+        assert self.problems.linear is not None
+        return self.problems.linear(which)
+
+
+def _rows_of(table: Tensor) -> Callable[[Tensor], Tensor]:
+    """Make a function that takes some of the linear costs (B, n, m)."""
+    return lambda some: table[some]
 
 
 def _padded(table: Tensor, weights: Tensor) -> packing.Stack:
     """Pack one space as a stack of its own."""
+    table, weights = table.cpu().double(), weights.cpu().double()
     used = torch.tensor([len(table)])
-    size = int(padded_sizes(np.array([len(table)]))[0])
+    size = int(padded_sizes(np.array([len(table)]), narrow=True)[0])
     tables = repad(repad(table[None], size, used).mT, size, used)
     return make_stack(tables, repad(weights[None], size, used), used)

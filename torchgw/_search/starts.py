@@ -17,7 +17,7 @@ from torchgw._sinkhorn.annealing import Annealing
 from torchgw.distances.sampling import SpreadPoints
 
 # Leading axes of each side whose signs are tried in all combinations. [L224]
-_AXES = 3
+AXES = 3
 # Points up to which all axes are computed: some at each end of the spectrum take two calls. [L84]
 _WHOLE_SPECTRUM = 128
 # Levels of the distance distributions that are compared. [L224]
@@ -140,11 +140,11 @@ def _axes(table: Tensor, weights: Tensor) -> Tensor:
         values, vectors = (part.double() for part in torch.linalg.eigh(matrix.float()))
     else:
         size = len(matrix)
-        ends = (0, _AXES - 1), (size - _AXES, size - 1)
+        ends = (0, AXES - 1), (size - AXES, size - 1)
         parts = [eigenpairs(matrix.numpy(), *end) for end in ends]
         values = torch.from_numpy(np.concatenate([part[0] for part in parts]))
         vectors = torch.from_numpy(np.hstack([part[1] for part in parts]))
-    order = values.abs().argsort(descending=True)[:_AXES]
+    order = values.abs().argsort(descending=True)[:AXES]
     found: Tensor = vectors[:, order] * values[order].abs() / root[:, None]
     return found
 

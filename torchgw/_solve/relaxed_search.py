@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from torchgw._problem.limits import limits_of
+from torchgw._problem.marginals import MarginalRule
 from torchgw._problem.problem import Problem
 from torchgw._search.all_points import search_twice
 from torchgw._search.alternatives import Alternative, Search
@@ -19,8 +20,8 @@ from torchgw._search.chain import AGREEING
 from torchgw._search.coarse import coarse_table, directed_points, represent
 from torchgw._search.doubts import WHY_RELAXED
 from torchgw._search.optima import DEFAULT_STARTS, find_optima
-from torchgw._search.population import improve
-from torchgw._search.stack import Stack, can_stack
+from torchgw._search.population import improve, name_of
+from torchgw._search.stack import Ends, Stack, can_stack
 from torchgw._search.standard import StandardForm, put_in_standard_form
 from torchgw._search.starts import GUESS_EPSILON
 from torchgw._search.structure import tells_all
@@ -137,7 +138,7 @@ def _search(
     strict = find_optima(small, epsilon, options.n_init or DEFAULT_STARTS)
     cpu, device, doubt = torch.device("cpu"), problem.source.device, ""
     if can_stack(small) and not rule.squares:
-        found, agreed = _improved(Stack.of(coarse, level), small, epsilon, strict)
+        found, agreed = _improved(Stack.of(coarse, epsilon, level), small, level, strict)
         doubt = "" if agreed else WHY_RELAXED
     else:
         starts = [("annealed", PRODUCT), ("product", Guess(None, None, 0.0))]
@@ -162,7 +163,7 @@ def _search(
 
 
 def _improved(
-    stack: Stack, small: Problem, epsilon: float, strict: Search
+    stack: Stack, small: Problem, rule: MarginalRule, strict: Search
 ) -> tuple[list[_Found], bool]:
     """Follow many starts to their ends on a stack, and improve them; whether groups agreed."""
     a, b = small.marginals
@@ -171,29 +172,39 @@ def _improved(
     noise = torch.randn(product.shape, generator=generator, dtype=torch.float64)
     product = product * (1 + _NOISE * noise)
     starts = [("product", product)]
-    starts.append(("annealed", stack.follow(product[None], epsilon, first=1.0).plans[0]))
+    alone = torch.zeros(1, dtype=torch.int64)
+    annealed = stack.follow(alone, stack.padded(product[None]), first=1.0).plans[0]
+    starts.append(("annealed", annealed[: len(a), : len(b)]))
     for one in strict.alternatives:
         plan = torch.zeros_like(product)
         plan[one.source.cpu()[:, None], one.target.cpu()] = one.plan.cpu()
         starts.append((one.label, plan))
     # the neighbours of a point of either side, of as much mass as moves
-    share = 0.5 if stack.rule is None or stack.rule.mass is None else stack.rule.mass
-    sides = list(zip(stack.tables, (a, b), strict=True))
+    share = 0.5 if rule.mass is None else rule.mass
+    every = torch.arange(small.source.n), torch.arange(small.target.n)
+    tables = small.source.columns(every[0]), small.target.columns(every[1])
+    sides = list(zip(tables, (a, b), strict=True))
     for number in range(_BALLS):
         near = [_ball(*side, share, generator) for side in sides]
         starts.append((f"ball {number}", torch.outer(near[0] * a, near[1] * b)))
     # from a larger epsilon they come to other optima
-    blurred = stack.follow(torch.stack([plan for _, plan in starts]), epsilon, GUESS_EPSILON).plans
-    starts += [
-        (f"{label}, blurred", plan) for (label, _), plan in zip(starts, blurred, strict=True)
-    ]
-    groups = [starts[place::2] for place in range(2)]
-    found = improve(stack, epsilon, groups, _ROUNDS)
-    agreed = found.agreed or found.met >= AGREEING
+    alone = alone.expand(len(starts))
+    plans = stack.padded(torch.stack([plan for _, plan in starts]))
+    plans = torch.cat([plans, stack.follow(alone, plans, GUESS_EPSILON).plans])
+    ends = stack.follow(alone.repeat(2), plans)
+    found = improve(stack, Ends(*(part[None] for part in ends)), _ROUNDS)
+    labels = [label for label, _ in starts]
+    labels += [f"{label}, blurred" for label in labels]
+    members = found.members.alone()
     # values without entropy are not compared here: the penalty decides what the mass is
+    told = zip(*members[:2], members.origins.tolist(), strict=True)
     return [
-        _Found(one.label, one.objective, False, one.plan / one.plan.sum()) for one in found.members
-    ], agreed
+        _Found(
+            name_of(origin, labels), float(objective), False,
+            plan[: len(a), : len(b)] / plan.sum(),
+        )
+        for plan, objective, origin in told
+    ], bool(found.agreed | (found.met >= AGREEING))  # fmt: skip
 
 
 def _ball(table: Tensor, weights: Tensor, share: float, generator: torch.Generator) -> Tensor:

@@ -1,0 +1,150 @@
+"""The search of many problems: starts of all of them are followed side by side, and improved."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchgw._batch.costs import units
+from torchgw._batch.packing import Packed, natural_scale
+from torchgw._batch.products import products
+from torchgw._many.shelves import Shelves
+from torchgw._search.batch import LEAST_EPSILON
+from torchgw._search.chain import AGREEING, STANDS_OUT
+from torchgw._search.ends import OTHER
+from torchgw._search.population import Members, improve
+from torchgw._search.stack import Ends, Stack
+from torchgw._search.starts import GUESS_EPSILON
+
+# Starts by random mixtures of quantiles of distances; random costs, at most, and entries of them;
+# and rounds that improve the best of all starts, at most. [L1311]
+_MIXTURES, _RANDOM, _RANDOM_ENTRIES, _ROUNDS = 7, 48, 2**14, 6
+# Optima of a search from which solves go on: those within this share of the lowest. [L1311]
+_NEAR = 2e-3
+
+
+class Searched(NamedTuple):
+    """What a search has found of B problems."""
+
+    members: Members
+    ambiguity: Tensor  # (B,) as of a single solve
+    doubtful: Tensor  # (B,) whether starts did not agree on an optimum
+
+    def nearly_best(self) -> tuple[Tensor, Tensor]:
+        """Choose the plans from which solves go on: their problems and places, (k,) each."""
+        objectives = self.members.objectives
+        lowest = objectives[:, :1]
+        near = objectives.isfinite() & (objectives - lowest <= _NEAR * lowest.abs())
+        problem, place = near.nonzero().T
+        return problem, place
+
+
+class Starts:
+    """First costs of the problems between the spaces of two shelves."""
+
+    def __init__(self, shelves: Shelves, sizes: tuple[int, int], i: Tensor, j: Tensor) -> None:
+        self.places = i, j
+        self.quantiles = shelves.signatures(sizes[0]), shelves.signatures(sizes[1])
+        self.axes = shelves.axes(sizes[0]), shelves.axes(sizes[1])
+        rank, device = self.axes[0].shape[2] - 1, i.device
+        patterns = torch.arange(2**rank)[:, None] >> torch.arange(rank) & 1
+        # the last axis is that of the mean distances, which has a sign already
+        signs = torch.cat([1.0 - 2.0 * patterns.double(), torch.ones(2**rank, 1)], 1)
+        generator = torch.Generator().manual_seed(0)
+        levels = self.quantiles[0].shape[2]
+        mixing = torch.randn(_MIXTURES, levels, dtype=torch.float64, generator=generator)
+        mixing = torch.cat([torch.ones(1, levels, dtype=torch.float64), mixing])
+        self.signs, self.mixing = signs.to(device), mixing.to(device)
+        self.named = len(self.signs) + len(self.mixing)
+        # plans of no reason at all find most where there are few
+        more = min(_RANDOM, _RANDOM_ENTRIES // (sizes[0] * sizes[1]))
+        self.random = torch.randn(more, *sizes, dtype=torch.float64, generator=generator).to(device)
+        self.count = self.named + more
+
+    def costs(self, problem: Tensor, kind: Tensor, scale: Tensor) -> Tensor:
+        """Compute first costs (k, n, m) of problems, each by a kind of start."""
+        mixed = kind < len(self.mixing)
+        turned = (kind - len(self.mixing)).clamp_(min=0, max=len(self.signs) - 1)
+        sides = [
+            (quantiles[at[problem]], axes[at[problem]])
+            for quantiles, axes, at in zip(self.quantiles, self.axes, self.places, strict=True)
+        ]
+        mixing = self.mixing[kind.clamp(max=len(self.mixing) - 1)][:, None, :]
+        x, y = (quantiles * mixing for quantiles, _ in sides)
+        apart = torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist").square_()
+        x, y = (axes for _, axes in sides)
+        across = x.new_zeros(apart.shape)
+        for axis in range(x.shape[2]):
+            sign = self.signs[turned, axis, None, None]
+            across += sign * x[:, :, None, axis] * y[:, None, :, axis]
+        found = torch.where(mixed[:, None, None], apart, -4 * across)
+        drawn = (kind >= self.named).nonzero()[:, 0]
+        if len(drawn):
+            found[drawn] = scale[drawn, None, None] * self.random[kind[drawn] - self.named]
+        return found
+
+
+def stack_of(packed: Packed) -> Stack:
+    """Stack problems for their search, at the epsilon at which plans are compared."""
+    every = torch.arange(len(packed), device=packed.device)
+    if packed.proximal:
+        # steps have an epsilon of their own
+        nothing = torch.full_like(packed.epsilon, torch.nan)
+        packed = replace(packed, epsilon=nothing, proximal=False)
+    linear, target, _, relaxed = units(packed, every)
+    epsilon = target.maximum(LEAST_EPSILON * natural_scale(packed, every, linear))
+    if relaxed is not None and relaxed.mass is not None:
+        epsilon = epsilon * relaxed.mass
+    return Stack(replace(packed, epsilon=epsilon, begin=None))
+
+
+def search(stack: Stack, starts: Starts, plans: Tensor) -> Searched:
+    """Search all problems, of which plans (B, n, m) are known."""
+    count, device = len(plans), plans.device
+    every = torch.arange(count, device=device)
+    scale = natural_scale(stack.problems, every, None)
+    which = every.repeat_interleave(starts.count)
+    kind = torch.arange(starts.count, device=device).repeat(count)
+    first = torch.full((len(which),), GUESS_EPSILON, dtype=torch.float64, device=device)
+    yes = torch.ones_like(which, dtype=torch.bool)
+    fresh = stack.settle(
+        which,
+        first,
+        lambda some: (starts.costs(which[some], kind[some], scale[which[some]]), yes[some]),
+    )
+    known = stack.follow(every, plans)
+    ends = Ends(
+        *(
+            torch.cat([mine[:, None], its.view(count, -1, *its.shape[1:])], 1)
+            for mine, its in zip(known, fresh, strict=True)
+        )
+    )
+    found = improve(stack, ends, _ROUNDS)
+    ambiguity = _ambiguity(stack, found.members)
+    certain = found.agreed | (found.met >= AGREEING) | (ambiguity < STANDS_OUT)
+    return Searched(found.members, ambiguity, ~certain)
+
+
+def _ambiguity(stack: Stack, members: Members) -> Tensor:
+    """Compare the value of the lowest plan with that of the next one of another optimum, (B,)."""
+    problems = stack.problems
+    if problems.relaxed is not None:
+        return torch.full_like(members.values[:, 0], torch.nan)
+    a, b = problems.x.weights[problems.i], problems.y.weights[problems.j]
+    table = problems.y.tables[problems.j]
+    table = table - (table * b[:, None, :]).sum(2)[:, None, :]
+    spread = ((table.square() * b[:, None, :]).sum(2) * b).sum(1)
+    # as all_sent_apart, of the first plan and the others
+    away = members.plans - members.plans[:, :1]
+    images = products(away.flatten(1, 2), table).view_as(away)
+    share = b[:, None, None, :] / a.where(a > 0, torch.inf)[:, None, :, None]
+    apart = (images.square() * share).sum((2, 3))
+    apart = apart / (2 * spread).clamp_min(torch.finfo(table.dtype).tiny)[:, None]
+    other = (apart > OTHER) & members.objectives.isfinite()
+    second = members.values.where(other, torch.inf).amin(1)
+    best = members.values[:, 0].clamp_min(0)
+    second = second.clamp_min(0)
+    return torch.where(second > 0, (best / second).clamp_max(1), 1.0)
