@@ -16,6 +16,7 @@ import torchgw
 from torchgw._batch.packing import Packed
 from torchgw._many.search import stack_of
 from torchgw._many.shelves import Shelves
+from torchgw._many.solver import Numbers, warn_of_failures
 from torchgw._many.spaces import Space
 from torchgw._search.descent import descend
 
@@ -138,21 +139,17 @@ def test_a_problem_has_the_same_bits_in_any_batch(options):
 
 def test_doubts_are_said_and_counted():
     problems = [mixed(seed) for seed in (3, 4, 10)]
-    parts = {name: [one[name] for one in problems] for name in problems[0]}
     plain = listed(problems, n_init=1)
     assert np.isnan(plain.ambiguity).all()
     assert not any(plain.doubts)
     found = listed(problems)
-    count = int(found.doubtful.sum())
     assert [bool(doubt) for doubt in found.doubts] == (found.doubtful > 0).tolist()
-    assert count
     assert ((found.ambiguity >= 0) & (found.ambiguity <= 1)).all()
-    with pytest.warns(torchgw.SearchWarning, match=f"{count} of 3 problems"):
-        torchgw.solve_many(**parts, scale=None)
-    spaces = [part for one in problems for part in (one["D_X"], one["D_Y"])]
-    pairs = {"pairs": [(0, 1), (2, 3)], "progress": False, "scale": None}
-    with pytest.warns(torchgw.SearchWarning, match="of 2 pairs"):
-        torchgw.pairwise(D_X=spaces, **pairs)
+    numbers = Numbers.empty(3, torch.device("cpu"))
+    numbers.doubtful[1:] = 1
+    for what in ("problems", "pairs"):
+        with pytest.warns(torchgw.SearchWarning, match=f"2 of 3 {what}"):
+            warn_of_failures(numbers, what)
 
 
 def test_copies_are_in_no_doubt():
