@@ -496,3 +496,15 @@ def test_values_of_the_kl_loss_are_those_of_the_plan(seed):
         value = p @ (d_x * np.log(d_x + least) - d_x) @ p + q @ d_y @ q
         value -= ((d_x @ plan @ np.log(d_y + least).T) * plan).sum()
         assert result.value_quad == pytest.approx(value, rel=1e-7, abs=1e-12)
+
+
+@pytest.mark.parametrize("leaves", range(3, 9))
+def test_perfect_matches_are_as_good_as_each_other(leaves):
+    """All permutations of the leaves of a star: a ratio of roundings said that one was best."""
+    table = np.full((leaves + 1, leaves + 1), 2.0)
+    table[0], table[:, 0] = 1, 1
+    np.fill_diagonal(table, 0)
+    with pytest.warns(torchgw.AmbiguityWarning):
+        result = torchgw.solve(D_X=table, D_Y=table, random_state=0)
+    assert result.ambiguity == 1
+    assert result.value == pytest.approx(0, abs=1e-12)

@@ -22,6 +22,8 @@ SearchName = Literal["auto", "fast", "thorough"]
 DISTINCT = 0.05
 # Share of the mean entry of a row below which an entry of a coarse plan is not pickled. [L378]
 _PICKLED = 1e-4
+# Values of less than this share of the natural scale of the cost are rounding of zero. [L1322]
+_EXACT = 1e-12
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,6 +146,7 @@ def ambiguity_of(coarse: Coarsened, found: tuple[Alternative, ...]) -> float:
     """Return the best value over the second best, above the least that the linear term can cost."""
     if len(found) < 2:
         return 0.0
-    best, second = (max(0.0, one.value - coarse.floor) for one in found[:2])
-    # two exact matches, or rounding between them
+    # two exact matches are as good, whatever rounding has left of either
+    least = _EXACT * coarse.scale
+    best, second = (max(least, one.value - coarse.floor) for one in found[:2])
     return min(1.0, best / second) if second > 0 else 1.0
