@@ -596,7 +596,9 @@ def _pot(number: int, what: str, rng: Generator, device: str) -> Call:
         return partial(torchgw.pot.solve_gromov, *tables, **given)
     call = getattr(torchgw.pot.gromov, name)
     if what in _OTHER_INPUT:
-        return partial(call, **given, log=what != "dictionary")
+        # POT's dictionaries hand a `log` on, to where it is given already
+        logged = {} if what in ("dictionary", "unmixing") else {"log": True}
+        return partial(call, **given, **logged)
     first = [given.pop("M")] if "M" in given else []
     return partial(call, *first, *tables, **given, log=True)
 

@@ -39,10 +39,6 @@ FILES = (
 OUTCOMES = ("passed", "better", "refused", "failed")
 # Tests of POT that want what POT does wrong, by the beginning of their names.
 BETTER = {
-    "test_BAPG_": "POT's plan is not finite, and the test wants its warning; ours is finite",
-    "test_fused_unbalanced_across_spaces_divergence_warning": (
-        "POT's plan is not finite, and the test wants its error; ours is finite"
-    ),
     "test_gromov_integer_warnings": "plans of integer costs are rounded to zeros; ours are not",
     "test_fgw_integer_warnings": "plans of integer costs are rounded to zeros; ours are not",
     "test_partial_gromov_wasserstein": "plans of integer costs are integers; ours are not",

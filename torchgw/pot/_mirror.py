@@ -124,15 +124,15 @@ class Entropic:
 
         F.-X. Vialard, T. Sejourne, G. Peyre. Faster unbalanced optimal transport. AISTATS 2022.
         """
-        zeros = Potentials(*map(torch.zeros_like, self._marginals))
-        f, g = self._potentials or zeros
+        if self._potentials is None:
+            return Potentials(*map(torch.zeros_like, self._marginals))
         if self._tau == STRICT:
-            return Potentials(f, g)
+            return self._potentials
         # one over the weights of the penalties
         x, y = ((1 / tau - 1) / self.epsilon for tau in self._tau)
-        a, b = (weight.log() for weight in self._marginals)
-        moved = (torch.logsumexp(a - x * f, 0) - torch.logsumexp(b - y * g, 0)) / (x + y)
-        return Potentials(f + moved, g - moved)
+        (p, q), (f, g) = self._weights, (part.numpy() for part in self._potentials)
+        moved = (_log_sum(p, -x * f) - _log_sum(q, -y * g)) / (x + y)
+        return Potentials(torch.from_numpy(f + moved), torch.from_numpy(g - moved))
 
     def _exponent(self, cost: Array) -> Array:
         found = cost / -self.epsilon
@@ -222,6 +222,11 @@ def iterate(
         else:
             point = point + length.next(torch.from_numpy(direction)) * direction
     return Mirrored(plan, errors[1:], None, converged)
+
+
+def _log_sum(weights: Array, exponents: Array) -> float:
+    largest = exponents.max()
+    return float(largest + np.log(weights @ np.exp(exponents - largest)))
 
 
 def _log(plan: Array) -> Array:

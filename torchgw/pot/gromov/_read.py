@@ -18,8 +18,8 @@ _MARGINALS = 1e-8
 
 # Arguments that are counts from one on, limits of steps, and tolerances, whatever the function.
 _COUNTS = ("N",)
-_STEPS = ("max_iter", "numItermax", "max_iter_ot", "max_iter_inner", "max_iter_outer")
-_TOLERANCES = ("tol", "tol_rel", "tol_abs", "tol_ot", "tol_inner", "tol_outer", "stopThr")
+_STEPS = ("max_iter", "numItermax")
+_TOLERANCES = ("tol", "tol_rel", "tol_abs", "stopThr")
 
 
 # What messages say that lists hold.
