@@ -87,12 +87,14 @@ def find_optima(
     made: Sequence[Searched] = (),
     *,
     rough: bool = False,
+    match: Tensor | None = None,
 ) -> Search:
     """Solve the coarse problem from many starts and keep the distinct optima."""
     # Only `columns` of the distances of the whole problem are read, and `epsilon` is its target.
     # There are half as many starts as `count` where all points are searched. One of the searches
     # that this solve has `made` may have been this one. A `rough` search is of a few points even
-    # where they are far from the others.
+    # where they are far from the others. A `match` of all points is one more start where these are
+    # searched.
     backend = backend or EagerBackend()
     call, limits = _way_to_call(problem, count, backend), limits_of(problem.source.device)
     solve = batch_solver(backend)
@@ -136,6 +138,10 @@ def find_optima(
         found = found.part(_COMPARED, None)
     alternatives = (*first, *_alternatives(problem, coarse.problem, found))
     alternatives = _with_best_matching(problem, coarse.problem, alternatives, target, solve)
+    if match is not None and match.shape == coarse.problem.base.shape:
+        alternatives = _with_plan(
+            problem, coarse.problem, alternatives, match[None], "copies", target, solve
+        )
     ambiguity = ambiguity_of(coarse, alternatives)
     return Search(alternatives, ambiguity, resolution=coarse.resolution, points=few, compare=rough)
 
@@ -198,17 +204,36 @@ def _with_best_matching(
     orders = torch.tensor(list(itertools.permutations(range(s))), device=coarse.base.device)
     matchings = coarse.source.weights.diag()[orders]
     best = coarse.value(matchings).argmin()[None]
-    both = torch.cat([matchings[best], found[0].plan[None]])
-    if found[0].plan.shape == (s, t) and float(coarse.distances(both)[0, 1]) <= DISTINCT:
+    return _with_plan(problem, coarse, found, matchings[best], "best matching", target, solve)
+
+
+def _with_plan(
+    problem: Problem,
+    coarse: CoarseProblem,
+    found: tuple[Alternative, ...],
+    plan: Tensor,
+    label: str,
+    target: float,
+    solve: BatchSolver,
+) -> tuple[Alternative, ...]:
+    """Put what a plan (1, s, t) leads to first, if that is another optimum and costs less."""
+    both = torch.cat([plan, found[0].plan[None]])
+    if found[0].plan.shape == plan.shape[1:] and float(coarse.distances(both)[0, 1]) <= DISTINCT:
         return found
     points = coarse.source.indices, coarse.target.indices
     epsilons = coarse.base.new_full((_FINE_ITERATIONS, 2), target)
-    judged = carry_over(solve, coarse, *points, matchings, best, epsilons)
-    led = _distinct(judged, ("product", "best matching"))
+    place = torch.zeros(1, dtype=torch.int64, device=plan.device)
+    judged = carry_over(solve, coarse, *points, plan, place, epsilons)
+    led = _distinct(judged, ("product", label))
     better = led.values[0] < found[0].value - _SAME * abs(found[0].value)
+    if not better:
+        return found
     # at a larger epsilon it may be left
-    taken = _alternatives(problem, coarse, led.part(None, 1)) if better else []
-    return (*(replace(one, epsilon=0.0) for one in taken), *found)
+    (taken,) = _alternatives(problem, coarse, led.part(None, 1))
+    others = [one for one in found if one.plan.shape == taken.plan.shape]
+    apart = coarse.distances(torch.stack([taken.plan, *(one.plan for one in others)]))[0, 1:]
+    same = {id(one) for one, far in zip(others, apart.tolist(), strict=True) if far <= DISTINCT}
+    return replace(taken, epsilon=0.0), *(one for one in found if id(one) not in same)
 
 
 def _alternatives(problem: Problem, coarse: CoarseProblem, found: _Distinct) -> list[Alternative]:

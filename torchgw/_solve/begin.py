@@ -80,7 +80,14 @@ def first_guess(
     if standard is not None:
         searched, epsilon = standard.problem, standard.epsilon(epsilon)
     backend = choose_backend(options.backend, problem.source.device, torch.float32)
-    search = find_optima(searched, epsilon, options.n_init or DEFAULT_STARTS, backend, made)
+    copies = None
+    if match is not None and standard is not None:
+        points = torch.arange(problem.source.n, device=match.partners.device)
+        plan = problem.marginals.a.diag()
+        kept = Alternative(0.0, "copies", plan, points, match.partners, (len(plan), len(plan)))
+        copies = standard.lower(kept).plan
+    count = options.n_init or DEFAULT_STARTS
+    search = find_optima(searched, epsilon, count, backend, made, match=copies)
     if match is not None:
         # a search on few points may say nothing of the others, and so nothing of other optima
         told = is_whole(searched, search) or is_structured(searched, search)
