@@ -73,7 +73,6 @@ def kinds():
     copy = many[::-1] + 1e-4 * rng.normal(size=many.shape)
     tables = [np.linalg.norm(part[:, None] - part, axis=2) for part in (x, y)]
     as_tensors = [torch.from_numpy(table) for table in tables]
-    weights = [torch.full((n,), 1 / n, dtype=torch.float64) for n in (16, 14)]
     graphs = [networkx.connected_watts_strogatz_graph(n, 4, 0.2, seed=n) for n in (16, 14)]
     arrays = [networkx.to_scipy_sparse_array(graph, format="csr") for graph in graphs]
     large = networkx.connected_watts_strogatz_graph(60, 4, 0.2, seed=0)
@@ -81,9 +80,6 @@ def kinds():
 
     def solve(*sides, **options):
         return torchgw.solve(*sides, **{"n_init": 1, "random_state": 0} | options)
-
-    def loss(one, other):
-        return (one - other) ** 2
 
     sides = {
         "NumPy": (x, y),
@@ -114,7 +110,6 @@ def kinds():
     pot = torchgw.pot.gromov
     yield "pot", lambda: pot.gromov_wasserstein(*as_tensors)
     yield "pot, entropic", lambda: pot.entropic_gromov_wasserstein(*tables)
-    yield "pot, in rows", lambda: pot.pointwise_gromov_wasserstein(*as_tensors, *weights, loss)
 
 
 def main():

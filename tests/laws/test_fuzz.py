@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 
 import fuzz_cases
 import numpy as np
@@ -71,15 +72,17 @@ def test_answers_that_were_missed_once(number):
 
 
 def test_what_a_sample_does_not_show_is_said():
-    """A value of .454 where exact iteration leads to .015, STATIONARY before."""
+    """A value of .454 from which exact iteration led to .015, STATIONARY before."""
     case = fuzz_cases.make_case(500196)
-    exact = torchgw.solve(**case.arguments | {"gradient": "dense"})
-    assert exact.converged
-    with pytest.warns(torchgw.ConvergenceWarning):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", torchgw.TorchGWWarning)
         result = torchgw.solve(**case.arguments)
-    # by which message depends on where the sampled iteration has come to
-    assert not result.converged
-    assert exact.value < 0.1 * result.value
+        exact = {"gradient": "dense", "init": result.plan, "max_iter": 1}
+        followed = torchgw.solve(**case.arguments | exact)
+    # what the status promises: by how much one exact iteration lowers the objective
+    before, after = (one.report.objective for one in (result, followed))
+    allowed = 0.01 * abs(before) + 3 * result.report.cost_standard_error
+    assert not result.converged or before - after <= allowed + 1e-9
 
 
 def test_the_judge_notices():

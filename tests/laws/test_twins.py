@@ -59,7 +59,8 @@ def test_twins_of_relaxed_problems_have_one_answer(number, options, exchanged):
         other = None if twin is fuzz_twins.rescaled else twin(np.random.default_rng(number), sides)
         if other is not None:
             result = fuzz_twins.solve(other, **exchanged if twin is fuzz_twins.swapped else options)
-            expected = pytest.approx(first.report.objective, rel=room)
+            # relaxed plans settle to `tol`, and where they do rounding decides
+            expected = pytest.approx(first.report.objective, rel=max(room, 1e-5))
             excused = twin in fuzz_twins.DOUBTED and fuzz_twins.says_so(result)
             assert result.report.objective == expected or excused, twin.__name__
 

@@ -268,7 +268,7 @@ def test_callback_sees_every_iteration_and_can_stop(gradient):
         return len(seen) == 5
 
     with pytest.warns(ConvergenceWarning, match="callback"):
-        result = torchgw.solve(D_X=d_x, D_Y=d_y, gradient=gradient, callback=stop_at_five)
+        result = torchgw.solve(D_X=d_x, D_Y=d_y, gradient=gradient, callback=stop_at_five, n_init=1)
     assert result.status is Status.STOPPED
     assert [entry.iteration for entry in seen] == list(range(5))
     assert tuple(seen) == result.history

@@ -33,7 +33,13 @@ def test_the_current_device_does_not_matter(options):
     def solve(current):
         with torch.cuda.device(current):
             result = torchgw.solve(
-                x, y, epsilon=0.01, device="cuda:1", random_state=0, max_iter=30, **options
+                torch.as_tensor(x),
+                torch.as_tensor(y),
+                epsilon=0.01,
+                device="cuda:1",
+                random_state=0,
+                max_iter=30,
+                **options,
             )
             assert torch.cuda.current_device() == current
             plan = result.lazy_plan

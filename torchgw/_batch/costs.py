@@ -43,7 +43,7 @@ def start_noise(shape: tuple[int, int], device: torch.device) -> Tensor:
     """Make factors next to one, (n, m), which depend on the place of an entry alone."""
     # The product plan of two spaces whose points all look alike is a saddle point.
     generator = torch.Generator(device="cpu").manual_seed(0)
-    noise = torch.randn(shape, dtype=torch.float64, generator=generator)
+    noise = torch.randn(shape, dtype=torch.float64, device="cpu", generator=generator)
     return (1 + _START_NOISE * noise).to(device)
 
 

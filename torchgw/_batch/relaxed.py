@@ -134,7 +134,7 @@ def _level(weight: Tensor, free: Tensor, mass: Tensor) -> Tensor:
     ordered, order = ratio.sort(2)
     # the first points are full, and z follows from how many these are; cumsum has bits that depend
     # on the number of problems, so its sums are made by products
-    before = torch.ones(weight.shape[2], weight.shape[2]).to(weight).triu(1)
+    before = weight.new_ones(weight.shape[2], weight.shape[2]).triu(1)
     full = torch.bmm(weight.gather(2, order), before.expand(len(weight), -1, -1))
     others = torch.bmm(free.gather(2, order), (1 - before).expand(len(weight), -1, -1))
     height = (mass[:, None, None] - full) / others

@@ -60,7 +60,7 @@ def make_job(spaces: list[Space], options: Options) -> Job:
     for table, weights, features in spaces:
         shape.append((len(table), -1 if features is None else features.shape[1]))
         parts += [table.flatten(), weights, *([] if features is None else [features.flatten()])]
-    numbers, sizes = torch.cat([part.cpu() for part in parts]), torch.tensor(shape)
+    numbers, sizes = torch.cat([part.cpu() for part in parts]), torch.tensor(shape, device="cpu")
     *plain, rules, device, marginals, sharpening = options
     limits = (None if part is None else tuple(part.flatten()) for part in (*marginals, *sharpening))
     key = content_key("pairwise", numbers, sizes, *plain, tuple(rules), device.type, *limits)
@@ -72,7 +72,7 @@ def compute_pairs(
 ) -> Numbers:
     """Compute all pairs chunk by chunk, beginning with what the file already has."""
     # problems of like size follow each other
-    sizes = torch.as_tensor(job.shape)[:, 0]
+    sizes = torch.as_tensor(job.shape, device="cpu")[:, 0]
     padded = torch.stack([sizes[i], sizes[j]]).sort(0).values.add(15).div(16, rounding_mode="floor")
     order = (padded[0] * (padded.max() + 1) + padded[1]).argsort(stable=True).numpy()
     first, second = i.numpy(), j.numpy()

@@ -218,9 +218,15 @@ class _Pairs(NamedTuple):
     def all(cls, rows: int, columns: int, *, mirrored: bool) -> "_Pairs":
         """List all pairs."""
         if mirrored:
-            i, j = torch.triu_indices(rows, rows)
+            i, j = torch.triu_indices(rows, rows, device="cpu")
         else:
-            i, j = torch.cartesian_prod(torch.arange(rows), torch.arange(columns)).view(-1, 2).T
+            i, j = (
+                torch.cartesian_prod(
+                    torch.arange(rows, device="cpu"), torch.arange(columns, device="cpu")
+                )
+                .view(-1, 2)
+                .T
+            )
         return cls(i, j, (rows, columns), mirrored)
 
     @classmethod
@@ -234,7 +240,7 @@ class _Pairs(NamedTuple):
                 f"{table.dtype}."
             )
         table = table.long()
-        most = torch.tensor([rows, columns])
+        most = torch.tensor([rows, columns], device="cpu")
         if bool(((table < 0) | (table >= most)).any()):
             raise InvalidInputError(
                 f"`pairs` must be places in lists of {rows} and {columns} spaces; they reach from "

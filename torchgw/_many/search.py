@@ -50,18 +50,24 @@ class Starts:
         self.quantiles = shelves.signatures(sizes[0]), shelves.signatures(sizes[1])
         self.axes = shelves.axes(sizes[0]), shelves.axes(sizes[1])
         rank, device = self.axes[0].shape[2] - 1, i.device
-        patterns = torch.arange(2**rank)[:, None] >> torch.arange(rank) & 1
+        bits = torch.arange(rank, device="cpu")
+        patterns = torch.arange(2**rank, device="cpu")[:, None] >> bits & 1
         # the last axis is that of the mean distances, which has a sign already
-        signs = torch.cat([1.0 - 2.0 * patterns.double(), torch.ones(2**rank, 1)], 1)
-        generator = torch.Generator().manual_seed(0)
+        signs = 1.0 - 2.0 * patterns.double()
+        signs = torch.cat([signs, signs.new_ones(2**rank, 1)], 1)
+        generator = torch.Generator("cpu").manual_seed(0)
         levels = self.quantiles[0].shape[2]
-        mixing = torch.randn(_MIXTURES, levels, dtype=torch.float64, generator=generator)
-        mixing = torch.cat([torch.ones(1, levels, dtype=torch.float64), mixing])
+        mixing = torch.randn(
+            _MIXTURES, levels, dtype=torch.float64, device="cpu", generator=generator
+        )
+        mixing = torch.cat([mixing.new_ones(1, levels), mixing])
         self.signs, self.mixing = signs.to(device), mixing.to(device)
         self.named = len(self.signs) + len(self.mixing)
         # plans of no reason at all find most where there are few
         more = min(_RANDOM, _RANDOM_ENTRIES // (sizes[0] * sizes[1]))
-        self.random = torch.randn(more, *sizes, dtype=torch.float64, generator=generator).to(device)
+        self.random = torch.randn(
+            more, *sizes, dtype=torch.float64, device="cpu", generator=generator
+        ).to(device)
         self.count = self.named + more
 
     def costs(self, problem: Tensor, kind: Tensor, scale: Tensor) -> Tensor:

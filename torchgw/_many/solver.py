@@ -275,7 +275,9 @@ class _Group:
         )
         # every other start compares a mixture of the quantiles, and noise that is always the same
         generator = torch.Generator().manual_seed(0)
-        mixing = torch.randn(self.starts, x.shape[2], dtype=x.dtype, generator=generator)
+        mixing = torch.randn(
+            self.starts, x.shape[2], dtype=x.dtype, device="cpu", generator=generator
+        )
         mixing[1] = 1
         x, y = (part * mixing.to(self.device)[kind][:, None, :] for part in (x, y))
         cost = torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist").square_()

@@ -161,7 +161,9 @@ def _heat(adjacency: scipy.sparse.csr_array) -> Array:
     laplacian = scipy.sparse.csr_array(own - root @ adjacency @ root)
     if n <= _DENSE_NODES:
         values, vectors = torch.linalg.eigh(torch.from_numpy(laplacian.toarray()))
-        decay = torch.exp(-values[:, None] * torch.tensor(_TIMES, dtype=torch.float64))
+        decay = torch.exp(
+            -values[:, None] * torch.tensor(_TIMES, dtype=torch.float64, device=values.device)
+        )
         return np.asarray(vectors.square() @ decay)
     found = np.empty((n, len(_TIMES)))
     for begin in range(0, n, _BLOCK_COLUMNS):

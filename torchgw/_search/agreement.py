@@ -44,7 +44,9 @@ def agreement(
     # distances are on the CPU; plans are searched for on `device`, beside a backend. The search is
     # added to those that were `made`.
     sides = found_by or (source, target)
-    weights = [torch.full((side.n,), 1 / side.n, dtype=torch.float64) for side in sides]
+    weights = [
+        torch.full((side.n,), 1 / side.n, dtype=torch.float64, device=side.device) for side in sides
+    ]
     problem = Problem(*sides, Marginals(*weights), 1.0, None, SQUARE)
     standard = put_in_standard_form(problem)
     coarse = coarsen(problem if standard is None else standard.problem, _POINTS)

@@ -240,9 +240,10 @@ def _improved(
         starts += [(f"exchanges {place + 1}", plan) for place, plan in enumerate(matched)]
     # the product plan, annealed
     product = torch.outer(*world.marginals)
-    noise = torch.randn(product.shape, generator=torch.Generator().manual_seed(0))
+    generator = torch.Generator("cpu").manual_seed(0)
+    noise = torch.randn(product.shape, device="cpu", generator=generator)
     product = stack.padded(product[None] * (1 + _NOISE * noise.to(product)))
-    alone = torch.zeros(len(starts) + 1, dtype=torch.int64)
+    alone = torch.zeros(len(starts) + 1, dtype=torch.int64, device="cpu")
     annealed = stack.follow(alone[:1], product, first=1.0).plans
     plans = torch.cat([stack.padded(torch.stack([plan for _, plan in starts])), annealed])
     ends = Ends(*(part[None] for part in stack.follow(alone, plans)))

@@ -92,7 +92,9 @@ class _Search:
         self.generator, self.starts, self.done = generator, np.arange(count), 0
         factor = -4 * float(problem.alpha)
         places = torch.from_numpy(partners)
-        plans = torch.zeros(count, n, n, dtype=base.dtype).scatter_(2, places[:, :, None], 1 / n)
+        plans = torch.zeros(count, n, n, dtype=base.dtype, device=places.device).scatter_(
+            2, places[:, :, None], 1 / n
+        )
         costs = base + factor * cross_terms(x, plans, y)
         self.value = ((plans * (base + costs)).sum((1, 2)) / 2).numpy()
         self.least, self.best = self.value.copy(), partners.copy()

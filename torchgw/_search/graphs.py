@@ -107,7 +107,7 @@ class _SparseRows:
     def of(cls, table: Tensor) -> _SparseRows:
         """Collect the entries of a table that are not zero."""
         rows, columns = table.nonzero().T
-        starts = torch.searchsorted(rows, torch.arange(len(table) + 1))
+        starts = torch.searchsorted(rows, torch.arange(len(table) + 1, device=rows.device))
         return cls(starts.int(), columns.int(), table[rows, columns])
 
     def __getitem__(self, rows: slice) -> _SparseRows:

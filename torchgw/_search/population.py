@@ -102,7 +102,7 @@ class _Teams:
     def __init__(self, stack: Stack, starts: Ends) -> None:
         self.stack = stack
         device, (count, self.starts) = starts.objectives.device, starts.objectives.shape
-        self.generator = torch.Generator().manual_seed(0)
+        self.generator = torch.Generator("cpu").manual_seed(0)
         every = torch.arange(self.starts, device=device).expand(count, -1)
         given = Members(*starts, every)
         # a group without starts has none that could agree
@@ -235,7 +235,9 @@ def _moved(
 
     def drawn(size: int) -> Tensor:
         # what is drawn for a problem does not depend on what else there is
-        uniform = torch.rand(_GROUPS, _FRESH, size, generator=generator, dtype=torch.float64)
+        uniform = torch.rand(
+            _GROUPS, _FRESH, size, device="cpu", generator=generator, dtype=torch.float64
+        )
         return uniform.to(device)[group]
 
     rows, pair, heads = drawn(n), drawn(width), drawn(n)

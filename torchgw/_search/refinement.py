@@ -84,20 +84,22 @@ def _interchangeable(table: Tensor) -> list[Tensor]:
 
 def find_copies(tables: Sequence[Tensor]) -> Tensor:
     """Give points one number, (n,), whose rows are the same in all of some tables (n, k)."""
-    generator = torch.Generator().manual_seed(0)
-    found = torch.zeros(len(tables[0]), dtype=torch.int64)
+    generator = torch.Generator("cpu").manual_seed(0)
+    found = torch.zeros(len(tables[0]), dtype=torch.int64, device=tables[0].device)
     for table in tables:
         least = ROUNDING * float(table.square().sum().sqrt()) / len(table) ** 0.5
         # one sum may be the same by chance
         for _ in range(_SUMS):
-            drawn = torch.randn(table.shape[1], dtype=table.dtype, generator=generator)
+            drawn = torch.randn(
+                table.shape[1], dtype=table.dtype, device="cpu", generator=generator
+            )
             found = split(found, table @ drawn, least)
     return found
 
 
 def _first_tied(classes: Tensor, copies: Sequence[Tensor]) -> int | None:
     """Choose the first point of the smallest class of points that are not copies of each other."""
-    kinds = torch.full((int(classes.max()) + 1,), len(classes))
+    kinds = classes.new_full((int(classes.max()) + 1,), len(classes))
     for numbers in copies:
         pairs = (classes * len(classes) + numbers).unique()
         kinds = torch.minimum(kinds, torch.bincount(pairs // len(classes)))
@@ -121,8 +123,10 @@ def refined(tables: Sequence[Tensor], classes: Tensor, rounds: Iterator[int]) ->
         if latest in (count, n):
             return classes
         count = latest
-        generator = torch.Generator().manual_seed(number)
-        numbers = torch.randn(count, dtype=torch.float64, generator=generator).to(classes.device)
+        generator = torch.Generator("cpu").manual_seed(number)
+        numbers = torch.randn(count, dtype=torch.float64, device="cpu", generator=generator).to(
+            classes.device
+        )
         known = numbers[classes].view(sides, n, 1)
         sums = torch.cat([table @ side for table, side in zip(tables, known, strict=True)])
         classes = split(classes, sums[:, 0], ROUNDING * size)

@@ -71,17 +71,17 @@ class Stack:
     def of(cls, coarse: CoarseProblem, epsilon: float, rule: MarginalRule | None = None) -> Stack:
         """Stack a coarse problem alone, on the host, where launches take no time."""
         x, y = (_padded(side.table, side.weights) for side in (coarse.source, coarse.target))
-        first, linear, relaxed = torch.zeros(1, dtype=torch.int64), None, None
+        first, linear, relaxed = torch.zeros(1, dtype=torch.int64, device="cpu"), None, None
         if coarse.linear is not None:
             table = coarse.linear.cpu().double()[None]
             table = repad(repad(table, x.tables.shape[1], x.sizes).mT, y.tables.shape[1], y.sizes)
             linear = _rows_of(table.mT)
         if rule is not None and rule.mass is not None:
-            relaxed = Relaxed(None, torch.tensor([rule.mass], dtype=torch.float64))
+            relaxed = Relaxed(None, torch.tensor([rule.mass], dtype=torch.float64, device="cpu"))
         elif rule is not None:
-            relaxed = Relaxed(torch.tensor([rule.rho], dtype=torch.float64), None)
+            relaxed = Relaxed(torch.tensor([rule.rho], dtype=torch.float64, device="cpu"), None)
         alpha, target, zero = (
-            torch.tensor([float(part)], dtype=torch.float64)
+            torch.tensor([float(part)], dtype=torch.float64, device="cpu")
             for part in (coarse.alpha, epsilon, 0.0)
         )
         return cls(Packed(x, y, first, first, alpha, target, zero, linear, None, relaxed))
@@ -188,7 +188,7 @@ def _rows_of(table: Tensor) -> Callable[[Tensor], Tensor]:
 def _padded(table: Tensor, weights: Tensor) -> packing.Stack:
     """Pack one space as a stack of its own."""
     table, weights = table.cpu().double(), weights.cpu().double()
-    used = torch.tensor([len(table)])
+    used = torch.tensor([len(table)], device=table.device)
     size = int(padded_sizes(np.array([len(table)]), narrow=True)[0])
     tables = repad(repad(table[None], size, used).mT, size, used)
     return make_stack(tables, repad(weights[None], size, used), used)

@@ -94,7 +94,9 @@ class StandardForm(NamedTuple):
 
     def epsilon(self, given: float) -> float:
         """Return an epsilon of the given problem in the unit of this one."""
-        return float(_rounded(torch.tensor([given / self.factor], dtype=torch.float64)))
+        return float(
+            _rounded(torch.tensor([given / self.factor], dtype=torch.float64, device="cpu"))
+        )
 
     def lift(self, search: Search) -> Search:
         """Return what was found here as found for the problem as it was given."""
@@ -198,10 +200,11 @@ class _Side(NamedTuple):
         if count in (1, used) or _equal(self.weights):
             return self
         mass = self.weights.new_zeros(count).index_add_(0, copies, self.weights)
-        first = torch.full((count,), used).scatter_reduce_(0, copies, torch.arange(used), "amin")
+        every = torch.arange(used, device="cpu")
+        first = every.new_full((count,), used).scatter_reduce_(0, copies, every, "amin")
         # as points of one weight, if they may be: there are matchings between these
         times = _multiples(mass, used)
-        place = torch.arange(count).repeat_interleave(times)
+        place = every[:count].repeat_interleave(times)
         weights = (mass / times)[place]
         # of the points in the order of their numbers
         order = copies.argsort(stable=True)
@@ -219,7 +222,7 @@ class _Side(NamedTuple):
 
 def _multiples(mass: Tensor, most: int) -> Tensor:
     """Divide masses of total one into as many equal ones as there may be; into one each if none."""
-    count = torch.arange(1, most + 1)[:, None]
+    count = torch.arange(1, most + 1, device=mass.device)[:, None]
     times = mass * count
     off = (times - times.round()).abs().amax(1)
     fitting = ((off <= _EQUAL * most) & (times.round().amin(1) > 0)).nonzero()[:, 0]
@@ -239,6 +242,9 @@ def put_in_standard_form(problem: Problem) -> StandardForm | None:
     if max(side.n for side in providers) > limits_of(problem.source.device).ordered_points:
         return None
     if not all(side.cheap_columns for side in providers):
+        return None
+    if min(int((weights > 0).sum()) for weights in problem.marginals) == 1:
+        # there is but one plan
         return None
     with torch.no_grad():
         return _standard(problem)
@@ -297,7 +303,11 @@ def _used(provider: DistanceProvider, weights: Tensor) -> _Side:
         else stored_matrix(provider)
     )
     weights = cut(weights.detach().cpu())
-    side = _Side(table.detach().cpu().double(), weights, _Origin(torch.arange(len(weights)), None))
+    side = _Side(
+        table.detach().cpu().double(),
+        weights,
+        _Origin(torch.arange(len(weights), device="cpu"), None),
+    )
     return side if bool(weights.all()) else side.taken(weights.nonzero()[:, 0])
 
 

@@ -168,11 +168,11 @@ def _improved(
     """Follow many starts to their ends on a stack, and improve them; whether groups agreed."""
     a, b = small.marginals
     product = torch.outer(a, b)
-    generator = torch.Generator().manual_seed(0)
-    noise = torch.randn(product.shape, generator=generator, dtype=torch.float64)
+    generator = torch.Generator("cpu").manual_seed(0)
+    noise = torch.randn(product.shape, device="cpu", generator=generator, dtype=torch.float64)
     product = product * (1 + _NOISE * noise)
     starts = [("product", product)]
-    alone = torch.zeros(1, dtype=torch.int64)
+    alone = torch.zeros(1, dtype=torch.int64, device="cpu")
     annealed = stack.follow(alone, stack.padded(product[None]), first=1.0).plans[0]
     starts.append(("annealed", annealed[: len(a), : len(b)]))
     for one in strict.alternatives:
@@ -181,7 +181,7 @@ def _improved(
         starts.append((one.label, plan))
     # the neighbours of a point of either side, of as much mass as moves
     share = 0.5 if rule.mass is None else rule.mass
-    every = torch.arange(small.source.n), torch.arange(small.target.n)
+    every = (*(torch.arange(side.n, device="cpu") for side in (small.source, small.target)),)
     tables = small.source.columns(every[0]), small.target.columns(every[1])
     sides = list(zip(tables, (a, b), strict=True))
     for number in range(_BALLS):
@@ -209,7 +209,7 @@ def _improved(
 
 def _ball(table: Tensor, weights: Tensor, share: float, generator: torch.Generator) -> Tensor:
     """Choose the points nearest to one that is drawn, which have a share of the mass."""
-    centre = int(torch.randint(len(table), (1,), generator=generator))
+    centre = int(torch.randint(len(table), (1,), device="cpu", generator=generator))
     order = table[centre].argsort()
     inside = torch.zeros_like(weights)
     inside[order] = (weights[order].cumsum(0) - weights[order] < share).to(weights)

@@ -146,7 +146,7 @@ class Drift:
     def update(self, plan: Plan, value: float, reachable: float) -> Status | None:
         """Take a plan and its value; return how the loop ends, ``None`` if it goes on."""
         generator = torch.Generator().manual_seed(0)
-        vectors = torch.randn(plan.shape[1], _PRODUCTS, generator=generator)
+        vectors = torch.randn(plan.shape[1], _PRODUCTS, device="cpu", generator=generator)
         image = (plan @ vectors.to(plan.device, plan.dtype)).double()
         last, self._last = self._last, (image, value)
         if last is None:
