@@ -152,6 +152,23 @@ def test_doubts_are_said_and_counted():
             warn_of_failures(numbers, what)
 
 
+def test_problems_that_are_not_searched_say_so():
+    """Larger ones have a single start by default, whatever their neighbours."""
+    rng = np.random.default_rng(4)
+    tables = [table("points", rng, n) for n in (8, 40, 9, 41)]
+    given = {"D_X": tables[:2], "D_Y": tables[2:], "scale": None}
+    with pytest.warns(torchgw.SearchWarning, match="1 of 2 problems were solved from a single"):
+        found = torchgw.solve_many(**given)
+    assert found.doubtful.tolist()[1] == 2
+    assert "single start" in found.doubts[1]
+    assert np.isnan(found.ambiguity[1])
+    assert not np.isnan(found.ambiguity[0])
+    alone = torchgw.solve_many(**given, n_init=1)
+    assert not alone.doubtful.any()
+    assert found.objective[1] == pytest.approx(alone.objective[1], rel=1e-9)
+    assert found.objective[0] <= alone.objective[0] * (1 + 1e-9)
+
+
 def test_copies_are_in_no_doubt():
     rng = np.random.default_rng(3)
     tables = [table("points", rng, n) for n in (7, 12, 20)]

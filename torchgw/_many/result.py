@@ -15,7 +15,7 @@ from torchgw._many.solver import STATUSES
 from torchgw._results.base import Result
 from torchgw._results.matching import Matching, MatchingKind
 from torchgw._results.result import GWResult
-from torchgw._search.doubts import WHY_BATCH
+from torchgw._search.doubts import WHY_BATCH, WHY_UNSEARCHED
 from torchgw._solve.status import Status
 from torchgw._typing import Array
 
@@ -49,7 +49,7 @@ class BatchResult(Result):
         Outer iterations of each.
     doubtful : Tensor or ndarray, shape (B,), int64
         1 where the starts of a search did not agree on an optimum, so that there may be a better
-        one; ``doubts`` has that in words.
+        one, 2 where there was no search, as the problem is large; ``doubts`` has that in words.
     shapes : Tensor or ndarray, shape (B, 2), int64
         Points of both sides of each.
     entries : Tensor, ndarray or None, shape (sum of n m,), float64
@@ -90,7 +90,8 @@ class BatchResult(Result):
     @property
     def doubts(self) -> list[str]:
         """Why each may not be the best optimum, as ``doubt`` of a single result; empty if not."""
-        return [WHY_BATCH if doubt else "" for doubt in self.doubtful.tolist()]
+        said = "", WHY_BATCH, WHY_UNSEARCHED
+        return [said[code] for code in self.doubtful.tolist()]
 
     @property
     def converged(self) -> Any:

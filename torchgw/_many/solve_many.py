@@ -113,8 +113,9 @@ def solve_many(
     epsilon : float, "auto", or B of these
         As in ``solve``, in units of squared scaled distances.
     n_init : int, optional
-        By default each problem is searched: many starts are followed to their ends, the best ones
-        kicked and mixed, and solved from; ``result.doubts`` says where they did not agree. With a
+        By default problems of up to 1,024 pairs of points (32 x 32) are searched: many starts are
+        followed to their ends, the best ones kicked and mixed, and solved from; ``result.doubts``
+        says where they did not agree, and which problems were larger and had a single start. With a
         number so many starts are solved, of which the lowest objective counts, and nothing is said
         of other optima: a x b annealed from the natural scale, on a CPU more slowly than by
         ``solve(..., n_init=1)``; then plans by the distributions of distances; then by random

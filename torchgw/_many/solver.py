@@ -22,6 +22,7 @@ from torchgw._errors import ConvergenceWarning, SearchWarning, warn_user
 from torchgw._many.polishing import sharpen
 from torchgw._many.questions import Questions
 from torchgw._many.search import Starts, search, stack_of
+from torchgw._problem.limits import limits_of
 from torchgw._search.descent import descend
 from torchgw._search.ends import AGREED
 from torchgw._search.stack import Ends, Stack
@@ -39,6 +40,8 @@ _STATUS_OF = [STATUSES.index(Status[name]) for name in ENDINGS]
 # Entries of a plan times problems that are searched together, some 150 plans of each: 100 MB on a
 # CPU, 5 GB on a GPU. [L1311]
 _SEARCHED = {"cpu": 2**16, "cuda": 2**22}
+# What ``doubtful`` says of a problem that was not searched, as it is large. [L1315]
+UNSEARCHED = 2
 # Relative difference of two numbers that is rounding. [L1313]
 _ROUNDING = 1e-9
 
@@ -54,7 +57,7 @@ class Numbers(NamedTuple):
     ambiguity: Tensor  # NaN without a search
     status: Tensor  # int64, places in STATUSES
     n_iter: Tensor
-    doubtful: Tensor  # int64, 1 where starts did not agree on an optimum
+    doubtful: Tensor  # int64, 1 where starts did not agree on an optimum, 2 without a search
 
     @classmethod
     def empty(cls, count: int, device: torch.device) -> Numbers:
@@ -103,7 +106,15 @@ def warn_of_failures(numbers: Numbers, what: str = "problems") -> None:
             f"{most.advice}",
             ConvergenceWarning,
         )
-    doubtful = int(numbers.doubtful.sum())
+    unsearched = int((numbers.doubtful == UNSEARCHED).sum())
+    if unsearched:
+        warn_user(
+            f"{unsearched} of {sum(counts)} {what} were solved from a single start and not "
+            "searched, as those of more points are in a batch; there may be better optima. Pass "
+            "those that matter to torchgw.solve, or n_init=16; n_init=1 asks for single starts.",
+            SearchWarning,
+        )
+    doubtful = int((numbers.doubtful == 1).sum())
     if doubtful:
         warn_user(
             f"Starts did not agree on an optimum of {doubtful} of {sum(counts)} {what}; there may "
@@ -311,11 +322,16 @@ class _Group:
 
 def _solve_group(group: _Group, found: Numbers, keep: Keep | None) -> None:
     """Solve the problems of a group, by a search or from some starts."""
-    if group.asked.n_init is not None:
+    if group.asked.n_init is not None or not _is_searched(group.sizes, group.device):
         _solve_starts(group, found, keep)
         return
     for block in group.blocks():
         _search_block(block, found, keep)
+
+
+def _is_searched(sizes: tuple[int, int], device: torch.device) -> bool:
+    """Whether problems of some size are searched by default."""
+    return math.prod(sizes) <= limits_of(device).batch_searched
 
 
 def _solve_starts(group: _Group, found: Numbers, keep: Keep | None) -> None:
@@ -340,8 +356,10 @@ def _solve_starts(group: _Group, found: Numbers, keep: Keep | None) -> None:
     objectives = solved.objective.view(-1, starts)
     winner = objectives.where(~objectives.isnan(), math.inf).argmin(1)
     taken = torch.arange(count, device=device) * starts + winner
-    numbers = group.numbers_of(solved)
-    found.put(torch.from_numpy(group.numbers).to(device), [part[taken] for part in numbers])
+    numbers = Numbers(*(part[taken] for part in group.numbers_of(solved)))
+    if group.asked.n_init is None:
+        numbers = numbers._replace(doubtful=torch.full_like(numbers.doubtful, UNSEARCHED))
+    found.put(torch.from_numpy(group.numbers).to(device), numbers)
 
 
 def _search_block(group: _Group, found: Numbers, keep: Keep | None) -> None:
@@ -466,15 +484,15 @@ def _solve_alone(asked: Questions, number: int, found: Numbers, keep: Keep | Non
             **asked.arguments(number),
             **asked.sharpening.arguments(number),
             epsilon="auto" if math.isnan(epsilon) else epsilon,
-            n_init=asked.n_init,
-            search="auto" if asked.n_init is None else "fast",
+            n_init=asked.n_init or 1,
+            search="fast",
             random_state=0,
             **asked.rules._asdict(),
         )
     values = (
         result.value_quad, result.value_linear, result.report.objective, result.marginal_error,
         result.epsilon, result.ambiguity, STATUSES.index(result.status), result.n_iters,
-        bool(result.doubt),
+        UNSEARCHED if asked.n_init is None else int(bool(result.doubt)),
     )  # fmt: skip
     found.put_one(number, values)
     if keep is not None:

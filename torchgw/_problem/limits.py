@@ -72,6 +72,9 @@ class Limits(NamedTuple):
     open_chains: int
     open_least: int
     open_most: int
+    # Entries up to which problems of a batch are searched by default: larger ones take milliseconds
+    # each on a GPU, where a single start takes microseconds. [L1315]
+    batch_searched: int
     # Entries up to which graphs are matched by their edges without a doubt. [L1283]
     edges: float
 
@@ -89,7 +92,8 @@ CPU = Limits(
     relaxed_points=96,
     stacked=2**13, product=2**14, followed=9e6,
     chains=16, thorough_chains=64, fewest_chains=4, chain_products=1e12, thorough=16,
-    open_chains=4, open_least=2**14, open_most=2**16, edges=200_000,
+    open_chains=4, open_least=2**14, open_most=2**16,
+    batch_searched=2**10, edges=200_000,
 )  # fmt: skip
 CUDA = CPU._replace(
     dense=40e6, triples=2e9, most_triples=1e11, half=2e6,

@@ -41,6 +41,10 @@ WHY_OPEN = {
     "thorough": "{count} starts, followed on all points, did not agree on an optimum; there may be "
     "a better one. See `result.trials`; pass a larger `n_init` to search longer.",
 }
+WHY_UNSEARCHED = (
+    "This problem was solved from a single start, as those of more points are in a batch; there "
+    "may be a better optimum. Pass it to torchgw.solve, or n_init=16."
+)
 WHY_BATCH = (
     "Starts of this problem did not agree on an optimum; there may be a better one. Pass it to "
     "torchgw.solve, which searches longer, or from a plan that you know."
