@@ -182,6 +182,9 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(kept)
 
 
+_ASKED = "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "OPENBLAS_CORETYPE"
+
+
 def environment(device: str = "cpu") -> Row:
     """Return what bits depend on besides the code."""
     return {
@@ -192,6 +195,8 @@ def environment(device: str = "cpu") -> Row:
         "torch": torch.__version__,
         "numpy": np.__version__,
         "scipy": scipy.__version__,
+        # what asks libraries for the instructions of other processors
+        "asked": " ".join(f"{name}={os.environ[name]}" for name in _ASKED if name in os.environ),
     }
 
 

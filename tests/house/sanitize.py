@@ -92,8 +92,9 @@ def solve_all(device):
     for by_programs in (True, False):
         engine.may_begin = lambda *_, by_programs=by_programs: by_programs
         pairs = [x[:9], x[:12]], [y[:7], y[:8]]
-        torchgw.solve_many(*pairs, distances="euclidean", device=device)
-        torchgw.solve_many(*pairs, distances="euclidean", unbalanced=1.0, max_iter=2, device=device)
+        torchgw.solve_many(*pairs, distances="euclidean", device=device, n_init=1)
+        options = {"distances": "euclidean", "device": device, "n_init": 1}
+        torchgw.solve_many(*pairs, **options, unbalanced=1.0, max_iter=2)
     tables = torch.rand(2, 3, 9, 7, dtype=torch.float64, device=device)
     product_triton.batch_product(tables[0], tables[1].mT)
     half = random_array((150, 150), density=0.05, rng=rng)
