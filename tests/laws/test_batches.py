@@ -165,7 +165,8 @@ def test_problems_that_are_not_searched_say_so():
     assert not np.isnan(found.ambiguity[0])
     alone = torchgw.solve_many(**given, n_init=1)
     assert not alone.doubtful.any()
-    assert found.objective[1] == pytest.approx(alone.objective[1], rel=1e-9)
+    # where a solve settles, in tables padded to another width
+    assert found.objective[1] == pytest.approx(alone.objective[1], rel=1e-5)
     assert found.objective[0] <= alone.objective[0] * (1 + 1e-9)
 
 
