@@ -139,8 +139,8 @@ def test_what_is_refused():
 @pytest.mark.parametrize(
     "options", [{"unbalanced": 1.0, "differentiable": "value"}, {"differentiable": "unrolled"}]
 )
-def test_large_plans_are_refused_before_the_solve(monkeypatch, options):
-    monkeypatch.setattr("torchgw._derivatives.checks._ENTRIES", 50)
+def test_large_plans_are_refused_before_the_solve(limited, options):
+    limited(differentiated=50)
     x, y = normal(8, 2, seed=0).requires_grad_(), normal(8, 2, seed=1)
     iterations = []
     with pytest.raises(torchgw.UnsupportedError, match="50 pairs"):

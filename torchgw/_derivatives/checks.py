@@ -6,6 +6,7 @@ from typing import Any, get_args
 from torch import Tensor
 
 from torchgw._errors import InvalidInputError, UnsupportedError
+from torchgw._problem.limits import limits_of
 from torchgw._problem.losses import Loss
 from torchgw._problem.marginals import MarginalRule
 from torchgw._problem.problem import Problem
@@ -17,10 +18,6 @@ from torchgw.distances.curved import CurvedDistance
 from torchgw.distances.landmark import LandmarkDistance
 from torchgw.distances.nystrom import NystromDistance
 from torchgw.distances.points import PointDistance
-
-# Entries of a plan whose derivative is computed by tables of that size: its linear system keeps
-# sixty, 1 GB. [L492]
-_ENTRIES = 2_000_000
 
 
 def tracked_inputs(**inputs: Any) -> dict[str, Tensor]:
@@ -117,9 +114,10 @@ def check_stored(mode: Differentiable, rule: MarginalRule | None, weights: Margi
     else:
         return
     n, m = map(len, weights)
-    if n * m > _ENTRIES:
+    most = limits_of(weights.a.device).differentiated
+    if n * m > most:
         raise UnsupportedError(
-            f"{what} stores the plan and is limited to {_ENTRIES:,} pairs; got {n} x {m}. Take "
+            f"{what} stores the plan and is limited to {most:,} pairs; got {n} x {m}. Take "
             f"fewer points, or {way}"
         )
     if not all(bool((weight > 0).all()) for weight in weights):

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from torchgw._problem.marginals import MarginalRule
+from torchgw._problem.marginals import MarginalRule, is_assignment
 from torchgw._problem.problem import Problem
 from torchgw._sinkhorn.problem import FactoredCost
 from torchgw._tensors.memory import known_free
@@ -38,8 +38,6 @@ class Facts(NamedTuple):
         crossed = problem.crossed() or ()
         found = [side.factors() for side in crossed] or [None, None]
         ranks = [None if side is None else side.signs.numel() for side in found]
-        a, b = problem.marginals
-        equal = len(a) == len(b) and bool((a == a[0]).all()) and bool((b == b[0]).all())
         columns = linear.rank if isinstance(linear, FactoredCost) else 0
         return cls(
             n=source.n, m=target.n, device=source.device.type, loss=problem.loss.name,
@@ -48,7 +46,7 @@ class Facts(NamedTuple):
             cheap=all(side.cheap_columns for side in crossed or (source, target)),
             linear=None if linear is None else columns, alpha=problem.alpha,
             rule="strict" if rule is None else "relaxed" if rule.mass is None else "partial",
-            assignment=equal, graphs=graphs,
+            assignment=is_assignment(problem.marginals), graphs=graphs,
             clouds=any(isinstance(side, PointDistance) for side in (source, target)),
             free=known_free(3 * 8 * source.n * target.n, source.device),
         )  # fmt: skip

@@ -40,6 +40,9 @@ class Limits(NamedTuple):
 
     # Ends. Entries up to which dense proximal steps are polished unless that is refused. [L950]
     polished: float
+    # Entries up to which derivatives are computed by tables of that size, of which their linear
+    # system keeps sixty: 1 GB. [L492]
+    differentiated: int
 
     # The search. Points of a side of the coarse problem; up to which all points are searched where
     # those say little; and up to which problems are put in a standard form, which all ways to write
@@ -87,7 +90,7 @@ CPU = Limits(
     dense=12e6, triples=10e6, most_triples=1e9, half=float("inf"),
     float64=100_000, again=25e6, settled=100e6,
     stored_bytes=2**28, subsample=9e6, cells=4e10,
-    polished=4e6,
+    polished=4e6, differentiated=2_000_000,
     few_points=96, all_points=512, ordered_points=1_000, least_points=5, exchanged_points=64,
     relaxed_points=96,
     stacked=2**13, product=2**14, followed=9e6,

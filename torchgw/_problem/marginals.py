@@ -21,6 +21,12 @@ _LARGEST_SUM = 175.0
 STRICT = 1e8
 
 
+def is_assignment(marginals: Marginals) -> bool:
+    """Whether there are as many points on both sides, all of one weight."""
+    a, b = marginals
+    return len(a) == len(b) and bool((a == a[0]).all()) and bool((b == b[0]).all())
+
+
 @dataclass(frozen=True)
 class MarginalRule:
     """Which marginals a plan must have; both are strict by default."""

@@ -11,7 +11,7 @@ from torchgw._problem.problem import Problem
 from torchgw._search.alternatives import Alternative, Search, SearchName, among_all, is_whole
 from torchgw._search.batch import LEAST_EPSILON
 from torchgw._search.chain import SAME, STANDS_OUT, Climbed, near
-from torchgw._search.chain_times import chains_within
+from torchgw._search.chain_times import affordable_chains
 from torchgw._search.chains import Guess, climb
 from torchgw._search.coarse import Coarsened, centre, coarse_problem
 from torchgw._search.doubts import WHY_FAST, WHY_OPEN, WHY_SINGLE
@@ -67,14 +67,13 @@ def search_all_points(
     if max(n, m) < limits.least_points or problem.loss.cross is None:
         return first
     plain = how == "auto" and n_init is None
-    most = limits.open_most
     least = limits.stacked if first.resolution > _FAR else limits.open_least
     told_all = how != "thorough" and tells_all(problem, first)
-    unclear = told_all and plain and _is_unclear(problem, first, most)
+    unclear = told_all and plain and _is_unclear(problem, first)
     told_all = told_all and not unclear
     left_open = told_all and plain and first.ambiguity > _OPEN
     full = left_open and n * m <= limits.stacked
-    brief = left_open and not full and least <= n * m < most
+    brief = left_open and not full and least <= n * m < limits.open_most
     if told_all and not (brief or full):
         if first.alternatives:
             return first
@@ -133,13 +132,15 @@ def search_all_points(
     )  # fmt: skip
 
 
-def _is_unclear(problem: Problem, first: Search, most: int) -> bool:
+def _is_unclear(problem: Problem, first: Search) -> bool:
     """Whether starts on all points, made where few points say little, leave the best one open."""
     n, m = problem.source.n, problem.target.n
-    few_points = limits_of(problem.source.device).few_points
-    needed_all = max(n, m) > few_points and first.resolution == 0 and is_whole(problem, first)
+    limits = limits_of(problem.source.device)
+    needed_all = (
+        max(n, m) > limits.few_points and first.resolution == 0 and is_whole(problem, first)
+    )
     # of more points that takes long, and optima of nearly the same value are told as ambiguous
-    followed = n * m < most or first.ambiguity <= _OPEN
+    followed = n * m < limits.open_most or first.ambiguity <= _OPEN
     return needed_all and followed and first.ambiguity > _CLEAR
 
 
@@ -221,8 +222,7 @@ def few_enough(problem: Problem, how: SearchName) -> bool:
 def _affordable(problem: Problem, how: SearchName) -> int:
     """Count the chains that a search may follow."""
     limits = limits_of(problem.source.device)
-    products = limits.chain_products * (limits.thorough if how == "thorough" else 1)
-    return chains_within(products, problem.source.n, problem.target.n)
+    return affordable_chains(limits, how, problem.source.n, problem.target.n)
 
 
 def _least(found: Search) -> float:

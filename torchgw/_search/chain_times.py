@@ -4,6 +4,8 @@ import itertools
 import logging
 
 from torchgw._errors import PerformanceWarning, warn_user
+from torchgw._problem.limits import Limits
+from torchgw._search.alternatives import SearchName
 from torchgw._search.chain import REFINED
 from torchgw._search.kinds import COMPARED_AT, FIRST, LATER, QUICK, Ladder
 from torchgw._search.world import World
@@ -20,9 +22,10 @@ def chain_products(n: int, m: int) -> int:
     return QUICK.outer * len(QUICK.stages(COMPARED_AT)) * n * m * (n + m)
 
 
-def chains_within(operations: float, n: int, m: int) -> int:
-    """Count the chains that a number of multiplications allows."""
-    return int(operations / chain_products(n, m))
+def affordable_chains(limits: Limits, how: SearchName, n: int, m: int) -> int:
+    """Count the chains between n and m points that a search may follow."""
+    most = limits.chain_products * (limits.thorough if how == "thorough" else 1)
+    return int(most / chain_products(n, m))
 
 
 def tell(done: int, count: int, seconds: float, objective: float) -> None:

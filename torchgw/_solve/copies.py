@@ -50,7 +50,7 @@ def kept(problem: Problem, options: Options, match: Isometry, recorder: Recorder
     spread = 4 * problem.alpha * float(variances.clamp_min(0).prod().sqrt())
     epsilon = target_epsilon(options, spread)
     facts = Facts.of(problem, None)._replace(spread=spread, epsilon=epsilon)
-    strategy = Strategy(problem, options, facts, route_of_copies(facts), n_anchors=0, mass=1.0)
+    strategy = Strategy(problem, options, facts, route_of_copies(facts), mass=1.0)
     entries = sparse_tensor(
         torch.stack([torch.arange(n, device=a.device), match.partners]), a, (n, n)
     )

@@ -72,12 +72,13 @@ def solve_problem(asked: Asked, recorder: Recorder) -> Outcome:
     route = outcome.route
     for other in _other_solves(asked, outcome.search):
         if is_over():
-            return _out_of_time(outcome)
+            break
         outcome = _no_higher_than(outcome, other)
     if is_over():
-        return _out_of_time(outcome)._replace(route=route)
-    outcome = _no_higher_than_by_edges(asked, outcome)
-    return _no_higher_than_repaired(asked, outcome)._replace(route=route)
+        outcome = _out_of_time(outcome)
+    else:
+        outcome = _no_higher_than_repaired(asked, _no_higher_than_by_edges(asked, outcome))
+    return outcome._replace(route=route)
 
 
 def _out_of_time(outcome: Outcome) -> Outcome:

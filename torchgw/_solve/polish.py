@@ -16,7 +16,7 @@ from torchgw._gradients.contract import Gradient
 from torchgw._plans.given import StoredPlan
 from torchgw._plans.rounded import round_to_marginals
 from torchgw._plans.transport import TransportPlan
-from torchgw._problem.marginals import MarginalRule
+from torchgw._problem.marginals import MarginalRule, is_assignment
 from torchgw._sinkhorn.exact import ExactTransport
 from torchgw._sinkhorn.problem import DenseCost
 from torchgw._tensors.deadline import is_over
@@ -207,11 +207,6 @@ def can_polish(marginals: Marginals, rule: MarginalRule | None) -> bool:
     free = rule is not None and rule.mass is None
     simple = free or (rule is None and is_assignment(marginals))
     return simple or importlib.util.find_spec("ot") is not None
-
-
-def is_assignment(marginals: Marginals) -> bool:
-    a, b = marginals
-    return len(a) == len(b) and bool((a == a[0]).all()) and bool((b == b[0]).all())
 
 
 # Finds the plan of mass one and least linear cost, or one whose value is below a number.

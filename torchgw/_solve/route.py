@@ -6,7 +6,7 @@ by :func:`torchgw.explain` and kept as ``result.report.route``; the strategy, th
 table of the search in docs/how-to-choose.md are made from it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -15,7 +15,7 @@ from torchgw._errors import UnsupportedError
 from torchgw._gradients.choose import check_products
 from torchgw._problem.facts import Facts
 from torchgw._problem.limits import LIMITS, Limits
-from torchgw._search.chain_times import chain_products, chains_within
+from torchgw._search.chain_times import affordable_chains, chain_products
 from torchgw._sinkhorn.choose import BackendName, skips_tiles
 from torchgw._sinkhorn.contract import Backend
 from torchgw._sinkhorn.tiles.tiling import width_of
@@ -318,8 +318,7 @@ def _strict(facts: Facts, options: Options) -> bool:
 
 def _follows(facts: Facts, options: Options, limits: Limits) -> bool:
     """Whether chains on all points are of use, and affordable."""
-    most = limits.chain_products * (limits.thorough if options.search == "thorough" else 1)
-    chains = chains_within(most, facts.n, facts.m)
+    chains = affordable_chains(limits, options.search, facts.n, facts.m)
     allowed = _strict(facts, options) and options.search != "fast" and facts.products
     return allowed and facts.larger >= limits.least_points and chains >= limits.fewest_chains
 
@@ -327,7 +326,7 @@ def _follows(facts: Facts, options: Options, limits: Limits) -> bool:
 def _points_of_chains(limits: Limits) -> str:
     """Say up to how many points per side chains are affordable."""
     n = 1
-    while chains_within(limits.chain_products, n, n) >= limits.fewest_chains:
+    while affordable_chains(limits, "auto", n, n) >= limits.fewest_chains:
         n += max(1, n // 50)
     return f"about {float(f'{n:.2g}'):,.0f} points a side"
 
@@ -425,19 +424,15 @@ MOVES = (
 )  # fmt: skip
 
 
-def begin(facts: Facts, options: Options, limits: Limits, init: str) -> tuple[Choice, ...]:
+def _begin(options: Options, moves: Sequence[Move], init: str) -> tuple[Choice, ...]:
     """List where a solve may begin; ``init`` names what was passed, if anything was."""
     if init:
         return (Choice("start", init, "passed as `init`"),)
-    if not _searched(facts, options):
+    if not moves:
         why = "n_init=1" if options.n_init == 1 else "there is but one optimum"
         return (Choice("start", "a x b", why),)
-    moves = [
-        Choice(move.name, move.what, move.where)
-        for move in MOVES
-        if move.applies(facts, options, limits)
-    ]
-    return (Choice("start", "a search", f"search={options.search!r}"), *moves)
+    search = Choice("start", "a search", f"search={options.search!r}")
+    return (search, *(Choice(move.name, move.what, move.where) for move in moves))
 
 
 def _end(facts: Facts, options: Options, gradient: str, limits: Limits) -> Choice:
@@ -516,12 +511,12 @@ _COPIES, _SIDE_BY_SIDE = 4, 16
 
 
 def _search_seconds(
-    facts: Facts, options: Options, limits: Limits, init: str
+    facts: Facts, options: Options, limits: Limits, moves: Sequence[Move]
 ) -> tuple[float, float]:
-    """Model the least and the most that a search takes on a CPU."""
-    if init or not _searched(facts, options):
+    """Model the least and the most that a search by some moves takes on a CPU."""
+    if not moves:
         return 0.0, 0.0
-    names = {move.name for move in MOVES if move.applies(facts, options, limits)}
+    names = {move.name for move in moves}
     least = most = _COARSE
     strict_too = options.rule is not None and facts.larger > limits.relaxed_points
     if {"chains", "open"} & names or strict_too:
@@ -557,16 +552,17 @@ def make_route(
     storage = choose_storage(
         facts, options, limits, name, dtypes, n_anchors, annealed=options.n_init == 1
     )
+    moves = [] if init else [move for move in MOVES if move.applies(facts, options, limits)]
     seconds = None
     if facts.device == "cpu":
         each = iteration_seconds(facts, name, storage, dtypes, n_anchors)
-        least, most = _search_seconds(facts, options, limits, init)
+        least, most = _search_seconds(facts, options, limits, moves)
         few, many = (min(part, options.max_iter) for part in usual_iterations(facts, name))
-        solves = 1 if init or not _searched(facts, options) else _SOLVES
+        solves = _SOLVES if moves else 1
         solves = solves if options.rule is None else _RELAXED_SOLVES
         seconds = _START + least + few * each, _START + most + solves * many * each
     return Route(
-        _size(facts), gradient, precision, storage, begin(facts, options, limits, init),
+        _size(facts), gradient, precision, storage, _begin(options, moves, init),
         _end(facts, options, name, limits), seconds,
         _bytes(facts, options, limits, name, storage, dtypes, n_anchors), dtypes, n_anchors,
     )  # fmt: skip

@@ -16,7 +16,6 @@ from torchgw._solve.begin import PRODUCT, Guess, first_guess, searchable, starti
 from torchgw._solve.checkpoint import Saved
 from torchgw._solve.loop import iterate
 from torchgw._solve.outcome import Asked
-from torchgw._solve.polish import is_assignment
 from torchgw._solve.relaxed_search import search_relaxed
 from torchgw._solve.state import LoopState, Recorder, Setting
 from torchgw._solve.strategy import Strategy
@@ -73,8 +72,7 @@ def begin(
     if dtypes.again:
         handover = max(handover, _HANDOVER_TOLERANCE)
     sharp = math.inf
-    equal = is_assignment(strategy.problem.marginals)
-    goes_on = guess.sharp and strategy.proximal_polished and not equal
+    goes_on = guess.sharp and strategy.proximal_polished and not strategy.facts.assignment
     if strategy.proximal_polished:
         enough = _MET_TOLERANCE if goes_on else POLISH_TOLERANCE
         handover, sharp = max(handover, enough), strategy.search_epsilon

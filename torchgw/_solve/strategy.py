@@ -63,13 +63,17 @@ class Strategy:
     options: Options
     facts: Facts
     route: Route
-    n_anchors: int  # that a sampled gradient begins with
     mass: float  # mass that a partial plan moves; 1 for other problems
 
     @property
     def gradient(self) -> str:
         """Name of the gradient."""
         return self.route.gradient.chosen
+
+    @property
+    def n_anchors(self) -> int:
+        """Anchors that a sampled gradient begins with."""
+        return self.route.n_anchors
 
     @property
     def dtypes(self) -> Dtypes:
@@ -225,7 +229,7 @@ def choose_strategy(
     for choice in (route.gradient, route.precision, route.storage.choice, route.end):
         logger.info("%s %s: %s", *choice)
     compile_for_rank(problem.source.device, facts.cost_rank(gradient.chosen, n_anchors))
-    return Strategy(problem, options, facts, route, n_anchors, mass)
+    return Strategy(problem, options, facts, route, mass)
 
 
 def target_epsilon(options: Options, spread: float, mass: float = 1.0) -> float:
