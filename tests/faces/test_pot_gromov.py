@@ -18,7 +18,7 @@ from scipy.special import xlogy
 
 import torchgw
 from torchgw import ConvergenceWarning, InvalidInputError, TorchGWWarning, UnsupportedError
-from torchgw._sinkhorn.exact import ExactTransport, _by_scipy
+from torchgw._sinkhorn.exact import ExactTransport, by_scipy
 from torchgw.pot import _handed, gromov, solve_gromov
 from torchgw.pot._quadratic import quadratic
 from torchgw.pot._vertices import partial_transport, transport
@@ -205,7 +205,7 @@ def test_messages_name_the_arguments_of_the_call():
 
 def test_linear_problems_without_pot():
     cost = RANDOM.normal(size=(N, M))
-    ours, scipys = ExactTransport(P, Q)(cost), _by_scipy(P, Q, cost)
+    ours, scipys = ExactTransport(P, Q)(cost), by_scipy(P, Q, cost)
     assert (ours.plan * cost).sum() == pytest.approx((scipys.plan * cost).sum())
     for found in (ours, scipys):
         f, g = found.u, found.v

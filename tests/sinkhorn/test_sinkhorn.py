@@ -14,6 +14,7 @@ from torchgw._sinkhorn import compiled, from_above, newton
 from torchgw._sinkhorn.compiled import CompiledBackend
 from torchgw._sinkhorn.contract import softmin_sweep
 from torchgw._sinkhorn.eager import EagerBackend, EagerProblem, sparse_sweeper
+from torchgw._sinkhorn.exact import by_scipy
 from torchgw._sinkhorn.loop import next_relaxation, sinkhorn
 from torchgw._sinkhorn.problem import DenseCost, LinearProblem
 from torchgw._typing import Marginals, Potentials
@@ -200,9 +201,12 @@ def test_a_single_column_that_has_to_change_partners_gets_there(backend):
 
 
 def test_a_larger_epsilon_that_leads_away_is_left(backend, monkeypatch):
-    """Too few iterations may be left to come back; of 1,004 points an error was twice as large."""
-    near = torch.arange(41) < 21
-    cost = DenseCost(torch.stack([~near, near]).double() + 0.01 * torch.arange(41))
+    """Too few iterations may be left to come back; of 1,004 points an error was twice as large.
+
+    Smaller problems begin at exact prices.
+    """
+    near = torch.arange(301) < 151
+    cost = DenseCost(torch.stack([~near, near]).double() + 0.001 * torch.arange(301))
     marginals = Marginals(*(torch.full((k,), 1 / k, dtype=torch.float64) for k in cost.shape))
     problem = backend.prepare(LinearProblem(cost, marginals, 1e-4))
 
@@ -214,6 +218,26 @@ def test_a_larger_epsilon_that_leads_away_is_left(backend, monkeypatch):
     stayed = sinkhorn(problem, None, max_iter=1000, tol=1e-8, from_above=False)
     assert not left.converged
     assert left.error < 1.1 * stayed.error
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_small_problems_are_solved_at_any_epsilon(backend, seed):
+    """Iterations alone may leave a tenth of the mass at a wrong place for thousands of them."""
+    rng = np.random.default_rng(seed)
+    n, m = rng.integers(5, 40, 2)
+    weights = [rng.random(k) * (rng.random(k) < 0.8) + 1e-3 for k in (n, m)]
+    marginals = Marginals(*(torch.as_tensor(part / part.sum()) for part in weights))
+    cost = DenseCost(torch.as_tensor(rng.normal(size=(n, m))))
+    for epsilon in (1e-3, 1e-5, 1e-7):
+        problem = backend.prepare(LinearProblem(cost, marginals, epsilon))
+        found = sinkhorn(problem, None, max_iter=2000, tol=1e-7)
+        assert found.converged
+        plan = problem.dense(found.potentials)
+        least = by_scipy(*(part.numpy() for part in marginals), cost.matrix.numpy())
+        value = float((plan * cost.matrix).sum())
+        lowest = float((torch.as_tensor(least.plan) * cost.matrix).sum())
+        # entropy adds at most epsilon log(n m); marginals are met to a tolerance
+        assert value - lowest < epsilon * np.log(n * m) + 1e-5
 
 
 def test_next_relaxation_follows_young():

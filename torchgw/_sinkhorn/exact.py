@@ -75,7 +75,7 @@ class ExactTransport:
         So will one whose value is ``below`` a number.
         """
         if not self.by_pot:
-            self.last = _by_scipy(self.p, self.q, cost)
+            self.last = by_scipy(self.p, self.q, cost)
         elif self.last is not None and self.by_parts:
             plan, u, v = self.last
             # with the last prices subtracted the solver needs fewer pivots
@@ -160,7 +160,8 @@ def _cheap(rest: Array, kept: int) -> float:
     return float(np.partition(few, place, axis=None)[place])
 
 
-def _by_scipy(p: Array, q: Array, cost: Array) -> Vertex:
+def by_scipy(p: Array, q: Array, cost: Array) -> Vertex:
+    """Solve a problem by HiGHS."""
     n, m = cost.shape
     rows = scipy.sparse.kron(scipy.sparse.eye_array(n), np.ones((1, m)))
     columns = scipy.sparse.kron(np.ones((1, n)), scipy.sparse.eye_array(m))

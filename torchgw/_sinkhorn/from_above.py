@@ -1,10 +1,15 @@
-"""Larger epsilons first, where the error of a linear problem stays at a small one."""
+"""Where else a linear problem may begin if its error stays: exact prices, or larger epsilons."""
 
 import math
 from collections.abc import Callable
 from typing import Protocol
 
+import torch
+
+from torchgw._errors import NumericalError
 from torchgw._sinkhorn.contract import PreparedProblem
+from torchgw._sinkhorn.exact import by_scipy
+from torchgw._sinkhorn.newton import is_small
 from torchgw._typing import Potentials
 
 # An error stays if a sweep changes it by less than this share; it counts only above this multiple
@@ -19,6 +24,9 @@ _RISING, _FALLING, _FALLS = 50, 400, 1e-4
 # So many iterations have to be left for that; the largest epsilon, as a multiple of the one asked
 # for. [L471]
 _ROOM, _HIGHEST = 300, 1e9
+# Entries up to which a problem without entropy is solved in the time of some thousand iterations.
+# [L1334]
+_MOST_EXACT = 2**14
 
 
 class Found(Protocol):
@@ -38,7 +46,7 @@ class Plateau:
     """Whether the error of a linear problem has stayed for long enough to try larger epsilons."""
 
     # While a point has yet to change partners the error stays, and each sweep moves the potentials
-    # by a multiple of epsilon. Problems are solved from above once.
+    # by a multiple of epsilon. Problems begin elsewhere once, or twice if from exact prices first.
 
     def __init__(self, tol: float, *, wanted: bool) -> None:
         self._tol, self._wanted, self._stayed = tol, wanted, 0
@@ -50,6 +58,29 @@ class Plateau:
         found = self._wanted and self._stayed >= _PATIENCE and most >= _ROOM
         self._wanted = self._wanted and not found
         return found
+
+    def again(self) -> None:
+        """Let the error stay once more."""
+        self._wanted, self._stayed = True, 0
+
+
+def exact_prices(prepared: PreparedProblem) -> Potentials | None:
+    """Solve a small problem without entropy, whose prices are near the potentials at small epsilon.
+
+    ``None`` if it is not small, or cannot be solved.
+    """
+    a, b = (weights.cpu() for weights in prepared.problem.marginals)
+    if not is_small(prepared) or len(a) * len(b) > _MOST_EXACT:
+        return None
+    rows, columns = a > 0, b > 0
+    cost = prepared.problem.cost.dense().matrix.cpu()[rows][:, columns]
+    try:
+        found = by_scipy(a[rows].numpy(), b[columns].numpy(), cost.numpy())
+    except NumericalError:
+        return None
+    g = torch.zeros_like(b)
+    g[columns] = torch.from_numpy(found.v).to(g)
+    return prepared.half_steps(g.to(prepared.problem.marginals.b.device))
 
 
 def from_larger_epsilon(

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from torchgw._sinkhorn.contract import PreparedProblem, Sweep, softmin_sweep
-from torchgw._sinkhorn.from_above import Plateau, from_larger_epsilon
+from torchgw._sinkhorn.from_above import Plateau, exact_prices, from_larger_epsilon
 from torchgw._sinkhorn.newton import NEWTON_AFTER, NewtonSteps
 from torchgw._sinkhorn.problem import STRICT, LinearProblem
 from torchgw._tensors.deadline import is_over
@@ -67,15 +67,16 @@ def sinkhorn(
     # Overrelaxed Sinkhorn-Knopp algorithm for regularized optimal transport. Algorithms 2021. The
     # factor follows the observed rate and falls back to one (plain Sinkhorn) whenever the error
     # grows.
-    # Where the error stays the problem is solved from larger epsilons down, once, unless
-    # ``from_above`` is false.
+    # Where the error stays a small problem begins anew at the prices of the one without entropy; if
+    # it stays again, and at once for others, the problem is solved from larger epsilons down, once,
+    # unless ``from_above`` is false.
     problem = prepared.problem
     current = start or prepared.half_steps(torch.zeros_like(problem.marginals.b))
     tol = max(tol, _ROUNDING * torch.finfo(problem.cost.dtype).eps)
     newton = NewtonSteps(prepared, tol)
     done, restarts, error, relaxation = 0, 0, float("inf"), 1.0
     plateau = Plateau(tol, wanted=from_above)
-    before: tuple[Potentials, float] | None = None  # potentials and error before epsilon rose
+    before: tuple[Potentials, float] | None = None  # potentials and error before it began anew
     while done < max_iter:
         every = _TWO_LEVEL_CHECK if prepared.two_level else check_every
         count = min(every, max_iter - done)
@@ -99,10 +100,16 @@ def sinkhorn(
         if plateau.reached(previous, error, count, most):
             # the old kernel goes before the new one comes
             prepared.end_sweeps()
-            before = Potentials(sweep.f, sweep.g), error
-            current, used = from_larger_epsilon(
-                prepared, before[0], most, _at_larger_epsilon, _RISE
-            )
+            prices, used = exact_prices(prepared) if before is None else None, 0
+            if before is None or error < before[1]:
+                before = Potentials(sweep.f, sweep.g), error
+            if prices is not None:
+                current = prices
+                plateau.again()
+            else:
+                current, used = from_larger_epsilon(
+                    prepared, before[0], most, _at_larger_epsilon, _RISE
+                )
             done, error, relaxation = done + used, float("inf"), 1.0
     prepared.end_sweeps()
     if before is not None and error > before[1]:
