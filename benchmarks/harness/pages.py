@@ -10,10 +10,12 @@ import argparse
 import re
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from benchmarks.harness.studies import Row, markdown, read
 from torchgw._solve.route import moves_table
+from torchgw._solve.table import options_table
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = {
@@ -22,6 +24,7 @@ PAGES = {
     "log": ROOT / "OPTIMIZATION_LOG.md",
     "migrating": ROOT / "docs" / "migrating.md",
     "how-to-choose": ROOT / "docs" / "how-to-choose.md",
+    "options": ROOT / "docs" / "options.md",
 }
 _MARKED = (
     r"(<!-- table ([a-z-]+), made by: python -m benchmarks tables {} -->\n)(.*?)(<!-- end -->)"
@@ -222,6 +225,8 @@ def _pot_times() -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "moves": moves_table,
+    "common": partial(options_table, common=True),
+    "rare": partial(options_table, common=False),
     "standing": _standing,
     "compared": _compared,
     "hard": _hard,

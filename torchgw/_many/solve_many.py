@@ -13,7 +13,7 @@ from torchgw._boundary.arrays import (
     to_tensor,
     without_tensors,
 )
-from torchgw._boundary.checks import check_choice, reject_unknown
+from torchgw._boundary.checks import reject_unknown
 from torchgw._errors import (
     InvalidInputError,
     PlanTooLargeError,
@@ -44,6 +44,7 @@ from torchgw._many.stacks import read_costs, read_stack, read_weights, scaled
 from torchgw._problem.linear_term import FeatureMetric, check_feature_metric, is_fused
 from torchgw._problem.named import DistanceName
 from torchgw._problem.scale import ScaleName
+from torchgw._solve.table import check_options
 from torchgw._tensors.ahead import probe_beside
 from torchgw._tensors.memory import free_memory
 from torchgw._tensors.ranks import Distributed, Ranks, check_distributed, join, together
@@ -71,7 +72,7 @@ def solve_many(
     tol: float = 1e-5,
     objective_tol: float = 1e-4,
     inner_max_iter: int = 2000,
-    inner_tol: float = 5e-7,
+    inner_tol: float | None = None,
     unbalanced: Any = None,
     mass: Any = None,
     regularization: Any = "entropic",
@@ -247,7 +248,7 @@ def solve_batch(
     tol: float = 1e-5,
     objective_tol: float = 1e-4,
     inner_max_iter: int = 2000,
-    inner_tol: float = 5e-7,
+    inner_tol: float | None = None,
     unbalanced: Any = None,
     mass: Any = None,
     regularization: Any = "entropic",
@@ -289,7 +290,7 @@ def solve_batch(
     [(10, 10), (10, 9), (10, 8), (10, 7)]
     """
     rules = check_rules(max_iter, tol, objective_tol, inner_max_iter, inner_tol, n_init)
-    check_choice("scale", scale, ("auto", "max", "mean"), none=True)
+    check_options(scale=scale)
     if differentiable:
         scale = _check_differentiable(epsilon, scale, None)
     check_distributed(distributed)
