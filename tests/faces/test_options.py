@@ -42,8 +42,15 @@ VALUES = {
     "callback": (print, "print"), "verbose": (True, "much"), "distributed": ("auto", "yes"),
     "checkpoint": ("file.npz", 3), "differentiable": ("value", "yes"),
 }  # fmt: skip
-# Calls of many problems, whose `differentiable` is True or False.
+# Calls of many problems, whose `differentiable` is True or False; and of other problems, of which a
+# plan of low rank may have an epsilon of zero.
 MANY = (torchgw.solve_many, torchgw.solve_batch, torchgw.pairwise)
+OTHERS = {
+    torchgw.solve_many: {"Xs": [X], "Ys": [X]}, torchgw.pairwise: {"Xs": [X]},
+    torchgw.solve_batch: {"D_X": np.ones((1, 2, 2)), "D_Y": np.ones((1, 2, 2))},
+    torchgw.barycenter: {"spaces": [X], "n": 4},
+    torchgw.solve_low_rank: {"X": X, "Y": X, "rank": 2, "epsilon": 0.0},
+}  # fmt: skip
 
 
 def refusal(call, *arguments, **named):
@@ -101,10 +108,9 @@ def test_a_wrong_value_is_refused_everywhere_alike(name, tmp_path, capsys):
     if name in COMMON:
         assert refusal(solve, X, X, **{name: wrong}) == expected
         assert refusal(torchgw.explain, X, X, **{name: wrong}) == expected
-    for call in MANY:
-        if name in inspect.signature(call).parameters and name != "differentiable":
-            data = ([X], [X]) if call is not torchgw.solve_batch else (np.ones((1, 2, 2)),) * 2
-            assert refusal(call, *data, **{name: wrong}) == expected
+    for call, data in OTHERS.items():
+        if name in set(inspect.signature(call).parameters) - {"differentiable", *data}:
+            assert refusal(call, **data, **{name: wrong}) == expected
     flag = TABLE[name].flag
     # what is read as a number or a time by argparse, and refused by it, has its own test
     if flag is not None and isinstance(wrong, (str, float)) and name not in ("time_limit", "cache"):

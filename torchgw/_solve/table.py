@@ -8,6 +8,7 @@ import os
 import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import FrozenInstanceError, dataclass, field, fields, replace
+from functools import partial
 from numbers import Integral
 from types import NoneType, UnionType
 from typing import Any, Literal, NamedTuple, TypedDict, Union, get_args, get_origin
@@ -22,7 +23,6 @@ from torchgw._boundary.checks import (
     check_choice,
     check_count,
     check_positive,
-    is_number,
     named_fields,
 )
 from torchgw._errors import InvalidInputError, InvalidTypeError, warn_user
@@ -80,25 +80,18 @@ def _one_of(words: Any, *, none: bool = False) -> Check:
     return lambda name, value: check_choice(name, value, get_args(words), none=none)
 
 
-def _count(name: str, value: Any) -> None:
-    check_count(name, value)
+_count_or_none = partial(check_count, none=True)
 
 
-def _count_or_none(name: str, value: Any) -> None:
-    check_count(name, value, none=True)
-
-
-def _is(value: Any, other: Any) -> bool:
-    """Whether a value is another, of the same type or both numbers."""
-    alike = type(value) is type(other) or (is_number(value) and is_number(other))
-    return value is other or (alike and bool(value == other))
+def _same(value: Any, other: Any) -> bool:
+    return value is other or (type(value) is type(other) and bool(value == other))
 
 
 def _positive(hint: str, *instead: Any) -> Check:
     """Ask for a positive number, or for one of some other values."""
 
     def check(name: str, value: Any) -> None:
-        if not any(_is(value, other) for other in instead):
+        if not any(_same(value, other) for other in instead):
             check_positive(name, value, hint)
 
     return check
@@ -111,7 +104,7 @@ def _yes_or_no(name: str, value: Any) -> None:
 
 def _yes_no_or(other: str | None) -> Check:
     def check(name: str, value: Any) -> None:
-        if not isinstance(value, bool) and not _is(value, other):
+        if not isinstance(value, bool) and not _same(value, other):
             raise InvalidInputError(f"`{name}` must be True, False or {other!r}; got {value!r}.")
 
     return check
@@ -216,13 +209,13 @@ class Parameters:
     search: SearchName = _common(
         "auto", _one_of(SearchName), "How far to look for a better match."
     )  # fmt: skip
-    max_iter: int = _common(500, _count, "Outer iterations at most.")
+    max_iter: int = _common(500, check_count, "Outer iterations at most.")
     time_limit: float | None = _common(
         None, _positive("seconds; None is as long as it takes", None),
         "Time after which a solve ends with the best that it has found.",
     )  # fmt: skip
     min_iter: int = _option(
-        40, _count,
+        40, check_count,
         "A sampled solve ends after half of it, 20 at least, iterations without progress.",
     )  # fmt: skip
     tol: float = _common(
@@ -230,13 +223,13 @@ class Parameters:
         "Relative change of the plan at which to stop.",
     )  # fmt: skip
     objective_tol: float = _option(
-        1e-4, _positive("0 switches the rule off", 0),
+        1e-4, _positive("0 switches the rule off", 0, 0.0),
         "Relative decrease of the objective per iteration at which to stop; 0 is never. It is a "
         "mean over five iterations, below which an exact entropic solve ends (status ``FLAT``), "
         "unless the changes of the plan shrink. ``differentiable`` switches it off.",
     )  # fmt: skip
     inner_max_iter: int = _option(
-        2000, _count, "Sinkhorn iterations at most, in an outer one."
+        2000, check_count, "Sinkhorn iterations at most, in an outer one."
     )  # fmt: skip
     inner_tol: float | None = _option(
         None, _positive("small values mean more iterations", None),
@@ -294,7 +287,7 @@ class Parameters:
         "tiles hold at most a few roundings of any row's or column's mass, see ``report.tiles``.",
     )  # fmt: skip
     resolution: float | Literal["auto"] | None = _option(
-        "auto", _positive("0 or None solves on all points", 0, None, "auto"),
+        "auto", _positive("0 or None solves on all points", 0, 0.0, None, "auto"),
         "Marginal error that a large problem may end with, solved on groups of near points "
         "(cells); 0: solve on all points. It is an L1 error; ``report.resolution`` says what was "
         'measured. ``"auto"`` is 1e-3, or ten times ``inner_tol``, with factored distances from '
@@ -429,10 +422,6 @@ def differing(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _same(value: Any, default: Any) -> bool:
-    return value is default or (type(value) is type(default) and bool(value == default))
-
-
 class Former(TypedDict, total=False):
     """Options that `solve` took by name once, and takes so with a warning."""
 
@@ -496,18 +485,6 @@ def gather(
             f"options=Options({name}={options.given[name]!r}). Drop one of them."
         )
     return options.replace(**given) if given else options
-
-
-def options_table(*, common: bool) -> str:
-    """Print part of the table in Markdown: what `solve` has parameters for, or the rest."""
-    lines = ["| option | values | default | flag | what it is |", "|---|---|---|---|---|"]
-    for name, option in TABLE.items():
-        if option.common == common:
-            flag = "" if option.flag is None else f"`{option.flag}`"
-            values = spelled(option.type).replace("|", "\\|")
-            doc = option.doc.replace("``", "`").replace("|", "\\|")
-            lines.append(f"| `{name}` | {values} | `{option.default!r}` | {flag} | {doc} |")
-    return "\n".join(lines)
 
 
 def spelled(kind: Any) -> str:
