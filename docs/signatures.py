@@ -1,8 +1,8 @@
 """Lets the reference show what is known when the package is imported, and not from its source.
 
 Functions of ``torchgw.pot.gromov`` have POT's signatures, written as one line in a decorator, and
-``torchgw.explain`` has that of ``torchgw.solve``; functions of fused problems and of values are made
-of others, and have docstrings when they are imported, as ``torchgw.Options`` has those of its table.
+``torchgw.explain`` has that of ``torchgw.solve``. Functions of fused problems and of values are
+made of others; they have docstrings when they are imported, and so have options.
 """
 
 from __future__ import annotations

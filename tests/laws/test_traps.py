@@ -503,7 +503,7 @@ def test_the_default_device_is_left_alone(options, tmp_path):
     given = {"X": X, "Y": torch.from_numpy(Y).requires_grad_("differentiable" in options)}
     with torch.device("meta"), warnings.catch_warnings():
         warnings.simplefilter("ignore", torchgw.ConvergenceWarning)
-        result = torchgw.solve(**{**given, **options, "max_iter": 3, "random_state": 0})
+        result = solve_by_name(**{**given, **options, "max_iter": 3, "random_state": 0})
         result.save(tmp_path / "result.npz")
         for plan in (result.lazy_plan, torchgw.load(tmp_path / "result.npz").lazy_plan):
             for found in (plan @ Y, plan.marginals()[0], *plan.topk(2), plan.rows([3])):

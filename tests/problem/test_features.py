@@ -37,7 +37,7 @@ def test_features_are_their_table(metric, gradient):
     options = {"distances": distances, "gradient": gradient, "alpha": 0.4, "epsilon": 0.1}
     if gradient == "sampled":
         options |= {"n_anchors": 50, "max_iter": 60, "random_state": 0, "storage": "stored"}
-    by_table = torchgw.solve(x, y, M=table(features, metric), **options)
+    by_table = solve_by_name(x, y, M=table(features, metric), **options)
     by_features = solve_by_name(x, y, features=features, feature_metric=metric, **options)
     # the same iteration up to rounding
     assert np.abs(by_table.plan - by_features.plan).sum() < 1e-8
@@ -48,7 +48,7 @@ def test_features_are_their_table(metric, gradient):
 def test_features_are_streamed(metric):
     (x, y), features = given()
     options = {"distances": "sqeuclidean", "alpha": 0.4, "epsilon": 0.1}
-    stored = torchgw.solve(x, y, M=table(features, metric), **options)
+    stored = solve_by_name(x, y, M=table(features, metric), **options)
     streamed = solve_by_name(
         x, y, features=features, feature_metric=metric, storage="streamed", tol=1e-7, **options
     )
@@ -61,10 +61,10 @@ def test_features_are_streamed(metric):
 def test_a_large_solve_with_features_begins_on_a_subsample(monkeypatch, limited):
     (x, y), features = given(400, 300)
     options = {"features": features, "distances": "sqeuclidean", "alpha": 0.5, "random_state": 0}
-    whole = torchgw.solve(x, y, **options)
+    whole = solve_by_name(x, y, **options)
     limited(subsample=1000)
     monkeypatch.setattr("torchgw._solve.start._COARSE_POINTS", 200)
-    coarse = torchgw.solve(x, y, **options)
+    coarse = solve_by_name(x, y, **options)
     assert coarse.history[0].shape == (200, 200)
     assert coarse.value == pytest.approx(whole.value, rel=1e-3)
 

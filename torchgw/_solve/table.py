@@ -494,7 +494,9 @@ def spelled(kind: Any) -> str:
         return ", ".join(f'"{word}"' for word in parts)
     if get_origin(kind) in (Union, UnionType):
         # a path is one thing, as are the generators of several packages
-        names = [spelled(part) for part in parts if part is not str or len(parts) == 2]
+        names = [
+            spelled(part) for part in parts if part is not str or os.PathLike[str] not in parts
+        ]
         return ", ".join(dict.fromkeys(names))
     if get_origin(kind) is tuple:
         return "pair"
