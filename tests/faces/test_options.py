@@ -129,6 +129,21 @@ def test_many_problems_have_the_same_defaults(call):
         assert parameters[name].default == TABLE[name].default
 
 
+@pytest.mark.parametrize("call", MANY)
+def test_many_problems_take_one_object(call):
+    data = OTHERS[call] | ({"progress": False} if call is torchgw.pairwise else {})
+    named = {"epsilon": 0.2, "tol": 1e-3, "inner_tol": 1e-6, "polish": True, "n_init": 1}
+    first, second = call(**data, **named), call(**data, options=Options(**named))
+    first, second = (getattr(result, "value", result) for result in (first, second))
+    np.testing.assert_array_equal(first, second)
+    with pytest.raises(TorchGWError, match="`search` is an option of torchgw.solve that"):
+        call(**data, options=Options(search="fast"))
+    with pytest.raises(TorchGWError, match="`tol` is given twice"):
+        call(**data, tol=1e-2, options=Options(tol=1e-3))
+    with pytest.raises(InvalidTypeError, match="`options` must be torchgw.Options"):
+        call(**data, options=named)
+
+
 def test_estimators_have_all_of_them():
     sklearn = pytest.importorskip("torchgw.sklearn", reason="needs scikit-learn")
     defaults = {name: option.default for name, option in TABLE.items() if name != "differentiable"}

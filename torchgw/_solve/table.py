@@ -4,14 +4,15 @@ A field of :class:`Parameters` is a row. The call on which it is documented, the
 scikit-learn's estimators, the flags of the command line and docs/options.md are made from it.
 """
 
+import inspect
 import os
 import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import FrozenInstanceError, dataclass, field, fields, replace
-from functools import partial
+from functools import partial, wraps
 from numbers import Integral
 from types import NoneType, UnionType
-from typing import Any, Literal, NamedTuple, TypedDict, Union, get_args, get_origin
+from typing import Any, Literal, NamedTuple, TypedDict, TypeVar, Union, get_args, get_origin
 
 import numpy as np
 import torch
@@ -25,7 +26,7 @@ from torchgw._boundary.checks import (
     check_positive,
     named_fields,
 )
-from torchgw._errors import InvalidInputError, InvalidTypeError, warn_user
+from torchgw._errors import InvalidInputError, InvalidTypeError, UnsupportedError, warn_user
 from torchgw._gradients.choose import GradientName
 from torchgw._problem.linear_term import FeatureMetric, check_alpha
 from torchgw._problem.losses import LossName, find_loss
@@ -46,6 +47,7 @@ Regularization = Literal["entropic", "proximal"]
 Differentiable = Literal["value", "implicit", "unrolled"]
 
 Check = Callable[[str, Any], object]
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Option(NamedTuple):
@@ -461,11 +463,6 @@ def gather(
     parameters: Mapping[str, Any], options: Options | None, former: Mapping[str, Any]
 ) -> Options:
     """Read the options of a call: from its parameters, its object of options, and former names."""
-    if options is not None and not isinstance(options, Options):
-        raise InvalidTypeError(
-            f"`options` must be torchgw.Options(...); got {type(options).__name__}. Pass "
-            "options=torchgw.Options(**names_and_values)."
-        )
     given = differing(parameters)
     if former.get("momentum", 0) is None:
         former = {name: value for name, value in former.items() if name != "momentum"}
@@ -477,14 +474,42 @@ def gather(
         )
     if options is None:
         return Options(**given)
-    twice = given.keys() & options.given.keys()
-    if twice:
-        name = min(twice)
+    _check_once(given, options)
+    return options.replace(**given) if given else options
+
+
+def _check_once(given: Mapping[str, Any], options: Options) -> None:
+    """Refuse what is no object of options, and an option that is given beside it too."""
+    if not isinstance(options, Options):
+        raise InvalidTypeError(
+            f"`options` must be torchgw.Options(...); got {type(options).__name__}. Pass "
+            "options=torchgw.Options(**names_and_values)."
+        )
+    for name in given.keys() & options.given.keys():
         raise InvalidInputError(
             f"`{name}` is given twice: {name}={given[name]!r}, and in "
             f"options=Options({name}={options.given[name]!r}). Drop one of them."
         )
-    return options.replace(**given) if given else options
+
+
+def takes_options(function: F) -> F:
+    """Let a call of many problems take those of its parameters that are options from an object."""
+    # derivatives of many problems are of one kind, and said by True
+    own = set(inspect.signature(function).parameters) - {"differentiable"}
+
+    @wraps(function)
+    def called(*args: Any, options: Options | None = None, **named: Any) -> Any:
+        if options is None:
+            return function(*args, **named)
+        _check_once(differing(named), options)
+        for name in options.given.keys() - own:
+            raise UnsupportedError(
+                f"`{name}` is an option of torchgw.solve that {function.__name__} does not have. "
+                "Leave it out of `options`, or loop over torchgw.solve."
+            )
+        return function(*args, **named | options.given)
+
+    return called  # type: ignore[return-value]
 
 
 def spelled(kind: Any) -> str:
