@@ -30,6 +30,9 @@ from torchgw._search.coarse import CoarseProblem
 # [L1291]
 _SETTLED = Rules(tol=1e-2, inner_tol=1e-3, objective_tol=1e-3, max_iter=16, inner_max_iter=96)
 
+# Relaxed plans that break strict marginals or bounds by more than this share of their mass are not
+# compared. [L239]
+MISSED = 1e-2
 
 # Costs with which some problems begin, and which of them do.
 Begin = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -130,7 +133,9 @@ class Stack:
             numbers = run(packed, _SETTLED, keep)
             if problems.relaxed is not None:
                 values = numbers.value_quad + numbers.value_linear
-                return Ends(found, numbers.objective.nan_to_num(nan=torch.inf), values)
+                met = numbers.marginal_error <= MISSED * found.sum((1, 2))
+                objectives = numbers.objective.where(met, torch.inf)
+                return Ends(found, objectives.nan_to_num(nan=torch.inf), values)
             # plans that miss their marginals have no objective to compare
             ends = self.judged(which, found)
             # steps may lead away from a plan that cost less

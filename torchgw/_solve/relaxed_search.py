@@ -19,9 +19,10 @@ from torchgw._search.alternatives import Alternative, Search
 from torchgw._search.chain import AGREEING
 from torchgw._search.coarse import coarse_table, directed_points, represent
 from torchgw._search.doubts import WHY_RELAXED
+from torchgw._search.maps import Sides, best_maps
 from torchgw._search.optima import DEFAULT_STARTS, find_optima
 from torchgw._search.population import improve, name_of
-from torchgw._search.stack import Ends, Stack, can_stack
+from torchgw._search.stack import MISSED, Ends, Stack, can_stack
 from torchgw._search.standard import StandardForm, put_in_standard_form
 from torchgw._search.starts import GUESS_EPSILON
 from torchgw._search.structure import tells_all
@@ -38,9 +39,6 @@ from torchgw.distances.precomputed import DirectedDistance, PrecomputedDistance
 
 # How far each start is solved: enough to tell which optimum it has come to. [L297]
 _OUTER, _INNER, _TOLERANCE = 60, 200, 1e-3
-# Plans that break strict marginals or bounds by more than this share of the mass are not compared.
-# [L239]
-_MISSED = 1e-2
 # L1 distance of normalised plans above which they are different optima. [L297]
 _DISTINCT = 0.1
 # Lowest epsilon as a share of the natural scale, as in a search with strict marginals. [L297]
@@ -187,6 +185,8 @@ def _improved(
     for number in range(_BALLS):
         near = [_ball(*side, share, generator) for side in sides]
         starts.append((f"ball {number}", torch.outer(near[0] * a, near[1] * b)))
+    maps = _maps(tables, small, rule, torch.stack([plan for _, plan in starts]))
+    starts += [(f"map {place + 1}", plan) for place, plan in enumerate(maps)]
     # from a larger epsilon they come to other optima
     alone = alone.expand(len(starts))
     plans = stack.padded(torch.stack([plan for _, plan in starts]))
@@ -205,6 +205,22 @@ def _improved(
         )
         for plan, objective, origin in told
     ], bool(found.agreed | (found.met >= AGREEING))  # fmt: skip
+
+
+def _maps(
+    tables: tuple[Tensor, Tensor], small: Problem, rule: MarginalRule, plans: Tensor
+) -> Tensor:
+    """Find the best maps of a side whose marginal is strict into one that is free, (k, n, m)."""
+    if rule.mass is not None or sorted(rule.rho) != [0, math.inf]:
+        return plans[:0]
+    linear = None if small.linear is None else small.linear.dense().matrix
+    sides = Sides(*tables, small.marginals.a, small.alpha, linear)
+    if rule.rho[1] == 0:
+        return best_maps(sides, plans)
+    turned = None if linear is None else linear.mT
+    return best_maps(
+        sides._replace(x=sides.y, y=sides.x, a=small.marginals.b, linear=turned), plans.mT
+    ).mT
 
 
 def _ball(table: Tensor, weights: Tensor, share: float, generator: torch.Generator) -> Tensor:
@@ -226,7 +242,7 @@ def _solve(strategy: Strategy, label: str, guess: Guess, generator: torch.Genera
     assert setting.rule is not None
     plan, found = evaluate_relaxed(setting, plan, setting.rule)
     table = plan.to_dense()
-    missed = found.marginal_error > _MISSED * found.mass
+    missed = found.marginal_error > MISSED * found.mass
     objective = found.objective(setting.problem.alpha, strategy.epsilon * strategy.mass)
     return _Found(label, objective, missed, table / table.sum())
 

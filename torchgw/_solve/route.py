@@ -413,7 +413,7 @@ MOVES = (
         lambda limits: f"{limits.edges:,} pairs; more where the plan is in doubt",
     ),
     Move(
-        "relaxed", "neighbourhoods and strict optima followed to their ends, kicked and mixed",
+        "relaxed", "neighbourhoods, maps, strict optima followed to their ends, kicked and mixed",
         "with `unbalanced` or `mass`",
         lambda facts, options, limits: (
             _searched(facts, options) and options.rule is not None
