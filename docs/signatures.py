@@ -1,7 +1,8 @@
-"""Lets the reference show functions of ``torchgw.pot.gromov`` with POT's signatures.
+"""Lets the reference show what is known when the package is imported, and not from its source.
 
-They are written as one line in a decorator, which is read from the imported function; functions of
-fused problems and of values are made of others, and have docstrings when they are imported.
+Functions of ``torchgw.pot.gromov`` have POT's signatures, written as one line in a decorator, and
+``torchgw.explain`` has that of ``torchgw.solve``. Functions of fused problems and of values are
+made of others; they have docstrings when they are imported, and so have options.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ class Signatures(griffe.Extension):
     """Replaces the one parameter that the source has, and says what a made function does."""
 
     def on_function_instance(self, *, func: griffe.Function, **_: Any) -> None:
-        """Read the signature of a function that is decorated with ``takes``."""
-        if not any(str(decorator.value).startswith("takes(") for decorator in func.decorators):
+        """Read the signature of a function that is decorated with ``takes`` or ``_taking``."""
+        made = ("takes(", "_taking(")
+        if not any(str(decorator.value).startswith(made) for decorator in func.decorators):
             return
         function = getattr(importlib.import_module(func.module.path), func.name)
         func.parameters = griffe.Parameters(
@@ -31,6 +33,12 @@ class Signatures(griffe.Extension):
                 for item in inspect.signature(function).parameters.values()
             )
         )
+
+    def on_class_instance(self, *, cls: griffe.Class, **_: Any) -> None:
+        """Read the docstring of the options, which has a row of their table for each."""
+        if cls.path == "torchgw._solve.table.Options":
+            text = inspect.getdoc(importlib.import_module(cls.module.path).Options) or ""
+            cls.docstring = griffe.Docstring(text, parent=cls)
 
     def on_attribute_instance(self, *, attr: griffe.Attribute, **_: Any) -> None:
         """Read the docstring and the signature of a function that ``fused`` or ``valued`` makes."""

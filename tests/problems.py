@@ -11,11 +11,18 @@ import torch
 from scipy.spatial.distance import cdist
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import torchgw
+from torchgw._api import as_arguments
 from torchgw._sinkhorn.problem import DenseCost, FactoredCost
 from torchgw._typing import Marginals, Potentials
 
 # Real data beside the checkout; tests that need it are skipped where it is absent.
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+def solve_by_name(X=None, Y=None, **named):
+    """Solve with data and options in one dictionary, whatever is a parameter of `solve`."""
+    return torchgw.solve(X, Y, **as_arguments(named))
 
 
 def skip_unless_kernels_run(device: torch.device) -> None:

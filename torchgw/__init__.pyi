@@ -29,6 +29,7 @@ from torchgw._search.alternatives import Alternative as Alternative
 from torchgw._search.chain import Trial as Trial
 from torchgw._solve.route import Route as Route
 from torchgw._solve.status import Status as Status
+from torchgw._solve.table import Options as Options
 from torchgw._typing import HessianProduct as HessianProduct
 from torchgw._typing import Iteration as Iteration
 from torchgw._variants.barycenter import BarycenterResult as BarycenterResult

@@ -1,26 +1,22 @@
 """The one entry point."""
 
-import os
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
-from numbers import Integral
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, cast
 
-import numpy as np
 import torch
 
 from torchgw._boundary.arrays import as_weights, make_generator, resolve_device, without_tensors
 from torchgw._boundary.cache import open_cache
-from torchgw._boundary.checks import check_positive, number_of, reject_unknown
+from torchgw._boundary.checks import number_of, reject_unknown
 from torchgw._boundary.console import verbose_progress
 from torchgw._derivatives.transforms import through_transforms
-from torchgw._errors import InvalidTypeError, warn_user
 from torchgw._gradients.choose import GradientName
 from torchgw._problem.given import Passed
 from torchgw._problem.linear_term import (
-    FeatureMetric,
     check_alpha,
     check_features,
     is_fused,
@@ -39,17 +35,8 @@ from torchgw._results.result import GWResult, make_result
 from torchgw._search.agreement import agreement
 from torchgw._search.alternatives import SearchName
 from torchgw._search.batch import Searched
-from torchgw._sinkhorn.choose import BackendName
-from torchgw._sinkhorn.contract import Backend
 from torchgw._solve.checkpoint import Checkpoint
-from torchgw._solve.options import (
-    Differentiable,
-    Options,
-    Precision,
-    Regularization,
-    Storage,
-    merge_precision,
-)
+from torchgw._solve.options import Options as SolverOptions
 from torchgw._solve.outcome import Asked
 from torchgw._solve.passes import solve_problem
 from torchgw._solve.pipeline import route_of
@@ -57,20 +44,34 @@ from torchgw._solve.route import Route
 from torchgw._solve.squares import solve_squares
 from torchgw._solve.state import Recorder
 from torchgw._solve.strategy import check_known, heavy_as_strict
+from torchgw._solve.table import (
+    FORMER,
+    TABLE,
+    Differentiable,
+    Former,
+    Options,
+    Regularization,
+    gather,
+)
 from torchgw._tensors.ahead import compile_beside, compile_rest
 from torchgw._tensors.deadline import within
 from torchgw._tensors.preload import load_beside
-from torchgw._tensors.ranks import Distributed, check_distributed, join, share_inputs, together
+from torchgw._tensors.ranks import check_distributed, join, share_inputs, together
 from torchgw._tensors.threads import host_threads, small_on_one_thread
 from torchgw._typing import Iteration, Marginals, Seed
 from torchgw.distances.base import DistanceProvider
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+P = ParamSpec("P")
+# Arguments of `solve` that are no options.
+DATA = ("X", "Y", "a", "b", "D_X", "D_Y", "M", "features", "init")
 # Whether a solve is to end with the route of its problem.
 _explaining: ContextVar[bool] = ContextVar("explaining", default=False)
 
 
-@reject_unknown
-@through_transforms
+@partial(reject_unknown, former=FORMER)
 def solve(
     X: Any = None,
     Y: Any = None,
@@ -82,48 +83,28 @@ def solve(
     D_Y: Any = None,
     M: Any = None,
     features: tuple[Any, Any] | SignatureName | str | None = None,
-    feature_metric: FeatureMetric = "sqeuclidean",
     alpha: float | torch.Tensor | None = None,
     loss: LossName = "square",
     n_neighbors: int | None = None,
-    n_landmarks: int | None = None,
-    curvature: float | tuple[float, float] | None = None,
-    disconnected: Literal["stitch", "fill"] = "stitch",
     scale: ScaleName | None = "auto",
     epsilon: float | torch.Tensor | Literal["auto"] = "auto",
     gradient: GradientName = "auto",
-    n_anchors: int | None = None,
-    redraw: float = 0.9,
     n_init: int | None = None,
     search: SearchName = "auto",
     init: Any = None,
     max_iter: int = 500,
     time_limit: float | None = None,
-    min_iter: int = 40,
     tol: float = 1e-5,
-    objective_tol: float = 1e-4,
-    inner_max_iter: int = 2000,
-    inner_tol: float | None = None,
     unbalanced: float | tuple[float, float] | None = None,
-    unbalanced_type: Literal["kl", "l2"] = "kl",
     mass: float | None = None,
     regularization: Regularization = "entropic",
     polish: bool | None = None,
-    backend: BackendName | Backend = "auto",
-    device: Any = None,
-    dtype: torch.dtype | None = None,
-    precision: Precision = "auto",
-    storage: Storage = "auto",
-    skip_tiles: bool | Literal["auto"] = "auto",
-    resolution: float | Literal["auto"] | None = "auto",
+    device: torch.device | str | int | None = None,
     differentiable: Differentiable | None = None,
     random_state: Seed | None = None,
-    cache: str | os.PathLike[str] | None = None,
-    callback: Callable[[Iteration], Any] | None = None,
     verbose: bool = False,
-    distributed: Distributed = False,
-    checkpoint: str | os.PathLike[str] | None = None,
-    momentum: float | None = None,
+    options: Options | None = None,
+    **former: "Unpack[Former]",
 ) -> GWResult:
     """Match two data sets by the distances inside each: entropic Gromov-Wasserstein transport.
 
@@ -143,7 +124,7 @@ def solve(
         How distances are computed from points; a pair has one for each side.
 
         - ``"euclidean"``, ``"sqeuclidean"``, ``"cosine"``, ``"correlation"``.
-        - ``"poincare"``, ``"lorentz"``, ``"sphere"``: in a space of constant ``curvature``, see
+        - ``"poincare"``, ``"lorentz"``, ``"sphere"``: in a space of constant curvature, see
           :class:`torchgw.distances.CurvedDistance` and docs/curved.md.
         - Shortest paths on the nearest-neighbour graph (geodesics): ``"precomputed"`` (all pairs,
           once), ``"landmark"`` (approximated from some points) or ``"dijkstra"`` (when needed).
@@ -163,8 +144,6 @@ def solve(
         ``"clustering"``, ``"heat"`` (that stays at a node, at five times) or ``"wl"``
         (Weisfeiler-Lehman); any other name is an attribute of the nodes of both graphs, numbers or
         words. See docs/fused.md.
-    feature_metric : {"sqeuclidean", "cosine", "correlation", "euclidean"}
-        Distance of features, in the units given. Nothing of size (n, m) is stored but by the last.
     alpha : float in [0, 1], optional
         Weight of the quadratic term; by default 1 without a linear cost, 0.5 with one, and 0.99
         with features made from the edges. 0 is a Wasserstein problem, which needs no X and Y.
@@ -174,15 +153,6 @@ def solve(
         points (a thousand on a GPU) and sampled beyond. See docs/losses.md.
     n_neighbors : int, optional
         Neighbours in the graph; about log n by default.
-    n_landmarks : int, optional
-        Landmarks of ``distances="landmark"``; by default as many as bring the error to 2%.
-        ``result.report.landmarks`` has count, rank and estimated error of each side.
-    curvature : float or pair of float, optional
-        c > 0, of both sides or of each, for ``distances="poincare"`` and ``"lorentz"`` (curvature
-        -c) and ``"sphere"`` (radius 1 / sqrt(c)). 1 by default.
-    disconnected : {"stitch", "fill"}
-        What to do with a disconnected graph: join components by the shortest edges, or give
-        unreachable pairs 1.5 times the largest finite distance. Either warns.
     scale : {"auto", "max", "mean"} or None
         What each side's distances are divided by, once, among the points of positive weight.
         ``"auto"`` divides distances that are computed here by the maximum, and leaves given ones.
@@ -194,11 +164,6 @@ def solve(
     gradient : {"auto", "dense", "factored", "sampled"}
         How the quadratic term is linearised: exactly by stored matrices, exactly by factors of the
         distances, or without bias from sampled anchor pairs. ``"auto"`` is exact wherever it fits.
-    n_anchors : int, optional
-        Anchor pairs of the sampled gradient, by default 4 sqrt(max(n, m)) within 256 and 1,024;
-        more where ``report.cost_standard_error`` is above a tenth of ``report.cost_size``.
-    redraw : float in (0, 1]
-        Share of the anchors that each iteration of a sampled solve draws anew.
     n_init : int, optional
         Number of starts, 16 by default, on few points of each side; 1 is a single start from a x b.
     search : {"auto", "fast", "thorough"}
@@ -219,27 +184,14 @@ def solve(
     time_limit : float, optional
         Seconds after which the call ends with the best that it has found, status ``STOPPED`` if
         that has not converged, a doubt if the search was cut. Distances are prepared in any case.
-    min_iter : int
-        A sampled solve ends after ``max(min_iter // 2, 20)`` iterations without progress.
     tol : float
         Relative change of the plan in an outer iteration below which an exact solve has converged;
         2e-4 at least in float32.
-    objective_tol : float
-        Relative decrease of the objective per iteration, a mean over five, below which an exact
-        entropic solve ends as well (status ``FLAT``), unless the changes of the plan shrink. 0
-        switches that off; so does ``differentiable``.
-    inner_max_iter, inner_tol : int, float or None
-        Sinkhorn iterations per linear problem at most, and the L1 column error to reach in the end:
-        5e-7 by default, or 1e-5 for large costs. A converged plan misses its marginals by ten times
-        that at most; in float32 by 2e-4 by default.
     unbalanced : float or pair of float, optional
         Weight rho of the penalty KL(P1 x P1 | a x a) in place of P1 = a, of both sides or of each.
         inf is a strict marginal and 0 a free one: ``(inf, 0)`` is the semi-relaxed problem. Unless
         a side is strict, the mass of the plan is part of the answer; with ``alpha=0`` the penalty
         is 2 rho KL(P1 | a).
-    unbalanced_type : {"kl", "l2"}
-        ``"l2"`` penalises |P1 x P1 - a x a|^2 / 2, as POT does; the entropy stays KL. For about the
-        same plan rho is larger by a factor n m.
     mass : float in (0, 1], optional
         Partial transport: exactly this share of the mass is moved, and no point gives or takes more
         than its weight.
@@ -253,28 +205,8 @@ def solve(
         could still fall by. Needs an exact gradient and a stored plan; each step solves an
         assignment problem (equal weights, n = m) or a transport problem by POT's exact solver.
         Plans with a penalty on a marginal cannot be polished.
-    backend : str or Backend
-        Implementation of Sinkhorn's half-steps: one of ``torchgw.backends.NAMES``, such as
-        ``"triton"``, which runs or raises, or an object like ``torchgw.backends.Backend``.
     device : torch.device or str, optional
         Where to compute; by default where the inputs are.
-    dtype : torch.float32 or torch.float64, optional
-        The same as ``precision="float32"`` or ``"float64"``.
-    precision : {"auto", "mixed", "float64", "float32"}
-        ``"mixed"`` iterates in float32 and ends with marginals and values in float64; ``"auto"`` is
-        float64 for small problems. Where float32 cannot resolve ``epsilon``, the status is
-        ``PRECISION_LIMIT``.
-    storage : {"auto", "stored", "streamed"}
-        Whether each iteration builds its (n, m) cost, or computes entries from factors as they are
-        read; ``"auto"`` takes what is faster and fits. The dense gradient and ``M`` are stored.
-    skip_tiles : bool or "auto"
-        Whether streamed half-steps and products leave out the blocks (tiles) of the plan that hold
-        at most a few roundings of any row's or column's mass, see ``report.tiles``.
-    resolution : float, "auto" or None
-        L1 marginal error that a large problem with factored distances may end with, solved on
-        groups of near points (cells); ``report.resolution`` says what was measured. ``"auto"`` is
-        1e-3, or ten times ``inner_tol``, from about 300,000 points per side on a GPU and 200,000
-        on a CPU. ``None`` or 0 solves on all points.
     differentiable : {"value", "implicit", "unrolled"} or None
         Whether ``result.loss``, the objective as a tensor, carries gradients to those of X, Y, a,
         b, D_X, D_Y, M, features, ``alpha`` and ``epsilon`` that require them; but for ``"value"``,
@@ -282,25 +214,13 @@ def solve(
         ``None``. See docs/differentiation.md.
     random_state : int, torch.Generator, numpy.random.Generator, RandomState or None
         Seed of every random choice: the same seed gives the same bits on one device and backend.
-    cache : path, optional
-        Folder that keeps neighbour graphs, geodesics and landmarks, by the content of what they
-        were made from. Files are verified when read; nothing is ever removed.
-    callback : callable, optional
-        Called with an ``Iteration`` after each outer iteration; returning ``True`` stops.
     verbose : bool
         Show progress on standard error: a bar if tqdm is installed, otherwise one line per outer
         iteration. Choices go to ``logging.getLogger("torchgw")``.
-    distributed : bool or "auto"
-        Whether the processes of ``torch.distributed`` share the solve. Every process makes the same
-        call with the same input, or None where the first alone has it, and gets the same result,
-        whose bits do not depend on how many there are. ``"auto"`` makes use of a process group if
-        there is one. See docs/distributed.md.
-    checkpoint : path, optional
-        File that keeps the state of the outer iterations, written about every minute. If it exists,
-        the solve goes on from it, without a search; input and options have to be the same. It is
-        removed when the solve has ended.
-    momentum : float, optional
-        Former name of ``redraw``, deprecated.
+    options : Options, optional
+        Further options, and any of those above: ``options=torchgw.Options(inner_tol=1e-9)``, see
+        :class:`torchgw.Options` and docs/options.md. They can be kept, compared and passed on as
+        one object. As arguments of their own those that are not listed above are deprecated.
 
     Returns
     -------
@@ -348,50 +268,40 @@ def solve(
     >>> int((result.lazy_plan.argmax() == np.arange(60)).sum())
     60
     """
-    if momentum is not None:
-        warn_user("`momentum` is now `redraw`, the share that it always was.", DeprecationWarning)
-        redraw = momentum
-    squares = None if str(unbalanced_type).lower() == "kl" else unbalanced_type
+    given = locals()
+    asked = gather(given, options, former)
+    data = {
+        name: given[name] for name in ("X", "Y", "a", "b", "D_X", "D_Y", "M", "features", "init")
+    }
+    # apart from the others, since tensors among them may be those of torch.func
+    tensors = {"alpha": asked.alpha, "epsilon": asked.epsilon}
+    return _solve(**data, **tensors, differentiable=asked.differentiable, asked=asked)
+
+
+@through_transforms
+def _solve(
+    X: Any, Y: Any, *, a: Any, b: Any, D_X: Any, D_Y: Any, M: Any, features: Any, init: Any,
+    alpha: Any, epsilon: Any, differentiable: Differentiable | None, asked: Options,
+) -> GWResult:  # fmt: skip
+    """Solve with options that are checked."""
+    squares = None if str(asked.unbalanced_type).lower() == "kl" else asked.unbalanced_type
     check_distributed(
-        distributed, differentiable=differentiable, polish=polish, unbalanced_type=squares
+        asked.distributed,
+        differentiable=differentiable,
+        polish=asked.polish,
+        unbalanced_type=squares,
     )
     X, Y, D_X, D_Y, M, a, b, features = share_inputs(
-        distributed, X=X, Y=Y, D_X=D_X, D_Y=D_Y, M=M, a=a, b=b, features=features
+        asked.distributed, X=X, Y=Y, D_X=D_X, D_Y=D_Y, M=M, a=a, b=b, features=features
     )
+    distances, scale = asked.distances, asked.scale
     in_numpy = without_tensors(X, Y, distances, D_X, D_Y, M, a, b, features)
     tracked = differentiable is not None
     weights = a, b
-    a, b, rule = divide_by_totals(a, b, check_marginal_rule(unbalanced, mass, unbalanced_type))
-    options = Options(
-        epsilon=number_of("epsilon", epsilon, tracked=tracked),
-        gradient=gradient,
-        n_anchors=n_anchors,
-        n_init=n_init,
-        search=search,
-        redraw=redraw,
-        max_iter=max_iter,
-        min_iter=min_iter,
-        tol=tol,
-        objective_tol=0.0 if tracked else objective_tol,
-        inner_max_iter=inner_max_iter,
-        inner_tol=inner_tol,
-        backend=backend,
-        precision=merge_precision(dtype, precision),
-        storage=storage,
-        regularization=regularization,
-        rule=rule,
-        polish=polish,
-        skip_tiles=skip_tiles,
-        resolution=resolution,
-        fixed_point=differentiable == "implicit",
-    )
-    if callback is not None and not callable(callback):
-        raise InvalidTypeError(
-            f"`callback` must be callable, called with an Iteration; got {type(callback).__name__}."
-        )
-    if not isinstance(verbose, (Integral, np.bool_)):
-        raise InvalidTypeError(f"`verbose` must be True or False; got {verbose!r}.")
-    kind = find_loss(loss)
+    rule = check_marginal_rule(asked.unbalanced, asked.mass, asked.unbalanced_type)
+    a, b, rule = divide_by_totals(a, b, rule)
+    options = SolverOptions.of(asked, number_of("epsilon", epsilon, tracked=tracked), rule)
+    kind = find_loss(asked.loss)
     if differentiable is not None:
         from torchgw._derivatives.checks import (
             check_stored,
@@ -405,69 +315,63 @@ def solve(
         scale = check_units(differentiable, options, scale, kind)
     given = init is not None
     options.check_search(given=given, crossed=kind.cross is not None)
-    options = options.check_resolution(
-        given=given, differentiable=tracked, checkpoint=checkpoint is not None
-    )
+    options = options.check_resolution(given=given)
+    gradient = asked.gradient
     distance_options = DistanceOptions(
-        n_neighbors,
-        n_landmarks,
+        asked.n_neighbors,
+        asked.n_landmarks,
         scale,
-        disconnected,
-        open_cache(cache),
-        bool(verbose),
+        asked.disconnected,
+        open_cache(asked.cache),
+        bool(asked.verbose),
         factors=kind.is_square,
-        exact=gradient == "auto" and n_anchors is None,
+        exact=gradient == "auto" and asked.n_anchors is None,
         dense=gradient == "dense",
         # explicitly exact options are not approximated
-        approximate=kind.is_square and gradient in ("auto", "factored") and not polish,
-        curvature=curvature,
+        approximate=kind.is_square and gradient in ("auto", "factored") and not asked.polish,
+        curvature=asked.curvature,
         signed=not kind.singular,
     )
     by_name = is_signature(features)
     features = named_features(features, (X, Y), (D_X, D_Y))
-    pair = check_features(features, feature_metric)
+    pair = check_features(features, asked.feature_metric)
     fused = is_fused(M, pair)
     weight = check_alpha(alpha, fused=fused, named=by_name, tracked=tracked)
-    options.check_combination(
-        linear=fused,
-        differentiable=tracked,
-        checkpoint=checkpoint is not None,
-        weight=float(weight),
-    )
+    options.check_combination(linear=fused, weight=float(weight))
     check_known(options, kind, matrix=M is not None)
     structure = any(part is not None for part in (X, Y, D_X, D_Y))
-    where = resolve_device(device, *((X, Y, D_X, D_Y) if structure else (M, *(pair or ()))))
+    where = resolve_device(asked.device, *((X, Y, D_X, D_Y) if structure else (M, *(pair or ()))))
     load_beside(where, X, Y, D_X, D_Y)
-    if backend in ("auto", "triton"):
+    if asked.backend in ("auto", "triton"):
         specs = distances if isinstance(distances, (tuple, list)) else (distances,)
         compile_beside(where, specs, X, Y, D_X, D_Y)
-    generator, seed = make_generator(random_state, where)
-    ranks = join(distributed, where)
+    generator, seed = make_generator(asked.random_state, where)
+    ranks = join(asked.distributed, where)
     if ranks is not None:
         options = replace(options, ranks=ranks)
         distance_options = replace(distance_options, ranks=ranks)
         seed = ranks.same_seed(seed)
         generator.manual_seed(seed)
-    keeper = None if checkpoint is None else Checkpoint(checkpoint, ranks)
+    keeper = None if asked.checkpoint is None else Checkpoint(asked.checkpoint, ranks)
     # no graph grows over the iterations, even if tensors of a provider require gradients; and no
     # autocast of the caller rounds products in here
     exactly = torch.autocast(where.type, enabled=False)
-    shown = bool(verbose) and (ranks is None or ranks.rank == 0)
+    shown = asked.verbose and (ranks is None or ranks.rank == 0)
     aside = host_threads(where, X, Y)
-    if time_limit is not None:
-        check_positive("time_limit", time_limit, "seconds; None is as long as it takes")
-    limit = within(time_limit, shared=ranks is not None)
+    limit = within(asked.time_limit, shared=ranks is not None)
     with limit, torch.no_grad(), exactly, aside, together(ranks), verbose_progress(shown) as report:
-        recorder = Recorder(_both(report, callback), ranks=ranks)
+        recorder = Recorder(_both(report, asked.callback), ranks=ranks)
         tables = D_X, D_Y
         if weight == 0 and not structure and isinstance(distances, str):
             tables = without_structure(M, pair)
         # choices that follow the inputs are not differentiated
         made: list[Searched] = []
-        judge = None if tracked else partial(agreement, device=where, backend=backend, made=made)
+        judge = (
+            None if tracked else partial(agreement, device=where, backend=asked.backend, made=made)
+        )
         sides = build_providers(
             (Passed("X", X, tables[0], a), Passed("Y", Y, tables[1], b)), distances,
-            distance_options, where, recorder.time, judge, directed=True,
+            distance_options, where, recorder.time, None if tracked else judge, directed=True,
         )  # fmt: skip
         source, target = sides.providers
         if options.rule is not None and scale == "auto" and weight > 0:
@@ -476,7 +380,7 @@ def solve(
         marginals = Marginals(
             as_weights("a", a, source.n, where), as_weights("b", b, target.n, where)
         )
-        linear = linear_cost(M, pair, feature_metric, (source.n, target.n), where)
+        linear = linear_cost(M, pair, asked.feature_metric, (source.n, target.n), where)
         problem = Problem(source, target, marginals, weight, linear, kind)
         options = replace(options, rule=heavy_as_strict(options.rule, problem))
         if differentiable is not None:
@@ -487,35 +391,47 @@ def solve(
             check_tracked(inputs, problem, options.rule, scaled=scale is not None)
             check_stored(differentiable, options.rule, marginals)
         with small_on_one_thread(source.n, target.n, where):
-            asked = Asked(problem, options, init, generator, sides.graphs, keeper, made)
+            question = Asked(problem, options, init, generator, sides.graphs, keeper, made)
             if _explaining.get():
                 # for explain(), which is the only one to ask for it, and returns it
-                return cast("GWResult", route_of(asked))
+                return cast("GWResult", route_of(question))
             squared = options.rule is not None and options.rule.squares
-            outcome = (solve_squares if squared else solve_problem)(asked, recorder)
+            outcome = (solve_squares if squared else solve_problem)(question, recorder)
             if pair is not None:
-                sides = sides.featured(pair, feature_metric)
+                sides = sides.featured(pair, asked.feature_metric)
             result = make_result(outcome, problem, sides, seed)
     compile_rest(where)
     if differentiable is None:
         return result.in_numpy() if in_numpy else result
-    known = Definition(problem, pair, feature_metric, options.rule)
+    known = Definition(problem, pair, asked.feature_metric, options.rule)
     found = outcome.ending.evaluation
     slopes = {"alpha": found.quadratic.value - found.linear, "epsilon": found.kl}
     return attach(result, known, inputs, differentiable, generator, slopes)
 
 
-def explain(X: Any = None, Y: Any = None, **options: Any) -> Route:
+def _taking(
+    function: Callable[P, GWResult],
+) -> Callable[[Callable[..., Route]], Callable[P, Route]]:
+    """Give a function the parameters of another."""
+
+    def with_parameters(made: Callable[..., Route]) -> Callable[P, Route]:
+        shown = inspect.signature(function).replace(return_annotation=Route)
+        made.__signature__ = shown  # type: ignore[attr-defined]
+        return made
+
+    return with_parameters
+
+
+@_taking(solve)
+def explain(*data: Any, **arguments: Any) -> Route:
     """Say what :func:`solve` will do with the same arguments, why, and what it will take.
 
     Distances are prepared and everything is checked as for a solve; nothing is solved.
 
     Parameters
     ----------
-    X, Y : array-like, graph or DistanceProvider
-        As for :func:`solve`.
-    **options
-        Every other argument of :func:`solve`.
+    X, Y, a, b, and every other argument of :func:`solve`
+        As there.
 
     Returns
     -------
@@ -539,9 +455,15 @@ def explain(X: Any = None, Y: Any = None, **options: Any) -> Route:
     """
     before = _explaining.set(True)
     try:
-        return cast("Route", solve(X, Y, **options))
+        return cast("Route", solve(*data, **arguments))
     finally:
         _explaining.reset(before)
+
+
+def as_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Sort names and values into data and options, as arguments of :func:`solve`."""
+    data = {name: value for name, value in values.items() if name not in TABLE}
+    return data | {"options": gather(values, data.get("options"), {})}
 
 
 def _both(

@@ -1,6 +1,6 @@
-"""The parts from which you can make a backend of your own; ``solve(..., backend=object)`` takes it.
+"""The parts from which you can make a backend of your own; ``Options(backend=object)`` takes it.
 
-``NAMES`` are the words that ``solve(..., backend=...)`` takes in place of such an object.
+``NAMES`` are the words that ``Options(backend=...)`` takes in place of such an object.
 """
 
 from typing import get_args

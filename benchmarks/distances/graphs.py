@@ -147,7 +147,9 @@ def report(
     """Print the time of a whole call, its phases, and how good the plan is."""
 
     def call() -> torchgw.GWResult:
-        return torchgw.solve(*pair, device=device, random_state=0, **options)
+        return torchgw.solve(
+            *pair, device=device, random_state=0, options=torchgw.Options(**options)
+        )
 
     seconds, peak, result = timed(device, call)
     rest = f"value {result.value:.3e} marginals {result.marginal_error:.1e} {result.status.name}"

@@ -128,7 +128,9 @@ def main(arguments: list[str]) -> None:
         }  # fmt: skip
         for _ in range(options.repeat):
             started, cpu = time.perf_counter(), time.process_time()
-            result = torchgw.solve(source, target, distances="poincare", **settings)
+            result = torchgw.solve(
+                source, target, distances="poincare", options=torchgw.Options(**settings)
+            )
             partners = to_numpy(result.lazy_plan.argmax())
             seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
             found = order[partners]

@@ -26,6 +26,7 @@ import torchgw.pot
 from benchmarks.quality.instances import Array, rotation
 from benchmarks.quality.small import SMALL
 from benchmarks.quality.unseen import KEPT_ASIDE, LOOKED_AT
+from torchgw._api import as_arguments
 
 # The generators of the fuzzing tests are the benchmark's too.
 _TESTS = Path(__file__).resolve().parents[2] / "tests"
@@ -230,7 +231,7 @@ def _with_options(number: int, what: Any, single: bool, rng: Generator, device: 
     options |= what(rng, x, y) if callable(what) else what
     if "init" in options:
         del options["n_init"]
-    return partial(torchgw.solve, **options)
+    return partial(torchgw.solve, **as_arguments(options))
 
 
 def _all_options() -> Iterator[Problem]:
@@ -345,7 +346,7 @@ def _from_source(number: int, name: str, single: bool, rng: Generator, device: s
     x, y = (make(side) for side in _SPACES[number % len(_SPACES)](rng))
     if single:
         options = options | {"n_init": 1}
-    return partial(torchgw.solve, x, y, **options, random_state=number, device=device)
+    return partial(torchgw.solve, x, y, random_state=number, device=device, **as_arguments(options))
 
 
 def _all_sources() -> Iterator[Problem]:
@@ -362,12 +363,13 @@ def _fuzzed(number: int, single: bool, rng: Generator, device: str) -> Call:
     arguments = make_case(number, 24).arguments | {"device": device}
     if single:
         arguments = arguments | {"n_init": 1}
-    return partial(torchgw.solve, **arguments)
+    return partial(torchgw.solve, **as_arguments(arguments))
 
 
 def _copied(what: str, rng: Generator, device: str) -> Call:
     """A copy in another order, whose answer is known."""
-    return partial(torchgw.solve, **copy_case(rng, what)[0], random_state=0, device=device)
+    arguments = copy_case(rng, what)[0] | {"random_state": 0, "device": device}
+    return partial(torchgw.solve, **as_arguments(arguments))
 
 
 def _vertices(rng: Generator, device: str) -> Call:
@@ -411,7 +413,7 @@ def _derivative(number: int, rng: Generator, device: str) -> Call:
         tensors[name].requires_grad_()
 
     def call() -> Any:
-        result = torchgw.solve(**tensors, **options)
+        result = torchgw.solve(**as_arguments(tensors | options))
         assert result.loss is not None
         total = result.loss
         if options["differentiable"] != "value":
@@ -430,9 +432,17 @@ def _hessian(rng: Generator, device: str) -> Call:
 
     def call() -> Any:
         result = torchgw.solve(
-            x, y, distances="sqeuclidean", scale=None, epsilon=5.0, tol=1e-10, inner_tol=1e-11,
-            n_init=1, differentiable="implicit", random_state=0,
-        )  # fmt: skip
+            x,
+            y,
+            distances="sqeuclidean",
+            scale=None,
+            epsilon=5.0,
+            tol=1e-10,
+            n_init=1,
+            differentiable="implicit",
+            random_state=0,
+            options=torchgw.Options(inner_tol=1e-11),
+        )
         return result, tuple(result.hvp({"X": step}).products.values())
 
     return call

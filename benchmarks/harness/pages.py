@@ -10,10 +10,12 @@ import argparse
 import re
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from benchmarks.harness.studies import Row, markdown, read
 from torchgw._solve.route import moves_table
+from torchgw._solve.table import TABLE, spelled
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = {
@@ -22,6 +24,7 @@ PAGES = {
     "log": ROOT / "OPTIMIZATION_LOG.md",
     "migrating": ROOT / "docs" / "migrating.md",
     "how-to-choose": ROOT / "docs" / "how-to-choose.md",
+    "options": ROOT / "docs" / "options.md",
 }
 _MARKED = (
     r"(<!-- table ([a-z-]+), made by: python -m benchmarks tables {} -->\n)(.*?)(<!-- end -->)"
@@ -220,8 +223,24 @@ def _pot_times() -> str:
     return markdown(heads, lines)
 
 
+def _options(*, common: bool) -> str:
+    """Options that `solve` has parameters for, or the others."""
+    rows = (
+        (
+            f"`{name}`", spelled(option.type), f"`{option.default!r}`",
+            f"`{option.flag}`" if option.flag else "",
+            option.doc.replace("``", "`"),
+        )
+        for name, option in TABLE.items()
+        if option.common == common
+    )  # fmt: skip
+    return markdown(["option", "values", "default", "flag", "what it is"], rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "moves": moves_table,
+    "common": partial(_options, common=True),
+    "rare": partial(_options, common=False),
     "standing": _standing,
     "compared": _compared,
     "hard": _hard,

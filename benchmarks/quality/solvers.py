@@ -72,10 +72,10 @@ def default_epsilon(instance: Instance, device: str = "cpu") -> float:
             D_Y=instance.d_y,
             a=instance.marginals[0],
             b=instance.marginals[1],
-            callback=lambda iteration: True,
             n_init=1,
             device=device,
             random_state=0,
+            options=torchgw.Options(callback=lambda iteration: True),
         )
     return result.epsilon if instance.epsilon is None else instance.epsilon
 
@@ -85,10 +85,9 @@ def _ours(instance: Instance, request: Request, **options: Any) -> Solution:
     begin = time.perf_counter()
     result = torchgw.solve(
         **instance.inputs,
-        epsilon=epsilon,
-        device=request.device,
-        random_state=request.seed,
-        **options,
+        options=torchgw.Options(
+            epsilon=epsilon, device=request.device, random_state=request.seed, **options
+        ),
     )
     if request.device == "cuda":
         torch.cuda.synchronize()

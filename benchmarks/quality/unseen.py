@@ -41,7 +41,9 @@ def as_given(x: Any, y: Any, judge: Any, answer: Array | None = None) -> Instanc
     with warnings.catch_warnings():
         # said again by the solve that is judged
         warnings.simplefilter("ignore")
-        asked = torchgw.solve(x, y, n_init=1, callback=lambda entry: True, random_state=0)
+        asked = torchgw.solve(
+            x, y, n_init=1, random_state=0, options=torchgw.Options(callback=lambda entry: True)
+        )
     assert asked.extension is not None
     known = asked.extension.known
     d_x, d_y = (

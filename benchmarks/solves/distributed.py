@@ -54,7 +54,12 @@ def solve(n: int, device: str, repeat: int, *, shared: bool) -> dict[str, object
             torch.distributed.barrier()
         begin = time.perf_counter()
         result = torchgw.solve(
-            x, y, epsilon=EPSILON, device=device, random_state=0, distributed=shared
+            x,
+            y,
+            epsilon=EPSILON,
+            device=device,
+            random_state=0,
+            options=torchgw.Options(distributed=shared),
         )
         calls.append((time.perf_counter() - begin, result.timings))
     digest = hashlib.sha256()

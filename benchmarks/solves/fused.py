@@ -68,9 +68,9 @@ def solve(data: Data, device: torch.device, options: argparse.Namespace) -> torc
             features=data.features,
             distances="landmark",
             alpha=options.alpha,
-            skip_tiles=False if options.all_tiles else "auto",
             device=device,
             random_state=0,
+            options=torchgw.Options(skip_tiles=False if options.all_tiles else "auto"),
         )
 
 

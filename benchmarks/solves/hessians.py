@@ -79,7 +79,9 @@ def measure(
     precise = {"tol": tight, "inner_tol": tight / 10, "inner_max_iter": 20_000}
 
     def solve(points: Tensor, **more: Any) -> torchgw.GWResult:
-        return torchgw.solve(points.clone().requires_grad_(), y, **settings | more)
+        return torchgw.solve(
+            points.clone().requires_grad_(), y, options=torchgw.Options(**settings | more)
+        )
 
     for _ in range(repeat):
         result, solved, memory = spent_on(device, solve, x)
@@ -87,7 +89,9 @@ def measure(
     ends = []
     for sign in (1, -1):
         moved = (x + sign * size * step).requires_grad_()
-        end = torchgw.solve(moved, y, **settings | precise, init=result.lazy_plan)
+        end = torchgw.solve(
+            moved, y, init=result.lazy_plan, options=torchgw.Options(**settings | precise)
+        )
         ends.append(torch.autograd.grad(end.loss, moved)[0].double())
     expected, product = (ends[0] - ends[1]) / (2 * size), found.products["X"].double()
     along = float((expected * step).sum())

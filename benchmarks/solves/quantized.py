@@ -173,7 +173,12 @@ def _ours(
         for side in (source, target)
     )
     result = torchgw.solve(
-        D_X=x, D_Y=y, epsilon=epsilon, scale=None, resolution=resolution, random_state=0
+        D_X=x,
+        D_Y=y,
+        epsilon=epsilon,
+        scale=None,
+        random_state=0,
+        options=torchgw.Options(resolution=resolution),
     )
     synchronize(torch.device(device))
     found = {

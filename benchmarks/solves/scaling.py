@@ -76,8 +76,10 @@ def measure(
                 epsilon=_EPSILON if space == "spiral" else "auto",
                 device=device,
                 random_state=0,
-                skip_tiles=False if all_tiles else "auto",
-                resolution=None if all_points else "auto",
+                options=torchgw.Options(
+                    skip_tiles=False if all_tiles else "auto",
+                    resolution=None if all_points else "auto",
+                ),
             )
         synchronize(device)
         busy = time.process_time() - busy

@@ -46,9 +46,15 @@ class Objective:
     def __call__(self, unmixing):
         """Solve for a map, and return the loss with its graph."""
         result = torchgw.solve(
-            channels @ unmixing, D_Y=D, distances="euclidean", epsilon=0.05, init=self.plan,
-            differentiable="value", tol=1e-10, inner_tol=1e-11,
-        )  # fmt: skip
+            channels @ unmixing,
+            D_Y=D,
+            distances="euclidean",
+            epsilon=0.05,
+            init=self.plan,
+            differentiable="value",
+            tol=1e-10,
+            options=torchgw.Options(inner_tol=1e-11),
+        )
         self.plan = result.lazy_plan
         return result.loss
 

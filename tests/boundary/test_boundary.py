@@ -5,7 +5,6 @@ No crash, no hang, no warning of NumPy or PyTorch, no silent change of what was 
 
 from __future__ import annotations
 
-import inspect
 import os
 import warnings
 
@@ -17,15 +16,18 @@ from hostile import ANYTHING
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from problems import solve_by_name
 
 import torchgw
 from torchgw import TorchGWError, TorchGWWarning
+from torchgw._api import DATA
+from torchgw._solve.table import TABLE
 
 # Small and loose: it is not about accuracy here.
 QUICK = {"epsilon": 0.5, "max_iter": 6, "inner_max_iter": 20, "random_state": 0, "n_init": 1}
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(12, 2)), RNG.normal(size=(9, 3))
-PARAMETERS = inspect.signature(torchgw.solve).parameters
+PARAMETERS = (*DATA, *TABLE)
 
 # A number in the environment asks for as many new examples; the usual ones are always the same.
 EXAMPLES = os.environ.get("BOUNDARY_EXAMPLES")
@@ -41,10 +43,8 @@ def attempt(*arguments, **keywords):
     """Return the result, or ``None`` after a clear error; anything else fails the test."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TorchGWWarning)
-        # `momentum` has another name
-        warnings.simplefilter("ignore", DeprecationWarning)
         try:
-            result = torchgw.solve(*arguments, **keywords)
+            result = solve_by_name(*arguments, **keywords)
         except TorchGWError:
             return None
     check(result)
@@ -254,7 +254,7 @@ def test_units_do_not_matter(exponent, distances):
 @pytest.mark.parametrize("device", ["meta", "mps", "xpu", "cuda:57", "nowhere", "cpu:1"])
 def test_other_devices_are_refused(device):
     with pytest.raises(torchgw.InvalidInputError, match="device"):
-        torchgw.solve(X, Y, device=device, **QUICK)
+        solve_by_name(X, Y, device=device, **QUICK)
 
 
 def test_tiny_problems():

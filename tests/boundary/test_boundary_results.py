@@ -23,7 +23,13 @@ from torchgw.metrics import foscttm, transfer_labels
 
 RESULT = torchgw.solve(X, Y, distances="euclidean", epsilon=0.5, n_init=1, random_state=0)
 STREAMED = torchgw.solve(
-    X, Y, distances="sqeuclidean", storage="streamed", epsilon=0.5, n_init=1, random_state=0
+    X,
+    Y,
+    distances="sqeuclidean",
+    epsilon=0.5,
+    n_init=1,
+    random_state=0,
+    options=torchgw.Options(storage="streamed"),
 )
 LOW_RANK = torchgw.solve_low_rank(
     X, Y, rank=2, distances="sqeuclidean", tol=0.1, random_state=0, init=RESULT

@@ -44,7 +44,9 @@ def test_verbose_moves_a_bar_in_a_terminal(monkeypatch):
     pytest.importorskip("tqdm", reason="needs tqdm")
     monkeypatch.setattr(sys, "stderr", Terminal())
     seen = []
-    result = torchgw.solve(X, Y, verbose=True, epsilon=0.1, callback=seen.append)
+    result = torchgw.solve(
+        X, Y, verbose=True, epsilon=0.1, options=torchgw.Options(callback=seen.append)
+    )
     assert f"torchgw: {result.n_iters} iterations" in sys.stderr.text
     assert "marginal error" in sys.stderr.text
     assert seen == list(result.history)
@@ -69,7 +71,11 @@ def test_verbose_tells_how_far_a_search_is(capsys):
 def test_callback_stops_a_verbose_solve(capsys):
     with pytest.warns(torchgw.ConvergenceWarning, match="Stopped by the callback or a time limit"):
         result = torchgw.solve(
-            X, Y, search="fast", verbose=True, callback=lambda entry: entry.iteration == 3
+            X,
+            Y,
+            search="fast",
+            verbose=True,
+            options=torchgw.Options(callback=lambda entry: entry.iteration == 3),
         )
     assert result.status is torchgw.Status.STOPPED
     assert len(capsys.readouterr().err.splitlines()) == 4

@@ -8,7 +8,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from problems import LargestTensor
+from problems import LargestTensor, solve_by_name
 from torch.autograd import gradcheck, gradgradcheck
 
 import torchgw
@@ -39,7 +39,7 @@ def solver(metric, mode, names, fixed, read, **options):
         given = {**fixed, **dict(zip(names, tensors, strict=True))}
         for name in {"a", "b"} & set(given):
             given[name] = given[name] / given[name].sum()
-        result = torchgw.solve(
+        result = solve_by_name(
             distances=metric, epsilon=EPSILON[metric], differentiable=mode, **given, **TIGHT,
             **options,
         )  # fmt: skip
@@ -73,7 +73,7 @@ def test_distance_matrices(mode, read):
 
     def run(source, target):
         # one entry alone would make a table asymmetric, which is refused
-        result = torchgw.solve(
+        result = solve_by_name(
             D_X=(source + source.T) / 2, D_Y=(target + target.T) / 2, epsilon=0.6,
             differentiable=mode, **TIGHT,
         )  # fmt: skip
@@ -87,7 +87,7 @@ def test_sides_of_different_kind(pair):
     given = problem()
 
     def run(x, y):
-        result = torchgw.solve(
+        result = solve_by_name(
             x, y, distances=pair, epsilon=1.0, gradient="factored", differentiable="implicit",
             **TIGHT,
         )  # fmt: skip
@@ -100,7 +100,7 @@ def test_every_way_to_read_a_plan():
     given = problem()
 
     def run(x, m, values):
-        plan = torchgw.solve(
+        plan = solve_by_name(
             x, given["Y"], M=m, distances="sqeuclidean", epsilon=1.5, differentiable="implicit",
             **TIGHT,
         ).lazy_plan  # fmt: skip
@@ -113,7 +113,7 @@ def test_marginals_can_be_differentiated_at_any_time():
     """What is kept of a plan would be a graph that is used up, or no graph at all."""
     given = problem()
     (a,) = require([given["a"]])
-    plan = torchgw.solve(
+    plan = solve_by_name(
         given["X"], given["Y"], a=a, distances="sqeuclidean", epsilon=1.5,
         differentiable="implicit", **TIGHT,
     ).lazy_plan  # fmt: skip
@@ -152,9 +152,16 @@ def test_second_derivatives_that_are_not_defined_say_so():
     with pytest.raises(torchgw.UnsupportedError, match="once"):
         first.sum().backward()
     sampled = torchgw.solve(
-        x, given["Y"], distances="sqeuclidean", gradient="sampled", epsilon=1.5,
-        differentiable="value", random_state=0, max_iter=2, min_iter=1,
-    )  # fmt: skip
+        x,
+        given["Y"],
+        distances="sqeuclidean",
+        gradient="sampled",
+        epsilon=1.5,
+        differentiable="value",
+        random_state=0,
+        max_iter=2,
+        options=torchgw.Options(min_iter=1),
+    )
     with pytest.raises(torchgw.UnsupportedError, match="sampled"):
         sampled.hvp(torch.ones_like(x))
 
@@ -260,7 +267,7 @@ def test_points_of_weight_zero_count_for_nothing():
         x = torch.cat([given["X"], torch.ones(extra, 2)]).double().requires_grad_()
         y = torch.cat([given["Y"], -torch.ones(extra, 3)]).double().requires_grad_()
         a, b = (torch.cat([given[name], torch.zeros(extra)]) for name in ("a", "b"))
-        result = torchgw.solve(
+        result = solve_by_name(
             x, y, a=a, b=b, distances="sqeuclidean", epsilon=1.5, differentiable="implicit",
             **TIGHT,
         )  # fmt: skip
@@ -292,9 +299,15 @@ def test_sampled_gradient_estimates_the_exact_one():
     for name in ("dense", "sampled"):
         x, y = require([given["X"], given["Y"]])
         result = torchgw.solve(
-            x, y, distances="euclidean", epsilon=2.0, gradient=name, n_anchors=5_000,
-            differentiable="value", random_state=0,
-        )  # fmt: skip
+            x,
+            y,
+            distances="euclidean",
+            epsilon=2.0,
+            gradient=name,
+            differentiable="value",
+            random_state=0,
+            options=torchgw.Options(n_anchors=5_000),
+        )
         gradients[name] = torch.autograd.grad(result.loss, [x, y])
     for exact, sampled in zip(gradients["dense"], gradients["sampled"], strict=True):
         # noise of the plan and of the estimate, seen for several seeds: 0.1 to 0.2
@@ -311,9 +324,15 @@ def test_nothing_of_the_size_of_the_plan(monkeypatch):
     x, y = require([given["X"], given["Y"]])
     with LargestTensor() as largest:
         result = torchgw.solve(
-            x, y, distances="sqeuclidean", epsilon=2.0, storage="streamed",
-            differentiable="implicit", precision="float64", tol=1e-3, n_init=1,
-        )  # fmt: skip
+            x,
+            y,
+            distances="sqeuclidean",
+            epsilon=2.0,
+            differentiable="implicit",
+            tol=1e-3,
+            n_init=1,
+            options=torchgw.Options(storage="streamed", precision="float64"),
+        )
         total = result.loss + (result.lazy_plan @ y).square().sum()
         total.backward()
     assert x.grad.norm() > 0
@@ -401,7 +420,7 @@ def test_operations_of_plans_in_any_precision(mode, precision):
     given = problem(12, 9)
     (x,) = require([given["X"]])
     options = {"distances": "sqeuclidean", "epsilon": 1.0, "inner_tol": 1e-5, "n_init": 1}
-    result = torchgw.solve(
+    result = solve_by_name(
         x, given["Y"], differentiable=mode, precision=precision, random_state=0, **options
     )
     plan = result.lazy_plan
@@ -431,7 +450,7 @@ def test_torch_compile_leaves_a_solve_alone():
         options = {"distances": "sqeuclidean", "epsilon": 1.0, "n_init": 1, "max_iter": 2}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return 3 * torchgw.solve(2 * x, y, **options, differentiable="value").loss
+            return 3 * solve_by_name(2 * x, y, **options, differentiable="value").loss
 
     inputs = [torch.arange(30.0).double().sin().reshape(10, 3).requires_grad_() for _ in range(2)]
     for function, x in zip((torch.compile(step, backend=backend), step), inputs, strict=True):
@@ -455,7 +474,7 @@ def test_an_unrolled_plan_has_three_derivatives():
         moved |= {
             name: moved[name].abs() / moved[name].abs().sum() for name in {"a", "b"} & {*moved}
         }
-        result = torchgw.solve(
+        result = solve_by_name(
             **moved, distances="sqeuclidean", differentiable="unrolled", epsilon=1.5, **TIGHT
         )
         for total in (result.loss, pushed(result).square().sum()):
@@ -505,7 +524,7 @@ def test_alpha_has_a_gradient(alpha, options):
     X, Y, M = rng.normal(size=(12, 2)), rng.normal(size=(10, 3)), rng.random((12, 10))
 
     def loss(value, **more):
-        return torchgw.solve(
+        return solve_by_name(
             X, Y, M=M, alpha=value, distances="sqeuclidean", epsilon=1.0, n_init=1, scale=None,
             tol=1e-8, objective_tol=0, inner_tol=1e-10, random_state=0, **options, **more,
         )  # fmt: skip
@@ -529,7 +548,7 @@ def test_numbers(mode, read):
     given = problem()
 
     def run(alpha, epsilon):
-        return read(torchgw.solve(
+        return read(solve_by_name(
             **given, alpha=alpha, epsilon=epsilon, distances="sqeuclidean", differentiable=mode,
             **TIGHT,
         ))  # fmt: skip

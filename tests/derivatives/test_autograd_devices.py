@@ -6,8 +6,7 @@ import gc
 
 import pytest
 import torch
-
-import torchgw
+from problems import solve_by_name
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 # Sizes: with a GPU's kernels in their loops, and quick on a CPU.
@@ -59,7 +58,7 @@ def total(given, mode, options):
         given[name] = given[name] / given[name].sum()
     if "F_X" in given:
         given["features"] = given.pop("F_X"), given.pop("F_Y")
-    result = torchgw.solve(**given, differentiable=mode, **TIGHT, **options)
+    result = solve_by_name(**given, differentiable=mode, **TIGHT, **options)
     number = UPSTREAM * result.loss
     if mode == "value":
         return number
@@ -133,7 +132,7 @@ def test_gradients_of_a_gpu_are_those_of_a_cpu(mode):
     gradients = []
     for device in ("cpu", "cuda"):
         points = [part.to(device).requires_grad_() for part in (x, y)]
-        result = torchgw.solve(*points, differentiable=mode, **TIGHT, **options)
+        result = solve_by_name(*points, differentiable=mode, **TIGHT, **options)
         number = UPSTREAM * result.loss
         if mode == "implicit":
             number = number + (result.lazy_plan @ points[1].detach()).square().sum() * n

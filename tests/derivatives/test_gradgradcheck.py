@@ -4,9 +4,8 @@ import math
 
 import pytest
 import torch
+from problems import solve_by_name
 from torch.autograd import gradcheck, gradgradcheck
-
-import torchgw
 
 EXACT = {"tol": 1e-12, "inner_tol": 1e-13, "max_iter": 4000, "inner_max_iter": 20_000}
 KINDS = {
@@ -38,7 +37,7 @@ def test_derivatives_are_those_of_differences(kind, gradient):
         inputs = dict(zip(names, values, strict=True))
         # the mass of relaxed weights is an input of its own
         inputs["a"], inputs["b"] = (inputs[name] / inputs[name].sum() for name in ("a", "b"))
-        return torchgw.solve(
+        return solve_by_name(
             distances="sqeuclidean", gradient=gradient, n_init=1, differentiable="value",
             **KINDS[kind], **inputs, **EXACT,
         ).loss  # fmt: skip

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from problems import solve_by_name
 
 import torchgw
 
@@ -62,7 +63,7 @@ def solved(case, given, mode="implicit"):
         options["alpha"] = 0.0
     else:
         options = {"distances": "sqeuclidean"} | options
-    return leaves, torchgw.solve(differentiable=mode, **options)
+    return leaves, solve_by_name(differentiable=mode, **options)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -144,7 +145,7 @@ def test_large_plans_are_refused_before_the_solve(limited, options):
     x, y = normal(8, 2, seed=0).requires_grad_(), normal(8, 2, seed=1)
     iterations = []
     with pytest.raises(torchgw.UnsupportedError, match="50 pairs"):
-        torchgw.solve(
+        solve_by_name(
             x, y, distances="sqeuclidean", epsilon=1.5, callback=iterations.append, **options
         )
     assert not iterations

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from problems import LargestTensor
+from problems import LargestTensor, solve_by_name
 
 import torchgw
 from torchgw._derivatives.conjugate import by_conjugate_gradients
@@ -53,7 +53,7 @@ def solved(case, given):
     passed = dict(leaves)
     if "F_X" in passed:
         passed["features"] = passed.pop("F_X"), passed.pop("F_Y")
-    result = torchgw.solve(differentiable="value", **(CASES[case] | passed), **EXACT)
+    result = solve_by_name(differentiable="value", **(CASES[case] | passed), **EXACT)
     return leaves, result
 
 
@@ -120,7 +120,7 @@ def test_an_input_alone_has_its_block(case):
         alone = given | {name: given[name].clone().requires_grad_()}
         if "F_X" in alone:
             alone["features"] = alone.pop("F_X"), alone.pop("F_Y")
-        other = torchgw.solve(differentiable="value", **(CASES[case] | alone), **EXACT)
+        other = solve_by_name(differentiable="value", **(CASES[case] | alone), **EXACT)
         expected = result.hvp({name: step}).products[name]
         found = other.hvp(step).products[name]
         assert (found - expected).norm() <= 1e-8 * expected.norm(), name
@@ -152,7 +152,7 @@ def test_moves_that_change_nothing_have_no_curvature():
     # translations and rotations leave all distances as they are, at a stationary gradient or not
     given = inputs_of("sqeuclidean")
     x = given["X"].clone().requires_grad_()
-    result = torchgw.solve(
+    result = solve_by_name(
         x, given["Y"], distances="sqeuclidean", epsilon=1.5, differentiable="value", **EXACT
     )
     assert result.hvp(torch.ones_like(x)).products["X"].abs().max() < 1e-10
@@ -182,9 +182,14 @@ def test_nothing_of_the_size_of_the_plan_is_kept_for_factored_problems(monkeypat
     generator = torch.Generator().manual_seed(0)
     X, Y = (torch.randn(n, 2, generator=generator, dtype=torch.float64) for n in (100, 80))
     result = torchgw.solve(
-        X.requires_grad_(), Y, distances="sqeuclidean", epsilon=5.0, differentiable="value",
-        storage="streamed", n_init=1, precision="float64",
-    )  # fmt: skip
+        X.requires_grad_(),
+        Y,
+        distances="sqeuclidean",
+        epsilon=5.0,
+        differentiable="value",
+        n_init=1,
+        options=torchgw.Options(storage="streamed", precision="float64"),
+    )
     with LargestTensor() as largest:
         found = result.hvp(torch.randn(X.shape, generator=generator, dtype=torch.float64))
     assert found.converged
@@ -227,7 +232,7 @@ def test_a_plan_that_cannot_move_raises_no_doubt(recwarn):
     options = {"distances": "sqeuclidean", "differentiable": "value", "random_state": 0, **EXACT}
     found = {}
     for epsilon in (0.05, 0.08):
-        result = torchgw.solve(x, y, epsilon=epsilon, **options)
+        result = solve_by_name(x, y, epsilon=epsilon, **options)
         product = result.hvp(direction)
         assert product.converged
         assert product.residual < 1e-6
@@ -244,9 +249,15 @@ def test_points_matched_one_to_one_do_not_slow_the_system():
     y = x + 0.3 * scale * torch.randn(200, 20, generator=generator, dtype=torch.float64)
     epsilon = 0.02 * float(torch.cdist(x, x).square().mean()) ** 2
     result = torchgw.solve(
-        x.requires_grad_(), y, distances="sqeuclidean", epsilon=epsilon, n_init=1,
-        gradient="factored", storage="streamed", differentiable="value",
-    )  # fmt: skip
+        x.requires_grad_(),
+        y,
+        distances="sqeuclidean",
+        epsilon=epsilon,
+        n_init=1,
+        gradient="factored",
+        differentiable="value",
+        options=torchgw.Options(storage="streamed"),
+    )
     # with columns scaled by their weights 1,001 products left 8e-6
     found = result.hvp(torch.ones_like(x).cumsum(0))
     assert found.residual < 1e-9
@@ -257,7 +268,7 @@ def test_rotations_turn_the_gradient():
     # the loss is the same at X and at X R, so that the Hessian along X S is the gradient times S
     given = inputs_of("sqeuclidean")
     x = given["X"].clone().requires_grad_()
-    result = torchgw.solve(
+    result = solve_by_name(
         x, given["Y"], distances="sqeuclidean", epsilon=1.5, differentiable="value", **EXACT
     )
     (gradient,) = torch.autograd.grad(result.loss, x)
@@ -273,7 +284,7 @@ def test_a_plan_that_has_not_settled_errs_as_far_as_it_is_from_the_fixed_point(s
     step = direction_of(given)["X"]
     plans, products = [], []
     for options in ({}, {"max_iter": stop}):
-        result = torchgw.solve(
+        result = solve_by_name(
             given["X"].clone().requires_grad_(), given["Y"], distances="sqeuclidean", epsilon=1.5,
             differentiable="value", **(EXACT | options),
         )  # fmt: skip

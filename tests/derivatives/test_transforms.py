@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from problems import solve_by_name
 from torch.func import grad, hessian, jacrev, jvp, vjp, vmap
 
 import torchgw
@@ -24,7 +25,7 @@ Y = cloud(5, 3, 1)
 
 
 def loss(x, **more):
-    return torchgw.solve(x, Y, **{"differentiable": "value"} | SETTINGS | more).loss
+    return solve_by_name(x, Y, **{"differentiable": "value"} | SETTINGS | more).loss
 
 
 def test_first_derivatives_are_those_of_autograd():
@@ -44,7 +45,7 @@ def test_first_derivatives_are_those_of_autograd():
 def test_the_hessian_is_made_of_products():
     x = cloud(4, 2, 0)
     leaf = x.clone().requires_grad_()
-    result = torchgw.solve(leaf, Y, differentiable="value", **SETTINGS)
+    result = solve_by_name(leaf, Y, differentiable="value", **SETTINGS)
     found = hessian(loss)(x).reshape(8, 8)
     for place, step in enumerate(torch.eye(8, dtype=torch.float64)):
         expected = result.hvp(step.reshape(4, 2)).products["X"].flatten()
@@ -74,7 +75,7 @@ def test_a_plan_can_be_pulled_back():
     x, values = cloud(6, 2, 0), cloud(5, 2, 4)
 
     def moved(x):
-        return torchgw.solve(x, Y, differentiable="implicit", **SETTINGS).lazy_plan @ values
+        return solve_by_name(x, Y, differentiable="implicit", **SETTINGS).lazy_plan @ values
 
     upstream = cloud(6, 2, 5)
     (found,) = vjp(moved, x)[1](upstream)
@@ -91,7 +92,7 @@ def test_what_transforms_cannot_do():
     with pytest.raises(torchgw.UnsupportedError, match="solve_many"):
         vmap(loss)(cloud(12, 2, 0).reshape(2, 6, 2))
     with pytest.raises(torchgw.UnsupportedError, match="implicit"):
-        grad(lambda x: torchgw.solve(x, Y, differentiable="unrolled", **SETTINGS).loss)(
+        grad(lambda x: solve_by_name(x, Y, differentiable="unrolled", **SETTINGS).loss)(
             cloud(6, 2, 0)
         )
     with pytest.raises(torchgw.UnsupportedError, match="third"):

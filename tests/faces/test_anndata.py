@@ -160,6 +160,15 @@ def test_no_warnings_of_ours(pair):
 def test_options_of_a_solve_have_their_place(pair):
     with pytest.raises(TorchGWError, match=r"Pass it as solve_options=\{'epsilon': ...\}"):
         align(*pair[:2], use_rep=("X_lsi", "X_pca"), epsilon=1e-3)
+    with pytest.raises(TorchGWError, match=r"Pass it as solve_options=\{'inner_tol': ...\}"):
+        align(*pair[:2], use_rep=("X_lsi", "X_pca"), inner_tol=1e-9)
+    named = {**EXACT, "n_init": 1, "precision": "float32"}
+    first, second = (
+        align(*pair[:2], use_rep=("X_lsi", "X_pca"), solve_options=options)
+        for options in (named, torchgw.Options(**named))
+    )
+    assert first.precision == "float32"
+    np.testing.assert_array_equal(first.plan, second.plan)
 
 
 def test_sparse_counts_are_refused(pair):

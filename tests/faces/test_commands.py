@@ -238,6 +238,7 @@ def test_bash_completes(capsys, tmp_path):
     assert complete("torchgw", "tra") == {"transform"}
     assert complete("torchgw", "align", "--ep") == {"--epsilon"}
     assert complete("torchgw", "plot", "out.npz", "--kind", "con") == {"convergence", "confusion"}
+    assert complete("torchgw", "align", "X.npy", "Y.npy", "--storage", "str") == {"streamed"}
     assert complete("torchgw", "info", "out") == {"out.npz"}
 
 

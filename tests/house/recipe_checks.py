@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import reference
 import torch
-from problems import distance_matrices, random_weights
+from problems import distance_matrices, random_weights, solve_by_name
 from scipy.spatial.distance import cdist
 
 import torchgw
@@ -40,7 +40,7 @@ def test_provider(gradient):
     X, Y = rng.normal(size=(14, 2)), rng.normal(size=(11, 3))
     tables = [cdist(points, points, "cityblock") for points in (X, Y)]
     tables = [table / table.max() for table in tables]
-    result = torchgw.solve(
+    result = solve_by_name(
         X, Y, distances="manhattan", gradient=gradient, epsilon=0.05, max_iter=60, **TIGHT
     )
     assert result.gradient == gradient
@@ -81,7 +81,7 @@ def test_backend(dtype, distances):
     if distances == "sqeuclidean":
         options |= {"gradient": "factored", "storage": "streamed"}
     got, expected = (
-        torchgw.solve(POINTS, 2 * POINTS[:7], backend=name, **options)
+        solve_by_name(POINTS, 2 * POINTS[:7], backend=name, **options)
         for name in ("logsumexp", "eager")
     )
     assert (got.backend, expected.backend) == ("logsumexp", "eager")
@@ -91,7 +91,7 @@ def test_backend(dtype, distances):
 def test_backend_in_choices_and_messages(capsys):
     assert torchgw.solve(POINTS, POINTS, distances="euclidean").backend == "eager"
     with pytest.raises(torchgw.InvalidInputError, match="'compile', 'logsumexp', 'eager'"):
-        torchgw.solve(POINTS, POINTS, backend="even")
+        torchgw.solve(POINTS, POINTS, options=torchgw.Options(backend="even"))
     assert "logsumexp" in NAMES
     assert main(["info"]) == 0
     assert "logsumexp" in capsys.readouterr().out
@@ -107,7 +107,7 @@ def test_loss(gradient, tmp_path):
     options = {"epsilon": 0.05, "max_iter": 200, **TIGHT} | (
         {} if gradient == "dense" else {"n_anchors": 400, "max_iter": 60}
     )
-    result = torchgw.solve(**GIVEN, loss="hellinger", gradient=gradient, **options)
+    result = solve_by_name(**GIVEN, loss="hellinger", gradient=gradient, **options)
     plan = np.asarray(result.plan)
     cost = reference.loss_cost(hellinger, D_X, D_Y, plan)
     error = 6 * result.log["value_standard_error"] + 1e-9
@@ -129,19 +129,19 @@ def test_loss(gradient, tmp_path):
 
 def test_loss_in_choices_and_messages(capsys):
     with pytest.raises(torchgw.InvalidInputError, match="'absolute', 'hellinger'"):
-        torchgw.solve(**GIVEN, loss="huber")
+        solve_by_name(**GIVEN, loss="huber")
     assert "hellinger" in help_of_align(capsys)
 
 
 def test_option(capsys):
     plain, sharp, default = (
-        torchgw.solve(POINTS, 2 * POINTS, distances="euclidean", random_state=0, **options)
+        solve_by_name(POINTS, 2 * POINTS, distances="euclidean", random_state=0, **options)
         for options in ({"sharpness": 1.0}, {"sharpness": 2}, {})
     )
     assert sharp.epsilon == pytest.approx(plain.epsilon / 2)
     assert default.value == plain.value
     for wrong in (0, -1.0, "high", None):
         with pytest.raises(torchgw.TorchGWError, match="sharpness"):
-            torchgw.solve(POINTS, POINTS, sharpness=wrong)
-    assert "sharpness : float" in torchgw.solve.__doc__
+            torchgw.Options(sharpness=wrong)
+    assert "sharpness : float" in torchgw.Options.__doc__
     assert "--sharpness" in help_of_align(capsys)

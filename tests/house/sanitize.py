@@ -15,6 +15,8 @@ import sys
 import warnings
 from pathlib import Path
 
+from problems import solve_by_name
+
 sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1])]
 TOOLS = ("memcheck", "initcheck", "racecheck", "synccheck")
 
@@ -79,7 +81,7 @@ def solve_all(device):
         {"unbalanced": 1.0, "storage": "streamed"},
         {"mass": 0.6},
     ):
-        plan = torchgw.solve(x, y, **common | options).lazy_plan
+        plan = solve_by_name(x, y, **common | options).lazy_plan
         print(options, flush=True)
         plan.topk(2)
         plan.to_dense()
@@ -87,7 +89,7 @@ def solve_all(device):
     # sums over many columns are shared by programs
     many = rng.normal(size=(600, 2))
     alone = {"precision": "float64", "storage": "streamed", "skip_tiles": False, "n_init": 1}
-    torchgw.solve(x, many, **common | alone)
+    solve_by_name(x, many, **common | alone)
     engine.on_chip = lambda *_: True
     for by_programs in (True, False):
         engine.may_begin = lambda *_, by_programs=by_programs: by_programs

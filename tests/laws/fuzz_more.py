@@ -14,6 +14,7 @@ import reference
 import scipy
 import torch
 from fuzz_cases import GOOD, logsumexp, tree_distances
+from problems import solve_by_name
 from scipy.spatial.distance import cdist
 
 import torchgw
@@ -148,7 +149,7 @@ def attempt_derivative(number, device):
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         try:
-            result = torchgw.solve(**tensors, **options)
+            result = solve_by_name(**tensors, **options)
             found = _along(result.loss, tensors, directions)
             pushed = None
             if follows:
@@ -306,7 +307,7 @@ def attempt_known(number, device):
 def copied(rng, kind, options):
     """A copy in another order: nothing is better than what the true match leads to."""
     given, d_x, d_y, a, b, match = copy_case(rng, kind)
-    result = torchgw.solve(**given, **options)
+    result = solve_by_name(**given, **options)
     d_x, d_y = (table * scale for table, scale in zip((d_x, d_y), result.scale, strict=True))
     own = _objective(d_x, d_y, a, b, to_numpy(result.plan), result.epsilon)
     plan, _ = iterate(d_x, d_y, a, b, match, result.epsilon)
@@ -327,7 +328,7 @@ def linear_answer(rng, kind, options):
     n = int(rng.integers(2, 40))
     cost = rng.random((n, n))
     x = rng.normal(size=(n, 2))
-    result = torchgw.solve(x, x, M=cost, alpha=0, distances="euclidean", polish=True, **options)
+    result = solve_by_name(x, x, M=cost, alpha=0, distances="euclidean", polish=True, **options)
     best = cost[scipy.optimize.linear_sum_assignment(cost)].mean()
     off = abs(result.value - best) > 1e-9
     return result.status.name, [f"{result.value:.9g} for {best:.9g}"] if off else []
@@ -338,7 +339,7 @@ def best_vertex(rng, kind, options):
     n = int(rng.integers(2, 7))
     x, y = rng.normal(size=(n, 2)), rng.normal(size=(n, 3))
     metric = str(rng.choice(["euclidean", "sqeuclidean"]))
-    result = torchgw.solve(x, y, distances=metric, scale=None, polish=True, **options)
+    result = solve_by_name(x, y, distances=metric, scale=None, polish=True, **options)
     d_x, d_y = (cdist(side, side, metric) for side in (x, y))
     best = min(
         ((d_x - d_y[np.ix_(order, order)]) ** 2).mean()
@@ -354,7 +355,7 @@ def subset(rng, kind, options):
     n = int(rng.integers(5, m + 1))
     y = rng.normal(size=(m, 2))
     x = y[rng.permutation(m)[:n]]
-    result = torchgw.solve(
+    result = solve_by_name(
         x, y, distances="euclidean", scale=None, unbalanced=(np.inf, 0), **options
     )
     d_x, d_y = (cdist(side, side) for side in (x, y))

@@ -6,6 +6,7 @@ import warnings
 
 import networkx
 import numpy as np
+from problems import solve_by_name
 from scipy.cluster.hierarchy import cophenet, linkage
 from scipy.spatial.distance import cdist, squareform
 from scipy.stats import ortho_group
@@ -160,7 +161,7 @@ def solve(sides, **options):
         given["distances"] = "euclidean"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", torchgw.TorchGWWarning)
-        return torchgw.solve(**given, random_state=0, **options)
+        return solve_by_name(**given, random_state=0, **options)
 
 
 def says_so(result):

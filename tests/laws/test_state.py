@@ -19,6 +19,7 @@ import pytest
 import torch
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from problems import solve_by_name
 
 import torchgw
 
@@ -42,7 +43,7 @@ def clouds(seed, n=14):
 
 
 def quiet(seed, options, **more):
-    return torchgw.solve(
+    return solve_by_name(
         *clouds(seed), epsilon=0.05, random_state=seed, n_init=4, **options, **more
     )
 

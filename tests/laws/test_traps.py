@@ -14,7 +14,13 @@ import pytest
 import reference
 import scipy.sparse
 import torch
-from problems import distance_matrices, isometric_copy, linear_problem, random_weights
+from problems import (
+    distance_matrices,
+    isometric_copy,
+    linear_problem,
+    random_weights,
+    solve_by_name,
+)
 from scipy.spatial.distance import cdist
 
 import torchgw
@@ -53,7 +59,7 @@ def solve(gradient="dense", **options):
     """Solve a small problem that every gradient can."""
     x, y, _ = isometric_copy(24, noise=0.1)
     defaults = {"distances": "sqeuclidean", "epsilon": 0.05, "random_state": 0}
-    return torchgw.solve(x, y[:18], gradient=gradient, **{**defaults, **options})
+    return solve_by_name(x, y[:18], gradient=gradient, **{**defaults, **options})
 
 
 # -- epsilon and scale ------------------------------------------------------------------------
@@ -125,20 +131,20 @@ def test_alpha_is_the_weight_of_the_quadratic_term_as_in_pot():
     a, b = random_weights(20), random_weights(16)
     options = {"D_X": D_X, "D_Y": D_Y, "a": a, "b": b, "epsilon": 0.05, "init": np.outer(a, b)}
     tight = {"tol": 1e-10, "inner_tol": 1e-12, "max_iter": 3000}
-    pure = torchgw.solve(**options, **tight)
-    also = torchgw.solve(M=linear, alpha=1, **options, **tight)
+    pure = solve_by_name(**options, **tight)
+    also = solve_by_name(M=linear, alpha=1, **options, **tight)
     expected = ot.gromov.entropic_gromov_wasserstein(
         D_X, D_Y, a, b, "square_loss", epsilon=0.05, tol=1e-12, max_iter=3000
     )
     for result in (pure, also):
         np.testing.assert_allclose(np.asarray(result.plan), expected, atol=1e-7)
         assert result.value_linear == 0
-    fused = torchgw.solve(M=linear, alpha=0.9, **options, **tight)
+    fused = solve_by_name(M=linear, alpha=0.9, **options, **tight)
     expected = ot.gromov.entropic_fused_gromov_wasserstein(
         linear, D_X, D_Y, a, b, "square_loss", epsilon=0.05, alpha=0.9, tol=1e-12, max_iter=3000
     )
     np.testing.assert_allclose(np.asarray(fused.plan), expected, atol=1e-7)
-    only = torchgw.solve(M=linear, alpha=0, **options, **tight)
+    only = solve_by_name(M=linear, alpha=0, **options, **tight)
     expected = ot.sinkhorn(a, b, linear, 0.05, numItermax=20_000, stopThr=1e-13)
     np.testing.assert_allclose(np.asarray(only.plan), expected, atol=1e-7)
     assert only.value_quad == 0
@@ -238,10 +244,10 @@ def test_the_compiled_path_is_called_when_asked_for(monkeypatch):
 
     monkeypatch.setattr(CompiledProblem, "softmin", count)
     options = {"D_X": D_X, "D_Y": D_Y, "epsilon": 0.5}
-    compiled = torchgw.solve(backend="compile", **options)
+    compiled = solve_by_name(backend="compile", **options)
     assert compiled.backend == "compile"
     assert len(calls) > compiled.n_iters
-    torch.testing.assert_close(compiled.plan, torchgw.solve(**options).plan, atol=1e-8, rtol=0)
+    torch.testing.assert_close(compiled.plan, solve_by_name(**options).plan, atol=1e-8, rtol=0)
 
 
 def test_a_backend_that_cannot_run_raises(monkeypatch):
@@ -323,9 +329,15 @@ def test_weights_that_float32_cannot_hold(gradient, weight):
     a[[0, 7]], b[3] = weight, weight
     a, b = a / a.sum(), b / b.sum()
     result = torchgw.solve(
-        D_X=D_X, D_Y=D_Y, a=a, b=b, gradient=gradient, precision="float32", epsilon=0.1,
+        D_X=D_X,
+        D_Y=D_Y,
+        a=a,
+        b=b,
+        gradient=gradient,
+        epsilon=0.1,
         random_state=0,
-    )  # fmt: skip
+        options=torchgw.Options(precision="float32"),
+    )
     plan = np.asarray(result.plan, np.float64)
     assert np.isfinite(plan).all()
     assert np.abs(plan.sum(1) - a).sum() < 1e-4
@@ -335,7 +347,13 @@ def test_weights_that_float32_cannot_hold(gradient, weight):
     assert result.converged
     assert np.isfinite(result.value)
     exact = torchgw.solve(
-        D_X=D_X, D_Y=D_Y, a=a, b=b, gradient="dense", precision="float64", epsilon=0.1
+        D_X=D_X,
+        D_Y=D_Y,
+        a=a,
+        b=b,
+        gradient="dense",
+        epsilon=0.1,
+        options=torchgw.Options(precision="float64"),
     )
     if gradient == "dense":
         np.testing.assert_allclose(plan, np.asarray(exact.plan), atol=1e-5)
@@ -383,7 +401,9 @@ def test_a_cache_keeps_the_rows_of_the_request_it_serves(cache_size):
         torch.testing.assert_close(provider.columns(index), exact[:, index])
     sides = [DijkstraDistance(graph, cache_size=size) for size in (cache_size, 2000)]
     plans = [
-        torchgw.solve(side, D_Y=D_Y, epsilon=1.0, n_anchors=64, random_state=0).plan
+        torchgw.solve(
+            side, D_Y=D_Y, epsilon=1.0, random_state=0, options=torchgw.Options(n_anchors=64)
+        ).plan
         for side in sides
     ]
     assert np.array_equal(*plans)
@@ -449,7 +469,7 @@ def test_autocast_does_not_reach_in(storage):
 
     def numbers(autocast):
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            result = torchgw.solve(X, Y, **options)
+            result = solve_by_name(X, Y, **options)
             plan = result.lazy_plan
             drawn = plan.sample(20, torch.Generator().manual_seed(0))
             parts = [
@@ -483,7 +503,7 @@ def test_the_default_device_is_left_alone(options, tmp_path):
     given = {"X": X, "Y": torch.from_numpy(Y).requires_grad_("differentiable" in options)}
     with torch.device("meta"), warnings.catch_warnings():
         warnings.simplefilter("ignore", torchgw.ConvergenceWarning)
-        result = torchgw.solve(**{**given, **options, "max_iter": 3, "random_state": 0})
+        result = solve_by_name(**{**given, **options, "max_iter": 3, "random_state": 0})
         result.save(tmp_path / "result.npz")
         for plan in (result.lazy_plan, torchgw.load(tmp_path / "result.npz").lazy_plan):
             for found in (plan @ Y, plan.marginals()[0], *plan.topk(2), plan.rows([3])):
@@ -523,8 +543,15 @@ def test_matrices_in_different_units(precision, factor):
     """The squares of the larger distances would swamp the cross term, and converged stays True."""
     rng = np.random.default_rng(0)
     d_x, d_y = (cdist(points, points) for points in (rng.normal(size=(12, 3)),) * 2)
-    plain = torchgw.solve(D_X=d_x, D_Y=d_y, epsilon=0.1, precision=precision)
-    scaled = torchgw.solve(D_X=d_x * factor, D_Y=d_y, epsilon=0.1 * factor, precision=precision)
+    plain = torchgw.solve(
+        D_X=d_x, D_Y=d_y, epsilon=0.1, options=torchgw.Options(precision=precision)
+    )
+    scaled = torchgw.solve(
+        D_X=d_x * factor,
+        D_Y=d_y,
+        epsilon=0.1 * factor,
+        options=torchgw.Options(precision=precision),
+    )
     assert scaled.converged
     assert scaled.marginal_error < 1e-4
     # a balanced plan depends on the product of the two scales only
@@ -560,19 +587,26 @@ def test_a_saddle_point_is_left(count):
 def test_a_numpy_true_stops_too_and_a_callback_must_be_callable():
     distance = np.ones((4, 4)) - np.eye(4)
     with pytest.warns(torchgw.ConvergenceWarning, match="callback"):
-        result = torchgw.solve(D_X=distance, D_Y=distance, callback=lambda entry: np.True_)
+        result = torchgw.solve(
+            D_X=distance, D_Y=distance, options=torchgw.Options(callback=lambda entry: np.True_)
+        )
     assert result.n_iters == 1
     with pytest.raises(InvalidTypeError, match="callable"):
-        torchgw.solve(D_X=distance, D_Y=distance, callback=3)
+        torchgw.solve(D_X=distance, D_Y=distance, options=torchgw.Options(callback=3))
 
 
 def test_options_without_effect_are_refused():
     points = np.random.default_rng(0).normal(size=(12, 3))
     with pytest.raises(InvalidInputError, match="n_landmarks"):
-        torchgw.solve(points, points, distances="euclidean", n_landmarks=4)
+        torchgw.solve(points, points, distances="euclidean", options=torchgw.Options(n_landmarks=4))
     with pytest.raises(InvalidInputError, match="n_neighbors"):
         torchgw.solve(points, points, distances="euclidean", n_neighbors=4)
-    assert torchgw.solve(points, points, n_neighbors=4, n_landmarks=8).gradient == "factored"
+    assert (
+        torchgw.solve(
+            points, points, n_neighbors=4, options=torchgw.Options(n_landmarks=8)
+        ).gradient
+        == "factored"
+    )
 
 
 def _coarse(monkeypatch, limited):
@@ -606,6 +640,6 @@ def test_a_stop_during_the_coarse_start_stops_the_solve(monkeypatch, limited):
 def test_factors_of_zero_settle(precision):
     """A change relative to nothing: a guard of 1e-300 would be zero in float32."""
     zero = FactoredDistance(torch.zeros(6, 2), torch.ones(2))
-    result = torchgw.solve(zero, zero, epsilon=0.1, precision=precision)
+    result = torchgw.solve(zero, zero, epsilon=0.1, options=torchgw.Options(precision=precision))
     assert result.converged
     assert result.value == 0

@@ -12,7 +12,13 @@ import numpy as np
 import pytest
 import reference
 import torch
-from problems import distance_matrices, isometric_copy, linear_problem, random_weights
+from problems import (
+    distance_matrices,
+    isometric_copy,
+    linear_problem,
+    random_weights,
+    solve_by_name,
+)
 from scipy.spatial.distance import cdist
 
 import torchgw
@@ -39,7 +45,7 @@ def solve_quietly(*args, **options):
     """Result of a solve that may say that it has not converged."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
-        return torchgw.solve(*args, **options)
+        return solve_by_name(*args, **options)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +120,12 @@ def test_float32_converges_to_what_it_promises():
     for share in (0.0026, 0.02, 0.2):
         spread = solve_quietly(x, y, distances="sqeuclidean", max_iter=1).epsilon / 0.0025
         result = torchgw.solve(
-            x, y, distances="sqeuclidean", precision="float32", epsilon=share * spread, n_init=1
+            x,
+            y,
+            distances="sqeuclidean",
+            epsilon=share * spread,
+            n_init=1,
+            options=torchgw.Options(precision="float32"),
         )
         assert result.converged
         assert result.plan.dtype == np.float32
@@ -123,7 +134,11 @@ def test_float32_converges_to_what_it_promises():
     with pytest.warns(ConvergenceWarning, match="before the marginals|Rounding"):
         # a tolerance that was asked for is not lowered
         strict = torchgw.solve(
-            x, y, distances="sqeuclidean", precision="float32", inner_tol=1e-7, n_init=1
+            x,
+            y,
+            distances="sqeuclidean",
+            n_init=1,
+            options=torchgw.Options(precision="float32", inner_tol=1e-7),
         )
     assert strict.status in (Status.INNER_LIMIT, Status.PRECISION_LIMIT)
 
@@ -145,7 +160,7 @@ def test_small_epsilon_does_not_break_the_loop():
 def test_budgets_are_reported_apart():
     d_x, d_y = distance_matrices()
     options = {"D_X": d_x, "D_Y": d_y, "epsilon": 1e-3, "n_init": 1, "objective_tol": 0}
-    done = torchgw.solve(**options)
+    done = solve_by_name(**options)
     assert done.status is Status.CONVERGED
     log = done.log
     assert 0 < log["outer_iterations"] == done.n_iters < log["max_iter"] == 500
@@ -269,7 +284,7 @@ def test_marginals_that_are_nearly_met_do_not_go_on_to_the_limit():
         upper = np.triu(np.random.default_rng(seed).random((500, 500)) < 0.4, 1)
         tables.append((upper + upper.T).astype(float))
     given = dict(zip(("D_X", "D_Y"), tables, strict=True))
-    assert torchgw.solve(**given, search="fast", max_iter=80, random_state=0).converged
+    assert solve_by_name(**given, search="fast", max_iter=80, random_state=0).converged
 
 
 def test_an_absolute_loss_from_samples_is_compared_with_the_exact_product():
@@ -444,7 +459,7 @@ def test_float32_keeps_what_the_documentation_says(options, gradient):
         n, m = (int(size) for size in rng.integers(5, 40, size=2))
         x, y = rng.normal(size=(n, 2)), rng.normal(size=(m, 3))
         a, b = random_weights(n, seed), random_weights(m, seed + 1)
-        result = torchgw.solve(
+        result = solve_by_name(
             x, y, a=a, b=b, distances="sqeuclidean", precision="float32", gradient=gradient,
             scale=None, n_init=1, random_state=0, **options,
         )  # fmt: skip
@@ -480,7 +495,7 @@ def test_values_of_the_kl_loss_are_those_of_the_plan(seed):
              {"unbalanced": (np.inf, 1.0)}, {"mass": 0.7}, {}]  # fmt: skip
     for options in rules:
         try:
-            result = torchgw.solve(
+            result = solve_by_name(
                 x, y, distances="sqeuclidean", loss="kl", gradient="factored", n_init=1,
                 precision="float64", max_iter=60, random_state=0, **options,
             )  # fmt: skip

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import reference
 import torch
-from problems import random_weights
+from problems import random_weights, solve_by_name
 from scipy.spatial.distance import cdist
 
 import torchgw
@@ -39,7 +39,7 @@ KINDS = {
 
 def alone(kind, k, **options):
     relaxed = {name: values[k] for name, values in KINDS[kind].items()}
-    return torchgw.solve(
+    return solve_by_name(
         XS[k], YS[k], a=A[k], b=B[k], distances="euclidean", n_init=1, random_state=0, **relaxed,
         **options,
     )  # fmt: skip

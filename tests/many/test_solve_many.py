@@ -10,7 +10,7 @@ import ot
 import pytest
 import reference
 import torch
-from problems import random_weights, weighted_clouds
+from problems import random_weights, solve_by_name, weighted_clouds
 from scipy.spatial.distance import cdist
 
 import torchgw
@@ -23,7 +23,7 @@ SIZES, XS, YS, A, B = weighted_clouds(RNG)
 
 
 def alone(k, **options):
-    return torchgw.solve(
+    return solve_by_name(
         XS[k], YS[k], a=A[k], b=B[k], distances="euclidean", n_init=1, random_state=0, **options
     )
 

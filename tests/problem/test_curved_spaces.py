@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from problems import solve_by_name
 from torch.autograd import gradcheck
 
 import torchgw
@@ -37,7 +38,7 @@ def test_a_shuffled_copy_is_found_by_name_mapped_and_stored(model, dtype, tmp_pa
     order = torch.randperm(60, generator=torch.Generator().manual_seed(0))
     Y = X[order]
     options = {"distances": model, "curvature": 0.5, "random_state": 0, "epsilon": 1e-4}
-    result = torchgw.solve(X, Y, **options)
+    result = solve_by_name(X, Y, **options)
     assert (order[result.lazy_plan.argmax()] == torch.arange(60)).all()
     assert result.value < 1e-4
     # a known point goes where the plan sends it, by its points or its distances, before and after
@@ -56,7 +57,7 @@ def test_a_shuffled_copy_is_found_by_name_mapped_and_stored(model, dtype, tmp_pa
 def test_every_gradient(gradient):
     X, Y = points_of("poincare", 70), points_of("poincare", 70).flip(0)
     factors = {"n_landmarks": 70} if gradient == "factored" else {}
-    result = torchgw.solve(
+    result = solve_by_name(
         X, Y, distances="poincare", gradient=gradient, epsilon=1e-3, random_state=0, **factors
     )
     assert result.gradient == gradient
@@ -72,9 +73,14 @@ def test_each_side_has_a_curvature():
     # the same points in balls of other sizes: distances are those of unit curvature over sqrt(c)
     X = points_of("poincare", 20)
     pair = torchgw.solve(
-        X, X / 2, distances="poincare", curvature=(1.0, 4.0), scale=None, epsilon=0.01,
+        X,
+        X / 2,
+        distances="poincare",
+        scale=None,
+        epsilon=0.01,
         random_state=0,
-    )  # fmt: skip
+        options=torchgw.Options(curvature=(1.0, 4.0)),
+    )
     given = torchgw.solve(
         CurvedDistance(X), CurvedDistance(X / 2, curvature=4.0), epsilon=0.01, random_state=0
     )
@@ -94,9 +100,16 @@ def test_gradients_in_the_points(model, mode):
 
     def function(x):
         result = torchgw.solve(
-            x, Y, distances=model, curvature=1.0, epsilon=0.6, differentiable=mode, tol=1e-9,
-            inner_tol=1e-10, max_iter=400, n_init=1,
-        )  # fmt: skip
+            x,
+            Y,
+            distances=model,
+            epsilon=0.6,
+            differentiable=mode,
+            tol=1e-9,
+            max_iter=400,
+            n_init=1,
+            options=torchgw.Options(curvature=1.0, inner_tol=1e-10),
+        )
         return result.loss if mode == "value" else result.lazy_plan.T @ weights
 
     def free(x):
@@ -147,14 +160,19 @@ def test_gradients_are_finite_where_points_coincide(model):
 def test_what_does_not_go_together_is_refused(options, error, message):
     X = points_of("poincare", 12)
     with pytest.raises(error, match=message):
-        torchgw.solve(X, X, **options)
+        solve_by_name(X, X, **options)
 
 
 def test_factors_from_landmarks_have_no_gradient():
     X = points_of("poincare", 12).requires_grad_()
     with pytest.raises(torchgw.UnsupportedError, match="Drop `n_landmarks`"):
         torchgw.solve(
-            X, X.detach(), distances="poincare", n_landmarks=9, epsilon=0.5, differentiable="value"
+            X,
+            X.detach(),
+            distances="poincare",
+            epsilon=0.5,
+            differentiable="value",
+            options=torchgw.Options(n_landmarks=9),
         )
 
 

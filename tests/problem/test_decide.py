@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from problems import solve_by_name
 from scipy.stats import spearmanr
 
 import torchgw
@@ -192,7 +193,12 @@ def test_the_result_says_what_was_decided():
     points, labels = clusters(rng, 120)
     order = rng.permutation(120)
     # an option of geodesics is not refused, which other points would have
-    result = torchgw.solve(points, rotated(rng, points)[order], disconnected="fill", random_state=0)
+    result = torchgw.solve(
+        points,
+        rotated(rng, points)[order],
+        random_state=0,
+        options=torchgw.Options(disconnected="fill"),
+    )
     assert (labels[order][result.lazy_plan.argmax()] == labels).all()
     decided = result.log["distances"]
     assert decided["chosen"] == "euclidean"
@@ -205,7 +211,7 @@ def test_what_asks_for_geodesics_has_them():
     rng = np.random.default_rng(8)
     points, _ = clusters(rng, 60, 6)
     for option in ({"distances": "precomputed"}, {"n_neighbors": 10}):
-        result = torchgw.solve(points, points, disconnected="fill", **option)
+        result = solve_by_name(points, points, disconnected="fill", **option)
         assert result.log["distances"] is None
         assert "distances:" not in repr(result)
 

@@ -6,7 +6,7 @@ import numpy as np
 import ot
 import pytest
 import torch
-from problems import LargestTensor
+from problems import LargestTensor, solve_by_name
 from torch.autograd import gradcheck, gradgradcheck
 
 import torchgw
@@ -37,8 +37,8 @@ def test_features_are_their_table(metric, gradient):
     options = {"distances": distances, "gradient": gradient, "alpha": 0.4, "epsilon": 0.1}
     if gradient == "sampled":
         options |= {"n_anchors": 50, "max_iter": 60, "random_state": 0, "storage": "stored"}
-    by_table = torchgw.solve(x, y, M=table(features, metric), **options)
-    by_features = torchgw.solve(x, y, features=features, feature_metric=metric, **options)
+    by_table = solve_by_name(x, y, M=table(features, metric), **options)
+    by_features = solve_by_name(x, y, features=features, feature_metric=metric, **options)
     # the same iteration up to rounding
     assert np.abs(by_table.plan - by_features.plan).sum() < 1e-8
     assert by_features.value_linear == pytest.approx(by_table.value_linear, rel=1e-8)
@@ -48,8 +48,8 @@ def test_features_are_their_table(metric, gradient):
 def test_features_are_streamed(metric):
     (x, y), features = given()
     options = {"distances": "sqeuclidean", "alpha": 0.4, "epsilon": 0.1}
-    stored = torchgw.solve(x, y, M=table(features, metric), **options)
-    streamed = torchgw.solve(
+    stored = solve_by_name(x, y, M=table(features, metric), **options)
+    streamed = solve_by_name(
         x, y, features=features, feature_metric=metric, storage="streamed", tol=1e-7, **options
     )
     assert isinstance(streamed.lazy_plan.cost, FactoredCost)
@@ -61,10 +61,10 @@ def test_features_are_streamed(metric):
 def test_a_large_solve_with_features_begins_on_a_subsample(monkeypatch, limited):
     (x, y), features = given(400, 300)
     options = {"features": features, "distances": "sqeuclidean", "alpha": 0.5, "random_state": 0}
-    whole = torchgw.solve(x, y, **options)
+    whole = solve_by_name(x, y, **options)
     limited(subsample=1000)
     monkeypatch.setattr("torchgw._solve.start._COARSE_POINTS", 200)
-    coarse = torchgw.solve(x, y, **options)
+    coarse = solve_by_name(x, y, **options)
     assert coarse.history[0].shape == (200, 200)
     assert coarse.value == pytest.approx(whole.value, rel=1e-3)
 
@@ -80,11 +80,11 @@ def test_tiles_are_skipped_with_features():
     options = {"distances": "sqeuclidean", "features": features, "alpha": 0.5, "epsilon": 0.02}
     options |= {"storage": "streamed", "precision": "float32", "random_state": 0}
     with LargestTensor() as largest:
-        skipped = torchgw.solve(*points, skip_tiles=True, **options)
+        skipped = solve_by_name(*points, skip_tiles=True, **options)
     # blocks of rows come to a third of it
     assert largest.size < n * n / 2
     assert skipped.log["tiles"]["kept"] < 0.5
-    whole = torchgw.solve(*points, skip_tiles=False, **options)
+    whole = solve_by_name(*points, skip_tiles=False, **options)
     # both to the column error of 1e-5 that float32 solves aim at, which exponents amplify
     assert skipped.value == pytest.approx(whole.value, rel=1e-4)
     values = torch.from_numpy(place[1])
@@ -105,7 +105,7 @@ def test_without_structure_it_is_entropic_transport(kind):
     _, features = given()
     cost = table(features, "sqeuclidean")
     linear = {"M": cost} if kind == "M" else {"features": features}
-    result = torchgw.solve(alpha=0, epsilon=0.5, inner_tol=1e-9, **linear)
+    result = solve_by_name(alpha=0, epsilon=0.5, inner_tol=1e-9, **linear)
     n, m = cost.shape
     expected = ot.sinkhorn(np.full(n, 1 / n), np.full(m, 1 / m), cost, 0.5, stopThr=1e-12)
     assert result.converged
@@ -125,9 +125,17 @@ def test_features_have_gradients(metric, mode):
 
     def run(source, target):
         result = torchgw.solve(
-            x, y, features=(source, target), feature_metric=metric, distances="sqeuclidean",
-            alpha=0.5, epsilon=1.5, tol=1e-9, inner_tol=1e-10, differentiable=mode, n_init=1,
-        )  # fmt: skip
+            x,
+            y,
+            features=(source, target),
+            distances="sqeuclidean",
+            alpha=0.5,
+            epsilon=1.5,
+            tol=1e-9,
+            differentiable=mode,
+            n_init=1,
+            options=torchgw.Options(feature_metric=metric, inner_tol=1e-10),
+        )
         plan = result.lazy_plan @ torch.ones(6).double() if mode == "value" else result.plan
         return result.loss + plan.square().sum() * 10
 
@@ -135,10 +143,13 @@ def test_features_have_gradients(metric, mode):
     check = {"eps": 1e-4, "atol": 1e-5, "rtol": 1e-4, "fast_mode": True}
     assert gradcheck(run, tensors, **check)
     if (mode, metric) == ("implicit", "sqeuclidean"):
-        loss = lambda *parts: torchgw.solve(  # noqa: E731
-            x, y, features=parts, distances="sqeuclidean", alpha=0.5, epsilon=1.5, tol=1e-9,
-            inner_tol=1e-10, differentiable="implicit",
-        ).loss  # fmt: skip
+        tight = torchgw.Options(epsilon=1.5, tol=1e-9, inner_tol=1e-10, differentiable="implicit")
+
+        def loss(*parts):
+            return torchgw.solve(
+                x, y, features=parts, distances="sqeuclidean", alpha=0.5, options=tight
+            ).loss
+
         assert gradgradcheck(loss, tensors, **{**check, "rtol": 1e-3})
 
 
@@ -162,14 +173,14 @@ def test_features_have_gradients(metric, mode):
 def test_bad_features_are_refused(change, error, message):
     (x, y), features = given()
     with pytest.raises(error, match=message):
-        torchgw.solve(x, y, **{"features": features, "distances": "sqeuclidean", **change})
+        solve_by_name(x, y, **{"features": features, "distances": "sqeuclidean", **change})
 
 
 def test_large_euclidean_features_are_refused(monkeypatch):
     (x, y), features = given()
     monkeypatch.setattr("torchgw._problem.linear_term._STORED_ENTRIES", {"cpu": 100})
     with pytest.raises(torchgw.UnsupportedError, match="sqeuclidean"):
-        torchgw.solve(x, y, features=features, feature_metric="euclidean")
+        torchgw.solve(x, y, features=features, options=torchgw.Options(feature_metric="euclidean"))
 
 
 def test_no_linear_cost_and_no_structure():

@@ -11,7 +11,7 @@ import ot
 import pytest
 import reference
 import torch
-from problems import LargestTensor, distance_matrices, isometric_copy, random_weights
+from problems import LargestTensor, distance_matrices, isometric_copy, random_weights, solve_by_name
 
 import torchgw
 from torchgw import InvalidInputError, UnsupportedError
@@ -46,7 +46,7 @@ def solve(**options):
     """Whether it converged is not what is asked."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", torchgw.ConvergenceWarning)
-        return torchgw.solve(**{**GIVEN, "random_state": 0, **options})
+        return solve_by_name(**{**GIVEN, "random_state": 0, **options})
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -206,8 +206,8 @@ def test_factors_of_the_source_are_used():
     rng = np.random.default_rng(0)
     X, Y = rng.normal(size=(30, 2)), rng.normal(size=(24, 3))
     given = {"distances": ("sqeuclidean", "euclidean"), "loss": "kl", "epsilon": 0.2, **TIGHT}
-    factored = torchgw.solve(X, Y, gradient="factored", **given)
-    dense = torchgw.solve(X, Y, gradient="dense", **given)
+    factored = solve_by_name(X, Y, gradient="factored", **given)
+    dense = solve_by_name(X, Y, gradient="dense", **given)
     assert factored.gradient == "factored"
     assert np.abs(factored.plan - dense.plan).sum() < 1e-6
     assert factored.value == pytest.approx(dense.value, rel=1e-7)
@@ -263,9 +263,14 @@ def test_odd_distances(loss):
                 # six points that all look alike may stay at the product plan
                 warnings.simplefilter("ignore", torchgw.SearchWarning)
                 result = torchgw.solve(
-                    D_X=d_x, D_Y=d_y, loss=loss, gradient=gradient, max_iter=40, random_state=0,
-                    n_anchors=64 if gradient == "sampled" else None,
-                )  # fmt: skip
+                    D_X=d_x,
+                    D_Y=d_y,
+                    loss=loss,
+                    gradient=gradient,
+                    max_iter=40,
+                    random_state=0,
+                    options=torchgw.Options(n_anchors=64 if gradient == "sampled" else None),
+                )
             plan = np.asarray(result.plan, np.float64)
             assert np.isfinite(plan).all()
             assert result.value == pytest.approx(
@@ -369,9 +374,15 @@ def test_columns_on_demand(loss):
     few = pytest.warns(torchgw.ConvergenceWarning, match="shows too little")
     with few if loss == "kl" else contextlib.nullcontext():
         result = torchgw.solve(
-            x, y, distances="dijkstra", n_neighbors=6, loss=loss, epsilon=5e-3, random_state=0,
-            n_anchors=256,
-        )  # fmt: skip
+            x,
+            y,
+            distances="dijkstra",
+            n_neighbors=6,
+            loss=loss,
+            epsilon=5e-3,
+            random_state=0,
+            options=torchgw.Options(n_anchors=256),
+        )
     assert result.gradient == "sampled"
     assert result.status.converged == (loss != "kl")
     dense = torchgw.solve(

@@ -8,6 +8,7 @@ import pytest
 import scipy.linalg
 import scipy.sparse
 import torch
+from problems import solve_by_name
 
 import torchgw
 from torchgw._problem import signatures
@@ -128,9 +129,9 @@ def test_what_is_no_graph_is_refused():
 def test_alpha_has_its_own_default_with_a_name():
     _, table, copy, _ = pair()
     options = {"D_X": table, "D_Y": copy, "random_state": 0, "n_init": 1}
-    by_name = torchgw.solve(features="wl", **options)
+    by_name = solve_by_name(features="wl", **options)
     given = named_features("wl", NOTHING, (table, copy))
-    assert np.array_equal(by_name.plan, torchgw.solve(features=given, alpha=0.99, **options).plan)
+    assert np.array_equal(by_name.plan, solve_by_name(features=given, alpha=0.99, **options).plan)
     low = torchgw.solve_low_rank(D_X=table, D_Y=copy, features="wl", rank=4, random_state=0)
     again = torchgw.solve_low_rank(
         D_X=table, D_Y=copy, features=given, alpha=0.99, rank=4, random_state=0

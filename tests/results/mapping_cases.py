@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import warnings
 
+from problems import solve_by_name
+
 import torchgw
 
 DISTANCES = [
@@ -19,4 +21,4 @@ def solve(X=None, Y=None, **settings):
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", torchgw.ConvergenceWarning)
-        return torchgw.solve(X, Y, **{"max_iter": 12, "random_state": 0, "n_init": 1} | settings)
+        return solve_by_name(X, Y, **{"max_iter": 12, "random_state": 0, "n_init": 1} | settings)

@@ -14,7 +14,7 @@ import pytest
 import reference
 import scipy.stats
 import torch
-from problems import distance_matrices, isometric_copy, random_weights
+from problems import distance_matrices, isometric_copy, random_weights, solve_by_name
 
 import torchgw
 from torchgw._plans.given import StoredPlan
@@ -151,7 +151,12 @@ def test_gaussian_clouds_with_few_anchors():
     x = rng.normal(size=(300, 3)) * [3, 2, 1]
     for seed in range(3):
         result = torchgw.solve(
-            x, x, distances="euclidean", gradient="sampled", n_anchors=256, random_state=seed
+            x,
+            x,
+            distances="euclidean",
+            gradient="sampled",
+            random_state=seed,
+            options=torchgw.Options(n_anchors=256),
         )
         recovered = (np.asarray(result.lazy_plan.argmax()) == np.arange(300)).mean()
         assert recovered > 0.8, (seed, recovered)
@@ -362,20 +367,20 @@ def test_symmetric_shapes_are_ambiguous():
 def test_alternatives_are_starts():
     (x, t_x), (y, t_y) = curve(130), curve(110, 1)
     options = {"distances": "euclidean", "random_state": 0}
-    result = torchgw.solve(x, y, **options)
+    result = solve_by_name(x, y, **options)
     best, other = result.alternatives[:2]
     assert best.value < other.value
     assert result.ambiguity == pytest.approx(best.value / other.value)
-    again = torchgw.solve(x, y, init=best, **options)
+    again = solve_by_name(x, y, init=best, **options)
     assert again.value == pytest.approx(result.value, rel=1e-9)
     assert again.alternatives == ()
     assert np.isnan(again.ambiguity)
-    mirrored = torchgw.solve(x, y, init=other, **options)
+    mirrored = solve_by_name(x, y, init=other, **options)
     assert mirrored.value > result.value
     matched = t_y[np.asarray(mirrored.lazy_plan.argmax())]
     assert scipy.stats.spearmanr(t_x, matched).statistic < -0.9
     with pytest.raises(torchgw.InvalidInputError, match=r"shape \(110, 130\)"):
-        torchgw.solve(y, x, init=other, **options)
+        solve_by_name(y, x, init=other, **options)
 
 
 def test_single_start_is_the_annealed_one():
@@ -469,10 +474,10 @@ def test_potentials_are_those_of_the_whole_cost():
     x, y = (rng.normal(size=(n, 3)) * rng.uniform(1, 9, size=(n, 1)) for n in (30, 25))
     options = {"M": 100 * rng.uniform(size=(30, 25)), "alpha": 0.1, "epsilon": 0.3, "n_init": 1}
     options |= {"distances": "euclidean", "scale": None}
-    result = torchgw.solve(x, y, **options)
+    result = solve_by_name(x, y, **options)
     cold = np.zeros(30), np.zeros(25)
     first = [
-        torchgw.solve(x, y, init=init, **options).history[0].marginal_error
+        solve_by_name(x, y, init=init, **options).history[0].marginal_error
         for init in (result.potentials, cold)
     ]
     assert first[0] < 0.5 * first[1]
@@ -483,21 +488,21 @@ def test_init_as_matching_and_potentials():
     (x, t_x), (y, t_y) = curve(60), curve(60, 1)
     options = {"distances": "euclidean", "random_state": 0}
     order = np.arange(60)
-    backwards = torchgw.solve(x, y, init=order[::-1].copy(), **options)
+    backwards = solve_by_name(x, y, init=order[::-1].copy(), **options)
     matched = t_y[np.asarray(backwards.lazy_plan.argmax())]
     assert scipy.stats.spearmanr(t_x, matched).statistic < -0.9
     some = order.copy()
     some[10:50] = -1
     pairs = np.column_stack([order[some >= 0], some[some >= 0]])
-    best = torchgw.solve(x, y, **options)
+    best = solve_by_name(x, y, **options)
     for init in (some, pairs, torch.as_tensor(pairs)):
-        result = torchgw.solve(x, y, init=init, **options)
+        result = solve_by_name(x, y, init=init, **options)
         assert result.value == pytest.approx(best.value, rel=1e-4)
     for gradient in ("factored", "sampled"):
         other = torchgw.solve(x, y, init=pairs, gradient=gradient, distances="sqeuclidean")
         matched = t_y[np.asarray(other.lazy_plan.argmax())]
         assert scipy.stats.spearmanr(t_x, matched).statistic > 0.9
-    warm = torchgw.solve(x, y, init=best.potentials, **options)
+    warm = solve_by_name(x, y, init=best.potentials, **options)
     assert warm.marginal_error < 1e-6
 
 
@@ -560,9 +565,9 @@ def test_a_plan_that_misses_a_copy_says_so(seed, monkeypatch):
     options = {"search": "fast", "n_init": 2, "random_state": 0}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", torchgw.TorchGWWarning)
-        result = torchgw.solve(D_X=table, D_Y=table[np.ix_(order, order)], **options)
+        result = solve_by_name(D_X=table, D_Y=table[np.ix_(order, order)], **options)
         # another network of the same size is no copy
-        apart = torchgw.solve(D_X=table, D_Y=other, **options)
+        apart = solve_by_name(D_X=table, D_Y=other, **options)
     said = "the same distances in another order"
     assert said not in apart.doubt
     assert (said in result.doubt) == (result.value > 0.01 * 2 * table.var())

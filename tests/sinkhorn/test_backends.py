@@ -8,6 +8,7 @@ from typing import get_args
 
 import pytest
 import torch
+from problems import solve_by_name
 
 import torchgw
 from torchgw._sinkhorn import choose
@@ -60,12 +61,16 @@ def test_a_backend_takes_its_own_file_and_an_entry(monkeypatch):
     x = torch.randn(20, 2, generator=torch.Generator().manual_seed(0))
     options = {"distances": "euclidean", "epsilon": 0.1}
     for name in ("odd", "auto"):
-        assert torchgw.solve(x, 2 * x, backend=name, **options).backend == "odd"
+        assert solve_by_name(x, 2 * x, backend=name, **options).backend == "odd"
     assert unavailable_backends(CPU)["odd"] is None
     with pytest.raises(torchgw.BackendUnavailableError, match="cuda has no odd numbers"):
         choose_backend("odd", torch.device("cuda"), torch.float32)
     with pytest.raises(torchgw.InvalidInputError, match="'auto', 'odd', 'triton'"):
-        torchgw.solve(x, x, backend="even")
+        torchgw.solve(x, x, options=torchgw.Options(backend="even"))
     with pytest.raises(torchgw.UnsupportedError, match="backend='odd' has no form that skips"):
-        torchgw.solve(x, 2 * x, distances="sqeuclidean", backend="odd", skip_tiles=True,
-                      storage="streamed")  # fmt: skip
+        torchgw.solve(
+            x,
+            2 * x,
+            distances="sqeuclidean",
+            options=torchgw.Options(backend="odd", skip_tiles=True, storage="streamed"),
+        )

@@ -14,6 +14,7 @@ from unittest import mock
 import numpy as np
 import torch
 import torch.distributed as dist
+from problems import solve_by_name
 
 import torchgw
 from torchgw._problem import limits
@@ -142,7 +143,7 @@ def run(names):
         }
         with small.get(name, nullcontext()):
             options = scattered(name) if name in SCATTERED else CASES[name]
-            result = torchgw.solve(**LITTLE | options, distributed=True)
+            result = solve_by_name(**LITTLE | options, distributed=True)
         assert (result.report.resolution is not None) == (name == "cells")
         found[name] = numbers(result) | read_together(result)
     return found
@@ -170,7 +171,7 @@ def cached(folder):
     for turn in ("made", "read"):
         for name in ("graph landmark", "graph"):
             options = LITTLE | CASES[name] | {"cache": folder / f"cache{dist.get_rank()}"}
-            found[f"{name} {turn}"] = numbers(torchgw.solve(**options, distributed=True))
+            found[f"{name} {turn}"] = numbers(solve_by_name(**options, distributed=True))
     return found
 
 
@@ -248,7 +249,7 @@ def spoiled():
 
 def files(folder):
     """Save a result by all processes together; what each reads, and maps new points to."""
-    result = torchgw.solve(**LITTLE | CASES["landmark"], distributed=True)
+    result = solve_by_name(**LITTLE | CASES["landmark"], distributed=True)
     if dist.get_rank() == 0:
         result.save(folder / "alone.npz")
     together = result.shared()

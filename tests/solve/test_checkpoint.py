@@ -9,6 +9,7 @@ from pathlib import Path
 import distributed_cases as cases
 import numpy as np
 import pytest
+from problems import solve_by_name
 from test_distributed import finish, start
 
 import torchgw
@@ -41,9 +42,9 @@ def test_a_solve_goes_on(tmp_path, monkeypatch, name):
         options["n_anchors"] = 512
     path = tmp_path / "state"
     with pytest.raises(PowerCutError):
-        torchgw.solve(**options, checkpoint=path, callback=cut_after(9))
+        solve_by_name(**options, checkpoint=path, callback=cut_after(9))
     assert [path] == list(tmp_path.iterdir())
-    whole, rest = torchgw.solve(**options), torchgw.solve(**options, checkpoint=path)
+    whole, rest = solve_by_name(**options), solve_by_name(**options, checkpoint=path)
     assert rest.history[0].iteration == 10
     assert rest.history[0].epsilon == whole.history[10].epsilon
     assert rest.value == pytest.approx(whole.value, rel=0.1 if name == "sampled" else 1e-3)
@@ -52,22 +53,22 @@ def test_a_solve_goes_on(tmp_path, monkeypatch, name):
 
 def test_a_stopped_solve_is_kept(tmp_path):
     path, options = tmp_path / "state", cases.LITTLE | cases.CASES["dense"]
-    torchgw.solve(**options, checkpoint=path, callback=lambda entry: entry.iteration == 2)
-    assert torchgw.solve(**options, checkpoint=path).history[0].iteration == 3
+    solve_by_name(**options, checkpoint=path, callback=lambda entry: entry.iteration == 2)
+    assert solve_by_name(**options, checkpoint=path).history[0].iteration == 3
 
 
 def test_refusals(tmp_path):
     path, options = tmp_path / "state", cases.LITTLE | cases.CASES["dense"]
     with pytest.raises(InvalidInputError, match="no directory"):
-        torchgw.solve(**options, checkpoint=tmp_path / "absent" / "state")
-    torchgw.solve(**options, checkpoint=path, callback=lambda entry: True)
+        solve_by_name(**options, checkpoint=tmp_path / "absent" / "state")
+    solve_by_name(**options, checkpoint=path, callback=lambda entry: True)
     with pytest.raises(InvalidInputError, match="of another problem"):
-        torchgw.solve(**{**options, "epsilon": 0.1}, checkpoint=path)
+        solve_by_name(**{**options, "epsilon": 0.1}, checkpoint=path)
     with pytest.raises(InvalidInputError, match="holds a checkpoint"):
         torchgw.load(path)
     torchgw.solve(**options).save(path)
     with pytest.raises(InvalidInputError, match="no checkpoint of a solve"):
-        torchgw.solve(**options, checkpoint=path)
+        solve_by_name(**options, checkpoint=path)
 
 
 KILLED = """
@@ -111,9 +112,9 @@ def taken(tmp_path):
 
 def test_taken_by_two_and_continued_by_one(taken):
     options = cases.LITTLE | cases.CASES["tiles"] | {"max_iter": 40}
-    rest = torchgw.solve(**options, checkpoint=taken[1])
+    rest = solve_by_name(**options, checkpoint=taken[1])
     assert rest.history[0].iteration == 6
-    assert rest.value == pytest.approx(torchgw.solve(**options).value, rel=1e-3)
+    assert rest.value == pytest.approx(solve_by_name(**options).value, rel=1e-3)
     assert not taken[1].exists()
 
 

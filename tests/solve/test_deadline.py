@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 import pytest
+from problems import solve_by_name
 from scipy.sparse import random_array
 
 import torchgw
@@ -55,7 +56,7 @@ def test_each_phase_ends_once_the_time_is_up(name, looks, monkeypatch):
         return float(len(asked))
 
     monkeypatch.setattr(deadline, "monotonic", now)
-    result = torchgw.solve(**CASES[name], time_limit=looks, random_state=0)
+    result = solve_by_name(**CASES[name], time_limit=looks, random_state=0)
     # of a search, a loop, stages, settling and polishing; each of a few nested loops
     assert len(asked) < looks + 120
     told = result.status is torchgw.Status.STOPPED or result.doubt

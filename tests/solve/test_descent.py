@@ -8,7 +8,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from problems import SHARED, distance_matrices
+from problems import SHARED, distance_matrices, solve_by_name
 from reference import gw_value
 from sklearn.neighbors import kneighbors_graph
 
@@ -136,13 +136,13 @@ def test_momentum_has_the_weights_of_the_columns_and_begins_again():
 def test_random_clouds_end_with_a_flat_objective():
     x, y = clouds(200, 220)
     options = {"distances": "precomputed", "n_neighbors": 8, "n_init": 1}
-    short = torchgw.solve(x, y, **options)
+    short = solve_by_name(x, y, **options)
     assert short.status is Status.FLAT
     assert short.converged
     assert short.n_iters < 60
     assert short.marginal_error < 1e-6
     with pytest.warns(torchgw.ConvergenceWarning, match="outer iterations"):
-        long = torchgw.solve(x, y, objective_tol=0, max_iter=100, tol=1e-12, **options)
+        long = solve_by_name(x, y, objective_tol=0, max_iter=100, tol=1e-12, **options)
     # what is left to gain from more than twice the iterations
     assert short.log["objective"] < 1.004 * long.log["objective"]
 
@@ -177,7 +177,12 @@ def test_a_settled_plan_whose_marginals_stay_missed_ends_the_solve():
     x, y = (rng.normal(size=(5, 2))[rng.integers(5, size=30)] for _ in range(2))
     with pytest.warns(torchgw.ConvergenceWarning, match="inner_max_iter"):
         result = torchgw.solve(
-            x, y, distances="sqeuclidean", epsilon=1e-8, inner_max_iter=100, n_init=1
+            x,
+            y,
+            distances="sqeuclidean",
+            epsilon=1e-8,
+            n_init=1,
+            options=torchgw.Options(inner_max_iter=100),
         )
     assert result.status is torchgw.Status.INNER_LIMIT
     assert result.n_iters < 80

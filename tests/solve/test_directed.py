@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 import torch
+from problems import solve_by_name
 
 import torchgw
 from torchgw import GraphWarning, InvalidInputError, UnsupportedError
@@ -130,7 +131,7 @@ def test_values_are_sums_over_pairs_of_pairs(loss, options):
     a, b = _weights()
     # one kind goes through a search as well
     call = {"a": a, "b": b, "epsilon": 0.05, "loss": loss, "n_init": 1 if options else None}
-    result = torchgw.solve(DirectedDistance(A), DirectedDistance(B), **call, **options)
+    result = solve_by_name(DirectedDistance(A), DirectedDistance(B), **call, **options)
     plan, alpha = np.asarray(result.plan, np.float64), options.get("alpha", 1.0)
     expected = alpha * _value(loss, A, B, plan)
     if "M" in options:
@@ -174,9 +175,15 @@ def test_the_entropic_plan_is_that_of_pot():
         A, B, a, b, epsilon=0.05, symmetric=False, tol=1e-11, max_iter=5000
     )
     result = torchgw.solve(
-        DirectedDistance(A), DirectedDistance(B), a=a, b=b, epsilon=0.05, init=np.outer(a, b),
-        tol=1e-9, objective_tol=0, inner_tol=1e-10,
-    )  # fmt: skip
+        DirectedDistance(A),
+        DirectedDistance(B),
+        a=a,
+        b=b,
+        epsilon=0.05,
+        init=np.outer(a, b),
+        tol=1e-9,
+        options=torchgw.Options(objective_tol=0, inner_tol=1e-10),
+    )
     assert np.abs(np.asarray(result.plan) - expected).sum() < 1e-8
 
 
@@ -255,7 +262,7 @@ def test_a_search_compares_values_of_both_directions(loss, sides):
 @pytest.mark.parametrize("options", [{}, {"n_init": 24}, {"unbalanced": (math.inf, 0.0)}])
 def test_optima_of_a_search_have_the_values_of_their_plans(options):
     A, B = _tables(11, 9)
-    result = torchgw.solve(DirectedDistance(A), DirectedDistance(B), epsilon=1e-3, **options)
+    result = solve_by_name(DirectedDistance(A), DirectedDistance(B), epsilon=1e-3, **options)
     assert result.alternatives
     for one in result.alternatives:
         plan = np.zeros((11, 9))
@@ -291,9 +298,9 @@ def test_values_of_sampled_solves_are_those_of_exact_ones(sides):
     call = {"X": problem.source, "Y": problem.target, "epsilon": 0.1, "random_state": 0}
     call |= {"n_init": 1}
     a, b = problem.marginals
-    drawn = torchgw.solve(**call, a=a, b=b, gradient="sampled", n_anchors=64)
+    drawn = solve_by_name(**call, a=a, b=b, gradient="sampled", n_anchors=64)
     assert drawn.value == pytest.approx(_value("square", A, B, np.asarray(drawn.plan)), rel=1e-5)
-    few = torchgw.solve(**call, a=a, b=b, gradient="sampled", n_anchors=8)
+    few = solve_by_name(**call, a=a, b=b, gradient="sampled", n_anchors=8)
     expected = _value("square", A, B, np.asarray(few.plan))
     assert few.value == pytest.approx(expected, abs=5 * few.report.value_standard_error)
 
@@ -346,7 +353,7 @@ def test_derivatives_are_central_differences(mode, options, sides):
         call = {"X": DirectedDistance(A)} if sides != "target" else {"D_X": (A + A.T) / 2}
         call |= {"Y": DirectedDistance(B)} if sides != "source" else {"D_Y": (B + B.T) / 2}
         a, b = (a + 0.3) / (a + 0.3).sum(), (b + 0.3) / (b + 0.3).sum()
-        return torchgw.solve(
+        return solve_by_name(
             **call, M=M, a=a, b=b, differentiable=mode, init=init, **(defaults | options)
         )
 
@@ -378,7 +385,7 @@ def test_products_with_the_hessian_are_differences_of_gradients():
 
     def solved(table):
         tracked = table.clone().requires_grad_(), B.clone().requires_grad_()
-        result = torchgw.solve(*map(DirectedDistance, tracked), differentiable="value", **options)
+        result = solve_by_name(*map(DirectedDistance, tracked), differentiable="value", **options)
         return result, torch.autograd.grad(result.loss, tracked, retain_graph=True)
 
     result, _ = solved(A)

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from problems import solve_by_name
 
 import torchgw
 from torchgw import InvalidInputError, UnsupportedError
@@ -229,7 +230,7 @@ def test_one_process_of_a_group_solves_the_same_problem(one, name, device):
     """Up to rounding: sums are taken in another order."""
     options = {**cases.LITTLE, **cases.CASES[name], "epsilon": 0.02, "max_iter": 40}
     options["device"] = device
-    shared, alone = (torchgw.solve(**options, distributed=how) for how in ("auto", False))
+    shared, alone = (solve_by_name(**options, distributed=how) for how in ("auto", False))
     assert shared.value == pytest.approx(alone.value, rel=1e-5)
     # what is asked of a result needs no other process
     assert type(shared.lazy_plan.backend) is type(alone.lazy_plan.backend)
@@ -242,15 +243,15 @@ def test_what_only_another_rank_has_is_refused(one, monkeypatch):
     monkeypatch.setattr(dist, "get_world_size", lambda: 2)
     monkeypatch.setattr(dist, "all_gather_object", gather)
     with pytest.raises(InvalidInputError, match="Rank 1 passes `M`, and rank 0 does not"):
-        torchgw.solve(cases.X, cases.Y, distributed=True)
+        torchgw.solve(cases.X, cases.Y, options=torchgw.Options(distributed=True))
 
 
 def test_refusals():
     X = cases.X
     with pytest.raises(UnsupportedError, match="torchrun --nproc-per-node"):
-        torchgw.solve(X, X, distributed=True)
+        torchgw.solve(X, X, options=torchgw.Options(distributed=True))
     with pytest.raises(InvalidInputError, match="`distributed` must be True, False or 'auto'"):
-        torchgw.solve(X, X, distributed=2)
+        torchgw.solve(X, X, options=torchgw.Options(distributed=2))
     for option in ({"polish": True}, {"differentiable": "value", "epsilon": 0.1}):
         with pytest.raises(UnsupportedError, match="cannot share out"):
-            torchgw.solve(X, X, distributed="auto", **option)
+            solve_by_name(X, X, distributed="auto", **option)

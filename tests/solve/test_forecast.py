@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from problems import solve_by_name
 
 import torchgw
 from torchgw._errors import PerformanceWarning
@@ -30,10 +31,12 @@ def test_slow_corners_are_announced(options, told, caplog):
     X = np.random.default_rng(0).normal(size=(20, 3))
     with caplog.at_level(logging.INFO, logger="torchgw"), warnings.catch_warnings():
         warnings.simplefilter("ignore", torchgw.TorchGWWarning)
-        torchgw.solve(X, X, max_iter=1, inner_max_iter=1, n_init=1, random_state=0, **options)
+        solve_by_name(X, X, max_iter=1, inner_max_iter=1, n_init=1, random_state=0, **options)
         assert told in caplog.text
         caplog.clear()
-        torchgw.solve(X, X, max_iter=1, inner_max_iter=1, n_init=1, random_state=0)
+        torchgw.solve(
+            X, X, max_iter=1, n_init=1, random_state=0, options=torchgw.Options(inner_max_iter=1)
+        )
         assert told not in caplog.text
 
 
@@ -52,7 +55,7 @@ def test_options_that_take_longer_are_announced(options, count, monkeypatch):
     monkeypatch.setattr(forecast, "_LONG", 0.0)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        torchgw.solve(X, X, distances="euclidean", **short, **options)
+        solve_by_name(X, X, distances="euclidean", **short, **options)
     (told,) = (str(one.message) for one in said if one.category is PerformanceWarning)
     assert f"usually {count} of them: " in told
     assert "seconds" in told
@@ -127,8 +130,8 @@ def test_the_forecast_is_of_the_right_order(distances, caplog):
             n_init=1,
             search="fast",
             max_iter=8,
-            inner_max_iter=100,
             random_state=0,
+            options=torchgw.Options(inner_max_iter=100),
         )
     told = float(caplog.text.split("forecast: ")[1].split()[0])
     spent = sum(result.timings[name] for name in ("cost", "sinkhorn", "coupling"))

@@ -12,7 +12,7 @@ import ot
 import pytest
 import reference
 import torch
-from problems import distance_matrices, isometric_copy, random_weights
+from problems import distance_matrices, isometric_copy, random_weights, solve_by_name
 from scipy.optimize import linear_sum_assignment
 from scipy.spatial.distance import cdist
 
@@ -70,9 +70,17 @@ def test_steps_equal_pot(steps):
     )  # fmt: skip
     with pytest.warns(ConvergenceWarning, match="max_iter"):
         result = torchgw.solve(
-            D_X=d_x, D_Y=d_y, a=a, b=b, epsilon=0.05, regularization="proximal",
-            init=np.outer(a, b), max_iter=steps, inner_tol=1e-11, polish=False,
-        )  # fmt: skip
+            D_X=d_x,
+            D_Y=d_y,
+            a=a,
+            b=b,
+            epsilon=0.05,
+            regularization="proximal",
+            init=np.outer(a, b),
+            max_iter=steps,
+            polish=False,
+            options=torchgw.Options(inner_tol=1e-11),
+        )
     assert result.epsilon == pytest.approx(0.05 / (steps + 1))
     # each step's columns are met to a tenth of its change only; a wrong step is off by 0.1
     assert np.abs(np.asarray(result.plan) - expected).sum() < 0.01
@@ -104,9 +112,9 @@ def test_every_gradient_form():
     x, y, answer = isometric_copy(40, noise=0.2, seed=1)
     options = {"distances": "sqeuclidean", "regularization": "proximal", "random_state": 0}
     options["polish"] = False
-    dense = torchgw.solve(x, y, gradient="dense", **options)
-    factored = torchgw.solve(x, y, gradient="factored", **options)
-    sampled = torchgw.solve(x, y, gradient="sampled", n_anchors=800, inner_max_iter=9000, **options)
+    dense = solve_by_name(x, y, gradient="dense", **options)
+    factored = solve_by_name(x, y, gradient="factored", **options)
+    sampled = solve_by_name(x, y, gradient="sampled", n_anchors=800, inner_max_iter=9000, **options)
     entropic = torchgw.solve(x, y, gradient="dense", distances="sqeuclidean")
     assert dense.status is Status.CONVERGED
     # its coupling settles before the plan does
@@ -135,7 +143,7 @@ def test_a_coupling_that_sees_nothing_does_not_end_the_steps(alpha, objective_to
         "gradient": "factored", "regularization": "proximal", "scale": None, "max_iter": 2000,
     }  # fmt: skip
     x, y = np.zeros((7, 2)), rng.normal(size=(7, 2))
-    result = torchgw.solve(x, y, objective_tol=objective_tol, **options)
+    result = solve_by_name(x, y, objective_tol=objective_tol, **options)
     best = options["M"][linear_sum_assignment(options["M"])].mean()
     if objective_tol:
         assert result.status in (Status.FLAT, Status.CONVERGED)
@@ -150,8 +158,8 @@ def test_steps_to_a_copy_end_before_the_limit():
     options = {"distances": "euclidean", "regularization": "proximal", "random_state": 0}
     options |= {"max_iter": 180, "polish": False}
     with pytest.warns(ConvergenceWarning, match="max_iter"):
-        torchgw.solve(x, x[::-1].copy(), objective_tol=0, **options)
-    result = torchgw.solve(x, x[::-1].copy(), **options)
+        solve_by_name(x, x[::-1].copy(), objective_tol=0, **options)
+    result = solve_by_name(x, x[::-1].copy(), **options)
     assert result.status is Status.FLAT
     assert result.gradient == "dense"
     assert result.value < 1e-6
@@ -165,14 +173,14 @@ def test_the_change_of_a_plan_is_that_of_the_next_step():
         "distances": "sqeuclidean", "gradient": "factored", "regularization": "proximal",
         "random_state": 0, "tol": 1e-4,
     }  # fmt: skip
-    result = torchgw.solve(x, y, objective_tol=0, max_iter=3000, **options)
+    result = solve_by_name(x, y, objective_tol=0, max_iter=3000, **options)
     assert result.status is Status.CONVERGED
     more = result.n_iters + 1
     with pytest.warns(ConvergenceWarning, match="max_iter"):
-        after = torchgw.solve(x, y, **options | {"tol": 1e-12}, objective_tol=0, max_iter=more)
+        after = solve_by_name(x, y, **options | {"tol": 1e-12}, objective_tol=0, max_iter=more)
     plan = np.asarray(result.plan)
     assert np.linalg.norm(np.asarray(after.plan) - plan) <= 1.5e-4 * np.linalg.norm(plan)
-    flat = torchgw.solve(x, y, **options)
+    flat = solve_by_name(x, y, **options)
     assert flat.status is Status.FLAT
     assert flat.n_iters < result.n_iters
 
@@ -183,8 +191,8 @@ def test_the_change_of_a_plan_is_that_of_the_next_step():
 def test_precisions_end_at_one_value(precision, storage):
     x, y, _ = isometric_copy(60, noise=0.2, seed=1)
     options = {"distances": "sqeuclidean", "regularization": "proximal"}
-    exact = torchgw.solve(x, y, precision="float64", **options)
-    result = torchgw.solve(x, y, precision=precision, storage=storage, **options)
+    exact = solve_by_name(x, y, precision="float64", **options)
+    result = solve_by_name(x, y, precision=precision, storage=storage, **options)
     rounded = precision == "float32" and result.status is Status.PRECISION_LIMIT
     assert result.converged or rounded
     # float32 stops earlier, where the rounding of the exponents is the change of the plan; others
@@ -217,8 +225,8 @@ def test_reservoir_keeps_its_share():
 def test_polish_ends_at_a_stationary_vertex(gradient):
     x, y, answer = isometric_copy(50, noise=0.2, seed=1)
     options = {"distances": "sqeuclidean", "gradient": gradient, "epsilon": 1e-3}
-    plain = torchgw.solve(x, y, **options)
-    result = torchgw.solve(x, y, polish=True, **options)
+    plain = solve_by_name(x, y, **options)
+    result = solve_by_name(x, y, polish=True, **options)
     assert result.epsilon == 0
     assert result.log["polish_steps"] >= 1
     assert 0 <= result.log["polish_gap"] < 1e-6 * plain.value
@@ -242,8 +250,8 @@ def test_polish_ends_at_a_stationary_vertex(gradient):
 def test_polish_takes_over_from_proximal_steps():
     x, y, _ = isometric_copy(50, noise=0.2, seed=1)
     options = {"distances": "sqeuclidean", "gradient": "dense", "regularization": "proximal"}
-    sharp = torchgw.solve(x, y, polish=False, **options)
-    result = torchgw.solve(x, y, **options)
+    sharp = solve_by_name(x, y, polish=False, **options)
+    result = solve_by_name(x, y, **options)
     assert result.status is Status.CONVERGED
     assert result.n_iters < sharp.n_iters
     # a vertex: what is left of the entropy of the sharp plan does not count
@@ -285,7 +293,7 @@ def test_steps_go_on_from_a_plan_that_starts_agree_on():
     assert result.n_iters < steps.n_iters
     assert result.value <= steps.value * (1 + 1e-6)
     # what is polished need not have met its weights closely
-    exact = torchgw.solve(inner_tol=1e-7, **options)
+    exact = solve_by_name(inner_tol=1e-7, **options)
     assert result.value == pytest.approx(exact.value, rel=1e-6)
     sharp = torchgw.solve(polish=False, **options)
     assert sharp.value == pytest.approx(result.value, rel=1e-3)
@@ -308,8 +316,8 @@ def test_polish_with_general_weights_and_a_linear_cost():
     a, b = random_weights(20), random_weights(15, 1)
     linear = np.random.default_rng(0).uniform(size=(20, 15))
     options = {"D_X": d_x, "D_Y": d_y, "a": a, "b": b, "M": linear, "alpha": 0.7}
-    plain = torchgw.solve(**options)
-    result = torchgw.solve(polish=True, **options)
+    plain = solve_by_name(**options)
+    result = solve_by_name(polish=True, **options)
     # the plain plan misses its marginals by 3e-7, which may buy that much
     assert result.value < plain.value * (1 + 1e-6)
     assert result.marginal_error < 1e-12
@@ -354,8 +362,8 @@ def test_polish_is_refused_with_the_reason(monkeypatch):
 def test_new_points_go_by_the_plan_before_it_was_polished():
     x, y, _ = isometric_copy(12, noise=0.05)
     settings = {"distances": "euclidean", "epsilon": 1e-2}
-    polished = torchgw.solve(x, y, polish=True, **settings).transform(x)
-    np.testing.assert_allclose(polished, torchgw.solve(x, y, **settings).transform(x), atol=1e-9)
+    polished = solve_by_name(x, y, polish=True, **settings).transform(x)
+    np.testing.assert_allclose(polished, solve_by_name(x, y, **settings).transform(x), atol=1e-9)
 
 
 def test_polish_of_negative_costs():
@@ -363,8 +371,8 @@ def test_polish_of_negative_costs():
     steps = np.abs(np.subtract.outer(np.arange(12.0), np.arange(12.0)))
     y = np.random.default_rng(0).normal(size=(9, 3))
     options = {"D_X": steps, "D_Y": cdist(y, y), "epsilon": 0.1, "random_state": 0}
-    plain = torchgw.solve(**options)
-    result = torchgw.solve(polish=True, **options)
+    plain = solve_by_name(**options)
+    result = solve_by_name(polish=True, **options)
     assert result.marginal_error < 1e-12
     assert result.value < plain.value
 
@@ -374,7 +382,7 @@ def test_polish_in_single_precision(gradient):
     x, y, _ = isometric_copy(30, noise=0.05, seed=1)
     options = {"distances": "sqeuclidean", "gradient": gradient, "polish": True}
     single, double = (
-        torchgw.solve(x, y, precision=name, random_state=0, **options)
+        solve_by_name(x, y, precision=name, random_state=0, **options)
         for name in ("float32", "float64")
     )
     # the rounding of float32, relative to squared distances of up to one

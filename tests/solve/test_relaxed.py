@@ -11,7 +11,7 @@ import ot
 import pytest
 import reference
 import torch
-from problems import linear_problem, random_weights
+from problems import linear_problem, random_weights, solve_by_name
 
 import torchgw
 from torchgw import InvalidInputError, UnsupportedError
@@ -67,7 +67,7 @@ def test_unbalanced_equals_pot(rho):
         D_X, D_Y, A, B, reg_marginals=pair, epsilon=epsilon / 2, unbalanced_solver="sinkhorn_log",
         max_iter=500, tol=1e-9, max_iter_ot=2000, tol_ot=1e-9,
     )  # fmt: skip
-    result = torchgw.solve(**GIVEN, unbalanced=rho, epsilon=epsilon, tol=1e-8, inner_tol=1e-10)
+    result = solve_by_name(**GIVEN, unbalanced=rho, epsilon=epsilon, tol=1e-8, inner_tol=1e-10)
     assert result.converged
     plan = np.asarray(result.plan)
     assert np.abs(plan - expected).sum() < 1e-5
@@ -84,8 +84,8 @@ def test_unbalanced_equals_pot(rho):
 @pytest.mark.parametrize("rho", [1e6, (INF, 1e6)])
 def test_a_heavy_penalty_is_balanced(rho):
     options = {"epsilon": 0.05, "tol": 1e-9, "inner_tol": 1e-11, "n_init": 1}
-    strict = torchgw.solve(**GIVEN, **options)
-    result = torchgw.solve(**GIVEN, unbalanced=rho, **options)
+    strict = solve_by_name(**GIVEN, **options)
+    result = solve_by_name(**GIVEN, unbalanced=rho, **options)
     assert result.converged
     assert float(np.abs(result.plan - strict.plan).sum()) < 1e-6
     for name in ("marginal_a", "marginal_b"):
@@ -103,7 +103,7 @@ def test_a_heavy_penalty_is_balanced(rho):
 )
 def test_a_penalty_beyond_all_tolerances_is_a_strict_marginal(penalty, strict):
     options = {"epsilon": 1e-3, "random_state": 0, "n_init": 1}
-    found, expected = (torchgw.solve(**GIVEN, **options, **more) for more in (penalty, strict))
+    found, expected = (solve_by_name(**GIVEN, **options, **more) for more in (penalty, strict))
     # differences of weights that round are divided by epsilon
     assert np.abs(found.plan - expected.plan).sum() < 1e-8
     assert found.marginal_error == pytest.approx(expected.marginal_error, abs=1e-10)
@@ -148,7 +148,7 @@ def test_penalties_are_told_to_the_digits_that_a_heavy_one_multiplies():
 @pytest.mark.parametrize("rho", [(INF, 0), (0, INF), (INF, 0.1)])
 @pytest.mark.parametrize("gradient", ["dense", "sampled"])
 def test_strict_sides_are_strict_and_others_are_not(rho, gradient):
-    result = torchgw.solve(
+    result = solve_by_name(
         **GIVEN, unbalanced=rho, epsilon=0.02, gradient=gradient, random_state=0, n_anchors=300
     )
     plan = np.asarray(result.plan)
@@ -173,15 +173,15 @@ def test_strict_sides_are_strict_and_others_are_not(rho, gradient):
 def test_semi_relaxed_is_near_pot():
     """POT's solver has no entropy at the end: ours costs little more at a small epsilon."""
     exact = ot.gromov.semirelaxed_gromov_wasserstein(D_X, D_Y, A)
-    ours = torchgw.solve(**GIVEN, unbalanced=(INF, 0), epsilon=5e-4)
-    balanced = torchgw.solve(**GIVEN, epsilon=0.005)
+    ours = solve_by_name(**GIVEN, unbalanced=(INF, 0), epsilon=5e-4)
+    balanced = solve_by_name(**GIVEN, epsilon=0.005)
     assert ours.value < 1.5 * reference.gw_value(D_X, D_Y, exact)
     assert ours.value < 0.2 * balanced.value
 
 
 @pytest.mark.parametrize("mass", [0.167, 0.5, 0.8])
 def test_partial_moves_its_mass(mass):
-    result = torchgw.solve(**GIVEN, mass=mass, epsilon=0.01)
+    result = solve_by_name(**GIVEN, mass=mass, epsilon=0.01)
     assert result.converged
     plan = np.asarray(result.plan)
     assert plan.sum() == pytest.approx(mass, abs=1e-6)
@@ -199,7 +199,7 @@ def test_partial_equals_pot():
     expected = ot.gromov.entropic_partial_gromov_wasserstein(
         D_X, D_Y, reg=0.01, m=0.167, numItermax=2000, tol=1e-9
     )
-    result = torchgw.solve(**given, mass=0.167, epsilon=0.01, tol=1e-7)
+    result = solve_by_name(**given, mass=0.167, epsilon=0.01, tol=1e-7)
     # POT's plan has no reference measure, which for uniform weights is a constant
     assert np.abs(np.asarray(result.plan) - expected).sum() < 1e-4
 
@@ -224,9 +224,9 @@ def test_unbalanced_starts_reach_the_optimum_of_pot():
             max_iter=300, tol=1e-7, max_iter_ot=2000, tol_ot=1e-9,
         )  # fmt: skip
         options = {"D_X": d_x, "D_Y": d_y, "unbalanced": rho, "epsilon": 0.01}
-        result = torchgw.solve(**options)
+        result = solve_by_name(**options)
         # POT's own plan, judged by our objective
-        pot = torchgw.solve(**options, init=plan / plan.sum()).log["objective"]
+        pot = solve_by_name(**options, init=plan / plan.sum()).log["objective"]
         reached += result.log["objective"] <= pot + 1e-6
         found = [one.value for one in result.alternatives]
         assert found == sorted(found)
@@ -263,10 +263,10 @@ def test_starts_of_a_large_relaxed_problem_are_compared_on_few_points():
     x = rng.normal(size=(300, 2)) * [1, 2]
     y = np.concatenate([x[:220] @ np.array([[0, 1], [-1, 0]]), rng.normal(size=(60, 2)) + 6])
     options = {"distances": "euclidean", "scale": "max", "mass": 0.7, "epsilon": 2e-3}
-    result = torchgw.solve(x, y, **options)
-    single = torchgw.solve(x, y, n_init=1, **options)
+    result = solve_by_name(x, y, **options)
+    single = solve_by_name(x, y, n_init=1, **options)
     assert result.log["objective"] <= single.log["objective"] + 1e-6
-    again = torchgw.solve(x, y, init=result.alternatives[0], **options)
+    again = solve_by_name(x, y, init=result.alternatives[0], **options)
     assert again.value == pytest.approx(result.value, rel=1e-6)
 
 
@@ -311,7 +311,7 @@ def test_partial_finds_the_common_part():
 def test_gradients_storages_and_precisions_agree(options):
     given = {"X": X, "Y": Y, "distances": "sqeuclidean", "epsilon": 0.05, "tol": 1e-8} | options
     given |= {"inner_tol": 1e-9, "a": A, "b": B, "scale": "max"}
-    dense = torchgw.solve(gradient="dense", **given)
+    dense = solve_by_name(gradient="dense", **given)
     assert dense.converged
     for other, tolerance in (
         ({"gradient": "factored"}, 1e-6),
@@ -319,10 +319,10 @@ def test_gradients_storages_and_precisions_agree(options):
         ({"gradient": "factored", "precision": "mixed"}, 1e-4),
         ({"gradient": "dense", "precision": "float32", "tol": 1e-5, "inner_tol": None}, 1e-2),
     ):
-        result = torchgw.solve(**{**given, **other})
+        result = solve_by_name(**{**given, **other})
         assert np.abs(result.plan - dense.plan).sum() < tolerance
         assert result.value == pytest.approx(dense.value, rel=10 * tolerance)
-    sampled = torchgw.solve(gradient="sampled", n_anchors=2000, random_state=0, **given)
+    sampled = solve_by_name(gradient="sampled", n_anchors=2000, random_state=0, **given)
     error = sampled.log["value_standard_error"]
     assert sampled.log["objective"] == pytest.approx(
         dense.log["objective"], abs=6 * error + 0.1 * abs(dense.log["objective"])
@@ -527,9 +527,9 @@ def test_slow_relaxed_iterations_are_extrapolated_to_the_same_plan(options, monk
     # a uniform line along one that is not: most of a plan slides before it settles
     line = np.linspace(0, 1, 40)[:, None], np.linspace(0, 1, 50)[:, None] ** 1.5
     call = {"distances": "euclidean", "n_init": 1, "random_state": 0, **options}
-    found = torchgw.solve(*line, **call)
+    found = solve_by_name(*line, **call)
     monkeypatch.setattr("torchgw._gradients.relaxed.RelaxedGradient.linear_below", 0.0)
-    plain = torchgw.solve(*line, **call)
+    plain = solve_by_name(*line, **call)
     assert found.converged
     assert found.n_iters < plain.n_iters
     assert found.log["objective"] == pytest.approx(plain.log["objective"], rel=1e-7)
@@ -560,7 +560,7 @@ def test_combinations_are_refused_with_the_reason():
         ({"unbalanced": 1.0, "M": linear, "checkpoint": "never-made", "epsilon": 0.1}, "strict"),
     ):
         with pytest.raises(UnsupportedError, match=message):
-            torchgw.solve(**GIVEN, **options)
+            solve_by_name(**GIVEN, **options)
 
 
 @pytest.mark.parametrize("totals", [(2.0, 2.0), (3.0, 0.5)])
@@ -572,9 +572,16 @@ def test_penalised_weights_of_another_sum_equal_pot(totals):
         max_iter=500, tol=1e-9, max_iter_ot=2000, tol_ot=1e-9,
     )  # fmt: skip
     result = torchgw.solve(
-        D_X=D_X, D_Y=D_Y, a=a, b=b, unbalanced=rho, epsilon=epsilon, init=np.outer(A, B),
-        tol=1e-9, inner_tol=1e-10, objective_tol=0, precision="float64",
-    )  # fmt: skip
+        D_X=D_X,
+        D_Y=D_Y,
+        a=a,
+        b=b,
+        unbalanced=rho,
+        epsilon=epsilon,
+        init=np.outer(A, B),
+        tol=1e-9,
+        options=torchgw.Options(inner_tol=1e-10, objective_tol=0, precision="float64"),
+    )
     plan = np.asarray(result.plan)
     np.testing.assert_allclose(plan, expected, rtol=0, atol=1e-6)
     value = reference.gw_value(D_X, D_Y, plan)
@@ -591,7 +598,7 @@ def test_without_structure_plans_are_those_of_unbalanced_transport(totals, rho):
     a, b = totals[0] * A, totals[1] * B
     weights = 2 * rho[0], 2 * rho[1]
     options = {"a": a, "b": b, "unbalanced": rho, "epsilon": epsilon, "inner_tol": 1e-12}
-    result = torchgw.solve(M=linear, alpha=0, tol=1e-10, **options)
+    result = solve_by_name(M=linear, alpha=0, tol=1e-10, **options)
     plan = np.asarray(result.plan)
     if min(rho) > 0:
         expected = ot.unbalanced.sinkhorn_unbalanced(
@@ -610,7 +617,7 @@ def test_without_structure_plans_are_those_of_unbalanced_transport(totals, rho):
     assert result.value == pytest.approx((linear * plan).sum(), rel=1e-9)
     assert result.log["objective"] == pytest.approx(result.value + penalty + entropy, rel=1e-9)
     table = torch.from_numpy(linear).requires_grad_()
-    torchgw.solve(M=table, alpha=0, tol=1e-10, differentiable="value", **options).loss.backward()
+    solve_by_name(M=table, alpha=0, tol=1e-10, differentiable="value", **options).loss.backward()
     # at a minimum the derivative by the costs is the plan
     np.testing.assert_allclose(table.grad, plan, rtol=0, atol=1e-9)
 
@@ -630,9 +637,18 @@ def test_fused_unbalanced_equals_pot(alpha, rho, totals):
         unbalanced_solver="sinkhorn_log", max_iter=500, tol=1e-9, max_iter_ot=2000, tol_ot=1e-9,
     )  # fmt: skip
     result = torchgw.solve(
-        D_X=D_X, D_Y=D_Y, a=a, b=b, M=linear, alpha=alpha, unbalanced=rho, epsilon=epsilon,
-        init=np.outer(A, B), tol=1e-8, inner_tol=1e-10, objective_tol=0, precision="float64",
-    )  # fmt: skip
+        D_X=D_X,
+        D_Y=D_Y,
+        a=a,
+        b=b,
+        M=linear,
+        alpha=alpha,
+        unbalanced=rho,
+        epsilon=epsilon,
+        init=np.outer(A, B),
+        tol=1e-8,
+        options=torchgw.Options(inner_tol=1e-10, objective_tol=0, precision="float64"),
+    )
     assert result.converged
     plan = np.asarray(result.plan)
     assert np.abs(plan - expected).sum() < 1e-6
@@ -648,19 +664,19 @@ def test_fused_unbalanced_equals_pot(alpha, rho, totals):
 def test_fused_unbalanced_problems_of_other_kinds():
     linear = 0.2 * np.random.default_rng(2).uniform(size=(30, 28))
     options = {"M": linear, "alpha": 0.5, "unbalanced": 0.3, "epsilon": 0.05, "n_init": 1}
-    exact = torchgw.solve(**GIVEN, **options)
-    sampled = torchgw.solve(**GIVEN, **options, gradient="sampled", random_state=0)
+    exact = solve_by_name(**GIVEN, **options)
+    sampled = solve_by_name(**GIVEN, **options, gradient="sampled", random_state=0)
     assert exact.converged
     assert sampled.converged
     assert sampled.log["mass"] == pytest.approx(exact.log["mass"], rel=1e-3)
     # without a linear cost the mass is found at once
-    nothing = torchgw.solve(**GIVEN, **(options | {"M": 0 * linear}))
-    alone = torchgw.solve(**GIVEN, unbalanced=0.6, epsilon=0.1, n_init=1)
+    nothing = solve_by_name(**GIVEN, **(options | {"M": 0 * linear}))
+    alone = solve_by_name(**GIVEN, unbalanced=0.6, epsilon=0.1, n_init=1)
     assert nothing.log["mass"] == pytest.approx(alone.log["mass"], rel=1e-6)
     with pytest.raises(torchgw.NumericalError, match="Nothing is moved"):
-        torchgw.solve(**GIVEN, **(options | {"M": linear + 10}))
+        solve_by_name(**GIVEN, **(options | {"M": linear + 10}))
     with pytest.raises(UnsupportedError, match="checkpoint"):
-        torchgw.solve(**GIVEN, **options, checkpoint="state")
+        solve_by_name(**GIVEN, **options, checkpoint="state")
 
 
 @pytest.mark.parametrize(
@@ -697,7 +713,13 @@ def test_a_strict_side_needs_weights_of_sum_one():
 @pytest.mark.parametrize("kind", ["kl", "l2"])
 def test_sums_whose_squares_are_no_numbers_are_refused(total, kind):
     with pytest.raises(InvalidInputError, match="`b` has a sum of 1e"):
-        torchgw.solve(D_X=D_X, D_Y=D_Y, b=total * B, unbalanced=0.2, unbalanced_type=kind)
+        torchgw.solve(
+            D_X=D_X,
+            D_Y=D_Y,
+            b=total * B,
+            unbalanced=0.2,
+            options=torchgw.Options(unbalanced_type=kind),
+        )
 
 
 def test_strict_values_mean_balanced():
@@ -723,10 +745,10 @@ def test_zero_weights_and_an_init():
     a /= a.sum()
     given = {"D_X": D_X, "D_Y": D_Y, "a": a, "b": B, "epsilon": 0.02}
     for options in ({"unbalanced": 0.3}, {"mass": 0.5}, {"unbalanced": (INF, 0)}):
-        result = torchgw.solve(**given, **options)
+        result = solve_by_name(**given, **options)
         assert bool(torch.isfinite(torch.as_tensor(result.plan)).all())
         assert float(result.plan[3].sum()) == 0
-        again = torchgw.solve(**given, **options, init=result)
+        again = solve_by_name(**given, **options, init=result)
         assert again.n_iters < result.n_iters
         assert again.value == pytest.approx(result.value, rel=1e-3)
 
@@ -754,9 +776,9 @@ def test_devices_agree(options, storage, device):
     """The same objective and the same map as on a CPU, stored; starts are compared on either."""
     given = {"distances": "sqeuclidean", "epsilon": 0.03, "a": A, "b": B, **options}
     given |= {"tol": 1e-7, "inner_tol": 1e-8, "precision": "float64", "scale": "max"}
-    expected = torchgw.solve(X, Y, storage="stored", device="cpu", **given)
+    expected = solve_by_name(X, Y, storage="stored", device="cpu", **given)
     tensors = torch.as_tensor(X), torch.as_tensor(Y)
-    result = torchgw.solve(*tensors, storage=storage, device=device, **given)
+    result = solve_by_name(*tensors, storage=storage, device=device, **given)
     assert result.converged
     assert result.lazy_plan.device.type == device
     assert result.log["objective"] == pytest.approx(expected.log["objective"], rel=1e-6)
@@ -765,7 +787,7 @@ def test_devices_agree(options, storage, device):
     kinds = {one.plan.device.type for one in result.alternatives}
     assert kinds == {device}
     if options != {"unbalanced": 0.3}:
-        sharp = torchgw.solve(X, Y, device=device, polish=True, **given)
+        sharp = solve_by_name(X, Y, device=device, polish=True, **given)
         assert sharp.converged
         assert sharp.value < result.value
 
@@ -776,8 +798,8 @@ def test_a_mass_that_float32_cannot_hold_has_a_logarithm():
     x, y = (4 * rng.normal(size=(n, 20)) for n in (40, 45))
     single, double = (
         torchgw.solve(
-            x, y, distances="sqeuclidean", scale=None, gradient="sampled", precision=precision,
-            unbalanced=5.0, n_init=1, random_state=0,
+            x, y, distances="sqeuclidean", scale=None, gradient="sampled", unbalanced=5.0,
+            n_init=1, random_state=0, options=torchgw.Options(precision=precision),
         )
         for precision in ("float32", "float64")
     )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from problems import solve_by_name
 
 import torchgw
 from torchgw import ConvergenceWarning, InvalidInputError, UnsupportedError
@@ -28,7 +29,7 @@ def few(monkeypatch, limited):
 
 @pytest.fixture
 def whole(few):
-    return torchgw.solve(X, Y, **OPTIONS, resolution=None)
+    return solve_by_name(X, Y, **OPTIONS, resolution=None)
 
 
 def test_cells_are_means_and_keep_the_mass(few):
@@ -56,7 +57,7 @@ def test_cells_are_means_and_keep_the_mass(few):
 
 @pytest.mark.parametrize("precision", ["auto", "float64"])
 def test_the_plan_is_that_of_all_points(whole, precision):
-    found = torchgw.solve(X, Y, **OPTIONS, resolution=5e-3, precision=precision)
+    found = solve_by_name(X, Y, **OPTIONS, resolution=5e-3, precision=precision)
     report = found.report.resolution
     assert found.status.converged
     assert max(report["cells"]) < min(N, M) / 2
@@ -82,8 +83,8 @@ def test_rounding_leaves_the_value_alone(few, monkeypatch, precise):
     if not precise:
         monkeypatch.setattr(resolution, "_PRECISE_ENTRIES", 0)
     options = OPTIONS | {"epsilon": 5e-4}
-    whole = torchgw.solve(X, Y, **options, resolution=None, precision="float64")
-    found = torchgw.solve(X, Y, **options, resolution=4e-3)
+    whole = solve_by_name(X, Y, **options, resolution=None, precision="float64")
+    found = solve_by_name(X, Y, **options, resolution=4e-3)
     assert found.report.resolution is not None
     assert found.lazy_plan.dtype == torch.float32
     # twice what is left here, as landmarks and last bits of the start move the end [L501]
@@ -93,13 +94,13 @@ def test_rounding_leaves_the_value_alone(few, monkeypatch, precise):
 def test_cells_have_the_digits_that_a_small_epsilon_needs(few, monkeypatch):
     monkeypatch.setattr(resolution, "_PRECISE_ENTRIES", 0)
     monkeypatch.setattr(resolution, "rounding", lambda scale, epsilon, dtype: dtype.itemsize == 4)
-    found = torchgw.solve(X[::2], Y[::2], **OPTIONS, resolution=1e-2)
+    found = solve_by_name(X[::2], Y[::2], **OPTIONS, resolution=1e-2)
     assert found.report.resolution is not None
     # in float32 it would be one that ran out of digits
     assert found.status.converged
     assert found.lazy_plan.dtype == torch.float64
     with pytest.warns(ConvergenceWarning, match="Rounding"):
-        torchgw.solve(X[::2], Y[::2], **OPTIONS, resolution=1e-2, precision="float32")
+        solve_by_name(X[::2], Y[::2], **OPTIONS, resolution=1e-2, precision="float32")
 
 
 def test_rounding_leaves_the_value_of_all_points_alone():
@@ -107,8 +108,8 @@ def test_rounding_leaves_the_value_of_all_points_alone():
     rng = np.random.default_rng(5)
     a, b = (weight / weight.sum() for weight in (rng.random(size) + 0.1 for size in (N, M)))
     options = OPTIONS | {"epsilon": 8e-4, "gradient": "factored", "a": a, "b": b}
-    exact = torchgw.solve(X, Y, **options, precision="float64")
-    found = torchgw.solve(X, Y, **options, precision="float32")
+    exact = solve_by_name(X, Y, **options, precision="float64")
+    found = solve_by_name(X, Y, **options, precision="float32")
     assert found.lazy_plan.dtype == torch.float32
     assert found.status.converged
     assert found.value == pytest.approx(exact.value, rel=1e-4)
@@ -116,27 +117,27 @@ def test_rounding_leaves_the_value_of_all_points_alone():
 
 
 def test_a_tolerance_that_no_cells_meet_is_met_on_all_points(whole):
-    found = torchgw.solve(X, Y, **OPTIONS, resolution=1e-7)
+    found = solve_by_name(X, Y, **OPTIONS, resolution=1e-7)
     assert found.report.resolution is None
     assert found.marginal_error < 1e-5
     assert found.value == pytest.approx(whole.value, rel=1e-3)
 
 
 def test_automatic_cells_are_for_large_problems(few, limited):
-    assert torchgw.solve(X, Y, **OPTIONS).report.resolution is None
+    assert solve_by_name(X, Y, **OPTIONS).report.resolution is None
     limited(cells=1e6)
-    found = torchgw.solve(X, Y, **OPTIONS, inner_tol=1e-3)
+    found = solve_by_name(X, Y, **OPTIONS, inner_tol=1e-3)
     assert found.report.resolution["tolerance"] == 1e-2
     # those who need all points get them
-    same = torchgw.solve(X, Y, **OPTIONS, init=found.potentials, inner_tol=1e-3)
+    same = solve_by_name(X, Y, **OPTIONS, init=found.potentials, inner_tol=1e-3)
     assert same.report.resolution is None
 
 
 def test_features_and_files(few, tmp_path):
     t, s = np.linspace(0, 1, N)[:, None], np.linspace(0, 1, M)[:, None]
     options = {**OPTIONS, "features": (t, s), "alpha": 0.5}
-    whole = torchgw.solve(X, Y, **options, resolution=None)
-    found = torchgw.solve(X, Y, **options, resolution=1e-2)
+    whole = solve_by_name(X, Y, **options, resolution=None)
+    found = solve_by_name(X, Y, **options, resolution=1e-2)
     assert found.report.resolution is not None
     assert found.value == pytest.approx(whole.value, rel=5e-2)
     assert found.value_linear == pytest.approx(whole.value_linear, rel=0.1)
@@ -147,7 +148,7 @@ def test_features_and_files(few, tmp_path):
 
 
 def test_seeds_give_the_same_bits(few):
-    one, two = (torchgw.solve(X[::2], Y[::2], **OPTIONS, resolution=1e-2) for _ in range(2))
+    one, two = (solve_by_name(X[::2], Y[::2], **OPTIONS, resolution=1e-2) for _ in range(2))
     assert np.array_equal(one.potential_a, two.potential_a)
     assert one.value == two.value
 
@@ -167,13 +168,13 @@ def test_seeds_give_the_same_bits(few):
 )
 def test_what_needs_all_points_is_refused_beforehand(options, why):
     with pytest.raises(UnsupportedError, match=why):
-        torchgw.solve(X, Y, **OPTIONS | options, resolution=1e-2)
+        solve_by_name(X, Y, **OPTIONS | options, resolution=1e-2)
 
 
 @pytest.mark.parametrize("given", [-1.0, float("nan"), "fine", True, False])
 def test_no_tolerance(given):
     with pytest.raises((InvalidInputError, torchgw.InvalidTypeError), match="resolution"):
-        torchgw.solve(X, Y, **OPTIONS, resolution=given)
+        solve_by_name(X, Y, **OPTIONS, resolution=given)
 
 
 def test_tiles_without_mass_are_left_out_of_extensions(few, monkeypatch):
@@ -185,9 +186,9 @@ def test_tiles_without_mass_are_left_out_of_extensions(few, monkeypatch):
             return super().ordered(orders)
 
     options = OPTIONS | {"epsilon": 5e-4, "resolution": 4e-3, "storage": "streamed"}
-    expected = torchgw.solve(X, Y, **options, skip_tiles=False)
+    expected = solve_by_name(X, Y, **options, skip_tiles=False)
     monkeypatch.setattr(resolution, "Tiling", Watched)
-    found = torchgw.solve(X, Y, **options, skip_tiles=True)
+    found = solve_by_name(X, Y, **options, skip_tiles=True)
     assert len(made) >= 2
     assert all(share < 0.9 for tiling in made for share in tiling._memory.shares)
     # cells are solved with tiles left out as well, to the same tolerance: two hundredths of epsilon
@@ -199,9 +200,9 @@ def test_cells_that_run_out_of_digits_give_way_to_all_points(few, monkeypatch):
     monkeypatch.setattr(resolution, "_PRECISE_ENTRIES", 0)
     points = X[::2].astype(np.float32), Y[::2].astype(np.float32)
     options = OPTIONS | {"epsilon": 1e-4}
-    found = torchgw.solve(*points, **options, resolution=5e-3)
+    found = solve_by_name(*points, **options, resolution=5e-3)
     assert found.status.converged
     assert found.report.resolution is None
     assert found.marginal_error < 1e-6
-    whole = torchgw.solve(*points, **options, resolution=None)
+    whole = solve_by_name(*points, **options, resolution=None)
     assert found.value == pytest.approx(whole.value, rel=1e-5)

@@ -14,7 +14,7 @@ import pytest
 import reference
 import scipy.stats
 import torch
-from problems import distance_matrices, isometric_copy, random_weights
+from problems import distance_matrices, isometric_copy, random_weights, solve_by_name
 from scipy.spatial.distance import cdist
 
 import torchgw
@@ -36,9 +36,17 @@ def test_equals_pot(n, m, epsilon, weighted):
         numItermax=20_000, stopThr=1e-13,
     )  # fmt: skip
     result = torchgw.solve(
-        D_X=d_x, D_Y=d_y, a=a, b=b, epsilon=epsilon, init=np.outer(a, b), tol=1e-10,
-        inner_tol=1e-12, max_iter=5000, random_state=0,
-    )  # fmt: skip
+        D_X=d_x,
+        D_Y=d_y,
+        a=a,
+        b=b,
+        epsilon=epsilon,
+        init=np.outer(a, b),
+        tol=1e-10,
+        max_iter=5000,
+        random_state=0,
+        options=torchgw.Options(inner_tol=1e-12),
+    )
     assert result.status is Status.CONVERGED
     assert result.epsilon == epsilon
     assert np.abs(np.asarray(result.plan) - expected).sum() < 1e-6
@@ -66,7 +74,7 @@ def test_fused_equals_reference():
 def test_precisions_agree(precision):
     d_x, d_y = distance_matrices(60, 50)
     given = {"D_X": d_x, "D_Y": d_y, "epsilon": 0.01, "n_init": 1}
-    exact, result = (torchgw.solve(**given, precision=one) for one in ("float64", precision))
+    exact, result = (solve_by_name(**given, precision=one) for one in ("float64", precision))
     # float32: rounding of exponents, about 1e-7 / 0.01, amplified by the outer iteration
     tolerance = {"float64": 1e-12, "mixed": 1e-4, "float32": 1e-3}[precision]
     assert float(np.abs(result.plan - exact.plan).sum()) <= tolerance
@@ -99,8 +107,8 @@ def _tables(*clouds):
 def test_factored_and_dense_give_one_plan(gradient):
     x, y, _ = isometric_copy(40, noise=0.1)
     options = {"distances": "sqeuclidean", "epsilon": 0.01, "tol": 1e-10, "inner_tol": 1e-12}
-    first = torchgw.solve(x, y, gradient="dense", **options)
-    second = torchgw.solve(x, y, gradient=gradient, **options)
+    first = solve_by_name(x, y, gradient="dense", **options)
+    second = solve_by_name(x, y, gradient=gradient, **options)
     torch.testing.assert_close(first.plan, second.plan, atol=1e-8, rtol=0)
     assert first.value == pytest.approx(second.value, rel=1e-7)
 
@@ -108,8 +116,8 @@ def test_factored_and_dense_give_one_plan(gradient):
 def test_exchanging_sides_transposes_the_plan():
     d_x, d_y = distance_matrices(35, 28)
     options = {"epsilon": 0.01, "tol": 1e-10, "inner_tol": 1e-12, "max_iter": 3000, "n_init": 1}
-    forward = torchgw.solve(D_X=d_x, D_Y=d_y, **options)
-    backward = torchgw.solve(D_X=d_y, D_Y=d_x, **options)
+    forward = solve_by_name(D_X=d_x, D_Y=d_y, **options)
+    backward = solve_by_name(D_X=d_y, D_Y=d_x, **options)
     torch.testing.assert_close(forward.plan, backward.plan.T, atol=1e-8, rtol=0)
 
 
@@ -117,8 +125,8 @@ def test_permuting_points_permutes_the_plan():
     d_x, d_y = distance_matrices(35, 28)
     order = np.random.default_rng(3).permutation(35)
     options = {"epsilon": 0.01, "tol": 1e-10, "inner_tol": 1e-12, "max_iter": 3000}
-    plain = torchgw.solve(D_X=d_x, D_Y=d_y, **options)
-    permuted = torchgw.solve(D_X=d_x[order][:, order], D_Y=d_y, **options)
+    plain = solve_by_name(D_X=d_x, D_Y=d_y, **options)
+    permuted = solve_by_name(D_X=d_x[order][:, order], D_Y=d_y, **options)
     torch.testing.assert_close(plain.plan[order], permuted.plan, atol=1e-8, rtol=0)
 
 
@@ -173,7 +181,7 @@ def test_sampled_gradient_is_close_to_the_exact_one(distances):
     x, y, _ = isometric_copy(50, noise=0.05, seed=2)
     options = {"distances": distances, "epsilon": 0.02, "random_state": 0}
     exact = torchgw.solve(x, y, gradient="dense", **options)
-    sampled = torchgw.solve(x, y, gradient="sampled", init=exact, n_anchors=800, **options)
+    sampled = solve_by_name(x, y, gradient="sampled", init=exact, n_anchors=800, **options)
     assert sampled.status is Status.STATIONARY
     assert sampled.log["n_anchors"] == 800
     # no more points than anchors: the value is summed, not estimated
@@ -187,8 +195,8 @@ def test_the_last_cost_has_more_anchors():
     angles = torch.linspace(0, 3, 24, dtype=torch.float64)
     x = torch.stack([angles.cos(), angles.sin()], dim=1)
     options = {"distances": "euclidean", "gradient": "sampled", "epsilon": 2e-2, "n_init": 1}
-    result = torchgw.solve(x, x[:20], random_state=0, **options)
-    given = torchgw.solve(x, x[:20], random_state=0, n_anchors=256, **options)
+    result = solve_by_name(x, x[:20], random_state=0, **options)
+    given = solve_by_name(x, x[:20], random_state=0, n_anchors=256, **options)
     assert result.log["n_anchors"] == 1024
     assert given.log["n_anchors"] == 256
     assert result.status is given.status is Status.STATIONARY
@@ -196,12 +204,12 @@ def test_the_last_cost_has_more_anchors():
     # four times as many would have half the error without strata
     assert result.log["cost_standard_error"] < 0.6 * given.log["cost_standard_error"]
     with pytest.warns(ConvergenceWarning):
-        short = torchgw.solve(x, x[:20], random_state=0, max_iter=9, **options)
+        short = solve_by_name(x, x[:20], random_state=0, max_iter=9, **options)
     assert short.log["n_anchors"] == 256
     assert short.n_iters == 9
     options |= {"callback": lambda entry: entry.iteration == given.n_iters}
     with pytest.warns(ConvergenceWarning):
-        assert torchgw.solve(x, x[:20], random_state=0, **options).status is Status.STOPPED
+        assert solve_by_name(x, x[:20], random_state=0, **options).status is Status.STOPPED
 
 
 @pytest.mark.parametrize("gradient", ["dense", "factored", "sampled"])
@@ -213,7 +221,7 @@ def test_same_seed_same_bits(gradient):
     assert np.array_equal(first.plan, again.plan)
     assert first.value == again.value
     if gradient == "sampled":
-        other = torchgw.solve(x, y, random_state=8, **options)
+        other = solve_by_name(x, y, random_state=8, **options)
         assert not np.array_equal(first.plan, other.plan)
 
 
@@ -229,12 +237,12 @@ def test_epsilon_is_annealed_and_reached_exactly():
 def test_other_plans_as_a_start_say_how():
     x, y, _ = isometric_copy(12)
     options = {"distances": "sqeuclidean", "random_state": 0}
-    rounded = torchgw.solve(x, y, **options).lazy_plan.rounded()
+    rounded = solve_by_name(x, y, **options).lazy_plan.rounded()
     low = torchgw.solve_low_rank(x, y, rank=2, **options)
     for init, plan, name in ((rounded, rounded, "init"), (low, low.lazy_plan, "init.lazy_plan")):
         with pytest.raises(InvalidTypeError, match=rf"Pass `{name}\.to_dense\(\)`"):
-            torchgw.solve(x, y, init=init, **options)
-        assert torchgw.solve(x, y, init=plan.to_dense(), **options).converged
+            solve_by_name(x, y, init=init, **options)
+        assert solve_by_name(x, y, init=plan.to_dense(), **options).converged
 
 
 def test_large_epsilon_gives_the_product_plan():
@@ -268,7 +276,13 @@ def test_callback_sees_every_iteration_and_can_stop(gradient):
         return len(seen) == 5
 
     with pytest.warns(ConvergenceWarning, match="callback"):
-        result = torchgw.solve(D_X=d_x, D_Y=d_y, gradient=gradient, callback=stop_at_five, n_init=1)
+        result = torchgw.solve(
+            D_X=d_x,
+            D_Y=d_y,
+            gradient=gradient,
+            n_init=1,
+            options=torchgw.Options(callback=stop_at_five),
+        )
     assert result.status is Status.STOPPED
     assert [entry.iteration for entry in seen] == list(range(5))
     assert tuple(seen) == result.history
@@ -284,7 +298,7 @@ def test_budgets_are_told_apart():
     assert not outer.converged
     small = {"epsilon": 1e-3, "inner_max_iter": 2, "max_iter": 60, "n_init": 1}
     with pytest.warns(ConvergenceWarning):
-        inner = torchgw.solve(D_X=d_x, D_Y=d_y, **small)
+        inner = solve_by_name(D_X=d_x, D_Y=d_y, **small)
     assert not inner.converged
     assert inner.marginal_error > 5e-7
 
@@ -312,7 +326,9 @@ def test_result_is_complete():
 def test_dual_value_and_objective_of_an_iteration():
     """Of the linearised problem: at a settled plan the quadratic value is in it twice."""
     d_x, d_y = distance_matrices(12, 9)
-    result = torchgw.solve(D_X=d_x, D_Y=d_y, epsilon=0.05, tol=1e-9, objective_tol=0)
+    result = torchgw.solve(
+        D_X=d_x, D_Y=d_y, epsilon=0.05, tol=1e-9, options=torchgw.Options(objective_tol=0)
+    )
     last = result.history[-1]
     assert last.dual == pytest.approx(result.report.objective + result.value, rel=1e-6)
     assert last.objective == pytest.approx(result.report.objective, rel=1e-6)
@@ -352,8 +368,12 @@ def test_log_is_the_report_by_name():
 @pytest.mark.slow
 def test_compiled_backend_solves_the_same_problem():
     d_x, d_y = distance_matrices(20, 18)
-    eager = torchgw.solve(D_X=d_x, D_Y=d_y, epsilon=0.05, backend="eager", tol=1e-9)
-    compiled = torchgw.solve(D_X=d_x, D_Y=d_y, epsilon=0.05, backend="compile", tol=1e-9)
+    eager = torchgw.solve(
+        D_X=d_x, D_Y=d_y, epsilon=0.05, tol=1e-9, options=torchgw.Options(backend="eager")
+    )
+    compiled = torchgw.solve(
+        D_X=d_x, D_Y=d_y, epsilon=0.05, tol=1e-9, options=torchgw.Options(backend="compile")
+    )
     assert compiled.backend == "compile"
     torch.testing.assert_close(eager.plan, compiled.plan, atol=1e-9, rtol=0)
 
@@ -367,8 +387,8 @@ def test_stored_and_streamed_costs_give_one_plan(gradient):
     options["epsilon"] = 0.1
     # the same tolerances: a streamed cost has looser ones by default
     options |= {"tol": 1e-9, "inner_tol": 1e-9}
-    stored = torchgw.solve(x, y, storage="stored", **options)
-    streamed = torchgw.solve(x, y, storage="streamed", **options)
+    stored = solve_by_name(x, y, storage="stored", **options)
+    streamed = solve_by_name(x, y, storage="streamed", **options)
     torch.testing.assert_close(stored.plan, streamed.plan, atol=1e-7, rtol=0)
 
 
@@ -383,7 +403,7 @@ def test_numbers_of_a_streamed_solve_are_those_of_its_plan(fused, weighted):
         options["a"] = np.append(np.zeros(10), np.full(80, 1 / 80))
     options |= {"storage": "streamed", "precision": "float32", "epsilon": 5e-3, "random_state": 0}
     options["skip_tiles"] = True
-    result = torchgw.solve(x, y, distances="sqeuclidean", **options)
+    result = solve_by_name(x, y, distances="sqeuclidean", **options)
     assert result.converged
     assert result.log["settle_iterations"] == 0
     plan = np.asarray(result.plan, np.float64)
@@ -412,15 +432,15 @@ def test_what_float32_leaves_unresolved_is_settled_in_float64(limited):
     x, y = (torch.linspace(0, 1, 150, dtype=torch.float64)[:, None] ** p for p in (1, 1.2))
     given = {"distances": "sqeuclidean", "gradient": "factored", "storage": "streamed"}
     with pytest.warns(ConvergenceWarning):
-        rounded = torchgw.solve(x, y, **given, epsilon=2.5e-4, precision="float32", random_state=0)
+        rounded = solve_by_name(x, y, **given, epsilon=2.5e-4, precision="float32", random_state=0)
     assert rounded.status is Status.PRECISION_LIMIT
-    settled = torchgw.solve(x, y, **given, epsilon=2.5e-4, random_state=0)
+    settled = solve_by_name(x, y, **given, epsilon=2.5e-4, random_state=0)
     assert settled.status is Status.CONVERGED
     assert settled.lazy_plan.dtype == torch.float64
     # ten times what the last linear problem is asked for; what float32 leaves differs by processor
     assert settled.marginal_error <= 1e-4
     assert settled.marginal_error < rounded.marginal_error
     # where float32 resolves epsilon, it is enough
-    enough = torchgw.solve(x, y, **given, epsilon=4e-3, random_state=0)
+    enough = solve_by_name(x, y, **given, epsilon=4e-3, random_state=0)
     assert enough.status is Status.CONVERGED
     assert enough.lazy_plan.dtype == torch.float32

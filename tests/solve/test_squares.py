@@ -9,6 +9,7 @@ import numpy as np
 import ot
 import pytest
 import torch
+from problems import solve_by_name
 
 import torchgw
 from torchgw.distances import DirectedDistance
@@ -64,7 +65,7 @@ def test_no_entry_of_the_plan_could_do_better(rho, linear, directed, weighted, d
     data = {} if directed else {"D_X": D_X, "D_Y": D_Y}
     weights = {"a": A, "b": B} if weighted else {}
     beside = {"M": LINEAR, "alpha": 0.6} if linear else {}
-    found = torchgw.solve(
+    found = solve_by_name(
         *sides, **data, **weights, **beside, unbalanced=rho, unbalanced_type="L2", epsilon=0.05,
         scale=None, random_state=0, device=device, precision="float64", n_init=1,
     )  # fmt: skip
@@ -113,7 +114,7 @@ def test_hops_of_graphs_come_to_a_stationary_plan(sides, rho, options):
         first, second, a, b = tree, np.zeros((1, 1)), weights, np.ones(1)
     else:
         first, second, a, b = tree, ring, 2 * weights, others
-    found = torchgw.solve(
+    found = solve_by_name(
         D_X=first, D_Y=second, a=a, b=b, unbalanced=rho, unbalanced_type="l2", random_state=0,
         **options,
     )  # fmt: skip
@@ -137,9 +138,15 @@ def test_little_entropy_comes_to_the_plan_of_pot():
         unbalanced_solver="mm", alpha=0, max_iter=200, tol=1e-9,
     )[0]  # fmt: skip
     ours = torchgw.solve(
-        D_X=D_X, D_Y=D_Y, unbalanced=(100.0, 300.0), unbalanced_type="l2", epsilon=1e-3,
-        scale=None, random_state=0, n_init=1,
-    )  # fmt: skip
+        D_X=D_X,
+        D_Y=D_Y,
+        unbalanced=(100.0, 300.0),
+        epsilon=1e-3,
+        scale=None,
+        random_state=0,
+        n_init=1,
+        options=torchgw.Options(unbalanced_type="l2"),
+    )
     costs = [
         float(
             objective(
@@ -157,7 +164,12 @@ def test_little_entropy_comes_to_the_plan_of_pot():
 def test_points_and_features_by_defaults():
     X, Y = RNG.normal(size=(14, 3)), RNG.normal(size=(12, 2))
     found = torchgw.solve(
-        X, Y, features=(X[:, :1], Y[:, :1]), unbalanced=1e3, unbalanced_type="l2", random_state=0
+        X,
+        Y,
+        features=(X[:, :1], Y[:, :1]),
+        unbalanced=1e3,
+        random_state=0,
+        options=torchgw.Options(unbalanced_type="l2"),
     )
     assert found.converged
     assert 0.5 < found.report.mass < 1
@@ -168,7 +180,7 @@ def test_points_and_features_by_defaults():
 
 def test_a_free_side_has_no_penalty():
     plain, squared = (
-        torchgw.solve(D_X=D_X, D_Y=D_Y, unbalanced=(INF, 0), random_state=0, n_init=1, **kind)
+        solve_by_name(D_X=D_X, D_Y=D_Y, unbalanced=(INF, 0), random_state=0, n_init=1, **kind)
         for kind in ({}, {"unbalanced_type": "l2"})
     )
     np.testing.assert_array_equal(plain.plan, squared.plan)
@@ -191,12 +203,12 @@ def test_a_free_side_has_no_penalty():
 def test_what_cannot_be_combined_is_refused_before_the_work(options, message, monkeypatch):
     monkeypatch.setattr("torchgw._api.build_providers", None)
     with pytest.raises((torchgw.InvalidInputError, torchgw.UnsupportedError), match=message):
-        torchgw.solve(D_X=D_X, D_Y=D_Y, **{"unbalanced_type": "l2", **options})
+        solve_by_name(D_X=D_X, D_Y=D_Y, **{"unbalanced_type": "l2", **options})
 
 
 def test_the_penalty_keeps_the_digits_that_a_heavy_one_multiplies():
     given = {"D_X": D_X, "D_Y": D_Y, "epsilon": 0.05, "random_state": 0}
-    found = torchgw.solve(**given, unbalanced=1e9, unbalanced_type="l2")
+    found = solve_by_name(**given, unbalanced=1e9, unbalanced_type="l2")
     tables = (torch.as_tensor(table) for table in (found.plan, D_X, D_Y))
     weights = (torch.full((n,), 1 / n, dtype=torch.float64) for n in found.plan.shape)
     wanted = objective(*tables, *weights, (1e9, 1e9), 0.05)
@@ -210,8 +222,8 @@ def test_masses_that_float32_does_not_settle_end_where_the_objective_is_flat():
         zip(("D_X", "D_Y"), (ot.dist(one, one, "euclidean") for one in points), strict=True)
     )
     options = {**tables, "unbalanced": 5.0, "unbalanced_type": "l2", "random_state": 0}
-    found = torchgw.solve(**options, precision="float32")
-    exact = torchgw.solve(**options, precision="float64")
+    found = solve_by_name(**options, precision="float32")
+    exact = solve_by_name(**options, precision="float64")
     assert found.status is torchgw.Status.FLAT
     # objectives are compared up to the rounding of exponents in float32, 2e-4 here
     assert found.report.objective == pytest.approx(exact.report.objective, rel=2e-4)
@@ -221,4 +233,9 @@ def test_a_plan_that_moves_less_and_less_is_refused():
     """One of the two points would have to be left out, and a plan from a x b treats them alike."""
     apart = np.array([[0.0, 1.7], [1.7, 0.0]])
     with pytest.raises(torchgw.NumericalError, match="moves nothing here"):
-        torchgw.solve(D_X=apart, D_Y=np.zeros((1, 1)), unbalanced=1.0, unbalanced_type="l2")
+        torchgw.solve(
+            D_X=apart,
+            D_Y=np.zeros((1, 1)),
+            unbalanced=1.0,
+            options=torchgw.Options(unbalanced_type="l2"),
+        )

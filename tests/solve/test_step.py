@@ -7,7 +7,7 @@ from collections import OrderedDict
 import numpy as np
 import pytest
 import torch
-from problems import isometric_copy, random_weights
+from problems import isometric_copy, random_weights, solve_by_name
 from scipy.sparse import csr_matrix
 
 import torchgw
@@ -219,7 +219,7 @@ def test_a_solve_is_the_same_without_graphs(gradient, monkeypatch):
     call = {"distances": "sqeuclidean", "gradient": gradient, "device": "cuda", "epsilon": 0.01}
 
     def solve(generator):
-        return torchgw.solve(x, y, random_state=generator, **call)
+        return solve_by_name(x, y, random_state=generator, **call)
 
     seed = torch.Generator("cuda").manual_seed(1)
     results = [solve(1), solve(1), solve(seed), solve(seed)]

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from problems import isometric_copy
-
-import torchgw
+from problems import isometric_copy, solve_by_name
 
 pytestmark = [
     pytest.mark.gpu,
@@ -32,7 +30,7 @@ def test_the_current_device_does_not_matter(options):
 
     def solve(current):
         with torch.cuda.device(current):
-            result = torchgw.solve(
+            result = solve_by_name(
                 torch.as_tensor(x),
                 torch.as_tensor(y),
                 epsilon=0.01,

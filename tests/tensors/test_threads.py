@@ -28,7 +28,12 @@ def two_threads():
 def test_a_small_solve_runs_on_one_thread():
     points = np.random.default_rng(0).normal(size=(12, 2))
     seen = []
-    torchgw.solve(points, points, distances="euclidean", callback=lambda _: seen.append(threads()))
+    torchgw.solve(
+        points,
+        points,
+        distances="euclidean",
+        options=torchgw.Options(callback=lambda _: seen.append(threads())),
+    )
     assert set(seen) == {1}
     assert threads() == 2
 

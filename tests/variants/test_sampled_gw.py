@@ -7,7 +7,7 @@ import inspect
 import numpy as np
 import pytest
 import torch
-from problems import isometric_copy
+from problems import isometric_copy, solve_by_name
 
 import torchgw
 
@@ -53,7 +53,7 @@ def test_names_are_those_of_the_design():
 )  # fmt: skip
 def test_each_name_means_what_its_documentation_says(theirs, ours):
     by_names = torchgw.sampled_gw(X, Y, random_state=0, **theirs)
-    by_solve = torchgw.solve(X, Y, gradient="sampled", random_state=0, **ours)
+    by_solve = solve_by_name(X, Y, gradient="sampled", random_state=0, **ours)
     assert isinstance(by_names, torchgw.GWResult)
     assert np.array_equal(by_names.plan, by_solve.plan)
 
@@ -82,7 +82,7 @@ def test_weights_at_both_ends_of_the_range():
 def test_relaxed_marginals(theirs, ours):
     options = {"epsilon": 0.3, "random_state": 0}
     by_names = torchgw.sampled_gw(X, Y, distance_mode="euclidean", M=200, **theirs, **options)
-    by_solve = torchgw.solve(
+    by_solve = solve_by_name(
         X, Y, distances="euclidean", gradient="sampled", n_anchors=200, unbalanced=ours, **options
     )
     assert np.array_equal(by_names.plan, by_solve.plan)

@@ -369,16 +369,26 @@ def check_list(name: str, value: Any, what: str) -> list[Any]:
     return list(value)
 
 
+# What a seed can be drawn from.
+_GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState)
+
+
+def named_device(device: Any) -> torch.device:
+    """Find a device by its name; refuse one that is not here."""
+    try:
+        named = torch.device(device)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise InvalidInputError(
+            f"`device` must name a PyTorch device, for example 'cuda'; got {device!r}."
+        ) from error
+    _check_device(named)
+    return named
+
+
 def resolve_device(device: Any, *values: Any) -> torch.device:
     """Choose the device asked for, or that of the inputs, which must agree."""
     if device is not None:
-        try:
-            resolved = torch.device(device)
-        except (RuntimeError, TypeError, ValueError) as error:
-            raise InvalidInputError(
-                f"`device` must name a PyTorch device, for example 'cuda'; got {device!r}."
-            ) from error
-        _check_device(resolved)
+        resolved = named_device(device)
         if resolved.type == "cuda" and resolved.index is None:
             resolved = torch.device("cuda", torch.cuda.current_device())
         return resolved
@@ -407,8 +417,24 @@ def _check_device(device: torch.device) -> None:
         )
 
 
+def check_seed(random_state: Any) -> None:
+    """Refuse what is no seed, and no generator that one could be drawn from."""
+    if isinstance(random_state, _GENERATORS) or random_state is None:
+        return
+    if not isinstance(random_state, Integral) or isinstance(random_state, bool):
+        raise InvalidTypeError(
+            "`random_state` must be an integer, a generator of torch or NumPy, or None; got "
+            f"{type(random_state).__name__}."
+        )
+    if not 0 <= int(random_state) < 2**64:
+        raise InvalidInputError(
+            f"`random_state` must be within 0 and 2^64 - 1; got {random_state}."
+        )
+
+
 def make_generator(random_state: Any, device: torch.device) -> tuple[torch.Generator, int]:
     """Make a generator on a device, and the seed that reproduces it; ``None`` draws a new seed."""
+    check_seed(random_state)
     generator = torch.Generator(device=device)
     if random_state is None:
         return generator, generator.seed()
@@ -418,14 +444,7 @@ def make_generator(random_state: Any, device: torch.device) -> tuple[torch.Gener
         seed = int(random_state.integers(2**62))
     elif isinstance(random_state, np.random.RandomState):
         seed = int(random_state.randint(2**62, dtype=np.int64))
-    elif isinstance(random_state, Integral) and not isinstance(random_state, bool):
-        seed = int(random_state)
     else:
-        raise InvalidTypeError(
-            "`random_state` must be an integer, a generator of torch or NumPy, or None; got "
-            f"{type(random_state).__name__}."
-        )
-    if not 0 <= seed < 2**64:
-        raise InvalidInputError(f"`random_state` must be within 0 and 2^64 - 1; got {seed}.")
+        seed = int(random_state)
     generator.manual_seed(seed)
     return generator, seed

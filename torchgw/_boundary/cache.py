@@ -79,7 +79,7 @@ class Cache:
 
 
 def open_cache(folder: Any) -> Cache | None:
-    """Open the cache that ``solve(cache=...)`` names."""
+    """Open the cache that the option ``cache`` names."""
     if folder is None:
         return None
     if not isinstance(folder, (str, os.PathLike)):

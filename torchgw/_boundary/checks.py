@@ -6,7 +6,7 @@ import functools
 import inspect
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any, TypeGuard, TypeVar
 
@@ -18,6 +18,7 @@ from torchgw._boundary.arrays import to_tensor
 from torchgw._errors import InvalidInputError, InvalidTypeError, TorchGWError, UnsupportedError
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 
 
 # Names that arguments have in POT and elsewhere, and their names here.
@@ -48,14 +49,19 @@ def called(**names: str) -> Iterator[None]:
         raise
 
 
-def reject_unknown(function: F, nested: tuple[str, Callable[..., Any]] | None = None) -> F:
+def reject_unknown(
+    function: F,
+    nested: tuple[str, Sequence[str]] | None = None,
+    former: Mapping[str, str] | None = None,
+) -> F:
     """Make a function answer an unknown keyword with the nearest known one.
 
-    ``nested`` is a keyword that takes a dictionary, and the function whose keywords that has.
+    ``nested`` is a keyword that takes a dictionary, and the keys that this may have.
+    ``former`` are other keywords that the function takes, and how they are spelled now.
     """
+    former = former or {}
     parameters = inspect.signature(function).parameters
-    known = list(parameters)
-    inner = inspect.signature(nested[1]).parameters if nested else {}
+    known = [name for name, item in parameters.items() if item.kind is not item.VAR_KEYWORD]
     kinds = [item.kind for item in parameters.values()]
     free = inspect.Parameter.VAR_POSITIONAL in kinds
     placed = kinds.count(inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -73,13 +79,15 @@ def reject_unknown(function: F, nested: tuple[str, Callable[..., Any]] | None = 
                 f"{example}=..."
             )
         for name in kwargs:
-            if name in known:
+            if name in known or name in former:
                 continue
             named = known[method:]
             near = [other for other in _ELSEWHERE.get(name, ()) if other in known]
-            near += difflib.get_close_matches(name, named, n=1)
-            hint = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(named)}."
-            if nested and name in inner:
+            near += difflib.get_close_matches(name, [*named, *former], n=1)
+            hint = f"Known: {', '.join(named)}."
+            if near:
+                hint = f"Did you mean {former.get(near[0], repr(near[0]))}?"
+            if nested and name in nested[1]:
                 hint = f"Pass it as {nested[0]}={{{name!r}: ...}}."
             raise InvalidTypeError(f"{what.__name__}() has no argument {name!r}. {hint}")
         if torch.compiler.is_compiling():
@@ -91,6 +99,12 @@ def reject_unknown(function: F, nested: tuple[str, Callable[..., Any]] | None = 
             return function(*args, **kwargs)
 
     return checked  # type: ignore[return-value]
+
+
+def named_fields(kind: type[T]) -> type[T]:
+    """Make the constructor of a dataclass answer an unknown field with the nearest known one."""
+    kind.__init__ = reject_unknown(kind.__init__)  # type: ignore[method-assign]
+    return kind
 
 
 def both(value: Any) -> tuple[Any, ...]:

@@ -11,7 +11,8 @@ from torchgw._problem.losses import Loss
 from torchgw._problem.marginals import MarginalRule
 from torchgw._problem.problem import Problem
 from torchgw._problem.scale import ScaleName
-from torchgw._solve.options import Differentiable, Options
+from torchgw._solve.options import Options
+from torchgw._solve.table import Differentiable
 from torchgw._typing import Marginals
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.curved import CurvedDistance

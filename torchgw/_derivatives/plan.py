@@ -16,7 +16,7 @@ from torchgw._derivatives.unrolled import unroll
 from torchgw._plans.contract import Plan
 from torchgw._plans.transport import TransportPlan
 from torchgw._results.result import GWResult
-from torchgw._solve.options import Differentiable
+from torchgw._solve.table import Differentiable
 from torchgw._typing import Potentials
 
 _TWICE_PLAN = (

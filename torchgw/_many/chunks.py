@@ -32,7 +32,7 @@ _FIRST_CHUNK, _LARGEST_CHUNK = 256, 2**17
 _WRITE_SECONDS = 20.0
 
 
-class Options(NamedTuple):
+class SharedOptions(NamedTuple):
     """Options that all pairs share."""
 
     alpha: float
@@ -51,10 +51,10 @@ class Job(NamedTuple):
     key: str
     numbers: NDArray[np.float64]  # tables, weights and features, one space after the other
     shape: NDArray[np.int64]  # (S, 2) points and features of each space
-    options: Options
+    options: SharedOptions
 
 
-def make_job(spaces: list[Space], options: Options) -> Job:
+def make_job(spaces: list[Space], options: SharedOptions) -> Job:
     """Put all spaces into one array, and name the job by what is in it."""
     parts, shape = [], []
     for table, weights, features in spaces:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from importlib.util import find_spec
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,14 +11,13 @@ from torch import Tensor
 
 from torchgw._batch.stopping import Rules
 from torchgw._boundary.arrays import to_numpy
-from torchgw._boundary.checks import check_choice, check_count, check_positive
 from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw._many.questions import Relaxations, Sharpening
 from torchgw._many.spaces import Space, per_problem
 from torchgw._problem.linear_term import check_alpha
 from torchgw._problem.marginals import MarginalRule, check_marginal_rule
-from torchgw._solve.options import Regularization
 from torchgw._solve.polish import can_polish, check_polish
+from torchgw._solve.table import check_options
 from torchgw._typing import Marginals
 
 
@@ -27,19 +26,16 @@ def check_rules(
     tol: float,
     objective_tol: float,
     inner_max_iter: int,
-    inner_tol: float,
+    inner_tol: float | None,
     n_init: int | None,
 ) -> Rules:
     """Check the options of the iteration."""
-    check_count("max_iter", max_iter)
-    check_count("inner_max_iter", inner_max_iter)
-    check_count("n_init", n_init, none=True)
-    check_positive("tol", tol, "small values mean more iterations")
-    check_positive("inner_tol", inner_tol, "small values mean more iterations")
-    if objective_tol != 0:
-        check_positive("objective_tol", objective_tol, "0 switches the rule off")
-    numbers = float(tol), float(objective_tol), int(inner_max_iter), float(inner_tol)
-    return Rules(int(max_iter), *numbers)
+    check_options(
+        max_iter=max_iter, tol=tol, objective_tol=objective_tol, inner_max_iter=inner_max_iter,
+        inner_tol=inner_tol, n_init=n_init,
+    )  # fmt: skip
+    rules = Rules(int(max_iter), float(tol), float(objective_tol), int(inner_max_iter))
+    return rules if inner_tol is None else rules._replace(inner_tol=float(inner_tol))
 
 
 def weights_of_terms(alpha: Any, count: int, *, fused: bool) -> NDArray[np.float64]:
@@ -54,9 +50,9 @@ def epsilons(epsilon: Any, count: int) -> NDArray[np.float64]:
 
 def _epsilon(value: Any) -> float:
     """Read epsilon of a problem, NaN for "auto"."""
+    check_options(epsilon=value)
     if isinstance(value, str) and value == "auto":
         return math.nan
-    check_positive("epsilon", value, "or 'auto'")
     return float(value)
 
 
@@ -141,7 +137,7 @@ def read_sharpening(
 
 def read_regularization(value: Any) -> float:
     """Read whether a problem takes proximal steps."""
-    check_choice("regularization", value, get_args(Regularization))
+    check_options(regularization=value)
     return float(value == "proximal")
 
 
@@ -149,8 +145,7 @@ def read_polish(value: Any) -> float:
     """Read whether a problem is polished, NaN where that is left to its regularisation."""
     if value is None:
         return math.nan
-    if not isinstance(value, (bool, np.bool_)):
-        raise InvalidInputError(f"`polish` must be True, False or None; got {value!r}.")
+    check_options(polish=value)
     return float(value)
 
 

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from torchgw._boundary.archive import check_writable
 from torchgw._boundary.arrays import resolve_device, to_numpy, to_tensor, without_tensors
-from torchgw._boundary.checks import check_choice, check_count, check_positive, reject_unknown
+from torchgw._boundary.checks import check_choice, check_count, reject_unknown
 from torchgw._errors import InvalidInputError, UnsupportedError
-from torchgw._many.chunks import Options, compute_pairs, compute_together, make_job
+from torchgw._many.chunks import SharedOptions, compute_pairs, compute_together, make_job
 from torchgw._many.options import (
     check_rules,
     read_polish,
@@ -32,7 +32,7 @@ from torchgw._many.spaces import (
 from torchgw._problem.linear_term import FeatureMetric, check_feature_metric
 from torchgw._problem.named import DistanceName
 from torchgw._problem.scale import ScaleName
-from torchgw._solve.options import Regularization
+from torchgw._solve.table import Options, Regularization, check_options, takes_options
 from torchgw._tensors.ahead import probe_beside
 from torchgw._tensors.ranks import Distributed, check_distributed, join, together
 
@@ -40,6 +40,7 @@ Output = Literal["value", "value_quad", "value_linear", "objective"]
 
 
 @reject_unknown
+@takes_options
 def pairwise(
     Xs: Any = None,
     Ys: Any = None,
@@ -63,7 +64,7 @@ def pairwise(
     tol: float = 1e-5,
     objective_tol: float = 1e-4,
     inner_max_iter: int = 2000,
-    inner_tol: float = 5e-7,
+    inner_tol: float | None = None,
     unbalanced: Any = None,
     mass: Any = None,
     regularization: Regularization = "entropic",
@@ -72,7 +73,8 @@ def pairwise(
     resume: str | os.PathLike[str] | None = None,
     progress: bool = True,
     distributed: Distributed = False,
-    device: Any = None,
+    device: torch.device | str | int | None = None,
+    options: Options | None = None,
 ) -> Any:
     """Compute the matrix of values between all spaces of two lists, or of one with itself.
 
@@ -117,6 +119,8 @@ def pairwise(
         :func:`torchgw.solve`; each makes the same call and gets the whole. Not with ``resume``.
     device : torch.device or str, optional
         Where to compute; by default where the inputs are.
+    options : Options, optional
+        Any of these that are options of ``solve``, as one object: see :class:`torchgw.Options`.
 
     Returns
     -------
@@ -151,8 +155,7 @@ def pairwise(
     # one value for all pairs
     read_regularization(regularization), read_polish(polish)
     rules = check_rules(max_iter, tol, objective_tol, inner_max_iter, inner_tol, n_init)
-    if not isinstance(epsilon, str) or epsilon != "auto":
-        check_positive("epsilon", epsilon, "pass epsilon='auto' for an automatic value")
+    check_options(epsilon=epsilon)
     if n_jobs is not None and n_jobs != -1:
         check_count("n_jobs", n_jobs)
     if symmetric not in (True, False, "auto"):
@@ -188,7 +191,7 @@ def pairwise(
     sharpening = read_sharpening(
         regularization, polish, marginals.repeated(len(i)), spaces, (i.numpy(), j.numpy())
     )
-    shared = Options(
+    shared = SharedOptions(
         float(weights[0]), number, squared, n_init, rules, where, marginals, sharpening.alike()
     )
     job = make_job(spaces, shared)

@@ -13,7 +13,7 @@ from torchgw._boundary.arrays import (
     to_tensor,
     without_tensors,
 )
-from torchgw._boundary.checks import check_choice, reject_unknown
+from torchgw._boundary.checks import reject_unknown
 from torchgw._errors import (
     InvalidInputError,
     PlanTooLargeError,
@@ -44,12 +44,14 @@ from torchgw._many.stacks import read_costs, read_stack, read_weights, scaled
 from torchgw._problem.linear_term import FeatureMetric, check_feature_metric, is_fused
 from torchgw._problem.named import DistanceName
 from torchgw._problem.scale import ScaleName
+from torchgw._solve.table import Options, check_options, takes_options
 from torchgw._tensors.ahead import probe_beside
 from torchgw._tensors.memory import free_memory
 from torchgw._tensors.ranks import Distributed, Ranks, check_distributed, join, together
 
 
 @reject_unknown
+@takes_options
 def solve_many(
     Xs: Any = None,
     Ys: Any = None,
@@ -71,7 +73,7 @@ def solve_many(
     tol: float = 1e-5,
     objective_tol: float = 1e-4,
     inner_max_iter: int = 2000,
-    inner_tol: float = 5e-7,
+    inner_tol: float | None = None,
     unbalanced: Any = None,
     mass: Any = None,
     regularization: Any = "entropic",
@@ -79,7 +81,8 @@ def solve_many(
     plans: bool = True,
     differentiable: bool = False,
     distributed: Distributed = False,
-    device: Any = None,
+    device: torch.device | str | int | None = None,
+    options: Options | None = None,
 ) -> BatchResult:
     """Solve many small problems together: problem k is between space k of each list.
 
@@ -143,6 +146,8 @@ def solve_many(
         :func:`torchgw.solve`; each makes the same call and gets all answers, with the same bits.
     device : torch.device or str, optional
         Where to compute; by default where the inputs are.
+    options : Options, optional
+        Any of these that are options of ``solve``, as one object: see :class:`torchgw.Options`.
 
     Returns
     -------
@@ -230,6 +235,7 @@ def solve_many(
 
 
 @reject_unknown
+@takes_options
 def solve_batch(
     D_X: Any,
     D_Y: Any,
@@ -247,7 +253,7 @@ def solve_batch(
     tol: float = 1e-5,
     objective_tol: float = 1e-4,
     inner_max_iter: int = 2000,
-    inner_tol: float = 5e-7,
+    inner_tol: float | None = None,
     unbalanced: Any = None,
     mass: Any = None,
     regularization: Any = "entropic",
@@ -255,7 +261,8 @@ def solve_batch(
     plans: bool = True,
     differentiable: bool = False,
     distributed: Distributed = False,
-    device: Any = None,
+    device: torch.device | str | int | None = None,
+    options: Options | None = None,
 ) -> BatchResult:
     """Solve a stack of problems given as padded matrices; :func:`solve_many` for stacks.
 
@@ -271,7 +278,7 @@ def solve_batch(
         Points in use; all by default. What lies beyond them is never read.
     alpha, scale, epsilon, n_init, max_iter, tol, objective_tol, inner_max_iter, inner_tol
         As in :func:`solve_many`.
-    unbalanced, mass, regularization, polish, plans, differentiable, distributed, device
+    unbalanced, mass, regularization, polish, plans, differentiable, distributed, device, options
         Likewise.
 
     Returns
@@ -289,7 +296,7 @@ def solve_batch(
     [(10, 10), (10, 9), (10, 8), (10, 7)]
     """
     rules = check_rules(max_iter, tol, objective_tol, inner_max_iter, inner_tol, n_init)
-    check_choice("scale", scale, ("auto", "max", "mean"), none=True)
+    check_options(scale=scale)
     if differentiable:
         scale = _check_differentiable(epsilon, scale, None)
     check_distributed(distributed)

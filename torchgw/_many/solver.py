@@ -29,6 +29,7 @@ from torchgw._search.stack import Ends, Stack
 from torchgw._search.starts import GUESS_EPSILON
 from torchgw._solve.start import POLISH_TOLERANCE
 from torchgw._solve.status import Status
+from torchgw._solve.table import Options
 from torchgw._tensors.ranks import Ranks
 from torchgw._tensors.threads import small_on_one_thread
 
@@ -487,7 +488,7 @@ def _solve_alone(asked: Questions, number: int, found: Numbers, keep: Keep | Non
             n_init=asked.n_init or 1,
             search="fast",
             random_state=0,
-            **asked.rules._asdict(),
+            options=Options(**asked.rules._asdict()),
         )
     values = (
         result.value_quad, result.value_linear, result.report.objective, result.marginal_error,

@@ -18,6 +18,7 @@ from torchgw._problem.named import DistanceName, pair_of_distances, refuse_names
 from torchgw._problem.problem import stored_matrix
 from torchgw._problem.providers import DistanceOptions, build_provider
 from torchgw._problem.scale import ScaleName
+from torchgw._solve.table import check_options
 from torchgw.distances.base import DistanceProvider
 
 # What users call the lists beside the spaces, by side.
@@ -34,7 +35,7 @@ class Measure:
     feature_metric: FeatureMetric = "sqeuclidean"
 
     def options(self) -> DistanceOptions:
-        """Make the options of one call; this checks them."""
+        """Make the options of one call."""
         return DistanceOptions(
             self.n_neighbors, None, self.scale, "stitch", factors=False, signed=True
         )
@@ -77,6 +78,7 @@ class Listed(NamedTuple):
 
 def check_measure(measure: Measure, *sides: Listed) -> None:
     """Refuse names of distances that are unknown or not used, and a second one for one list."""
+    check_options(scale=measure.scale, n_neighbors=measure.n_neighbors)
     first, second = pair_of_distances(measure.distances)
     if len(sides) == 1 and first != second:
         raise InvalidInputError(

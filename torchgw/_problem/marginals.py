@@ -78,16 +78,22 @@ class MarginalRule:
         )
 
 
-def check_marginal_rule(
-    unbalanced: Any, mass: Any, unbalanced_type: Any = "kl"
-) -> MarginalRule | None:
-    """Read the options ``unbalanced`` and ``mass``; ``None`` for strict marginals."""
+def check_penalty(unbalanced_type: Any) -> str:
+    """Read the option ``unbalanced_type``: 'kl' or 'l2'."""
     kind = str(unbalanced_type).lower()
     if kind not in ("kl", "l2"):
         raise InvalidInputError(
             f"`unbalanced_type` must be 'kl' or 'l2', the penalty of `unbalanced`; got "
             f"{unbalanced_type!r}. A free marginal is unbalanced=(inf, 0), a partial plan mass=."
         )
+    return kind
+
+
+def check_marginal_rule(
+    unbalanced: Any, mass: Any, unbalanced_type: Any = "kl"
+) -> MarginalRule | None:
+    """Read the options ``unbalanced`` and ``mass``; ``None`` for strict marginals."""
+    kind = check_penalty(unbalanced_type)
     if kind == "l2" and unbalanced is None:
         raise InvalidInputError(
             "`unbalanced_type='l2'` is how `unbalanced` is measured: pass its weight as well."

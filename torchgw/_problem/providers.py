@@ -12,7 +12,7 @@ from torch import Tensor
 
 from torchgw._boundary.arrays import as_weights
 from torchgw._boundary.cache import Cache
-from torchgw._boundary.checks import both, check_choice, check_count, check_positive, listed
+from torchgw._boundary.checks import both, listed
 from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw._problem.decide import UNRELATED, Decision, Judge, decide
 from torchgw._problem.given import GivenSpace, Passed, recognise
@@ -57,7 +57,7 @@ _MOST_PAIRS = 36_000_000
 
 @dataclass(frozen=True)
 class DistanceOptions:
-    """How distances are made from points or graphs."""
+    """How distances are made from points or graphs; options of the call, which are checked."""
 
     n_neighbors: int | None
     n_landmarks: int | None
@@ -80,24 +80,11 @@ class DistanceOptions:
     # Processes that share the preparation.
     ranks: Ranks | None = None
 
-    def __post_init__(self) -> None:
-        """Check every field."""
-        for value in self.curvatures:
-            check_positive("curvature", value, "1 is the unit ball, hyperboloid and sphere")
-        for name in ("n_neighbors", "n_landmarks"):
-            check_count(name, getattr(self, name), none=True)
-        check_choice("scale", self.scale, get_args(ScaleName), none=True)
-        check_choice("disconnected", self.disconnected, get_args(ConnectPolicy))
-
     @property
     def curvatures(self) -> tuple[float, float]:
         """The curvature of each side."""
-        pair = both(1.0 if self.curvature is None else self.curvature)
-        if len(pair) != 2:
-            raise InvalidInputError(
-                f"`curvature` must be one number, or a pair of them; got {len(pair)} items."
-            )
-        return pair[0], pair[1]
+        first, second = both(1.0 if self.curvature is None else self.curvature)
+        return first, second
 
 
 class Spaces(NamedTuple):

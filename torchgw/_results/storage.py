@@ -153,7 +153,7 @@ def _kind_and_fields(path: str | os.PathLike[str], tree: Any) -> tuple[str, dict
     if kind is None:
         raise InvalidInputError(
             f"{path}: this is part of a result, which a `cache` keeps; it cannot be loaded alone. "
-            "`solve(..., cache=folder)` reads it by itself."
+            "a solve with Options(cache=folder) reads it by itself."
         )
     if isinstance(kind, str) and kind in _ELSEWHERE:
         importlib.import_module(_ELSEWHERE[kind])

@@ -1,100 +1,46 @@
-"""Every option of a solve, checked once."""
+"""The options of a call as the solver reads them, and which of them go together."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
-from numbers import Real
-from typing import Any, Literal, get_args
+from dataclasses import dataclass, replace
+from typing import Literal
 
-import numpy as np
 import torch
 
-from torchgw._boundary.checks import check_choice, check_count, check_positive
 from torchgw._errors import InvalidInputError, UnsupportedError
-from torchgw._gradients.choose import GradientName
 from torchgw._problem.marginals import MarginalRule
-from torchgw._search.alternatives import SearchName
-from torchgw._sinkhorn.choose import check_backend
+from torchgw._solve import table
+from torchgw._solve.table import Precision, check_options
 from torchgw._tensors.ranks import Ranks
 
-Precision = Literal["auto", "mixed", "float64", "float32"]
-Storage = Literal["auto", "stored", "streamed"]
-Regularization = Literal["entropic", "proximal"]
-Differentiable = Literal["value", "implicit", "unrolled"]
 
-
-@dataclass(frozen=True)
-class Options:
-    """Options of the solver proper; :func:`torchgw.solve` documents each."""
+@dataclass(kw_only=True, unsafe_hash=True, repr=False)
+class Options(table.Options):
+    """Options of a call that are checked, and what else the solver goes by."""
 
     epsilon: float | Literal["auto"] = "auto"
-    gradient: GradientName = "auto"
-    n_anchors: int | None = None
-    n_init: int | None = None
-    search: SearchName = "auto"
-    redraw: float = 0.9
-    max_iter: int = 500
-    min_iter: int = 40
-    tol: float = 1e-5
-    objective_tol: float = 1e-4
-    inner_max_iter: int = 2000
-    inner_tol: float | None = None
-    backend: Any = "auto"  # a name, or a Backend
-    precision: Precision = "auto"
-    storage: Storage = "auto"
-    regularization: Regularization = "entropic"
-    polish: bool | None = None  # None: proximal steps where plans are stored
     rule: MarginalRule | None = None  # relaxed marginals; None for strict ones
-    skip_tiles: bool | Literal["auto"] = "auto"
-    resolution: float | Literal["auto"] | None = "auto"
     fixed_point: bool = False  # whether the plan is to be differentiated at a fixed point
     ranks: Ranks | None = None  # processes that share the solve
     # what an earlier solve of the same call has said of its time
     told: Literal["nothing", "loops", "all"] = "nothing"
 
-    def __post_init__(self) -> None:
-        """Check every field; the messages name the argument of :func:`torchgw.solve`."""
-        for item in fields(self):
-            value = getattr(self, item.name)
-            # numbers as results report them, which can go into JSON
-            single = isinstance(value, torch.Tensor) and value.ndim == 0 and not value.requires_grad
-            if isinstance(value, np.generic) or single:
-                object.__setattr__(self, item.name, value.item())
-        if not isinstance(self.epsilon, str) or self.epsilon != "auto":
-            check_positive("epsilon", self.epsilon, "pass epsilon='auto' for an automatic value")
-        check_choice("gradient", self.gradient, get_args(GradientName))
-        check_choice("search", self.search, get_args(SearchName))
-        check_backend(self.backend)
-        check_choice("precision", self.precision, get_args(Precision))
-        check_choice("storage", self.storage, get_args(Storage))
-        check_choice("regularization", self.regularization, get_args(Regularization))
-        if self.polish is not None and not isinstance(self.polish, bool):
-            raise InvalidInputError(f"`polish` must be True, False or None; got {self.polish!r}.")
-        known = isinstance(self.skip_tiles, bool) or (
-            isinstance(self.skip_tiles, str) and self.skip_tiles == "auto"
-        )
-        if not known:
-            raise InvalidInputError(
-                f"`skip_tiles` must be True, False or 'auto'; got {self.skip_tiles!r}."
-            )
-        resolution: Any = self.resolution
-        if isinstance(resolution, Real) and not isinstance(resolution, bool) and resolution == 0:
-            object.__setattr__(self, "resolution", None)
-        elif resolution is not None and not (isinstance(resolution, str) and resolution == "auto"):
-            check_positive("resolution", self.resolution, "0 or None solves on all points")
-        for name in ("max_iter", "min_iter", "inner_max_iter", "n_anchors", "n_init"):
-            check_count(name, getattr(self, name), none=name.startswith("n_"))
-        check_positive("tol", self.tol, "small values mean more iterations")
-        number = isinstance(self.objective_tol, Real) and not isinstance(self.objective_tol, bool)
-        if not number or self.objective_tol != 0:
-            check_positive("objective_tol", self.objective_tol, "0 switches the rule off")
-        if self.inner_tol is not None:
-            check_positive("inner_tol", self.inner_tol, "small values mean more iterations")
-        check_positive("redraw", self.redraw, "0.9 redraws nine anchors of ten")
-        if self.redraw > 1:
-            raise InvalidInputError(
-                f"`redraw` is the share of anchors redrawn, in (0, 1]; got {self.redraw!r}."
-            )
+    @classmethod
+    def of(
+        cls, asked: table.Options, epsilon: float | Literal["auto"], rule: MarginalRule | None
+    ) -> "Options":
+        """Read the options of a call; epsilon is a number, where a tensor was given."""
+        check_options(epsilon=epsilon)
+        read = {
+            "epsilon": epsilon,
+            "objective_tol": 0.0 if asked.differentiable else asked.objective_tol,
+            "precision": merge_precision(asked.dtype, asked.precision),
+            "resolution": asked.resolution or None,
+        }
+        fixed = asked.differentiable == "implicit"
+        return cls(**vars(asked) | read, rule=rule, fixed_point=fixed)
 
+    def __post_init__(self) -> None:
+        """Refuse what does not go together; every option has been checked."""
         self.check_gradient(self.gradient)
 
     def check_gradient(self, gradient: str, advice: Callable[[], str] = str) -> None:
@@ -112,12 +58,11 @@ class Options:
                 "Pass gradient='dense' or 'factored', or differentiable='value'."
             )
 
-    def check_combination(
-        self, *, linear: bool, differentiable: bool, checkpoint: bool, weight: float = 1.0
-    ) -> None:
+    def check_combination(self, *, linear: bool, weight: float = 1.0) -> None:
         """Refuse what relaxed marginals do not combine with, with the reason."""
         if self.rule is None:
             return
+        differentiable, checkpoint = self.differentiable is not None, self.checkpoint is not None
         with_squares = {
             "`differentiable` follows penalties by entropy": differentiable,
             "`checkpoint` keeps one solve of several": checkpoint,
@@ -168,12 +113,12 @@ class Options:
                     "of them out."
                 )
 
-    def check_resolution(self, *, given: bool, differentiable: bool, checkpoint: bool) -> "Options":
+    def check_resolution(self, *, given: bool) -> "Options":
         """Refuse cells where all points are needed; where cells are "auto", take all points."""
         why = {
             "`init` says where to start": given,
-            "derivatives are those of a plan of all points": differentiable,
-            "`checkpoint` keeps where the loop over all points stands": checkpoint,
+            "derivatives are those of a plan of all points": self.differentiable is not None,
+            "`checkpoint` keeps where the loop over all points stands": self.checkpoint is not None,
             "proximal steps sharpen the plan of points": self.regularization == "proximal",
             "`polish` makes a plan of points": bool(self.polish),
             "the masses of `unbalanced` and `mass` are not known beforehand": self.rule is not None,
@@ -207,8 +152,6 @@ def merge_precision(dtype: torch.dtype | None, precision: Precision) -> Precisio
     if dtype is None:
         return precision
     names: dict[torch.dtype, Precision] = {torch.float32: "float32", torch.float64: "float64"}
-    if not isinstance(dtype, torch.dtype) or dtype not in names:
-        raise InvalidInputError(f"`dtype` must be torch.float32 or torch.float64; got {dtype!r}.")
     if precision not in ("auto", names[dtype]):
         raise InvalidInputError(
             f"`dtype={dtype}` contradicts `precision={precision!r}`; pass one of them."

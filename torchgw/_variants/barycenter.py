@@ -20,7 +20,7 @@ from torchgw._boundary.arrays import (
     resolve_device,
     without_tensors,
 )
-from torchgw._boundary.checks import check_count, check_positive, reject_unknown
+from torchgw._boundary.checks import check_count, reject_unknown
 from torchgw._errors import ConvergenceWarning, InvalidInputError, warn_user
 from torchgw._problem.given import Passed
 from torchgw._problem.named import DistanceName, refuse_names
@@ -29,6 +29,7 @@ from torchgw._problem.providers import DistanceOptions, build_provider
 from torchgw._problem.scale import ScaleName
 from torchgw._results.base import Result
 from torchgw._results.result import GWResult
+from torchgw._solve.table import check_options
 from torchgw._typing import Array, Seed
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.factored import FactoredDistance
@@ -140,8 +141,7 @@ def barycenter(
     True
     """
     check_count("n", n)
-    check_count("max_iter", max_iter)
-    check_positive("tol", tol, "small values mean more iterations")
+    check_options(max_iter=max_iter, tol=tol, scale=scale)
     spaces = check_list("spaces", spaces, "of points, graphs or distance providers")
     if not spaces:
         raise InvalidInputError("`spaces` must have at least one space.")

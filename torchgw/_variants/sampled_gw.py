@@ -13,7 +13,7 @@ from torchgw._boundary.checks import called, reject_unknown
 from torchgw._errors import InvalidInputError, TorchGWWarning, UnsupportedError, warn_user
 from torchgw._problem.named import DistanceName
 from torchgw._results.result import GWResult
-from torchgw._solve.options import Differentiable
+from torchgw._solve.table import Differentiable, Options
 from torchgw._typing import Seed
 from torchgw._variants.solve_low_rank import LowRankResult, solve_low_rank
 from torchgw.distances.graph import knn_graph
@@ -174,10 +174,12 @@ def sampled_gw(
         return solve(
             **_spaces(X_source, X_target, dist_source, dist_target, distance_mode),
             **_linear(C_linear, fgw_alpha), a=p, b=q, init=T_init, max_iter=max_iter, tol=tol,
-            min_iter=min_iter_before_converge, device=device, verbose=verbose, gradient="sampled",
-            n_anchors=M, redraw=alpha, epsilon=epsilon, n_neighbors=k, n_landmarks=n_landmarks,
+            device=device, verbose=verbose, gradient="sampled", epsilon=epsilon, n_neighbors=k,
             differentiable=grad_mode if differentiable else None, unbalanced=unbalanced,
-            precision="mixed" if mixed_precision else "auto", random_state=random_state,
+            random_state=random_state, options=Options(
+                min_iter=min_iter_before_converge, n_anchors=M, redraw=alpha,
+                n_landmarks=n_landmarks, precision="mixed" if mixed_precision else "auto",
+            ),
         )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchgw._api import solve
 from torchgw._boundary.arrays import as_weights, make_generator, resolve_device, without_tensors
-from torchgw._boundary.checks import check_count, check_not_negative, check_positive, reject_unknown
+from torchgw._boundary.checks import check_count, check_not_negative, reject_unknown
 from torchgw._errors import (
     AmbiguityWarning,
     ConvergenceWarning,
@@ -36,6 +36,7 @@ from torchgw._problem.signatures import SignatureName, is_signature, named_featu
 from torchgw._results.base import Result
 from torchgw._results.result import GWResult
 from torchgw._search.agreement import agreement
+from torchgw._solve.table import check_options
 from torchgw._tensors.threads import host_threads, small_on_one_thread
 from torchgw._typing import Array, Marginals, Seed
 from torchgw._variants.low_rank import Factorisation, LowRankPlan, descend
@@ -194,8 +195,10 @@ curvature, scale, device
     LowRankPlan(shape=(60, 60), rank=5, cpu)
     """
     check_count("rank", rank)
-    check_count("max_iter", max_iter)
-    check_positive("tol", tol, "small values mean more steps")
+    check_options(
+        max_iter=max_iter, tol=tol, n_neighbors=n_neighbors, n_landmarks=n_landmarks, scale=scale,
+        curvature=curvature,
+    )  # fmt: skip
     check_not_negative("epsilon", epsilon)
     pair = check_features(named_features(features, (X, Y), (D_X, D_Y)), feature_metric)
     weight = check_alpha(alpha, fused=is_fused(M, pair), named=is_signature(features))

@@ -15,6 +15,7 @@ from torchgw._batch.stopping import Rules
 from torchgw._batch.warm import LARGEST_ROUGH
 from torchgw._boundary.arrays import resolve_device
 from torchgw._errors import TorchGWWarning, UnsupportedError
+from torchgw._solve.table import Options
 from torchgw._tensors.ahead import compile_for_rank, variants
 from torchgw.datasets import spiral, swiss_roll
 
@@ -67,7 +68,7 @@ def warmup(device: Any = None, *, verbose: bool = False) -> Path:
         x, y = spiral(n, random_state=seed)[0], swiss_roll(m, random_state=seed + 1)[0]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", TorchGWWarning)
-            solve(x, y, device=chosen, backend="triton", random_state=seed)
+            solve(x, y, device=chosen, random_state=seed, options=Options(backend="triton"))
         # a solve compiles what is for factors of its own rank alone
         for rank in {variant.rank for variant in variants()}:
             compile_for_rank(chosen, rank)

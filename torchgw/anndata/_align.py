@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
-from torchgw._api import solve
+from torchgw._api import DATA
 from torchgw._boundary.checks import check_count, reject_unknown
 from torchgw._errors import InvalidTypeError
 from torchgw._results.result import GWResult
+from torchgw._solve.table import TABLE, Options
 from torchgw.anndata._problem import TranslationProblem
 from torchgw.anndata._spaces import (
     Names,
@@ -37,7 +38,7 @@ class _Options(TypedDict, total=False):
     tau_b: float | None
     key_added: str
     sparse_topk: int
-    solve_options: Mapping[str, Any] | None
+    solve_options: Options | Mapping[str, Any] | None
 
 
 @overload
@@ -52,7 +53,7 @@ def align(
 ) -> tuple[GWResult, AnnData, AnnData]: ...
 
 
-@partial(reject_unknown, nested=("solve_options", solve))
+@partial(reject_unknown, nested=("solve_options", (*DATA, *TABLE)))
 def align(
     adata_src: AnnData,
     adata_tgt: AnnData,
@@ -67,7 +68,7 @@ def align(
     key_added: str = "torchgw",
     sparse_topk: int = 10,
     copy: bool = False,
-    solve_options: Mapping[str, Any] | None = None,
+    solve_options: Options | Mapping[str, Any] | None = None,
 ) -> GWResult | tuple[GWResult, AnnData, AnnData]:
     """Align two AnnData objects, and write the embedding, labels and plan into them.
 
@@ -111,7 +112,7 @@ def align(
         the mass they carry.
     copy : bool
         Whether to leave the objects as they are, and return copies with the results.
-    solve_options : mapping, optional
+    solve_options : Options or mapping, optional
         Options of :func:`torchgw.solve`, such as ``{"epsilon": 1e-3, "random_state": 0}``.
 
     Returns

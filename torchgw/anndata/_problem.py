@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from torchgw._api import solve
+from torchgw._api import as_arguments, solve
 from torchgw._boundary.arrays import to_numpy, to_tensor
 from torchgw._boundary.checks import check_count, reject_unknown
 from torchgw._errors import InvalidInputError
 from torchgw._plans.contract import Plan
 from torchgw._results.result import GWResult
+from torchgw._solve.table import Options
 from torchgw._variants.embedding import joint_embedding
 from torchgw.anndata._spaces import (
     Names,
@@ -177,7 +178,7 @@ class TranslationProblem:
         *,
         tau_a: float | None = None,
         tau_b: float | None = None,
-        solve_options: Mapping[str, Any] | None = None,
+        solve_options: Options | Mapping[str, Any] | None = None,
     ) -> TranslationProblem:
         """Solve every source against the reference, and return the problem.
 
@@ -195,7 +196,7 @@ class TranslationProblem:
             pair, warned = (name, self._reference), list[str]()
             arguments = solve_arguments(self._spaces[name], target, options, self._recipe)
             with _noting(warned):
-                self.solutions[pair] = solve(**arguments)
+                self.solutions[pair] = solve(**as_arguments(arguments))
             self._warned[pair] = warned
         return self
 

@@ -15,6 +15,7 @@ from scipy.sparse.csgraph import dijkstra
 from torchgw._boundary.arrays import check_points, to_numpy
 from torchgw._boundary.checks import check_choice, is_number
 from torchgw._errors import GraphWarning, InvalidInputError, InvalidTypeError, warn_user
+from torchgw._solve.table import Options
 from torchgw.distances import knn_graph, symmetrise
 
 if TYPE_CHECKING:
@@ -227,9 +228,12 @@ def _joint(source: NDArray[np.float64], target: NDArray[np.float64]) -> tuple[An
 
 def check_options(solve_options: Any) -> dict[str, Any]:
     """Read options of a solve; the data come from the objects."""
+    if isinstance(solve_options, Options):
+        return solve_options.given
     if solve_options is not None and not isinstance(solve_options, Mapping):
         raise InvalidTypeError(
-            f"`solve_options` must be a dictionary; got {type(solve_options).__name__}."
+            "`solve_options` must be torchgw.Options(...) or a dictionary; got "
+            f"{type(solve_options).__name__}."
         )
     options = dict(solve_options or {})
     taken = sorted({"X", "Y", "D_X", "D_Y", "M", "features"} & set(options))

@@ -3,31 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import inspect
 import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 import torchgw
-from torchgw._api import solve
 from torchgw._boundary.arrays import to_numpy
 from torchgw._boundary.console import progress
 from torchgw._errors import InvalidInputError, PlanTooLargeError, warn_user
-from torchgw._problem.losses import LOSSES
-from torchgw._problem.named import NAMED, from_graphs
-from torchgw._sinkhorn.choose import BackendName
-from torchgw.cli._arguments import (
-    add_output_options,
-    number_or_auto,
-    numbers,
-    pair,
-    positive,
-    seconds,
-)
+from torchgw._solve.table import TABLE
+from torchgw.cli._arguments import add_output_options, flag_of, positive
 from torchgw.cli._files import (
     Side,
     check_output,
@@ -41,8 +30,6 @@ from torchgw.cli._processes import rank
 
 if TYPE_CHECKING:
     from torchgw._results.result import GWResult
-
-_DEFAULTS = inspect.signature(solve).parameters
 
 EXIT_CONVERGED = 0
 EXIT_INCOMPLETE = 1
@@ -80,10 +67,6 @@ def add_align(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     parser.add_argument(
         "--partners", metavar="FILE", type=Path,
         help=".csv or .tsv file to write: for each row of X its partner in Y, by their names",
-    )  # fmt: skip
-    parser.add_argument(
-        "--time-limit", metavar="TIME", type=seconds,
-        help="end after so many seconds, or as 10m, 2h, and write what there is",
     )  # fmt: skip
     stored = parser.add_argument_group("what else is stored")
     stored.add_argument("--dense", action="store_true", help="store matrices in full")
@@ -141,81 +124,23 @@ def _add_solver(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_solve_options(group: argparse._ArgumentGroup) -> tuple[str, ...]:
-    """Add the options that go to `torchgw.solve`, and return their names there."""
-    names = []
-
-    def add(flag: str, **settings: Any) -> None:
-        name = settings.get("dest", flag.removeprefix("--").replace("-", "_"))
-        default = _DEFAULTS[name].default
-        if default is not None and settings["help"] is not argparse.SUPPRESS:
-            settings["help"] += f" (default: {'no' if default is False else default})"
-        # one that was not given is absent, so that defaults live in one place
-        names.append(group.add_argument(flag, default=argparse.SUPPRESS, **settings).dest)
-
-    add(
-        "--distances", type=pair,
-        help=f"one of auto, {', '.join(NAMED)}, or two of these for X and Y, as euclidean,cosine; "
-        f"{', '.join(from_graphs())}: geodesics on a neighbour graph",
-    )  # fmt: skip
-    add("--n-neighbors", type=int, metavar="K", help="neighbours of a point in the graph")
-    add("--n-landmarks", type=int, metavar="L", help="landmarks of each side")
-    add(
-        "--curvature", type=numbers, metavar="C[,C]",
-        help="curvature of poincare, lorentz and sphere distances, of both sides or of each",
-    )  # fmt: skip
-    add("--scale", choices=("auto", "max", "mean", "none"), help="what distances are divided by")
-    add("--epsilon", type=number_or_auto, help="entropic regularisation, a number or auto")
-    add("--gradient", help="how costs are computed: auto, dense, factored or sampled")
-    add("--n-anchors", type=int, metavar="S", help="anchors of the sampled gradient")
-    add("--redraw", type=float, help="share of the anchors that an iteration draws anew")
-    add("--momentum", type=float, help=argparse.SUPPRESS)
-    add("--n-init", type=int, metavar="K", help="number of starts, on few points")
-    add("--search", help="how far to look for a better match: auto, fast or thorough")
-    add("--regularization", help="entropic or proximal")
-    add(
-        "--polish",
-        action=argparse.BooleanOptionalAction,
-        help="lower the value further without entropy",
-    )
-    add("--disconnected", help="what to do with a graph in pieces: stitch or fill")
-    add("--alpha", type=float, help="weight of distances, beside --linear-cost")
-    add("--mass", type=float, metavar="M", help="share of the mass to move, at the least cost")
-    add(
-        "--unbalanced", type=numbers, metavar="RHO[,RHO]",
-        help="penalty where weights are not met, of both sides or of each; inf: they are met, 0: "
-        "they may be missed freely",
-    )  # fmt: skip
-    add("--unbalanced-type", choices=("kl", "l2"), help="what `--unbalanced` weighs; l2 is squares")
-    add("--loss", help=f"one of {', '.join(LOSSES)}: how distances of the two sides are compared")
-    add(
-        "--min-iter",
-        type=int,
-        help="a sampled solve stops after half of it, 20 at least, without progress",
-    )
-    add("--cache", metavar="DIR", help="folder that keeps graphs and distances for later runs")
-    add("--checkpoint", metavar="FILE", help="file from which an interrupted run goes on")
-    add("--storage", help="whether costs are kept: auto, stored or streamed")
-    add("--max-iter", type=int, help="largest number of outer iterations")
-    add("--tol", type=float, help="change of the plan at which to stop")
-    add("--objective-tol", type=float, help="decrease of the objective at which to stop; 0: never")
-    add("--inner-max-iter", type=int, help="largest number of Sinkhorn iterations in an outer one")
-    add("--inner-tol", type=float, help="L1 error of the marginals at which Sinkhorn stops")
-    add(
-        "--resolution", type=number_or_auto,
-        help="marginal error that large problems may have in the end, a number or auto; 0: solve "
-        "on all points",
-    )  # fmt: skip
-    add("--backend", help=f"one of {', '.join(get_args(BackendName))}")
-    add("--device", help="torch device, such as cpu or cuda:0")
-    add("--precision", help="auto, mixed, float64 or float32")
-    add("--seed", dest="random_state", type=int, metavar="N", help="seed of every random choice")
+    """Add a flag for each option of the table that has one, and return their names there."""
+    names = ["momentum"]
+    # what was not given is absent, so that defaults live in one place
+    group.add_argument("--momentum", type=float, help=argparse.SUPPRESS, default=argparse.SUPPRESS)
+    for option in TABLE.values():
+        if option.flag is None:
+            continue
+        settings = flag_of(option)
+        group.add_argument(option.flag, dest=option.name, default=argparse.SUPPRESS, **settings)
+        names.append(option.name)
     return tuple(names)
 
 
 def explain(options: argparse.Namespace) -> int:
     """Print what a match of two files would take, and how it would go."""
     _, given = _read_inputs(options)
-    print(torchgw.explain(**given, **_solve_settings(options)))
+    print(torchgw.explain(**given, options=torchgw.Options(**_solve_settings(options))))
     return EXIT_CONVERGED
 
 
@@ -246,15 +171,13 @@ def align(options: argparse.Namespace) -> int:
         check_output(options.partners, (".csv", ".tsv"), *inputs)
     sides, given = _read_inputs(options)
     settings = _solve_settings(options)
-    total, tol = (settings.get(name, _DEFAULTS[name].default) for name in ("max_iter", "tol"))
+    total, tol = (settings.get(name, TABLE[name].default) for name in ("max_iter", "tol"))
     together = rank() is not None
     if together and options.gpus is not None:
         settings.setdefault("device", "cuda")
     with progress(options.quiet, total, tol) as report:
-        result = torchgw.solve(
-            **given, **settings, callback=report, distributed=together,
-            time_limit=options.time_limit,
-        )  # fmt: skip
+        asked = torchgw.Options(**settings, callback=report, distributed=together)
+        result = torchgw.solve(**given, options=asked)
     if rank():
         # only the first process writes
         return EXIT_CONVERGED

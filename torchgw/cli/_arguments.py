@@ -1,6 +1,12 @@
 """Options that commands share: words of the command line, and how much is reported."""
 
 import argparse
+import os
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin
+
+from torchgw._solve.table import Option
+from torchgw.distances.base import DistanceProvider
 
 
 def add_output_options(parser: argparse.ArgumentParser) -> None:
@@ -55,3 +61,44 @@ def pair(text: str) -> str | tuple[str, str]:
     if len(names) > 2:
         raise argparse.ArgumentTypeError(f"one name or two, got {text}")
     return names[0] if len(names) == 1 else (names[0], names[1])
+
+
+class _Words(list[str]):
+    """Words that are shown, and that a shell completes; others are refused by the solver."""
+
+    def __contains__(self, word: object) -> bool:
+        return True
+
+
+def flag_of(option: Option) -> dict[str, Any]:
+    """Describe the flag of an option to argparse: its help, and how its values are read."""
+    kinds = set(get_args(option.type) or (option.type,)) - {NoneType}
+    words = [word for kind in (option.type, *kinds) if get_origin(kind) is Literal
+             for word in get_args(kind)]  # fmt: skip
+    about = option.doc.replace("``", "").partition(". ")[0].rstrip(".")
+    if DistanceProvider in kinds:
+        about += f": one of {', '.join(words)}, or two of these for X and Y, as euclidean,cosine"
+    if option.default not in (None, False):
+        about += f" (default: {option.default})"
+    reading: dict[str, Any] = {}
+    if option.name == "time_limit":
+        reading = {"type": seconds, "metavar": "TIME"}
+    elif DistanceProvider in kinds:
+        reading = {"type": pair, "metavar": "NAME[,NAME]"}
+    elif bool in kinds:
+        reading = {"action": argparse.BooleanOptionalAction}
+    elif tuple[float, float] in kinds:
+        reading = {"type": numbers, "metavar": "NUMBER[,NUMBER]"}
+    elif float in kinds:
+        reading = {"type": float, "metavar": "NUMBER"}
+        if words:
+            reading = {"type": number_or_auto, "metavar": "NUMBER|auto"}
+    elif os.PathLike[str] in kinds:
+        reading = {"metavar": "DIR" if option.name == "cache" else "FILE"}
+    elif words:
+        reading = {
+            "choices": _Words([*words, "none"] if NoneType in get_args(option.type) else words)
+        }
+    elif int in kinds and str not in kinds:
+        reading = {"type": int, "metavar": "N"}
+    return {"help": about.replace("%", "%%"), **reading}

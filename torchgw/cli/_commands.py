@@ -374,7 +374,8 @@ def _demo(options: argparse.Namespace) -> int:
     X, Y, angles = _curves(options, options.seed)
     start = time.perf_counter()
     with progress(options.quiet) as report:
-        result = torchgw.solve(X, Y, n_neighbors=5, random_state=options.seed, callback=report)
+        asked = torchgw.Options(n_neighbors=5, random_state=options.seed, callback=report)
+        result = torchgw.solve(X, Y, options=asked)
     seconds = time.perf_counter() - start
     correlation = _correlation(angles, to_numpy(result.lazy_plan.argmax()))
     _save_picture(plot_demo(result, X, Y, colour=angles[0]), options.output, dpi=130)

@@ -1,19 +1,24 @@
 """Distances and similarities between whole spaces, for estimators that take them precomputed."""
 
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.utils.validation import check_is_fitted
 
 from torchgw._boundary.arrays import to_numpy
-from torchgw._boundary.checks import check_positive, reject_unknown
+from torchgw._boundary.checks import check_positive, named_fields
 from torchgw._errors import InvalidTypeError
 from torchgw._many.pairwise import pairwise
-from torchgw.sklearn._estimator import keep
+from torchgw._problem.named import DistanceName
+from torchgw._problem.scale import ScaleName
 
 
+@named_fields
+@dataclass(kw_only=True, eq=False, repr=False)
 class GWDistance(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     """Distances between whole spaces, as ``metric="precomputed"`` takes them.
 
@@ -41,20 +46,14 @@ class GWDistance(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     [0, 1]
     """
 
-    @reject_unknown
-    def __init__(
-        self,
-        *,
-        distances: Any = "auto",
-        n_neighbors: int | None = None,
-        scale: Literal["auto", "max", "mean"] | None = "auto",
-        epsilon: float | Literal["auto"] = "auto",
-        n_init: int | None = None,
-        polish: bool | None = None,
-        n_jobs: int | None = None,
-        device: Any = None,
-    ) -> None:
-        keep(self, locals())
+    distances: DistanceName | tuple[Any, Any] = "auto"
+    n_neighbors: int | None = None
+    scale: ScaleName | None = "auto"
+    epsilon: float | Literal["auto"] = "auto"
+    n_init: int | None = None
+    polish: bool | None = None
+    n_jobs: int | None = None
+    device: torch.device | str | int | None = None
 
     def fit(self, X: Any, y: Any = None) -> "GWDistance":
         """Keep the spaces that others are compared with."""
@@ -86,6 +85,8 @@ class GWDistance(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         return np.sqrt(values)
 
 
+@named_fields
+@dataclass(kw_only=True, eq=False, repr=False)
 class GWKernel(GWDistance):
     """Similarities exp(-gamma value) between whole spaces, for ``SVC(kernel="precomputed")``.
 
@@ -100,21 +101,7 @@ class GWKernel(GWDistance):
         See :func:`torchgw.pairwise`.
     """
 
-    @reject_unknown
-    def __init__(
-        self,
-        *,
-        gamma: float | None = None,
-        distances: Any = "auto",
-        n_neighbors: int | None = None,
-        scale: Literal["auto", "max", "mean"] | None = "auto",
-        epsilon: float | Literal["auto"] = "auto",
-        n_init: int | None = None,
-        polish: bool | None = None,
-        n_jobs: int | None = None,
-        device: Any = None,
-    ) -> None:
-        keep(self, locals())
+    gamma: float | None = None
 
     def transform(self, X: Any) -> NDArray[np.float64]:
         """Compute similarities of spaces to those of ``fit``, shape (q, n)."""

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from problems import solve_by_name
 
 import torchgw
 from torchgw._errors import InvalidInputError, UnsupportedError
@@ -392,7 +393,11 @@ def test_tiles_of_a_sweep_serve_the_products_that_follow(make: Maker) -> None:
 def test_a_result_keeps_no_tiles_and_no_kernel() -> None:
     x, y = factored_sides()
     plan = torchgw.solve(
-        x, y, distances="sqeuclidean", epsilon=1e-3, storage="streamed", skip_tiles=True
+        x,
+        y,
+        distances="sqeuclidean",
+        epsilon=1e-3,
+        options=torchgw.Options(storage="streamed", skip_tiles=True),
     ).lazy_plan
     assert isinstance(plan.prepared, TiledEagerProblem)
     assert "tiles" not in vars(plan.prepared)
@@ -435,8 +440,8 @@ def test_solve_skips_tiles_and_says_so() -> None:
     options = {
         "distances": "sqeuclidean", "epsilon": 1e-3, "storage": "streamed", "random_state": 0,
     }  # fmt: skip
-    skipping = torchgw.solve(x, y, skip_tiles=True, **options)
-    whole = torchgw.solve(x, y, skip_tiles=False, **options)
+    skipping = solve_by_name(x, y, skip_tiles=True, **options)
+    whole = solve_by_name(x, y, skip_tiles=False, **options)
     assert skipping.converged
     assert skipping.log["tiles"]["kept"] < 0.9
     # 16 roundings of float32
@@ -461,13 +466,13 @@ def test_solve_skips_tiles_and_says_so() -> None:
 def test_refused_where_there_is_nothing_to_skip(options: dict, reason: str) -> None:
     x, y = factored_sides()
     with pytest.raises(UnsupportedError, match=reason):
-        torchgw.solve(x[:50], y[:50], distances="sqeuclidean", skip_tiles=True, **options)
+        solve_by_name(x[:50], y[:50], distances="sqeuclidean", skip_tiles=True, **options)
 
 
 def test_refused_values() -> None:
     x, y = factored_sides()
     with pytest.raises(InvalidInputError, match="skip_tiles"):
-        torchgw.solve(x[:50], y[:50], skip_tiles="yes")
+        torchgw.solve(x[:50], y[:50], options=torchgw.Options(skip_tiles="yes"))
 
 
 @pytest.mark.slow
@@ -479,12 +484,12 @@ def test_annealing_of_all_points_is_stored(monkeypatch):
     options = {"distances": "landmark", "random_state": 0, "max_iter": 3, "device": "cpu"}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", torchgw.ConvergenceWarning)
-        searched, annealed = (torchgw.solve(*points, n_init=n, **options) for n in (None, 1))
+        searched, annealed = (solve_by_name(*points, n_init=n, **options) for n in (None, 1))
         # of five dimensions a few points say little, and this search follows a x b alone
         warnings.simplefilter("ignore", torchgw.SearchWarning)
         generator = torch.Generator().manual_seed(0)
         clouds = [torch.randn(1100, 5, generator=generator) for _ in points]
-        cloud = torchgw.solve(*clouds, search="fast", **options)
+        cloud = solve_by_name(*clouds, search="fast", **options)
     assert searched.log["tiles"] is not None
     assert annealed.log["tiles"] is None
     assert cloud.alternatives == ()
