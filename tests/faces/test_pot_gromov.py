@@ -19,7 +19,7 @@ from scipy.special import xlogy
 import torchgw
 from torchgw import ConvergenceWarning, InvalidInputError, TorchGWWarning, UnsupportedError
 from torchgw._sinkhorn.exact import ExactTransport, _by_scipy
-from torchgw.pot import _handed, gromov, solve_gromov
+from torchgw.pot import gromov, solve_gromov
 from torchgw.pot._quadratic import quadratic
 from torchgw.pot._vertices import partial_transport, transport
 
@@ -46,13 +46,10 @@ CALLS = {
 
 def test_every_name_is_ours_or_pots_as_the_table_says():
     """The table of docs/migrating.md, and signatures of ours."""
-    theirs = _handed.names(_handed.GROMOV)
-    assert sorted([*gromov.__all__, *theirs]) == sorted(ot.gromov.__all__)
+    theirs = set(ot.gromov.__all__) - set(gromov.__all__)
     assert dir(gromov) == sorted(ot.gromov.__all__)
     for name in theirs:
         assert getattr(gromov, name) is getattr(ot.gromov, name)
-    for name in _handed.names(_handed.TOP):
-        assert getattr(torchgw.pot, name) is getattr(ot, name)
     for name in gromov.__all__:
         ours, pots = (
             inspect.signature(getattr(module, name)).parameters for module in (gromov, ot.gromov)
@@ -65,17 +62,32 @@ def test_every_name_is_ours_or_pots_as_the_table_says():
     said = {whose: set() for _, whose, *_ in rows}
     for names, whose, *_ in rows:
         said[whose] |= set(re.findall(r"`(\w+)`", names))
-    assert said["POT"] == {*theirs, *_handed.names(_handed.TOP)}
+    assert said["POT"] == theirs
     assert said["torchgw"] == {*gromov.__all__, "solve_gromov"}
-    with pytest.raises(AttributeError, match="has no attribute 'gromov_distance'"):
-        gromov.gromov_distance  # noqa: B018
+
+
+def test_pot_can_be_imported_as_ot():
+    """Ours under the names that `ot` has for them, and all the rest of POT."""
+    pot = torchgw.pot
+    names = [name for name in ot.__all__ if hasattr(ot, name)]
+    assert set(dir(pot)) == {*names, *pot.__all__}
+    for name in names:
+        expected = getattr(gromov, name) if name in gromov.__all__ else getattr(ot, name)
+        assert (getattr(pot, name) is expected) == (name not in ("gromov", "solve_gromov")), name
+    assert pot.unif(4) @ pot.dist(np.ones((4, 1))) == pytest.approx(0)
+    for module, where in ((gromov, "torchgw.pot.gromov"), (pot, "torchgw.pot")):
+        with pytest.raises(AttributeError, match=f"'{where}' has no attribute 'gromov_distance'"):
+            module.gromov_distance  # noqa: B018
+        assert not hasattr(module, "__wrapped__")
 
 
 def test_without_pot_its_names_say_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "ot", None)
+    for module in ("ot", "ot.gromov"):
+        monkeypatch.setitem(sys.modules, module, None)
     for module, name in ((gromov, "gwloss"), (torchgw.pot, "solve_gromov_batch")):
-        with pytest.raises(UnsupportedError, match=f"`{name}` is POT's own .* pip install POT"):
+        with pytest.raises(UnsupportedError, match=f"`{name}` is not solved .* pip install POT"):
             getattr(module, name)
+    assert dir(gromov) == sorted(gromov.__all__)
     assert gromov.gromov_wasserstein(C1, C2).sum() == pytest.approx(1)
 
 
