@@ -19,9 +19,9 @@ from scipy.special import xlogy
 import torchgw
 from torchgw import ConvergenceWarning, InvalidInputError, TorchGWWarning, UnsupportedError
 from torchgw._sinkhorn.exact import ExactTransport, _by_scipy
+from torchgw._sinkhorn.vertices import partial_transport, transport
 from torchgw.pot import gromov, solve_gromov
 from torchgw.pot._quadratic import quadratic
-from torchgw.pot._vertices import partial_transport, transport
 
 N, M = 12, 9
 C1, C2 = distance_matrices(N, M)
@@ -391,7 +391,7 @@ def test_quantized_points_are_matched_in_order_and_single_ones_as_they_are():
         x, y, 1, 1, method="random", random_state=3
     )
     chosen = [
-        gromov.get_partition_and_representants_samples(points, 1, random_state=3)[1][0]
+        ot.gromov.get_partition_and_representants_samples(points, 1, "random", 3)[1][0]
         for points in (x, y)
     ]
     orders = first[chosen[0]].argsort(), second[chosen[1]].argsort()
@@ -402,12 +402,12 @@ def test_quantized_points_are_matched_in_order_and_single_ones_as_they_are():
     np.testing.assert_allclose(plan, local[0, 0], rtol=1e-11)
     with pytest.raises(InvalidInputError, match="features"):
         gromov.quantized_fused_gromov_wasserstein_samples(x, y, 2, 2, alpha=0.5)
-    with pytest.raises(InvalidInputError, match="part_method"):
-        gromov.get_graph_partition(first, 2, part_method="GW")
+    with pytest.raises(ValueError, match="part_method"):
+        gromov.quantized_fused_gromov_wasserstein(first, second, 2, 2, part_method="GW")
 
 
 def test_parts_that_cannot_be_are_refused():
-    """Each of them ended in an error of another package, or in one part in place of none."""
+    """Each of them ends in an error of another package, or in one part in place of none, in POT."""
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(9, 2)), rng.normal(size=(7, 2))
     for count in (0, 2.5, None, "two"):
@@ -416,17 +416,6 @@ def test_parts_that_cannot_be_are_refused():
     pairs = np.kron(np.eye(3), [[0, 1], [1, 0]])
     with pytest.raises(InvalidInputError, match="'fluid' divides connected graphs"):
         gromov.quantized_fused_gromov_wasserstein(pairs, pairs, 2, 2)
-    with pytest.raises(InvalidInputError, match="`part` must have shape"):
-        gromov.format_partitioned_samples(x, None, np.zeros(3), [0])
-    for places in ([0], [0, 9], [0, 1.5], x):
-        with pytest.raises(InvalidInputError, match="`rep_indices`"):
-            gromov.format_partitioned_samples(x, None, np.arange(9) % 2, places)
-    two, thirds = [np.zeros(2), np.zeros(1)], [np.full(2, 1 / 3), np.full(1, 1 / 3)]
-    table = np.array([[0, 1.0], [1, 0]])
-    with pytest.raises(InvalidInputError, match="`list_R1` and `list_p1`"):
-        gromov.quantized_fused_gromov_wasserstein_partitioned(
-            table, table, [np.zeros(3), np.zeros(1)], two, thirds, thirds
-        )
 
 
 def test_a_small_epsilon_gives_no_warning_and_exact_marginals():
@@ -511,8 +500,7 @@ SHARES = {
     "entropic_fused_gromov_wasserstein": np.nan, "entropic_fused_gromov_wasserstein2": "1",
     "semirelaxed_fused_gromov_wasserstein": torch.tensor(1.1),
     "partial_fused_gromov_wasserstein": np.ones(2), _FUSED: 2,
-    "quantized_fused_gromov_wasserstein": 1.5, "get_graph_partition": -0.5,
-    "format_partitioned_graph": "x",
+    "quantized_fused_gromov_wasserstein": 1.5, "quantized_fused_gromov_wasserstein_samples": "x",
 }  # fmt: skip
 
 
@@ -538,9 +526,8 @@ SHARES = {
 def test_what_does_not_fit_is_named(name, change, message):
     """Of arguments that have no default all but one are right."""
     given = {
-        "C1": C1, "C2": C2, "M": LINEAR, "p": P, "q": Q, "N": 3, "Cs": [C1, C2], "C": C1,
-        "Ys": [C1[:, :4], C2[:, :4]], "alpha": 0.5, "npart": 2, "npart1": 2, "npart2": 2, "part": P,
-        "rep_indices": [0],
+        "C1": C1, "C2": C2, "M": LINEAR, "p": P, "q": Q, "N": 3, "Cs": [C1, C2], "X1": C1, "X2": C2,
+        "Ys": [C1[:, :4], C2[:, :4]], "alpha": 0.5, "npart1": 2, "npart2": 2,
     }  # fmt: skip
     function = getattr(gromov, name)
     parameters = inspect.signature(function).parameters.values()

@@ -83,9 +83,9 @@ class Quadratic(NamedTuple):
 
 def _product(left: Array, plan: Array, right: Array) -> Array:
     """Multiply three matrices; of a plan with few entries by these entries alone."""
-    entries = np.flatnonzero(plan != 0)
-    if len(entries) * _SPARSE > plan.size:
+    if plan.size < _SPARSE or np.count_nonzero(plan) * _SPARSE > plan.size:
         return left @ plan @ right
+    entries = np.flatnonzero(plan)
     places, columns = np.divmod(entries, plan.shape[1])
     rows, starts = np.unique(places, return_index=True)
     shape = len(rows), plan.shape[1]
