@@ -26,9 +26,13 @@ class Linear(NamedTuple):
 
 
 class LinearSolver(Protocol):
-    """Solves for a cost (n, m); a plan that lowers a value already reached by enough may do."""
+    """Solves for a cost (n, m).
 
-    def __call__(self, cost: Array, reached: float = ...) -> Linear: ...
+    A plan that lowers a value already ``reached`` by half of what can be gained may do, or one
+    whose value is ``below`` a number.
+    """
+
+    def __call__(self, cost: Array, reached: float = ..., below: float = ...) -> Linear: ...
 
 
 def transport(p: Array, q: Array) -> LinearSolver:
@@ -36,11 +40,11 @@ def transport(p: Array, q: Array) -> LinearSolver:
     general = ExactTransport(p, q)
     equal = len(p) == len(q) and (p == p[0]).all() and (q == q[0]).all()
     if equal and not general.by_parts:
-        return lambda cost, reached=-np.inf: _assign(cost, p[0])
+        return lambda cost, reached=-np.inf, below=-np.inf: _assign(cost, p[0])
 
-    def solve(cost: Array, reached: float = -np.inf) -> Linear:
+    def solve(cost: Array, reached: float = -np.inf, below: float = -np.inf) -> Linear:
         # a plan that only lowers the value is not enough: steps would be others
-        plan, u, v = general(cost)
+        plan, u, v = general(cost, below=below)
         return Linear(plan, lambda: (u, v))
 
     return solve
@@ -49,7 +53,7 @@ def transport(p: Array, q: Array) -> LinearSolver:
 def one_sided(p: Array) -> LinearSolver:
     """Prepare the solver where columns are free: each row goes to its cheapest columns."""
 
-    def solve(cost: Array, reached: float = -np.inf) -> Linear:
+    def solve(cost: Array, reached: float = -np.inf, below: float = -np.inf) -> Linear:
         plan = (cost <= cost.min(1, keepdims=True) + _EQUAL).astype(np.float64)
         plan *= (p / plan.sum(1))[:, None]
         return Linear(plan)
@@ -58,20 +62,26 @@ def one_sided(p: Array) -> LinearSolver:
 
 
 class PartialTransport:
-    """The solver where only a mass moves, and weights are bounds."""
+    """The solver where only a mass moves; weights, whose sum may be known as one, are bounds."""
 
     # A point without cost on either side takes the mass that stays. Mass between these two points
     # would make others move more, so it costs more than anything else.
 
-    def __init__(self, p: Array, q: Array, mass: float) -> None:
+    def __init__(self, p: Array, q: Array, mass: float, total: float | None = None) -> None:
         self.p, self.q, self.mass = p, q, mass
-        self.general = ExactTransport(np.append(p, q.sum() - mass), np.append(q, p.sum() - mass))
+        first, second = (
+            np.append(p, (total or q.sum()) - mass),
+            np.append(q, (total or p.sum()) - mass),
+        )
+        self.general = ExactTransport(first, second / second.sum() * first.sum())
         self._table = np.zeros((len(p) + 1, len(q) + 1))
 
-    def __call__(self, cost: Array, reached: float = -np.inf) -> Linear:
-        """Solve; a plan with half of the largest possible gain on a value reached will do."""
-        table = self.with_rest(cost, 2 * max(cost.max(), -cost.min()) + 1)
-        return Linear(self.general(table, reached).plan[:-1, :-1])
+    def __call__(self, cost: Array, reached: float = -np.inf, below: float = -np.inf) -> Linear:
+        """Solve, or find a plan that is good enough."""
+        least = cost.min()
+        table = self.with_rest(cost - least, cost.max() - least + 1)
+        shift = least * self.mass
+        return Linear(self.general(table, reached - shift, below - shift).plan[:-1, :-1])
 
     def with_rest(self, cost: Array, corner: float) -> Array:
         """Add the two points to a cost, given what mass between them costs."""
@@ -80,10 +90,10 @@ class PartialTransport:
         return self._table
 
 
-def partial_transport(p: Array, q: Array, mass: float) -> LinearSolver:
+def partial_transport(p: Array, q: Array, mass: float, total: float | None = None) -> LinearSolver:
     """Prepare the solver where a mass moves, which may be all of both sides."""
     whole = all(math.isclose(mass, weights.sum(), rel_tol=1e-14) for weights in (p, q))
-    return transport(p, q) if whole else PartialTransport(p, q, mass)
+    return transport(p, q) if whole else PartialTransport(p, q, mass, total)
 
 
 def _assign(cost: Array, weight: float) -> Linear:

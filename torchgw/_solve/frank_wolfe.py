@@ -26,10 +26,10 @@ class Path(Protocol):
     def begin(self) -> float:
         """Return the objective at the plan."""
 
-    def look(self) -> tuple[float, float]:
+    def look(self) -> tuple[float, float] | None:
         """Solve the linear problem at the plan; find the objective towards its solution.
 
-        Along a share s of the way it changes by bend s^2 + slope s.
+        Along a share s of the way it changes by bend s^2 + slope s. None ends the steps.
         """
 
     def go(self, length: float) -> None:
@@ -44,11 +44,16 @@ class Descent(NamedTuple):
     converged: bool
 
 
-def oracle(p: Array, q: Array, rule: MarginalRule | None) -> LinearSolver:
-    """Prepare the solver of linear problems between weights, whose second may be free."""
+def oracle(
+    p: Array, q: Array, rule: MarginalRule | None, total: float | None = None
+) -> LinearSolver:
+    """Prepare the solver of linear problems between weights, whose second may be free.
+
+    ``total`` is the sum of the weights of bounds where it is known without rounding.
+    """
     if rule is None:
         return transport(p, q)
-    return one_sided(p) if rule.mass is None else partial_transport(p, q, rule.mass)
+    return one_sided(p) if rule.mass is None else partial_transport(p, q, rule.mass, total)
 
 
 def best_length(bend: float, slope: float) -> float:
@@ -62,16 +67,22 @@ def descend(
     path: Path,
     *,
     max_iter: int,
-    tol_rel: float,
+    tol_rel: float | None = None,
     tol_abs: float = 0.0,
     length_of: Callable[[float, float], float] = best_length,
     verbose: bool = False,
 ) -> Descent:
-    """Take steps along a path, one at least, until the objective stays."""
+    """Take steps along a path, one at least, until the objective stays or the path ends.
+
+    Without ``tol_rel``, a share of the objective, only the path ends them.
+    """
     value = path.begin()
     losses, converged = [value], False
     for step in range(max(max_iter, 1)):
-        bend, slope = path.look()
+        ahead = path.look()
+        if ahead is None:
+            break
+        bend, slope = ahead
         length = length_of(bend, slope)
         path.go(length)
         before, value = value, value + bend * length**2 + slope * length
@@ -79,7 +90,8 @@ def descend(
         moved = abs(value - before)
         if verbose:
             sys.stderr.write(f"{step + 1:5d}|{value:8e}|{moved:8e}\n")
-        converged = moved == 0 or moved < tol_abs or moved < tol_rel * abs(value)
+        if tol_rel is not None:
+            converged = moved == 0 or moved < tol_abs or moved < tol_rel * abs(value)
         if converged:
             break
     return Descent(value, losses, converged)

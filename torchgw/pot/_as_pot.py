@@ -84,7 +84,7 @@ def transport_as_pot(p: Array, q: Array) -> LinearSolver:
     if not general.by_pot:
         return transport(p, q)
 
-    def solve(cost: Array, reached: float = -np.inf) -> Linear:
+    def solve(cost: Array, reached: float = -np.inf, below: float = -np.inf) -> Linear:
         general.on(cost)
         if general.short:
             # for negative costs the network simplex may report that there is no plan
@@ -103,7 +103,7 @@ class ShortTransport:
         self._whole, self._corner, self._pivots = whole, 100 * float(np.max(linear)), pivots
         self._general = ExactTransport(whole.general.p, whole.general.q)
 
-    def __call__(self, cost: Array, reached: float = -np.inf) -> Linear:
+    def __call__(self, cost: Array, reached: float = -np.inf, below: float = -np.inf) -> Linear:
         """Solve, as far as the pivots last."""
         table = self._whole.with_rest(cost, self._corner)
         with warnings.catch_warnings():
