@@ -56,6 +56,8 @@ def test_every_name_is_ours_or_pots_as_the_table_says():
         )
         assert list(ours) == list(pots), name
         assert all(ours[key].default == pots[key].default for key in ours), name
+        # for readers of types
+        assert all(one.annotation is not one.empty for one in ours.values()), name
     page = (Path(__file__).parents[2] / "docs/migrating.md").read_text(encoding="utf-8")
     told = page.partition("<!-- names -->")[2].partition("<!-- end of names -->")[0]
     rows = [line.strip("| ").split(" | ") for line in told.strip().splitlines()[2:]]
