@@ -38,19 +38,19 @@ _STUB = __loader__.get_data(os.path.join(__path__[0], "__init__.pyi")).decode()
 _HOMES = {
     line.split()[3]: line.split()[1]
     for line in _STUB.splitlines()
-    if line.startswith("from torchgw.")
+    if line.startswith("from torchgw")
 }
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name, or the module of distances."""
-    if name == "distances":
-        return import_module("torchgw.distances")
+    """Import a name, or a module for users such as `torchgw.pot`."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if _HOMES[name] == __name__:
+        return import_module(f"{__name__}.{name}")
     globals()[name] = value = getattr(import_module(_HOMES[name]), name)
     return value
 
 
 def __dir__() -> list[str]:
-    return ["__version__", "distances", *_HOMES]
+    return ["__version__", *_HOMES]

@@ -1,6 +1,13 @@
 """The public names, for type checkers, and for `__init__.py`, which imports them from here."""
 
+from torchgw import anndata as anndata
+from torchgw import backends as backends
+from torchgw import datasets as datasets
 from torchgw import distances as distances
+from torchgw import metrics as metrics
+from torchgw import plotting as plotting
+from torchgw import pot as pot
+from torchgw import sklearn as sklearn
 from torchgw._api import explain as explain
 from torchgw._api import solve as solve
 from torchgw._errors import AmbiguityWarning as AmbiguityWarning

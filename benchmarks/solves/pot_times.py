@@ -38,6 +38,7 @@ from torchgw.distances.graph import default_n_neighbors
 
 ROWS: dict[str, dict[str, Any]] = {
     "exact": {},
+    "exact, KL loss": {"loss": "KL"},
     "fused exact": {"M": True},
     "semi-relaxed exact": {"unbalanced_type": "semirelaxed"},
     "partial .7, exact": {"unbalanced_type": "partial", "unbalanced": 0.7},

@@ -26,6 +26,8 @@ CALLS = {
     "reg, M, alpha": {"reg": 0.05, "M": LINEAR, "alpha": 0.2},
     "reg, M, alpha 1": {"reg": 0.02, "M": LINEAR, "alpha": 1},
     "reg, partial": {"reg": 0.05, "unbalanced": 0.3, "unbalanced_type": "partial"},
+    # bounds do not bind
+    "reg 1, partial": {"reg": 1.0, "unbalanced": 0.5, "unbalanced_type": "partial"},
     "reg, partial, M": {"reg": 0.05, "unbalanced": 0.6, "unbalanced_type": "partial", "M": LINEAR},
     "reg, KL": {"reg": 0.02, "unbalanced": 0.3},
     "reg, KL, alpha, weights": {"reg": 0.05, "unbalanced": 0.5, "alpha": 0.8, **WEIGHTS},

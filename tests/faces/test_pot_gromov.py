@@ -19,9 +19,9 @@ from scipy.special import xlogy
 import torchgw
 from torchgw import ConvergenceWarning, InvalidInputError, TorchGWWarning, UnsupportedError
 from torchgw._sinkhorn.exact import ExactTransport, by_scipy
-from torchgw.pot import _handed, gromov, solve_gromov
+from torchgw._sinkhorn.vertices import partial_transport, transport
+from torchgw.pot import gromov, solve_gromov
 from torchgw.pot._quadratic import quadratic
-from torchgw.pot._vertices import partial_transport, transport
 
 N, M = 12, 9
 C1, C2 = distance_matrices(N, M)
@@ -46,36 +46,50 @@ CALLS = {
 
 def test_every_name_is_ours_or_pots_as_the_table_says():
     """The table of docs/migrating.md, and signatures of ours."""
-    theirs = _handed.names(_handed.GROMOV)
-    assert sorted([*gromov.__all__, *theirs]) == sorted(ot.gromov.__all__)
+    theirs = set(ot.gromov.__all__) - set(gromov.__all__)
     assert dir(gromov) == sorted(ot.gromov.__all__)
     for name in theirs:
         assert getattr(gromov, name) is getattr(ot.gromov, name)
-    for name in _handed.names(_handed.TOP):
-        assert getattr(torchgw.pot, name) is getattr(ot, name)
     for name in gromov.__all__:
         ours, pots = (
             inspect.signature(getattr(module, name)).parameters for module in (gromov, ot.gromov)
         )
         assert list(ours) == list(pots), name
         assert all(ours[key].default == pots[key].default for key in ours), name
+        # for readers of types
+        assert all(one.annotation is not one.empty for one in ours.values()), name
     page = (Path(__file__).parents[2] / "docs/migrating.md").read_text(encoding="utf-8")
     told = page.partition("<!-- names -->")[2].partition("<!-- end of names -->")[0]
     rows = [line.strip("| ").split(" | ") for line in told.strip().splitlines()[2:]]
     said = {whose: set() for _, whose, *_ in rows}
     for names, whose, *_ in rows:
         said[whose] |= set(re.findall(r"`(\w+)`", names))
-    assert said["POT"] == {*theirs, *_handed.names(_handed.TOP)}
+    assert said["POT"] == theirs
     assert said["torchgw"] == {*gromov.__all__, "solve_gromov"}
-    with pytest.raises(AttributeError, match="has no attribute 'gromov_distance'"):
-        gromov.gromov_distance  # noqa: B018
+
+
+def test_pot_can_be_imported_as_ot():
+    """Ours under the names that `ot` has for them, and all the rest of POT."""
+    pot = torchgw.pot
+    names = [name for name in ot.__all__ if hasattr(ot, name)]
+    assert set(dir(pot)) == {*names, *pot.__all__}
+    for name in names:
+        expected = getattr(gromov, name) if name in gromov.__all__ else getattr(ot, name)
+        assert (getattr(pot, name) is expected) == (name not in ("gromov", "solve_gromov")), name
+    assert pot.unif(4) @ pot.dist(np.ones((4, 1))) == pytest.approx(0)
+    for module, where in ((gromov, "torchgw.pot.gromov"), (pot, "torchgw.pot")):
+        with pytest.raises(AttributeError, match=f"'{where}' has no attribute 'gromov_distance'"):
+            module.gromov_distance  # noqa: B018
+        assert not hasattr(module, "__wrapped__")
 
 
 def test_without_pot_its_names_say_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "ot", None)
+    for module in ("ot", "ot.gromov"):
+        monkeypatch.setitem(sys.modules, module, None)
     for module, name in ((gromov, "gwloss"), (torchgw.pot, "solve_gromov_batch")):
-        with pytest.raises(UnsupportedError, match=f"`{name}` is POT's own .* pip install POT"):
+        with pytest.raises(UnsupportedError, match=f"`{name}` is not solved .* pip install POT"):
             getattr(module, name)
+    assert dir(gromov) == sorted(gromov.__all__)
     assert gromov.gromov_wasserstein(C1, C2).sum() == pytest.approx(1)
 
 
@@ -379,7 +393,7 @@ def test_quantized_points_are_matched_in_order_and_single_ones_as_they_are():
         x, y, 1, 1, method="random", random_state=3
     )
     chosen = [
-        gromov.get_partition_and_representants_samples(points, 1, random_state=3)[1][0]
+        ot.gromov.get_partition_and_representants_samples(points, 1, "random", 3)[1][0]
         for points in (x, y)
     ]
     orders = first[chosen[0]].argsort(), second[chosen[1]].argsort()
@@ -390,12 +404,12 @@ def test_quantized_points_are_matched_in_order_and_single_ones_as_they_are():
     np.testing.assert_allclose(plan, local[0, 0], rtol=1e-11)
     with pytest.raises(InvalidInputError, match="features"):
         gromov.quantized_fused_gromov_wasserstein_samples(x, y, 2, 2, alpha=0.5)
-    with pytest.raises(InvalidInputError, match="part_method"):
-        gromov.get_graph_partition(first, 2, part_method="GW")
+    with pytest.raises(ValueError, match="part_method"):
+        gromov.quantized_fused_gromov_wasserstein(first, second, 2, 2, part_method="GW")
 
 
 def test_parts_that_cannot_be_are_refused():
-    """Each of them ended in an error of another package, or in one part in place of none."""
+    """Each of them ends in an error of another package, or in one part in place of none, in POT."""
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(9, 2)), rng.normal(size=(7, 2))
     for count in (0, 2.5, None, "two"):
@@ -404,17 +418,6 @@ def test_parts_that_cannot_be_are_refused():
     pairs = np.kron(np.eye(3), [[0, 1], [1, 0]])
     with pytest.raises(InvalidInputError, match="'fluid' divides connected graphs"):
         gromov.quantized_fused_gromov_wasserstein(pairs, pairs, 2, 2)
-    with pytest.raises(InvalidInputError, match="`part` must have shape"):
-        gromov.format_partitioned_samples(x, None, np.zeros(3), [0])
-    for places in ([0], [0, 9], [0, 1.5], x):
-        with pytest.raises(InvalidInputError, match="`rep_indices`"):
-            gromov.format_partitioned_samples(x, None, np.arange(9) % 2, places)
-    two, thirds = [np.zeros(2), np.zeros(1)], [np.full(2, 1 / 3), np.full(1, 1 / 3)]
-    table = np.array([[0, 1.0], [1, 0]])
-    with pytest.raises(InvalidInputError, match="`list_R1` and `list_p1`"):
-        gromov.quantized_fused_gromov_wasserstein_partitioned(
-            table, table, [np.zeros(3), np.zeros(1)], two, thirds, thirds
-        )
 
 
 def test_a_small_epsilon_gives_no_warning_and_exact_marginals():
@@ -499,8 +502,7 @@ SHARES = {
     "entropic_fused_gromov_wasserstein": np.nan, "entropic_fused_gromov_wasserstein2": "1",
     "semirelaxed_fused_gromov_wasserstein": torch.tensor(1.1),
     "partial_fused_gromov_wasserstein": np.ones(2), _FUSED: 2,
-    "quantized_fused_gromov_wasserstein": 1.5, "get_graph_partition": -0.5,
-    "format_partitioned_graph": "x",
+    "quantized_fused_gromov_wasserstein": 1.5, "quantized_fused_gromov_wasserstein_samples": "x",
 }  # fmt: skip
 
 
@@ -526,9 +528,8 @@ SHARES = {
 def test_what_does_not_fit_is_named(name, change, message):
     """Of arguments that have no default all but one are right."""
     given = {
-        "C1": C1, "C2": C2, "M": LINEAR, "p": P, "q": Q, "N": 3, "Cs": [C1, C2], "C": C1,
-        "Ys": [C1[:, :4], C2[:, :4]], "alpha": 0.5, "npart": 2, "npart1": 2, "npart2": 2, "part": P,
-        "rep_indices": [0],
+        "C1": C1, "C2": C2, "M": LINEAR, "p": P, "q": Q, "N": 3, "Cs": [C1, C2], "X1": C1, "X2": C2,
+        "Ys": [C1[:, :4], C2[:, :4]], "alpha": 0.5, "npart1": 2, "npart2": 2,
     }  # fmt: skip
     function = getattr(gromov, name)
     parameters = inspect.signature(function).parameters.values()

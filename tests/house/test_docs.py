@@ -237,8 +237,9 @@ def test_the_site_asks_no_other_server():
 
 def test_every_public_name_is_in_the_api():
     text = (ROOT / "docs" / "api.md").read_text("utf-8")
-    documented = set(re.findall(r"^::: torchgw\.(\w+)$", text, flags=re.M))
-    public = {name for name in dir(torchgw) if not name.startswith("_")} - {"distances"}
+    # of modules at least one name
+    documented = set(re.findall(r"^::: torchgw\.(\w+)", text, flags=re.M))
+    public = {name for name in dir(torchgw) if not name.startswith("_")}
     assert public <= documented
 
 

@@ -246,10 +246,14 @@ def test_exported_members() -> None:
     exported = {alias.asname: (node.module, alias.name) for node in imports for alias in node.names}
     assert all(asname == name for asname, (_, name) in exported.items())
     assert {name for name in dir(torchgw) if not name.startswith("_")} == set(exported)
-    assert exported.pop("distances") == ("torchgw", "distances")
-    assert inspect.ismodule(torchgw.distances)
     assert {name: home for name, (home, _) in exported.items()} == torchgw._HOMES
+    # what users import from, but for the command line, comes with `import torchgw` alone
+    modules = {name for name in DOORS if "." not in name} - {"cli"}
+    assert modules == {name for name, (home, _) in exported.items() if home == "torchgw"}
     for name, (home, _) in exported.items():
+        if name in modules:
+            assert getattr(torchgw, name) is importlib.import_module(f"torchgw.{name}")
+            continue
         assert RANKS[room(home.removeprefix("torchgw."))] < RANKS["torchgw"]
         module = importlib.import_module(home)
         assert getattr(torchgw, name) is getattr(module, name)

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-import scipy
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -17,8 +16,9 @@ from torchgw._plans.given import StoredPlan
 from torchgw._plans.rounded import round_to_marginals
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.marginals import MarginalRule, is_assignment
-from torchgw._sinkhorn.exact import ExactTransport
 from torchgw._sinkhorn.problem import DenseCost
+from torchgw._solve.frank_wolfe import descend as follow
+from torchgw._solve.frank_wolfe import oracle
 from torchgw._tensors.deadline import is_over
 from torchgw._typing import Marginals, Potentials
 
@@ -73,52 +73,84 @@ def descend(
     rule: MarginalRule | None,
     cost_at: Callable[[Tensor], Tensor],
 ) -> tuple[Tensor, Polished]:
-    """Run fully corrective conditional gradient (Frank-Wolfe) steps [1] [2] from a plan (n, m).
+    """Run conditional gradient steps from a plan (n, m), fully corrective ones if strict.
 
     ``cost_at`` is the gradient of the objective at a plan of mass one, (n, m) float64.
     """
-    # Each step solves the linearised problem without entropy, at a vertex V of the polytope of
-    # plans, and goes to a minimum over all means of the plan at the start and of the vertices so
-    # far. Steps to V alone would turn to and fro for ever where the minimum lies between a few
-    # vertices. Plans of relaxed marginals go to the least value between the plan and V, and are
-    # normalised here. Both marginals of the plan that comes back are exact up to rounding.
-    # [1] M. Frank, P. Wolfe. An algorithm for quadratic programming. Naval Research Logistics
-    # Quarterly 1956.
-    # [2] B. von Hohenbalken. Simplicial decomposition in nonlinear programming algorithms.
-    # Mathematical Programming 1977.
+    # Both marginals of the plan that comes back are exact up to rounding; that of a relaxed problem
+    # is normalised.
     matrix = round_to_marginals(matrix, *marginals) if rule is None else matrix / matrix.sum()
-    cost = cost_at(matrix)
-    # plans of relaxed marginals have more vertices, among which corrections did not come to an end
-    mean = _Mean(matrix, cost) if rule is None else None
-    least, gap = _vertices(marginals, rule), math.inf
-    for step in range(_STEPS + 1):
-        here = float((cost * matrix).sum())
-        smallest = _SMALLEST_GAP * abs(here)
-        near = gap <= _NEAR * abs(here)
-        vertex = least(cost, here - max(_ENOUGH * gap, smallest) if near else -math.inf)
-        part = _nonzero(vertex)
-        gap = here - float(_pairings(cost, [part])[0])
-        stationary = gap <= smallest
-        if stationary or step == _STEPS or is_over():
-            break
-        cost_there = cost_at(vertex)
-        if mean is None:
-            bend = float(((cost_there - cost) * (vertex - matrix)).sum())
-            length = min(1.0, gap / bend) if bend > 0 else 1.0
-            matrix = torch.lerp(matrix, vertex, length)
-            cost = torch.lerp(cost, cost_there, length)
-            continue
-        mean.add(part, cost, cost_there)
-        mean.descend(_CORRECTED * smallest)
-        if mean.is_vertex:
-            matrix, cost = vertex, cost_there
-        else:
-            matrix = mean.plan()
-            cost = cost_at(matrix)
+    path = _Path(matrix, marginals, rule, cost_at)
+    follow(path, max_iter=_STEPS + 1)
+    matrix, vertex = path.matrix, path.vertex
     if float((vertex - matrix).abs().sum()) <= _SMALLEST_GAP:
         # a weak entropy had left tiny entries beside a vertex
         matrix = vertex
-    return matrix, Polished(step, stationary, max(gap, 0.0))
+    return matrix, Polished(path.steps, path.stationary, max(path.gap, 0.0))
+
+
+class _Path:
+    """A plan on its way to vertices V of the polytope of plans, and to means of them."""
+
+    # Of strict marginals a step goes to a minimum over all means of the plan at the start and of
+    # the vertices so far [2]. Steps to V alone would turn to and fro for ever where the minimum
+    # lies between a few vertices. Plans of relaxed marginals have more vertices, among which
+    # corrections did not come to an end: they go to the least value between the plan and V.
+    # [2] B. von Hohenbalken. Simplicial decomposition in nonlinear programming algorithms.
+    # Mathematical Programming 1977.
+
+    vertex: Tensor  # of the last linear problem
+
+    def __init__(
+        self,
+        matrix: Tensor,
+        marginals: Marginals,
+        rule: MarginalRule | None,
+        cost_at: Callable[[Tensor], Tensor],
+    ) -> None:
+        self.matrix, self._cost_at, self._cost = matrix, cost_at, cost_at(matrix)
+        self._mean = _Mean(matrix, self._cost) if rule is None else None
+        self._least = _vertices(marginals, rule)
+        self.steps, self.stationary, self.gap = 0, False, math.inf
+
+    def begin(self) -> float:
+        """Start to count; what is above or below the start is of no use here."""
+        return 0.0
+
+    def look(self) -> tuple[float, float] | None:
+        """Solve the linear problem; None at a stationary plan, and where steps or time are up."""
+        cost, matrix = self._cost, self.matrix
+        here = float((cost * matrix).sum())
+        smallest = _SMALLEST_GAP * abs(here)
+        near = self.gap <= _NEAR * abs(here)
+        enough = here - max(_ENOUGH * self.gap, smallest) if near else -math.inf
+        self.vertex = self._least(cost, enough)
+        self._part = _nonzero(self.vertex)
+        self.gap = here - float(_pairings(cost, [self._part])[0])
+        self.stationary = self.gap <= smallest
+        self._corrected = _CORRECTED * smallest
+        if self.stationary or self.steps == _STEPS or is_over():
+            return None
+        self._there = self._cost_at(self.vertex)
+        bend = 0.0
+        if self._mean is None:
+            bend = float(((self._there - cost) * (self.vertex - matrix)).sum())
+        return bend / 2, -self.gap
+
+    def go(self, length: float) -> None:
+        """Go a share of the way to the vertex, or to the best mean."""
+        self.steps += 1
+        if self._mean is None:
+            self.matrix = torch.lerp(self.matrix, self.vertex, length)
+            self._cost = torch.lerp(self._cost, self._there, length)
+            return
+        self._mean.add(self._part, self._cost, self._there)
+        self._mean.descend(self._corrected)
+        if self._mean.is_vertex:
+            self.matrix, self._cost = self.vertex, self._there
+        else:
+            self.matrix = self._mean.plan()
+            self._cost = self._cost_at(self.matrix)
 
 
 class _Mean:
@@ -215,46 +247,21 @@ _Vertices = Callable[[Tensor, float], Tensor]
 
 def _vertices(marginals: Marginals, rule: MarginalRule | None) -> _Vertices:
     """Make the solver of linearised problems."""
-    if rule is not None and rule.mass is not None:
-        return _partial_vertices(marginals, rule.mass)
-    if rule is not None:
+    if rule is not None and rule.mass is None:
         strict = rule.rho.index(math.inf)
         return lambda cost, below: _one_sided_vertex(cost, marginals, strict)
     a, b = (weight.cpu().numpy() for weight in marginals)
-    exact = ExactTransport(a, b / b.sum() * a.sum())
-    if is_assignment(marginals) and not exact.by_parts:
-        return lambda cost, below: _assigned(cost, marginals.a)
-    return lambda cost, below: torch.from_numpy(exact(cost.cpu().numpy(), below=below).plan).to(
-        cost
-    )
+    solve = oracle(a, b / b.sum() * a.sum() if rule is None else b, rule, total=1.0)
 
+    def vertex(cost: Tensor, below: float) -> Tensor:
+        plan = solve(cost.cpu().numpy(), below=below).plan
+        return torch.from_numpy(plan if rule is None else plan / plan.sum()).to(cost)
 
-def _assigned(cost: Tensor, weights: Tensor) -> Tensor:
-    """Solve an assignment problem: every point gets a partner of its own."""
-    rows, columns = scipy.optimize.linear_sum_assignment(cost.cpu().numpy())
-    vertex = torch.zeros_like(cost)
-    vertex[rows, columns] = weights.to(cost)[rows]
     return vertex
 
 
 def _one_sided_vertex(cost: Tensor, marginals: Marginals, strict: int) -> Tensor:
-    """Send every point of the strict side to its cheapest partner."""
+    """Send every point of the strict side to its cheapest partner, on its device."""
     weight = marginals[strict].to(cost)
     other = cost.argmin(1 - strict, keepdim=True)
     return torch.zeros_like(cost).scatter_(1 - strict, other, weight.unsqueeze(1 - strict))
-
-
-def _partial_vertices(marginals: Marginals, mass: float) -> _Vertices:
-    """Move a share of the mass: a point of no cost on either side takes what stays."""
-    a, b = (np.append(weight.cpu().numpy(), 1 - mass) for weight in marginals)
-    exact = ExactTransport(a, b / b.sum() * a.sum())
-
-    def vertex(cost: Tensor, below: float) -> Tensor:
-        table = np.zeros((len(a), len(b)))
-        table[:-1, :-1] = (cost - cost.min()).cpu().numpy()
-        # what the two send to each other would move more than the share
-        table[-1, -1] = table.max() + 1
-        plan = exact(table).plan[:-1, :-1]
-        return torch.from_numpy(plan / plan.sum()).to(cost)
-
-    return vertex

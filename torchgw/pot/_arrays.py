@@ -46,7 +46,11 @@ class Arrays:
         name = self.called(name)
         # linear solvers take arrays without strides, and no subclasses such as matrices and masked
         # arrays
-        array = to_tensor(name, value).to("cpu", torch.float64).contiguous().numpy()
+        plain = type(value) is np.ndarray and value.dtype == np.float64
+        if plain and value.flags.writeable:
+            array: Array = np.ascontiguousarray(value)
+        else:
+            array = to_tensor(name, value).to("cpu", torch.float64).contiguous().numpy()
         if shape is not None and array.shape != shape:
             raise InvalidInputError(f"`{name}` must have shape {shape}; got {array.shape}.")
         if not np.isfinite(array).all():

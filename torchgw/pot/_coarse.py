@@ -2,11 +2,12 @@
 
 import numpy as np
 
+from torchgw._sinkhorn.vertices import PartialTransport, in_order
+from torchgw._solve.frank_wolfe import descend
 from torchgw.pot._arrays import Array, product
-from torchgw.pot._descent import Line, descend
 from torchgw.pot._few import FewEntries
 from torchgw.pot._quadratic import Quadratic
-from torchgw.pot._vertices import PartialTransport, in_order
+from torchgw.pot._stored import Stored
 
 # Points of each side of the coarse problem. [L433]
 _POINTS = 60
@@ -22,13 +23,13 @@ def coarse_start(term: Quadratic, weight: float, solver: PartialTransport) -> Fe
     (rows, few_p), (columns, few_q) = (_choose(weights) for weights in (p, q))
     part = np.ix_(rows, columns)
     tables = (
-        (f1[np.ix_(kept, kept)])
-        for f1, kept in zip(term.parts, (rows, columns, rows, columns), strict=True)
+        table[np.ix_(kept, kept)]
+        for table, kept in zip(term.parts, (rows, columns, rows, columns), strict=True)
     )
     small = term._replace(parts=type(term.parts)(*tables))
     inner = PartialTransport(few_p, few_q, mass)
-    begin = product(few_p, few_q, mass)
-    found = descend(Line(small, weight, 0.0), begin, inner, max_iter=100, tol_rel=1e-7, tol_abs=0.0)
+    found = Stored(small, weight, 0.0, product(few_p, few_q, mass), inner)
+    descend(found, max_iter=100, tol_rel=1e-7)
     plan = np.zeros((len(p), len(q)))
     plan[part] = found.plan
     path = FewEntries(term, weight, solver.general)

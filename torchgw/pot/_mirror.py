@@ -76,7 +76,7 @@ class Entropic:
 
     def __call__(self, cost: Array, tol: float) -> Array:
         """Return the logarithm of the density of the plan, relative to p x q."""
-        if self._mass is None and self._plain(cost, tol):
+        if self._plain(cost, tol) if self._mass is None else self._within_bounds(cost, self._mass):
             return self._exponent(cost)
         problem = LinearProblem(
             DenseCost(torch.from_numpy(cost)), self._marginals, self.epsilon, self._tau
@@ -93,6 +93,20 @@ class Entropic:
                 if self._plain(cost, tol):
                     break
         return self._exponent(cost)
+
+    def _within_bounds(self, cost: Array, mass: float) -> bool:
+        """Find the plan of a mass without bounds; tell whether it keeps to them all the same."""
+        p, q = self._weights
+        least = cost.min()
+        plan = p[:, None] * np.exp((least - cost) / self.epsilon) * q
+        share = mass / plan.sum()
+        plan *= share
+        if (plan.sum(1) > p).any() or (plan.sum(0) > q).any():
+            return False
+        level = torch.full_like(self._marginals.a, least + self.epsilon * np.log(share))
+        self._potentials = Potentials(level, torch.zeros_like(self._marginals.b))
+        self.converged = True
+        return True
 
     def _plain(self, cost: Array, tol: float) -> bool:
         """Run some plain iterations by one kernel; tell whether they have solved the problem."""

@@ -12,6 +12,7 @@ import numpy as np
 from scipy.special import xlogy
 
 from torchgw._errors import InvalidInputError
+from torchgw._problem.marginals import MarginalRule
 from torchgw.pot._arrays import Array
 from torchgw.pot._mirror import INEXACT, Entropic, Mirrored, Stop, iterate
 from torchgw.pot._quadratic import table_slopes
@@ -34,9 +35,8 @@ class Penalties(NamedTuple):
 
     @property
     def tau(self) -> tuple[float, float]:
-        """The factors of half-steps."""
-        first, second = (1 / (1 + self.epsilon / weight) for weight in self.rho)
-        return first, second
+        """The factors of half-steps; a rule counts twice the weights of linear penalties."""
+        return MarginalRule(self.rho).tau(2 * self.epsilon)
 
 
 def solve(problem: Problem, penalties: Penalties, start: Array, stop: Stop) -> Mirrored:

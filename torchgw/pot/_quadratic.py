@@ -13,8 +13,9 @@ LOSSES = ("square_loss", "kl_loss")
 # POT adds this to arguments of a logarithm, and to those of its derivative. [L389]
 _TINY = 1e-18
 _TINY_SLOPE = 1e-15
-# Plans with fewer entries than all over this number are multiplied entry by entry. [L483]
-_SPARSE = 50
+# Plans with fewer entries than all over this number are multiplied entry by entry, those of more
+# than so many entries. [L483, L1304]
+_SPARSE, _SMALL = 50, 10_000
 # Negative entries up to this share of the largest entry are rounding. [L389]
 _ROUNDING = 1e-10
 
@@ -83,9 +84,9 @@ class Quadratic(NamedTuple):
 
 def _product(left: Array, plan: Array, right: Array) -> Array:
     """Multiply three matrices; of a plan with few entries by these entries alone."""
-    entries = np.flatnonzero(plan != 0)
-    if len(entries) * _SPARSE > plan.size:
+    if plan.size <= _SMALL or np.count_nonzero(plan) * _SPARSE > plan.size:
         return left @ plan @ right
+    entries = np.flatnonzero(plan)
     places, columns = np.divmod(entries, plan.shape[1])
     rows, starts = np.unique(places, return_index=True)
     shape = len(rows), plan.shape[1]

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy
@@ -27,9 +27,7 @@ from torchgw.pot.gromov._read import (
     read_start,
     value_of,
 )
-from torchgw.pot.gromov._steps import Marginals, entropic, exact, on_positive
-
-Kind = Literal["balanced", "semirelaxed", "partial", "kl", "l2"]
+from torchgw.pot.gromov._steps import Kind, entropic, exact, on_positive
 
 # The losses of solve_gromov, and those of ot.gromov.
 LOSSES = {"L2": "square_loss", "KL": "kl_loss"}
@@ -259,7 +257,7 @@ def solve_gromov(
     return result_of(problem.arrays, found, value)
 
 
-def _kind_of(unbalanced: Any, unbalanced_type: str) -> Kind:
+def _kind_of(unbalanced: Any, unbalanced_type: str) -> Kind | Divergence:
     """Say which marginals a plan must have."""
     name = str(unbalanced_type).lower()
     if name == "semirelaxed":
@@ -287,7 +285,12 @@ def _kind_of(unbalanced: Any, unbalanced_type: str) -> Kind:
 
 
 def _refuse(
-    kind: Kind, loss: str, reg: float | None, reg_type: str, n_threads: int, method: str | None
+    kind: Kind | Divergence,
+    loss: str,
+    reg: float | None,
+    reg_type: str,
+    n_threads: int,
+    method: str | None,
 ) -> None:
     """Refuse arguments that torchgw has no counterpart for, with the reason."""
     if str(loss).upper() not in LOSSES:
@@ -315,7 +318,11 @@ def _refuse(
 
 
 def _stop(
-    kind: Kind, reg: float | None, max_iter: int | None, tol: float | None, verbose: bool
+    kind: Kind | Divergence,
+    reg: float | None,
+    max_iter: int | None,
+    tol: float | None,
+    verbose: bool,
 ) -> _mirror.Stop:
     """Fill in POT's limits where none are given."""
     for name, given in (("max_iter", max_iter), ("tol", tol)):
@@ -333,7 +340,7 @@ def _stop(
     )
 
 
-def _exact(problem: Problem, kind: Marginals, mass: Any, start: Any, stop: _mirror.Stop) -> Found:
+def _exact(problem: Problem, kind: Kind, mass: Any, start: Any, stop: _mirror.Stop) -> Found:
     """Take conditional gradient steps."""
     absolute = 0.0 if kind == "partial" else stop.tol
     found = exact(
@@ -347,7 +354,7 @@ def _exact(problem: Problem, kind: Marginals, mass: Any, start: Any, stop: _mirr
 
 def _regularised(
     problem: Problem,
-    kind: Marginals,
+    kind: Kind,
     reg: float,
     method: str | None,
     mass: Any,

@@ -8,8 +8,8 @@ A function whose name ends in 2 returns the value of the plan that the one witho
 number, or a tensor of those inputs that it has gradients to. With ``log=True`` it also returns the
 log of that one, with the plan ``T``, and of a fused problem ``lin_loss`` and ``quad_loss``.
 
-Names that POT does as well as we would are POT's own functions, and need POT; ``migrating`` in the
-documentation has the table of whose is which.
+Names that POT does as well as we would are POT's own functions, and need POT; the table of whose is
+which, and why, is in ``migrating`` in the documentation.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -30,13 +30,10 @@ __all__ = [
     "entropic_gromov_wasserstein", "entropic_gromov_wasserstein2",
     "entropic_partial_fused_gromov_wasserstein", "entropic_partial_fused_gromov_wasserstein2",
     "entropic_partial_gromov_wasserstein", "entropic_partial_gromov_wasserstein2",
-    "format_partitioned_graph", "format_partitioned_samples", "fused_gromov_wasserstein",
-    "fused_gromov_wasserstein2", "get_graph_partition", "get_graph_representants",
-    "get_partition_and_representants_samples", "gromov_wasserstein", "gromov_wasserstein2",
-    "lowrank_gromov_wasserstein_samples", "partial_fused_gromov_wasserstein",
+    "fused_gromov_wasserstein", "fused_gromov_wasserstein2", "gromov_wasserstein",
+    "gromov_wasserstein2", "lowrank_gromov_wasserstein_samples", "partial_fused_gromov_wasserstein",
     "partial_fused_gromov_wasserstein2", "partial_gromov_wasserstein",
     "partial_gromov_wasserstein2", "quantized_fused_gromov_wasserstein",
-    "quantized_fused_gromov_wasserstein_partitioned",
     "quantized_fused_gromov_wasserstein_samples", "semirelaxed_fused_gromov_wasserstein",
     "semirelaxed_fused_gromov_wasserstein2", "semirelaxed_gromov_wasserstein",
     "semirelaxed_gromov_wasserstein2",
@@ -44,10 +41,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _handed.names(_handed.GROMOV):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return _handed.handed(name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, *_handed.names(_handed.GROMOV)])
+    return sorted({*__all__, *_handed.names()})

@@ -1,11 +1,10 @@
-"""Functions with POT's signatures, each in one line, and the arguments of a call by name."""
+"""Functions with POT's signatures, and the arguments of a call by name."""
 
-import ast
 import functools
 import inspect
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ParamSpec
 
 import numpy as np
 
@@ -18,6 +17,8 @@ from torchgw.pot.gromov._read import (
     value_of,
     without_gradients,
 )
+
+P = ParamSpec("P")
 
 
 class Call(SimpleNamespace):
@@ -76,62 +77,42 @@ class Call(SimpleNamespace):
 
 
 def takes(
-    signature: str | inspect.Signature,
-) -> Callable[[Callable[[Call], Any]], Callable[..., Any]]:
-    """Give a function of a call POT's signature: names with their defaults, as POT writes them."""
-    taken = signature
-    if isinstance(taken, str):
-        taken = inspect.Signature([_parameter(text.strip()) for text in taken.split(",")])
+    answer: Callable[..., Any], *more: Any, **named: Any
+) -> Callable[[Callable[P, Any]], Callable[P, Any]]:
+    """Make a function of what is declared: its name, signature and docstring.
 
-    def decorate(function: Callable[[Call], Any]) -> Callable[..., Any]:
-        @functools.wraps(function)
-        def called(*args: Any, **kwargs: Any) -> Any:
-            bound = taken.bind(*args, **kwargs)
-            bound.apply_defaults()
-            given = {name: check_number(name, value) for name, value in bound.arguments.items()}
-            return function(Call(function=function.__name__, **given))
+    Its body is ``answer``, which gets the call, then the further arguments.
+    """
 
-        called.__signature__ = taken  # type: ignore[attr-defined]
-        return called
+    def decorate(declared: Callable[P, Any]) -> Callable[P, Any]:
+        signature = inspect.signature(declared)
+        return _made(declared, signature, lambda call: answer(call, *more, **named))
 
     return decorate
 
 
-def valued(
-    function: Callable[..., Any], said: str = "", signature: str | None = None
-) -> Callable[..., Any]:
-    """Make the function whose name ends in 2; its signature is that of the other by default."""
-    text = f"Compute the value of :func:`{function.__name__}`{said and ', ' + said}."
-    return _like(function, f"{function.__name__}2", text, signature or inspect.signature(function))
+def valued(function: Callable[P, Any], said: str = "", **defaults: Any) -> Callable[P, Any]:
+    """Make the function whose name ends in 2, which takes the same but for some defaults."""
+    signature = inspect.signature(function)
+    taken = [
+        one.replace(default=defaults.get(one.name, one.default))
+        for one in signature.parameters.values()
+    ]
+    made = _made(function, signature.replace(parameters=taken), vars(function)["answer"])
+    name = made.__name__ = made.__qualname__ = f"{function.__name__}2"
+    made.__doc__ = f"Compute the value of :func:`{name[:-1]}`{said and ', ' + said}."
+    return made
 
 
-def fused(function: Callable[..., Any], signature: str, said: str = "") -> Callable[..., Any]:
-    """Make the function of fused problems, whose log has names with an f before gw."""
-    name = function.__name__.replace("gromov", "fused_gromov")
-    head = f"Do what :func:`{function.__name__}` does with a linear cost, as ``ot.gromov.{name}``."
-    rest = inspect.getdoc(function).partition("\n\n")[2]  # type: ignore[union-attr]
-    parts = filter(None, (head, said, rest.replace("gw_dist", "fgw_dist")))
-    return _like(function, name, "\n\n".join(parts), signature)
+def _made(
+    declared: Callable[P, Any], signature: inspect.Signature, answer: Callable[[Call], Any]
+) -> Callable[P, Any]:
+    @functools.wraps(declared)
+    def called(*args: P.args, **kwargs: P.kwargs) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        given = {name: check_number(name, value) for name, value in bound.arguments.items()}
+        return answer(Call(function=called.__name__, **given))
 
-
-def _like(
-    function: Callable[..., Any], name: str, text: str, signature: str | inspect.Signature
-) -> Callable[..., Any]:
-    """Make a function that does what another does, under a name, docstring and signature."""
-    found = inspect.unwrap(function)
-
-    def other(call: Call) -> Any:
-        return found(call)
-
-    other.__module__, other.__name__, other.__qualname__ = found.__module__, name, name
-    other.__doc__ = text
-    return takes(signature)(other)
-
-
-def _parameter(text: str) -> inspect.Parameter:
-    """Read ``name``, ``name=default`` or ``**name``; a default is a plain value, without commas."""
-    if text.startswith("**"):
-        return inspect.Parameter(text[2:], inspect.Parameter.VAR_KEYWORD)
-    name, given, value = text.partition("=")
-    default = ast.literal_eval(value) if given else inspect.Parameter.empty
-    return inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default)
+    vars(called).update(__signature__=signature, answer=answer)
+    return called

@@ -40,36 +40,7 @@ class LazyPlan:
         return (self.Q[rows] / self.g) @ self.R[columns].T
 
 
-@takes(
-    """X_s, X_t, a=None, b=None, reg=0, rank=None, alpha=1e-10, gamma_init="rescale",
-    rescale_cost=True, cost_factorized_Xs=None, cost_factorized_Xt=None, stopThr=1e-4,
-    numItermax=1000, stopThr_dykstra=1e-3, numItermax_dykstra=10_000, seed_init=49, warn=True,
-    warn_dykstra=False, log=False"""
-)
-def lowrank_gromov_wasserstein_samples(call: Call) -> Any:
-    """Find a plan of low rank, as ``ot.gromov.lowrank_gromov_wasserstein_samples``.
-
-    The problem is POT's, squared Euclidean costs and ``reg`` times the entropy of Q, R and g; the
-    start and the steps are those of :func:`torchgw.solve_low_rank`. So ``stopThr`` is the relative
-    decrease of the objective over 20 steps, ``gamma_init`` makes no difference, and projections,
-    which are exact, have no limits: their arguments give a warning.
-
-    Parameters
-    ----------
-    X_s, X_t : arrays, shapes (n, d) and (m, e)
-
-    Returns
-    -------
-    Q, R, g : arrays of shapes (n, r), (m, r) and (r,)
-    log : dict, only with ``log=True``
-        ``value`` with ``reg`` times sum x log x of the three, ``value_quad`` without, and
-        ``lazy_plan``, whose ``[:]`` is the plan.
-
-    Raises
-    ------
-    UnsupportedError
-        For factors of other costs, a lower bound ``alpha`` of g, and gradients.
-    """
+def _answer(call: Call) -> Any:
     a, b, rank, alpha = call.a, call.b, call.rank, call.alpha
     without_gradients(call.function, call.X_s, call.X_t, a, b)
     arrays = Arrays(call.X_s, call.X_t, a, b)
@@ -131,6 +102,39 @@ def lowrank_gromov_wasserstein_samples(call: Call) -> Any:
         "lazy_plan": LazyPlan(Q, R, g),
     }
     return Q, R, g, more
+
+
+@takes(_answer)
+def lowrank_gromov_wasserstein_samples(
+    X_s: Any, X_t: Any, a: Any = None, b: Any = None, reg: float = 0, rank: int | None = None,
+    alpha: float = 1e-10, gamma_init: str = "rescale", rescale_cost: bool = True,
+    cost_factorized_Xs: Any = None, cost_factorized_Xt: Any = None, stopThr: float = 1e-4,
+    numItermax: int = 1000, stopThr_dykstra: float = 1e-3, numItermax_dykstra: int = 10_000,
+    seed_init: Any = 49, warn: bool = True, warn_dykstra: bool = False, log: bool = False,
+) -> Any:  # fmt: skip
+    """Find a plan of low rank, as ``ot.gromov.lowrank_gromov_wasserstein_samples``.
+
+    The problem is POT's, squared Euclidean costs and ``reg`` times the entropy of Q, R and g; the
+    start and the steps are those of :func:`torchgw.solve_low_rank`. So ``stopThr`` is the relative
+    decrease of the objective over 20 steps, ``gamma_init`` makes no difference, and projections,
+    which are exact, have no limits: their arguments give a warning.
+
+    Parameters
+    ----------
+    X_s, X_t : arrays, shapes (n, d) and (m, e)
+
+    Returns
+    -------
+    Q, R, g : arrays of shapes (n, r), (m, r) and (r,)
+    log : dict, only with ``log=True``
+        ``value`` with ``reg`` times sum x log x of the three, ``value_quad`` without, and
+        ``lazy_plan``, whose ``[:]`` is the plan.
+
+    Raises
+    ------
+    UnsupportedError
+        For factors of other costs, a lower bound ``alpha`` of g, and gradients.
+    """
 
 
 def _rescaled(points: Array) -> Array:

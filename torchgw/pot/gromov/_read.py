@@ -106,16 +106,11 @@ def check_share(alpha: Any) -> float:
     return float(value)
 
 
-def check_numbers(**given: Any) -> None:
-    """Refuse anything but numbers, arrays without dimensions among them."""
-    for name, value in given.items():
-        if not is_number(scalar(value)):
-            raise InvalidInputError(f"`{name}` must be a number; got {value!r}.")
-
-
 def check_limits(**given: Any) -> None:
     """Refuse limits of a step that are no numbers; None is no limit."""
-    check_numbers(**{name: value for name, value in given.items() if value is not None})
+    for name, value in given.items():
+        if value is not None and not is_number(scalar(value)):
+            raise InvalidInputError(f"`{name}` must be a number; got {value!r}.")
 
 
 def read_features(arrays: Arrays, name: str, tables: Any, counts: list[int]) -> list[Array]:

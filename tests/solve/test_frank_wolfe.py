@@ -1,0 +1,100 @@
+"""The loop of conditional gradient, and linear problems by the marginals that hold."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from problems import random_weights
+from scipy.optimize import linprog
+
+from torchgw._problem.marginals import MarginalRule
+from torchgw._solve.frank_wolfe import best_length, descend, oracle
+
+P, Q = random_weights(7), random_weights(5, 1)
+RULES = {
+    "strict": None,
+    "free": MarginalRule((math.inf, 0.0)),
+    "bounds": MarginalRule(mass=0.6),
+    "bounds that are met": MarginalRule(mass=1.0),
+}
+
+
+def rows_and_columns(n, m):
+    return np.kron(np.eye(n), np.ones(m)), np.kron(np.ones(n), np.eye(m))
+
+
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("sign", [1, -1])
+def test_oracles_find_plans_of_least_cost(name, sign):
+    """Compared with a linear program over the polytope of the rule."""
+    cost, rule = sign * np.random.default_rng(0).random((7, 5)), RULES[name]
+    rows, columns = rows_and_columns(7, 5)
+    if rule is None:
+        held = {"A_eq": np.vstack([rows, columns]), "b_eq": np.append(P, Q)}
+    elif rule.mass is None:
+        held = {"A_eq": rows, "b_eq": P}
+    else:
+        held = {"A_ub": np.vstack([rows, columns]), "b_ub": np.append(P, Q)}
+        held |= {"A_eq": np.ones((1, 35)), "b_eq": [rule.mass]}
+    expected = linprog(cost.ravel(), **held).fun
+    solve = oracle(P, Q, rule)
+    for _ in range(2):
+        plan = solve(cost).plan
+        assert np.vdot(plan, cost) == pytest.approx(expected, abs=1e-12)
+        assert plan.min() >= 0
+        masses = held.get("A_eq") @ plan.ravel()
+        np.testing.assert_allclose(masses, held["b_eq"], atol=1e-12)
+        if "A_ub" in held:
+            assert (held["A_ub"] @ plan.ravel() <= held["b_ub"] + 1e-12).all()
+
+
+@pytest.mark.parametrize("bend", [2.0, 0.3, 0.0, -0.5])
+@pytest.mark.parametrize("slope", [-1.0, 0.0, 0.4])
+def test_lengths_are_the_best(bend, slope):
+    lengths = np.linspace(0, 1, 1001)
+    best = best_length(bend, slope)
+    assert 0 <= best <= 1
+    assert bend * best**2 + slope * best <= (bend * lengths**2 + slope * lengths).min() + 1e-12
+
+
+class Simplex:
+    """Minimise |x - aim|^2 over the simplex, by steps to its corners."""
+
+    def __init__(self, aim, ends_after=10_000):
+        self.aim, self.point, self.left = aim, np.eye(len(aim))[0], ends_after
+
+    def begin(self):
+        return float(((self.point - self.aim) ** 2).sum())
+
+    def look(self):
+        self.left -= 1
+        if self.left < 0:
+            return None
+        slope = 2 * (self.point - self.aim)
+        self.ahead = np.eye(len(self.aim))[slope.argmin()] - self.point
+        return float((self.ahead**2).sum()), float(slope @ self.ahead)
+
+    def go(self, length):
+        self.point = self.point + length * self.ahead
+
+
+def test_steps_descend_to_the_optimum_and_say_what_it_is_worth(capsys):
+    aim = np.array([0.2, 0.5, 0.3])
+    path = Simplex(aim)
+    found = descend(path, max_iter=3000, tol_rel=0.0, tol_abs=1e-12, verbose=True)
+    assert found.converged
+    assert (np.diff(found.losses) <= 1e-15).all()
+    # the method ends at a rate of one over the number of steps
+    assert found.value == pytest.approx(((path.point - aim) ** 2).sum(), abs=1e-12)
+    assert found.value < 1e-4
+    assert len(capsys.readouterr().err.splitlines()) == len(found.losses) - 1
+
+
+def test_a_path_may_end_steps_and_one_step_is_taken_at_least():
+    aim = np.array([0.2, 0.5, 0.3])
+    assert len(descend(Simplex(aim, 4), max_iter=100).losses) == 5
+    assert len(descend(Simplex(aim), max_iter=0, tol_rel=1e-9).losses) == 2
+    assert not descend(Simplex(aim), max_iter=3, tol_rel=1e-9).converged
+    assert descend(Simplex(np.eye(3)[0]), max_iter=3, tol_rel=1e-9).converged
