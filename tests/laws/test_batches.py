@@ -152,6 +152,19 @@ def test_doubts_are_said_and_counted():
             warn_of_failures(numbers, what)
 
 
+def test_perfect_matches_are_as_good_as_each_other():
+    """Values that are rounding of zero are equal: a star with k leaves has k! perfect matches."""
+    stars = []
+    for leaves in range(2, 8):
+        star = np.full((leaves + 1, leaves + 1), 2.0)
+        star[0], star[:, 0] = 1.0, 1.0
+        np.fill_diagonal(star, 0.0)
+        noise = np.random.default_rng(leaves).normal(size=star.shape)
+        stars.append({"D_X": star, "D_Y": star * (1 + 1e-12 * (noise + noise.T))})
+    found = listed(stars)
+    assert found.ambiguity == pytest.approx(1)
+
+
 def test_problems_that_are_not_searched_say_so():
     """Larger ones have a single start by default, whatever their neighbours."""
     rng = np.random.default_rng(4)

@@ -11,9 +11,11 @@ from torch import Tensor
 from torchgw._batch.costs import units
 from torchgw._batch.packing import Packed, natural_scale
 from torchgw._batch.products import products
+from torchgw._batch.worth import own_squares
 from torchgw._many.shelves import Shelves
 from torchgw._search.batch import LEAST_EPSILON
 from torchgw._search.chain import AGREEING, STANDS_OUT
+from torchgw._search.coarse import SQUARE_OF_FLOAT32
 from torchgw._search.ends import OTHER
 from torchgw._search.population import Members, improve
 from torchgw._search.stack import Ends, Stack
@@ -140,7 +142,10 @@ def _ambiguity(stack: Stack, members: Members) -> Tensor:
     if problems.relaxed is not None:
         return torch.full_like(members.values[:, 0], torch.nan)
     a, b = problems.x.weights[problems.i], problems.y.weights[problems.j]
-    table = problems.y.tables[problems.j]
+    sides = (problems.x.tables[problems.i], a), (problems.y.tables[problems.j], b)
+    # closer values are the same, as CoarseProblem.rounding
+    rounding = problems.alpha * sum(own_squares(*side) for side in sides) * SQUARE_OF_FLOAT32
+    table = sides[1][0]
     table = table - (table * b[:, None, :]).sum(2)[:, None, :]
     spread = ((table.square() * b[:, None, :]).sum(2) * b).sum(1)
     # as all_sent_apart, of the first plan and the others
@@ -151,6 +156,5 @@ def _ambiguity(stack: Stack, members: Members) -> Tensor:
     apart = apart / (2 * spread).clamp_min(torch.finfo(table.dtype).tiny)[:, None]
     other = (apart > OTHER) & members.objectives.isfinite()
     second = members.values.where(other, torch.inf).amin(1)
-    best = members.values[:, 0].clamp_min(0)
-    second = second.clamp_min(0)
+    best, second = members.values[:, 0].maximum(rounding), second.maximum(rounding)
     return torch.where(second > 0, (best / second).clamp_max(1), 1.0)

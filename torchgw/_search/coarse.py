@@ -40,7 +40,7 @@ _LEVELS = 16
 _QUANTILES = 256
 # Share of the largest loss below which a spread is rounding. [L278]
 _ROUNDING = 1e-9
-_SQUARE_OF_FLOAT32 = torch.finfo(torch.float32).eps ** 2
+SQUARE_OF_FLOAT32 = torch.finfo(torch.float32).eps ** 2
 
 
 class CoarseProblem(NamedTuple):
@@ -75,7 +75,7 @@ class CoarseProblem(NamedTuple):
         of data in float32 lie by the square of its precision apart, which is 64 times as much.
         """
         squares = [side.weights @ side.table.square() @ side.weights for side in self[:2]]
-        return float(sum(squares) * self.alpha + self.constant.abs()) * _SQUARE_OF_FLOAT32
+        return float(sum(squares) * self.alpha + self.constant.abs()) * SQUARE_OF_FLOAT32
 
     def distances(self, plans: Tensor) -> Tensor:
         """Return how far plans (B, s, t) send a point apart, shape (B, B), 1 for unrelated plans.
