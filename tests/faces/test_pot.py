@@ -28,6 +28,12 @@ CALLS = {
     "reg, partial": {"reg": 0.05, "unbalanced": 0.3, "unbalanced_type": "partial"},
     # bounds do not bind
     "reg 1, partial": {"reg": 1.0, "unbalanced": 0.5, "unbalanced_type": "partial"},
+    "reg, partial, weights": {
+        "reg": 0.5,
+        "unbalanced": 0.6,
+        "unbalanced_type": "partial",
+        **WEIGHTS,
+    },
     "reg, partial, M": {"reg": 0.05, "unbalanced": 0.6, "unbalanced_type": "partial", "M": LINEAR},
     "reg, KL": {"reg": 0.02, "unbalanced": 0.3},
     "reg, KL, alpha, weights": {"reg": 0.05, "unbalanced": 0.5, "alpha": 0.8, **WEIGHTS},

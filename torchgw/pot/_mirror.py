@@ -72,10 +72,15 @@ class Entropic:
         self._weights = p, q
         self._marginals = Marginals(*(torch.from_numpy(weight) for weight in (p, q)))
         self._potentials: Potentials | None = None
+        # the entropy of POT is sum P log P, which is not relative to p x q, as that of the loops
+        # is; that is the same only where marginals are met
+        self._reference = None if mass is None else np.log(np.outer(p, q))
         self.converged = True  # whether the last problem is solved
 
     def __call__(self, cost: Array, tol: float) -> Array:
         """Return the logarithm of the density of the plan, relative to p x q."""
+        if self._reference is not None:
+            cost = cost + self.epsilon * self._reference
         if self._plain(cost, tol) if self._mass is None else self._within_bounds(cost, self._mass):
             return self._exponent(cost)
         problem = LinearProblem(
@@ -164,13 +169,13 @@ class Entropic:
 
     @property
     def potentials(self) -> tuple[Array, Array]:
-        """The potentials of the plan itself, in which its weights are contained."""
+        """Those of the plan itself, exp((f + g - C) / epsilon)."""
         assert self._potentials is not None
-        f, g = (
-            potential.numpy() + self.epsilon * np.log(weight)
-            for potential, weight in zip(self._potentials, self._weights, strict=True)
-        )
-        return f, g
+        f, g = (potential.numpy() for potential in self._potentials)
+        if self._reference is not None:
+            return f, g
+        of_p, of_q = (self.epsilon * np.log(weight) for weight in self._weights)
+        return f + of_p, g + of_q
 
     def forget(self) -> None:
         """Begin the next problem without potentials."""
