@@ -359,13 +359,6 @@ def test_polish_is_refused_with_the_reason(monkeypatch):
         torchgw.solve(D_X=d_x, D_Y=d_y, regularization="ppa")
 
 
-def test_new_points_go_by_the_plan_before_it_was_polished():
-    x, y, _ = isometric_copy(12, noise=0.05)
-    settings = {"distances": "euclidean", "epsilon": 1e-2}
-    polished = solve_by_name(x, y, polish=True, **settings).transform(x)
-    np.testing.assert_allclose(polished, solve_by_name(x, y, **settings).transform(x), atol=1e-9)
-
-
 def test_polish_of_negative_costs():
     """Distances in large units: the linearised cost is far below zero, and still has a plan."""
     steps = np.abs(np.subtract.outer(np.arange(12.0), np.arange(12.0)))
