@@ -38,6 +38,7 @@ STUDIES = {
     "pot-tests": ("solves.pot_tests", "POT's own tests, on torchgw.pot"),
     "pot-times": ("solves.pot_times", "small dense problems by torchgw.pot and by POT"),
     "precision": ("sinkhorn.precision", "plan error and time of each precision"),
+    "qap": ("quality.assignments", "quadratic assignment problems beside the best known"),
     "quantized": ("solves.quantized", "large problems beside POT's quantized solver"),
     "random-matrices": ("quality.random_study", "random matrices: is the best optimum found?"),
     "scaling": ("solves.scaling", "whole calls from 1e3 to 1e6 points"),

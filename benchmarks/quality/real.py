@@ -20,7 +20,7 @@ from benchmarks.quality.instances import (
 )
 from benchmarks.quality.networks import MissingDataError
 
-__all__ = ["DATA_VARIABLE", "digits", "word_layers", "yeast"]
+__all__ = ["DATA_VARIABLE", "digits", "read_data", "word_layers", "yeast"]
 
 Generator = np.random.Generator
 
@@ -28,7 +28,7 @@ DATA_VARIABLE = "TORCHGW_DATA"
 _DEFAULT_FOLDER = Path(__file__).resolve().parents[3] / "shared" / "data"
 
 
-def _read(name: str) -> dict[str, NDArray[Any]]:
+def read_data(name: str) -> dict[str, NDArray[Any]]:
     """Read all arrays of a file of the data folder."""
     path = Path(os.environ.get(DATA_VARIABLE) or _DEFAULT_FOLDER) / name
     if not path.is_file():
@@ -43,7 +43,7 @@ def word_layers(rng: Generator, source: int, target: int) -> Instance:
     Centred rows of length one, cosine distances, each side over its mean (D. Alvarez-Melis and T.
     Jaakkola, Gromov-Wasserstein alignment of word embedding spaces, 2018).
     """
-    data = _read("words.npz")
+    data = read_data("words.npz")
     d_x, d_y = (_cosine(data[f"layer{layer}"].astype(np.float64)) for layer in (source, target))
     d_y, match = _shuffled(d_y, rng)
     return from_matrices(d_x, d_y, hits(match), answer=permutation_plan(match), divided=False)
@@ -69,7 +69,7 @@ def yeast(rng: Generator, extra: int, *, by_degree: bool) -> Instance:
     Equal weights: 0/1 adjacency, and a one-to-one matching is judged. By degree: the weights and
     the adjacency of S-GWL (half of A + A', H. Xu et al., 2019), and the plan is judged.
     """
-    data = _read("ppi.npz")
+    data = read_data("ppi.npz")
     names, others = data["names_true"], data[f"names_noise{extra}"]
     # the copy in the order of the first
     order = np.argsort(others)[np.argsort(np.argsort(names))]

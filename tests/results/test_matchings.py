@@ -13,10 +13,12 @@ from scipy.optimize import linear_sum_assignment
 from scipy.spatial.distance import cdist
 
 import torchgw
+from torchgw._problem import limits
 from torchgw._problem.losses import LOSSES
 from torchgw._results import matching as matchings
 from torchgw._results import rounding
-from torchgw._results.rounding import Assignment, _Descent, exchange, improve
+from torchgw._results.rounding import Assignment, _Descent, _exchange, improve
+from torchgw.distances import DirectedDistance
 
 LOSS = {
     "square": lambda x, y: (x - y) ** 2,
@@ -132,51 +134,84 @@ def test_points_and_distances_have_no_edges():
     assert solve(D_X=cdist(x, x), D_Y=cdist(y, y)).matching().edges_kept is None
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_improvement_of_small_matchings(seed):
-    """Among all 720 matchings of six points, one that no step and no exchange lowers."""
+@pytest.mark.parametrize("loss", ["square", "kl"])
+@pytest.mark.parametrize("shape", [(6, 6), (5, 7), (7, 5)])
+@pytest.mark.parametrize("seed", range(3))
+def test_small_matchings_are_the_best(seed, shape, loss):
     rng = np.random.default_rng(seed)
-    x, y = (cdist(p, p) for p in rng.normal(size=(2, 6, 2)))
-    result = solve(D_X=x, D_Y=y)
-    values = [
-        objective(x, y, np.arange(6), np.array(order), np.full(6, 1 / 6))
-        for order in itertools.permutations(range(6))
-    ]
-    found, rounded = result.matching(), result.matching(improve=False)
-    assert min(values) <= found.value * (1 + 1e-9)
-    assert found.value <= rounded.value * (1 + 1e-9)
-    target = found.target
-    for p, q in itertools.combinations(range(6), 2):
-        other = target.copy()
-        other[[p, q]] = target[[q, p]]
-        # what is below a share of 1e-9 is rounding
-        assert objective(x, y, np.arange(6), other, np.full(6, 1 / 6)) >= found.value * (1 - 1e-6)
+    x, y = (cdist(p, p) for p in (rng.normal(size=(size, 2)) for size in shape))
+    a = rng.random(shape[0])
+    a, M = a / a.sum(), rng.random(shape)
+    result = solve(D_X=x, D_Y=y, a=a, M=M, alpha=0.8, loss=loss)
+    few, many, swapped = min(shape), max(shape), shape[0] > shape[1]
+    weights = a if not swapped else np.full(few, 1 / few)
+
+    def value(order):
+        pairs = np.arange(few), np.array(order)
+        source, target = pairs[::-1] if swapped else pairs
+        quadratic = objective(x, y, source, target, weights, loss)
+        return 0.8 * quadratic + 0.2 * weights @ M[source, target]
+
+    least = min(map(value, itertools.permutations(range(many), few)))
+    found = result.matching()
+    assert found.value == pytest.approx(least, rel=1e-9)
+    assert found.value <= result.matching(improve=False).value * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_many_to_one_matchings_are_the_best(seed):
+    rng = np.random.default_rng(seed)
+    x, y = (cdist(p, p) for p in (rng.normal(size=(size, 2)) for size in (6, 3)))
+    found = solve(D_X=x, D_Y=y).matching("many_to_one")
+    orders = [order for order in itertools.product(range(3), repeat=6)
+              if (np.bincount(order, minlength=3) == 2).all()]  # fmt: skip
+    every, weights = np.arange(6), np.full(6, 1 / 6)
+    least = min(objective(x, y, every, np.array(order), weights) for order in orders)
+    assert found.value == pytest.approx(least, rel=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_matchings_of_directed_tables_are_the_best(seed):
+    rng = np.random.default_rng(seed)
+    x, y = rng.normal(size=(2, 6, 6))
+    found = solve(DirectedDistance(x), DirectedDistance(y)).matching()
+    every, weights = np.arange(6), np.full(6, 1 / 6)
+    least = min(objective(x, y, every, np.array(order), weights)
+                for order in itertools.permutations(range(6)))  # fmt: skip
+    assert found.value == pytest.approx(least, rel=1e-9)
 
 
 @pytest.mark.parametrize("loss", LOSS)
 @pytest.mark.parametrize("equal", [True, False])
-def test_changes_by_exchange_are_those_of_the_objective(loss, equal):
+@pytest.mark.parametrize("searched", [True, False])
+def test_improvement_lowers_the_objective(loss, equal, searched, monkeypatch):
     rng = np.random.default_rng(0)
     near, far = (cdist(p, p) for p in (rng.normal(size=(7, 2)), rng.normal(size=(9, 2))))
     weights = np.full(7, 1 / 7) if equal else rng.random(7)
     tables = (torch.from_numpy(part) for part in (near, far, weights, rng.random((7, 9))))
     problem = Assignment(*tables, 0.6, LOSSES[loss], np.arange(9))
+    if not searched:
+        few = limits.CPU._replace(matched_points=5)
+        monkeypatch.setitem(limits.LIMITS, "cpu", few)
     value = _Descent(problem).value
     start = torch.from_numpy(rng.permutation(9)[:7])
-    better = exchange(problem, start)
+    better = start
     if loss != "absolute":
+        better = _exchange(problem, start)
         # a random matching can be mended
         assert value(better) < value(start)
-    assert sorted(better.tolist()) == sorted(start.tolist())
+        assert sorted(better.tolist()) == sorted(start.tolist())
     plan = problem.near.new_full((7, 9), 1 / 63)
-    assert value(improve(problem, plan, start)) <= value(better)
+    best = improve(problem, plan, start)
+    assert value(best) <= value(better)
+    assert len(set(best.tolist())) == 7
     # own terms of the near side are the same for all matchings
-    chosen = better.numpy()
+    chosen = best.numpy()
     quadratic = LOSS[loss](near, far[np.ix_(chosen, chosen)])
     own = LOSSES[loss].own[0](torch.from_numpy(near.copy())).numpy()
     linear = problem.linear.numpy()[np.arange(7), chosen]
     expected = 0.6 * (weights @ (quadratic - own) @ weights) + weights @ linear
-    assert value(better) == pytest.approx(expected, rel=1e-6)
+    assert value(best) == pytest.approx(expected, rel=1e-6)
 
 
 def test_mends_a_good_matching():

@@ -81,6 +81,15 @@ class Limits(NamedTuple):
     # Entries up to which graphs are matched by their edges without a doubt. [L1283]
     edges: float
 
+    # Matchings. Points of a side up to which a matching is improved, and triples of points up to
+    # which it is for a loss that is no product; points up to which all matchings are searched, and
+    # beyond, rows up to which partners are exchanged: that takes products of tables. [L326, L327,
+    # L1341]
+    improved_points: int
+    improved_triples: int
+    matched_points: int
+    exchanged_rows: int
+
     def chains_of(self, how: str) -> int:
         """Count the chains of a search of some name."""
         return self.thorough_chains if how == "thorough" else self.chains
@@ -97,12 +106,13 @@ CPU = Limits(
     chains=16, thorough_chains=64, fewest_chains=4, chain_products=1e12, thorough=16,
     open_chains=4, open_least=2**14, open_most=2**16,
     batch_searched=2**10, edges=200_000,
+    improved_points=1_500, improved_triples=2_000_000, matched_points=128, exchanged_rows=2_048,
 )  # fmt: skip
 CUDA = CPU._replace(
     dense=40e6, triples=2e9, most_triples=1e11, half=2e6,
     float64=2e6, again=200e6, settled=1e9,
     stored_bytes=2**31, cells=1e11,
-    chain_products=1.2e13, open_chains=16, open_least=2**13,
+    chain_products=1.2e13, open_chains=16, open_least=2**13, improved_points=5_000,
 )  # fmt: skip
 LIMITS = {"cpu": CPU, "cuda": CUDA}
 

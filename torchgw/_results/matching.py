@@ -13,6 +13,7 @@ from torch import Tensor
 from torchgw._boundary.checks import check_choice
 from torchgw._errors import InvalidTypeError
 from torchgw._plans.contract import Plan
+from torchgw._problem.limits import limits_of
 from torchgw._problem.losses import LOSSES, Loss
 from torchgw._problem.problem import stored_matrix
 from torchgw._problem.signatures import edges_of
@@ -24,10 +25,6 @@ from torchgw.distances.base import DistanceProvider, both_ways
 from torchgw.distances.new_points import Space
 
 MatchingKind = Literal["one_to_one", "many_to_one"]
-# A matching is improved up to so many pairs of points (the product of both sides, and each side
-# squared); and up to so many triples for a loss without products. [L327]
-_IMPROVED_ENTRIES = {"cpu": 2_250_000, "cuda": 25_000_000}
-_IMPROVED_TRIPLES = 2_000_000
 # Distances read at once, and the rows that a value is estimated from where they are costly. [L327]
 _BLOCK_ELEMENTS = 2**22
 _SAMPLED_ROWS = 256
@@ -166,11 +163,10 @@ def _weights(task: _Task, rows: Tensor) -> Tensor:
 def _small(task: _Task) -> bool:
     """Tell whether tables of the problem fit."""
     k, l = task.plan.shape
-    most = _IMPROVED_ENTRIES.get(task.plan.device.type, 0)
-    near, far = task.near.distances, task.far.distances
-    cheap = near.cheap_columns and far.cheap_columns and not (near.directed or far.directed)
-    products = task.loss.cross is not None or k * l * min(k, l) <= _IMPROVED_TRIPLES
-    return cheap and products and max(k, l) ** 2 <= most
+    limits = limits_of(task.plan.device)
+    cheap = task.near.distances.cheap_columns and task.far.distances.cheap_columns
+    products = task.loss.cross is not None or k * l * min(k, l) <= limits.improved_triples
+    return cheap and products and max(k, l) <= limits.improved_points
 
 
 def _improved(
@@ -179,7 +175,7 @@ def _improved(
     """Improve a matching of some rows on its own objective."""
     device = task.plan.device
     rows = rows.to(device)
-    near, far = (stored_matrix(side.distances).double() for side in (task.near, task.far))
+    near, far = (stored_matrix(side.distances.ways()[0]).double() for side in (task.near, task.far))
     linear = None
     if task.linear is not None:
         linear = (1 - task.alpha) * task.linear.rows(rows).dense().matrix.double()

@@ -2,10 +2,11 @@
 
 A matching is a plan that sends the weight w_i of each row to one column, none to a column more
 often than there are places at it. Conditional gradient steps between such plans [1]_, with an exact
-line search, leave a poor matching behind where its neighbours by exchange are no better; exchanges
-of two partners mend what the last rounding has broken.
+line search, leave a poor matching behind where its neighbours by exchange are no better. A matching
+of few points is searched for from there (``_search/assignments.py``); of many, exchanges of two
+partners mend what the last rounding has broken.
 
-SciPy's ``quadratic_assignment`` does the former for equal weights, n = m and the square loss alone,
+SciPy's ``quadratic_assignment`` does the first for equal weights, n = m and the square loss alone,
 by dense products; see docs/algorithm.md.
 
 References
@@ -24,8 +25,10 @@ from torch import Tensor
 
 from torchgw._errors import UnsupportedError
 from torchgw._plans.contract import Plan
-from torchgw._problem.cross_terms import Cross, MinimumCross, ProductCross
+from torchgw._problem.cross_terms import BothWays, Cross, MinimumCross, ProductCross
+from torchgw._problem.limits import limits_of
 from torchgw._problem.losses import Loss
+from torchgw._search.assignments import Assignments, search_matchings
 
 # The assignment is exact up to so many entries of a plan; it takes 4 s then, where most points have
 # a clear partner. [L324]
@@ -46,8 +49,10 @@ _ROUNDING = 1e-9
 # Descents from the best matching so far, each followed by exchanges, and rounds of these. [L326]
 _DESCENTS = 4
 _ROUNDS = 20
-# Rows up to which exchanges are tried: each round is a product of three tables. [L326]
-_EXCHANGED_ROWS = 2048
+# Entries of tables that a search for the best matching may look at: a second or two. [L1341]
+_LOOKED_AT = 1.5e8
+# Relative difference up to which weights are equal. A choice. [L1341]
+_EQUAL = 1e-9
 
 
 def assign(plan: Plan, capacity: Tensor) -> Tensor:
@@ -134,17 +139,48 @@ class Assignment(NamedTuple):
     loss: Loss  # of a near and a far distance
     slots: NDArray[np.int64]  # the column of each place
 
-    def cross(self) -> Cross:
-        """Make the cross term."""
-        if self.loss.cross is None:
-            return MinimumCross(self.near, self.far)
+    def crossed(self) -> tuple[Tensor, Tensor]:
+        """Compute the tables whose products the cross term consists of."""
+        assert self.loss.cross is not None
         near, far = self.loss.cross
-        return ProductCross(near(self.near.clone()), far(self.far.clone()))
+        return near(self.near.clone()), far(self.far.clone())
+
+    def own(self) -> Tensor:
+        """Compute what the distances of columns cost alone, (l, l)."""
+        return self.loss.own[1](self.far.clone())
+
+    def cross(self) -> Cross:
+        """Make the cross term, the mean over both ways of directed distances."""
+        there = self[:2] if self.loss.cross is None else self.crossed()
+        near, far = (table.T for table in there)
+        directed = [
+            not torch.equal(one, other) for one, other in zip(there, (near, far), strict=True)
+        ]
+        if self.loss.cross is None:
+            made: Cross = MinimumCross(*there)
+            return BothWays(made, MinimumCross(near, far)) if any(directed) else made
+        if all(directed):
+            return BothWays(ProductCross(there[0], far), ProductCross(near, there[1]))
+        return ProductCross((near + there[0]) / 2, (far + there[1]) / 2)
 
     def vertex(self, partners: Tensor) -> Tensor:
         """Build the plan (k, l) of a matching (k,)."""
         table = self.near.new_zeros(len(self.near), len(self.far))
         return table.scatter_(1, partners[:, None], self.weights[:, None])
+
+    def assignments(self, columns: Tensor) -> Assignments:
+        """Make the problem of matching the rows with some columns, as many or more."""
+        near, far = self.crossed()
+        product = self.alpha * torch.outer(self.weights, self.weights)
+        parts = [(-2 * product * near, far[columns][:, columns])]
+        equal = bool((product - product[0, 0]).abs().max() <= _EQUAL * product.abs().max())
+        if not equal or len(columns) > len(near):
+            # the masses of columns change
+            parts.append((product, self.own()[columns][:, columns]))
+        linear = self.linear
+        if linear is not None:
+            linear = linear[:, columns] * self.weights[:, None]
+        return Assignments.of(parts, linear)
 
 
 class _Descent:
@@ -153,7 +189,8 @@ class _Descent:
     def __init__(self, problem: Assignment) -> None:
         self.problem = problem
         self._cross = problem.cross()
-        self._own = problem.loss.own[1](problem.far.clone())
+        own = problem.own()
+        self._own = (own + own.T) / 2
 
     def gradient(self, plan: Tensor) -> tuple[Tensor, float]:
         """Compute the gradient but for terms of rows, and the objective."""
@@ -198,96 +235,81 @@ class _Descent:
 
 def improve(problem: Assignment, plan: Tensor, partners: Tensor) -> Tensor:
     """Find partners (k,) that cost no more than the given ones, near these and near a plan."""
-    descent = _Descent(problem)
-    best = exchange(problem, partners)
-    least, start = descent.value(best), plan
+    descent, weights = _Descent(problem), problem.weights
+    products = problem.loss.cross is not None
+    limits = limits_of(plan.device)
+    few = products and len(problem.slots) <= limits.matched_points
+    exchanged = products and not few and len(partners) <= limits.exchanged_rows
+    best = _exchange(problem, partners) if exchanged else partners
+    least, start, known = descent.value(best), plan, [best]
     for _ in range(_DESCENTS):
         before = least
-        candidate = exchange(problem, descent.run(start))
+        candidate = descent.run(start)
+        known.append(candidate)
+        if exchanged:
+            candidate = _exchange(problem, candidate)
         value = descent.value(candidate)
         if value < least:
             best, least = candidate, value
         if before - least <= _ROUNDING * abs(least):
             break
         start = problem.vertex(best)
+    # every loss is at least zero, which copies reach
+    spent = problem.alpha * float(weights @ problem.loss.own[0](problem.near.clone()) @ weights)
+    perfect = problem.linear is None and least + spent <= _ROUNDING * abs(spent)
+    if few and not perfect:
+        candidate = _search(problem, known)
+        if descent.value(candidate) < least:
+            return candidate
     return best
 
 
-def exchange(problem: Assignment, partners: Tensor) -> Tensor:
-    """Exchange the partners of two rows for as long as that lowers the objective."""
-    if len(partners) > _EXCHANGED_ROWS or problem.loss.cross is None:
-        return partners
-    near, far = (
-        function(part.clone()).cpu().numpy()
-        for function, part in zip(problem.loss.cross, (problem.near, problem.far), strict=True)
+def _search(problem: Assignment, known: list[Tensor]) -> Tensor:
+    """Search for the best partners (k,) of the rows, from some that are known and from others."""
+    slots = torch.from_numpy(problem.slots).to(problem.near.device)
+    starts = torch.stack([_placed(problem, partners.cpu().numpy()) for partners in known])
+    found = search_matchings(problem.assignments(slots), starts, _LOOKED_AT)
+    return slots[found.partners[0, : len(problem.near)]]
+
+
+def _placed(problem: Assignment, partners: NDArray[np.int64]) -> Tensor:
+    """Give each partner (k,) a place of its own, and the places that are left to nobody, (l,)."""
+    order = partners.argsort(kind="stable")
+    ordered = partners[order]
+    places = np.empty_like(partners)
+    # columns of several places are used from the first one on
+    places[order] = (
+        np.searchsorted(problem.slots, ordered)
+        + np.arange(len(order))
+        - np.searchsorted(ordered, ordered)
     )
-    own = problem.loss.own[1](problem.far.clone()).cpu().numpy()
-    weights, chosen = problem.weights.cpu().numpy(), partners.cpu().numpy().copy()
-    product = problem.alpha * np.outer(weights, weights)
-    # the sum of <A, B[chosen, chosen]> over pairs (A, B); masses of columns matter if they change
-    parts = [(-2 * product * near, far)]
-    if not np.allclose(weights, weights[0], rtol=1e-9, atol=0):
-        parts.append((product, own))
-    linear = None
-    if problem.linear is not None:
-        linear = problem.linear.cpu().numpy() * weights[:, None]
-    smallest = _ROUNDING * sum(float(np.abs(a).mean() * np.abs(b).mean()) for a, b in parts)
+    left = np.setdiff1d(np.arange(len(problem.slots)), places)
+    return torch.from_numpy(np.concatenate([places, left]))
+
+
+def _exchange(problem: Assignment, partners: Tensor) -> Tensor:
+    """Exchange the partners of two rows for as long as that lowers the objective."""
+    tables, chosen = problem.assignments(partners), np.arange(len(partners))
+    near, far, linear = (part.cpu().numpy() for part in tables[:3])
+    smallest = float((abs(near).mean((1, 2)) * abs(far).mean((1, 2))).sum()) * _ROUNDING
     for _ in range(_ROUNDS):
-        if not _exchange_once(parts, linear, chosen, smallest):
+        order = torch.from_numpy(chosen).to(partners.device)
+        change = tables.changes(order[None])[0][0].cpu().numpy()
+        first, second = np.nonzero(np.triu(change, 1) < -smallest)
+        used = np.zeros(len(chosen), dtype=bool)
+        # the most useful first, no row twice
+        for place in change[first, second].argsort()[: 4 * len(chosen)]:
+            p, q = first[place], second[place]
+            if used[p] or used[q]:
+                continue
+            # the gain is computed again: it changes with every exchange
+            i, j = chosen[p], chosen[q]
+            apart = (near[:, p] - near[:, q]) * (far[:, j][:, chosen] - far[:, i][:, chosen])
+            gain = 2 * apart.sum() + linear[p, j] + linear[q, i] - linear[p, i] - linear[q, j]
+            even = slice(tables.symmetric)
+            if gain + 4 * (near[even, p, q] * far[even, i, j]).sum() < -smallest:
+                chosen[[p, q]] = j, i
+                used[[p, q]] = True
+        if not used.any():
             break
-    return torch.from_numpy(chosen).to(partners.device)
-
-
-Parts = list[tuple[NDArray[np.float64], NDArray[np.float64]]]
-
-
-def _exchange_once(
-    parts: Parts, linear: NDArray[np.float64] | None, chosen: NDArray[np.int64], smallest: float
-) -> bool:
-    """Exchange partners in place, the most useful first, no row twice; tell whether any were."""
-    change = _changes(parts, linear, chosen)
-    first, second = np.nonzero(np.triu(change, 1) < -smallest)
-    order = change[first, second].argsort()[: 4 * len(chosen)]
-    used = np.zeros(len(chosen), dtype=bool)
-    for p, q in zip(first[order], second[order], strict=True):
-        # the gain is computed again: it changes with every exchange
-        if not (used[p] or used[q]) and _change(parts, linear, chosen, p, q) < -smallest:
-            chosen[[p, q]] = chosen[[q, p]]
-            used[[p, q]] = True
-    return bool(used.any())
-
-
-def _changes(
-    parts: Parts, linear: NDArray[np.float64] | None, chosen: NDArray[np.int64]
-) -> NDArray[np.float64]:
-    """Compute by how much each exchange of two partners changes the objective, (k, k)."""
-    total = np.zeros((len(chosen), len(chosen)))
-    for a, b in parts:
-        b = b[np.ix_(chosen, chosen)]
-        inner, i, j = a @ b, a.diagonal(), b.diagonal()
-        own = inner.diagonal()
-        total += 2 * (inner + inner.T - own[:, None] - own)
-        # correct for the two rows themselves, which the sums should leave out
-        total -= 2 * ((i[:, None] - a) * (b - j[:, None]) + (a - i) * (j - b))
-        total += (i[:, None] - i) * (j - j[:, None])
-    if linear is not None:
-        moved = linear[:, chosen]
-        stay = moved.diagonal()
-        total += moved + moved.T - stay[:, None] - stay
-    return total
-
-
-def _change(
-    parts: Parts, linear: NDArray[np.float64] | None, chosen: NDArray[np.int64], p: int, q: int
-) -> float:
-    """Compute by how much an exchange of two partners changes the objective."""
-    total = 0.0
-    for a, b in parts:
-        step, there, here = a[p] - a[q], b[chosen[q], chosen], b[chosen[p], chosen]
-        gain = there - here
-        total += 2 * float(step @ gain - step[p] * gain[p] - step[q] * gain[q])
-        total += float((a[p, p] - a[q, q]) * (there[q] - here[p]))
-    if linear is not None:
-        i, j = chosen[p], chosen[q]
-        total += float(linear[p, j] + linear[q, i] - linear[p, i] - linear[q, j])
-    return total
+    return partners[torch.from_numpy(chosen).to(partners.device)]
