@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import warnings
 from dataclasses import replace
@@ -22,7 +23,7 @@ from torchgw._gradients.sampled import AnchorCoupling, SampledGradient
 from torchgw._problem.problem import Problem
 from torchgw._sinkhorn.annealing import Annealing
 from torchgw._typing import Marginals
-from torchgw.distances import PrecomputedDistance
+from torchgw.distances import DirectedDistance, PrecomputedDistance
 
 
 def noisy_graph_copy(n=80, extra=0.05, seed=1):
@@ -357,6 +358,22 @@ def test_polish_is_refused_with_the_reason(monkeypatch):
         torchgw.solve(D_X=d_x, D_Y=d_y, polish=1)
     with pytest.raises(torchgw.InvalidInputError, match="'entropic' or 'proximal'"):
         torchgw.solve(D_X=d_x, D_Y=d_y, regularization="ppa")
+
+
+@pytest.mark.parametrize("seed", [13, 16, 27, 45, 160])
+@pytest.mark.filterwarnings("ignore::torchgw.TorchGWWarning")
+def test_no_matching_costs_less_than_a_polished_plan(seed):
+    """Tables of either sign, directed ones too, where plans with entropy lead elsewhere."""
+    rng = np.random.default_rng(seed)
+    n = 4 + seed % 4
+    sides = rng.normal(size=(2, n, n))
+    if seed % 8 < 5:
+        sides = sides + sides.transpose(0, 2, 1)
+    orders = map(list, itertools.permutations(range(n)))
+    least = min(((sides[0] - sides[1][np.ix_(one, one)]) ** 2).mean() for one in orders)
+    kind = PrecomputedDistance.unchecked if seed % 8 < 5 else DirectedDistance
+    result = torchgw.solve(*(kind(torch.as_tensor(side)) for side in sides), polish=True)
+    assert result.value <= least * (1 + 1e-9) or result.doubt
 
 
 def test_polish_of_negative_costs():

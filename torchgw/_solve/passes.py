@@ -15,14 +15,16 @@ from torchgw._problem.limits import limits_of
 from torchgw._search.all_points import few_enough, repair_found
 from torchgw._search.alternatives import Alternative, Search
 from torchgw._search.chain import Trial
+from torchgw._search.coarse import coarse_problem
 from torchgw._search.doubts import WHY_APART, WHY_EDGES, WHY_OPEN, WHY_TIME
 from torchgw._search.edges import match_edges
 from torchgw._search.ends import AGREED, OTHER, compare_ends, ends_settle, led_by, sent_apart
+from torchgw._search.exchange import best_matchings, can_exchange
 from torchgw._search.kinds import COMPARED_AT
 from torchgw._search.starts import GUESS_EPSILON
 from torchgw._sinkhorn.choose import choose_backend
 from torchgw._sinkhorn.contract import Backend
-from torchgw._solve.begin import Guess, best_found
+from torchgw._solve.begin import Guess, best_found, from_alternative
 from torchgw._solve.copies import WHY_NOT_A_COPY
 from torchgw._solve.outcome import Asked, Outcome
 from torchgw._solve.pipeline import conclude, follow, solve_once
@@ -78,6 +80,7 @@ def solve_problem(asked: Asked, recorder: Recorder) -> Outcome:
         outcome = _out_of_time(outcome)
     else:
         outcome = _no_higher_than_repaired(asked, _no_higher_than_by_edges(asked, outcome))
+        outcome = _no_higher_than_matched(asked, outcome)
     return outcome._replace(route=route)
 
 
@@ -226,11 +229,48 @@ def _no_higher_than_repaired(asked: Asked, outcome: Outcome) -> Outcome:
     return outcome if better is None else _no_higher_than_from(asked, outcome, better, clock)
 
 
+def _no_higher_than_matched(asked: Asked, outcome: Outcome) -> Outcome:
+    """Solve from the best matching of few points too, where a polished plan costs more."""
+    problem, search = asked.problem, outcome.search
+    n, m = problem.source.n, problem.target.n
+    few = n == m <= limits_of(problem.source.device).exchanged_points
+    if not (few and asked.options.sharp and _may_go_on(asked) and problem.loss.cross is not None):
+        return outcome
+    if search is None or not outcome.ending.status.converged:
+        return outcome
+    clock, whole = perf_counter(), coarse_problem(problem, n)
+    if not can_exchange(whole.problem):
+        return outcome
+    source, target = (side.indices for side in whole.problem[:2])
+    plan = torch.as_tensor(outcome.ending.plan.to_dense())[source[:, None], target]
+    partners, _ = best_matchings(whole.problem, plan[None].to(whole.problem.base))
+    best = torch.nn.functional.one_hot(partners[:1], n).to(whole.problem.base) / n
+    value = float(whole.problem.value(best))
+    nothing = max(_NOTHING * outcome.strategy.scale, whole.problem.rounding())
+    if value >= outcome.ending.evaluation.value(problem.alpha) - nothing:
+        return outcome
+    better = Alternative(value, "exchanges", best[0], source, target, (n, m), epsilon=0.0)
+    # steps with entropy would leave it
+    guess = from_alternative(better, problem.source.device)._replace(sharp=True)
+    options = replace(asked.options, regularization="proximal")
+    return _no_higher_than_from(asked._replace(options=options), outcome, better, clock, guess)
+
+
 def _no_higher_than_from(
-    asked: Asked, outcome: Outcome, better: Alternative, clock: float
+    asked: Asked,
+    outcome: Outcome,
+    better: Alternative,
+    clock: float,
+    guess: Guess | None = None,
 ) -> Outcome:
-    """Solve from another plan, searched for since ``clock``, and return what is lower."""
-    lower = _no_higher_than(outcome, _Other(_again(asked, better), "optimum", better.label))
+    """Solve from another plan, searched for since ``clock``, and return what is lower.
+
+    A ``guess`` made of it is followed to its end whatever it passes on its way.
+    """
+    again = _Other(_again(asked, better), "optimum", better.label)
+    if guess is not None:
+        again = _Other(_again(asked, guess), "product", better.label)
+    lower = _no_higher_than(outcome, again)
     if lower is outcome or lower.search is None or outcome.search is None:
         return outcome
     trials = (_told(better.label, lower, perf_counter() - clock), *outcome.search.trials)
@@ -334,7 +374,10 @@ def _no_higher_than(searched: Outcome, again: _Other) -> Outcome:
             if followed.state.status is Status.STOPPED:
                 return searched
             other = conclude(asked, followed)
-    if not other.ending.status.converged or _objective(other) >= _objective(searched) - nothing:
+    # a polished plan has its marginals, whether its steps have come to an end or not
+    status = other.ending.status
+    comparable = status.converged or status is Status.POLISH_LIMIT
+    if not comparable or _objective(other) >= _objective(searched) - nothing:
         return searched
     value = other.ending.evaluation.value(problem.alpha)
     found = other.search or Search((), math.nan, doubt=search.doubt)

@@ -30,9 +30,9 @@ _STEPS = 100
 _NEAR, _ENOUGH = 1e-5, 0.5
 # Relative decrease that the linearised objective must promise for another step. [L295]
 _SMALLEST_GAP = 1e-9
-# Weight moves between the plans of a mean until this share of the gap is left, in so many moves at
-# most. [L347]
-_CORRECTED, _CORRECTIONS = 0.1, 20_000
+# Weight moves between the plans of a mean until this share of the gap is left, in so many moves of
+# a step, and of all, at most. [L347, L1336]
+_CORRECTED, _CORRECTIONS, _ALL_CORRECTIONS = 0.1, 20_000, 200_000
 # Density that is given to entries of zero, because their logarithm has to exist. [L295]
 _SMALLEST_DENSITY = 1e-250
 
@@ -129,7 +129,8 @@ class _Path:
         self.gap = here - float(_pairings(cost, [self._part])[0])
         self.stationary = self.gap <= smallest
         self._corrected = _CORRECTED * smallest
-        if self.stationary or self.steps == _STEPS or is_over():
+        tired = self._mean is not None and self._mean.is_tired
+        if self.stationary or self.steps == _STEPS or tired or is_over():
             return None
         self._there = self._cost_at(self.vertex)
         bend = 0.0
@@ -163,6 +164,12 @@ class _Mean:
         # constants in H and c do not matter, as weights sum to one
         self._bends = _pairings(cost, self._parts)[None]
         self._linear = np.zeros(1)
+        self._left = _ALL_CORRECTIONS
+
+    @property
+    def is_tired(self) -> bool:
+        """Whether no moves of weight are left."""
+        return self._left == 0
 
     @property
     def is_vertex(self) -> bool:
@@ -192,7 +199,8 @@ class _Mean:
         """Move weight from the part of largest derivative to that of the least; drop empty ones."""
         bends, weights = self._bends, self._weights
         slopes = bends @ weights + self._linear
-        for _ in range(_CORRECTIONS):
+        for _ in range(min(_CORRECTIONS, self._left)):
+            self._left -= 1
             best = slopes.argmin()
             worst = np.where(weights > 0, slopes, -np.inf).argmax()
             gap = slopes[worst] - slopes[best]
