@@ -29,6 +29,7 @@ from torchgw._problem.cross_terms import BothWays, Cross, MinimumCross, ProductC
 from torchgw._problem.limits import limits_of
 from torchgw._problem.losses import Loss
 from torchgw._search.assignments import Assignments, search_matchings
+from torchgw._solve.frank_wolfe import best_length
 
 # The assignment is exact up to so many entries of a plan; it takes 4 s then, where most points have
 # a clear partner. [L324]
@@ -220,7 +221,7 @@ class _Descent:
                 break
             there, _ = self.gradient(vertex)
             bend = float(((there - gradient) * direction).sum())
-            length = min(1.0, -slope / bend) if bend > 0 else 1.0
+            length = best_length(bend / 2, slope)
             gain = -(length * slope + length**2 * bend / 2)
             if gain <= _SMALLEST_GAIN * abs(value):
                 break

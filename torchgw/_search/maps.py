@@ -17,6 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from torchgw._tensors.deadline import is_over
+
 Array = NDArray[Any]
 
 # Starts, and those of them that are not random; steps of each for each point at most, and after the
@@ -51,7 +53,7 @@ def best_maps(sides: Sides, plans: Tensor) -> Tensor:
     drawn = generator.integers(0, m, (_STARTS - len(known), n))
     search = _Search(sides, np.concatenate([known, drawn]), generator)
     most, last, before = min(_STEPS * n, int(_LOOKED_AT / (_STARTS * n * m))), 0, math.inf
-    while search.done < most and search.done - last <= _PATIENCE * n:
+    while search.done < most and search.done - last <= _PATIENCE * n and not is_over():
         search.step()
         if search.least.sum() < before:
             before, last = search.least.sum(), search.done
@@ -88,16 +90,15 @@ class _Search:
         self.least, self.best = self.value.copy(), images.copy()
         self.until = np.zeros_like(self.costs)
         # of a point's own pair: what a move changes beside the others
-        itself = self.x.diagonal()
-        self.own = (itself[:, None] - self.y.diagonal()) ** 2
+        self.itself = self.x.diagonal()[:, None]
+        self.own = (self.itself - self.y.diagonal()) ** 2
         self.rounding = _ROUNDING * float(np.abs(self.value).max() or 1.0)
 
     def step(self) -> None:
         """Send one point of each start elsewhere."""
         at, a = self.images[:, :, None], self.a[:, None]
         between = np.moveaxis(self.y[:, self.images], 0, 2)
-        itself = self.x.diagonal()[:, None]
-        seen = 2 * self.costs - a * (2 * (itself - between) ** 2 - self.own)
+        seen = 2 * self.costs - a * (2 * (self.itself - between) ** 2 - self.own)
         seen = a * (self.alpha * seen + self.linear)
         rise = seen - np.take_along_axis(seen, at, 2)
         np.put_along_axis(rise, at, np.inf, 2)

@@ -43,7 +43,7 @@ class Found(Protocol):
 
 
 class Plateau:
-    """Whether the error of a linear problem has stayed for long enough to try larger epsilons."""
+    """Whether the error of a linear problem has stayed for long enough to begin elsewhere."""
 
     # While a point has yet to change partners the error stays, and each sweep moves the potentials
     # by a multiple of epsilon. Problems begin elsewhere once, or twice if from exact prices first.

@@ -60,7 +60,7 @@ class _Other(NamedTuple):
     """Another solve, which may end lower than that from the optimum that a search chose."""
 
     asked: Asked
-    way: Literal["search", "product", "optimum"]  # by another search, or where it begins
+    way: Literal["search", "start", "optimum"]  # another search, or where it begins
     label: str = ""  # of its start; another search finds its own
 
 
@@ -106,7 +106,7 @@ def _other_solves(asked: Asked, search: Search | None) -> Iterator[_Other]:
         return
     entries, limits = problem.source.n * problem.target.n, limits_of(problem.source.device)
     if thorough or entries <= limits.product:
-        yield _Other(_again(asked, n_init=1), "product", "product")
+        yield _Other(_again(asked, n_init=1), "start", "product")
     if search is None:
         return
     if search.match is not None:
@@ -267,10 +267,8 @@ def _no_higher_than_from(
 
     A ``guess`` made of it is followed to its end whatever it passes on its way.
     """
-    again = _Other(_again(asked, better), "optimum", better.label)
-    if guess is not None:
-        again = _Other(_again(asked, guess), "product", better.label)
-    lower = _no_higher_than(outcome, again)
+    way: Literal["start", "optimum"] = "optimum" if guess is None else "start"
+    lower = _no_higher_than(outcome, _Other(_again(asked, guess or better), way, better.label))
     if lower is outcome or lower.search is None or outcome.search is None:
         return outcome
     trials = (_told(better.label, lower, perf_counter() - clock), *outcome.search.trials)

@@ -366,10 +366,12 @@ MOVES = (
         f"{limits.open_most - 1:,} pairs; all of them up to {limits.stacked:,}",
     ),
     Move(
-        "exchanges", "tabu search over matchings", "where chains are followed and weights equal",
+        "exchanges", "tabu search over matchings",
+        "where chains are followed, or the plan is polished, and weights equal",
         lambda facts, options, limits: (
-            _follows(facts, options, limits) and facts.assignment
-            and facts.larger <= limits.exchanged_points
+            (_follows(facts, options, limits)
+             or (_strict(facts, options) and options.sharp and facts.products))
+            and facts.assignment and facts.larger <= limits.exchanged_points
         ),
         lambda limits: f"{limits.exchanged_points} points a side, as many on both",
     ),
