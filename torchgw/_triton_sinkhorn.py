@@ -11,7 +11,7 @@ from functools import cache, cached_property
 import torch
 from torch import Tensor
 
-from torchgw._sinkhorn.contract import PreparedProblem, Sweeper
+from torchgw._sinkhorn.contract import PreparedProblem, Sweep, Sweeper
 from torchgw._sinkhorn.kernels import read_off, stored
 from torchgw._sinkhorn.kernels.operands import (
     KernelPlan,
@@ -23,7 +23,12 @@ from torchgw._sinkhorn.kernels.operands import (
     scale_of,
 )
 from torchgw._sinkhorn.kernels.softmin import log_sum_exp
-from torchgw._sinkhorn.kernels.sweeps import dense_sweeper, factored_sweeper
+from torchgw._sinkhorn.kernels.sweeps import (
+    dense_sweeper,
+    factored_sweeper,
+    recorded_sweep,
+    records,
+)
 from torchgw._sinkhorn.kernels.vectors import probe
 from torchgw._sinkhorn.problem import DenseCost, LinearProblem
 from torchgw._typing import Marginals, Potentials
@@ -136,6 +141,14 @@ class TritonProblem(PreparedProblem):
             shape = backend.shape or stored.sweep_shape(cost)
             return dense_sweeper(self.plan(start), tau, shape, graphs=backend.graphs)
         return factored_sweeper(self._kernel_plan(start), tau)
+
+    def safe_sweep(self, start: Potentials, count: int) -> Sweep:
+        """Run iterations by half-steps, by a CUDA graph where launches would dominate."""
+        cost, backend = self.problem.cost, self.backend
+        few = isinstance(cost, DenseCost) and math.prod(cost.shape) < backend.least_entries
+        if few and backend.graphs and records(self.problem):
+            return recorded_sweep(self.problem, start, count)
+        return super().safe_sweep(start, count)
 
     def apply(self, potentials: Potentials, values: Tensor) -> Tensor:
         """Compute plan @ values, shape (n, c), without the plan unless a small cost is stored."""

@@ -160,6 +160,17 @@ def test_nothing_that_a_search_has_seen_ends_lower(name, seed):
     assert least <= min(others) * (1 + SAME) or says_so(found)
 
 
+@pytest.mark.parametrize("polish", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", ["few points", "clouds", "noise", "fused"])
+def test_a_solve_from_a_plan_ends_no_higher(name, seed, polish):
+    """Plans on the way that miss their marginals led it away from where it began."""
+    given = OPEN_ENDED[name](seed) | {"n_init": 1, "polish": polish}
+    found = quietly(**given)
+    again = quietly(**given | {"n_init": None}, init=found.plan)
+    assert again.report.objective <= found.report.objective * (1 + SAME)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_a_thorough_search_ends_no_higher_than_the_default(seed):

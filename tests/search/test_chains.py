@@ -337,3 +337,19 @@ def test_chains_settle_on_unrelated_dense_networks(seed):
     """Whole steps went round between two plans."""
     first, second = dense_networks(80, seed)
     assert torchgw.solve(D_X=first, D_Y=second).converged
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(60, 70), (100, 90), (300, 280)])
+def test_recorded_chains_find_what_others_find(shape):
+    """Thrice on a GPU, as chains are recorded and replayed, beside the CPU."""
+    rng = np.random.default_rng(0)
+    sides = [torch.as_tensor(rng.normal(size=(count, 3))) for count in shape]
+    host = torchgw.solve(*sides, random_state=0)
+    objectives = [
+        torchgw.solve(*(side.cuda() for side in sides), random_state=0).report.objective
+        for _ in range(3)
+    ]
+    assert objectives[0] == pytest.approx(objectives[1], rel=1e-3)
+    assert objectives[1] == objectives[2]
+    assert objectives[2] <= host.report.objective * 1.01 or host.is_ambiguous

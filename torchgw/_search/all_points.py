@@ -9,7 +9,7 @@ from torch import Tensor
 from torchgw._problem.limits import limits_of
 from torchgw._problem.problem import Problem
 from torchgw._search.alternatives import Alternative, Search, SearchName, among_all, is_whole
-from torchgw._search.batch import LEAST_EPSILON
+from torchgw._search.batch import LEAST_EPSILON, way_to_call
 from torchgw._search.chain import SAME, STANDS_OUT, Climbed, near
 from torchgw._search.chain_times import affordable_chains
 from torchgw._search.chains import Guess, climb
@@ -110,12 +110,15 @@ def search_all_points(
     target = max(epsilon, LEAST_EPSILON * whole.scale)
     count = limits.open_chains if brief else min(n_init or limits.chains_of(how), affordable)
     small = coarse.base.numel() <= limits.stacked
+    device = problem.source.device
+    read = whole.problem.x, whole.problem.y, whole.problem.base
     found = climb(
         whole, target, count, guesses, count if brief else 2 * affordable,
         solver=batch_solver(backend), in_time=plain, told=told, sharpened=sharpened and plain,
         # few points have told where clusters go
         repair=not left_open,
-        stack=Stack.of(coarse, target) if small and can_stack(problem) else None,
+        stack=Stack.of(coarse, target, device=device) if small and can_stack(problem) else None,
+        call=way_to_call("chains", device, backend, read),
     )  # fmt: skip
     alternatives, ambiguity = different_optima(whole, found.trials, found.plans, (n, m))
     stands_out = ambiguity < STANDS_OUT and not found.alone

@@ -42,6 +42,7 @@ from torchgw._search.rounds import Improvement
 from torchgw._search.stack import Ends, Stack
 from torchgw._search.world import World
 from torchgw._sinkhorn.batch import BatchSolver, solve_batch
+from torchgw._tensors.cuda_graphs import Call, call_directly
 from torchgw._tensors.deadline import is_over
 
 # Later chains run in groups of so many; after each group the search looks at what has been found.
@@ -90,6 +91,7 @@ def climb(
     sharpened: bool = False,
     repair: bool = True,
     stack: Stack | None = None,
+    call: Call = call_directly,
 ) -> Climbed:
     """Search all points from ``count`` starts, fewer if the first ones agree, down to an epsilon.
 
@@ -100,9 +102,9 @@ def climb(
     is said of how long that takes if it has been ``told``. If the plan is ``sharpened`` afterwards,
     a search of graphs is over once the best plan is that of two starts but for its entropy. Chains
     that disagree are only put right by regions if they are to ``repair``. Plans are followed to
-    their ends on a ``stack``, if there is one.
+    their ends on a ``stack``, if there is one. Steps run by ``call``.
     """
-    world = World(coarse, solver)
+    world = World(coarse, solver, call)
     low = target / coarse.scale
     sharp = low < COMPARED_AT
     begun = Begun()
@@ -243,7 +245,7 @@ def _improved(
     generator = torch.Generator("cpu").manual_seed(0)
     noise = torch.randn(product.shape, device="cpu", generator=generator)
     product = stack.padded(product[None] * (1 + _NOISE * noise.to(product)))
-    alone = torch.zeros(len(starts) + 1, dtype=torch.int64, device="cpu")
+    alone = torch.zeros(len(starts) + 1, dtype=torch.int64, device=product.device)
     annealed = stack.follow(alone[:1], product, first=1.0).plans
     plans = torch.cat([stack.padded(torch.stack([plan for _, plan in starts])), annealed])
     ends = Ends(*(part[None] for part in stack.follow(alone, plans)))

@@ -34,6 +34,8 @@ _SETTLED = Rules(tol=1e-2, inner_tol=1e-3, objective_tol=1e-3, max_iter=16, inne
 # compared. [L239]
 MISSED = 1e-2
 
+_HOST = torch.device("cpu")
+
 # Costs with which some problems begin, and which of them do.
 Begin = Callable[[Tensor], tuple[Tensor, Tensor]]
 
@@ -71,20 +73,30 @@ class Stack:
     problems: Packed
 
     @classmethod
-    def of(cls, coarse: CoarseProblem, epsilon: float, rule: MarginalRule | None = None) -> Stack:
-        """Stack a coarse problem alone, on the host, where launches take no time."""
-        x, y = (_padded(side.table, side.weights) for side in (coarse.source, coarse.target))
-        first, linear, relaxed = torch.zeros(1, dtype=torch.int64, device="cpu"), None, None
+    def of(
+        cls,
+        coarse: CoarseProblem,
+        epsilon: float,
+        rule: MarginalRule | None = None,
+        device: torch.device = _HOST,
+    ) -> Stack:
+        """Stack a coarse problem alone, on a device."""
+        host = device.type == "cpu"
+        x, y = (
+            _padded(side.table.to(device), side.weights.to(device), narrow=host)
+            for side in (coarse.source, coarse.target)
+        )
+        first, linear, relaxed = torch.zeros(1, dtype=torch.int64, device=device), None, None
         if coarse.linear is not None:
-            table = coarse.linear.cpu().double()[None]
+            table = coarse.linear.to(device).double()[None]
             table = repad(repad(table, x.tables.shape[1], x.sizes).mT, y.tables.shape[1], y.sizes)
             linear = _rows_of(table.mT)
         if rule is not None and rule.mass is not None:
-            relaxed = Relaxed(None, torch.tensor([rule.mass], dtype=torch.float64, device="cpu"))
+            relaxed = Relaxed(None, torch.tensor([rule.mass], dtype=torch.float64, device=device))
         elif rule is not None:
-            relaxed = Relaxed(torch.tensor([rule.rho], dtype=torch.float64, device="cpu"), None)
+            relaxed = Relaxed(torch.tensor([rule.rho], dtype=torch.float64, device=device), None)
         alpha, target, zero = (
-            torch.tensor([float(part)], dtype=torch.float64, device="cpu")
+            torch.tensor([float(part)], dtype=torch.float64, device=device)
             for part in (coarse.alpha, epsilon, 0.0)
         )
         return cls(Packed(x, y, first, first, alpha, target, zero, linear, None, relaxed))
@@ -92,7 +104,7 @@ class Stack:
     def padded(self, plans: Tensor) -> Tensor:
         """Pad plans (k, n, m) of a problem that is alone."""
         n, m = self.problems.shape
-        wide = plans.new_zeros(len(plans), n, m, dtype=torch.float64, device="cpu")
+        wide = torch.zeros(len(plans), n, m, dtype=torch.float64, device=self.problems.device)
         wide[:, : plans.shape[1], : plans.shape[2]] = plans
         return wide
 
@@ -190,10 +202,10 @@ def _rows_of(table: Tensor) -> Callable[[Tensor], Tensor]:
     return lambda some: table[some]
 
 
-def _padded(table: Tensor, weights: Tensor) -> packing.Stack:
+def _padded(table: Tensor, weights: Tensor, *, narrow: bool) -> packing.Stack:
     """Pack one space as a stack of its own."""
-    table, weights = table.cpu().double(), weights.cpu().double()
+    table, weights = table.double(), weights.double()
     used = torch.tensor([len(table)], device=table.device)
-    size = int(padded_sizes(np.array([len(table)]), narrow=True)[0])
+    size = int(padded_sizes(np.array([len(table)]), narrow=narrow)[0])
     tables = repad(repad(table[None], size, used).mT, size, used)
     return make_stack(tables, repad(weights[None], size, used), used)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import replace
+from functools import partial
 from time import perf_counter
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,7 +29,8 @@ from torchgw._search.kinds import (
 )
 from torchgw._search.modes import Modes
 from torchgw._search.starts import GUESS_EPSILON
-from torchgw._sinkhorn.batch import BatchSolver, solve_batch
+from torchgw._sinkhorn.batch import BatchPlans, BatchSolver, solve_batch
+from torchgw._tensors.cuda_graphs import Call, Replayer, call_directly, clone
 from torchgw._tensors.deadline import is_over
 from torchgw._typing import Marginals
 
@@ -51,12 +54,56 @@ _TINY = 2**10
 _TOGETHER = {"cpu": 2**17, "cuda": 2**28}
 # The same for the rest of an outer iteration, for each entry. [L1173]
 _BESIDE = 300
+# Outer iterations between looks at how far plans have moved, where they are CUDA graphs. [L1337]
+_RECORDED = 4
+
+
+class _Tables(NamedTuple):
+    """What all steps read; names of :class:`World`."""
+
+    x: Tensor
+    y: Tensor
+    column: Tensor
+    marginals: Marginals
+
+
+class _Moving(NamedTuple):
+    """Plans on their way down a ladder."""
+
+    plans: Tensor  # (B, s, t)
+    g: Tensor  # (B, 1, t) or (B, t)
+    costs: Tensor | None = None  # (B, s, t), of the last step
+    push: Tensor | None = None  # (B, s, t), what momentum repeats of it
+
+
+class _Advanced(NamedTuple):
+    """Plans after some outer iterations."""
+
+    moving: _Moving
+    changes: Tensor  # (iterations,) the largest change of a plan (L1) in each
+
+
+class _Judged(NamedTuple):
+    """Plans that have met their marginals, and their objectives and values, (2, B) float64."""
+
+    plans: Tensor
+    g: Tensor
+    numbers: Tensor
+
+
+# Linearises at plans (B, s, t), from the tables and the base.
+_CostsAt = Callable[[_Tables, Tensor, Tensor], Tensor]
 
 
 class World:
-    """The problem between all points in single precision, and the steps that move its plans."""
+    """The problem between all points in single precision, and the steps that move its plans.
 
-    def __init__(self, coarse: Coarsened, solver: BatchSolver = solve_batch) -> None:
+    Steps run by ``call``, which may repeat what it has recorded of earlier ones.
+    """
+
+    def __init__(
+        self, coarse: Coarsened, solver: BatchSolver = solve_batch, call: Call = call_directly
+    ) -> None:
         problem = coarse.problem
         self.problem, self.scale, self.solver = problem, coarse.scale, solver
         self.marginals = Marginals(problem.source.weights.float(), problem.target.weights.float())
@@ -72,6 +119,12 @@ class World:
         # chains that are advanced as one batch
         self.batch = max(1, _TOGETHER[self.base.device.type] // self.base.numel())
         self.refine = REFINE_GRAPHS if is_graph(problem) else REFINE
+        self._tables = _Tables(self.x, self.y, self.column, self.marginals)
+        self._call, self._looks_every = call_directly, 1
+        # sums over edges read what no call is given
+        if self.sparse is None and isinstance(call, Replayer):
+            self._call, self._looks_every = call, _RECORDED
+            self._tables = call.hold("tables", self._tables)
 
     def beside(self, linear: Tensor) -> World:
         """Return this world with a linear cost (s, t), or one for each plan, beside its own."""
@@ -91,10 +144,7 @@ class World:
         found = self.modes(self.base, plans, share) if self.modes is not None else None
         if found is not None:
             return found
-        left = side_by_side(self.x.flatten(0, 1) @ plans, self.parts)
-        count = len(plans)
-        y = self.y.flatten(0, 1).expand(count, -1, -1)
-        return torch.baddbmm(self.base.expand(count, -1, -1), left, y)
+        return _products(self._tables, self.base, plans)
 
     def work(self, share: float) -> float:
         """Count the multiplications that an outer iteration takes as long as."""
@@ -107,11 +157,7 @@ class World:
 
     def costs_at_rows(self, plan: Tensor, rows: Tensor) -> Tensor:
         """Linearise at some rows of a plan (s, t), scaled to mass one."""
-        some = plan[rows] / plan[rows].sum()
-        near = self.x[:, :, rows]
-        # the mean distances of these points differ from those of all, which breaks the symmetry
-        means = (near @ some.sum(1))[:, :, None] * self.column[:, None, :]
-        return (near @ (some @ self.y) + means).sum(0) + self.base
+        return _products_of_rows(self._tables, self.base, plan, rows)
 
     def begin(self, kind: Kind, number: int) -> Chain:
         """Break the symmetry of the product plan."""
@@ -150,16 +196,18 @@ class World:
         g: Tensor,
         times: int,
         generator: torch.Generator,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> BatchPlans:
         """Linearise at random rows of a plan (s, t) a few times."""
         epsilon, share = kick
         count = max(2, round(share * len(plan)))
-        for _ in range(times):
-            rows = torch.randperm(len(plan), device=plan.device, generator=generator)[:count]
-            cost = self.costs_at_rows(plan, rows)[None]
-            plans, g = self.solve(cost, g[None], epsilon * self.scale, KICK_INNER)
-            plan, g = plans[0], g[0]
-        return plan, g
+        drawn = [
+            torch.randperm(len(plan), device=plan.device, generator=generator)[:count]
+            for _ in range(times)
+        ]
+        step = partial(_kicked, self.solver)
+        given = self._tables, self.base, plan, g, torch.stack(drawn), self._exactly(epsilon)
+        found: BatchPlans = clone(self._call(f"kick {times} {count}", step, *given, in_place=1))
+        return found
 
     def take(self, name: str, plan: Tensor) -> Chain:
         """Make a chain of a plan that was found by other means."""
@@ -204,35 +252,57 @@ class World:
         stir = torch.randn(plans.shape, device=plans.device, generator=generator)
         stir = stir.mul_(_STIR).add_(1).clamp_(0.5)
         for share in stages:
-            plans = plans * stir
-            last = math.inf
-            costs = push = None
-            for _ in range(ladder.outer):
+            moving = _Moving(plans * stir, g)
+            left, last = ladder.outer, math.inf
+            while left:
                 if is_over():
                     return
-                before = plans
-                if costs is None or not ladder.momentum:
-                    costs = self.step(costs, plans, ladder.step, share)
-                else:
-                    way = self.costs(plans, share).sub_(costs).mul_(ladder.step)
-                    push = way if push is None else push.mul_(ladder.momentum).add_(way)
-                    costs.add_(push)
-                plans, g = self.solve(costs, g, share * self.scale, INNER, ladder.relaxation)
-                change = float((plans - before).abs_().sum((1, 2)).amax())
-                # a change that grows means that the plan leaves a saddle point, so the stage goes
-                # on
-                if change < min(_SETTLED, last):
-                    break
-                last = change
-        epsilon = stages[-1] * self.scale
-        costs = self.step(costs, plans, ladder.step, stages[-1])
-        plans, g = self.solve(costs, g, epsilon, ladder.meeting, LAST_RELAXATION)
-        self._record(chains, plans, g, epsilon, clock)
+                count = min(left, self._looks_every)
+                moving, changes = self._advanced(moving, ladder, share, count)
+                left -= count
+                for change in changes.tolist():
+                    # a change that grows means that the plan leaves a saddle point, so the stage
+                    # goes on
+                    if change < min(_SETTLED, last):
+                        left = 0
+                        break
+                    last = change
+            plans, g = moving.plans, moving.g
+        judged = self._judged(moving, ladder.step, stages[-1], 1, ladder.meeting)
+        self._record(chains, judged, stages[-1] * self.scale, clock)
 
-    def step(self, costs: Tensor | None, plans: Tensor, step: float, share: float = 0.0) -> Tensor:
-        """Linearise at plans, or go from the last costs a step towards that."""
-        new = self.costs(plans, share)
-        return new if costs is None or step == 1 else costs.lerp_(new, step)
+    def _advanced(self, moving: _Moving, ladder: Ladder, share: float, count: int) -> _Advanced:
+        """Take some outer iterations; also return how far each has moved the plans."""
+        how = ladder.step, ladder.momentum, ladder.relaxation
+        step = partial(_advance, self.solver, self._costs_at(share), how, count)
+        fresh = moving.costs is None, moving.push is None
+        name = f"advance {count} {how} {fresh} {moving.plans.shape} {self.base.shape}"
+        given = self._tables, self.base, moving, self._exactly(share)
+        found: _Advanced = self._call(name, step, *given, in_place=1)
+        return found
+
+    def _judged(
+        self, moving: _Moving, step: float, share: float, times: int, inner: int
+    ) -> _Judged:
+        """Take some outer iterations in which plans meet their marginals, and judge the plans."""
+        ways = self._costs_at(share), self._costs_at(0.0)
+        meet = partial(_meet, self.solver, ways, step, times, inner)
+        moving = moving._replace(push=None)
+        fresh = moving.costs is None
+        name = f"meet {step} {times} {inner} {fresh} {moving.plans.shape} {self.base.shape}"
+        given = self._tables, self.base, moving, self._exactly(share), self.problem.constant
+        found: _Judged = clone(self._call(name, meet, *given, in_place=1))
+        return found
+
+    def _costs_at(self, share: float) -> _CostsAt:
+        """Choose how steps linearise, as exactly as a share of the natural scale asks for."""
+        if self.sparse is None and self.modes is None:
+            return _products
+        return lambda tables, base, plans: self.costs(plans, share)
+
+    def _exactly(self, share: float) -> Tensor:
+        """Put an epsilon, in units of the cost, on the device, () float64."""
+        return torch.full((), share * self.scale, dtype=torch.float64, device=self.base.device)
 
     def settle(self, chains: list[Chain], share: float) -> None:
         """Meet the marginals at the target."""
@@ -255,12 +325,9 @@ class World:
     def _settle(self, chains: list[Chain], epsilon: float) -> None:
         """Settle one batch."""
         clock = perf_counter()
-        plans, g = stacked(chains)
-        costs = None
-        for _ in range(_LAST):
-            costs = self.step(costs, plans, STEP, epsilon / self.scale)
-            plans, g = self.solve(costs, g, epsilon, LAST_INNER, LAST_RELAXATION)
-        self._record(chains, plans, g, epsilon, clock, settled=True)
+        moving = _Moving(*stacked(chains))
+        judged = self._judged(moving, STEP, epsilon / self.scale, _LAST, LAST_INNER)
+        self._record(chains, judged, epsilon, clock, settled=True)
 
     def rounded(self, chains: list[Chain]) -> Tensor:
         """Round plans to their marginals, (k, s, t) float64."""
@@ -284,26 +351,115 @@ class World:
     def _record(
         self,
         chains: list[Chain],
-        plans: Tensor,
-        g: Tensor,
+        judged: _Judged,
         epsilon: float,
         clock: float,
         *,
         settled: bool = False,
     ) -> None:
         """Record plans, their objectives and times; of settled plans only those that are better."""
-        # plans that miss their marginals have no objective to compare
-        exact = round_to_marginals(plans, *self.marginals)
-        costs = self.costs(exact).add_(self.base)
-        values = self.problem.constant + 0.5 * _total(costs.mul_(exact))
-        a, b = self.marginals
-        entropy = _total(torch.special.xlogy(exact, exact / (a[:, None] * b)))
-        objectives = (values + epsilon * entropy).nan_to_num(nan=torch.inf).tolist()
+        objectives, values = judged.numbers.tolist()
         seconds = (perf_counter() - clock) / len(chains)
-        numbers = zip(chains, plans, g, objectives, values.tolist(), strict=True)
+        numbers = zip(chains, judged.plans, judged.g, objectives, values, strict=True)
         for chain, plan, potential, objective, value in numbers:
             chain.seconds += seconds
             chain.move(plan, potential, epsilon, objective, value, down=settled)
+
+
+def _products(tables: _Tables, base: Tensor, plans: Tensor) -> Tensor:
+    """Linearise at plans (B, s, t)."""
+    left = side_by_side(tables.x.flatten(0, 1) @ plans, len(tables.x))
+    count = len(plans)
+    y = tables.y.flatten(0, 1).expand(count, -1, -1)
+    return torch.baddbmm(base.expand(count, -1, -1), left, y)
+
+
+def _products_of_rows(tables: _Tables, base: Tensor, plan: Tensor, rows: Tensor) -> Tensor:
+    """Linearise at some rows of a plan (s, t), scaled to mass one."""
+    some = plan[rows] / plan[rows].sum()
+    near = tables.x[:, :, rows]
+    # the mean distances of these points differ from those of all, which breaks the symmetry
+    means = (near @ some.sum(1))[:, :, None] * tables.column[:, None, :]
+    return (near @ (some @ tables.y) + means).sum(0) + base
+
+
+def _kicked(
+    solve: BatchSolver,
+    tables: _Tables,
+    base: Tensor,
+    plan: Tensor,
+    g: Tensor,
+    drawn: Tensor,
+    epsilon: Tensor,
+) -> BatchPlans:
+    """Linearise at some rows of a plan (s, t), at others of what follows, and so on."""
+    each = epsilon.float().expand(1)
+    for rows in drawn:
+        cost = _products_of_rows(tables, base, plan, rows)[None]
+        plans, g = solve(cost, tables.marginals, g[None], each, KICK_INNER, 1.0)
+        plan, g = plans[0], g[0]
+    return BatchPlans(plan, g)
+
+
+def _advance(
+    solve: BatchSolver,
+    costs_at: _CostsAt,
+    how: tuple[float, float, float],
+    count: int,
+    tables: _Tables,
+    base: Tensor,
+    moving: _Moving,
+    epsilon: Tensor,
+) -> _Advanced:
+    """Take some outer iterations, by a step, momentum and over-relaxation."""
+    step, momentum, relaxation = how
+    plans, g, costs, push = moving
+    each, changes = epsilon.to(plans.dtype).expand(len(plans)), list[Tensor]()
+    for _ in range(count):
+        before, new = plans, costs_at(tables, base, plans)
+        if costs is None or not momentum:
+            costs = _towards(costs, new, step)
+        else:
+            way = new.sub_(costs).mul_(step)
+            push = way if push is None else push.mul_(momentum).add_(way)
+            costs.add_(push)
+        plans, g = solve(costs, tables.marginals, g, each, INNER, relaxation)
+        changes.append((plans - before).abs_().sum((1, 2)).amax())
+    return _Advanced(_Moving(plans, g, costs, push), torch.stack(changes))
+
+
+def _meet(
+    solve: BatchSolver,
+    ways: tuple[_CostsAt, _CostsAt],  # for steps, and to judge
+    step: float,
+    times: int,
+    inner: int,
+    tables: _Tables,
+    base: Tensor,
+    moving: _Moving,
+    epsilon: Tensor,
+    constant: Tensor,
+) -> _Judged:
+    """Take some outer iterations in which plans meet their marginals, and judge them."""
+    plans, g, costs, _ = moving
+    costs_at, exactly_at = ways
+    each = epsilon.to(plans.dtype).expand(len(plans))
+    for _ in range(times):
+        costs = _towards(costs, costs_at(tables, base, plans), step)
+        plans, g = solve(costs, tables.marginals, g, each, inner, LAST_RELAXATION)
+    # plans that miss their marginals have no objective to compare
+    exact = round_to_marginals(plans, *tables.marginals)
+    own = exactly_at(tables, base, exact).add_(base)
+    values = constant + 0.5 * _total(own.mul_(exact))
+    a, b = tables.marginals
+    entropy = _total(torch.special.xlogy(exact, exact / (a[:, None] * b)))
+    objectives = (values + epsilon * entropy).nan_to_num(nan=torch.inf)
+    return _Judged(plans, g, torch.stack([objectives, values]))
+
+
+def _towards(costs: Tensor | None, new: Tensor, step: float) -> Tensor:
+    """Go from the last costs, if there are any, a step towards new ones."""
+    return new if costs is None or step == 1 else costs.lerp_(new, step)
 
 
 def _total(tables: Tensor) -> Tensor:

@@ -27,6 +27,7 @@ class Annealing:
     sharp: float = math.inf
     floor: float = math.inf
     shortened: bool = False  # whether steps that turn back on the one before are shortened
+    held: bool = False  # whether it began at a plan, whose optimum a solve is to stay in
 
     @property
     def end(self) -> float:

@@ -132,6 +132,10 @@ class PreparedProblem:
             self._sweeper = self.sweeper(start)
         return self._sweeper(start, count, relaxation)
 
+    def safe_sweep(self, start: Potentials, count: int) -> Sweep:
+        """Run full iterations from any potentials, by half-steps that follow their maxima."""
+        return softmin_sweep(self, start, count)
+
     @property
     def two_level(self) -> bool:
         """Whether the next sweep is that of a :class:`Sweeper` of two levels."""

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from torchgw._sinkhorn.contract import PreparedProblem, Sweep, softmin_sweep
+from torchgw._sinkhorn.contract import PreparedProblem, Sweep
 from torchgw._sinkhorn.from_above import Plateau, exact_prices, from_larger_epsilon
 from torchgw._sinkhorn.newton import NEWTON_AFTER, NewtonSteps
 from torchgw._sinkhorn.problem import STRICT, LinearProblem
@@ -133,7 +133,7 @@ def _sweep(
     ok, error = read(sweep, prepared.problem)
     if ok:
         return sweep, error
-    sweep = softmin_sweep(prepared, start, count)
+    sweep = prepared.safe_sweep(start, count)
     error = read(sweep, prepared.problem)[1]
     prepared.end_sweeps()
     return sweep, error

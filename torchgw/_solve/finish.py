@@ -5,6 +5,7 @@ from time import perf_counter
 import torch
 
 from torchgw._gradients.contract import Coupling
+from torchgw._plans.contract import Plan
 from torchgw._plans.transport import TransportPlan
 from torchgw._sinkhorn.choose import alone
 from torchgw._solve.evaluation import (
@@ -30,17 +31,19 @@ def finish(
     plan: TransportPlan,
     state: LoopState,
     coupling: Coupling | None = None,
+    begun: Plan | None = None,
 ) -> Ending:
     """Polish a settled plan, whose coupling may be known, if asked to, and compute its numbers.
 
-    Also say what status it deserves.
+    Also say what status it deserves. It is polished to no higher than what the solve had ``begun``
+    at, if that was a plan.
     """
     clock, recorder, status = perf_counter(), setting.recorder, state.status
     epsilon, polished, unpolished = plan.epsilon, None, None
     solved = state.solved
     if strategy.options.polish:
         unpolished, solved, coupling = plan, None, None
-        plan, polished = polish(setting.gradient, plan, setting.rule, setting.generator)
+        plan, polished = polish(setting.gradient, plan, setting.rule, setting.generator, begun)
         epsilon = 0.0
         if not polished.stationary and is_over():
             status = Status.STOPPED

@@ -97,6 +97,16 @@ class Pace:
         self._most = min(most, self._budget)
         return self._most, self._tolerance(wanted) if at_target else ANNEALING_TOLERANCE
 
+    def until_met(self, inner: SinkhornResult, prepared: PreparedProblem) -> SinkhornResult:
+        """Go on with a linear problem until its plan meets both marginals, if time is left."""
+        # a plan far from its marginals is no place to linearise at: a solve that began at an
+        # optimum would leave it. Others look for one meanwhile.
+        left = self._setting.options.inner_max_iter - inner.n_iters
+        if not self._setting.anneal.held or inner.error <= _MET or left <= 0:
+            return inner
+        more = solve_linear(self._setting, prepared, inner.potentials, max_iter=left, tol=_MET)
+        return more._replace(n_iters=inner.n_iters + more.n_iters, converged=False)
+
     def _tolerance(self, wanted: float) -> float:
         """Choose the column error to reach at the target epsilon, given the last change."""
         # The error of a proximal step is averaged out over the steps that follow, so it need not be

@@ -64,6 +64,8 @@ def iterate(setting: Setting, state: LoopState, most: int | None = None) -> Loop
             prepared = prepare(setting, cost, epsilon)
             max_iter, tol = pace.limits(wanted, at_target=at_target, first=first)
             inner = solve_linear(setting, prepared, state.start, max_iter=max_iter, tol=tol)
+            if at_target:
+                inner = pace.until_met(inner, prepared)
         with recorder.timed("coupling"):
             latest, told = step.update(prepared, inner.potentials, point, state.latest)
             verdict = Verdict(*told.tolist())

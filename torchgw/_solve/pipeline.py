@@ -102,7 +102,9 @@ def conclude(asked: Asked, followed: Followed) -> Outcome:
         plan, state = settle(setting, state, strategy.dtypes.settle)
         while (left := leaves(setting, state, plan)).state is not None:
             plan, state = settle(setting, iterate(setting, left.state), strategy.dtypes.settle)
-        ending = finish(strategy, setting, plan, state, left.coupling)
+        guess = start.guess
+        begun = guess.plan if guess.epsilon == 0 else None
+        ending = finish(strategy, setting, plan, state, left.coupling, begun)
         if checkpoint is not None and state.status is not Status.STOPPED:
             checkpoint.done()
     else:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from torchgw._errors import UnsupportedError
 from torchgw._gradients.contract import Gradient
+from torchgw._plans.contract import Plan
 from torchgw._plans.given import StoredPlan
 from torchgw._plans.rounded import round_to_marginals
 from torchgw._plans.transport import TransportPlan
@@ -50,9 +51,17 @@ class Polished(NamedTuple):
 
 
 def polish(
-    gradient: Gradient, plan: TransportPlan, rule: MarginalRule | None, generator: torch.Generator
+    gradient: Gradient,
+    plan: TransportPlan,
+    rule: MarginalRule | None,
+    generator: torch.Generator,
+    begun: Plan | None = None,
 ) -> tuple[TransportPlan, Polished]:
-    """Lead a plan to a stationary one of the objective without entropy."""
+    """Lead a plan to a stationary one of the objective without entropy.
+
+    If the solve of a strict problem had ``begun`` at a plan that costs less than what it has come
+    to, lead that one instead.
+    """
 
     def cost_at(matrix: Tensor) -> Tensor:
         coupling = gradient.update(StoredPlan(matrix), None, generator)
@@ -60,6 +69,12 @@ def polish(
 
     marginals = plan.weights
     matrix, polished = descend(plan.to_dense().double(), marginals, rule, cost_at)
+    if begun is not None and rule is None:
+        first = round_to_marginals(torch.as_tensor(begun.to_dense()).to(matrix), *marginals)
+        slopes = cost_at(matrix) + cost_at(first)
+        # the objective is quadratic: twice its difference
+        if float((slopes * (first - matrix)).sum()) < -_SMALLEST_GAP * float(slopes.abs().max()):
+            matrix, polished = descend(first, marginals, rule, cost_at)
     # the plan as an operator, of cost -log P / (a x b) and epsilon one
     product = torch.outer(*marginals)
     density = torch.where(product > 0, matrix / product, 1.0).clamp_min(_SMALLEST_DENSITY)

@@ -78,7 +78,7 @@ def begin(
         handover, sharp = max(handover, enough), strategy.search_epsilon
     anneal = Annealing(
         max(epsilon, guess.epsilon * strategy.scale), epsilon, proximal=strategy.proximal,
-        patient=guess.patient, sharp=sharp, shortened=guess.ended,
+        patient=guess.patient, sharp=sharp, shortened=guess.ended, held=guess.plan is not None,
     )  # fmt: skip
     if goes_on:
         # an epsilon larger than that of the plan would blur it: steps go on as after annealing.

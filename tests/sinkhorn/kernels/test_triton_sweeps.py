@@ -324,3 +324,17 @@ def test_sweep_inside_a_graph() -> None:
         prepare(other, weight).sweep(potentials, 3)
     graph.replay()
     assert torch.equal(sweep.g_next, expected.g_next)
+
+
+@pytest.mark.gpu
+def test_recorded_half_steps_are_those_of_the_definition(dtype):
+    """Thrice: as they are, recorded, and replayed."""
+    for seed in range(3):
+        marginals = weights(40, 30, torch.device("cuda"), torch.float64)
+        cost = torch.rand(40, 30, generator=torch.Generator().manual_seed(seed)).to("cuda", dtype)
+        prepared = prepare(DenseCost(cost), marginals, least_entries=2**20)
+        start = Potentials(*(torch.zeros_like(weight) for weight in marginals))
+        found, expected = prepared.safe_sweep(start, 6), softmin_sweep(prepared, start, 6)
+        for ours, theirs in zip(found[:3], expected[:3], strict=True):
+            assert_close(ours, theirs, dtype)
+        assert bool(found.check[0])

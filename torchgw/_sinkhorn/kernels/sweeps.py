@@ -8,13 +8,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgw._sinkhorn.contract import Sweep
+from torchgw._sinkhorn.contract import Sweep, softmin_sweep
+from torchgw._sinkhorn.eager import EagerBackend
 from torchgw._sinkhorn.kernels.operands import KernelPlan, padded_size, scale_of
 from torchgw._sinkhorn.kernels.softmin import KernelSide, Rule, half_step_
 from torchgw._sinkhorn.kernels.stored import StoredKernel, SweepShape
 from torchgw._sinkhorn.kernels.vectors import BLOCK, Vectors, begin_, finish_, prepare_
-from torchgw._sinkhorn.problem import STRICT, DenseCost, EntropicPlan
-from torchgw._tensors.cuda_graphs import GraphMemory, Idle, borrow_memory, capture
+from torchgw._sinkhorn.problem import STRICT, DenseCost, EntropicPlan, LinearProblem
+from torchgw._tensors.cuda_graphs import GraphMemory, Idle, Replayer, borrow_memory, capture, clone
 from torchgw._typing import Marginals, Potentials
 
 # A function that updates both sides by the rules given for each; it gets the flag for trouble, and
@@ -181,6 +182,32 @@ def dense_sweeper(
     replay = _idle.take(key) or _Replay(cost, shape)
     replay.take(start, tau)
     return _GraphedSweeper(replay, key, start.potentials)
+
+
+def records(problem: LinearProblem) -> bool:
+    """Whether half-steps of a problem may be recorded: on a CUDA device, of strict marginals."""
+    if problem.tau != STRICT or problem.cost.device.type != "cuda":
+        return False
+    return not torch.cuda.is_current_stream_capturing()
+
+
+def recorded_sweep(problem: LinearProblem, start: Potentials, count: int) -> Sweep:
+    """Run full iterations by half-steps of PyTorch operations, as a graph kept for later ones."""
+    cost, marginals, epsilon, _ = problem
+    assert isinstance(cost, DenseCost)
+    call = Replayer(cost.device, ("half-steps", cost.shape, cost.dtype, start.f.dtype))
+    units = 1 / epsilon
+    given = DenseCost(cost.matrix * units), marginals, Potentials(*(part * units for part in start))
+    found: Sweep = clone(call(f"{count}", partial(_half_steps, count), *given))
+    *potentials, state, check = found
+    f, g, g_next = (part * epsilon for part in potentials)
+    return Sweep(f, g, g_next, Potentials(*(part * epsilon for part in state)), check)
+
+
+def _half_steps(count: int, cost: DenseCost, marginals: Marginals, start: Potentials) -> Sweep:
+    """Run full iterations in units of epsilon."""
+    problem = LinearProblem(cost, marginals, 1.0)
+    return softmin_sweep(EagerBackend().prepare(problem), start, count)
 
 
 class _Given(NamedTuple):
