@@ -35,7 +35,7 @@ from torchgw._results.storage import load as load
 from torchgw._search.alternatives import Alternative as Alternative
 from torchgw._search.chain import Trial as Trial
 from torchgw._solve.route import Route as Route
-from torchgw._solve.status import Status as Status
+from torchgw._solve.state import Status as Status
 from torchgw._solve.table import Options as Options
 from torchgw._typing import HessianProduct as HessianProduct
 from torchgw._typing import Iteration as Iteration

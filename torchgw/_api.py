@@ -35,14 +35,13 @@ from torchgw._results.result import GWResult, make_result
 from torchgw._search.agreement import agreement
 from torchgw._search.alternatives import SearchName
 from torchgw._search.batch import Searched
-from torchgw._solve.checkpoint import Checkpoint
 from torchgw._solve.options import Options as SolverOptions
 from torchgw._solve.outcome import Asked
 from torchgw._solve.passes import solve_problem
-from torchgw._solve.pipeline import route_of
+from torchgw._solve.pipeline import strategy_of
 from torchgw._solve.route import Route
 from torchgw._solve.squares import solve_squares
-from torchgw._solve.state import Recorder
+from torchgw._solve.state import Checkpoint, Recorder
 from torchgw._solve.strategy import check_known, heavy_as_strict
 from torchgw._solve.table import (
     FORMER,
@@ -394,7 +393,7 @@ def _solve(
             question = Asked(problem, options, init, generator, sides.graphs, keeper, made)
             if _explaining.get():
                 # for explain(), which is the only one to ask for it, and returns it
-                return cast("GWResult", route_of(question))
+                return cast("GWResult", strategy_of(question).route)
             squared = options.rule is not None and options.rule.squares
             outcome = (solve_squares if squared else solve_problem)(question, recorder)
             if pair is not None:

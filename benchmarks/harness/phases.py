@@ -30,7 +30,7 @@ from torchgw._sinkhorn.compiled import CompiledProblem
 from torchgw._sinkhorn.contract import Sweep, Sweeper
 from torchgw._sinkhorn.eager import EagerProblem
 from torchgw._sinkhorn.problem import Cost, DenseCost, FactoredCost
-from torchgw._solve import evaluation, inner, strategy
+from torchgw._solve import evaluation, step, strategy
 from torchgw._solve import loop as outer_loop
 from torchgw._typing import Potentials
 from torchgw.distances import dijkstra, landmark
@@ -122,7 +122,7 @@ _TARGETS = (
     Target(factored.FactoredGradient, "linearise", "cost"),
     Target(sampled.SampledGradient, "linearise", "cost"),
     Target(FactoredCost, "dense", "cost"),
-    Target(inner, "sinkhorn", "Sinkhorn"),
+    Target(step, "sinkhorn", "Sinkhorn"),
     Target(EagerProblem, "softmin", "Sinkhorn", _softmin_work),
     Target(EagerProblem, "sweeper", "Sinkhorn", _sweeper_work),
     Target(EagerProblem, "apply", "apply", _apply_work),

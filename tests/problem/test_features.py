@@ -63,7 +63,7 @@ def test_a_large_solve_with_features_begins_on_a_subsample(monkeypatch, limited)
     options = {"features": features, "distances": "sqeuclidean", "alpha": 0.5, "random_state": 0}
     whole = solve_by_name(x, y, **options)
     limited(subsample=1000)
-    monkeypatch.setattr("torchgw._solve.start._COARSE_POINTS", 200)
+    monkeypatch.setattr("torchgw._solve.pipeline._COARSE_POINTS", 200)
     coarse = solve_by_name(x, y, **options)
     assert coarse.history[0].shape == (200, 200)
     assert coarse.value == pytest.approx(whole.value, rel=1e-3)

@@ -32,7 +32,7 @@ from torchgw._results.mapping import Extension
 from torchgw._search.alternatives import Alternative
 from torchgw._search.chain import Trial
 from torchgw._sinkhorn.problem import DenseCost, FactoredCost
-from torchgw._solve.status import Status
+from torchgw._solve.state import Status
 from torchgw._tensors.sparse import sparse_tensor
 from torchgw._typing import Iteration, Marginals, Potentials
 from torchgw.distances.base import DistanceProvider, ScaledDistance

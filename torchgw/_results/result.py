@@ -34,7 +34,7 @@ from torchgw._search.chain import Trial
 from torchgw._search.relation import related
 from torchgw._sinkhorn.problem import DenseCost
 from torchgw._solve.outcome import Outcome
-from torchgw._solve.status import Status
+from torchgw._solve.state import Status
 from torchgw._typing import Array, HessianProduct, Iteration, Marginals
 
 # Ambiguity above which the summary of a result mentions it. [L276]

@@ -29,7 +29,7 @@ from torchgw._problem.cross_terms import BothWays, Cross, MinimumCross, ProductC
 from torchgw._problem.limits import limits_of
 from torchgw._problem.losses import Loss
 from torchgw._search.assignments import Assignments, search_matchings
-from torchgw._solve.frank_wolfe import best_length
+from torchgw._solve.polish import best_length
 
 # The assignment is exact up to so many entries of a plan; it takes 4 s then, where most points have
 # a clear partner. [L324]

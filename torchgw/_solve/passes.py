@@ -25,11 +25,9 @@ from torchgw._search.starts import GUESS_EPSILON
 from torchgw._sinkhorn.choose import choose_backend
 from torchgw._sinkhorn.contract import Backend
 from torchgw._solve.begin import Guess, best_found, from_alternative
-from torchgw._solve.copies import WHY_NOT_A_COPY
 from torchgw._solve.outcome import Asked, Outcome
-from torchgw._solve.pipeline import conclude, follow, solve_once
-from torchgw._solve.state import Recorder
-from torchgw._solve.status import Status
+from torchgw._solve.pipeline import WHY_NOT_A_COPY, conclude, follow, solve_once
+from torchgw._solve.state import Recorder, Status
 from torchgw._tensors.deadline import is_over
 from torchgw._typing import Iteration
 

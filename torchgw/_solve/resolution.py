@@ -26,12 +26,9 @@ from torchgw._sinkhorn.contract import PreparedProblem
 from torchgw._sinkhorn.problem import FactoredCost, LinearProblem
 from torchgw._sinkhorn.tiles.bounds import block_orders
 from torchgw._sinkhorn.tiles.tiling import Tiling
-from torchgw._solve.evaluation import Evaluation, evaluate_extended, judge, weighted_means
+from torchgw._solve.evaluation import Evaluation, evaluate_extended, judge, settle, weighted_means
 from torchgw._solve.loop import iterate
-from torchgw._solve.precision import RESOLVED, rounding
-from torchgw._solve.settle import settle
-from torchgw._solve.state import LoopState, Setting
-from torchgw._solve.status import Status
+from torchgw._solve.state import RESOLVED, LoopState, Setting, Status, rounding
 from torchgw._solve.strategy import Strategy, choose_strategy
 from torchgw._tensors.block_order import Order
 from torchgw._tensors.draws import systematic_categories

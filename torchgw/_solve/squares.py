@@ -18,9 +18,7 @@ from torchgw._problem.marginals import is_usable_sum
 from torchgw._sinkhorn.anderson import Anderson
 from torchgw._solve.outcome import Asked, Outcome
 from torchgw._solve.passes import solve_problem
-from torchgw._solve.precision import rounding
-from torchgw._solve.state import Recorder
-from torchgw._solve.status import Status
+from torchgw._solve.state import Recorder, Status, rounding
 from torchgw._typing import Marginals, Potentials
 
 # By how many times `tol` masses may still move where the cost is sampled; masses below the last

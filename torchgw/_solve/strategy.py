@@ -28,9 +28,15 @@ from torchgw._sinkhorn.contract import Backend
 from torchgw._sinkhorn.tiles.tiling import Tiling
 from torchgw._solve.options import Options
 from torchgw._solve.polish import can_polish, check_polish
-from torchgw._solve.precision import Dtypes
-from torchgw._solve.route import Route, can_subsample, choose_gradient, make_route, why_no_tiles
-from torchgw._solve.state import Recorder, Setting
+from torchgw._solve.route import (
+    Route,
+    can_subsample,
+    choose_gradient,
+    make_route,
+    route_of_copies,
+    why_no_tiles,
+)
+from torchgw._solve.state import Dtypes, Recorder, Setting
 from torchgw._tensors.ahead import compile_for_rank
 from torchgw._typing import Marginals
 from torchgw.distances.sampling import choose_points
@@ -218,7 +224,7 @@ def choose_strategy(
         visible(problem, n_anchors) if gradient.chosen == "sampled" else problem,
         relaxed=options.rule is not None,
     )
-    epsilon = target_epsilon(options, spread, mass)
+    epsilon = _target_epsilon(options, spread, mass)
     if epsilon > _LARGEST_EPSILON * max(1.0, spread):
         raise InvalidInputError(
             f"`epsilon` leaves nothing but a x b of any plan: it is {epsilon:.3g} where costs vary "
@@ -232,7 +238,15 @@ def choose_strategy(
     return Strategy(problem, options, facts, route, mass)
 
 
-def target_epsilon(options: Options, spread: float, mass: float = 1.0) -> float:
+def strategy_of_copies(problem: Problem, options: Options, spread: float) -> Strategy:
+    """Return what is chosen for spaces that are the same but for order, of a spread of costs."""
+    facts = Facts.of(problem, None)._replace(
+        spread=spread, epsilon=_target_epsilon(options, spread)
+    )
+    return Strategy(problem, options, facts, route_of_copies(facts), mass=1.0)
+
+
+def _target_epsilon(options: Options, spread: float, mass: float = 1.0) -> float:
     """Choose the epsilon to reach, for a natural scale of the cost."""
     if options.epsilon == "auto":
         return _AUTO_EPSILON[options.regularization] * (spread or 1.0)

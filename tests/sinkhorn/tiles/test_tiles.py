@@ -31,7 +31,7 @@ from torchgw._sinkhorn.tiles.eager import TiledEagerProblem
 from torchgw._sinkhorn.tiles.prepared import TiledBackend
 from torchgw._sinkhorn.tiles.sweeper import block_scaling
 from torchgw._sinkhorn.tiles.tiling import SLACK, Tiling
-from torchgw._solve import cost_model
+from torchgw._solve import forecast
 from torchgw._tensors.block_order import block_order
 from torchgw._typing import Marginals, Potentials
 from torchgw.datasets import spiral, swiss_roll
@@ -479,7 +479,7 @@ def test_refused_values() -> None:
 def test_annealing_of_all_points_is_stored(monkeypatch):
     """From a large epsilon most tiles are kept for many iterations, which storing does faster."""
     # as if this were a larger problem
-    monkeypatch.setattr(cost_model, "_TILED_SECONDS", 0.0)
+    monkeypatch.setattr(forecast, "_TILED_SECONDS", 0.0)
     points = spiral(1100, 0)[0], swiss_roll(1100, 1)[0]
     options = {"distances": "landmark", "random_state": 0, "max_iter": 3, "device": "cpu"}
     with warnings.catch_warnings():
