@@ -15,7 +15,7 @@ from torchgw._boundary.checks import number_of, reject_unknown
 from torchgw._boundary.console import verbose_progress
 from torchgw._derivatives.transforms import through_transforms
 from torchgw._gradients.choose import GradientName
-from torchgw._problem.given import Passed
+from torchgw._problem.given import Passed, warn_of_two_units
 from torchgw._problem.linear_term import (
     check_alpha,
     check_features,
@@ -25,11 +25,9 @@ from torchgw._problem.linear_term import (
 )
 from torchgw._problem.losses import LossName, check_loss, find_loss
 from torchgw._problem.marginals import check_marginal_rule, divide_by_totals
-from torchgw._problem.named import DistanceName
-from torchgw._problem.plausible import warn_of_two_units
+from torchgw._problem.named import DistanceName, ScaleName
 from torchgw._problem.problem import Problem
 from torchgw._problem.providers import DistanceOptions, build_providers
-from torchgw._problem.scale import ScaleName
 from torchgw._problem.signatures import SignatureName, is_signature, named_features
 from torchgw._results.result import GWResult, make_result
 from torchgw._search.agreement import agreement

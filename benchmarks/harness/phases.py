@@ -24,7 +24,7 @@ from benchmarks.harness.measure import synchronize
 from torchgw import _api
 from torchgw._gradients import contract, dense, factored, sampled
 from torchgw._plans import transport
-from torchgw._problem import preparation, providers
+from torchgw._problem import named, providers
 from torchgw._sinkhorn import loop
 from torchgw._sinkhorn.compiled import CompiledProblem
 from torchgw._sinkhorn.contract import Sweep, Sweeper
@@ -112,7 +112,7 @@ class Target(NamedTuple):
 
 _TARGETS = (
     Target(providers, "_graph", "graph"),
-    Target(preparation.Preparation, "all_pairs", "distances"),
+    Target(named.Preparation, "all_pairs", "distances"),
     Target(_api, "build_providers", "distances"),
     Target(landmark.LandmarkDistance, "__init__", "distances"),
     Target(dijkstra.DijkstraDistance, "columns", "distances"),

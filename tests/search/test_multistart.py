@@ -18,7 +18,7 @@ from problems import distance_matrices, isometric_copy, random_weights, solve_by
 
 import torchgw
 from torchgw._plans.given import StoredPlan
-from torchgw._plans.rounded import round_to_marginals
+from torchgw._plans.transport import round_to_marginals
 from torchgw._problem.problem import Problem
 from torchgw._search import optima
 from torchgw._search.agreement import agreement

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import torchgw
-from torchgw._problem.facts import Facts
 from torchgw._problem.limits import LIMITS
+from torchgw._problem.problem import Facts
 from torchgw._solve.forecast import problem_seconds
 from torchgw._solve.options import Options
 from torchgw._solve.route import MOVES, choose_dtypes, choose_gradient, choose_precision, store_cost

@@ -25,7 +25,7 @@ from torchgw._errors import InvalidInputError, TorchGWWarning, warn_user
 from torchgw._gradients.contract import Linearised
 from torchgw._gradients.means import Levels, MeanDistances, SampledLoss
 from torchgw._plans.contract import Anchors
-from torchgw._plans.sparse import SparsePlan
+from torchgw._plans.given import SparsePlan
 from torchgw._plans.transport import DualPlan, TransportPlan
 from torchgw._problem.losses import LOSSES, Loss
 from torchgw._results.mapping import Extension

@@ -24,8 +24,7 @@ from torchgw._problem.losses import LOSSES
 from torchgw._problem.problem import Problem
 from torchgw._problem.providers import Spaces
 from torchgw._results.base import Result, as_numpy
-from torchgw._results.bounds import lower_bound
-from torchgw._results.correlation import distance_correlation
+from torchgw._results.certificates import distance_correlation, lower_bound
 from torchgw._results.mapping import Extension, map_new
 from torchgw._results.matching import Matching, MatchingKind, match
 from torchgw._results.report import Log, Report

@@ -25,9 +25,8 @@ from torch import Tensor
 
 from torchgw._errors import UnsupportedError
 from torchgw._plans.contract import Plan
-from torchgw._problem.cross_terms import BothWays, Cross, MinimumCross, ProductCross
 from torchgw._problem.limits import limits_of
-from torchgw._problem.losses import Loss
+from torchgw._problem.losses import BothWays, Cross, Loss, MinimumCross, ProductCross
 from torchgw._search.assignments import Assignments, search_matchings
 from torchgw._solve.polish import best_length
 

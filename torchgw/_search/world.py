@@ -11,7 +11,7 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from torchgw._plans.rounded import round_to_marginals
+from torchgw._plans.transport import round_to_marginals
 from torchgw._search.chain import Chain, Climbed, Trial, stacked
 from torchgw._search.coarse import Coarsened, side_by_side
 from torchgw._search.graphs import SparseProducts, is_graph

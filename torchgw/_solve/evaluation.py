@@ -12,6 +12,7 @@ from torchgw._gradients.contract import Coupling, Gradient, InFactors, Quadratic
 from torchgw._gradients.dense import DenseGradient
 from torchgw._gradients.relaxed import RelaxedGradient, normalise
 from torchgw._plans.transport import TransportPlan
+from torchgw._problem.given import are_copies
 from torchgw._problem.marginals import (
     MarginalRule,
     ObjectiveTerms,
@@ -20,7 +21,6 @@ from torchgw._problem.marginals import (
     quadratic_divergence,
     relative_entropy,
 )
-from torchgw._problem.plausible import are_copies
 from torchgw._problem.problem import Problem
 from torchgw._search.subsample import Coarse, take
 from torchgw._sinkhorn.contract import PreparedProblem

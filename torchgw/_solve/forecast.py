@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 
 from torchgw._errors import PerformanceWarning, warn_user
-from torchgw._problem.facts import Facts
 from torchgw._problem.limits import Limits
+from torchgw._problem.problem import Facts
 from torchgw._search.chain_times import chain_products
 from torchgw._solve.options import Options
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 
 from torchgw._gradients.contract import CostNoise, Coupling, Linearised
-from torchgw._plans.sparse import SparsePlan
+from torchgw._plans.given import SparsePlan
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.problem import Problem
 from torchgw._search.alternatives import Search

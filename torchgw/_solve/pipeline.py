@@ -12,10 +12,8 @@ import torch
 
 from torchgw._gradients.contract import Linearised, QuadraticValue
 from torchgw._gradients.factored import FactoredGradient
-from torchgw._plans.given import StoredPlan
-from torchgw._plans.rounded import round_to_marginals
-from torchgw._plans.sparse import SparsePlan
-from torchgw._plans.transport import TransportPlan
+from torchgw._plans.given import SparsePlan, StoredPlan
+from torchgw._plans.transport import TransportPlan, round_to_marginals
 from torchgw._search.alternatives import Search
 from torchgw._search.isometry import Isometry, find_isometry
 from torchgw._search.subsample import Coarse, draw_subsample, extend

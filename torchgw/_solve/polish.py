@@ -25,12 +25,10 @@ from torch import Tensor
 from torchgw._errors import UnsupportedError
 from torchgw._gradients.contract import Gradient
 from torchgw._plans.given import StoredPlan
-from torchgw._plans.rounded import round_to_marginals
-from torchgw._plans.transport import TransportPlan
+from torchgw._plans.transport import TransportPlan, round_to_marginals
 from torchgw._problem.marginals import MarginalRule, is_assignment
-from torchgw._sinkhorn.exact import Array
+from torchgw._sinkhorn.exact import Array, LinearSolver, one_sided, partial_transport, transport
 from torchgw._sinkhorn.problem import DenseCost
-from torchgw._sinkhorn.vertices import LinearSolver, one_sided, partial_transport, transport
 from torchgw._tensors.deadline import is_over
 from torchgw._typing import Marginals, Potentials
 

@@ -24,8 +24,7 @@ from torchgw._search.subsample import Cells, Coarse, make_cells, take
 from torchgw._sinkhorn.annealing import Annealing
 from torchgw._sinkhorn.contract import PreparedProblem
 from torchgw._sinkhorn.problem import FactoredCost, LinearProblem
-from torchgw._sinkhorn.tiles.bounds import block_orders
-from torchgw._sinkhorn.tiles.tiling import Tiling
+from torchgw._sinkhorn.tiles.tiling import Tiling, block_orders
 from torchgw._solve.evaluation import Evaluation, evaluate_extended, judge, settle, weighted_means
 from torchgw._solve.loop import iterate
 from torchgw._solve.state import RESOLVED, LoopState, Setting, Status, rounding

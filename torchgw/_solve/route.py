@@ -1,9 +1,9 @@
 """Which path a problem takes: every decision that is made before it is solved, and why.
 
-:func:`make_route` is a pure function of what is known of a problem (``_problem/facts.py``), of what
-was asked for, and of the limits of the device (``_problem/limits.py``). What it returns is printed
-by :func:`torchgw.explain` and kept as ``result.report.route``; the strategy, the forecast and the
-table of the search in docs/how-to-choose.md are made from it.
+:func:`make_route` is a pure function of what is known of a problem (``Facts``), of what was asked
+for, and of the limits of the device (``_problem/limits.py``). What it returns is printed by
+:func:`torchgw.explain` and kept as ``result.report.route``; the strategy and the table of the
+search in docs/how-to-choose.md are made from it.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,8 +13,8 @@ import torch
 
 from torchgw._errors import UnsupportedError
 from torchgw._gradients.choose import check_products
-from torchgw._problem.facts import Facts
 from torchgw._problem.limits import LIMITS, Limits
+from torchgw._problem.problem import Facts
 from torchgw._search.chain_times import affordable_chains
 from torchgw._sinkhorn.choose import BackendName, skips_tiles
 from torchgw._sinkhorn.contract import Backend

@@ -19,7 +19,7 @@ from torchgw._boundary.arrays import (
 )
 from torchgw._boundary.graphs import as_graph
 from torchgw._errors import GraphWarning, InvalidInputError, warn_user
-from torchgw.distances._graph.adjacency import validate_graph
+from torchgw.distances._graph.edges import validate_graph
 from torchgw.distances.base import DistanceProvider, Entrywise
 from torchgw.distances.geodesics import path_lengths
 from torchgw.distances.graph import as_geodesics

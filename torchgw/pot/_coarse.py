@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from torchgw._sinkhorn.vertices import PartialTransport, in_order
+from torchgw._sinkhorn.exact import PartialTransport, in_order
 from torchgw._solve.polish import take_steps
 from torchgw.pot._arrays import Array, product
 from torchgw.pot._few import FewEntries

@@ -9,8 +9,7 @@ import torch
 
 from torchgw._errors import ConvergenceWarning, InvalidInputError, warn_user
 from torchgw._problem.marginals import MarginalRule
-from torchgw._sinkhorn.exact import LARGE
-from torchgw._sinkhorn.vertices import PartialTransport
+from torchgw._sinkhorn.exact import LARGE, PartialTransport
 from torchgw._solve.polish import best_length, oracle, take_steps
 from torchgw._typing import Marginals
 from torchgw.pot import _mirror
