@@ -174,10 +174,10 @@ def test_what_a_direction_must_be():
         plain.hvp(torch.ones(7, 2))
 
 
-def test_nothing_of_the_size_of_the_plan_is_kept_for_factored_problems(monkeypatch):
+def test_nothing_of_the_size_of_the_plan_is_kept_for_factored_problems(monkeypatch, limited):
     monkeypatch.setattr("torchgw.distances.points._FEW_POINTS", 0)
     monkeypatch.setattr("torchgw._sinkhorn.problem._BLOCK_BYTES", {"cpu": 2**15})
-    monkeypatch.setattr("torchgw._derivatives.density._STORED_ENTRIES", {"cpu": 0})
+    limited(kept_tables=0)
     monkeypatch.setattr("torchgw._derivatives.krylov._MOST", 60)
     generator = torch.Generator().manual_seed(0)
     X, Y = (torch.randn(n, 2, generator=generator, dtype=torch.float64) for n in (100, 80))

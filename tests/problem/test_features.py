@@ -176,9 +176,9 @@ def test_bad_features_are_refused(change, error, message):
         solve_by_name(x, y, **{"features": features, "distances": "sqeuclidean", **change})
 
 
-def test_large_euclidean_features_are_refused(monkeypatch):
+def test_large_euclidean_features_are_refused(limited):
     (x, y), features = given()
-    monkeypatch.setattr("torchgw._problem.linear_term._STORED_ENTRIES", {"cpu": 100})
+    limited(kept_tables=100)
     with pytest.raises(torchgw.UnsupportedError, match="sqeuclidean"):
         torchgw.solve(x, y, features=features, options=torchgw.Options(feature_metric="euclidean"))
 

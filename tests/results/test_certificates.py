@@ -123,12 +123,12 @@ def test_copies_have_bound_zero(distances):
         assert result.distance_correlation > 0.99
 
 
-def test_large_problems_have_the_first_two(monkeypatch):
+def test_large_problems_have_the_first_two(monkeypatch, limited):
     x, y = tables(30, 40, 0)
     M = np.random.default_rng(0).random((30, 40)) + 1
     pure, fused = solve(D_X=x, D_Y=y), solve(D_X=x, D_Y=y, M=M, alpha=0.5)
     first, second, third = each_bound(pure)
-    monkeypatch.setattr(certificates, "_PAIRS", 0)
+    limited(bounded=0)
     assert pure.lower_bound == max(first, second) < third
     assert 0.5 * max(first, second) + 0.5 < fused.lower_bound < fused.value
     monkeypatch.setattr(certificates, "_SORTED_ENTRIES", 0)

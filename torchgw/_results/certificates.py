@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from torchgw._plans.contract import Plan
+from torchgw._problem.limits import limits_of
 from torchgw._problem.losses import LOSSES
 from torchgw._problem.problem import stored_matrix
 from torchgw._results.mapping import Extension
@@ -29,9 +30,7 @@ from torchgw._sinkhorn.problem import Cost, DenseCost, LinearProblem
 from torchgw._typing import Marginals, Potentials
 from torchgw.distances.base import DistanceProvider, both_ways
 
-# The third bound, and a linear problem, are solved up to so many pairs of points; for the second
-# bound all distances are sorted up to so many points, squared. [L329]
-_PAIRS = 4_000_000
+# For the second bound all distances are sorted up to so many points, squared. [L329]
 _SORTED_ENTRIES = 25_000_000
 # Parts of equal mass over which quantile functions are averaged: those of the distances of a point,
 # and that of all distances of a side. [L329]
@@ -57,7 +56,7 @@ def lower_bound(extension: Extension, weights: Marginals) -> float:
         return math.nan
     with torch.no_grad(), torch.autocast(weights.a.device.type, enabled=False):
         linear = extension.linear_cost() if alpha < 1 else None
-        small = weights.a.numel() * weights.b.numel() <= _PAIRS
+        small = math.prod(map(len, weights)) <= limits_of(weights.a.device).bounded
         squares = max(side.n for side in sides) ** 2
         if small and squares <= _SORTED_ENTRIES:
             table: Any = 0.0 if linear is None else (1 - alpha) * linear.dense().matrix.double()

@@ -13,6 +13,7 @@ from torchgw._gradients.dense import DenseGradient
 from torchgw._gradients.relaxed import RelaxedGradient, normalise
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.given import are_copies
+from torchgw._problem.limits import limits_of
 from torchgw._problem.marginals import (
     MarginalRule,
     ObjectiveTerms,
@@ -147,9 +148,6 @@ _VALUE_NOISE = 6.0
 # Share of the value of the product plan by which a plan may lie above a match that keeps all
 # distances. [L470]
 _ABOVE_A_COPY = 2e-3
-# An exact cost is computed if it takes at most so many multiplications; or so many minima, for a
-# loss that is no product, which take a thousand times as long. [L545]
-_PRODUCTS, _MINIMA = 2**26, 2**20
 # By how much an exact iteration may lower the objective: a share of it, and standard errors of the
 # sampled cost. [L545]
 _SHARE, _ERRORS = 0.01, 3.0
@@ -457,9 +455,8 @@ def falls_further(
     # `found` are the numbers of the plan, `coupling` is where the sampled cost was taken, and
     # `mass` is that of a partial plan. The answer is no where an exact cost would take long.
     problem = setting.problem
-    n, m = plan.shape
-    affordable = _MINIMA if problem.loss.cross is None else _PRODUCTS
-    if setting.gradient.exact or n * m * max(n, m) > affordable:
+    limits, products = limits_of(plan.device), problem.loss.cross is not None
+    if setting.gradient.exact or not limits.checks(*plan.shape, products=products):
         return False
     base = DenseGradient(problem)
     gradient: Gradient = base if setting.rule is None else RelaxedGradient(base, problem)

@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import replace
 from time import perf_counter
@@ -70,7 +70,7 @@ def solve_problem(asked: Asked, recorder: Recorder) -> Outcome:
         return _solve_for_mass(asked, recorder)
     outcome = _solve_searched(asked, recorder)
     route = outcome.route
-    for other in _other_solves(asked, outcome.search):
+    for other in _other_solves(asked, outcome.search, {move.what for move in route.begin}):
         if is_over():
             break
         outcome = _no_higher_than(outcome, other)
@@ -90,9 +90,12 @@ def _out_of_time(outcome: Outcome) -> Outcome:
     return outcome._replace(search=search._replace(doubt=WHY_TIME))
 
 
-def _other_solves(asked: Asked, search: Search | None) -> Iterator[_Other]:
-    """Ask for other solves where the optimum that a search chose may not be the lowest."""
-    problem, options = asked.problem, asked.options
+def _other_solves(asked: Asked, search: Search | None, moves: Set[str]) -> Iterator[_Other]:
+    """Ask for other solves where the optimum that a search chose may not be the lowest.
+
+    ``moves`` are those that the route of the problem has.
+    """
+    options = asked.options
     if not _may_go_on(asked):
         return
     thorough = options.search == "thorough" and search is not None and bool(search.trials)
@@ -102,8 +105,7 @@ def _other_solves(asked: Asked, search: Search | None) -> Iterator[_Other]:
         yield _Other(_again(asked, search="auto"), "search")
     if search is not None and search.settled and not thorough:
         return
-    entries, limits = problem.source.n * problem.target.n, limits_of(problem.source.device)
-    if thorough or entries <= limits.product:
+    if thorough or "product" in moves:
         yield _Other(_again(asked, n_init=1), "start", "product")
     if search is None:
         return
@@ -113,7 +115,7 @@ def _other_solves(asked: Asked, search: Search | None) -> Iterator[_Other]:
         # where the solve would have begun without chains
         best, *_ = search.few.alternatives
         yield _Other(_again(asked, best), "optimum", best.label)
-    if entries <= limits.followed:
+    if "optima" in moves:
         # those of few points have been among the guesses of chains
         for one in _may_end_lower(search):
             yield _Other(_again(asked, one), "optimum", one.label)
