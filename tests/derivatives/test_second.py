@@ -300,7 +300,7 @@ def test_a_plan_that_has_not_settled_errs_as_far_as_it_is_from_the_fixed_point(s
 
 
 def test_a_system_that_is_not_solved_is_said(monkeypatch):
-    monkeypatch.setattr("torchgw._derivatives.implicit._MAX_ITER", 2)
+    monkeypatch.setattr("torchgw._derivatives.implicit.MOST_PRODUCTS", 2)
     given = inputs_of("sqeuclidean")
     _, result = solved("sqeuclidean", given)
     with pytest.warns(torchgw.ConvergenceWarning, match="residual"):

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from torchgw._derivatives.density import Density, Equation, Response
-from torchgw._derivatives.krylov import gmres, growth, unit_of
+from torchgw._derivatives.krylov import MOST_PRODUCTS, gmres, growth, unit_of
 from torchgw._errors import ConvergenceWarning, warn_user
 from torchgw._gradients.contract import Gradient
 from torchgw._gradients.dense import DenseGradient, PlanMatrix
@@ -232,7 +232,6 @@ class _Encoded:
 
 # Relative residual of the linear system. [L242, L266]
 _TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
-_MAX_ITER = 1000
 # Residuals above this get a warning: the marginal error of the plan leaves some residual that
 # nothing removes. [L244]
 WORRYING = 1e-4
@@ -263,7 +262,7 @@ def respond(
     small = density.is_stored and _is_small(problem)
     tables = small or (problem.source.factors() is None and problem.target.factors() is None)
     equation = Equation(
-        density, problem, upstream, forced, tables, _TOLERANCE[plan.dtype], _MAX_ITER
+        density, problem, upstream, forced, tables, _TOLERANCE[plan.dtype], MOST_PRODUCTS
     )
     found = _solve(equation, small=small)
     if max(found.residual / WORRYING, found.growth / NEARLY_SINGULAR) > 1:

@@ -28,7 +28,7 @@ from torchgw._sinkhorn.eager import EagerBackend
 from torchgw._sinkhorn.loop import sinkhorn
 from torchgw._sinkhorn.problem import Cost, DenseCost, LinearProblem
 from torchgw._typing import Marginals, Potentials
-from torchgw.distances.base import DistanceProvider, both_ways
+from torchgw.distances.base import BLOCK_ENTRIES, DistanceProvider, both_ways
 
 # For the second bound all distances are sorted up to so many points, squared. [L329]
 _SORTED_ENTRIES = 25_000_000
@@ -42,8 +42,6 @@ _LEAST_EPSILON = 3e-4
 _DECAY = 0.5
 _ITERATIONS = 100
 _TOLERANCE = 1e-4
-# Entries of a linear cost read at once. [L329]
-_BLOCK_ENTRIES = 2**22
 
 
 def lower_bound(extension: Extension, weights: Marginals) -> float:
@@ -172,7 +170,7 @@ def _dual(cost: Tensor, weights: Marginals, g: Tensor) -> float:
 def _least(cost: Cost, weights: Marginals) -> float:
     """Bound the least <M, P> from below by the least cost of each point; nothing is stored."""
     a, b = weights
-    height = max(1, _BLOCK_ENTRIES // len(b))
+    height = max(1, BLOCK_ENTRIES // len(b))
     columns, rows = torch.full_like(b, torch.inf), 0.0
     for start in range(0, len(a), height):
         block = slice(start, start + height)

@@ -21,7 +21,7 @@ NEWTON_AFTER, NEWTON_BELOW = 20, 1e-3
 _MOST_POINTS = 256
 # Ridge: the share of the mass of a column that is added to its second derivative. Between parts of
 # a plan that share no mass the derivative is nothing but rounding. [L841]
-_RIDGE = 1e-11
+RIDGE = 1e-11
 # Largest change of a potential, over epsilon, for which quadratic convergence can be expected.
 # [L443]
 _LARGEST_STEP = 10.0
@@ -32,7 +32,7 @@ _SHARP, _LEAST_DENSITY, _MOST_ENTRIES = (300, 4096), 1e-9, 0.1
 # that halving may come to; and the share of the tolerance that is added to the second derivative,
 # in units of the mass of a column. What that leaves undone is this share of the length of a step.
 # [L564]
-_STEPS, _FURTHEST, _SHORTEST, _BLUR = 8, 30.0, 1e-3, 0.01
+_STEPS, FURTHEST, _SHORTEST, _BLUR = 8, 30.0, 1e-3, 0.01
 # Steps on the entries of a plan take as long as so many iterations. [L564]
 _SLOW = 200
 
@@ -95,7 +95,7 @@ def newton_step(prepared: PreparedProblem, potentials: Potentials) -> Potentials
     # a row of weight zero is zero, and a column of weight zero stays where it is
     shared = plan.T @ (plan / a.clamp_min(torch.finfo(a.dtype).tiny)[:, None])
     curvature = torch.outer(columns, columns).sub_(shared)
-    curvature.diagonal().add_((1 + _RIDGE) * columns).add_(b == 0)
+    curvature.diagonal().add_((1 + RIDGE) * columns).add_(b == 0)
     factor, failed = torch.linalg.cholesky_ex(curvature)
     step = torch.cholesky_solve((b - columns)[:, None], factor)[:, 0]
     wrong, size = torch.stack([failed.double(), step.abs().amax()]).tolist()
@@ -132,7 +132,7 @@ def newton_on_entries(
         plan = plan.multiply(1 / np.where(mass > 0, mass, 1.0)[:, None]).tocsr()
         columns = plan.T @ a
         met = float(abs(columns - b).sum()) <= tol / 2
-        if met or left == 0 or not rises or abs(moved).max() > _FURTHEST:
+        if met or left == 0 or not rises or abs(moved).max() > FURTHEST:
             break
         curvature = torch.from_numpy((plan.T @ plan.multiply(a[:, None])).toarray()).neg_()
         # a column of weight zero stays where it is
@@ -161,7 +161,7 @@ def _longest(plan: Any, a: Any, b: Any, step: Any) -> tuple[Any, Any, bool]:
     step = step * min(1.0, _LARGEST_STEP / abs(step).max())
     value, mass = rise(step)
     factor = 2.0 if value > 0 else 0.5
-    while _SHORTEST < abs(factor * step).max() < _FURTHEST:
+    while _SHORTEST < abs(factor * step).max() < FURTHEST:
         following, then = rise(factor * step)
         if value > 0 and not following > value:
             break

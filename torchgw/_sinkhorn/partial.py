@@ -11,9 +11,9 @@ from torch import Tensor
 
 from torchgw._sinkhorn.anderson import Anderson
 from torchgw._sinkhorn.contract import PreparedProblem
-from torchgw._sinkhorn.eager import EagerBackend
+from torchgw._sinkhorn.eager import LARGEST_SCALING, EagerBackend
 from torchgw._sinkhorn.loop import SinkhornResult
-from torchgw._sinkhorn.newton import Plateau, from_larger_epsilon, is_small
+from torchgw._sinkhorn.newton import FURTHEST, RIDGE, Plateau, from_larger_epsilon, is_small
 from torchgw._sinkhorn.problem import DenseCost
 from torchgw._tensors.deadline import is_over
 from torchgw._typing import Marginals, Potentials
@@ -66,10 +66,10 @@ def host_level(
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
-# Its steps at most, the shares of a step that are tried, how far potentials may move in a step and
-# in all, in units of epsilon, and the ridge, a share of the mass of a column. [L1202]
+# Steps of Newton's method at most, the shares of a step that are tried, and how far potentials may
+# move in one, in units of epsilon. [L1202]
 _STEPS, _SHARES = 30, 0.3 ** np.arange(8)
-_LONGEST, _FURTHEST, _RIDGE = 3.0, 30.0, 1e-11
+_LONGEST = 3.0
 
 
 class OnBounds(NamedTuple):
@@ -129,7 +129,7 @@ def newton_on_bounds(
         if not there.gain > here.gain:
             break
         here = there
-        if far := bool(abs(here.u).max() > _FURTHEST):
+        if far := bool(abs(here.u).max() > FURTHEST):
             break
     return OnBounds(here.x, here.u, solved, far)
 
@@ -189,7 +189,7 @@ class _Dual:
         parts, together = now[full], now[~full].sum(0)
         shared = parts.T @ (parts / np.maximum(parts.sum(1), 1e-300)[:, None])
         shared += np.outer(together, together) / max(together.sum(), 1e-300)
-        curvature = np.diag((1 + _RIDGE) * masses) - shared
+        curvature = np.diag((1 + RIDGE) * masses) - shared
         # columns whose mass has underflowed wait for iterations
         free = self.used & ~held & (masses > 1e-30)
         direction = np.where(held, room, 0.0)
@@ -199,8 +199,6 @@ class _Dual:
         return direction
 
 
-# Largest log-scaling of a stored kernel, as for strict marginals. [L236]
-_LARGEST_SCALING = 20.0
 # Iterations between two looks at the error. [L289]
 _CHECK_EVERY = 10
 # After so many kernels whose potentials turn out too far away, softmins are computed without one.
@@ -282,7 +280,7 @@ def partial_sinkhorn(
         if kernel is not None:
             moved = _distance(found.potentials, kernel.origin, marginals) / epsilon
         error, scaling = torch.stack([found.error, moved]).tolist()
-        if not scaling < _LARGEST_SCALING:
+        if not scaling < LARGEST_SCALING:
             kernel, failures = None, failures + 1
             if failures == _MOST_FAILURES:
                 storable = False

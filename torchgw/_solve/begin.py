@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchgw._boundary.arrays import check_plan, to_tensor
 from torchgw._errors import InvalidInputError, InvalidTypeError
-from torchgw._gradients.contract import Plan
+from torchgw._gradients.contract import START_NOISE, Plan
 from torchgw._plans.contract import Anchors
 from torchgw._plans.given import PairPlan, StoredPlan
 from torchgw._plans.transport import DualPlan
@@ -19,7 +19,7 @@ from torchgw._problem.marginals import MarginalRule
 from torchgw._problem.problem import Problem
 from torchgw._search.all_points import search_all_points, search_twice
 from torchgw._search.alternatives import Alternative, Search, is_whole
-from torchgw._search.batch import Searched
+from torchgw._search.batch import LEAST_EPSILON, Searched
 from torchgw._search.chain import AGREEING
 from torchgw._search.coarse import coarse_table, directed_points, represent
 from torchgw._search.doubts import WHY_RELAXED, WHY_SUBSAMPLE
@@ -285,14 +285,11 @@ def starting_point(setting: Setting, guess: Guess) -> LoopState:
 _OUTER, _INNER, _TOLERANCE = 60, 200, 1e-3
 # L1 distance of normalised plans above which they are different optima. [L297]
 _DISTINCT = 0.1
-# Lowest epsilon as a share of the natural scale, as in a search with strict marginals. [L297]
-_LEAST_EPSILON = 1e-3
 # Penalties above this multiple of the natural scale are compared as strict marginals: they would
 # multiply the marginal errors that these few iterations leave. [L970]
 _HARD = 1e4
-# Starts from the neighbours of a point of either side; rounds that improve the best; relative noise
-# on the product plan. [L1292]
-_BALLS, _ROUNDS, _NOISE = 16, 8, 1e-6
+# Starts from the neighbours of a point of either side; rounds that improve the best. [L1292]
+_BALLS, _ROUNDS = 16, 8
 
 
 class _Found(NamedTuple):
@@ -370,7 +367,7 @@ def _search(
     assert rule is not None
     hard = [math.inf if rho > _HARD * strategy.scale else rho for rho in rule.rho]
     level = replace(rule, rho=(hard[0], hard[1]))
-    epsilon = max(strategy.epsilon, _LEAST_EPSILON * strategy.scale) * strategy.mass
+    epsilon = max(strategy.epsilon, LEAST_EPSILON * strategy.scale) * strategy.mass
     options = replace(
         strategy.options, epsilon=epsilon, rule=level,
         gradient="dense", n_anchors=None, max_iter=_OUTER, tol=_TOLERANCE, inner_max_iter=_INNER,
@@ -412,7 +409,7 @@ def _improved(
     product = torch.outer(a, b)
     generator = torch.Generator("cpu").manual_seed(0)
     noise = torch.randn(product.shape, device="cpu", generator=generator, dtype=torch.float64)
-    product = product * (1 + _NOISE * noise)
+    product = product * (1 + START_NOISE * noise)
     starts = [("product", product)]
     alone = torch.zeros(1, dtype=torch.int64, device="cpu")
     annealed = stack.follow(alone, stack.padded(product[None]), first=1.0).plans[0]

@@ -34,9 +34,9 @@ from torchgw._typing import Iteration
 # Masses that are tried where a linear cost depends on the mass; and by how many times `tol` two may
 # differ where the cost is sampled. [L576]
 _MOST_MASSES = 20
-_ROUGHLY = 100
+ROUGHLY = 100
 # What is rounding of an objective, over the natural scale of the cost. [L634]
-_NOTHING = 1e-9
+NOTHING = 1e-9
 # An optimum may end lower than the best one unless its value is higher by more than this share, of
 # few points, or of chains on all: they do not tell more. [L1254, L1291]
 _CLOSE, _NEAR = 0.2, 0.05
@@ -246,7 +246,7 @@ def _no_higher_than_matched(asked: Asked, outcome: Outcome) -> Outcome:
     partners, _ = best_matchings(whole.problem, plan[None].to(whole.problem.base))
     best = torch.nn.functional.one_hot(partners[:1], n).to(whole.problem.base) / n
     value = float(whole.problem.value(best))
-    nothing = max(_NOTHING * outcome.strategy.scale, whole.problem.rounding())
+    nothing = max(NOTHING * outcome.strategy.scale, whole.problem.rounding())
     if value >= outcome.ending.evaluation.value(problem.alpha) - nothing:
         return outcome
     better = Alternative(value, "exchanges", best[0], source, target, (n, m), epsilon=0.0)
@@ -355,7 +355,7 @@ def _no_higher_than(searched: Outcome, again: _Other) -> Outcome:
     search, asked, problem = searched.search, again.asked, again.asked.problem
     if search is None or not search.alternatives or searched.ending.status is Status.STOPPED:
         return searched
-    nothing = _NOTHING * searched.strategy.scale
+    nothing = NOTHING * searched.strategy.scale
     if again.way == "optimum":
         # a mirror image of the plan ends at the same objective, up to the tolerances
         nothing = max(nothing, AGREED * abs(_objective(searched)))
@@ -417,7 +417,7 @@ def _solve_for_mass(asked: Asked, recorder: Recorder) -> Outcome:
         found = outcome.ending.evaluation.mass
         tried.append((math.log(mass), math.log(found / mass)))
         # sampled costs do not tell the mass more closely
-        settled = abs(tried[-1][1]) <= (1 if outcome.noise is None else _ROUGHLY) * options.tol
+        settled = abs(tried[-1][1]) <= (1 if outcome.noise is None else ROUGHLY) * options.tol
         if settled or len(tried) == _MOST_MASSES or not outcome.ending.status.converged:
             break
         mass, asked = math.exp(_next(tried)), asked._replace(init=outcome.ending.plan)
