@@ -28,14 +28,14 @@ from torchgw._many.result import BatchResult as BatchResult
 from torchgw._many.solve_many import solve_batch as solve_batch
 from torchgw._many.solve_many import solve_many as solve_many
 from torchgw._plans.transport import TransportPlan as TransportPlan
+from torchgw._results.base import load as load
 from torchgw._results.matching import Matching as Matching
 from torchgw._results.report import Report as Report
 from torchgw._results.result import GWResult as GWResult
-from torchgw._results.storage import load as load
 from torchgw._search.alternatives import Alternative as Alternative
 from torchgw._search.chain import Trial as Trial
 from torchgw._solve.route import Route as Route
-from torchgw._solve.status import Status as Status
+from torchgw._solve.state import Status as Status
 from torchgw._solve.table import Options as Options
 from torchgw._typing import HessianProduct as HessianProduct
 from torchgw._typing import Iteration as Iteration

@@ -15,7 +15,7 @@ from torchgw._boundary.checks import number_of, reject_unknown
 from torchgw._boundary.console import verbose_progress
 from torchgw._derivatives.transforms import through_transforms
 from torchgw._gradients.choose import GradientName
-from torchgw._problem.given import Passed
+from torchgw._problem.given import Passed, warn_of_two_units
 from torchgw._problem.linear_term import (
     check_alpha,
     check_features,
@@ -25,24 +25,21 @@ from torchgw._problem.linear_term import (
 )
 from torchgw._problem.losses import LossName, check_loss, find_loss
 from torchgw._problem.marginals import check_marginal_rule, divide_by_totals
-from torchgw._problem.named import DistanceName
-from torchgw._problem.plausible import warn_of_two_units
+from torchgw._problem.named import DistanceName, ScaleName
 from torchgw._problem.problem import Problem
 from torchgw._problem.providers import DistanceOptions, build_providers
-from torchgw._problem.scale import ScaleName
 from torchgw._problem.signatures import SignatureName, is_signature, named_features
 from torchgw._results.result import GWResult, make_result
 from torchgw._search.agreement import agreement
 from torchgw._search.alternatives import SearchName
 from torchgw._search.batch import Searched
-from torchgw._solve.checkpoint import Checkpoint
 from torchgw._solve.options import Options as SolverOptions
 from torchgw._solve.outcome import Asked
 from torchgw._solve.passes import solve_problem
-from torchgw._solve.pipeline import route_of
+from torchgw._solve.pipeline import strategy_of
 from torchgw._solve.route import Route
 from torchgw._solve.squares import solve_squares
-from torchgw._solve.state import Recorder
+from torchgw._solve.state import Checkpoint, Recorder
 from torchgw._solve.strategy import check_known, heavy_as_strict
 from torchgw._solve.table import (
     FORMER,
@@ -394,7 +391,7 @@ def _solve(
             question = Asked(problem, options, init, generator, sides.graphs, keeper, made)
             if _explaining.get():
                 # for explain(), which is the only one to ask for it, and returns it
-                return cast("GWResult", route_of(question))
+                return cast("GWResult", strategy_of(question).route)
             squared = options.rule is not None and options.rule.squares
             outcome = (solve_squares if squared else solve_problem)(question, recorder)
             if pair is not None:

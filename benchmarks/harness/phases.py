@@ -24,13 +24,13 @@ from benchmarks.harness.measure import synchronize
 from torchgw import _api
 from torchgw._gradients import contract, dense, factored, sampled
 from torchgw._plans import transport
-from torchgw._problem import preparation, providers
+from torchgw._problem import named, providers
 from torchgw._sinkhorn import loop
 from torchgw._sinkhorn.compiled import CompiledProblem
 from torchgw._sinkhorn.contract import Sweep, Sweeper
 from torchgw._sinkhorn.eager import EagerProblem
 from torchgw._sinkhorn.problem import Cost, DenseCost, FactoredCost
-from torchgw._solve import evaluation, inner, strategy
+from torchgw._solve import evaluation, step, strategy
 from torchgw._solve import loop as outer_loop
 from torchgw._typing import Potentials
 from torchgw.distances import dijkstra, landmark
@@ -112,7 +112,7 @@ class Target(NamedTuple):
 
 _TARGETS = (
     Target(providers, "_graph", "graph"),
-    Target(preparation.Preparation, "all_pairs", "distances"),
+    Target(named.Preparation, "all_pairs", "distances"),
     Target(_api, "build_providers", "distances"),
     Target(landmark.LandmarkDistance, "__init__", "distances"),
     Target(dijkstra.DijkstraDistance, "columns", "distances"),
@@ -122,7 +122,7 @@ _TARGETS = (
     Target(factored.FactoredGradient, "linearise", "cost"),
     Target(sampled.SampledGradient, "linearise", "cost"),
     Target(FactoredCost, "dense", "cost"),
-    Target(inner, "sinkhorn", "Sinkhorn"),
+    Target(step, "sinkhorn", "Sinkhorn"),
     Target(EagerProblem, "softmin", "Sinkhorn", _softmin_work),
     Target(EagerProblem, "sweeper", "Sinkhorn", _sweeper_work),
     Target(EagerProblem, "apply", "apply", _apply_work),

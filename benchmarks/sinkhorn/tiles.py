@@ -17,8 +17,7 @@ from benchmarks.harness.measure import synchronize
 from torchgw._sinkhorn.choose import choose_backend
 from torchgw._sinkhorn.loop import sinkhorn
 from torchgw._sinkhorn.problem import FactoredCost, LinearProblem, softmin
-from torchgw._sinkhorn.tiles.bounds import skipped_share
-from torchgw._sinkhorn.tiles.tiling import Tiling
+from torchgw._sinkhorn.tiles.tiling import Tiling, skipped_share
 from torchgw._typing import Marginals
 
 # Rows on which a half-step is compared with float64.

@@ -31,7 +31,7 @@ from scipy.spatial.distance import cdist
 from scipy.special import xlogy
 
 import torchgw.pot
-from torchgw._plans.rounded import round_to_marginals
+from torchgw._plans.transport import round_to_marginals
 from torchgw.datasets import spiral, swiss_roll
 from torchgw.distances import connect, knn_graph
 from torchgw.distances.graph import default_n_neighbors

@@ -27,7 +27,7 @@ from scipy.stats import spearmanr
 
 import torchgw
 from torchgw._boundary.arrays import to_numpy
-from torchgw._plans.rounded import round_to_marginals
+from torchgw._plans.transport import round_to_marginals
 from torchgw.datasets import spiral, swiss_roll
 from torchgw.distances import connect, knn_graph
 

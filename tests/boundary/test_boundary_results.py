@@ -13,9 +13,8 @@ from test_boundary import X, Y
 
 import torchgw
 from torchgw import InvalidInputError, InvalidTypeError, TorchGWError, TorchGWWarning
-from torchgw._plans.rounded import RoundedPlan
-from torchgw._plans.sparse import SparsePlan
-from torchgw._plans.transport import TransportPlan
+from torchgw._plans.given import SparsePlan
+from torchgw._plans.transport import RoundedPlan, TransportPlan
 from torchgw._variants.low_rank import LowRankPlan
 from torchgw.datasets import swiss_roll
 from torchgw.distances import CallableDistance, knn_graph

@@ -315,10 +315,10 @@ def test_sampled_gradient_estimates_the_exact_one():
 
 
 @pytest.mark.slow
-def test_nothing_of_the_size_of_the_plan(monkeypatch):
+def test_nothing_of_the_size_of_the_plan(monkeypatch, limited):
     monkeypatch.setattr("torchgw.distances.points._FEW_POINTS", 0)
     monkeypatch.setattr("torchgw._sinkhorn.problem._BLOCK_BYTES", {"cpu": 2**15})
-    monkeypatch.setattr("torchgw._derivatives.density._STORED_ENTRIES", {"cpu": 0})
+    limited(kept_tables=0)
     monkeypatch.setattr("torchgw._derivatives.krylov._MOST", 60)
     given = problem(100, 80)
     x, y = require([given["X"], given["Y"]])

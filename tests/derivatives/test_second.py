@@ -10,7 +10,7 @@ import torch
 from problems import LargestTensor, solve_by_name
 
 import torchgw
-from torchgw._derivatives.conjugate import by_conjugate_gradients
+from torchgw._derivatives.implicit import by_conjugate_gradients
 
 EXACT = {"tol": 1e-12, "inner_tol": 1e-13, "max_iter": 2000, "inner_max_iter": 20_000, "n_init": 1}
 CASES = {
@@ -174,10 +174,10 @@ def test_what_a_direction_must_be():
         plain.hvp(torch.ones(7, 2))
 
 
-def test_nothing_of_the_size_of_the_plan_is_kept_for_factored_problems(monkeypatch):
+def test_nothing_of_the_size_of_the_plan_is_kept_for_factored_problems(monkeypatch, limited):
     monkeypatch.setattr("torchgw.distances.points._FEW_POINTS", 0)
     monkeypatch.setattr("torchgw._sinkhorn.problem._BLOCK_BYTES", {"cpu": 2**15})
-    monkeypatch.setattr("torchgw._derivatives.density._STORED_ENTRIES", {"cpu": 0})
+    limited(kept_tables=0)
     monkeypatch.setattr("torchgw._derivatives.krylov._MOST", 60)
     generator = torch.Generator().manual_seed(0)
     X, Y = (torch.randn(n, 2, generator=generator, dtype=torch.float64) for n in (100, 80))
@@ -203,7 +203,7 @@ def test_tables_moments_and_streamed_products_solve_the_same_system(case, monkey
     _, result = solved(case, given)
     steps = direction_of(given)
     found = [result.hvp(steps)]
-    module, encoded = "torchgw._derivatives.implicit", "torchgw._derivatives.moments"
+    module, encoded = "torchgw._derivatives.implicit", "torchgw._derivatives.implicit"
     left = []
     for given_up in (lambda _: None, lambda found: replace(found, residual=1.0)):
         with monkeypatch.context() as saddle:
@@ -300,7 +300,7 @@ def test_a_plan_that_has_not_settled_errs_as_far_as_it_is_from_the_fixed_point(s
 
 
 def test_a_system_that_is_not_solved_is_said(monkeypatch):
-    monkeypatch.setattr("torchgw._derivatives.implicit._MAX_ITER", 2)
+    monkeypatch.setattr("torchgw._derivatives.implicit.MOST_PRODUCTS", 2)
     given = inputs_of("sqeuclidean")
     _, result = solved("sqeuclidean", given)
     with pytest.warns(torchgw.ConvergenceWarning, match="residual"):

@@ -208,7 +208,7 @@ def test_products_and_functions_of_two_blocks():
 
 
 def test_a_function_sees_blocks(monkeypatch):
-    monkeypatch.setattr("torchgw.distances.callable._BLOCK_ELEMENTS", 200)
+    monkeypatch.setattr("torchgw.distances.callable.BLOCK_ENTRIES", 200)
     points, sizes = torch.from_numpy(INSIDE), []
 
     def between(x, y):

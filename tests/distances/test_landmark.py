@@ -11,7 +11,6 @@ from torchgw.distances import (
     geodesics,
     knn_graph,
     landmark,
-    nystrom,
 )
 
 
@@ -69,7 +68,7 @@ def test_fifty_landmarks_approximate_the_geodesics(space):
 @pytest.mark.filterwarnings("ignore::torchgw._errors.GraphWarning")
 def test_many_vertices_are_drawn_where_they_are(space, device, monkeypatch):
     geodesics, bound = space
-    monkeypatch.setattr(nystrom, "_HOST_DRAWN", 100)
+    monkeypatch.setattr(landmark, "_HOST_DRAWN", 100)
     first, again = (LandmarkDistance(geodesics, 50, device=device) for _ in range(2))
     assert torch.equal(first.landmarks, again.landmarks)
     assert len(first.landmarks.unique()) == 50
@@ -105,13 +104,13 @@ def test_landmarks_of_large_graphs_are_added_until_the_error_is_small_or_settles
     space, monkeypatch
 ):
     geodesics, _ = space
-    monkeypatch.setattr(nystrom, "_FEW_VERTICES", 599)
+    monkeypatch.setattr(landmark, "_FEW_VERTICES", 599)
     provider = LandmarkDistance(geodesics)
     count = len(provider.landmarks)
-    step, settled = nystrom._COUNTS.index(count), False
+    step, settled = landmark._COUNTS.index(count), False
     if step:
         # the same draws lead to the same landmarks, so this is the step before
-        monkeypatch.setattr(nystrom, "_COUNTS", nystrom._COUNTS[:step])
+        monkeypatch.setattr(landmark, "_COUNTS", landmark._COUNTS[:step])
         fewer = LandmarkDistance(geodesics)
         assert fewer.landmarks.tolist() == provider.landmarks[:-15].tolist()
         assert fewer.error > 0.02

@@ -80,7 +80,7 @@ def test_apply_in_several_blocks_is_the_same(monkeypatch):
     cloud = torch.randn(50, 3, dtype=torch.float64)
     values = torch.randn(50, 2, dtype=torch.float64)
     whole = PointDistance(cloud).apply(values)
-    monkeypatch.setattr("torchgw.distances.base._BLOCK_BYTES", 7 * 50 * 8)
+    monkeypatch.setattr("torchgw.distances.base.BLOCK_BYTES", 7 * 50 * 8)
     assert len(PointDistance(cloud)._column_blocks()) == 8
     torch.testing.assert_close(PointDistance(cloud).apply(values), whole)
 

@@ -68,7 +68,7 @@ def test_refused_factors(matrix, signs, message):
 
 
 def test_asymmetry_in_a_later_block_is_found(monkeypatch):
-    monkeypatch.setattr(precomputed, "_BLOCK_BYTES", 3 * 10 * 4)
+    monkeypatch.setattr(precomputed, "BLOCK_BYTES", 3 * 10 * 4)
     matrix = torch.ones(10, 10)
     assert torch.equal(PrecomputedDistance(matrix).mean_square(torch.ones(10)), 10 * torch.ones(10))
     matrix[9, 8] = 2

@@ -15,7 +15,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import torchgw
-from torchgw._problem import cross_terms
+from torchgw._problem import losses
 
 
 class EdgeIndex:
@@ -121,7 +121,7 @@ def main():
     # otherwise PyTorch says most things once, to whoever comes first
     torch.set_warn_always(True)
     # small problems are multiplied as large ones are
-    cross_terms._LOOKED_AT = 0
+    losses._LOOKED_AT = 0
     # small graphs without any labels are often symmetric, which is ours to say
     for said in (torchgw.AmbiguityWarning, torchgw.SearchWarning):
         warnings.filterwarnings("ignore", category=said)

@@ -18,8 +18,7 @@ from scipy.special import xlogy
 
 import torchgw
 from torchgw import ConvergenceWarning, InvalidInputError, TorchGWWarning, UnsupportedError
-from torchgw._sinkhorn.exact import ExactTransport, by_scipy
-from torchgw._sinkhorn.vertices import partial_transport, transport
+from torchgw._sinkhorn.exact import ExactTransport, by_scipy, partial_transport, transport
 from torchgw.pot import gromov, solve_gromov
 from torchgw.pot._quadratic import quadratic
 

@@ -17,9 +17,8 @@ from torchgw._gradients.sampled import AnchorCoupling, SampledGradient, places
 from torchgw._plans.contract import Anchors
 from torchgw._plans.given import PairPlan, StoredPlan
 from torchgw._plans.transport import TransportPlan
-from torchgw._problem import cross_terms
-from torchgw._problem.cross_terms import ProductCross
-from torchgw._problem.losses import LOSSES
+from torchgw._problem import losses
+from torchgw._problem.losses import LOSSES, ProductCross
 from torchgw._problem.problem import Problem
 from torchgw._sinkhorn.eager import EagerBackend
 from torchgw._sinkhorn.loop import sinkhorn
@@ -134,13 +133,13 @@ def test_products_of_vertices_with_adjacency_matrices_read_no_other_entries(monk
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_products_with_sharp_plans_leave_out_what_rounds_off(dtype, monkeypatch):
-    monkeypatch.setattr(cross_terms, "_LOOKED_AT", 0)
+    monkeypatch.setattr(losses, "_LOOKED_AT", 0)
     source, target = (torch.from_numpy(RNG.random((n, n))).to(dtype) for n in (90, 80))
     eps = torch.finfo(dtype).eps
     plan = 1e-3 * eps * torch.from_numpy(RNG.random((90, 80))).to(dtype)
     plan[torch.arange(80), torch.arange(80)] += torch.from_numpy(RNG.normal(size=80)).to(dtype)
-    assert cross_terms._sharp(plan)._nnz() == 80
-    assert cross_terms._sharp(plan + 0.01) is None
+    assert losses._sharp(plan)._nnz() == 80
+    assert losses._sharp(plan + 0.01) is None
     exact = source.double() @ plan.double() @ target.double()
     # tables that differ with the direction, as those of directed costs
     error = (ProductCross(source, target)(plan).double() - exact).abs().max()

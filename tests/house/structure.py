@@ -28,12 +28,16 @@ import json, sys, warnings
 import numpy as np
 import torchgw
 warnings.simplefilter("ignore")
-entered, package = set(), {package!r}
+entered, package, loading = set(), {package!r}, 0
 def enter(frame, event, arg):
-    if event == "call" and frame.f_code.co_filename.startswith(package):
-        # the call of a function, not the first run of a module
-        if frame.f_code.co_name != "<module>":
-            entered.add(frame.f_code.co_filename)
+    global loading
+    code = frame.f_code
+    if event in ("call", "return") and code.co_filename.startswith(package):
+        # what runs while a module is imported, as bodies of classes do, is no part of the solve
+        if code.co_name == "<module>":
+            loading += 1 if event == "call" else -1
+        elif not loading:
+            entered.add(code.co_filename)
 sys.setprofile(enter)
 x, y = (np.random.default_rng(seed).normal(size=(240, 3)) for seed in (0, 1))
 torchgw.solve(x, y, distances="euclidean", random_state=0, **{options!r})

@@ -38,14 +38,14 @@ def is_number(node):
 
 
 def constants(path):
-    """Constants at the top of a module: name, value, and the ledger rows that it cites.
+    """Constants at the top of a module: name, value, the ledger rows that it cites, if it is told.
 
     A constant cites what the comment above it cites or the comment on its line. One that follows
     another without a line between shares the comment of that one.
     """
     text = path.read_text(encoding="utf-8")
     lines = text.splitlines()
-    end, shared = 0, set()
+    end, shared, told = 0, set(), False
     for node in ast.parse(text).body:
         if isinstance(node, ast.Assign) and len(node.targets) == 1:
             target = node.targets[0]
@@ -62,9 +62,11 @@ def constants(path):
             first -= 1
         comment = "\n".join(lines[first : node.end_lineno])
         cited = {row for found in CITATION.findall(comment) for row in found.split(", ")}
-        if first + 1 == node.lineno and end == first:
+        after = first + 1 == node.lineno and end == first
+        if after:
             cited |= shared
-        yield from ((name, node.value, cited) for name in names)
+        told = "#" in comment or (after and told)
+        yield from ((name, node.value, cited, told) for name in names)
         end, shared = node.end_lineno, cited
 
 
@@ -124,7 +126,7 @@ def test_what_is_kept_is_there():
     gone = []
     for row in LEDGER.values():
         for file, names in row["constants"].items() if row["kept"] == "kept" else ():
-            known = {name for name, _, _ in CONSTANTS.get(file, [])}
+            known = {name for name, *_ in CONSTANTS.get(file, [])}
             if file not in CONSTANTS or not known >= set(names):
                 gone.append((row["id"], file, sorted(set(names) - known)))
     assert not gone
@@ -132,14 +134,20 @@ def test_what_is_kept_is_there():
 
 @pytest.mark.parametrize("file", [file for file, found in CONSTANTS.items() if found])
 def test_tuned_constants_cite_a_row_that_names_them(file):
+    """A number that a row names cites it; one that no row names is a guard, or a choice.
+
+    The comment above a guard says what it is, and needs no row.
+    """
     named = {}
     for number, row in LEDGER.items():
         for name in row["constants"].get(file, ()):
             named.setdefault(name, set()).add(number)
-    for name, value, cited in CONSTANTS[file]:
+    for name, value, cited, told in CONSTANTS[file]:
         assert cited <= set(LEDGER), f"{name} cites what is not in the ledger: {cited}"
-        if is_number(value) and not NOT_TUNED.fullmatch(name):
+        if is_number(value) and not NOT_TUNED.fullmatch(name) and (cited or name in named):
             assert cited & named.get(name, set()), f"{name} cites no row that names it: {cited}"
+        if is_number(value) and not NOT_TUNED.fullmatch(name):
+            assert told, f"no comment says what {name} is"
 
 
 @pytest.mark.parametrize("file", list(CONSTANTS))

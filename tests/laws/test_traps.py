@@ -38,7 +38,7 @@ from torchgw._sinkhorn.compiled import CompiledBackend, CompiledProblem
 from torchgw._sinkhorn.eager import EagerBackend
 from torchgw._sinkhorn.loop import sinkhorn
 from torchgw._sinkhorn.problem import DenseCost, LinearProblem
-from torchgw._solve.stopping import MovingAverage
+from torchgw._solve.loop import MovingAverage
 from torchgw._tensors.draws import sample_categories
 from torchgw._typing import Marginals, Potentials
 from torchgw.distances import (
@@ -611,7 +611,7 @@ def test_options_without_effect_are_refused():
 
 def _coarse(monkeypatch, limited):
     limited(subsample=1)
-    monkeypatch.setattr("torchgw._solve.start._COARSE_POINTS", 12)
+    monkeypatch.setattr("torchgw._solve.pipeline._COARSE_POINTS", 12)
 
 
 @pytest.mark.parametrize("coarse", [False, True])

@@ -27,11 +27,10 @@ from torchgw._gradients.contract import QuadraticValue
 from torchgw._gradients.dense import DenseGradient
 from torchgw._gradients.sampled import SampledGradient
 from torchgw._plans.given import StoredPlan
-from torchgw._plans.rounded import round_to_marginals
-from torchgw._plans.transport import TransportPlan
+from torchgw._plans.transport import TransportPlan, round_to_marginals
 from torchgw._problem.losses import find_loss
 from torchgw._problem.problem import Problem
-from torchgw._results.correlation import _exactly
+from torchgw._results.certificates import _exactly
 from torchgw._sinkhorn.compiled import CompiledBackend
 from torchgw._sinkhorn.problem import DenseCost
 from torchgw._solve.evaluation import Evaluation, judge

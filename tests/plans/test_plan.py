@@ -17,8 +17,7 @@ import torchgw
 from torchgw import InvalidInputError, PlanTooLargeError, TransportPlan, UnsupportedError
 from torchgw._derivatives.plan import DifferentiablePlan
 from torchgw._plans.contract import Anchors, Plan
-from torchgw._plans.given import PairPlan, StoredPlan
-from torchgw._plans.sparse import SparsePlan
+from torchgw._plans.given import PairPlan, SparsePlan, StoredPlan
 from torchgw._sinkhorn import problem as problem_module
 from torchgw._sinkhorn.eager import EagerBackend
 from torchgw._sinkhorn.loop import sinkhorn

@@ -63,7 +63,7 @@ def test_a_large_solve_with_features_begins_on_a_subsample(monkeypatch, limited)
     options = {"features": features, "distances": "sqeuclidean", "alpha": 0.5, "random_state": 0}
     whole = solve_by_name(x, y, **options)
     limited(subsample=1000)
-    monkeypatch.setattr("torchgw._solve.start._COARSE_POINTS", 200)
+    monkeypatch.setattr("torchgw._solve.pipeline._COARSE_POINTS", 200)
     coarse = solve_by_name(x, y, **options)
     assert coarse.history[0].shape == (200, 200)
     assert coarse.value == pytest.approx(whole.value, rel=1e-3)
@@ -176,9 +176,9 @@ def test_bad_features_are_refused(change, error, message):
         solve_by_name(x, y, **{"features": features, "distances": "sqeuclidean", **change})
 
 
-def test_large_euclidean_features_are_refused(monkeypatch):
+def test_large_euclidean_features_are_refused(limited):
     (x, y), features = given()
-    monkeypatch.setattr("torchgw._problem.linear_term._STORED_ENTRIES", {"cpu": 100})
+    limited(kept_tables=100)
     with pytest.raises(torchgw.UnsupportedError, match="sqeuclidean"):
         torchgw.solve(x, y, features=features, options=torchgw.Options(feature_metric="euclidean"))
 

@@ -18,8 +18,7 @@ from torchgw import InvalidInputError, UnsupportedError
 from torchgw._gradients.dense import DenseGradient, PlanMatrix
 from torchgw._gradients.sampled import AnchorCoupling, SampledGradient
 from torchgw._plans.transport import TransportPlan
-from torchgw._problem.cross_terms import MinimumCross
-from torchgw._problem.losses import LOSSES
+from torchgw._problem.losses import LOSSES, MinimumCross
 from torchgw._problem.problem import Problem
 from torchgw._typing import Marginals, Potentials
 from torchgw.distances import FactoredDistance, PointDistance, PrecomputedDistance

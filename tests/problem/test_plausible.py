@@ -5,7 +5,7 @@ import torch
 
 import torchgw
 from torchgw._errors import TorchGWWarning
-from torchgw._problem import plausible
+from torchgw._problem import given
 
 
 def cloud(n=120, d=2, seed=0):
@@ -22,18 +22,18 @@ def test_a_row_far_away_is_named():
     # without weight it has no say in the scale; heavy tails are no error
     torchgw.solve(X, cloud(80, seed=1), a=weights, random_state=0, distances="euclidean")
     with pytest.warns(TorchGWWarning, match="Row 120 of `Y`"):
-        plausible.warn_of_far_points(
+        given.warn_of_far_points(
             "Y", "b", torch.from_numpy(np.concatenate([cloud(), [[1e4, 0]]])), torch.ones(121) > 0
         )
 
 
 def test_a_row_far_away_of_many_is_named():
     points = torch.from_numpy(cloud(6000))
-    plausible.warn_of_far_points("X", "a", points, None)
+    given.warn_of_far_points("X", "a", points, None)
     points[6] = 1e4
-    plausible.warn_of_far_points("X", "a", points, torch.arange(6000) != 6)
+    given.warn_of_far_points("X", "a", points, torch.arange(6000) != 6)
     with pytest.warns(TorchGWWarning, match="Row 6 of `X`"):
-        plausible.warn_of_far_points("X", "a", points, None)
+        given.warn_of_far_points("X", "a", points, None)
 
 
 def test_a_row_far_away_of_a_matrix_is_named():
@@ -49,7 +49,7 @@ def test_a_row_far_away_of_a_matrix_is_named():
     # no weight, no say; similarities and matrices of zeros and ones are no distances
     torchgw.solve(D_X=D_X, D_Y=D_Y, a=weights, random_state=0, n_init=1)
     for matrix in ((D_Y < 0.5).astype(float), np.exp(-D_Y), -D_Y):
-        plausible.warn_of_far_points(
+        given.warn_of_far_points(
             "D_X", "a", torchgw.distances.PrecomputedDistance(torch.from_numpy(matrix)), None
         )
 
@@ -66,7 +66,7 @@ def test_a_row_far_away_that_decides_for_angles_is_named():
 def test_heavy_tails_and_two_clusters_are_no_error():
     rng = np.random.default_rng(0)
     for points in (rng.standard_t(2, size=(500, 3)), np.concatenate([cloud(90), cloud(30) + 1e5])):
-        plausible.warn_of_far_points("X", "a", torch.from_numpy(points), None)
+        given.warn_of_far_points("X", "a", torch.from_numpy(points), None)
 
 
 def test_transposed_points_are_warned_of():
@@ -85,8 +85,8 @@ def test_transposed_points_are_warned_of():
     [({"gradient": "dense"}, "gradient='dense'"), ({"distances": "precomputed"}, "landmark")],
 )
 def test_what_cannot_fit_is_refused_before_the_work(monkeypatch, options, what):
-    monkeypatch.setattr(plausible, "free_memory", lambda device: 2**20)
-    monkeypatch.setattr(plausible, "fits", lambda needed, device: needed <= 2**20)
+    monkeypatch.setattr(given, "free_memory", lambda device: 2**20)
+    monkeypatch.setattr(given, "fits", lambda needed, device: needed <= 2**20)
     stages = "torchgw._problem.providers.Preparation"
     monkeypatch.setattr(stages, lambda *_, **__: pytest.fail("work was begun"))
     with pytest.raises(torchgw.UnsupportedError, match=r"at least 0\.0 GiB.*Pass") as refused:

@@ -14,7 +14,7 @@ from problems import solve_by_name
 import torchgw
 from torchgw._boundary.cache import Cache, content_key
 from torchgw._errors import CacheWarning, InvalidInputError, InvalidTypeError
-from torchgw._problem import preparation, providers
+from torchgw._problem import named, providers
 from torchgw.datasets import spiral, swiss_roll
 from torchgw.distances import connect, geodesic_matrix, knn_graph
 
@@ -81,9 +81,9 @@ def forbid_work(monkeypatch):
     for name in ("neighbour_geodesics", "LandmarkDistance", "path_lengths"):
         if name == "LandmarkDistance":
             # its results are still to be put together
-            monkeypatch.setattr(preparation.LandmarkDistance, "__init__", None)
+            monkeypatch.setattr(named.LandmarkDistance, "__init__", None)
         else:
-            monkeypatch.setattr(preparation, name, None)
+            monkeypatch.setattr(named, name, None)
 
 
 def test_auto_takes_landmarks_that_are_as_good_as_all_pairs(monkeypatch):
@@ -175,14 +175,14 @@ def test_a_given_graph_is_known_by_its_content(pair, tmp_path):
 
 
 def test_all_pairs_are_cached_in_parts_that_need_not_be_made_twice(pair, tmp_path, monkeypatch):
-    monkeypatch.setattr(preparation, "_PART_PAIRS", 120 * 40)
+    monkeypatch.setattr(named, "_PART_PAIRS", 120 * 40)
     first = solve(pair, distances="precomputed", cache=tmp_path)
     parts = sorted(tmp_path.glob("geodesics-*"))
     assert len(parts) == 3 + 4
     made = []
-    plain = preparation.path_lengths
+    plain = named.path_lengths
     monkeypatch.setattr(
-        preparation, "path_lengths", lambda *args, **more: made.append(1) or plain(*args, **more)
+        named, "path_lengths", lambda *args, **more: made.append(1) or plain(*args, **more)
     )
     for path in parts[:2]:
         path.unlink()

@@ -13,7 +13,7 @@ from scipy.spatial.distance import cdist
 
 import torchgw
 from torchgw._plans.given import StoredPlan
-from torchgw._results import bounds, correlation
+from torchgw._results import certificates
 
 LOSS = {"square": lambda x, y: (x - y) ** 2, "absolute": lambda x, y: np.abs(x - y)}
 ORDER = {"square": 2, "absolute": 1}
@@ -38,8 +38,12 @@ def each_bound(result):
     """The three bounds of a pure problem."""
     known, weights = result.extension.known, result.lazy_plan.weights
     sides, order = known.providers, ORDER[known.loss.name]
-    third = bounds._transport(bounds._local(sides, weights, order), weights)
-    return bounds._first(sides, weights, order), bounds._second(sides, weights, order), third
+    third = certificates._transport(certificates._local(sides, weights, order), weights)
+    return (
+        certificates._first(sides, weights, order),
+        certificates._second(sides, weights, order),
+        third,
+    )
 
 
 @pytest.mark.parametrize("loss", LOSS)
@@ -86,19 +90,23 @@ def test_a_dual_is_close_to_the_least_cost():
     a, b = a / a.sum(), b / b.sum()
     exact = ot.emd2(a, b, cost)
     marginals = torchgw._typing.Marginals(torch.from_numpy(a), torch.from_numpy(b))
-    found = bounds._transport(torch.from_numpy(cost), marginals)
+    found = certificates._transport(torch.from_numpy(cost), marginals)
     assert exact * 0.95 < found <= exact * (1 + 1e-9)
-    least = bounds._least(torchgw._sinkhorn.problem.DenseCost(torch.from_numpy(cost)), marginals)
+    least = certificates._least(
+        torchgw._sinkhorn.problem.DenseCost(torch.from_numpy(cost)), marginals
+    )
     assert 0 < least <= exact
 
 
 def test_quantile_means():
     values = torch.tensor([[3.0, 1.0, 2.0]], dtype=torch.float64)
     weights = torch.tensor([0.5, 0.25, 0.25], dtype=torch.float64)
-    assert bounds._quantile_means(values, weights, 4).tolist() == [[1, 2, 3, 3]]
-    assert bounds._quantile_means(values, weights, 2).tolist() == [[1.5, 3]]
+    assert certificates._quantile_means(values, weights, 4).tolist() == [[1, 2, 3, 3]]
+    assert certificates._quantile_means(values, weights, 2).tolist() == [[1.5, 3]]
     # 1 up to a quarter, 2 up to a half
-    assert bounds._quantile_means(values, weights, 3)[0].tolist() == pytest.approx([1.25, 2.5, 3])
+    assert certificates._quantile_means(values, weights, 3)[0].tolist() == pytest.approx(
+        [1.25, 2.5, 3]
+    )
 
 
 @pytest.mark.parametrize("distances", ["euclidean", "sqeuclidean", "landmark"])
@@ -115,15 +123,15 @@ def test_copies_have_bound_zero(distances):
         assert result.distance_correlation > 0.99
 
 
-def test_large_problems_have_the_first_two(monkeypatch):
+def test_large_problems_have_the_first_two(monkeypatch, limited):
     x, y = tables(30, 40, 0)
     M = np.random.default_rng(0).random((30, 40)) + 1
     pure, fused = solve(D_X=x, D_Y=y), solve(D_X=x, D_Y=y, M=M, alpha=0.5)
     first, second, third = each_bound(pure)
-    monkeypatch.setattr(bounds, "_PAIRS", 0)
+    limited(bounded=0)
     assert pure.lower_bound == max(first, second) < third
     assert 0.5 * max(first, second) + 0.5 < fused.lower_bound < fused.value
-    monkeypatch.setattr(bounds, "_SORTED_ENTRIES", 0)
+    monkeypatch.setattr(certificates, "_SORTED_ENTRIES", 0)
     again = solve(D_X=x, D_Y=y)
     assert again.lower_bound == first
 
@@ -186,7 +194,7 @@ def test_correlation_from_factors(distances):
         torchgw.distances.PrecomputedDistance(side.columns(torch.arange(side.n)))
         for side in result.extension.known.providers
     ]
-    stored = correlation._exactly(plan, *providers)
+    stored = certificates._exactly(plan, *providers)
     # factors of landmarks are float32 or float64
     assert result.distance_correlation == pytest.approx(stored, rel=1e-5)
 
@@ -198,9 +206,9 @@ def test_correlation_from_drawn_pairs(monkeypatch):
     y = x[::-1] + rng.normal(size=(300, 3))
     result = torchgw.solve(x, y, distances="euclidean", random_state=0)
     exact = result.distance_correlation
-    monkeypatch.setattr(correlation, "_READ_ENTRIES", 0)
-    drawn = correlation.distance_correlation(result.lazy_plan, result.extension)
-    assert drawn == correlation.distance_correlation(result.lazy_plan, result.extension)
+    monkeypatch.setattr(certificates, "_READ_ENTRIES", 0)
+    drawn = certificates.distance_correlation(result.lazy_plan, result.extension)
+    assert drawn == certificates.distance_correlation(result.lazy_plan, result.extension)
     assert 0 < abs(drawn - exact) < 4 * 0.03 * (1 - exact**2)
     assert 0.5 < exact < 0.99
 

@@ -18,7 +18,7 @@ from problems import distance_matrices, isometric_copy, random_weights, solve_by
 
 import torchgw
 from torchgw._plans.given import StoredPlan
-from torchgw._plans.rounded import round_to_marginals
+from torchgw._plans.transport import round_to_marginals
 from torchgw._problem.problem import Problem
 from torchgw._search import optima
 from torchgw._search.agreement import agreement
@@ -533,7 +533,7 @@ def test_init_and_several_starts_contradict():
 
 def test_large_factored_problems_search_their_subsample(monkeypatch, limited):
     """The optima come back as points of the whole problem, and the right one is found."""
-    import torchgw._solve.start as module
+    import torchgw._solve.pipeline as module
 
     limited(subsample=10_000)
     monkeypatch.setattr(module, "_COARSE_POINTS", 150)
@@ -556,7 +556,7 @@ def test_a_plan_that_misses_a_copy_says_so(seed, monkeypatch):
 
     That is, where it is not known to be one beforehand.
     """
-    monkeypatch.setattr("torchgw._solve.copies.find_isometry", lambda *_, **__: None)
+    monkeypatch.setattr("torchgw._solve.pipeline.find_isometry", lambda *_, **__: None)
     table, other = (
         networkx.to_numpy_array(networkx.barabasi_albert_graph(60, 1, seed=one))
         for one in (seed, seed + 9)

@@ -10,7 +10,7 @@ import reference
 import torch
 from problems import linear_problem
 
-from torchgw._sinkhorn import compiled, from_above, newton
+from torchgw._sinkhorn import compiled, newton
 from torchgw._sinkhorn.compiled import CompiledBackend
 from torchgw._sinkhorn.contract import softmin_sweep
 from torchgw._sinkhorn.eager import EagerBackend, EagerProblem, sparse_sweeper
@@ -152,7 +152,7 @@ def test_marginals_and_reported_error(backend, kind, epsilon):
 
 def test_over_relaxation_pays_at_small_epsilon(monkeypatch):
     # by itself
-    monkeypatch.setattr(from_above, "_PATIENCE", 10**9)
+    monkeypatch.setattr(newton, "_PATIENCE", 10**9)
     monkeypatch.setattr(newton, "NEWTON_BELOW", 0.0)
     x = torch.linspace(0, 1, 60, dtype=torch.float64)[:, None]
     cost = linear_problem(60, 60, 1).factored._replace(

@@ -18,7 +18,7 @@ from problems import solve_by_name
 
 import torchgw
 from torchgw._problem import limits
-from torchgw._solve import start
+from torchgw._solve import pipeline
 from torchgw._tensors.ranks import join
 from torchgw.distances import knn_graph
 from torchgw.distances._graph import neighbours
@@ -128,7 +128,7 @@ def scattered(name):
 def subsampled():
     """Small problems count as large ones."""
     few = limits.CPU._replace(subsample=100)
-    with mock.patch.object(start, "_COARSE_POINTS", 50), mock.patch.dict(limits.LIMITS, cpu=few):
+    with mock.patch.object(pipeline, "_COARSE_POINTS", 50), mock.patch.dict(limits.LIMITS, cpu=few):
         yield
 
 

@@ -14,7 +14,7 @@ from test_distributed import finish, start
 
 import torchgw
 from torchgw import InvalidInputError
-from torchgw._solve import checkpoint
+from torchgw._solve import state
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -36,7 +36,7 @@ def cut_after(count):
     ["tiles", *(pytest.param(n, marks=pytest.mark.slow) for n in ("dense", "sampled", "partial"))],
 )
 def test_a_solve_goes_on(tmp_path, monkeypatch, name):
-    monkeypatch.setattr(checkpoint, "EVERY", 0.0)
+    monkeypatch.setattr(state, "WRITTEN_EVERY", 0.0)
     options = {**cases.LITTLE, **cases.CASES[name], "max_iter": 60, "epsilon": 0.02}
     if name == "sampled":
         options["n_anchors"] = 512
@@ -76,9 +76,9 @@ import os, pickle, signal, sys, warnings
 sys.path.insert(0, {folder!r})
 import distributed_cases as cases
 import torchgw
-from torchgw._solve import checkpoint
+from torchgw._solve import state
 warnings.simplefilter("ignore")
-checkpoint.EVERY = 0.0
+state.WRITTEN_EVERY = 0.0
 rank, size, folder, kill = sys.argv[1:]
 os.makedirs(folder + "/" + size, exist_ok=True)
 cases.enter(int(rank), int(size), folder + "/" + size)

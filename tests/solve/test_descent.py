@@ -20,10 +20,9 @@ from torchgw._sinkhorn.annealing import Annealing
 from torchgw._sinkhorn.choose import choose_backend
 from torchgw._sinkhorn.loop import sinkhorn
 from torchgw._sinkhorn.problem import DenseCost, LinearProblem
-from torchgw._solve.next_point import Nesterov
-from torchgw._solve.status import Status
+from torchgw._solve.loop import Descent, Nesterov, Verdict
+from torchgw._solve.state import Status
 from torchgw._solve.step import Step
-from torchgw._solve.stopping import Descent, Verdict
 from torchgw._typing import Marginals
 from torchgw.distances import PointDistance, PrecomputedDistance
 

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 import torchgw
-from torchgw._problem.facts import Facts
 from torchgw._problem.limits import LIMITS
-from torchgw._solve.cost_model import problem_seconds
+from torchgw._problem.problem import Facts
+from torchgw._solve.forecast import problem_seconds
 from torchgw._solve.options import Options
-from torchgw._solve.precision import Dtypes
 from torchgw._solve.route import MOVES, choose_dtypes, choose_gradient, choose_precision, store_cost
+from torchgw._solve.state import Dtypes
 
 CUDA, CPU = "cuda", "cpu"
 

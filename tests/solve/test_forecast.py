@@ -4,7 +4,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 from problems import solve_by_name
 
 import torchgw
@@ -140,14 +139,11 @@ def test_the_forecast_is_of_the_right_order(distances, caplog):
 
 def test_sharp_plans_on_a_gpu_are_warned_of():
     """Points of which few take a GPU's host as long as many: 24 of them, 55 CPU seconds."""
-    side = SimpleNamespace(n=24, device=torch.device("cuda"))
-    strategy = SimpleNamespace(
-        problem=SimpleNamespace(source=side, target=side), proximal=False, epsilon=1e-6, scale=1.0,
-        options=SimpleNamespace(max_iter=60, inner_max_iter=500),
-    )  # fmt: skip
+    facts = SimpleNamespace(epsilon=1e-6, spread=1.0, entries=24**2, device="cuda")
+    options = SimpleNamespace(max_iter=60, inner_max_iter=500, regularization="entropic")
     with pytest.warns(PerformanceWarning, match="up to 36 s in all"):
-        forecast.forecast(strategy)
-    strategy.epsilon = 1e-3
+        forecast.forecast(facts, options, "dense", 0.0)
+    facts.epsilon = 1e-3
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        forecast.forecast(strategy)
+        forecast.forecast(facts, options, "dense", 0.0)

@@ -10,7 +10,7 @@ from problems import random_weights
 from scipy.optimize import linprog
 
 from torchgw._problem.marginals import MarginalRule
-from torchgw._solve.frank_wolfe import best_length, descend, oracle
+from torchgw._solve.polish import best_length, oracle, take_steps
 
 P, Q = random_weights(7), random_weights(5, 1)
 RULES = {
@@ -83,7 +83,7 @@ class Simplex:
 def test_steps_descend_to_the_optimum_and_say_what_it_is_worth(capsys):
     aim = np.array([0.2, 0.5, 0.3])
     path = Simplex(aim)
-    found = descend(path, max_iter=3000, tol_rel=0.0, tol_abs=1e-12, verbose=True)
+    found = take_steps(path, max_iter=3000, tol_rel=0.0, tol_abs=1e-12, verbose=True)
     assert found.converged
     assert (np.diff(found.losses) <= 1e-15).all()
     # the method ends at a rate of one over the number of steps
@@ -94,7 +94,7 @@ def test_steps_descend_to_the_optimum_and_say_what_it_is_worth(capsys):
 
 def test_a_path_may_end_steps_and_one_step_is_taken_at_least():
     aim = np.array([0.2, 0.5, 0.3])
-    assert len(descend(Simplex(aim, 4), max_iter=100).losses) == 5
-    assert len(descend(Simplex(aim), max_iter=0, tol_rel=1e-9).losses) == 2
-    assert not descend(Simplex(aim), max_iter=3, tol_rel=1e-9).converged
-    assert descend(Simplex(np.eye(3)[0]), max_iter=3, tol_rel=1e-9).converged
+    assert len(take_steps(Simplex(aim, 4), max_iter=100).losses) == 5
+    assert len(take_steps(Simplex(aim), max_iter=0, tol_rel=1e-9).losses) == 2
+    assert not take_steps(Simplex(aim), max_iter=3, tol_rel=1e-9).converged
+    assert take_steps(Simplex(np.eye(3)[0]), max_iter=3, tol_rel=1e-9).converged

@@ -6,7 +6,7 @@ import pytest
 import torchgw
 from benchmarks.quality.unseen import LOOKED_AT
 from torchgw._sinkhorn.loop import SinkhornResult
-from torchgw._solve.inner import is_behind
+from torchgw._solve.step import is_behind
 
 
 def left(error):

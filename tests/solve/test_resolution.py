@@ -78,10 +78,10 @@ def test_the_plan_is_that_of_all_points(whole, precision):
 
 
 @pytest.mark.parametrize("precise", [True, False])
-def test_rounding_leaves_the_value_alone(few, monkeypatch, precise):
+def test_rounding_leaves_the_value_alone(few, limited, precise):
     # a value of 3e-4 is the difference of sums near .3: masses of cells off by 1e-5 change it by 2%
     if not precise:
-        monkeypatch.setattr(resolution, "_PRECISE_ENTRIES", 0)
+        limited(precise_cells=0)
     options = OPTIONS | {"epsilon": 5e-4}
     whole = solve_by_name(X, Y, **options, resolution=None, precision="float64")
     found = solve_by_name(X, Y, **options, resolution=4e-3)
@@ -91,8 +91,8 @@ def test_rounding_leaves_the_value_alone(few, monkeypatch, precise):
     assert found.value == pytest.approx(whole.value, rel=2e-3 if precise else 4e-3)
 
 
-def test_cells_have_the_digits_that_a_small_epsilon_needs(few, monkeypatch):
-    monkeypatch.setattr(resolution, "_PRECISE_ENTRIES", 0)
+def test_cells_have_the_digits_that_a_small_epsilon_needs(few, monkeypatch, limited):
+    limited(precise_cells=0)
     monkeypatch.setattr(resolution, "rounding", lambda scale, epsilon, dtype: dtype.itemsize == 4)
     found = solve_by_name(X[::2], Y[::2], **OPTIONS, resolution=1e-2)
     assert found.report.resolution is not None
@@ -196,8 +196,8 @@ def test_tiles_without_mass_are_left_out_of_extensions(few, monkeypatch):
     np.testing.assert_allclose(found.potential_a, expected.potential_a, atol=2e-2 * 5e-4)
 
 
-def test_cells_that_run_out_of_digits_give_way_to_all_points(few, monkeypatch):
-    monkeypatch.setattr(resolution, "_PRECISE_ENTRIES", 0)
+def test_cells_that_run_out_of_digits_give_way_to_all_points(few, limited):
+    limited(precise_cells=0)
     points = X[::2].astype(np.float32), Y[::2].astype(np.float32)
     options = OPTIONS | {"epsilon": 1e-4}
     found = solve_by_name(*points, **options, resolution=5e-3)

@@ -21,7 +21,7 @@ from torchgw._batch.stopping import Rules
 from torchgw._batch.sweep import TICK, next_relaxation, sweep
 from torchgw._batch.warm import may_begin, on_chip
 from torchgw._batch.worth import Ended, Found
-from torchgw._sinkhorn.newton_on_bounds import newton_on_bounds
+from torchgw._sinkhorn.partial import newton_on_bounds
 from torchgw._tensors.deadline import is_over
 
 # Entries of a plan times problems that are solved together: about what a core's cache holds, or

@@ -28,7 +28,7 @@ class Rules(NamedTuple):
 
 
 class Descent:
-    """Objectives that no longer fall: the rule of ``_solve/stopping.py``, for many problems."""
+    """Objectives that no longer fall: the rule of ``_solve/loop.py``, for many problems."""
 
     # Every tensor has a row for each problem.
 

@@ -9,15 +9,14 @@ from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw._problem.limits import limits_of
 from torchgw._problem.losses import Loss
 from torchgw._problem.marginals import MarginalRule
+from torchgw._problem.named import ScaleName
 from torchgw._problem.problem import Problem
-from torchgw._problem.scale import ScaleName
 from torchgw._solve.options import Options
 from torchgw._solve.table import Differentiable
 from torchgw._typing import Marginals
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.curved import CurvedDistance
-from torchgw.distances.landmark import LandmarkDistance
-from torchgw.distances.nystrom import NystromDistance
+from torchgw.distances.landmark import LandmarkDistance, NystromDistance
 from torchgw.distances.points import PointDistance
 
 

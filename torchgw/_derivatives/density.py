@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 from torchgw._plans.transport import TransportPlan, times
+from torchgw._problem.limits import limits_of
 from torchgw._problem.problem import Problem
 from torchgw._sinkhorn.problem import Cost, exp_, row_blocks
 from torchgw._typing import Marginals
 
-# Entries of the plan up to which its density is stored, not exponentiated in every pass. [L266]
-_STORED_ENTRIES = {"cpu": 25_000_000, "cuda": 200_000_000}
 # Largest exponent: only entries between two zero weights exceed it, and these do not count. [L266]
 _LARGEST_EXPONENT = {torch.float32: 80.0, torch.float64: 600.0}
 
@@ -25,8 +24,8 @@ class Density:
     def __init__(self, plan: TransportPlan) -> None:
         self.plan = plan
         self.a, self.b = (weight.to(plan.dtype) for weight in plan.weights)
-        n, m = plan.shape
-        self.is_stored = n * m <= _STORED_ENTRIES.get(plan.device.type, 0)
+        # or else exponentiated in every pass
+        self.is_stored = limits_of(plan.device).stores(*plan.shape)
         self._kept = list(self._compute()) if self.is_stored else None
 
     def blocks(self) -> Iterator[tuple[slice, Tensor]]:

@@ -14,6 +14,8 @@ _RESTART = 60
 # Vectors kept at most; fewer, if all of them would have more than so many numbers. [L527]
 _MOST = 240
 _NUMBERS = 2**25
+# Products at most, before a derivative is refused. [L266, L492, L1321]
+MOST_PRODUCTS = 1000
 
 
 def gmres(

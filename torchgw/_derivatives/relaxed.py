@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from torchgw._derivatives.implicit import WORRYING
-from torchgw._derivatives.krylov import gmres
+from torchgw._derivatives.krylov import MOST_PRODUCTS, gmres
 from torchgw._derivatives.loss import Solved, System, derivatives
 from torchgw._derivatives.tracked import Model
 from torchgw._errors import ConvergenceWarning, warn_user
@@ -22,7 +22,6 @@ from torchgw._problem.marginals import MarginalRule
 
 # Relative residual of the linear system. [L492]
 _TOLERANCE = 1e-10
-_MAX_ITER = 1000
 # Smaller entries are zero in every sum, but would be divided by. [L492]
 _LEAST = 1e-200
 # Potentials of points below their bound are equal, up to this share of epsilon. [L492]
@@ -235,7 +234,7 @@ class RelaxedSolve(Solved):
             return within(near.respond(bend(root * x.view(shape))))
 
         tol = min(1.0, _TOLERANCE / share)
-        x, residual, count = gmres(operator, right, tol=tol, max_iter=_MAX_ITER)
+        x, residual, count = gmres(operator, right, tol=tol, max_iter=MOST_PRODUCTS)
         residual *= share
         change = start + root * x.view(shape)
         if residual > WORRYING:

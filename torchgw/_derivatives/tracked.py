@@ -19,13 +19,10 @@ from torchgw._problem.linear_term import FeatureMetric, feature_cost
 from torchgw._problem.marginals import MarginalRule
 from torchgw._problem.problem import Problem, stored_matrix
 from torchgw._sinkhorn.problem import Cost, DenseCost
-from torchgw.distances.base import DistanceProvider, both_ways
+from torchgw.distances.base import BLOCK_ENTRIES, DistanceProvider, both_ways
 from torchgw.distances.curved import CurvedDistance, CurvedModel
 from torchgw.distances.points import PointDistance
 from torchgw.distances.precomputed import DirectedDistance, PrecomputedDistance
-
-# Elements of one (rows, n, d) block of differences of points. [L267]
-_BLOCK_ELEMENTS = 2**22
 
 
 class Definition(NamedTuple):
@@ -199,7 +196,7 @@ class _StreamedSide:
 
     def _by_blocks(self, function: Callable[..., Tensor], *rows: Tensor) -> list[Tensor]:
         """Call a function on blocks of rows of D, which its derivative computes again."""
-        height = max(1, _BLOCK_ELEMENTS // self.rows.numel())
+        height = max(1, BLOCK_ENTRIES // self.rows.numel())
 
         def block(near: Tensor, *parts: Tensor) -> Tensor:
             return function(self.between(near, self.rows), *parts)

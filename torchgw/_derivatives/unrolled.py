@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from torchgw._derivatives.implicit import NEARLY_SINGULAR
-from torchgw._derivatives.krylov import gmres, growth
+from torchgw._derivatives.krylov import MOST_PRODUCTS, gmres, growth
 from torchgw._derivatives.tracked import Model
 from torchgw._errors import NumericalError, UnsupportedError
 from torchgw._plans.transport import TransportPlan
@@ -25,7 +25,6 @@ _STEPS = 3
 # Relative residual of a linear system that is asked for, and the largest that is not refused: a
 # tenth of the agreement with differences that docs/differentiation.md promises. [L1321]
 _TOLERANCE, _WRONG = 1e-12, 1e-6
-_MAX_ITER = 1000
 # What rounding leaves of sums that cancel. [L1321]
 _ROUNDING = 1e-12
 
@@ -135,7 +134,7 @@ class _System:
             return x - change.flatten()
 
         right = (table + self.respond(torch.zeros_like(table), *sums)[0]).flatten()
-        found, residual, _ = gmres(operator, right, tol=_TOLERANCE, max_iter=_MAX_ITER)
+        found, residual, _ = gmres(operator, right, tol=_TOLERANCE, max_iter=MOST_PRODUCTS)
         grown, size = growth(found, right), float(right.norm())
         # where forces cancel, as at a point-by-point match, nothing moves, and rounding is left
         least = _ROUNDING * float(table.norm())

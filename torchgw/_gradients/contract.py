@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 # Relative size of the noise on the first coupling. The product plan of two spaces whose points all
 # look alike is a saddle point that exact arithmetic would never leave. [L292]
-_START_NOISE = 1e-6
+START_NOISE = 1e-6
 
 
 class QuadraticValue(NamedTuple):
@@ -115,7 +115,7 @@ class ExactCoupling(NamedTuple):
         noise = torch.randn(
             values.shape, dtype=values.dtype, device=values.device, generator=generator
         )
-        return self._replace(values=values * (1 + _START_NOISE * noise))
+        return self._replace(values=values * (1 + START_NOISE * noise))
 
     def minus(self, point: Self) -> Tensor:
         return self.values - point.values

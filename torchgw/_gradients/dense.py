@@ -19,8 +19,7 @@ from torchgw._gradients.contract import (
     product_value,
 )
 from torchgw._plans.transport import TransportPlan
-from torchgw._problem.cross_terms import BothWays, MinimumCross
-from torchgw._problem.losses import transformed
+from torchgw._problem.losses import BothWays, MinimumCross, transformed
 from torchgw._problem.problem import Problem, stored_matrix
 from torchgw._sinkhorn.problem import Cost, DenseCost
 from torchgw._typing import Marginals

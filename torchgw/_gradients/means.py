@@ -13,7 +13,7 @@ from torchgw._problem.losses import Loss, identity, sums
 from torchgw._problem.problem import Problem
 from torchgw._tensors.draws import categories_at
 from torchgw._typing import Marginals
-from torchgw.distances.base import DistanceProvider, Entrywise
+from torchgw.distances.base import BLOCK_ENTRIES, DistanceProvider, Entrywise
 from torchgw.distances.sampling import choose_points
 
 # A sum over all points takes so many columns as nodes, where each column is a run of shortest
@@ -28,8 +28,6 @@ _FEWEST = 32
 _LEVELS = 64
 _LEVEL_COLUMNS = 1024
 _MARGIN = 1.05
-# Distances read at once for these means. [L271]
-_BLOCK_ELEMENTS = 2**22
 
 
 class Levels(NamedTuple):
@@ -153,7 +151,7 @@ class MeanDistances(NamedTuple):
             nodes = _spaced(weights, _LEVEL_COLUMNS)
             mass = torch.full_like(mass[:_LEVEL_COLUMNS], 1 / _LEVEL_COLUMNS)
         everything = torch.arange(provider.n, device=provider.device)
-        width = max(1, _BLOCK_ELEMENTS // provider.n)
+        width = max(1, BLOCK_ENTRIES // provider.n)
         blocks = (everything if nodes is None else nodes).split(width), mass.split(width)
         means = mass.new_zeros(provider.n, loss.parts)
         for index, share in zip(*blocks, strict=True):

@@ -22,8 +22,7 @@ from torchgw._gradients.contract import (
 from torchgw._gradients.means import mean_distances, own_terms, part_means, visible
 from torchgw._plans.contract import Anchors
 from torchgw._plans.transport import TransportPlan
-from torchgw._problem.cross_terms import MinimumCross
-from torchgw._problem.losses import spread_parts
+from torchgw._problem.losses import MinimumCross, spread_parts
 from torchgw._problem.problem import Problem, stored_matrix
 from torchgw._sinkhorn.problem import Cost, FactoredCost
 from torchgw._tensors.block_order import block_order

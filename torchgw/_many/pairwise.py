@@ -30,8 +30,7 @@ from torchgw._many.spaces import (
     read_spaces,
 )
 from torchgw._problem.linear_term import FeatureMetric, check_feature_metric
-from torchgw._problem.named import DistanceName
-from torchgw._problem.scale import ScaleName
+from torchgw._problem.named import DistanceName, ScaleName
 from torchgw._solve.table import Options, Regularization, check_options, takes_options
 from torchgw._tensors.ahead import probe_beside
 from torchgw._tensors.ranks import Distributed, check_distributed, join, together

@@ -9,7 +9,7 @@ from torchgw._batch.worth import VALUE_ROUNDING, Terms
 from torchgw._many.questions import Questions
 from torchgw._problem.marginals import MarginalRule, check_marginal_rule
 from torchgw._solve.polish import descend
-from torchgw._solve.status import Status
+from torchgw._solve.state import Status
 from torchgw._typing import Marginals
 
 

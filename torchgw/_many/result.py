@@ -16,7 +16,7 @@ from torchgw._results.base import Result
 from torchgw._results.matching import Matching, MatchingKind
 from torchgw._results.result import GWResult
 from torchgw._search.doubts import WHY_BATCH, WHY_UNSEARCHED
-from torchgw._solve.status import Status
+from torchgw._solve.state import Status
 from torchgw._typing import Array
 
 

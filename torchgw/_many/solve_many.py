@@ -42,8 +42,7 @@ from torchgw._many.spaces import (
 )
 from torchgw._many.stacks import read_costs, read_stack, read_weights, scaled
 from torchgw._problem.linear_term import FeatureMetric, check_feature_metric, is_fused
-from torchgw._problem.named import DistanceName
-from torchgw._problem.scale import ScaleName
+from torchgw._problem.named import DistanceName, ScaleName
 from torchgw._solve.table import Options, check_options, takes_options
 from torchgw._tensors.ahead import probe_beside
 from torchgw._tensors.memory import free_memory

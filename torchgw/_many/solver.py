@@ -27,8 +27,8 @@ from torchgw._search.descent import descend
 from torchgw._search.ends import AGREED
 from torchgw._search.stack import Ends, Stack
 from torchgw._search.starts import GUESS_EPSILON
-from torchgw._solve.start import POLISH_TOLERANCE
-from torchgw._solve.status import Status
+from torchgw._solve.pipeline import POLISH_TOLERANCE
+from torchgw._solve.state import Status
 from torchgw._solve.table import Options
 from torchgw._tensors.ranks import Ranks
 from torchgw._tensors.threads import small_on_one_thread

@@ -14,10 +14,9 @@ from torchgw._boundary.graphs import as_graph
 from torchgw._errors import InvalidInputError, InvalidTypeError
 from torchgw._problem.given import Passed
 from torchgw._problem.linear_term import FeatureMetric
-from torchgw._problem.named import DistanceName, pair_of_distances, refuse_names
+from torchgw._problem.named import DistanceName, ScaleName, pair_of_distances, refuse_names
 from torchgw._problem.problem import stored_matrix
 from torchgw._problem.providers import DistanceOptions, build_provider
-from torchgw._problem.scale import ScaleName
 from torchgw._solve.table import check_options
 from torchgw.distances.base import DistanceProvider
 

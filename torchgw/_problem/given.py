@@ -1,4 +1,4 @@
-"""What the user gave of each side, recognised: points, a graph, a provider or a matrix."""
+"""What the user gave of each side: recognised, and warned of where it may be meant otherwise."""
 
 from typing import Any, NamedTuple
 
@@ -8,12 +8,206 @@ from torch import Tensor
 from torchgw._boundary.arrays import check_distances, check_points
 from torchgw._boundary.checks import listed
 from torchgw._boundary.graphs import as_graph, has_directions
-from torchgw._errors import InvalidInputError, InvalidTypeError, TorchGWWarning, warn_user
+from torchgw._errors import (
+    InvalidInputError,
+    InvalidTypeError,
+    TorchGWWarning,
+    UnsupportedError,
+    warn_user,
+)
 from torchgw._problem.named import from_graphs
-from torchgw._problem.plausible import warn_of_transposed_points
+from torchgw._problem.problem import Problem, stored_matrix
+from torchgw._tensors.memory import fits, free_memory
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.geodesics import Geodesics
+from torchgw.distances.new_points import Space
 from torchgw.distances.precomputed import DirectedDistance, PrecomputedDistance
+
+# Points of at most so many rows, and so many columns for each row, were probably transposed. [L376]
+_FEW_ROWS = 10
+_MANY_COLUMNS = 10
+# A point is too far if its distances are so many times as large as typical ones; share of such
+# points that is warned of. [L376]
+_FAR = 100.0
+_FAR_SHARE = 0.01
+# Points that all others are compared with. [L376]
+_COMPARED = 15
+# Points that are drawn to tell whether the box around all is too small for any to be far away.
+# [L701]
+_PROBED = 4096
+# Points up to which a host does that for a GPU. A choice. [L1243]
+_FEW = 1_000
+# Ratio of two units from which on relaxed problems come out wrong if they are the same. [L1130]
+_UNITS = 1.05
+# Points up to which two spaces are compared by eigenvalues, and how far those may differ as a share
+# of the largest. [L415]
+_MOST_POINTS = 1500
+_SAME = 1e-5
+
+
+def warn_of_transposed_points(name: str, points: Tensor) -> None:
+    """Warn of very few points in very many dimensions."""
+    n, d = points.shape
+    if 1 < n <= _FEW_ROWS and d >= _MANY_COLUMNS * n:
+        warn_user(
+            f"`{name}` has {n} rows and {d} columns, and is taken as {n} points in {d} "
+            f"dimensions. Rows are points: pass {name}.T if these are {d} points.",
+            TorchGWWarning,
+        )
+
+
+def warn_of_two_kinds(providers: list[DistanceProvider]) -> None:
+    """Warn of two given tables of which one seems to hold distances, the other similarities."""
+    given = [part for part in providers if isinstance(part, PrecomputedDistance)]
+    # a point has no distances
+    tables = [part.matrix().detach() for part in given if part.n > 1]
+    if len(tables) < 2:
+        return
+    least = [float(table.min()) for table in tables]
+    if min(least) < 0 <= max(least):
+        negative, other = ("D_X", "D_Y") if least[0] < 0 else ("D_Y", "D_X")
+        said = f"`{negative}` has negative entries and `{other}` has none."
+    else:
+        near = [_nearest_on_diagonal(table) for table in tables]
+        if set(near) != {"largest", "smallest"}:
+            return
+        said = (
+            f"Every row of `D_X` has its {near[0]} entry on the diagonal, and every row of `D_Y` "
+            f"its {near[1]}, as similarities have the largest and distances the smallest."
+        )
+    warn_user(
+        f"{said} Entries are compared as they are, so both have to be distances, or both "
+        "similarities.",
+        TorchGWWarning,
+    )
+
+
+def _nearest_on_diagonal(table: Tensor) -> str:
+    """Tell whether the diagonal alone has the largest or the smallest entry of each row."""
+    own = table.diagonal()[:, None]
+    # no entry but that of the diagonal itself
+    if int((table >= own).sum()) == len(table) > 1:
+        return "largest"
+    return "smallest" if int((table <= own).sum()) == len(table) > 1 else "neither"
+
+
+def warn_of_two_units(sides: tuple[Space, Space]) -> None:
+    """Warn where sides of a relaxed problem may share a unit and are divided by two scales."""
+    # the sides may share a unit if both are points with as many columns, or both are graphs
+    kinds = [
+        (s.metric, s.geodesics is None, None if s.points is None else s.points.shape[1])
+        for s in sides
+    ]
+    x, y = (1 / side.scale for side in sides)
+    if kinds[0] == kinds[1] and max(x, y) > _UNITS * min(x, y):
+        warn_user(
+            f"Distances of X were divided by the largest, {x:.4g}, and those of Y by theirs, "
+            f"{y:.4g}, which may be that of points without a partner. If both sides are in one "
+            "unit, pass scale=None; if not, scale='max', which is the same without this warning.",
+            TorchGWWarning,
+        )
+
+
+def warn_of_far_points(
+    name: str,
+    weight: str,
+    given: Tensor | PrecomputedDistance,
+    used: Tensor | None,
+    *,
+    flat: bool = True,
+) -> None:
+    """Warn of a few points so far away that all other distances are tiny beside theirs."""
+    # `given` are points or their distances. Where these are angles, and not `flat`, they were
+    # chosen because they agree better in the presence of such a point.
+    count = given.n if isinstance(given, PrecomputedDistance) else len(given)
+    if isinstance(given, Tensor) and count <= _FEW:
+        # each of some twenty operations would take a GPU as long as to send the points
+        given = given.detach().cpu()
+    rows = torch.arange(count, device=given.device)
+    if used is not None:
+        # points without weight do not count for the scale
+        rows = used.to(given.device).nonzero()[:, 0]
+        count = len(rows)
+    if count <= 2 * _COMPARED:
+        return
+    some = _spread(rows, _COMPARED)
+    if isinstance(given, PrecomputedDistance):
+        table = given.columns(some).detach()[rows]
+    else:
+        if count > _PROBED:
+            few = torch.cdist(given[_spread(rows, _PROBED)], given[some])
+            typical = float(few.median(1).values.median())
+            low, high = torch.aminmax(given, dim=0)
+            if float((high - low).norm()) <= _FAR / 2 * typical:
+                return
+        table = torch.cdist(given[rows], given[some])
+    apart = table.median(1).values
+    middle = apart.median()
+    # both numbers are read from the device at once
+    typical, far = torch.stack([middle, (apart > _FAR * middle).sum().to(middle)]).tolist()
+    if typical == 0 or not 0 < far <= max(1.0, _FAR_SHARE * count):
+        return
+    worst = int(apart.argmax())
+    row = int(rows[worst])
+    follows = "their match means little" if flat else "angles are compared instead"
+    others = "" if far == 1 else f" ({far:.0f} rows are that far away)"
+    warn_user(
+        f"Row {row} of `{name}` is {float(apart[worst]):.3g} away from the other points, which are "
+        f"{typical:.3g} apart{others}. Beside such distances those of the others are nearly zero, "
+        f"and {follows}. If that is an error, drop the row, or give it no weight in `{weight}`.",
+        TorchGWWarning,
+    )
+
+
+def _spread(rows: Tensor, size: int) -> Tensor:
+    """Choose some of the rows, at equal steps."""
+    steps = torch.linspace(0, len(rows) - 1, size, device=rows.device)
+    return rows[steps.round().long()]
+
+
+def check_tables_fit(
+    sizes: tuple[int, int], stored: tuple[bool, bool], device: torch.device, *, dense: bool
+) -> None:
+    """Refuse distances of all pairs (``stored``) and dense gradients that cannot fit."""
+    n, m = sizes
+    entries = sum(size**2 for size, one in zip(sizes, stored, strict=True) if one or dense)
+    # the cost, the plan, and the next of them while it is made
+    entries += 3 * n * m if dense else 0
+    # the least that is needed, in float32
+    needed = 4 * entries
+    if fits(needed, device):
+        return
+    free = free_memory(device)
+    what = "gradient='dense'" if dense else "distances='precomputed'"
+    instead = (
+        "gradient='auto', which streams the cost or samples it"
+        if dense
+        else "distances='landmark', of low rank, or 'dijkstra', computed as they are read"
+    )
+    raise UnsupportedError(
+        f"`{what}` stores tables of {n:,} x {m:,} points, at least {needed / 2**30:,.1f} GiB, and "
+        f"{free / 2**30:,.1f} GiB are free on {device}. Pass {instead}."
+    )
+
+
+def are_copies(problem: Problem) -> bool:
+    """Tell whether weights and distances of both spaces are the same, by weighted eigenvalues."""
+    sides = problem.source, problem.target
+    a, b = problem.marginals
+    if len(a) != len(b) or len(a) > _MOST_POINTS or not all(side.cheap_columns for side in sides):
+        return False
+    if not torch.allclose(a.sort().values, b.sort().values, rtol=_SAME, atol=0):
+        return False
+    tables = [
+        weight.sqrt()[:, None] * stored_matrix(side).double() * weight.sqrt()
+        for side, weight in zip(sides, (a, b), strict=True)
+    ]
+    # eigenvalues take a GPU milliseconds; the sum of their squares costs next to nothing and is
+    # compared first
+    if not torch.isclose(tables[0].norm(), tables[1].norm(), rtol=_SAME, atol=0):
+        return False
+    one, other = map(torch.linalg.eigvalsh, tables)
+    return bool((one - other).abs().max() <= _SAME * one.abs().max())
 
 
 class Passed(NamedTuple):

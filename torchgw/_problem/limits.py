@@ -37,9 +37,21 @@ class Limits(NamedTuple):
     # of near points. [L298, L424, L458]
     subsample: float
     cells: float
+    # Entries of cells up to which they are solved in float64, so that finer cells begin at their
+    # fixed point. [L424]
+    precise_cells: int
+    # Entries of a table that no factors stand for up to which it is kept: Euclidean distances
+    # between features, densities of plans that derivatives read again and again. [L266, L273]
+    kept_tables: float
 
     # Ends. Entries up to which dense proximal steps are polished unless that is refused. [L950]
     polished: float
+    # Multiplications of an exact cost up to which a sampled solve is checked by it; or minima, for
+    # a loss that is no product, which take a thousand times as long. [L545]
+    checked: int
+    checked_minima: int
+    # Entries up to which the best lower bound of the objective is computed. [L329]
+    bounded: int
     # Entries up to which derivatives are computed by tables of that size, of which their linear
     # system keeps sixty: 1 GB. [L492]
     differentiated: int
@@ -90,6 +102,14 @@ class Limits(NamedTuple):
     matched_points: int
     exchanged_rows: int
 
+    def stores(self, n: int, m: int) -> bool:
+        """Whether a table that no factors stand for is kept."""
+        return n * m <= self.kept_tables
+
+    def checks(self, n: int, m: int, *, products: bool) -> bool:
+        """Whether a sampled solve is checked by an exact cost, of products or of minima."""
+        return n * m * max(n, m) <= (self.checked if products else self.checked_minima)
+
     def chains_of(self, how: str) -> int:
         """Count the chains of a search of some name."""
         return self.thorough_chains if how == "thorough" else self.chains
@@ -98,8 +118,9 @@ class Limits(NamedTuple):
 CPU = Limits(
     dense=12e6, triples=10e6, most_triples=1e9, half=float("inf"),
     float64=100_000, again=25e6, settled=100e6,
-    stored_bytes=2**28, subsample=9e6, cells=4e10,
-    polished=4e6, differentiated=2_000_000,
+    stored_bytes=2**28, subsample=9e6, cells=4e10, precise_cells=2**28, kept_tables=25e6,
+    polished=4e6, checked=2**26, checked_minima=2**20, bounded=4_000_000,
+    differentiated=2_000_000,
     few_points=96, all_points=512, ordered_points=1_000, least_points=5, exchanged_points=64,
     relaxed_points=96,
     stacked=2**13, product=2**14, followed=9e6,
@@ -111,7 +132,7 @@ CPU = Limits(
 CUDA = CPU._replace(
     dense=40e6, triples=2e9, most_triples=1e11, half=2e6,
     float64=2e6, again=200e6, settled=1e9,
-    stored_bytes=2**31, cells=1e11,
+    stored_bytes=2**31, cells=1e11, kept_tables=200e6,
     chain_products=1.2e13, open_chains=16, open_least=2**13, improved_points=5_000,
 )  # fmt: skip
 LIMITS = {"cpu": CPU, "cuda": CUDA}

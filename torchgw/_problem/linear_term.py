@@ -8,13 +8,12 @@ from torch import Tensor
 from torchgw._boundary.arrays import check_linear_cost, check_points, to_tensor
 from torchgw._boundary.checks import check_choice, is_number, number_of
 from torchgw._errors import InvalidInputError, UnsupportedError
+from torchgw._problem.limits import limits_of
 from torchgw._sinkhorn.problem import Cost, DenseCost, FactoredCost
 from torchgw.distances.factored import FactoredDistance
 from torchgw.distances.points import ANGLES
 
 FeatureMetric = Literal["sqeuclidean", "cosine", "correlation", "euclidean"]
-# Pairs up to which Euclidean distances are stored; they have no factors. [L273]
-_STORED_ENTRIES = {"cpu": 25_000_000, "cuda": 200_000_000}
 
 # Signatures of nodes have variance one, adjacency matrices 0.01 to 0.02: at this weight both count
 # alike. [L339]
@@ -85,7 +84,7 @@ def linear_cost(
             f"{rows[1]}."
         )
     source, target = (item.to(device).double() for item in features)
-    if metric == "euclidean" and shape[0] * shape[1] > _STORED_ENTRIES.get(device.type, 0):
+    if metric == "euclidean" and not limits_of(device).stores(*shape):
         raise UnsupportedError(
             f"feature_metric='euclidean' would store {shape[0]} x {shape[1]} distances, which is "
             "too many. Pass 'sqeuclidean' or 'cosine', which have factors and store none."

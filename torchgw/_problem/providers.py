@@ -15,27 +15,34 @@ from torchgw._boundary.cache import Cache
 from torchgw._boundary.checks import both, listed
 from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw._problem.decide import UNRELATED, Decision, Judge, decide
-from torchgw._problem.given import GivenSpace, Passed, recognise
+from torchgw._problem.given import (
+    GivenSpace,
+    Passed,
+    check_tables_fit,
+    recognise,
+    warn_of_far_points,
+    warn_of_two_kinds,
+)
 from torchgw._problem.linear_term import FeatureMetric
 from torchgw._problem.named import (
     NAMED,
     DistanceName,
+    KeyedGraph,
+    Preparation,
+    ScaleName,
     from_graphs,
     of_curvature,
     pair_of_distances,
     refuse_names,
+    scaled,
 )
-from torchgw._problem.plausible import check_tables_fit, warn_of_far_points, warn_of_two_kinds
-from torchgw._problem.preparation import KeyedGraph, Preparation
-from torchgw._problem.scale import ScaleName, scaled
 from torchgw._tensors.ranks import Ranks
 from torchgw._tensors.threads import small_on_one_thread
 from torchgw.distances.base import DistanceProvider, refuse_directed
 from torchgw.distances.geodesics import Geodesics
 from torchgw.distances.graph import ConnectPolicy, Neighbourhood, default_n_neighbors
-from torchgw.distances.landmark import LandmarkDistance
+from torchgw.distances.landmark import LandmarkDistance, NystromDistance
 from torchgw.distances.new_points import Space
-from torchgw.distances.nystrom import NystromDistance
 from torchgw.distances.points import ANGLES, PointMetric
 from torchgw.distances.precomputed import PrecomputedDistance
 

@@ -21,12 +21,11 @@ from torchgw._results.mapping import Extension
 from torchgw._results.rounding import Assignment, assign, improve, places
 from torchgw._sinkhorn.problem import Cost
 from torchgw._typing import Marginals
-from torchgw.distances.base import DistanceProvider, both_ways
+from torchgw.distances.base import BLOCK_ENTRIES, DistanceProvider, both_ways
 from torchgw.distances.new_points import Space
 
 MatchingKind = Literal["one_to_one", "many_to_one"]
-# Distances read at once, and the rows that a value is estimated from where they are costly. [L327]
-_BLOCK_ELEMENTS = 2**22
+# Rows that a value is estimated from where distances are costly. [L327]
 _SAMPLED_ROWS = 256
 
 
@@ -145,7 +144,7 @@ def _kept(task: _Task, partners: Tensor) -> Tensor:
     if task.mass >= 1:
         return torch.arange(k)
     entries = task.masses.a.cpu().clone()
-    height = max(1, _BLOCK_ELEMENTS // task.plan.shape[1])
+    height = max(1, BLOCK_ENTRIES // task.plan.shape[1])
     for rows in torch.arange(k).split(height):
         block = task.plan.rows(rows).cpu()
         entries[rows] = block.gather(1, partners[rows, None])[:, 0].double()
@@ -215,7 +214,7 @@ def _quadratic(task: _Task, rows: Tensor, partners: Tensor, weights: Tensor) -> 
         drawn = torch.multinomial(weights.cpu(), _SAMPLED_ROWS, True, generator=generator)
         index, cheap = drawn.to(rows.device), False
     parts = []
-    for block in index.split(max(1, _BLOCK_ELEMENTS // max(near.n, far.n))):
+    for block in index.split(max(1, BLOCK_ENTRIES // max(near.n, far.n))):
         x = near.columns(rows[block])[rows].double()
         y = far.columns(partners[block])[partners].double()
         parts.append(weights @ task.loss(x, y))
@@ -230,7 +229,7 @@ def _linear(cost: Cost, rows: Tensor, partners: Tensor, weights: Tensor) -> floa
     """Compute the sum of w_p M_p over pairs p."""
     total = 0.0
     for block in torch.arange(len(rows), device=rows.device).split(
-        max(1, _BLOCK_ELEMENTS // cost.shape[1])
+        max(1, BLOCK_ENTRIES // cost.shape[1])
     ):
         table = cost.rows(rows[block]).dense().matrix.to(weights)
         total += float(weights[block] @ table.gather(1, partners[block, None])[:, 0])

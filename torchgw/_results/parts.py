@@ -25,14 +25,14 @@ from torchgw._errors import InvalidInputError, TorchGWWarning, warn_user
 from torchgw._gradients.contract import Linearised
 from torchgw._gradients.means import Levels, MeanDistances, SampledLoss
 from torchgw._plans.contract import Anchors
-from torchgw._plans.sparse import SparsePlan
+from torchgw._plans.given import SparsePlan
 from torchgw._plans.transport import DualPlan, TransportPlan
 from torchgw._problem.losses import LOSSES, Loss
 from torchgw._results.mapping import Extension
 from torchgw._search.alternatives import Alternative
 from torchgw._search.chain import Trial
 from torchgw._sinkhorn.problem import DenseCost, FactoredCost
-from torchgw._solve.status import Status
+from torchgw._solve.state import Status
 from torchgw._tensors.sparse import sparse_tensor
 from torchgw._typing import Iteration, Marginals, Potentials
 from torchgw.distances.base import DistanceProvider, ScaledDistance

@@ -24,8 +24,7 @@ from torchgw._problem.losses import LOSSES
 from torchgw._problem.problem import Problem
 from torchgw._problem.providers import Spaces
 from torchgw._results.base import Result, as_numpy
-from torchgw._results.bounds import lower_bound
-from torchgw._results.correlation import distance_correlation
+from torchgw._results.certificates import distance_correlation, lower_bound
 from torchgw._results.mapping import Extension, map_new
 from torchgw._results.matching import Matching, MatchingKind, match
 from torchgw._results.report import Log, Report
@@ -34,7 +33,7 @@ from torchgw._search.chain import Trial
 from torchgw._search.relation import related
 from torchgw._sinkhorn.problem import DenseCost
 from torchgw._solve.outcome import Outcome
-from torchgw._solve.status import Status
+from torchgw._solve.state import Status
 from torchgw._typing import Array, HessianProduct, Iteration, Marginals
 
 # Ambiguity above which the summary of a result mentions it. [L276]

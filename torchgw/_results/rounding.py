@@ -25,11 +25,10 @@ from torch import Tensor
 
 from torchgw._errors import UnsupportedError
 from torchgw._plans.contract import Plan
-from torchgw._problem.cross_terms import BothWays, Cross, MinimumCross, ProductCross
 from torchgw._problem.limits import limits_of
-from torchgw._problem.losses import Loss
+from torchgw._problem.losses import BothWays, Cross, Loss, MinimumCross, ProductCross
 from torchgw._search.assignments import Assignments, search_matchings
-from torchgw._solve.frank_wolfe import best_length
+from torchgw._solve.polish import best_length, take_steps
 
 # The assignment is exact up to so many entries of a plan; it takes 4 s then, where most points have
 # a clear partner. [L324]
@@ -185,7 +184,7 @@ class Assignment(NamedTuple):
 
 
 class _Descent:
-    """Conditional gradient steps on an objective, whose tables are made once."""
+    """A plan on its way towards matchings, by an objective whose tables are made once."""
 
     def __init__(self, problem: Assignment) -> None:
         self.problem = problem
@@ -211,27 +210,39 @@ class _Descent:
 
     def run(self, plan: Tensor) -> Tensor:
         """Descend from a plan, and round where that ends."""
-        problem, weights = self.problem, self.problem.weights[:, None]
-        gradient, value = self.gradient(plan)
-        for _ in range(_STEPS):
-            vertex = problem.vertex(assign_least(weights * gradient, problem.slots))
-            direction = vertex - plan
-            slope = float((gradient * direction).sum())
-            if -slope <= _ROUNDING * abs(value):
-                break
-            there, _ = self.gradient(vertex)
-            bend = float(((there - gradient) * direction).sum())
-            length = best_length(bend / 2, slope)
-            gain = -(length * slope + length**2 * bend / 2)
-            if gain <= _SMALLEST_GAIN * abs(value):
-                break
-            plan = torch.lerp(plan, vertex, length)
-            gradient = torch.lerp(gradient, there, length)
-            value -= gain
+        self._plan = plan
+        take_steps(self, max_iter=_STEPS)
         # the matching is chosen by shares of rows, so that rows of little weight count as much as
         # others
-        share = plan / weights.clamp_min(torch.finfo(plan.dtype).tiny)
-        return assign_least(-share, problem.slots)
+        weights = self.problem.weights[:, None]
+        share = self._plan / weights.clamp_min(torch.finfo(plan.dtype).tiny)
+        return assign_least(-share, self.problem.slots)
+
+    def begin(self) -> float:
+        """Compute the gradient and the objective at the start."""
+        self._gradient, self._value = self.gradient(self._plan)
+        return self._value
+
+    def look(self) -> tuple[float, float] | None:
+        """Find the matching of least linear cost; None where it gains too little."""
+        problem = self.problem
+        cost = problem.weights[:, None] * self._gradient
+        self._vertex = problem.vertex(assign_least(cost, problem.slots))
+        direction = self._vertex - self._plan
+        slope = float((self._gradient * direction).sum())
+        if -slope <= _ROUNDING * abs(self._value):
+            return None
+        self._there, _ = self.gradient(self._vertex)
+        bend = float(((self._there - self._gradient) * direction).sum()) / 2
+        length = best_length(bend, slope)
+        self._gain = -(length * slope + length**2 * bend)
+        return (bend, slope) if self._gain > _SMALLEST_GAIN * abs(self._value) else None
+
+    def go(self, length: float) -> None:
+        """Go a share of the way to the matching."""
+        self._plan = torch.lerp(self._plan, self._vertex, length)
+        self._gradient = torch.lerp(self._gradient, self._there, length)
+        self._value -= self._gain
 
 
 def improve(problem: Assignment, plan: Tensor, partners: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchgw._plans.rounded import round_to_marginals
+from torchgw._plans.transport import round_to_marginals
 from torchgw._problem.problem import Problem
 from torchgw._search.coarse import Coarsened, CoarseProblem, as_before, cross_terms, side_by_side
 from torchgw._search.starts import Hints, start_costs

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from torchgw._plans.contract import Plan
-from torchgw._plans.rounded import round_to_marginals
+from torchgw._plans.transport import round_to_marginals
 from torchgw._problem.problem import Problem
 from torchgw._search.alternatives import Alternative, Search, ambiguity_of, among_all, first_of_each
 from torchgw._search.chain import STANDS_OUT, Trial

@@ -21,7 +21,7 @@ from torchgw._batch.packing import LARGEST, Packed, make_stack, padded_sizes, re
 from torchgw._batch.relaxed import Relaxed
 from torchgw._batch.stopping import Rules
 from torchgw._batch.worth import Ended, own_squares
-from torchgw._plans.rounded import round_to_marginals
+from torchgw._plans.transport import round_to_marginals
 from torchgw._problem.marginals import MarginalRule
 from torchgw._problem.problem import Problem
 from torchgw._search.coarse import CoarseProblem

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgw._plans.rounded import round_to_marginals
+from torchgw._plans.transport import round_to_marginals
 from torchgw._search.chain import Chain, Climbed, Trial, stacked
 from torchgw._search.coarse import Coarsened, side_by_side
 from torchgw._search.graphs import SparseProducts, is_graph

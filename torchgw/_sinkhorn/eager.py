@@ -28,8 +28,8 @@ from torchgw._typing import Marginals, Potentials
 # digits. [L284]
 _SMALLEST_SUM = 1e-25
 # Largest log-scaling of a stored kernel. Entries of the plan that matter are then at least
-# exp(-2 * 20) in the kernel, far from underflow. [L284]
-_LARGEST_SCALING = 20.0
+# exp(-2 * 20) in the kernel, far from underflow. [L236, L284]
+LARGEST_SCALING = 20.0
 # Share of the entries of a kernel, on a CPU, up to which only those that matter are kept; numbers
 # of entries, from and to, for which that is tried; and how far both scalings may rise together, in
 # logarithms, before other entries may matter. [L403]
@@ -124,7 +124,7 @@ class StoredSweeper:
                     u, v = u_next, v_next
             ok = ok & (minimum(least[0].min(), least[1].min()) > _SMALLEST_SUM)
             largest = maximum(abs(u_next).max(), abs(v_next).max())
-            ok = self._tensor(ok & (largest < _LARGEST_SCALING))
+            ok = self._tensor(ok & (largest < LARGEST_SCALING))
         after, before = self._potentials(u_next, v_next), self._potentials(u, v)
         check = checked(ok, before.g, after.g, self.marginals.b, self.epsilon)
         return Sweep(after.f, before.g, after.g, after if relaxation == 1 else before, check)

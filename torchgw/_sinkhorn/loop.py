@@ -11,8 +11,13 @@ from typing import NamedTuple
 import torch
 
 from torchgw._sinkhorn.contract import PreparedProblem, Sweep
-from torchgw._sinkhorn.from_above import Plateau, exact_prices, from_larger_epsilon
-from torchgw._sinkhorn.newton import NEWTON_AFTER, NewtonSteps
+from torchgw._sinkhorn.newton import (
+    NEWTON_AFTER,
+    NewtonSteps,
+    Plateau,
+    exact_prices,
+    from_larger_epsilon,
+)
 from torchgw._sinkhorn.problem import STRICT, LinearProblem
 from torchgw._tensors.deadline import is_over
 from torchgw._typing import Potentials

@@ -1,12 +1,16 @@
-"""Newton steps where Sinkhorn's iteration is slow and a plan is small or sharp."""
+"""Where Sinkhorn's iteration is slow: Newton steps, exact prices to begin at, larger epsilons."""
 
-from typing import Any
+import math
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
+from torchgw._errors import NumericalError
 from torchgw._sinkhorn.contract import PreparedProblem
 from torchgw._sinkhorn.eager import entries_of
+from torchgw._sinkhorn.exact import by_scipy
 from torchgw._sinkhorn.problem import STRICT, DenseCost
 from torchgw._typing import Potentials
 
@@ -17,7 +21,7 @@ NEWTON_AFTER, NEWTON_BELOW = 20, 1e-3
 _MOST_POINTS = 256
 # Ridge: the share of the mass of a column that is added to its second derivative. Between parts of
 # a plan that share no mass the derivative is nothing but rounding. [L841]
-_RIDGE = 1e-11
+RIDGE = 1e-11
 # Largest change of a potential, over epsilon, for which quadratic convergence can be expected.
 # [L443]
 _LARGEST_STEP = 10.0
@@ -28,7 +32,7 @@ _SHARP, _LEAST_DENSITY, _MOST_ENTRIES = (300, 4096), 1e-9, 0.1
 # that halving may come to; and the share of the tolerance that is added to the second derivative,
 # in units of the mass of a column. What that leaves undone is this share of the length of a step.
 # [L564]
-_STEPS, _FURTHEST, _SHORTEST, _BLUR = 8, 30.0, 1e-3, 0.01
+_STEPS, FURTHEST, _SHORTEST, _BLUR = 8, 30.0, 1e-3, 0.01
 # Steps on the entries of a plan take as long as so many iterations. [L564]
 _SLOW = 200
 
@@ -91,7 +95,7 @@ def newton_step(prepared: PreparedProblem, potentials: Potentials) -> Potentials
     # a row of weight zero is zero, and a column of weight zero stays where it is
     shared = plan.T @ (plan / a.clamp_min(torch.finfo(a.dtype).tiny)[:, None])
     curvature = torch.outer(columns, columns).sub_(shared)
-    curvature.diagonal().add_((1 + _RIDGE) * columns).add_(b == 0)
+    curvature.diagonal().add_((1 + RIDGE) * columns).add_(b == 0)
     factor, failed = torch.linalg.cholesky_ex(curvature)
     step = torch.cholesky_solve((b - columns)[:, None], factor)[:, 0]
     wrong, size = torch.stack([failed.double(), step.abs().amax()]).tolist()
@@ -128,7 +132,7 @@ def newton_on_entries(
         plan = plan.multiply(1 / np.where(mass > 0, mass, 1.0)[:, None]).tocsr()
         columns = plan.T @ a
         met = float(abs(columns - b).sum()) <= tol / 2
-        if met or left == 0 or not rises or abs(moved).max() > _FURTHEST:
+        if met or left == 0 or not rises or abs(moved).max() > FURTHEST:
             break
         curvature = torch.from_numpy((plan.T @ plan.multiply(a[:, None])).toarray()).neg_()
         # a column of weight zero stays where it is
@@ -157,9 +161,110 @@ def _longest(plan: Any, a: Any, b: Any, step: Any) -> tuple[Any, Any, bool]:
     step = step * min(1.0, _LARGEST_STEP / abs(step).max())
     value, mass = rise(step)
     factor = 2.0 if value > 0 else 0.5
-    while _SHORTEST < abs(factor * step).max() < _FURTHEST:
+    while _SHORTEST < abs(factor * step).max() < FURTHEST:
         following, then = rise(factor * step)
         if value > 0 and not following > value:
             break
         step, value, mass = factor * step, following, then
     return (step, mass, True) if value > 0 else (np.zeros_like(step), plan.sum(1), False)
+
+
+# An error stays if a sweep changes it by less than this share; it counts only above this multiple
+# of the tolerance, which excludes what is left at the end. [L453]
+_STAYS, _ABOVE = 0.02, 10
+# An error has to stay for so many iterations before a larger epsilon is tried: the linear problems
+# of most outer iterations end earlier. [L471]
+_PATIENCE = 100
+# How epsilon rises and falls then: in how many iterations up and down, and the error at which it
+# falls. [L471]
+_RISING, _FALLING, _FALLS = 50, 400, 1e-4
+# So many iterations have to be left for that; the largest epsilon, as a multiple of the one asked
+# for. [L471]
+_ROOM, _HIGHEST = 300, 1e9
+# Entries up to which a problem without entropy is solved in the time of some thousand iterations.
+# [L1334]
+_MOST_EXACT = 2**14
+
+
+class Found(Protocol):
+    """What a linear problem at a larger epsilon comes to."""
+
+    @property
+    def potentials(self) -> Potentials: ...
+    @property
+    def error(self) -> float: ...
+    @property
+    def n_iters(self) -> int: ...
+    @property
+    def converged(self) -> bool: ...
+
+
+class Plateau:
+    """Whether the error of a linear problem has stayed for long enough to begin elsewhere."""
+
+    # While a point has yet to change partners the error stays, and each sweep moves the potentials
+    # by a multiple of epsilon. Problems begin elsewhere once, or twice if from exact prices first.
+
+    def __init__(self, tol: float, *, wanted: bool) -> None:
+        self._tol, self._wanted, self._stayed = tol, wanted, 0
+
+    def reached(self, before: float, error: float, count: int, most: int) -> bool:
+        """Learn of the error after ``count`` iterations, where at most ``most`` are left."""
+        stays = abs(error - before) <= _STAYS * error and error > _ABOVE * self._tol
+        self._stayed = self._stayed + count if stays else 0
+        found = self._wanted and self._stayed >= _PATIENCE and most >= _ROOM
+        self._wanted = self._wanted and not found
+        return found
+
+    def again(self) -> None:
+        """Let the error stay once more."""
+        self._wanted, self._stayed = True, 0
+
+
+def exact_prices(prepared: PreparedProblem) -> Potentials | None:
+    """Solve a small problem without entropy, whose prices are near the potentials at small epsilon.
+
+    ``None`` if it is not small, or cannot be solved.
+    """
+    a, b = (weights.cpu() for weights in prepared.problem.marginals)
+    if not is_small(prepared) or len(a) * len(b) > _MOST_EXACT:
+        return None
+    rows, columns = a > 0, b > 0
+    cost = prepared.problem.cost.dense().matrix.cpu()[rows][:, columns]
+    try:
+        found = by_scipy(a[rows].numpy(), b[columns].numpy(), cost.numpy())
+    except NumericalError:
+        return None
+    g = torch.zeros_like(b)
+    g[columns] = torch.from_numpy(found.v).to(g)
+    return prepared.half_steps(g.to(prepared.problem.marginals.b.device))
+
+
+def from_larger_epsilon(
+    prepared: PreparedProblem,
+    start: Potentials,
+    most: int,
+    solve: Callable[[PreparedProblem, Potentials, int, float], Found],
+    factor: float,
+) -> tuple[Potentials, int]:
+    """Let epsilon rise until a problem is solved at once, and fall again; count iterations."""
+    # Where epsilon is large points change partners soon, and nearly for those of the next problem:
+    # B. Schmitzer. Stabilized sparse scaling algorithms for entropy regularized transport problems.
+    # SIAM Journal on Scientific Computing 2019. ``solve`` is given a budget and a tolerance.
+    problem, used = prepared.problem, 0
+    level, falling = 1, False
+    while level > 0:
+        above = factor**level
+        # the penalty of a marginal, from which tau follows, is the same at every epsilon
+        tau = (part / (part + (1 - part) * above) for part in problem.tau)
+        at = problem._replace(epsilon=above * problem.epsilon, tau=(next(tau), next(tau)))
+        budget = min(_FALLING if falling else _RISING, most - used)
+        if budget <= 0:
+            break
+        found = solve(prepared.backend.prepare(at), start, budget, _FALLS)
+        if not math.isfinite(found.error):
+            break
+        start, used = found.potentials, used + found.n_iters
+        falling = falling or found.converged or above >= _HIGHEST
+        level += -1 if falling else 1
+    return start, used

@@ -1,4 +1,4 @@
-"""Sinkhorn's iteration for partial transport: marginals are bounds, and the mass is given."""
+"""The linear problem of partial transport: marginals are bounds, and the mass is given."""
 
 import math
 from collections.abc import Callable
@@ -6,22 +6,199 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from torchgw._sinkhorn.anderson import Anderson
 from torchgw._sinkhorn.contract import PreparedProblem
-from torchgw._sinkhorn.eager import EagerBackend
-from torchgw._sinkhorn.from_above import Plateau, from_larger_epsilon
-from torchgw._sinkhorn.level import level
+from torchgw._sinkhorn.eager import LARGEST_SCALING, EagerBackend
 from torchgw._sinkhorn.loop import SinkhornResult
-from torchgw._sinkhorn.newton import is_small
-from torchgw._sinkhorn.newton_on_bounds import newton_on_bounds
+from torchgw._sinkhorn.newton import FURTHEST, RIDGE, Plateau, from_larger_epsilon, is_small
 from torchgw._sinkhorn.problem import DenseCost
 from torchgw._tensors.deadline import is_over
 from torchgw._typing import Marginals, Potentials
 
-# Largest log-scaling of a stored kernel, as for strict marginals. [L236]
-_LARGEST_SCALING = 20.0
+
+def level(softmin: Any, weight: Any, mass: float, epsilon: float) -> Any:
+    """Find the level h, (), with sum_i a_i min(1, exp((h - s_i) / epsilon)) = mass, in (0, 1)."""
+    if isinstance(softmin, np.ndarray):
+        return host_level(softmin, weight, mass, epsilon)
+    if softmin.device.type == "cpu":
+        with np.errstate(all="ignore"):
+            height = host_level(softmin.numpy(), weight.numpy(), mass, epsilon)
+        return torch.as_tensor(height, device=softmin.device)
+    # Points with s_i <= h are full. In the order of s the level follows from how many are: exp(h /
+    # epsilon) = (mass - what the full ones carry) / sum over the others a_i exp(-s_i / epsilon),
+    # and the right number is the least whose level lies below the next point.
+    exponent = torch.where(weight > 0, softmin.double() / epsilon, torch.inf)
+    ordered, order = exponent.sort()
+    sizes = weight.double()[order]
+    full = sizes.cumsum(0) - sizes
+    terms = torch.where(sizes > 0, sizes.log() - ordered, -torch.inf)
+    others = terms.flip(0).logcumsumexp(0).flip(0)
+    heights = (mass - full).clamp_min(0).log() - others
+    room = full < mass
+    # a level above its next point would fill that point too; the search always ends at the last
+    # point with mass, also after rounding
+    fits = (heights <= ordered) & room
+    first = torch.where(fits.any(), fits.to(torch.int8).argmax(), room.sum() - 1)
+    return (heights[first].minimum(ordered[first]) * epsilon).to(softmin.dtype)
+
+
+def host_level(
+    softmin: NDArray[Any], weight: NDArray[np.float64], mass: float, epsilon: float
+) -> Any:
+    """Find the same in NumPy."""
+    exponent = softmin.astype(np.float64) / epsilon
+    exponent[weight == 0] = np.inf
+    order = exponent.argsort(kind="stable")
+    ordered, sizes = exponent[order], weight[order]
+    full = sizes.cumsum() - sizes
+    # those without weight are last: log 0 - inf
+    others = np.logaddexp.accumulate((np.log(sizes) - ordered)[::-1])[::-1]
+    room = full < mass
+    heights = np.log(np.maximum(mass - full, 0)) - others
+    fits = (heights <= ordered) & room
+    first = fits.argmax() if fits.any() else room.sum() - 1
+    return (min(heights[first], ordered[first]) * epsilon).astype(softmin.dtype)
+
+
+Array = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+
+# Steps of Newton's method at most, the shares of a step that are tried, and how far potentials may
+# move in one, in units of epsilon. [L1202]
+_STEPS, _SHARES = 30, 0.3 ** np.arange(8)
+_LONGEST = 3.0
+
+
+class OnBounds(NamedTuple):
+    """What Newton's method adds to potentials, in units of epsilon."""
+
+    rows: Array  # to exact rows at the new columns
+    columns: Array
+    solved: bool
+    far: bool  # whether it would have gone on from a plan made anew
+
+
+class _Point(NamedTuple):
+    """Where columns are scaled by exp(u): rows that carry the mass, and the dual value."""
+
+    u: Array
+    x: Array  # logarithms of what rows are scaled by
+    full: Mask  # rows whose bound is met
+    gain: float  # of the dual value, over epsilon
+
+
+class _Columns(NamedTuple):
+    """How the columns of a plan miss their masses."""
+
+    masses: Array
+    held: Mask  # those at g = 0, short of mass all the same
+    room: Array  # up to g = 0, in units of epsilon
+    missing: Array  # zero at columns that are held
+    error: float
+
+
+def newton_on_bounds(
+    plan: Array,
+    potentials: tuple[Array, Array],
+    weights: tuple[Array, Array],
+    mass: float,
+    tol: float,
+) -> OnBounds:
+    """Go on from a plan of exact rows by Newton's method on the dual.
+
+    Potentials f and g are in units of epsilon; g is zero at columns below their bounds, and f has
+    the level in it.
+    """
+    # Points at their bounds are known for a step: full rows follow the columns one by one, those
+    # that are not full rise and fall together with the level, and columns with g = 0 that would go
+    # on stay. Where a step changes which these are, the dual may rise on its way; it is shortened
+    # until it does not: D. Bertsekas. Projected Newton methods for optimization problems with
+    # simple constraints. SIAM Journal on Control and Optimization 1982.
+    dual = _Dual(plan, potentials, weights, mass)
+    here, solved, far = dual.at(np.zeros_like(potentials[1])), False, False
+    for _ in range(_STEPS):
+        now = plan * np.exp(here.x)[:, None] * np.exp(here.u)
+        columns = dual.columns(now, here.u)
+        solved = columns.error <= tol / 2
+        if solved:
+            break
+        there = dual.climb(here, now, columns)
+        if not there.gain > here.gain:
+            break
+        here = there
+        if far := bool(abs(here.u).max() > FURTHEST):
+            break
+    return OnBounds(here.x, here.u, solved, far)
+
+
+class _Dual:
+    """The dual value of a partial problem, as its change from a plan of exact rows."""
+
+    # All but the bounds is relative to that plan: potentials of thousands of epsilons would leave
+    # rounding of the size of the last steps in the value.
+
+    def __init__(
+        self,
+        plan: Array,
+        potentials: tuple[Array, Array],
+        weights: tuple[Array, Array],
+        mass: float,
+    ) -> None:
+        (f, self.g), (self.a, self.b), self.mass, self.kernel = potentials, weights, mass, plan
+        self.rows, self.used = self.a > 0, self.b > 0
+        # the level is that of the highest row
+        self.f = np.where(self.rows, f - f[self.rows].max(), 0.0)
+        self.weighted = np.where(self.rows, self.a, 1.0)
+
+    def at(self, u: Array) -> _Point:
+        """Find the rows that carry the mass, and the value."""
+        with np.errstate(divide="ignore"):
+            own = np.log(self.weighted / np.where(self.rows, self.kernel @ np.exp(u), 1.0))
+        rows = np.where(self.rows, self.f + own, np.inf)
+        with np.errstate(all="ignore"):
+            height = host_level(rows, self.a, self.mass, 1.0)
+        full = rows < height
+        x = np.where(full, own, height - self.f)
+        gain = self.mass * height + self.a @ (x - height) + self.b @ u
+        return _Point(u, np.where(self.rows, x, 0.0), full, float(gain))
+
+    def columns(self, plan: Array, u: Array) -> _Columns:
+        """Find the columns that are held, and what the others miss."""
+        masses, room = plan.sum(0), -(self.g + u)
+        short = np.log(np.where(self.used, self.b, 1.0) / np.maximum(masses, 1e-300))
+        held = self.used & (short >= room)
+        missing = np.where(self.used & ~held, self.b - masses, 0.0)
+        error = float(abs(missing).sum() + masses[held] @ np.expm1(room[held]))
+        return _Columns(masses, held, room, missing, error)
+
+    def climb(self, here: _Point, now: Array, columns: _Columns) -> _Point:
+        """Take a step, shortened until the dual does not fall."""
+        direction = self._direction(now, here.full, columns)
+        for share in _SHARES:
+            there = self.at(np.minimum(here.u + share * direction, -self.g))
+            if there.gain >= here.gain:
+                break
+        return there
+
+    def _direction(self, now: Array, full: Mask, columns: _Columns) -> Array:
+        """Solve Newton's equations for given full rows and held columns."""
+        masses, held, room, missing, _ = columns
+        parts, together = now[full], now[~full].sum(0)
+        shared = parts.T @ (parts / np.maximum(parts.sum(1), 1e-300)[:, None])
+        shared += np.outer(together, together) / max(together.sum(), 1e-300)
+        curvature = np.diag((1 + RIDGE) * masses) - shared
+        # columns whose mass has underflowed wait for iterations
+        free = self.used & ~held & (masses > 1e-30)
+        direction = np.where(held, room, 0.0)
+        wanted = (missing - curvature @ direction)[free]
+        direction[free] = np.linalg.solve(curvature[np.ix_(free, free)], wanted)
+        direction *= min(1.0, _LONGEST / max(abs(direction).max(), 1e-300))
+        return direction
+
+
 # Iterations between two looks at the error. [L289]
 _CHECK_EVERY = 10
 # After so many kernels whose potentials turn out too far away, softmins are computed without one.
@@ -103,7 +280,7 @@ def partial_sinkhorn(
         if kernel is not None:
             moved = _distance(found.potentials, kernel.origin, marginals) / epsilon
         error, scaling = torch.stack([found.error, moved]).tolist()
-        if not scaling < _LARGEST_SCALING:
+        if not scaling < LARGEST_SCALING:
             kernel, failures = None, failures + 1
             if failures == _MOST_FAILURES:
                 storable = False

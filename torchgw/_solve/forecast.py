@@ -1,12 +1,144 @@
-"""How long a solve will take, said before it begins."""
+"""How long a solve takes, by a model of each of its parts, and what is said of that beforehand."""
 
 import logging
+from collections.abc import Collection
+from typing import NamedTuple
+
+import torch
 
 from torchgw._errors import PerformanceWarning, warn_user
-from torchgw._solve.route import USUAL, iteration_seconds, usual_iterations
-from torchgw._solve.strategy import Strategy
+from torchgw._problem.limits import Limits
+from torchgw._problem.problem import Facts
+from torchgw._search.chain_times import chain_products
+from torchgw._solve.options import Options
 
 logger = logging.getLogger(__name__)
+
+
+class _Rates(NamedTuple):
+    """Picoseconds of one linear problem, fitted to the tables in OPTIMIZATION_LOG.md."""
+
+    make: float  # per entry: compute the cost, and the kernel from it
+    read: float  # per entry and iteration: scale the kernel
+    wide: float  # the same where a row does not fit on chip
+    exponential: float  # per entry and iteration of streaming, at any rank
+    product: float  # per entry, iteration and column of the factors
+    launch: float  # per iteration, the least that streaming takes
+    prepare: float  # per problem: the operands of streaming
+
+
+# The time of a stored and of a streamed problem is a sum of these. On a GPU a row of up to
+# 2^17 bytes is read once per iteration, and launches bound small streamed problems. [L91]
+_RATES = {
+    ("cuda", torch.float32): _Rates(12.0, 1.1, 2.0, 0.55, 0.018, 2.0e8, 1.2e9),
+    ("cuda", torch.float64): _Rates(18.0, 2.25, 5.2, 4.0, 0.1, 2.0e8, 1.2e9),
+    ("cpu", torch.float32): _Rates(6.5e3, 650.0, 650.0, 1500.0, 30.0, 0.0, 0.0),
+    ("cpu", torch.float64): _Rates(1.4e4, 1200.0, 1200.0, 2900.0, 75.0, 0.0, 0.0),
+}
+# Iterations of one linear problem: what most outer iterations take. [L91]
+_PROBLEM_ITERATIONS = 20
+# Time of a streamed problem on a CPU if tiles are skipped: half the tiles are kept over five
+# iterations of two levels. On a curve a fifth are kept, in fewer iterations. On a cloud nearly all
+# are, which is not known before: so small problems, where storing loses 0.2 s at most, are charged
+# extra seconds for streaming. [L99, L211]
+_TILED_SHARE = 0.125
+_TILED_SECONDS = 2.7e-2
+# Bytes of a row that the one-read iteration holds on chip. [L91]
+_ROW_BYTES = 2**17
+
+
+def tiled_seconds(streamed: float, problems: int = 1) -> float:
+    """Model the time of streamed problems on a CPU once tiles are skipped."""
+    return _TILED_SECONDS * problems + _TILED_SHARE * streamed
+
+
+def problem_seconds(
+    device: str, dtype: torch.dtype, shape: tuple[int, int], rank: int
+) -> tuple[float, float]:
+    """Model the time of one linear problem, stored and streamed."""
+    rates = _RATES[device, dtype]
+    entries = shape[0] * shape[1]
+    wide = shape[1] * dtype.itemsize > _ROW_BYTES
+    stored = entries * (rates.make + _PROBLEM_ITERATIONS * (rates.wide if wide else rates.read))
+    each = max(rates.launch, entries * (rates.exponential + rates.product * rank))
+    return 1e-12 * stored, 1e-12 * (rates.prepare + _PROBLEM_ITERATIONS * each)
+
+
+def iteration_seconds(
+    facts: Facts, gradient: str, rank: int, dtype: torch.dtype, *, stored: bool, tiled: bool
+) -> float:
+    """Model the time of one outer iteration on a CPU, in seconds, for costs of some rank."""
+    once, streamed = problem_seconds(facts.device, dtype, (facts.n, facts.m), rank)
+    if stored or rank == 0:
+        seconds = once
+    else:
+        # tiles of the plan are empty where points lie on curves; for clouds nearly all are kept
+        seconds = tiled_seconds(streamed) if tiled and not facts.clouds else streamed
+    if gradient != "dense":
+        return seconds
+    if not facts.products:
+        return seconds + 1e-12 * _MINIMUM * facts.entries * facts.larger
+    return seconds + 1e-12 * _PRODUCT * facts.entries * (facts.n + facts.m)
+
+
+# Picoseconds of one multiplication of a dense gradient on a CPU, one thread; and of a minimum in
+# place of a product. [L375, L454]
+_PRODUCT, _MINIMUM = 55.0, 60_000.0
+
+
+def usual_iterations(facts: Facts, gradient: str) -> tuple[int, int]:
+    """Return the least and the most outer iterations of most solves."""
+    if facts.rule == "partial":
+        return _PARTIAL
+    return _USUAL if facts.products or gradient != "sampled" else _SAMPLED
+
+
+# Outer iterations of most solves, the least and the most; where a mass is given; and for a sampled
+# loss that is no product. [L375, L454]
+_USUAL, _PARTIAL, _SAMPLED = (15, 60), (80, 130), (40, 70)
+
+
+# Seconds of a solve beside its iterations; of a search on few points; of a chain of the fewest
+# points; of one of its multiplications, which repairs and the way to the target add to; of the ends
+# of the fewest plans; and of the largest that are followed. By how many whole solves the most is
+# more where others are made for comparison: of relaxed problems one is strict. [L1293]
+_START, _COARSE, _CHAIN, _MULTIPLICATION, _FEWEST_ENDS, _ENDS = 0.01, 0.03, 0.3, 5e-11, 1.5, 4.0
+_SOLVES, _RELAXED_SOLVES = 2, 3
+
+
+def solve_seconds(
+    facts: Facts,
+    options: Options,
+    limits: Limits,
+    gradient: str,
+    each: float,
+    moves: Collection[str],
+) -> tuple[float, float]:
+    """Model the least and the most that most solves take on a CPU, searched by some moves."""
+    least, most = _search_seconds(facts, options, limits, moves)
+    few, many = (min(part, options.max_iter) for part in usual_iterations(facts, gradient))
+    solves = _SOLVES if moves else 1
+    solves = solves if options.rule is None else _RELAXED_SOLVES
+    return _START + least + few * each, _START + most + solves * many * each
+
+
+def _search_seconds(
+    facts: Facts, options: Options, limits: Limits, moves: Collection[str]
+) -> tuple[float, float]:
+    """Model the least and the most that a search by some moves takes on a CPU."""
+    if not moves:
+        return 0.0, 0.0
+    least = most = _COARSE
+    strict_too = options.rule is not None and facts.larger > limits.relaxed_points
+    if not {"chains", "open"}.isdisjoint(moves) or strict_too:
+        each = _MULTIPLICATION * chain_products(facts.n, facts.m)
+        # those of few points are followed side by side
+        each += _CHAIN if facts.entries > limits.stacked else 0
+        most += limits.chains_of(options.search) * each
+    if not {"ends", "relaxed"}.isdisjoint(moves):
+        most += _FEWEST_ENDS + _ENDS * facts.entries / limits.stacked
+    return least, most
+
 
 # Sinkhorn iterations of each linear problem of a sampled loss that is no product. [L454]
 _SAMPLED_INNER = 600
@@ -24,23 +156,25 @@ _SHARPEST, _SHARPEST_ITERATIONS, _SHARPEST_ENTRY = 2.5e-5, 30_000, 3e-9
 _HOST_ITERATION = 1.2e-3
 
 
-def forecast(strategy: Strategy) -> None:
-    """Log what an outer iteration on a CPU will take, and warn if a solve takes long."""
-    problem, options = strategy.problem, strategy.options
-    if not strategy.proximal and strategy.epsilon < _SHARP * strategy.scale:
-        _foresee_sharp(strategy)
-    if problem.source.device.type != "cpu":
+def forecast(facts: Facts, options: Options, gradient: str, each: float) -> None:
+    """Log what an outer iteration on a CPU will take, and warn if a solve takes long.
+
+    ``each`` are the seconds of an iteration, but for those of a sampled loss that is no product.
+    """
+    proximal = options.regularization == "proximal"
+    if not proximal and facts.epsilon < _SHARP * (facts.spread or 1.0):
+        _foresee_sharp(facts, options)
+    if facts.device != "cpu":
         return
-    each = seconds_per_iteration(strategy)
     logger.info("forecast: %.2g s for an outer iteration, if nothing else runs", each)
-    if strategy.proximal:
+    if proximal:
         logger.info("forecast: up to %.0f s of proximal steps", options.max_iter * each)
-    fewest, usual, each = _usual_iterations(strategy)
+    fewest, usual, each = _usual_iterations(facts, options, gradient, each)
     least, most = (min(count, options.max_iter) * each for count in (fewest, usual))
     if least > _LONG:
         unit, name = _unit(least)
         warn_user(
-            f"{problem.source.n:,} x {problem.target.n:,} points take about {each:.2g} s for each "
+            f"{facts.n:,} x {facts.m:,} points take about {each:.2g} s for each "
             f"outer iteration on this CPU, and a solve like this usually {fewest} to {usual} of "
             f"them: {least / unit:.0f} to {most / unit:.0f} {name}. `callback` and `verbose=True` "
             "show progress; fewer points, `solve_low_rank` or a GPU are faster.",
@@ -48,16 +182,15 @@ def forecast(strategy: Strategy) -> None:
         )
 
 
-def forecast_again(strategy: Strategy) -> None:
+def forecast_again(facts: Facts, options: Options, gradient: str, each: float) -> None:
     """Say what a solve and those from other starts will take on a CPU, and warn if that is long."""
-    options = strategy.options
-    if strategy.problem.source.device.type != "cpu":
+    if facts.device != "cpu":
         return
-    fewest, usual, each = _usual_iterations(strategy)
+    fewest, usual, each = _usual_iterations(facts, options, gradient, each)
     counts = [(fewest, usual)] * 2
     if options.rule is not None:
         # the other start is the plan of a whole solve with strict marginals
-        counts.append(USUAL)
+        counts.append(_USUAL)
     least, most = (
         sum(min(count, options.max_iter) for count in ends) * each
         for ends in zip(*counts, strict=True)
@@ -73,12 +206,12 @@ def forecast_again(strategy: Strategy) -> None:
         )
 
 
-def _usual_iterations(strategy: Strategy) -> tuple[int, int, float]:
+def _usual_iterations(
+    facts: Facts, options: Options, gradient: str, each: float
+) -> tuple[int, int, float]:
     """Return the least and the most outer iterations of most solves, and the seconds of each."""
-    facts, options = strategy.facts, strategy.options
-    fewest, usual = usual_iterations(facts, strategy.gradient)
-    each = seconds_per_iteration(strategy)
-    if not facts.products and strategy.gradient == "sampled" and facts.rule != "partial":
+    fewest, usual = usual_iterations(facts, gradient)
+    if not facts.products and gradient == "sampled" and facts.rule != "partial":
         inner = min(_SAMPLED_INNER, options.inner_max_iter)
         each += inner * (_ITERATION + _ENTRY * facts.entries)
     return fewest, usual, each
@@ -89,13 +222,11 @@ def _unit(seconds: float) -> tuple[int, str]:
     return (60, "minutes") if seconds > 120 else (1, "seconds")
 
 
-def _foresee_sharp(strategy: Strategy) -> None:
+def _foresee_sharp(facts: Facts, options: Options) -> None:
     """Say what a small epsilon may take: in the log, or as a warning where that is long."""
-    options, share = strategy.options, strategy.epsilon / strategy.scale
-    source, target = strategy.problem.source, strategy.problem.target
-    most, entries = options.max_iter * options.inner_max_iter, source.n * target.n
-    each, sharpest = _ITERATION + _ENTRY * entries, _ITERATION + _SHARPEST_ENTRY * entries
-    if source.device.type != "cpu":
+    share, most = facts.epsilon / (facts.spread or 1.0), options.max_iter * options.inner_max_iter
+    each, sharpest = (_ITERATION + entry * facts.entries for entry in (_ENTRY, _SHARPEST_ENTRY))
+    if facts.device != "cpu":
         each = sharpest = _HOST_ITERATION
     worst = most * each
     text = (
@@ -108,11 +239,3 @@ def _foresee_sharp(strategy: Strategy) -> None:
         warn_user(f"{text[0].upper()}{text[1:]}.", PerformanceWarning)
     else:
         logger.info("forecast: %s", text)
-
-
-def seconds_per_iteration(strategy: Strategy) -> float:
-    """Model the time of one outer iteration on a CPU, in seconds."""
-    facts, route = strategy.facts, strategy.route
-    return iteration_seconds(
-        facts, route.gradient.chosen, route.storage, route.dtypes, route.n_anchors
-    )

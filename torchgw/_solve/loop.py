@@ -1,31 +1,305 @@
 """The outer loop: linearise at the current plan, solve the linear problem, repeat."""
 
 import math
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import NamedTuple
 
+import torch
+from torch import Tensor
+
+from torchgw._gradients.contract import Coupling, Gradient
+from torchgw._plans.contract import Plan
 from torchgw._plans.transport import TransportPlan
+from torchgw._sinkhorn.anderson import Anderson
+from torchgw._sinkhorn.annealing import Annealing
 from torchgw._sinkhorn.contract import PreparedProblem
 from torchgw._sinkhorn.loop import SinkhornResult
 from torchgw._sinkhorn.problem import FactoredCost
-from torchgw._solve.evaluation import evaluate
-from torchgw._solve.inner import (
+from torchgw._solve.evaluation import SETTLE_ITERATIONS, evaluate
+from torchgw._solve.state import RESOLVED, LoopState, Setting, Solved, Status
+from torchgw._solve.step import (
     Pace,
+    Step,
     check_finite,
+    choose_step,
     inner_tolerance,
     look_ahead,
     prepare,
     solve_linear,
 )
-from torchgw._solve.next_point import NextPoint
-from torchgw._solve.precision import RESOLVED
-from torchgw._solve.settle import SETTLE_ITERATIONS
-from torchgw._solve.state import LoopState, Setting, Solved
-from torchgw._solve.status import Status
-from torchgw._solve.step import Step, choose_step
-from torchgw._solve.stopping import Descent, Drift, MovingAverage, Verdict
 from torchgw._tensors.deadline import keep
-from torchgw._typing import Iteration
+from torchgw._typing import Iteration, Marginals
+
+# Standard deviations of a moving average that count as progress at least. [L125]
+_NOISE = 2.0
+# Iterations over which the decrease of the objective is averaged. [L173, L178]
+_WINDOW = 5
+# A plan is settling if its smallest change in so many iterations is at most this share of the
+# smallest one before. [L178]
+_SETTLING_WINDOW, _SETTLING = 10, 0.5
+# Products with a plan that tell its change: a single one may miss it by chance. [L640]
+_PRODUCTS = 8
+# If a value is below this share of the squares that cancel in it, its decrease is judged by these:
+# the value of a copy falls to zero by the same share of itself in each step. [L640]
+_LEAST_SHARE = 0.01
+# The value is computed every so many steps, to see whether it has come to zero: that costs as much
+# as a step. [L642]
+_EVERY = 10
+
+
+@dataclass
+class MovingAverage:
+    """Early stopping: an exponential moving average that has stopped improving."""
+
+    # A decrease within the noise of the average is none: it would come by chance, again and again.
+    # The noise is estimated from how successive values differ, which a steady fall hardly changes.
+
+    weight: float  # of the newest value; 0 switches the stopping off
+    improvement: float  # relative decrease of the average that counts as progress
+    patience: int  # values without progress before stopping
+    _average: float = field(default=float("nan"), init=False)
+    _best: float = field(default=float("inf"), init=False)
+    _stalled: int = field(default=0, init=False)
+    _last: float = field(default=float("nan"), init=False)
+    _squares: float = field(default=0.0, init=False)
+    _count: int = field(default=0, init=False)
+
+    def update(self, value: float) -> bool:
+        """Take a value; return whether to stop."""
+        if self.weight == 0:
+            return False
+        first = not math.isfinite(self._average)
+        self._average = value if first else self._average + self.weight * (value - self._average)
+        if not first:
+            self._squares += (value - self._last) ** 2 / 2
+            self._count += 1
+        self._last = value
+        variance = self._squares / max(1, self._count) * self.weight / (2 - self.weight)
+        least = max(self.improvement * abs(self._best), _NOISE * math.sqrt(variance))
+        if first or self._average < self._best - least:
+            self._best = self._average
+            self._stalled = 0
+        else:
+            self._stalled += 1
+        return self._stalled >= self.patience
+
+
+class Verdict(NamedTuple):
+    """What an outer iteration tells of itself, linearised at X and ending in P."""
+
+    change: float  # of the coupling, relative
+    dual: float  # value of the linear problem
+    now: float  # <C(X), P> without the linear term; NaN where unknown, as for samples
+    before: float  # <C(X), P_before>
+    own: float  # <C(X), X>
+
+
+class Descent:
+    """Early stopping of an exact solve: an objective that no longer falls, at one epsilon."""
+
+    # The objective of a plan P is known one iteration later, from the cost at the point X next to P
+    # where that was linearised: its quadratic part is <C(X), P> - <C(X), X> / 2, up to a term of
+    # second order in P - X, and its entropy follows from the dual value.
+    # `tol` is the mean relative decrease per iteration that counts as falling, 0 for no stopping;
+    # `constant` is what the dual value has and the objective has not.
+
+    def __init__(self, tol: float, constant: float) -> None:
+        self._tol, self._constant = tol, constant
+        self._last: Verdict | None = None
+        self._changes: list[float] = []
+        self._risen = False
+        self.values: list[float] = []
+
+    def update(self, verdict: Verdict, *, met: bool = True) -> bool:
+        """Take what an iteration tells; return whether to stop."""
+        # A plan whose changes shrink is about to settle, and is not stopped. Plans whose marginals
+        # are not `met` are not compared either: their objective may be anything. Where plans go to
+        # and fro between two, the loop ends at the lower one.
+        if not met:
+            self._last, self._risen = None, False
+            self.values.clear()
+            return False
+        last, self._last = self._last, verdict
+        self._changes.append(verdict.change)
+        if last is None or self._tol == 0 or math.isnan(verdict.now):
+            return False
+        quadratic = verdict.before - verdict.own / 2
+        self.values.append(last.dual - last.now + quadratic - self._constant)
+        if len(self.values) <= _WINDOW:
+            return False
+        value = self.values[-1]
+        fall = (self.values[-1 - _WINDOW] - value) / _WINDOW
+        recent, earlier = self._changes[-_SETTLING_WINDOW:], self._changes[:-_SETTLING_WINDOW]
+        settling = min(recent) <= _SETTLING * min(earlier, default=math.inf)
+        least = self._tol * abs(value)
+        if self._risen:
+            return True
+        flat = fall <= least and not settling
+        self._risen = flat and value > self.values[-2] + least
+        return flat and not self._risen
+
+
+class Drift:
+    """How proximal steps end once their coupling, of few numbers, has settled."""
+
+    # The plan may still move: a coupling does not see which of two equal points has which mass, nor
+    # does a linear cost; and a step that changes the coupling by little changes the plan by the
+    # root of that. Products with random vectors see all of a plan: the mean of their squares is
+    # that of its entries. `tol` is the relative decrease of the value in a step that counts as
+    # falling, 0 for no stopping by it; `squares` are the squares that cancel in a value.
+
+    def __init__(self, tol: float, squares: float) -> None:
+        self._tol, self._least = tol, _LEAST_SHARE * squares
+        self._last: tuple[Tensor, float] | None = None
+
+    def is_due(self, step: int) -> bool:
+        """Whether it is time to check that the value has not come to zero."""
+        return self._tol > 0 and step % _EVERY == 0
+
+    def is_zero(self, value: float) -> bool:
+        """Whether a value that is never negative is too small to fall any further."""
+        return value <= self._tol * self._least
+
+    def update(self, plan: Plan, value: float, reachable: float) -> Status | None:
+        """Take a plan and its value; return how the loop ends, ``None`` if it goes on."""
+        generator = torch.Generator().manual_seed(0)
+        vectors = torch.randn(plan.shape[1], _PRODUCTS, device="cpu", generator=generator)
+        image = (plan @ vectors.to(plan.device, plan.dtype)).double()
+        last, self._last = self._last, (image, value)
+        if last is None:
+            return None
+        if float((image - last[0]).norm()) <= reachable * float(image.norm()):
+            return Status.CONVERGED
+        flat = self._tol > 0 and last[1] - value <= self._tol * max(abs(value), self._least)
+        return Status.FLAT if flat else None
+
+
+class NextPoint:
+    """Choose the next point, after one and the plan that it led to."""
+
+    # That is the coupling of the plan, a mean with those before (proximal steps, equation 11; steps
+    # that turn back), or one further on in the same direction: by Anderson's method near a fixed
+    # point, by Nesterov's where dense iteration is slow (equation 18).
+
+    def __init__(
+        self,
+        gradient: Gradient,
+        anneal: Annealing,
+        marginals: Marginals,
+        generator: torch.Generator,
+    ) -> None:
+        self._gradient, self._anneal, self._generator = gradient, anneal, generator
+        self._anderson = Anderson()
+        self._nesterov = Nesterov(marginals, wanted=anneal.patient)
+        self._length = StepLength()
+
+    def __call__(
+        self,
+        point: Coupling,
+        latest: Coupling,
+        previous: Coupling,
+        change: float,
+        annealed: int,
+        *,
+        met: bool,
+    ) -> Coupling:
+        """Choose the next point, after ``latest`` and the coupling ``previous`` before it."""
+        # `met` says whether the plan meets its marginals; steps to other plans are not
+        # extrapolated.
+        gradient, share = self._gradient, self._anneal.share(annealed)
+        at_target = self._anneal(annealed) <= self._anneal.end
+        if share == 1 and (gradient.shortens or self._anneal.shortened):
+            share = self._length.next(latest.minus(point))
+        if share < 1:
+            return point.mean(latest, share, self._generator)
+        if at_target and change < gradient.linear_below:
+            return latest.with_vector(self._anderson.next(point.vector(), latest.vector()))
+        slow = gradient.momentum and met
+        if slow and self._nesterov.wanted(change if at_target else math.inf):
+            past = (coupling.vector() for coupling in (point, latest, previous))
+            return latest.with_vector(self._nesterov.next(*past))
+        return latest
+
+
+# Shortest step between couplings, and how much longer a step may be than the last one. [L135]
+_SHORTEST = 1 / 16
+_LENGTHENING = 1.2
+
+
+class StepLength:
+    """Halve a step that turns back on the one before, and lengthen the others."""
+
+    def __init__(self) -> None:
+        self._share = 1.0
+        self._direction: Tensor | None = None
+
+    def next(self, direction: Tensor) -> float:
+        """Choose the length of a step in some direction, as a share of it."""
+        if self._direction is not None:
+            back = float((direction * self._direction).sum()) < 0
+            longer = min(1.0, _LENGTHENING * self._share)
+            self._share = max(self._share / 2, _SHORTEST) if back else longer
+        self._direction = direction
+        return self._share
+
+
+# Largest multiple of the last step that momentum adds. [L174]
+_LARGEST_MOMENTUM = 0.9
+# Plain steps are slow enough for momentum if a change is more than this share of the last one.
+# [L176]
+_SLOW = 0.5
+# Momentum ends when a change is this multiple of the least change: it has then led away from the
+# path of plain steps. The multiple is below 2, as changes between plans that are far apart, of
+# adjacency matrices for example, vary by factors from 1/2 to 2. [L143]
+_ASTRAY = 1.5
+
+
+class Nesterov:
+    """Choose where to linearise next: at a plan and some of the way that led to it."""
+
+    # The objective of plain iteration falls by little steps in a direction that hardly turns. After
+    # k steps in it the next point is P + min(0.9, (k - 1) / (k + 2)) (P - P_before) [1]; where the
+    # last step leads back to the point before, k begins again [2]. Nothing is read from the
+    # device.
+    # Columns of P that miss their weights are put right, by a multiple of the row weights: on plans
+    # with given marginals the quadratic form of most distances is concave, and iteration goes down,
+    # but not across them. A step out of them would come back as a larger one.
+    # [1] Y. Nesterov. A method for solving the convex programming problem with convergence rate
+    # O(1/k^2). Soviet Mathematics Doklady 1983.
+    # [2] B. O'Donoghue, E. Candes. Adaptive restart for accelerated gradient schemes. Foundations
+    # of Computational Mathematics 2015.
+
+    def __init__(self, marginals: Marginals, *, wanted: bool) -> None:
+        self._marginals, self._wanted = marginals, wanted
+        self._change = self._least = float("inf")
+        self._astray = False
+        self._steps: Tensor | None = None
+
+    def wanted(self, change: float) -> bool:
+        """Whether the next step should go further, given the change by one at the target."""
+        # If `wanted` from the start, steps go further at once, otherwise only once plain steps are
+        # slow. Where the steps grow, as between plans that are far apart, momentum would go round
+        # for ever while plain iteration would settle: from then on there is none.
+        self._wanted = self._wanted or change > _SLOW * self._change
+        self._least = min(self._least, change)
+        self._astray = self._astray or change > _ASTRAY * self._least
+        self._change = change
+        return self._wanted and not self._astray
+
+    def next(self, point: Tensor, image: Tensor, previous: Tensor) -> Tensor:
+        """Compute the next point, given the last one, its image, and the image before that."""
+        step = image - previous.to(image.dtype)
+        back = torch.dot((point.to(image.dtype) - image).flatten(), step.flatten()) > 0
+        before = torch.zeros_like(back, dtype=image.dtype) if self._steps is None else self._steps
+        self._steps = torch.where(back, 1.0, before + 1)
+        weight = ((self._steps - 1) / (self._steps + 2)).clamp(max=_LARGEST_MOMENTUM)
+        a, b = self._marginals
+        following = image + weight * step
+        table = following.view(len(a), len(b))
+        table.addr_(a.to(table.dtype), table.sum(0) - b.to(table.dtype), alpha=-1)
+        return following
+
 
 # Sinkhorn iterations that what follows the loop takes the time of, at least. [L1294]
 _TAIL = 40

@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import replace
 from time import perf_counter
@@ -25,20 +25,18 @@ from torchgw._search.starts import GUESS_EPSILON
 from torchgw._sinkhorn.choose import choose_backend
 from torchgw._sinkhorn.contract import Backend
 from torchgw._solve.begin import Guess, best_found, from_alternative
-from torchgw._solve.copies import WHY_NOT_A_COPY
 from torchgw._solve.outcome import Asked, Outcome
-from torchgw._solve.pipeline import conclude, follow, solve_once
-from torchgw._solve.state import Recorder
-from torchgw._solve.status import Status
+from torchgw._solve.pipeline import WHY_NOT_A_COPY, conclude, follow, solve_once
+from torchgw._solve.state import Recorder, Status
 from torchgw._tensors.deadline import is_over
 from torchgw._typing import Iteration
 
 # Masses that are tried where a linear cost depends on the mass; and by how many times `tol` two may
 # differ where the cost is sampled. [L576]
 _MOST_MASSES = 20
-_ROUGHLY = 100
+ROUGHLY = 100
 # What is rounding of an objective, over the natural scale of the cost. [L634]
-_NOTHING = 1e-9
+NOTHING = 1e-9
 # An optimum may end lower than the best one unless its value is higher by more than this share, of
 # few points, or of chains on all: they do not tell more. [L1254, L1291]
 _CLOSE, _NEAR = 0.2, 0.05
@@ -72,7 +70,7 @@ def solve_problem(asked: Asked, recorder: Recorder) -> Outcome:
         return _solve_for_mass(asked, recorder)
     outcome = _solve_searched(asked, recorder)
     route = outcome.route
-    for other in _other_solves(asked, outcome.search):
+    for other in _other_solves(asked, outcome.search, {move.what for move in route.begin}):
         if is_over():
             break
         outcome = _no_higher_than(outcome, other)
@@ -92,9 +90,12 @@ def _out_of_time(outcome: Outcome) -> Outcome:
     return outcome._replace(search=search._replace(doubt=WHY_TIME))
 
 
-def _other_solves(asked: Asked, search: Search | None) -> Iterator[_Other]:
-    """Ask for other solves where the optimum that a search chose may not be the lowest."""
-    problem, options = asked.problem, asked.options
+def _other_solves(asked: Asked, search: Search | None, moves: Set[str]) -> Iterator[_Other]:
+    """Ask for other solves where the optimum that a search chose may not be the lowest.
+
+    ``moves`` are those that the route of the problem has.
+    """
+    options = asked.options
     if not _may_go_on(asked):
         return
     thorough = options.search == "thorough" and search is not None and bool(search.trials)
@@ -104,8 +105,7 @@ def _other_solves(asked: Asked, search: Search | None) -> Iterator[_Other]:
         yield _Other(_again(asked, search="auto"), "search")
     if search is not None and search.settled and not thorough:
         return
-    entries, limits = problem.source.n * problem.target.n, limits_of(problem.source.device)
-    if thorough or entries <= limits.product:
+    if thorough or "product" in moves:
         yield _Other(_again(asked, n_init=1), "start", "product")
     if search is None:
         return
@@ -115,7 +115,7 @@ def _other_solves(asked: Asked, search: Search | None) -> Iterator[_Other]:
         # where the solve would have begun without chains
         best, *_ = search.few.alternatives
         yield _Other(_again(asked, best), "optimum", best.label)
-    if entries <= limits.followed:
+    if "optima" in moves:
         # those of few points have been among the guesses of chains
         for one in _may_end_lower(search):
             yield _Other(_again(asked, one), "optimum", one.label)
@@ -246,7 +246,7 @@ def _no_higher_than_matched(asked: Asked, outcome: Outcome) -> Outcome:
     partners, _ = best_matchings(whole.problem, plan[None].to(whole.problem.base))
     best = torch.nn.functional.one_hot(partners[:1], n).to(whole.problem.base) / n
     value = float(whole.problem.value(best))
-    nothing = max(_NOTHING * outcome.strategy.scale, whole.problem.rounding())
+    nothing = max(NOTHING * outcome.strategy.scale, whole.problem.rounding())
     if value >= outcome.ending.evaluation.value(problem.alpha) - nothing:
         return outcome
     better = Alternative(value, "exchanges", best[0], source, target, (n, m), epsilon=0.0)
@@ -355,7 +355,7 @@ def _no_higher_than(searched: Outcome, again: _Other) -> Outcome:
     search, asked, problem = searched.search, again.asked, again.asked.problem
     if search is None or not search.alternatives or searched.ending.status is Status.STOPPED:
         return searched
-    nothing = _NOTHING * searched.strategy.scale
+    nothing = NOTHING * searched.strategy.scale
     if again.way == "optimum":
         # a mirror image of the plan ends at the same objective, up to the tolerances
         nothing = max(nothing, AGREED * abs(_objective(searched)))
@@ -417,7 +417,7 @@ def _solve_for_mass(asked: Asked, recorder: Recorder) -> Outcome:
         found = outcome.ending.evaluation.mass
         tried.append((math.log(mass), math.log(found / mass)))
         # sampled costs do not tell the mass more closely
-        settled = abs(tried[-1][1]) <= (1 if outcome.noise is None else _ROUGHLY) * options.tol
+        settled = abs(tried[-1][1]) <= (1 if outcome.noise is None else ROUGHLY) * options.tol
         if settled or len(tried) == _MOST_MASSES or not outcome.ending.status.converged:
             break
         mass, asked = math.exp(_next(tried)), asked._replace(init=outcome.ending.plan)

@@ -1,30 +1,305 @@
-"""One solve: choose how, find a start, run the loop, settle the marginals, evaluate the plan."""
+"""One solve: choose how, find a start, run the loop in stages, settle and evaluate the plan."""
 
+import logging
 import math
+from dataclasses import replace
 from functools import partial
+from itertools import count
 from time import perf_counter
 from typing import NamedTuple
 
+import torch
+
+from torchgw._gradients.contract import Linearised, QuadraticValue
+from torchgw._gradients.factored import FactoredGradient
+from torchgw._plans.given import SparsePlan, StoredPlan
+from torchgw._plans.transport import TransportPlan, round_to_marginals
 from torchgw._search.alternatives import Search
-from torchgw._search.isometry import Isometry
-from torchgw._sinkhorn.choose import alone
-from torchgw._solve.begin import Guess, named_start
-from torchgw._solve.copies import WHY_NOT_A_COPY, find_copy, kept
-from torchgw._solve.evaluation import misses_a_copy
-from torchgw._solve.finish import finish
-from torchgw._solve.forecast import forecast, forecast_again, seconds_per_iteration
+from torchgw._search.isometry import Isometry, find_isometry
+from torchgw._search.subsample import Coarse, draw_subsample, extend
+from torchgw._sinkhorn.annealing import Annealing
+from torchgw._sinkhorn.choose import alone, choose_backend
+from torchgw._solve.begin import (
+    PRODUCT,
+    Guess,
+    first_guess,
+    named_start,
+    search_relaxed,
+    searchable,
+    starting_point,
+)
+from torchgw._solve.evaluation import Evaluation, leaves, misses_a_copy, settle
+from torchgw._solve.forecast import forecast, forecast_again
 from torchgw._solve.loop import iterate
-from torchgw._solve.outcome import Asked, Ending, Outcome
+from torchgw._solve.outcome import Asked, Ending, Outcome, finish
+from torchgw._solve.polish import Polished
 from torchgw._solve.resolution import Resolved, choose_resolution, solve_on_cells
-from torchgw._solve.route import Route
-from torchgw._solve.settle import leaves, settle
-from torchgw._solve.stages import run_stages
-from torchgw._solve.start import Start, begin, find_start
-from torchgw._solve.state import LoopState, Recorder, Setting
-from torchgw._solve.status import Status
-from torchgw._solve.strategy import Strategy, annealed, choose_strategy
+from torchgw._solve.state import LoopState, Recorder, Saved, Setting, Status
+from torchgw._solve.step import prepare, solve_linear
+from torchgw._solve.strategy import Strategy, annealed, choose_strategy, strategy_of_copies
 from torchgw._tensors.deadline import keep_least
-from torchgw._typing import Potentials
+from torchgw._tensors.sparse import sparse_tensor
+from torchgw._typing import Marginals, Potentials
+
+# The warning about a plan that costs more than a match of copies.
+WHY_NOT_A_COPY = (
+    "Both spaces seem to have the same distances in another order, and this plan does not keep "
+    "them: it is a local optimum above the best. Pass a larger `n_init`, search='thorough', or "
+    "an `init` that you know."
+)
+
+
+def find_copy(asked: Asked, recorder: Recorder) -> Isometry | None:
+    """Look for a match that keeps all distances, where it would be the best start or plan."""
+    problem, options = asked.problem, asked.options
+    entropic = options.regularization == "entropic" or options.sharp
+    free = options.rule is None and options.ranks is None and options.gradient != "sampled"
+    whole = asked.checkpoint is None and searchable(problem, asked.init, options)
+    if not (entropic and free and whole):
+        return None
+    with recorder.timed("copies"):
+        return find_isometry(problem, streamed=options.sharp)
+
+
+def kept(asked: Asked, match: Isometry, recorder: Recorder) -> Outcome:
+    """End with a match that keeps all distances, which is the best without entropy, as the plan."""
+    # Potentials of zero are optimal for the whole cost at the match: nothing is stored or solved.
+    problem, options, n = asked.problem, asked.options, asked.problem.source.n
+    a, b = problem.marginals
+    means, squares = (torch.stack(part) for part in zip(*(s.T for s in match.moments), strict=True))
+    weights = torch.stack([a, b])
+    variances = (weights * squares).sum(1) - (weights * means).sum(1).square()
+    spread = 4 * problem.alpha * float(variances.clamp_min(0).prod().sqrt())
+    strategy = strategy_of_copies(problem, options, spread)
+    entries = sparse_tensor(
+        torch.stack([torch.arange(n, device=a.device), match.partners]), a, (n, n)
+    )
+    # of the reduced cost, which lacks terms of rows and columns alone
+    potentials = Potentials(*(-2 * problem.alpha * part for part in squares))
+    plan = SparsePlan(entries, potentials, problem.marginals, strategy.epsilon)
+    masses = Marginals(*plan.masses)
+    error = float((masses.b - b).abs().sum())
+    kl = float(-(a @ b[match.partners].log()))
+    evaluation = Evaluation(masses, error, QuadraticValue(match.value, 0.0), 0.0, kl)
+    # nothing is better, but few points tell whether something is nearly as good
+    with recorder.timed("multistart"):
+        _, search = first_guess(problem, None, None, options, strategy.search_epsilon, match)
+    polished = Polished(steps=0, stationary=True, gap=0.0)
+    sides = problem.source, problem.target
+    return Outcome(
+        ending=Ending(plan, evaluation, 0.0, Status.CONVERGED, polished, None),
+        strategy=strategy,
+        potentials=Potentials(*map(torch.zeros_like, problem.marginals)),
+        backend=choose_backend(options.backend, problem.source.device, torch.float64).name,
+        n_anchors=None,
+        noise=None,
+        search=search,
+        recorder=recorder,
+        known=Linearised("dense", sides, entries, problem.alpha, problem.loss),
+        resolution=None,
+        route=strategy.route,
+    )
+
+
+# Points per side of a subsample: with so many the coupling is known to a few percent in a second.
+# [L11]
+_COARSE_POINTS = 1_500
+# Change of the plan at which a mixed-precision solve goes over from float32 to float64. [L139]
+_HANDOVER_TOLERANCE = 1e-3
+# Change of the plan at which polishing takes over from proximal steps: hundreds more steps would
+# sharpen the plan, and lead to the same vertex. [L141]
+POLISH_TOLERANCE = 3e-3
+# The same where steps go on from a sharp plan that starts have met at. [L1257]
+_MET_TOLERANCE = 1e-2
+
+
+class Start(NamedTuple):
+    """Where a solve begins, and what was found on the way there."""
+
+    guess: Guess
+    search: Search | None = None  # what a multi-start found
+    sample: Coarse | None = None  # fewer points, which are solved first
+    saved: Saved | None = None  # where an earlier solve stood
+
+
+def find_start(asked: Asked, strategy: Strategy, match: Isometry | None) -> Start:
+    """Find where to begin: at a checkpoint, at what was passed, or by a search."""
+    # the problem of the strategy has its linear cost divided by the mass of a partial plan
+    problem, scaled, options = asked.problem, strategy.problem, asked.options
+    if asked.checkpoint is not None:
+        numbers = [*strategy.fingerprint()[1][:4], float(len(strategy.gradient))]
+        saved = asked.checkpoint.read(numbers, problem.source.device)
+        if saved is not None:
+            return Start(PRODUCT._replace(patient=saved.anneal.patient), saved=saved)
+    alone = asked.checkpoint is None and options.ranks is None
+    again = strategy.gradient if alone else None
+    sample = None
+    if asked.init is None and match is None and strategy.can_subsample:
+        sample = draw_subsample(scaled, _COARSE_POINTS, asked.generator)
+    if options.rule is not None and searchable(problem, asked.init, options):
+        guess, search = search_relaxed(problem, strategy, asked.generator, again)
+        return Start(guess, search, sample)
+    found = first_guess(
+        scaled, sample, asked.init, options, strategy.search_epsilon, match, asked.made, again
+    )
+    return Start(*found, sample)
+
+
+def begin(
+    strategy: Strategy, start: Start, generator: torch.Generator, recorder: Recorder
+) -> tuple[Setting, LoopState]:
+    """Make the first setting of the loop, and its state at the start."""
+    dtypes, epsilon, guess = strategy.dtypes, strategy.epsilon, start.guess
+    handover = strategy.options.tol
+    if dtypes.again:
+        handover = max(handover, _HANDOVER_TOLERANCE)
+    sharp = math.inf
+    goes_on = guess.sharp and strategy.proximal_polished and not strategy.facts.assignment
+    if strategy.proximal_polished:
+        enough = _MET_TOLERANCE if goes_on else POLISH_TOLERANCE
+        handover, sharp = max(handover, enough), strategy.search_epsilon
+    anneal = Annealing(
+        max(epsilon, guess.epsilon * strategy.scale), epsilon, proximal=strategy.proximal,
+        patient=guess.patient, sharp=sharp, shortened=guess.ended, held=guess.plan is not None,
+    )  # fmt: skip
+    if goes_on:
+        # an epsilon larger than that of the plan would blur it: steps go on as after annealing.
+        # Plans of equal weights are sharp again soon, and end a little lower. [L1236]
+        anneal = replace(anneal, start=sharp, floor=sharp)
+    elif guess.sharp:
+        # its potentials are of a far smaller epsilon
+        guess = guess._replace(potentials=None)
+    setting = strategy.setting(dtypes.loop, handover, anneal, generator, recorder)
+    if start.saved is not None:
+        return replace(setting, anneal=start.saved.anneal), start.saved.state
+    if start.sample is None:
+        return setting, starting_point(setting, guess)
+    state = _solve_coarse(setting, start.sample, guess)
+    done = Annealing(epsilon, epsilon, proximal=strategy.proximal)
+    return replace(setting, anneal=done), state
+
+
+def _solve_coarse(setting: Setting, sample: Coarse, guess: Guess) -> LoopState:
+    """Solve the coarse problem; go on from its coupling, its potentials extended to all points."""
+    sample = sample.to(setting.problem.dtype)
+    small = replace(
+        setting,
+        # too small to be shared
+        backend=alone(setting.backend),
+        gradient=FactoredGradient(sample.problem),
+        problem=sample.problem,
+        anneal=replace(setting.anneal, proximal=False),
+        store=True,
+        tol=max(setting.tol, _HANDOVER_TOLERANCE),
+    )
+    state = iterate(small, starting_point(small, guess))
+    fine, epsilon = setting.gradient.in_factors(), setting.anneal.target
+    assert state.potentials is not None
+    assert fine is not None
+    whole, weights = fine.factored(state.coupling), setting.gradient.marginals
+    potentials = extend(sample, whole, weights, state.potentials, epsilon, small.backend)
+    return LoopState(
+        state.coupling, state.coupling, potentials, potentials, state.status, done=state.done
+    )
+
+
+logger = logging.getLogger(__name__)
+
+# Anchors are added until the sampled cost is so many times its standard error; and at most so many.
+# [L114]
+_SIGNAL_TO_NOISE = 10.0
+_MOST_ANCHORS = 4096
+# The last cost has so many times the anchors of the iterations before, and so many at most. [L124]
+_REFINING = 4
+_REFINED_ANCHORS = 1024
+# Sinkhorn iterations in which plans that are compared meet their marginals, at most. [L951]
+_COMPARED = 100
+
+
+def run_stages(
+    strategy: Strategy, setting: Setting, state: LoopState, guess: Guess
+) -> tuple[Setting, LoopState]:
+    """Iterate in the dtype of the loop; then with more anchors, or in the settling dtype."""
+    options, dtypes = strategy.options, strategy.dtypes
+    rough = guess.epsilon > 0 and setting.recorder.checkpoint is None
+    if rough and strategy.proximal_polished and strategy.problem.linear is None:
+        setting, state = _choose_path(setting, state)
+    state = iterate(setting, state)
+    if options.n_anchors is None and options.rule is None and not setting.gradient.exact:
+        setting, state = _refine_anchors(*_grow_anchors(setting, state, guess))
+    if dtypes.settle == dtypes.loop:
+        return setting, state
+    if not setting.gradient.exact:
+        # the anchors are kept; only their last linear problem is solved in the other dtype
+        return replace(setting, dtype=dtypes.settle), state
+    setting = strategy.setting(
+        dtypes.settle, options.tol, setting.anneal, setting.generator, setting.recorder
+    )
+    again = dtypes.again and not strategy.proximal_polished and state.status is not Status.FLAT
+    return setting, iterate(setting, state) if again else state
+
+
+def _choose_path(setting: Setting, state: LoopState) -> tuple[Setting, LoopState]:
+    """Begin proximal steps in two ways, at a large epsilon and after annealing; keep the lower.
+
+    Which of them breaks the symmetry of a rough start better depends on the problem. Both are
+    followed to one epsilon, where values of plans rounded to their marginals are compared. [L951]
+    """
+    gradient, sharp, tol, paths = setting.gradient, setting.anneal.sharp, setting.tol, []
+    for floor in (math.inf, sharp):
+        anneal = replace(setting.anneal, floor=floor)
+        path = replace(setting, anneal=anneal, recorder=replace(setting.recorder, history=[]))
+        steps = next(step for step in count() if anneal(step) <= sharp) + 1
+        reached = iterate(path, state, most=steps)
+        cost = gradient.linearise(reached.coupling).seen(reached.coupling.masses).dense()
+        prepared = prepare(path, cost, anneal(reached.annealed))
+        inner = solve_linear(path, prepared, reached.start, max_iter=_COMPARED, tol=tol)
+        matrix = TransportPlan.of(prepared, inner.potentials).to_dense().double()
+        plan = round_to_marginals(matrix, *setting.marginals)
+        there = gradient.update(StoredPlan(plan), None, setting.generator)
+        value = gradient.pairing(gradient.linearise(there).seen(there.masses), there, there)
+        paths.append((float(value), path, reached))
+        if reached.status is Status.STOPPED:
+            break
+    _, path, reached = min(paths, key=lambda each: each[0])
+    setting.recorder.history += path.recorder.history
+    return replace(path, recorder=setting.recorder), reached
+
+
+def _grow_anchors(setting: Setting, state: LoopState, guess: Guess) -> tuple[Setting, LoopState]:
+    """Solve again with more anchors until the cost stands out of its noise, or there are enough."""
+    while state.status is not Status.STOPPED:
+        noise, count = setting.gradient.noise(state.coupling), setting.gradient.n_anchors
+        if noise is None or count is None:
+            break
+        # a cost that vanishes, such as that of a single point, has nothing to stand out of
+        ratio = noise.standard_error / noise.size if noise.size > 0 else 0.0
+        wanted = count * min((_SIGNAL_TO_NOISE * ratio) ** 2, _MOST_ANCHORS)
+        left = setting.options.max_iter - state.done
+        if wanted <= count or count >= _MOST_ANCHORS or left <= 0:
+            break
+        grown = min(_MOST_ANCHORS, max(2 * count, math.ceil(min(wanted, _MOST_ANCHORS))))
+        logger.info("the sampled cost is drowned in noise: %d anchors in place of %d", grown, count)
+        setting = replace(setting, gradient=setting.gradient.with_anchors(grown))
+        state = iterate(setting, starting_point(setting, guess)._replace(done=state.done))
+    return setting, state
+
+
+def _refine_anchors(setting: Setting, state: LoopState) -> tuple[Setting, LoopState]:
+    """Make one more iteration, with more anchors of its plan: the last cost decides on the noise.
+
+    Many iterations with few columns and one with many take fewer of them than many with many.
+    """
+    used = setting.gradient.n_anchors or 0
+    count = min(_REFINING * used, _REFINED_ANCHORS)
+    spent = state.status is Status.STOPPED or state.done >= setting.options.max_iter
+    if count <= used or spent or setting.anneal.proximal:
+        return setting, state
+    setting = replace(setting, gradient=setting.gradient.with_anchors(count))
+    refined = iterate(setting, state, most=1)
+    status = refined.status if refined.status is Status.STOPPED else state.status
+    return setting, refined._replace(status=status)
+
 
 # Outer iterations whose time, and share of a time limit that, search and loop leave to what follows
 # them. [L1294]
@@ -33,20 +308,14 @@ _ITERATIONS_KEPT, _SHARE_KEPT = 4, 0.2
 
 def solve_once(asked: Asked, recorder: Recorder) -> Outcome:
     """Solve a problem, for one mass and by one search."""
-    problem, options = asked.problem, asked.options
     match = find_copy(asked, recorder)
-    if match is not None and options.sharp:
-        return kept(problem, options, match, recorder)
+    if match is not None and asked.options.sharp:
+        return kept(asked, match, recorder)
     return conclude(asked, follow(asked, recorder, match))
 
 
-def route_of(asked: Asked) -> Route:
-    """Choose the path of a problem, and go no further."""
-    return _chosen(asked).route
-
-
-def _chosen(asked: Asked) -> Strategy:
-    """Choose how a problem is solved."""
+def strategy_of(asked: Asked) -> Strategy:
+    """Choose how a problem is solved, and go no further."""
     graphs = None not in asked.graphs
     return choose_strategy(
         asked.problem, asked.options, init=named_start(asked.init), graphs=graphs
@@ -67,17 +336,18 @@ def follow(asked: Asked, recorder: Recorder, match: Isometry | None = None) -> F
     """Choose how to solve and where to begin, and run the loop."""
     options, checkpoint = asked.options, asked.checkpoint
     clock = perf_counter()
-    strategy = _chosen(asked)
+    strategy = strategy_of(asked)
     if options.ranks is not None:
         options.ranks.agree(*strategy.fingerprint())
     # a plan is of no use before its last marginals and its numbers
-    keep_least(_ITERATIONS_KEPT * seconds_per_iteration(strategy), _SHARE_KEPT)
+    keep_least(_ITERATIONS_KEPT * strategy.route.each, _SHARE_KEPT)
     untold = options.told == "nothing"
+    told = strategy.facts, strategy.options, strategy.gradient, strategy.route.each
     if untold:
-        forecast(strategy)
+        forecast(*told)
     start = find_start(asked, strategy, match)
     if untold and start.search is not None and start.search.compare:
-        forecast_again(strategy)
+        forecast_again(*told)
     if start.guess.patient and options.skip_tiles == "auto":
         strategy = annealed(strategy)
     clock = recorder.time("multistart", clock)

@@ -24,14 +24,10 @@ from torchgw._search.subsample import Cells, Coarse, make_cells, take
 from torchgw._sinkhorn.annealing import Annealing
 from torchgw._sinkhorn.contract import PreparedProblem
 from torchgw._sinkhorn.problem import FactoredCost, LinearProblem
-from torchgw._sinkhorn.tiles.bounds import block_orders
-from torchgw._sinkhorn.tiles.tiling import Tiling
-from torchgw._solve.evaluation import Evaluation, evaluate_extended, judge, weighted_means
+from torchgw._sinkhorn.tiles.tiling import Tiling, block_orders
+from torchgw._solve.evaluation import Evaluation, evaluate_extended, judge, settle, weighted_means
 from torchgw._solve.loop import iterate
-from torchgw._solve.precision import RESOLVED, rounding
-from torchgw._solve.settle import settle
-from torchgw._solve.state import LoopState, Setting
-from torchgw._solve.status import Status
+from torchgw._solve.state import RESOLVED, LoopState, Setting, Status, rounding
 from torchgw._solve.strategy import Strategy, choose_strategy
 from torchgw._tensors.block_order import Order
 from torchgw._tensors.draws import systematic_categories
@@ -48,9 +44,6 @@ _FIRST_CELLS = 2**12
 _MOST_CELLS = 2**18
 # Points that a cell has at least, in the mean. [L424]
 _FEWEST_POINTS = 4
-# Plans of cells are computed in float64 up to so many entries, so that finer cells begin at their
-# fixed point. [L424]
-_PRECISE_ENTRIES = 2**28
 # Points of each side whose masses are computed, to measure the marginal error. [L424]
 _MEASURED = 4096
 # The next cells are at most so many times as many. [L424]
@@ -155,7 +148,7 @@ def _solve(
         ranks=None,
     )
     small = choose_strategy(problem, options)
-    precise = math.prod(shape) <= _PRECISE_ENTRIES
+    precise = math.prod(shape) <= limits_of(problem.source.device).precise_cells
     dtype = torch.float64 if precise else _resolving(strategy, setting.scale, tolerance)
     anneal = Annealing(epsilon, epsilon)
     own = small.setting(dtype, options.tol, anneal, setting.generator, setting.recorder)

@@ -1,9 +1,9 @@
 """Which path a problem takes: every decision that is made before it is solved, and why.
 
-:func:`make_route` is a pure function of what is known of a problem (``_problem/facts.py``), of what
-was asked for, and of the limits of the device (``_problem/limits.py``). What it returns is printed
-by :func:`torchgw.explain` and kept as ``result.report.route``; the strategy, the forecast and the
-table of the search in docs/how-to-choose.md are made from it.
+:func:`make_route` is a pure function of what is known of a problem (``Facts``), of what was asked
+for, and of the limits of the device (``_problem/limits.py``). What it returns is printed by
+:func:`torchgw.explain` and kept as ``result.report.route``; the strategy and the table of the
+search in docs/how-to-choose.md are made from it.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,15 +13,15 @@ import torch
 
 from torchgw._errors import UnsupportedError
 from torchgw._gradients.choose import check_products
-from torchgw._problem.facts import Facts
 from torchgw._problem.limits import LIMITS, Limits
-from torchgw._search.chain_times import affordable_chains, chain_products
+from torchgw._problem.problem import Facts
+from torchgw._search.chain_times import affordable_chains
 from torchgw._sinkhorn.choose import BackendName, skips_tiles
 from torchgw._sinkhorn.contract import Backend
 from torchgw._sinkhorn.tiles.tiling import width_of
-from torchgw._solve.cost_model import problem_seconds, tiled_seconds
+from torchgw._solve.forecast import iteration_seconds, problem_seconds, solve_seconds, tiled_seconds
 from torchgw._solve.options import Options
-from torchgw._solve.precision import RESOLVED, Dtypes, rounding
+from torchgw._solve.state import RESOLVED, Dtypes, rounding
 
 # Tiles are considered from so many blocks of a side on, unless they were asked for: on a GPU an
 # iteration of a few blocks took 7 ms, most of it to choose them. [L550]
@@ -88,6 +88,7 @@ class Route(NamedTuple):
     storage: Storage
     begin: tuple[Choice, ...]
     end: Choice
+    each: float  # seconds of an outer iteration on a CPU
     seconds: tuple[float, float] | None
     bytes: int
     dtypes: Dtypes  # of the loop and of the settling
@@ -458,42 +459,6 @@ def _size(facts: Facts) -> str:
     )
 
 
-def iteration_seconds(
-    facts: Facts, gradient: str, storage: Storage, dtypes: Dtypes, n_anchors: int
-) -> float:
-    """Model the time of one outer iteration on a CPU, in seconds."""
-    shape, rank = (facts.n, facts.m), facts.cost_rank(gradient, n_anchors)
-    stored, streamed = problem_seconds(facts.device, dtypes.loop, shape, rank)
-    if storage.stored or rank == 0:
-        seconds = stored
-    else:
-        # tiles of the plan are empty where points lie on curves; for clouds nearly all are kept
-        whole = storage.width is None or facts.clouds
-        seconds = streamed if whole else tiled_seconds(streamed)
-    if gradient != "dense":
-        return seconds
-    if not facts.products:
-        return seconds + 1e-12 * _MINIMUM * facts.entries * facts.larger
-    return seconds + 1e-12 * _PRODUCT * facts.entries * (facts.n + facts.m)
-
-
-# Picoseconds of one multiplication of a dense gradient on a CPU, one thread; and of a minimum in
-# place of a product. [L375, L454]
-_PRODUCT, _MINIMUM = 55.0, 60_000.0
-
-
-def usual_iterations(facts: Facts, gradient: str) -> tuple[int, int]:
-    """Return the least and the most outer iterations of most solves."""
-    if facts.rule == "partial":
-        return _PARTIAL
-    return USUAL if facts.products or gradient != "sampled" else _SAMPLED
-
-
-# Outer iterations of most solves, the least and the most; where a mass is given; and for a sampled
-# loss that is no product. [L375, L454]
-USUAL, _PARTIAL, _SAMPLED = (15, 60), (80, 130), (40, 70)
-
-
 def _bytes(
     facts: Facts, options: Options, limits: Limits, gradient: str, storage: Storage,
     dtypes: Dtypes, n_anchors: int,
@@ -512,33 +477,6 @@ def _bytes(
 _COPIES, _SIDE_BY_SIDE = 4, 16
 
 
-def _search_seconds(
-    facts: Facts, options: Options, limits: Limits, moves: Sequence[Move]
-) -> tuple[float, float]:
-    """Model the least and the most that a search by some moves takes on a CPU."""
-    if not moves:
-        return 0.0, 0.0
-    names = {move.name for move in moves}
-    least = most = _COARSE
-    strict_too = options.rule is not None and facts.larger > limits.relaxed_points
-    if {"chains", "open"} & names or strict_too:
-        each = _MULTIPLICATION * chain_products(facts.n, facts.m)
-        # those of few points are followed side by side
-        each += _CHAIN if facts.entries > limits.stacked else 0
-        most += limits.chains_of(options.search) * each
-    if {"ends", "relaxed"} & names:
-        most += _FEWEST_ENDS + _ENDS * facts.entries / limits.stacked
-    return least, most
-
-
-# Seconds of a solve beside its iterations; of a search on few points; of a chain of the fewest
-# points; of one of its multiplications, which repairs and the way to the target add to; of the ends
-# of the fewest plans; and of the largest that are followed. By how many whole solves the most is
-# more where others are made for comparison: of relaxed problems one is strict. [L1293]
-_START, _COARSE, _CHAIN, _MULTIPLICATION, _FEWEST_ENDS, _ENDS = 0.01, 0.03, 0.3, 5e-11, 1.5, 4.0
-_SOLVES, _RELAXED_SOLVES = 2, 3
-
-
 def make_route(
     facts: Facts,
     options: Options,
@@ -555,17 +493,17 @@ def make_route(
         facts, options, limits, name, dtypes, n_anchors, annealed=options.n_init == 1
     )
     moves = [] if init else [move for move in MOVES if move.applies(facts, options, limits)]
+    each = iteration_seconds(
+        facts, name, facts.cost_rank(name, n_anchors), dtypes.loop, stored=storage.stored,
+        tiled=storage.width is not None,
+    )  # fmt: skip
     seconds = None
     if facts.device == "cpu":
-        each = iteration_seconds(facts, name, storage, dtypes, n_anchors)
-        least, most = _search_seconds(facts, options, limits, moves)
-        few, many = (min(part, options.max_iter) for part in usual_iterations(facts, name))
-        solves = _SOLVES if moves else 1
-        solves = solves if options.rule is None else _RELAXED_SOLVES
-        seconds = _START + least + few * each, _START + most + solves * many * each
+        names = {move.name for move in moves}
+        seconds = solve_seconds(facts, options, limits, name, each, names)
     return Route(
         _size(facts), gradient, precision, storage, _begin(options, moves, init),
-        _end(facts, options, name, limits), seconds,
+        _end(facts, options, name, limits), each, seconds,
         _bytes(facts, options, limits, name, storage, dtypes, n_anchors), dtypes, n_anchors,
     )  # fmt: skip
 
@@ -577,7 +515,7 @@ def route_of_copies(facts: Facts) -> Route:
         _size(facts), Choice("gradient", "dense", "none is needed"),
         Choice("precision", "float64", ""), Storage(False, None, False, "none is needed"),
         (Choice("start", match, "one side is the other in another order"),),
-        Choice("end", match, "no plan is better"), None, 0,
+        Choice("end", match, "no plan is better"), 0.0, None, 0,
         Dtypes(torch.float64, torch.float64, again=False), 0,
     )  # fmt: skip
 

@@ -17,18 +17,15 @@ from torchgw._errors import NumericalError
 from torchgw._problem.marginals import is_usable_sum
 from torchgw._sinkhorn.anderson import Anderson
 from torchgw._solve.outcome import Asked, Outcome
-from torchgw._solve.passes import solve_problem
-from torchgw._solve.precision import rounding
-from torchgw._solve.state import Recorder
-from torchgw._solve.status import Status
+from torchgw._solve.passes import NOTHING, ROUGHLY, solve_problem
+from torchgw._solve.state import Recorder, Status, rounding
 from torchgw._typing import Marginals, Potentials
 
-# By how many times `tol` masses may still move where the cost is sampled; masses below the last
-# number are zero. [L823]
-_ROUGHLY, _LEAST = 100, 1e-300
-# Solves at most; by which factor masses are extrapolated at most; by which share of itself rounding
-# may raise an objective, and by how many standard errors chance. [L1229]
-_MOST, _FURTHEST, _NOTHING, _ERRORS = 120, 2.0, 1e-9, 3.0
+# Masses below this number are zero. [L823]
+_LEAST = 1e-300
+# Solves at most; by which factor masses are extrapolated at most; by how many standard errors
+# chance may raise an objective. [L1229]
+_MOST, _FURTHEST, _ERRORS = 120, 2.0, 3.0
 # Solves in a row that lower an exact objective by nothing but rounding, after which it is flat:
 # masses that float32 cannot settle go on to move. [L1253]
 _FLAT = 5
@@ -76,7 +73,7 @@ def solve_squares(asked: Asked, recorder: Recorder) -> Outcome:
             idle = 0 if falls or outcome.noise is not None else idle + 1
             best, asked = outcome, asked._replace(init=ending.plan, made=())
             moved = float((found - point).abs().sum() / found.sum())
-            tol = options.tol * (1 if outcome.noise is None else _ROUGHLY)
+            tol = options.tol * (1 if outcome.noise is None else ROUGHLY)
             if moved <= max(tol, _rounding(outcome)):
                 return best
             if idle == _FLAT and options.objective_tol > 0:
@@ -118,7 +115,7 @@ def _is_higher(outcome: Outcome, best: Outcome, alpha: float) -> bool:
         one.ending.evaluation.objective(alpha, one.ending.epsilon) for one in (best, outcome)
     )
     errors = sum(one.ending.evaluation.quadratic.standard_error for one in (best, outcome))
-    return now - before > max(_NOTHING, _rounding(best)) * abs(before) + _ERRORS * errors
+    return now - before > max(NOTHING, _rounding(best)) * abs(before) + _ERRORS * errors
 
 
 def _rounding(outcome: Outcome) -> float:

@@ -1,26 +1,128 @@
-"""The state of the outer loop: what it is given, what it changes and what it records."""
+"""What flows through a solve: its precision, its status, the state of the loop, and its file."""
 
+import math
+import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from torchgw._boundary.archive import check_writable, read_archive, write_archive
+from torchgw._boundary.trees import Decoder, Encoder
+from torchgw._errors import InvalidInputError
 from torchgw._gradients.contract import Coupling, Gradient
+from torchgw._gradients.dense import PlanMatrix
+from torchgw._gradients.factored import Encoding
+from torchgw._gradients.relaxed import RelaxedCoupling
+from torchgw._gradients.sampled import AnchorCoupling
 from torchgw._plans.transport import TransportPlan
+from torchgw._problem.limits import limits_of
 from torchgw._problem.marginals import MarginalRule
 from torchgw._problem.problem import Problem
 from torchgw._sinkhorn.annealing import Annealing
 from torchgw._sinkhorn.contract import Backend
 from torchgw._solve.options import Options
-from torchgw._solve.precision import rounding
-from torchgw._solve.status import Status
 from torchgw._tensors.deadline import is_over
 from torchgw._tensors.ranks import Ranks
 from torchgw._typing import Iteration, Marginals, Potentials
+
+# A solve may count as converged if the exponents are rounded by at most this; in float32 its
+# marginal error, and the last change of the plan, may then be as large. [L350] [L478]
+RESOLVED = 2e-4
+
+
+class Dtypes(NamedTuple):
+    """Dtypes of a solve."""
+
+    loop: torch.dtype  # of the outer iterations
+    settle: torch.dtype  # of the final marginals and values
+    again: bool  # whether the outer iterations go on in the second dtype
+
+
+def rounding(scale: float, epsilon: float, dtype: torch.dtype) -> float:
+    """Compute the rounding of the exponents of a plan whose costs have a scale."""
+    return 4 * scale / epsilon * torch.finfo(dtype).eps
+
+
+def settles_precisely(device: torch.device, entries: int) -> bool:
+    """Whether a mixed-precision solve of so many entries settles in float64 in any case."""
+    return entries <= limits_of(device).settled
+
+
+class Status(Enum):
+    """How a solve ended. The value is the advice.
+
+    The marginals of ``CONVERGED``, ``STATIONARY`` and ``FLAT`` are missed by ten times
+    ``inner_tol`` at most, and their value is at most that of the product plan. One more exact
+    iteration changes the plan of ``CONVERGED`` by about ``tol``, relative to its norm; five lower
+    the objective of ``FLAT`` by at most ten times ``objective_tol`` of it each, on average (after
+    proximal steps, which are iterations here, the value, or 1% of its squared distances); one
+    lowers that of ``STATIONARY`` by at most 1% of it and three times
+    ``report.cost_standard_error``, which is checked up to 400 points. A polished ``CONVERGED``
+    plan has no vertex of lower linearised cost. All this holds up to rounding, see
+    docs/failures.md, and says nothing of other optima: a saddle point is a fixed point as well.
+    """
+
+    CONVERGED = "Converged: the plan is a fixed point and both marginals are met."
+    STATIONARY = (
+        "Converged in the mean: the moving average of the sampled objective stopped improving and "
+        "both marginals are met. More `n_anchors` lower the remaining noise."
+    )
+    FLAT = (
+        "Converged in value: the objective no longer falls and both marginals are met, though the "
+        "plan still changes among plans of nearly the same objective. Pass `objective_tol=0` to go "
+        "on."
+    )
+    STOPPED = "Stopped by the callback or a time limit before convergence."
+    OUTER_LIMIT = (
+        "The plan still changed after `max_iter` outer iterations: raise `max_iter`, loosen `tol`, "
+        "or raise `epsilon`. After proximal steps `polish=True` goes the rest of the way."
+    )
+    INNER_LIMIT = (
+        "The plan no longer changed, but the last Sinkhorn solve stopped before the marginals were "
+        "met: raise `inner_max_iter`, loosen `inner_tol`, or raise `epsilon`."
+    )
+    BOTH_LIMITS = (
+        "The plan still changed after `max_iter` outer iterations, and the last Sinkhorn solve "
+        "stopped before the marginals were met: raise `max_iter` and `inner_max_iter`, or raise "
+        "`epsilon`."
+    )
+    PRECISION_LIMIT = (
+        "Rounding ends the solve before its tolerances are met: the cost divided by epsilon is too "
+        "large for the precision. Raise `epsilon`, or pass `precision='mixed'` or "
+        "`'float64'` where float32 was used."
+    )
+    NOISE_LIMIT = (
+        "The sampled objective stopped improving, but an exact iteration lowers it by more than "
+        "its noise explains: the sample shows too little of the distances. Raise `n_anchors`, or "
+        "pass `gradient='dense'`."
+    )
+    IMPLAUSIBLE = (
+        "The plan costs more than the product plan a x b, which matches every point with all, or "
+        "less than zero: it is no useful answer. Raise `epsilon`, or pass another `init`."
+    )
+    POLISH_LIMIT = (
+        "The conditional gradient steps of `polish` ran out before the plan was stationary: it is "
+        "valid, and its value may still fall by `log['polish_gap']`. Start closer "
+        "(`regularization='proximal'`), or accept it."
+    )
+
+    @property
+    def advice(self) -> str:
+        """What happened and what to do."""
+        return self.value
+
+    @property
+    def converged(self) -> bool:
+        """Whether the answer may be used without reservation."""
+        return self in (Status.CONVERGED, Status.STATIONARY, Status.FLAT)
 
 
 @dataclass
@@ -104,3 +206,94 @@ class LoopState(NamedTuple):
     done: int = 0  # outer iterations of the whole solve so far
     annealed: int = 0  # of these since the annealing began; they determine the next epsilon
     solved: Solved | None = None  # what the result can be, if the loop has reached it
+
+
+# Seconds between two writes: a restart loses so many at most, and one iteration. A choice. [L418]
+WRITTEN_EVERY = 60.0
+
+_KINDS: dict[str, Any] = {
+    kind.__name__: kind
+    for kind in (
+        Annealing, AnchorCoupling, Encoding, Marginals, PlanMatrix, Potentials, RelaxedCoupling,
+    )
+}  # fmt: skip
+
+
+class Saved(NamedTuple):
+    """What a checkpoint holds."""
+
+    state: LoopState
+    anneal: Annealing
+
+
+class Checkpoint:
+    """A file that the first rank writes every so many seconds, and all ranks read."""
+
+    def __init__(self, path: str | os.PathLike[str], ranks: Ranks | None) -> None:
+        self.path = Path(check_writable(path))
+        self._ranks = ranks
+        self._problem: list[float] = []
+        self._written = time.monotonic()
+
+    def read(self, problem: list[float], device: torch.device) -> Saved | None:
+        """Read the state of a solve of a problem, known by some numbers, if there is a file."""
+        self._problem = problem
+        there = self.path.is_file()
+        if self._ranks is not None:
+            self._ranks.agree(f"whether there is a checkpoint {self.path}", [there])
+        if not there:
+            return None
+        tree, arrays = read_archive(self.path)
+        if not isinstance(tree, dict) or tree.get("kind") != "checkpoint":
+            raise InvalidInputError(f"{self.path}: no checkpoint of a solve. Pass another path.")
+        found = Decoder(arrays, device, _build).decode(tree["fields"])
+        same = all(
+            math.isclose(old, new, rel_tol=1e-6)
+            for old, new in zip(found["problem"], self._problem, strict=True)
+        )
+        if not same:
+            raise InvalidInputError(
+                f"{self.path}: a checkpoint of another problem (n, m, scale, epsilon are "
+                f"{found['problem'][:4]} there and {self._problem[:4]} now). Remove the file, or "
+                "pass another path."
+            )
+        names = ("coupling", "latest", "potentials", "start", "done", "annealed")
+        return Saved(LoopState(**{name: found[name] for name in names}), found["anneal"])
+
+    def keep(self, setting: Setting, state: LoopState, *, now: bool = False) -> None:
+        """Write the state of the loop, if it is time or ``now``; the file is always whole."""
+        due = now or time.monotonic() - self._written >= WRITTEN_EVERY
+        if not due or (self._ranks is not None and self._ranks.rank > 0):
+            return
+        arrays: dict[str, Any] = {}
+        values = {
+            "problem": self._problem,
+            "coupling": state.coupling,
+            "latest": state.latest,
+            "potentials": state.potentials,
+            "start": state.start,
+            "done": state.done,
+            "annealed": state.annealed,
+            "anneal": setting.anneal,
+        }
+        fields = Encoder(_parts, arrays).encode(values, "checkpoint")
+        write_archive(self.path, {"kind": "checkpoint", "fields": fields}, arrays)
+        self._written = time.monotonic()
+
+    def done(self) -> None:
+        """Remove the file of a solve that has ended."""
+        if self._ranks is None or self._ranks.rank == 0:
+            self.path.unlink(missing_ok=True)
+
+
+def _parts(value: Any) -> tuple[str, dict[str, Any]] | None:
+    """Name a part of a state and take it apart."""
+    name = type(value).__name__
+    if _KINDS.get(name) is not type(value):
+        return None
+    return name, value._asdict() if hasattr(value, "_asdict") else dict(vars(value))
+
+
+def _build(name: str, parts: dict[str, Any]) -> Any:
+    """Make a part of a state again."""
+    return _KINDS[name](**parts)

@@ -14,12 +14,11 @@ from torchgw._gradients.contract import Gradient
 from torchgw._gradients.dense import HalfGradient
 from torchgw._gradients.means import distance_spread, visible
 from torchgw._gradients.relaxed import RelaxedGradient
-from torchgw._problem.facts import Facts
 from torchgw._problem.limits import limits_of
 from torchgw._problem.linear_term import spread as linear_spread
 from torchgw._problem.losses import Loss
 from torchgw._problem.marginals import STRICT, MarginalRule
-from torchgw._problem.problem import Problem
+from torchgw._problem.problem import Facts, Problem
 from torchgw._search.coarse import directed_points, loss_spread
 from torchgw._search.isometry import rounding_advice
 from torchgw._sinkhorn.annealing import Annealing
@@ -28,9 +27,15 @@ from torchgw._sinkhorn.contract import Backend
 from torchgw._sinkhorn.tiles.tiling import Tiling
 from torchgw._solve.options import Options
 from torchgw._solve.polish import can_polish, check_polish
-from torchgw._solve.precision import Dtypes
-from torchgw._solve.route import Route, can_subsample, choose_gradient, make_route, why_no_tiles
-from torchgw._solve.state import Recorder, Setting
+from torchgw._solve.route import (
+    Route,
+    can_subsample,
+    choose_gradient,
+    make_route,
+    route_of_copies,
+    why_no_tiles,
+)
+from torchgw._solve.state import Dtypes, Recorder, Setting
 from torchgw._tensors.ahead import compile_for_rank
 from torchgw._typing import Marginals
 from torchgw.distances.sampling import choose_points
@@ -218,7 +223,7 @@ def choose_strategy(
         visible(problem, n_anchors) if gradient.chosen == "sampled" else problem,
         relaxed=options.rule is not None,
     )
-    epsilon = target_epsilon(options, spread, mass)
+    epsilon = _target_epsilon(options, spread, mass)
     if epsilon > _LARGEST_EPSILON * max(1.0, spread):
         raise InvalidInputError(
             f"`epsilon` leaves nothing but a x b of any plan: it is {epsilon:.3g} where costs vary "
@@ -232,7 +237,15 @@ def choose_strategy(
     return Strategy(problem, options, facts, route, mass)
 
 
-def target_epsilon(options: Options, spread: float, mass: float = 1.0) -> float:
+def strategy_of_copies(problem: Problem, options: Options, spread: float) -> Strategy:
+    """Return what is chosen for spaces that are the same but for order, of a spread of costs."""
+    facts = Facts.of(problem, None)._replace(
+        spread=spread, epsilon=_target_epsilon(options, spread)
+    )
+    return Strategy(problem, options, facts, route_of_copies(facts), mass=1.0)
+
+
+def _target_epsilon(options: Options, spread: float, mass: float = 1.0) -> float:
     """Choose the epsilon to reach, for a natural scale of the cost."""
     if options.epsilon == "auto":
         return _AUTO_EPSILON[options.regularization] * (spread or 1.0)

@@ -23,10 +23,9 @@ from torchgw._boundary.arrays import (
 from torchgw._boundary.checks import check_count, reject_unknown
 from torchgw._errors import ConvergenceWarning, InvalidInputError, warn_user
 from torchgw._problem.given import Passed
-from torchgw._problem.named import DistanceName, refuse_names
+from torchgw._problem.named import DistanceName, ScaleName, refuse_names
 from torchgw._problem.problem import stored_matrix
 from torchgw._problem.providers import DistanceOptions, build_provider
-from torchgw._problem.scale import ScaleName
 from torchgw._results.base import Result
 from torchgw._results.result import GWResult
 from torchgw._solve.table import check_options

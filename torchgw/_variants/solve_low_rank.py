@@ -28,10 +28,9 @@ from torchgw._problem.linear_term import (
     is_fused,
     linear_cost,
 )
-from torchgw._problem.named import DistanceName
+from torchgw._problem.named import DistanceName, ScaleName
 from torchgw._problem.problem import Problem
 from torchgw._problem.providers import DistanceOptions, build_providers
-from torchgw._problem.scale import ScaleName
 from torchgw._problem.signatures import SignatureName, is_signature, named_features
 from torchgw._results.base import Result
 from torchgw._results.result import GWResult

@@ -3,16 +3,15 @@
 :class:`DistanceProvider` is the contract that all of them keep.
 """
 
-from torchgw.distances._graph.adjacency import symmetrise, validate_graph
+from torchgw.distances._graph.edges import symmetrise, validate_graph
 from torchgw.distances.base import DistanceProvider, Factors, ScaledDistance
 from torchgw.distances.callable import CallableDistance, ManifoldDistance
 from torchgw.distances.curved import CurvedDistance
 from torchgw.distances.dijkstra import DijkstraDistance
-from torchgw.distances.factored import FactoredDistance
+from torchgw.distances.factored import FactoredDistance, ProductDistance
 from torchgw.distances.geodesics import Geodesics
 from torchgw.distances.graph import connect, default_n_neighbors, knn_graph
-from torchgw.distances.landmark import LandmarkDistance
-from torchgw.distances.nystrom import NystromDistance
+from torchgw.distances.landmark import LandmarkDistance, NystromDistance
 from torchgw.distances.points import PointDistance
 from torchgw.distances.precomputed import (
     DirectedDistance,
@@ -20,7 +19,6 @@ from torchgw.distances.precomputed import (
     geodesic_matrices,
     geodesic_matrix,
 )
-from torchgw.distances.product import ProductDistance
 
 __all__ = [
     "CallableDistance",

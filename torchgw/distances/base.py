@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 Entrywise = Callable[[Tensor], Tensor]
 
 # Columns fetched at once by the default implementations, in bytes of the (n, s) block. [L308]
-_BLOCK_BYTES = 64 * 2**20
+BLOCK_BYTES = 64 * 2**20
+# Entries of a table that is made and read block by block. [L267, L271, L327, L329, L382]
+BLOCK_ENTRIES = 2**22
 
 
 class Factors(NamedTuple):
@@ -161,7 +163,7 @@ class DistanceProvider(ABC):
         return float(weights @ self.apply(weights[:, None])[:, 0])
 
     def _column_blocks(self) -> tuple[Tensor, ...]:
-        width = max(1, _BLOCK_BYTES // (self.n * self.dtype.itemsize))
+        width = max(1, BLOCK_BYTES // (self.n * self.dtype.itemsize))
         found: tuple[Tensor, ...] = torch.arange(self.n, device=self.device).split(width)
         return found
 

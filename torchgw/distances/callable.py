@@ -10,10 +10,7 @@ from torch import Tensor
 from torchgw._boundary.arrays import check_finite, check_tensor, resolve_device, to_tensor
 from torchgw._boundary.checks import check_count
 from torchgw._errors import InvalidInputError, InvalidTypeError
-from torchgw.distances.base import DistanceProvider
-
-# Numbers of the points of all pairs that the function sees at once. [L382]
-_BLOCK_ELEMENTS = 2**22
+from torchgw.distances.base import BLOCK_ENTRIES, DistanceProvider
 
 # From two blocks of points, (q, ...) and (s, ...), to their distances, (q, s).
 Between = Callable[[Tensor, Tensor], "Tensor | np.ndarray[Any, Any]"]
@@ -141,7 +138,7 @@ class ManifoldDistance(DistanceProvider):
             If the distances do not have shape (q, s), are not finite, or are negative.
         """
         chosen = self._points[index.to(self._points.device)]
-        height = max(1, _BLOCK_ELEMENTS // max(1, chosen.numel()))
+        height = max(1, BLOCK_ENTRIES // max(1, chosen.numel()))
         blocks = [self._between(rows, chosen) for rows in self._points.split(height)]
         return torch.cat(blocks)
 

@@ -15,8 +15,15 @@ from torchgw._boundary.arrays import to_tensor
 from torchgw._boundary.checks import check_choice, check_within
 from torchgw._errors import GraphWarning, InvalidInputError, warn_user
 from torchgw._tensors.ranks import Ranks
-from torchgw.distances._graph.adjacency import symmetrise, validate_graph
-from torchgw.distances._graph.edges import Edges, components, from_csr, symmetric_edges, with_edges
+from torchgw.distances._graph.edges import (
+    Edges,
+    components,
+    from_csr,
+    symmetric_edges,
+    symmetrise,
+    validate_graph,
+    with_edges,
+)
 from torchgw.distances._graph.leaves import Leaves, into_leaves
 from torchgw.distances._graph.neighbours import FEW_PAIRS, nearest_others
 from torchgw.distances._graph.stitching import shortest_bridges

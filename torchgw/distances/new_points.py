@@ -10,7 +10,7 @@ from torchgw.distances._graph.neighbours import nearest
 from torchgw.distances.base import DistanceProvider, ScaledDistance
 from torchgw.distances.curved import CurvedModel, curved_distances
 from torchgw.distances.geodesics import Geodesics
-from torchgw.distances.nystrom import NystromDistance
+from torchgw.distances.landmark import NystromDistance
 from torchgw.distances.points import PointMetric, pairwise_distances
 
 # Elements of a working block of rows. [L312]

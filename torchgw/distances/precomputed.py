@@ -19,16 +19,14 @@ from torchgw._boundary.arrays import (
 )
 from torchgw._boundary.graphs import as_graph
 from torchgw._errors import GraphWarning, InvalidInputError, warn_user
-from torchgw.distances._graph.adjacency import validate_graph
-from torchgw.distances.base import DistanceProvider, Entrywise
+from torchgw.distances._graph.edges import validate_graph
+from torchgw.distances.base import BLOCK_BYTES, DistanceProvider, Entrywise
 from torchgw.distances.geodesics import path_lengths
 from torchgw.distances.graph import as_geodesics
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-# Bytes of the block of rows that checks and squares work on. [L314]
-_BLOCK_BYTES = 64 * 2**20
 # Relative asymmetry that passes: nearly that of float32 distances from x.x + y.y - 2 x.y. [L314]
 _SYMMETRY_TOLERANCE = 1e-3
 
@@ -99,7 +97,7 @@ class PrecomputedDistance(DistanceProvider):
         return float(self.table.max())
 
     def _row_blocks(self) -> tuple[Tensor, ...]:
-        rows = max(1, _BLOCK_BYTES // (self.n * self.dtype.itemsize))
+        rows = max(1, BLOCK_BYTES // (self.n * self.dtype.itemsize))
         found: tuple[Tensor, ...] = self._matrix.split(rows)
         return found
 

@@ -5,8 +5,13 @@ from typing import Any
 
 import numpy as np
 
-from torchgw._sinkhorn.exact import ExactTransport
-from torchgw._sinkhorn.vertices import Linear, LinearSolver, PartialTransport, transport
+from torchgw._sinkhorn.exact import (
+    ExactTransport,
+    Linear,
+    LinearSolver,
+    PartialTransport,
+    transport,
+)
 from torchgw.pot._arrays import Array
 from torchgw.pot._stored import Stored
 

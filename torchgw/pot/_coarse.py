@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from torchgw._sinkhorn.vertices import PartialTransport, in_order
-from torchgw._solve.frank_wolfe import descend
+from torchgw._sinkhorn.exact import PartialTransport, in_order
+from torchgw._solve.polish import take_steps
 from torchgw.pot._arrays import Array, product
 from torchgw.pot._few import FewEntries
 from torchgw.pot._quadratic import Quadratic
@@ -29,7 +29,7 @@ def coarse_start(term: Quadratic, weight: float, solver: PartialTransport) -> Fe
     small = term._replace(parts=type(term.parts)(*tables))
     inner = PartialTransport(few_p, few_q, mass)
     found = Stored(small, weight, 0.0, product(few_p, few_q, mass), inner)
-    descend(found, max_iter=100, tol_rel=1e-7)
+    take_steps(found, max_iter=100, tol_rel=1e-7)
     plan = np.zeros((len(p), len(q)))
     plan[part] = found.plan
     path = FewEntries(term, weight, solver.general)

@@ -16,7 +16,7 @@ from torchgw._sinkhorn.eager import EagerBackend
 from torchgw._sinkhorn.loop import sinkhorn
 from torchgw._sinkhorn.partial import partial_sinkhorn
 from torchgw._sinkhorn.problem import STRICT, DenseCost, LinearProblem
-from torchgw._solve.next_point import StepLength
+from torchgw._solve.loop import StepLength
 from torchgw._typing import Marginals, Potentials
 from torchgw.pot._arrays import Array
 

@@ -14,7 +14,7 @@ from torchgw._boundary.checks import reject_unknown
 from torchgw._errors import InvalidInputError, TorchGWWarning, UnsupportedError, warn_user
 from torchgw._plans.given import StoredPlan
 from torchgw._results.base import Result
-from torchgw._solve.status import Status
+from torchgw._solve.state import Status
 from torchgw.pot import _mirror, _penalties
 from torchgw.pot._arrays import Array, Arrays
 from torchgw.pot._handed import handed

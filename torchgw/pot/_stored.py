@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from torchgw._sinkhorn.vertices import LinearSolver
+from torchgw._sinkhorn.exact import LinearSolver
 from torchgw.pot._arrays import Array
 from torchgw.pot._quadratic import Quadratic
 

@@ -13,8 +13,7 @@ from torchgw._boundary.arrays import to_numpy
 from torchgw._boundary.checks import check_positive, named_fields
 from torchgw._errors import InvalidTypeError
 from torchgw._many.pairwise import pairwise
-from torchgw._problem.named import DistanceName
-from torchgw._problem.scale import ScaleName
+from torchgw._problem.named import DistanceName, ScaleName
 
 
 @named_fields

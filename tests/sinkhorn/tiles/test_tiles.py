@@ -19,19 +19,19 @@ from torchgw._sinkhorn.contract import softmin_sweep
 from torchgw._sinkhorn.eager import EagerBackend, StoredSweeper, _StreamedKernel
 from torchgw._sinkhorn.loop import sinkhorn
 from torchgw._sinkhorn.problem import FactoredCost, LinearProblem, softmin
-from torchgw._sinkhorn.tiles.bounds import (
+from torchgw._sinkhorn.tiles.eager import TiledEagerProblem
+from torchgw._sinkhorn.tiles.prepared import TiledBackend, block_scaling
+from torchgw._sinkhorn.tiles.tiling import (
+    SLACK,
     TileLists,
+    Tiling,
     block_orders,
     potential_bound,
     skipped_share,
     tile_bounds,
     tile_problem,
 )
-from torchgw._sinkhorn.tiles.eager import TiledEagerProblem
-from torchgw._sinkhorn.tiles.prepared import TiledBackend
-from torchgw._sinkhorn.tiles.sweeper import block_scaling
-from torchgw._sinkhorn.tiles.tiling import SLACK, Tiling
-from torchgw._solve import cost_model
+from torchgw._solve import forecast
 from torchgw._tensors.block_order import block_order
 from torchgw._typing import Marginals, Potentials
 from torchgw.datasets import spiral, swiss_roll
@@ -220,7 +220,7 @@ def test_a_second_level_that_does_not_help_is_given_up(
         k = torch.arange(len(row_mass), dtype=torch.float64, device=row_mass.device)
         return torch.cos(k + next(turns))
 
-    monkeypatch.setattr("torchgw._sinkhorn.tiles.sweeper.block_scaling", worse)
+    monkeypatch.setattr("torchgw._sinkhorn.tiles.prepared.block_scaling", worse)
     cost, marginals, _ = make.to(curve_cost(40, 30))
     prepared = make((40, 30), 16).prepare(LinearProblem(cost, marginals, 2e-2))
     assert sinkhorn(prepared, None, max_iter=200, tol=1e-8).converged
@@ -479,7 +479,7 @@ def test_refused_values() -> None:
 def test_annealing_of_all_points_is_stored(monkeypatch):
     """From a large epsilon most tiles are kept for many iterations, which storing does faster."""
     # as if this were a larger problem
-    monkeypatch.setattr(cost_model, "_TILED_SECONDS", 0.0)
+    monkeypatch.setattr(forecast, "_TILED_SECONDS", 0.0)
     points = spiral(1100, 0)[0], swiss_roll(1100, 1)[0]
     options = {"distances": "landmark", "random_state": 0, "max_iter": 3, "device": "cpu"}
     with warnings.catch_warnings():

@@ -1,6 +1,6 @@
 """Streamed Sinkhorn over the tiles that matter, by PyTorch operations.
 
-Tiles and their bounds are in :mod:`torchgw._sinkhorn.tiles.bounds`. Problems are brought into
+Tiles and their bounds are in :mod:`torchgw._sinkhorn.tiles.tiling`. Problems are brought into
 blocks and their results back, so that no caller sees the order.
 """
 
@@ -13,10 +13,8 @@ from torch import Tensor
 from torchgw._sinkhorn.contract import Sweeper
 from torchgw._sinkhorn.eager import sparse_sweeper, usable_sums
 from torchgw._sinkhorn.problem import STRICT, exp_
-from torchgw._sinkhorn.tiles.bounds import TileLists, TileProblem
-from torchgw._sinkhorn.tiles.prepared import TiledProblem
-from torchgw._sinkhorn.tiles.sweeper import Engine, TwoLevelSweeper
-from torchgw._sinkhorn.tiles.tiling import SLACK, Cut
+from torchgw._sinkhorn.tiles.prepared import Engine, TiledProblem, TwoLevelSweeper
+from torchgw._sinkhorn.tiles.tiling import SLACK, Cut, TileLists, TileProblem
 from torchgw._tensors.draws import sample_categories
 from torchgw._tensors.ranks import Ranks
 from torchgw._typing import Potentials

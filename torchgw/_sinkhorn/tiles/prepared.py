@@ -1,17 +1,195 @@
-"""Linear problems of which only the tiles that matter are computed."""
+"""Linear problems of which only the tiles that matter are computed, by a sweep of two levels.
 
+A half-step over the rows and one over the columns settle differences between near points; scaling
+whole blocks of rows (:func:`block_scaling`) settles those between far ones;
+Anderson's method removes what slow modes are left.
+"""
+
+import math
 from abc import abstractmethod
+from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from torchgw._sinkhorn.contract import Backend, PreparedProblem, Sweeper
-from torchgw._sinkhorn.problem import STRICT, LinearProblem
-from torchgw._sinkhorn.tiles.bounds import skipped_share
-from torchgw._sinkhorn.tiles.sweeper import Engine, TwoLevelSweeper
-from torchgw._sinkhorn.tiles.tiling import Tiling
+from torchgw._sinkhorn.anderson import Anderson
+from torchgw._sinkhorn.contract import Backend, PreparedProblem, Sweep, Sweeper
+from torchgw._sinkhorn.problem import STRICT, LinearProblem, checked
+from torchgw._sinkhorn.tiles.tiling import Tiling, skipped_share
+from torchgw._tensors.operations import both, greater
 from torchgw._tensors.ranks import Ranks
 from torchgw._typing import Potentials
+
+# Largest log-scaling of a block at which an iteration is linear enough to extrapolate. [L208]
+_LINEAR = 2.0
+# The second level is given up after so many rises of the error: where blocks hold many clusters, or
+# points have hardly a partner, scaling whole blocks does not help, and over-relaxation does. [L214]
+_MOST_RISES = 2
+# Blocks of a side above which neighbours are joined: a step solves as many equations. [L290]
+_MOST_BLOCKS = 512
+# Newton steps at most; and the length of a step after which convergence, being quadratic, has made
+# the rest negligible beside the change of the next iteration. [L207]
+_STEPS = 25
+_LAST_STEP = 0.05
+# Longest step of a log-scaling, in which the quadratic model can be trusted. [L207]
+_LONGEST = 1.0
+# Ridge over the diagonal: parts that share less mass are not scaled against each other. [L290]
+_RIDGE = 1e-9
+
+
+class Engine(Protocol):
+    """Half-steps over chosen tiles, by potentials u and v as exponents in a unit of its own."""
+
+    slack: float  # how far u and v may rise together before the tiles are no longer right
+    used: Tensor  # bool, of the shape of v: which columns have mass
+
+    @property
+    def u(self) -> Tensor:
+        """Potentials of the rows."""
+
+    @property
+    def v(self) -> Tensor:
+        """Potentials of the columns."""
+
+    def begin(self, start: Potentials) -> None:
+        """Go to some potentials."""
+
+    def choose(self) -> None:
+        """Choose the tiles that matter near u and v."""
+
+    def rise(self, v: Tensor) -> Tensor:
+        """Tell how far u and some potentials of the columns have risen since the choice, ()."""
+
+    def update_rows(self) -> None:
+        """Take the half-step from v to u."""
+
+    def update_columns(self) -> tuple[Tensor, Tensor]:
+        """Take the half-step from u, whose sums are kept by block of rows; v before and after."""
+
+    def usable(self) -> Tensor:
+        """Tell whether the last half-steps have neither over- nor underflowed, ()."""
+
+    def masses(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Add up the plan by blocks: mass of each tile, of each block of rows and of columns."""
+
+    def scale_rows(self, scaling: Tensor) -> Tensor:
+        """Add log-scalings of blocks to u; return the columns' half-step from there."""
+
+    def move_columns(self, v: Tensor) -> None:
+        """Set v."""
+
+    def f(self, u: Tensor) -> Tensor:
+        """Turn potentials of the rows into cost units and the order of the points, (n,)."""
+
+    def g(self, v: Tensor) -> Tensor:
+        """Turn potentials of the columns into cost units and the order of the points, (m,)."""
+
+
+class TwoLevelSweeper:
+    """Runs iterations over tiles, each followed by a scaling of whole blocks."""
+
+    # Where that stops getting better it goes on with one level over all tiles.
+
+    def __init__(
+        self, engine: Engine, problem: LinearProblem, all_tiles: Callable[[Potentials], Sweeper]
+    ) -> None:
+        self._engine, self._problem, self._all_tiles = engine, problem, all_tiles
+        self._plain: Sweeper | None = None
+        self._acceleration = Anderson()
+        self._error, self._rises = float("inf"), 0
+
+    @property
+    def two_level(self) -> bool:
+        """Whether blocks are still scaled."""
+        return self._plain is None
+
+    def __call__(self, start: Potentials, count: int, relaxation: float = 1.0) -> Sweep:
+        """Run a sweep, without relaxation as long as there are two levels."""
+        if self._plain is not None:
+            return self._plain(start, count, relaxation)
+        engine = self._engine
+        engine.begin(start)
+        ok = torch.ones((), dtype=torch.bool, device=start.f.device)
+        for _ in range(count):
+            if engine.rise(engine.v) > engine.slack:
+                engine.choose()
+            engine.update_rows()
+            if engine.slack < float(engine.rise(engine.v)) < math.inf:
+                # these sums are over too few tiles, so that their potentials are too large, and the
+                # choice by them keeps enough tiles
+                engine.choose()
+                engine.update_rows()
+            u = engine.u.clone()
+            v, v_next = engine.update_columns()
+            enough = engine.rise(greater(v, v_next)) <= engine.slack
+            ok = both(ok, both(engine.usable(), enough))
+            scaling = block_scaling(*engine.masses())
+            scaled = engine.scale_rows(scaling)
+            if scaling.abs().max() > _LINEAR:
+                self._acceleration = Anderson()
+                engine.move_columns(scaled)
+            else:
+                point, followed = (torch.where(engine.used, x, 0.0) for x in (v, scaled))
+                ahead = self._acceleration.next(point, followed)
+                engine.move_columns(torch.where(engine.used, ahead, scaled))
+        g, g_next = engine.g(v), engine.g(v_next)
+        check = checked(ok, g, g_next, self._problem.marginals.b, self._problem.epsilon)
+        state = Potentials(engine.f(engine.u), engine.g(engine.v))
+        before, self._error = self._error, float(check[1])
+        self._rises += self._error >= before
+        if self._rises >= _MOST_RISES:
+            self._plain = self._all_tiles(state)
+        return Sweep(engine.f(u), g, g_next, state, check)
+
+
+def block_scaling(masses: Tensor, row_mass: Tensor, column_mass: Tensor) -> Tensor:
+    """Find log-scalings x, (k,), so that some diag(e^x) M diag(e^y) has the given marginals."""
+    # By a few Newton steps in y on the dual, which is concave; x is eliminated. M (k, l) is the
+    # mass of the plan in each tile; blocks without mass are not scaled. All of it is float64, in
+    # natural logarithms.
+    blocks = len(row_mass)
+    height, width = (math.ceil(size / _MOST_BLOCKS) for size in masses.shape)
+    row_mass, column_mass = grouped(row_mass, height), grouped(column_mass, width)
+    masses = grouped(grouped(masses, height).T, width).T
+    negative_inverse = _ratio(torch.full_like(row_mass, -1.0), row_mass)
+    y = torch.zeros_like(column_mass)
+    for _ in range(_STEPS):
+        scaled = masses * y.exp()
+        scaled = scaled * _ratio(row_mass, scaled.sum(1))[:, None]
+        columns = scaled.sum(0)
+        hessian = scaled.T @ (scaled * negative_inverse[:, None])
+        # blocks without mass on either side are left out
+        used = both(columns > 0, column_mass > 0)
+        hessian.diagonal().add_(torch.where(used, (1 + _RIDGE) * columns, 1.0))
+        missing = torch.where(used, column_mass - columns, 0.0)
+        step, _ = torch.linalg.solve_ex(hessian, missing)
+        step = step - column_mass @ step / column_mass.sum()
+        longest = float(step.abs().max())
+        # the plan is far from its marginals; the next iteration comes closer without this step
+        if not math.isfinite(longest):
+            break
+        y = y + step * min(1.0, _LONGEST / longest) if longest > 0 else y
+        if not longest > _LAST_STEP:
+            break
+    x = _ratio(row_mass, masses @ y.exp()).log().nan_to_num(neginf=0.0)
+    return x.repeat_interleave(height)[:blocks]
+
+
+def grouped(values: Tensor, size: int) -> Tensor:
+    """Add up groups of ``size`` neighbours along the first axis; the last may be smaller."""
+    if size == 1:
+        return values
+    groups = math.ceil(len(values) / size)
+    full = values.new_zeros(groups * size, *values.shape[1:])
+    full[: len(values)] = values
+    found: Tensor = full.unflatten(0, (groups, size)).sum(1)
+    return found
+
+
+def _ratio(above: Tensor, below: Tensor) -> Tensor:
+    """Divide, zero where nothing is below."""
+    return torch.where(below > 0, above / below, 0.0)
 
 
 class TiledBackend:

@@ -19,10 +19,8 @@ from torchgw._sinkhorn.kernels.softmin import Groups, KernelSide, Rule, half_ste
 from torchgw._sinkhorn.kernels.sweeps import Workspace
 from torchgw._sinkhorn.kernels.vectors import begin_
 from torchgw._sinkhorn.problem import STRICT, Cost, FactoredCost, LinearProblem
-from torchgw._sinkhorn.tiles.bounds import TileLists, TileProblem
-from torchgw._sinkhorn.tiles.prepared import TiledBackend, TiledProblem
-from torchgw._sinkhorn.tiles.sweeper import Engine, grouped
-from torchgw._sinkhorn.tiles.tiling import SLACK, Cut
+from torchgw._sinkhorn.tiles.prepared import Engine, TiledBackend, TiledProblem, grouped
+from torchgw._sinkhorn.tiles.tiling import SLACK, Cut, TileLists, TileProblem
 from torchgw._tensors.operations import both, negative, power_of_two
 from torchgw._tensors.ranks import Ranks
 from torchgw._typing import Marginals, Potentials

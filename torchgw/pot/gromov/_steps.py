@@ -9,9 +9,8 @@ import torch
 
 from torchgw._errors import ConvergenceWarning, InvalidInputError, warn_user
 from torchgw._problem.marginals import MarginalRule
-from torchgw._sinkhorn.exact import LARGE
-from torchgw._sinkhorn.vertices import PartialTransport
-from torchgw._solve.frank_wolfe import best_length, descend, oracle
+from torchgw._sinkhorn.exact import LARGE, PartialTransport
+from torchgw._solve.polish import best_length, oracle, take_steps
 from torchgw._typing import Marginals
 from torchgw.pot import _mirror
 from torchgw.pot._arrays import Array, product, uniform
@@ -56,7 +55,7 @@ def exact(
     max_iter: int,
     **stop: Any,
 ) -> Exact:
-    """Take conditional gradient steps; ``stop`` are further arguments of :func:`descend`."""
+    """Take conditional gradient steps; ``stop`` are further arguments of :func:`take_steps`."""
     p, q, pieces = problem.p, problem.q, (problem.term, problem.alpha, problem.linear)
     rule = _read_rule(problem, kind, mass)
     first = _read_first(problem, rule, start, random_state)
@@ -80,7 +79,7 @@ def exact(
             # POT ends its linear problems after `max_iter` pivots, the number of steps that it may
             # take; from there steps go on
             stored.solver = short = ShortTransport(solver, problem.linear, max_iter)
-            found = descend(stored, max_iter=max_iter, **stop)
+            found = take_steps(stored, max_iter=max_iter, **stop)
             if short.solved(stored.plan):
                 return Exact(stored.plan, found.value, found.losses, None, found.converged)
             reached = short.within(stored.plan)
@@ -88,7 +87,7 @@ def exact(
                 first, losses = reached, found.losses[:-1]
                 max_iter -= len(losses)
             path = Stored(*pieces, first, solver)
-    found = descend(path, max_iter=max_iter, **stop)
+    found = take_steps(path, max_iter=max_iter, **stop)
     losses += found.losses
     return Exact(path.plan, found.value, losses, path.potentials, found.converged)
 
