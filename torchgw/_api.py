@@ -300,14 +300,14 @@ def _solve(
     options = SolverOptions.of(asked, number_of("epsilon", epsilon, tracked=tracked), rule)
     kind = find_loss(asked.loss)
     if differentiable is not None:
-        from torchgw._derivatives.checks import (
+        from torchgw._derivatives.plan import attach
+        from torchgw._derivatives.tracked import (
+            Definition,
             check_stored,
             check_tracked,
             check_units,
             tracked_inputs,
         )
-        from torchgw._derivatives.plan import attach
-        from torchgw._derivatives.tracked import Definition
 
         scale = check_units(differentiable, options, scale, kind)
     given = init is not None

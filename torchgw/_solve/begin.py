@@ -281,7 +281,8 @@ def starting_point(setting: Setting, guess: Guess) -> LoopState:
     return LoopState(coupling, coupling, potentials, potentials)
 
 
-# How far each start is solved: enough to tell which optimum it has come to. [L297]
+# How far each start of a relaxed problem is solved: enough to tell which optimum it has come to.
+# [L297]
 _OUTER, _INNER, _TOLERANCE = 60, 200, 1e-3
 # L1 distance of normalised plans above which they are different optima. [L297]
 _DISTINCT = 0.1

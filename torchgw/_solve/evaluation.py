@@ -77,7 +77,7 @@ def settle(
             prepared,
             state.start,
             max_iter=options.inner_max_iter,
-            tol=_tolerance(setting, epsilon),
+            tol=_settled_tolerance(setting, epsilon),
             min_iter=SETTLE_ITERATIONS,
         )
         value = setting.gradient.dual_value(inner.potentials, state.coupling, epsilon)
@@ -97,34 +97,34 @@ def settle(
     return TransportPlan.of(plan.prepared, potentials), state
 
 
-def _tolerance(setting: Setting, epsilon: float) -> float:
+def _settled_tolerance(setting: Setting, epsilon: float) -> float:
     """Choose the column error of the settled plan."""
     options = setting.options
     rough = setting.anneal.goes_on and options.inner_tol is None
     return max(inner_tolerance(setting, epsilon), _BEFORE_POLISHING if rough else 0.0)
 
 
-class Left(NamedTuple):
+class LeftSaddle(NamedTuple):
     """Whether settling has led away from a saddle point."""
 
     state: LoopState | None  # to go on from, if it has
     coupling: Coupling | None  # of the settled plan, if it was looked at
 
 
-def leaves(setting: Setting, state: LoopState, plan: TransportPlan) -> Left:
+def leaves_saddle(setting: Setting, state: LoopState, plan: TransportPlan) -> LeftSaddle:
     """Look whether settling has led away from a saddle point."""
     # Symmetry holds the iteration at a saddle point until rounding has grown: steps that looked
     # settled then grow by a factor in each iteration.
     gradient, history = setting.gradient, setting.recorder.history
     plain = gradient.exact and not setting.anneal.proximal and state.solved is None
     if state.status is not Status.CONVERGED or not plain or state.done >= setting.options.max_iter:
-        return Left(None, None)
+        return LeftSaddle(None, None)
     latest = gradient.update(plan, state.latest, setting.generator)
     before = max(history[-1].change, history[-1].marginal_error)
     before = max(before, inner_tolerance(setting, plan.epsilon))
     if float(latest.change(state.coupling)) <= _GROWTH * before:
-        return Left(None, latest)
-    return Left(state._replace(coupling=latest, latest=latest, start=plan.potentials), latest)
+        return LeftSaddle(None, latest)
+    return LeftSaddle(state._replace(coupling=latest, latest=latest, start=plan.potentials), latest)
 
 
 def _reach_unused(prepared: PreparedProblem, potentials: Potentials) -> Potentials:

@@ -28,7 +28,7 @@ from torchgw._solve.begin import (
     searchable,
     starting_point,
 )
-from torchgw._solve.evaluation import Evaluation, leaves, misses_a_copy, settle
+from torchgw._solve.evaluation import Evaluation, leaves_saddle, misses_a_copy, settle
 from torchgw._solve.forecast import forecast, forecast_again
 from torchgw._solve.loop import iterate
 from torchgw._solve.outcome import Asked, Ending, Outcome, finish
@@ -61,7 +61,7 @@ def find_copy(asked: Asked, recorder: Recorder) -> Isometry | None:
         return find_isometry(problem, streamed=options.sharp)
 
 
-def kept(asked: Asked, match: Isometry, recorder: Recorder) -> Outcome:
+def end_at_copy(asked: Asked, match: Isometry, recorder: Recorder) -> Outcome:
     """End with a match that keeps all distances, which is the best without entropy, as the plan."""
     # Potentials of zero are optimal for the whole cost at the match: nothing is stored or solved.
     problem, options, n = asked.problem, asked.options, asked.problem.source.n
@@ -310,7 +310,7 @@ def solve_once(asked: Asked, recorder: Recorder) -> Outcome:
     """Solve a problem, for one mass and by one search."""
     match = find_copy(asked, recorder)
     if match is not None and asked.options.sharp:
-        return kept(asked, match, recorder)
+        return end_at_copy(asked, match, recorder)
     return conclude(asked, follow(asked, recorder, match))
 
 
@@ -370,7 +370,7 @@ def conclude(asked: Asked, followed: Followed) -> Outcome:
         if checkpoint is not None and state.status is Status.STOPPED:
             checkpoint.keep(setting, state, now=True)
         plan, state = settle(setting, state, strategy.dtypes.settle)
-        while (left := leaves(setting, state, plan)).state is not None:
+        while (left := leaves_saddle(setting, state, plan)).state is not None:
             plan, state = settle(setting, iterate(setting, left.state), strategy.dtypes.settle)
         guess = start.guess
         begun = guess.plan if guess.epsilon == 0 else None

@@ -309,6 +309,17 @@ def can_subsample(facts: Facts, options: Options, limits: Limits, gradient: str)
     return able and None not in facts.factors and facts.entries > limits.subsample
 
 
+def can_halve(facts: Facts, limits: Limits, gradient: str) -> bool:
+    """Whether products of float32 tables may be made of half-precision ones, and that pays."""
+    plain = facts.square and facts.rule == "strict" and not any(facts.directed)
+    return gradient == "dense" and plain and facts.entries >= limits.half
+
+
+def is_polished(facts: Facts, limits: Limits) -> bool:
+    """Whether dense proximal steps are polished unless that is refused."""
+    return facts.entries <= limits.polished
+
+
 def _searched(facts: Facts, options: Options) -> bool:
     return options.n_init != 1 and facts.alpha != 0 and min(facts.n, facts.m) > 1
 

@@ -23,7 +23,6 @@ from torchgw._gradients.factored import Encoding
 from torchgw._gradients.relaxed import RelaxedCoupling
 from torchgw._gradients.sampled import AnchorCoupling
 from torchgw._plans.transport import TransportPlan
-from torchgw._problem.limits import limits_of
 from torchgw._problem.marginals import MarginalRule
 from torchgw._problem.problem import Problem
 from torchgw._sinkhorn.annealing import Annealing
@@ -49,11 +48,6 @@ class Dtypes(NamedTuple):
 def rounding(scale: float, epsilon: float, dtype: torch.dtype) -> float:
     """Compute the rounding of the exponents of a plan whose costs have a scale."""
     return 4 * scale / epsilon * torch.finfo(dtype).eps
-
-
-def settles_precisely(device: torch.device, entries: int) -> bool:
-    """Whether a mixed-precision solve of so many entries settles in float64 in any case."""
-    return entries <= limits_of(device).settled
 
 
 class Status(Enum):

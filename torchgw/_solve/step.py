@@ -18,12 +18,13 @@ from torch import Tensor
 from torchgw._errors import NumericalError
 from torchgw._gradients.contract import Coupling, Gradient
 from torchgw._plans.transport import TransportPlan
+from torchgw._problem.limits import limits_of
 from torchgw._sinkhorn.annealing import Annealing
 from torchgw._sinkhorn.contract import Backend, PreparedProblem
 from torchgw._sinkhorn.loop import SinkhornResult, sinkhorn
 from torchgw._sinkhorn.partial import partial_sinkhorn
 from torchgw._sinkhorn.problem import Cost, LinearProblem
-from torchgw._solve.state import RESOLVED, Setting, settles_precisely
+from torchgw._solve.state import RESOLVED, Setting
 from torchgw._tensors.cuda_graphs import Captured, GraphMemory, borrow_memory, clone
 from torchgw._tensors.operations import inverse
 from torchgw._typing import Marginals, Potentials
@@ -204,7 +205,7 @@ def promised_error(setting: Setting) -> float:
 
 def _asked_error(setting: Setting) -> float:
     a, b = setting.marginals
-    asked = setting.options.precision == "float64" or settles_precisely(a.device, len(a) * len(b))
+    asked = setting.options.precision == "float64" or limits_of(a.device).settles(len(a), len(b))
     precise = setting.store or (setting.dtype == torch.float64 and asked)
     return setting.options.inner_tol or _INNER_TOLERANCE[precise]
 

@@ -29,8 +29,10 @@ from torchgw._solve.options import Options
 from torchgw._solve.polish import can_polish, check_polish
 from torchgw._solve.route import (
     Route,
+    can_halve,
     can_subsample,
     choose_gradient,
+    is_polished,
     make_route,
     route_of_copies,
     why_no_tiles,
@@ -162,15 +164,10 @@ class Strategy:
 
     def _half(self, dtype: torch.dtype) -> bool:
         """Whether the products of a stage are made of half-precision ones."""
-        return (
-            self.gradient == "dense"
-            and self.problem.loss.is_square
-            and not self.problem.directed
-            and self.options.rule is None
-            # a later stage is exact
-            and dtype == torch.float32 != self.dtypes.settle
-            and self.facts.entries >= limits_of(self.problem.source.device).half
-        )
+        # a later stage is exact
+        rough = dtype == torch.float32 != self.dtypes.settle
+        limits = limits_of(self.problem.source.device)
+        return rough and can_halve(self.facts, limits, self.gradient)
 
     def setting(
         self,
@@ -209,8 +206,8 @@ def choose_strategy(
     if options.polish:
         check_polish(problem.marginals, options.rule)
     elif options.sharp and gradient.chosen == "dense" and options.ranks is None:
-        few = facts.entries <= limits.polished
-        options = replace(options, polish=few and can_polish(problem.marginals, options.rule))
+        polished = is_polished(facts, limits) and can_polish(problem.marginals, options.rule)
+        options = replace(options, polish=polished)
     mass = (options.rule and options.rule.mass) or 1.0
     unit = 1.0 if options.rule is None else options.rule.unit
     if unit != 1 and problem.linear is not None:
