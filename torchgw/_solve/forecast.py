@@ -3,7 +3,14 @@
 import logging
 
 from torchgw._errors import PerformanceWarning, warn_user
-from torchgw._solve.route import USUAL, iteration_seconds, usual_iterations
+from torchgw._solve.route import (
+    ENTRY,
+    HOST_ITERATION,
+    ITERATION,
+    USUAL,
+    iteration_seconds,
+    usual_iterations,
+)
 from torchgw._solve.strategy import Strategy
 
 logger = logging.getLogger(__name__)
@@ -12,23 +19,16 @@ logger = logging.getLogger(__name__)
 _SAMPLED_INNER = 600
 # A warning comes if a solve with the least number of iterations takes so many seconds. [L454]
 _LONG = 20.0
-# Below this epsilon, as a share of the natural scale, Sinkhorn takes many iterations. Seconds of
-# one iteration: for its operations, and for each entry. [L416]
-_SHARP = 2.5e-4
-_ITERATION, _ENTRY = 2e-4, 1.2e-9
 # The epsilon below which a solve may take very many iterations, how many some took, and the seconds
 # for each entry there. [L551]
 _SHARPEST, _SHARPEST_ITERATIONS, _SHARPEST_ENTRY = 2.5e-5, 30_000, 3e-9
-# Seconds of one such iteration on a GPU, where the problems are small and the host sets the time.
-# [L604]
-_HOST_ITERATION = 1.2e-3
 
 
 def forecast(strategy: Strategy) -> None:
     """Log what an outer iteration on a CPU will take, and warn if a solve takes long."""
     problem, options = strategy.problem, strategy.options
-    if not strategy.proximal and strategy.epsilon < _SHARP * strategy.scale:
-        _foresee_sharp(strategy)
+    if strategy.route.longest is not None:
+        _foresee_sharp(strategy, strategy.route.longest)
     if problem.source.device.type != "cpu":
         return
     each = seconds_per_iteration(strategy)
@@ -80,7 +80,7 @@ def _usual_iterations(strategy: Strategy) -> tuple[int, int, float]:
     each = seconds_per_iteration(strategy)
     if not facts.products and strategy.gradient == "sampled" and facts.rule != "partial":
         inner = min(_SAMPLED_INNER, options.inner_max_iter)
-        each += inner * (_ITERATION + _ENTRY * facts.entries)
+        each += inner * (ITERATION + ENTRY * facts.entries)
     return fewest, usual, each
 
 
@@ -89,15 +89,14 @@ def _unit(seconds: float) -> tuple[int, str]:
     return (60, "minutes") if seconds > 120 else (1, "seconds")
 
 
-def _foresee_sharp(strategy: Strategy) -> None:
+def _foresee_sharp(strategy: Strategy, worst: float) -> None:
     """Say what a small epsilon may take: in the log, or as a warning where that is long."""
     options, share = strategy.options, strategy.epsilon / strategy.scale
     source, target = strategy.problem.source, strategy.problem.target
     most, entries = options.max_iter * options.inner_max_iter, source.n * target.n
-    each, sharpest = _ITERATION + _ENTRY * entries, _ITERATION + _SHARPEST_ENTRY * entries
+    sharpest = ITERATION + _SHARPEST_ENTRY * entries
     if source.device.type != "cpu":
-        each = sharpest = _HOST_ITERATION
-    worst = most * each
+        sharpest = HOST_ITERATION
     text = (
         f"epsilon is {share:.1g} of the natural scale of the cost, so that linear problems may "
         f"take all of `inner_max_iter`: up to {worst:.0f} s in all; a larger epsilon and "

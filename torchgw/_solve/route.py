@@ -80,6 +80,9 @@ class Route(NamedTuple):
         ``None`` on a GPU.
     bytes : int
         Memory that the solve takes at most, beside its input, by a model.
+    longest : float, or None
+        Seconds of a solve whose linear problems all take `inner_max_iter`, where epsilon is so
+        small that they may.
     """
 
     size: str
@@ -92,6 +95,7 @@ class Route(NamedTuple):
     bytes: int
     dtypes: Dtypes  # of the loop and of the settling
     n_anchors: int  # that a sampled gradient begins with
+    longest: float | None = None
 
     @property
     def choices(self) -> tuple[Choice, ...]:
@@ -122,6 +126,11 @@ class Route(NamedTuple):
     def cost(self) -> str:
         """Say the time and the memory that it takes."""
         memory = f"memory: up to {in_units(self.bytes, _BYTES)} beside the input"
+        if self.longest is not None:
+            memory = (
+                f"up to {in_units(self.longest, _TIMES)} if all linear problems take "
+                f"`inner_max_iter`, as epsilon is small; {memory}"
+            )
         if self.seconds is None:
             return memory
         least, most = (in_units(part, _TIMES) for part in self.seconds)
@@ -129,6 +138,12 @@ class Route(NamedTuple):
         return f"time: from {least}{rest} to {most}, on one quiet core; {memory}"
 
 
+# Below this epsilon, as a share of the natural scale, Sinkhorn takes many iterations. Seconds of
+# one iteration: for its operations, and for each entry. [L416]
+_SHARP, ITERATION, ENTRY = 2.5e-4, 2e-4, 1.2e-9
+# Seconds of one such iteration on a GPU, where the problems are small and the host sets the time.
+# [L604]
+HOST_ITERATION = 1.2e-3
 _BYTES = (1, "B"), (2**10, "KiB"), (2**20, "MiB"), (2**30, "GiB"), (2**40, "TiB")
 _TIMES = (1e-3, "ms"), (1, "s"), (60, "min"), (3600, "h")
 
@@ -567,7 +582,17 @@ def make_route(
         _size(facts), gradient, precision, storage, _begin(options, moves, init),
         _end(facts, options, name, limits), seconds,
         _bytes(facts, options, limits, name, storage, dtypes, n_anchors), dtypes, n_anchors,
+        longest(facts, options),
     )  # fmt: skip
+
+
+def longest(facts: Facts, options: Options) -> float | None:
+    """Model the longest that a solve at a small epsilon may take; ``None`` at others."""
+    proximal = options.regularization == "proximal"
+    if proximal or not facts.epsilon < _SHARP * facts.spread:
+        return None
+    each = HOST_ITERATION if facts.device != "cpu" else ITERATION + ENTRY * facts.entries
+    return options.max_iter * options.inner_max_iter * each
 
 
 def route_of_copies(facts: Facts) -> Route:
