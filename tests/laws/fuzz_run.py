@@ -326,7 +326,6 @@ def main():
             setattr(options, kind, count if kind in only else 0)
     if options.show:
         kind, number = options.show.split(":")
-        os.environ["TORCHGW_FUZZ_SHOW"] = "1"
         outcome = attempt(kind, int(number), options.cuda)
         print(json.dumps(outcome, indent=1))
         return bool(outcome["wrong"])
