@@ -7,8 +7,9 @@ PYTEST_ARGS ?=
 VARIANTS ?=
 RUNS ?= 3
 MINUTES ?= 1
-START ?= 1000
-FUZZ_ARGS ?= --solves 10000 --derivatives 2000 --files 5000 --known 1000
+JOBS ?=
+START ?=
+FUZZ_ARGS ?= --solves 10000 --derivatives 2000 --known 3000 --twins 2000 --enumerated 1000 --batches 2000 --files 5000
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint types pytest test-elsewhere fuzz docs dist format clean
@@ -41,8 +42,9 @@ pytest: $(VENV)/.installed-test ## tests and doctests (PYTEST_ARGS="-m slow" for
 test-elsewhere: $(VENV)/.installed-test ## tests as other processors would run them (VARIANTS=, RUNS=, PYTEST_ARGS=)
 	$(BIN)/python tests/house/elsewhere.py --variants "$(VARIANTS)" --runs $(RUNS) --pytest="$(PYTEST_ARGS)"
 
-fuzz: $(VENV)/.installed-test ## random cases for MINUTES from number START on (FUZZ_ARGS: how many)
-	OMP_NUM_THREADS=1 $(BIN)/python tests/laws/fuzz_run.py --start $(START) --seconds $$((60 * $(MINUTES))) $(FUZZ_ARGS)
+fuzz: $(VENV)/.installed-test ## random cases for MINUTES on JOBS processes, from number START on (FUZZ_ARGS: how many)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/laws/fuzz_run.py --seconds $$((60 * $(MINUTES))) \
+	$(if $(JOBS),--jobs $(JOBS)) $(if $(START),--start $(START)) $(FUZZ_ARGS)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q -m slow tests/laws/test_state.py tests/faces/test_processes.py
 
 docs: $(VENV)/.installed-docs ## run the gallery and build the site into site/, warnings are errors

@@ -179,6 +179,31 @@ def test_imports_make_no_circle() -> None:
     tuple(TopologicalSorter(graph).static_order())
 
 
+# What makes a tensor on PyTorch's default device, or moves one there, unless it is told where.
+MADE = {
+    "arange", "as_tensor", "asarray", "empty", "empty_strided", "eye", "full", "linspace",
+    "logspace", "normal", "ones", "rand", "randint", "randn", "randperm", "range", "scalar_tensor",
+    "tensor", "tril_indices", "triu_indices", "zeros",
+}  # fmt: skip
+
+
+def test_tensors_are_made_where_they_are_told() -> None:
+    """A default device may be a GPU, or none at all, where everything given is on the host."""
+    calls = [
+        (name, node)
+        for name in MODULES
+        for node in ast.walk(parsed(name))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in {f"torch.{one}" for one in MADE}
+    ]
+    assert len(calls) > 100, "nothing was read"
+    untold = [
+        f"{MODULES[name].relative_to(PACKAGE)}:{node.lineno}: {ast.unparse(node)}"
+        for name, node in calls
+        if not {"device", None} & {word.arg for word in node.keywords}
+    ]
+    assert not untold, "these leave the device to the default"
+
+
 # Gradients, couplings and steps: other rooms ask them, and never what class they are of.
 OPAQUE = ("_gradients.*", "_solve.step")
 

@@ -196,10 +196,26 @@ def attempt(number, device):
         case.arguments["device"] = device
     verdict = run(case)
     ended = "refused" if verdict.refusal else verdict.result.status.name
-    return {
+    outcome = {
         "ended": ended, "wrong": verdict.wrong, "refusal": verdict.refusal,
         "notes": sorted(verdict.said), "seconds": round(verdict.seconds, 2),
+        "family": family_of(case), "said": bool(verdict.said),
     }  # fmt: skip
+    if max(case.described["sizes"]) <= 100:
+        outcome["most"] = 10.0
+    return outcome
+
+
+def family_of(case):
+    """The loss of a case, what holds of its marginals, and how it is sharpened."""
+    (rho_a, rho_b), mass = rule(case)
+    strict = np.isinf([rho_a, rho_b])
+    held = "strict" if strict.all() else "one penalty" if strict.any() else "penalties"
+    if 0 in (rho_a, rho_b):
+        held = "semi-relaxed"
+    parts = [case.arguments.get("loss", "square"), "partial" if mass is not None else held]
+    parts += [case.arguments[name] for name in ("regularization",) if name in case.arguments]
+    return ", ".join(parts)
 
 
 def judge(case, result):
@@ -451,7 +467,7 @@ def linear_objective(plan, cost, weights, epsilon):
     return float((cost * plan).sum() + epsilon * entropy)
 
 
-def own_objective(case, result, plan, weights, epsilon):
+def own_objective(case, result, plan, weights, epsilon, value=None):
     """What is minimised, at the best mass where that is free; ``plan`` has the mass it is given."""
     (a, b), (pair, _) = weights, rule(case)
     product = a[:, None] * b
@@ -461,7 +477,8 @@ def own_objective(case, result, plan, weights, epsilon):
         0.0 if np.isinf(rho) else 2 * rho * float(xlogy(part, part / np.where(w > 0, w, 1)).sum())
         for part, w, rho in zip(masses, (a, b), pair, strict=True)
     ]
-    value = sum(own_value(case, result, plan))
+    if value is None:
+        value = sum(own_value(case, result, plan))
     if any(map(np.isinf, pair)):
         return value + epsilon * entropy + sum(apart)
     # of a plan of mass one, times t = mass^2: t slope + weight (t log t - t + 1)

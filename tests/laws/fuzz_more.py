@@ -156,7 +156,8 @@ def attempt_derivative(number, device):
                 total = (result.plan * torch.tensor(weights, device=device)).sum()
                 pushed = _along(total, tensors, directions)
         except TorchGWError as error:
-            return {"ended": "refused", "wrong": [], "refusal": f"{type(error).__name__}: {error}"}
+            return {"ended": "refused", "wrong": [], "family": options["differentiable"],
+                    "refusal": f"{type(error).__name__}: {error}"}  # fmt: skip
     warned = any(issubclass(one.category, ConvergenceWarning) for one in said)
     wrong, notes = [], [options["differentiable"]]
     plan = to_numpy(result.plan)
@@ -189,7 +190,8 @@ def attempt_derivative(number, device):
 
 def _outcome(result, warned, notes, wrong):
     notes = [*notes, "warned"] if warned else notes
-    return {"ended": result.status.name, "wrong": wrong, "notes": notes}
+    return {"ended": result.status.name, "wrong": wrong, "notes": notes, "family": notes[0],
+            "said": warned}  # fmt: skip
 
 
 def _along(value, tensors, directions):
@@ -297,11 +299,12 @@ def attempt_known(number, device):
         and one.category is not torchgw.AmbiguityWarning
         for one in said
     )
-    notes = [kind]
+    notes, missed = [kind], bool(wrong)
     if searched:
         notes.append(f"warned {'rightly' if wrong else 'of a right answer'}: {kind}")
         wrong = []
-    return {"ended": ended, "wrong": [f"{kind}: {one}" for one in wrong], "notes": notes}
+    return {"ended": ended, "wrong": [f"{kind}: {one}" for one in wrong], "notes": notes,
+            "family": kind, "said": searched and missed, "most": 5.0}  # fmt: skip
 
 
 def copied(rng, kind, options):

@@ -1,11 +1,15 @@
 """Random cases by the thousand, in processes of their own: ``python tests/laws/fuzz_run.py``.
 
-Five kinds of case, each made from its number alone: combinations of options and geometries,
-derivatives, crafted files, problems whose answer is known, and twins of a problem. A case that
-takes too long, or kills its process, is a failure like a wrong answer; the run goes on. Each
-outcome is a line of ``--out`` as soon as it is there. The exit code is 1 if anything failed.
+Nine kinds of case, each made from its number alone: combinations of options and geometries,
+derivatives, crafted files, problems whose answer is known, twins of a problem, problems of few
+points beside all their plans, batches, values of relaxed problems, and options that take long. A
+case that takes too long, or kills its process, is a failure like a wrong answer; the run goes on.
+Numbers begin anew with each run, unless ``--start`` is given. Each outcome is a line of ``--out``
+as soon as it is there, below a line of the commit and the call; ``--keep`` appends the table of
+families to a file. The exit code is 1 if anything failed.
 
-    python tests/laws/fuzz_run.py --solves 10000 --derivatives 2000 --files 5000 --known 1000
+    python tests/laws/fuzz_run.py --jobs 32 --seconds 480 --solves 10000 --derivatives 2000
+    python tests/laws/fuzz_run.py --only enumerated,batches --start 7000
     python tests/laws/fuzz_run.py --show known:17
 """
 
@@ -17,6 +21,7 @@ import json
 import multiprocessing
 import os
 import re
+import subprocess
 import sys
 import time
 import traceback
@@ -32,9 +37,11 @@ _GRACE = 15.0
 
 def kinds():
     """Return what tries a case of each kind; imported late, in the processes that try them."""
+    import fuzz_best
     import fuzz_cases
     import fuzz_more
     import fuzz_twins
+    import fuzz_values
     import test_files
 
     return {
@@ -43,10 +50,18 @@ def kinds():
         "files": test_files.attempt,
         "known": fuzz_more.attempt_known,
         "twins": fuzz_twins.attempt,
+        "enumerated": fuzz_best.attempt_enumerated,
+        "batches": fuzz_best.attempt_batch,
+        "values": fuzz_values.attempt_values,
+        "corners": fuzz_values.attempt_corner,
     }
 
 
-KINDS = ("solves", "derivatives", "files", "known", "twins")
+# Each kind of case, and how many of it there are in a run that is not told.
+KINDS = {
+    "solves": 1000, "derivatives": 200, "files": 500, "known": 300, "twins": 200,
+    "enumerated": 100, "batches": 200, "values": 315, "corners": 100,
+}  # fmt: skip
 
 
 def attempt(kind, number, cuda):
@@ -58,10 +73,29 @@ def attempt(kind, number, cuda):
     except Exception as error:  # noqa: BLE001 - a crash is what is looked for
         where = traceback.format_exc().splitlines()[-3].strip()
         outcome = {"ended": "crash", "wrong": [f"{type(error).__name__}: {error} ({where})"]}
-    return {
+    outcome = {
         "kind": kind, "number": number, "device": device or "cpu",
         "seconds": round(time.process_time() - began, 2), **outcome,
     }  # fmt: skip
+    most = outcome.pop("most", None)
+    outcome["slow"] = most is not None and outcome["seconds"] > most
+    return outcome
+
+
+def verdict(outcome):
+    """In one word, what became of a case."""
+    if outcome["ended"] in ("crash", "died"):
+        return "crashed"
+    if outcome["wrong"] and outcome["ended"] != "hang":
+        return "silent"
+    if outcome["ended"] == "hang" or outcome.get("slow"):
+        return "slow"
+    if outcome["ended"] == "refused":
+        return "refused"
+    return "said" if outcome.get("said") else "solved"
+
+
+VERDICTS = ("solved", "said", "refused", "silent", "slow", "crashed")
 
 
 def work(pipe, cuda):
@@ -86,11 +120,26 @@ class Worker:
         self.process = context.Process(target=work, args=(other, cuda), daemon=True)
         self.process.start()
         other.close()
-        self.task, self.since, self.ready = None, time.monotonic(), False
+        self.task, self.since, self.used, self.ready = None, time.monotonic(), 0.0, False
 
     def give(self, task):
-        self.task, self.since = task, time.monotonic()
+        self.task, self.since, self.used = task, time.monotonic(), self.computed()
         self.pipe.send(task)
+
+    def computed(self):
+        """CPU seconds of the process, which wait where the machine is shared; NaN if not told."""
+        try:
+            parts = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        except FileNotFoundError:
+            return float("nan")
+        return (int(parts[11]) + int(parts[12])) / os.sysconf("SC_CLK_TCK")
+
+    def is_late(self, limit):
+        """Whether a case takes more CPU seconds than it may, or ten times as many by the clock."""
+        taken, used = time.monotonic() - self.since, self.computed() - self.used
+        if used != used:
+            return taken > limit
+        return taken > limit and (used > limit or taken > 10 * limit)
 
     def end(self):
         self.process.kill()
@@ -147,10 +196,10 @@ def run(options, keep):
                             continue
             if died and not worker.ready:
                 raise SystemExit("a process ended before its first case; see above")
-            late = worker.task and time.monotonic() - worker.since > options.limit
+            late = worker.task and worker.is_late(options.limit)
             if died or late:
                 if late:
-                    lost(worker, "hang", f"no end within {options.limit:g} s")
+                    lost(worker, "hang", f"no end within {options.limit:g} CPU s")
                 else:
                     worker.process.join()
                     lost(worker, "died", f"the process ended with {worker.process.exitcode}")
@@ -171,6 +220,33 @@ def grouped(message):
     return " ".join(
         re.sub(r"('#:[^']*'|names '[^']*'|\{.*|; got .*|parts, .*)", "...", message).split()[:14]
     )
+
+
+def families(outcomes):
+    """Count what became of the cases of each kind and family."""
+    found = {}
+    for one in outcomes:
+        counts = found.setdefault((one["kind"], one.get("family", "-")), collections.Counter())
+        counts[verdict(one)] += 1
+    order = list(KINDS)
+    return sorted(found.items(), key=lambda item: (order.index(item[0][0]), item[0][1]))
+
+
+def print_families(counted):
+    """Print a table of all families, a line of the sums of each kind above its families."""
+    width = max((len(name) for (_, name), _ in counted), default=0) + 2
+    print(f"\n{'':{width}}{'cases':>8}" + "".join(f"{name:>9}" for name in VERDICTS))
+
+    def line(name, counts):
+        shown = [f"{counts[one] or '':>9}" for one in VERDICTS]
+        print(f"{name:{width}}{counts.total():>8}" + "".join(shown))
+
+    for kind in KINDS:
+        some = [(name, counts) for (of, name), counts in counted if of == kind]
+        if some:
+            line(kind, sum((counts for _, counts in some), collections.Counter()))
+            for name, counts in some:
+                line(f"  {name}", counts)
 
 
 def summarise(outcomes, left, under_way):
@@ -194,46 +270,85 @@ def summarise(outcomes, left, under_way):
     print("\nrefusals:")
     for (kind, refusal), times in refusals.most_common():
         print(f"{times:6d}  {kind}: {refusal}")
-    failed = [one for one in outcomes if one["wrong"]]
+    print_families(families(outcomes))
+    failed = [one for one in outcomes if one["wrong"] or one.get("slow")]
     print(f"\n{len(failed)} failures:")
     for one in sorted(failed, key=lambda one: (one["kind"], one["number"])):
         device = " --cuda" if one["device"] == "cuda" else ""
-        print(f"  --show {one['kind']}:{one['number']}{device}: {one['ended']}: {one['wrong']}")
+        slow = f" {one['seconds']} s" if one.get("slow") else ""
+        print(
+            f"  --show {one['kind']}:{one['number']}{device}: {one['ended']}:{slow} {one['wrong']}"
+        )
     if left or under_way:
         print(f"\nthe time was up: {left} cases not begun, under way {under_way}")
     return bool(failed)
 
 
+def described(options):
+    """The commit, the machine and the call of a run."""
+    import numpy
+    import torch
+
+    call = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    try:
+        commit = subprocess.run(call, capture_output=True, text=True, check=False).stdout.strip()
+    except FileNotFoundError:
+        commit = ""
+    return {
+        "commit": commit or os.environ.get("TORCHGW_COMMIT", "unknown"),
+        "date": time.strftime("%Y-%m-%d %H:%M:%S"), "torch": torch.__version__,
+        "numpy": numpy.__version__, "vectors": torch.backends.cpu.get_cpu_capability(),
+        "start": options.start, "jobs": options.jobs, "cuda": options.cuda,
+        "asked": {kind: getattr(options, kind) for kind in KINDS},
+    }  # fmt: skip
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    for kind, count in zip(KINDS, (1000, 200, 500, 100, 100), strict=True):
-        parser.add_argument(f"--{kind}", type=int, default=count, metavar="COUNT")
-    parser.add_argument("--start", type=int, default=1000, help="number of the first case")
+    for kind, count in KINDS.items():
+        parser.add_argument(f"--{kind}", type=int, metavar="COUNT", help=f"{count} by default")
+    parser.add_argument("--only", help="kinds, by commas: no others but what is counted out")
+    fresh = int(time.time()) % 10**8 * 10
+    parser.add_argument("--start", type=int, default=fresh, help="number of the first case")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--limit", type=float, default=120, help="seconds a case may take")
+    parser.add_argument("--limit", type=float, default=120, help="CPU seconds a case may take")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="seconds of the run")
     parser.add_argument("--out", type=Path, default=Path("fuzz.jsonl"))
+    parser.add_argument("--keep", type=Path, help="append the families to this file")
     parser.add_argument("--cuda", action="store_true", help="odd numbers on a GPU")
     parser.add_argument("--show", metavar="KIND:NUMBER", help="try one case here, and show it")
     options = parser.parse_args()
+    only = options.only.split(",") if options.only else list(KINDS)
+    if unknown := sorted(set(only) - set(KINDS)):
+        parser.error(f"--only takes {', '.join(KINDS)}; got {', '.join(unknown)}")
+    for kind, count in KINDS.items():
+        if getattr(options, kind) is None:
+            setattr(options, kind, count if kind in only else 0)
     if options.show:
         kind, number = options.show.split(":")
-        os.environ["TORCHGW_FUZZ_SHOW"] = "1"
         outcome = attempt(kind, int(number), options.cuda)
         print(json.dumps(outcome, indent=1))
         return bool(outcome["wrong"])
-    outcomes = []
+    outcomes, run_of = [], described(options)
+    print(json.dumps(run_of), flush=True)
     with options.out.open("w") as file:
+        file.write(json.dumps(run_of) + "\n")
 
         def keep(outcome):
             outcomes.append(outcome)
             file.write(json.dumps(outcome) + "\n")
             file.flush()
-            if outcome["wrong"]:
-                print(f"{outcome['kind']}:{outcome['number']} {outcome['ended']}: "
-                      f"{outcome['wrong']}"[:400], flush=True)  # fmt: skip
+            if outcome["wrong"] or outcome.get("slow"):
+                print(f"{outcome['kind']}:{outcome['number']} {outcome['ended']}, "
+                      f"{outcome['seconds']} s: {outcome['wrong']}"[:400], flush=True)  # fmt: skip
 
         left, under_way = run(options, keep)
+    if options.keep:
+        with options.keep.open("a") as file:
+            for (kind, family), counts in families(outcomes):
+                line = {"commit": run_of["commit"], "date": run_of["date"], "kind": kind,
+                        "start": run_of["start"], "family": family, **counts}  # fmt: skip
+                file.write(json.dumps(line) + "\n")
     return summarise(outcomes, left, under_way)
 
 

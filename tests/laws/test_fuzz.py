@@ -1,14 +1,17 @@
 """Random options and geometries: no crash, no hang, and a status that the plan bears out.
 
-``make fuzz MINUTES=10 START=5000`` runs many more, on all cores (``fuzz_run.py``).
+``make fuzz MINUTES=10`` runs many more, on all cores (``fuzz_run.py``).
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import warnings
 
 import fuzz_cases
+import fuzz_run
+import fuzz_values
 import numpy as np
 import pytest
 import torch
@@ -102,6 +105,51 @@ def test_the_judge_notices():
     weights = np.asarray(result.marginal_a), np.asarray(result.marginal_b)
     wrong = list(fuzz_cases.judge_fixed_point(case, result, product, weights, False))
     assert len(wrong) == 1
+
+
+def judged(kind, numbers):
+    """Try cases as the long run does; return what became of them."""
+    outcomes = [fuzz_run.attempt(kind, number, False) for number in numbers]
+    wrong = {one["number"]: one["wrong"] for one in outcomes if one["wrong"]}
+    assert not wrong, f"{kind}: {wrong}"
+    return collections.Counter(map(fuzz_run.verdict, outcomes))
+
+
+@pytest.mark.parametrize("count", [12, pytest.param(120, marks=pytest.mark.slow)])
+def test_values_are_those_of_the_plan(count):
+    """Of every rule of marginals, loss, gradient and provider, quadruple by quadruple."""
+    assert judged("values", range(count))["solved"] > 0.6 * count
+
+
+@pytest.mark.parametrize("count", [10, pytest.param(60, marks=pytest.mark.slow)])
+def test_no_plan_of_few_points_is_better_or_there_is_doubt(count):
+    """Beside all matchings, and all maps where one side is free."""
+    assert judged("enumerated", range(count))["solved"] > 0.7 * count
+
+
+def test_the_judge_of_values_notices():
+    _, case = fuzz_values.value_case(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", torchgw.TorchGWWarning)
+        result = solve_by_name(**case.arguments)
+    assert not list(fuzz_values.judge_values(case, result))
+    wrong = dataclasses.replace(result, value_quad=result.value_quad + 1e-6)
+    assert len(list(fuzz_values.judge_values(case, wrong))) == 2
+
+
+def test_what_became_of_a_case_is_counted_once():
+    outcomes = [
+        {"ended": "CONVERGED", "wrong": []},
+        {"ended": "CONVERGED", "wrong": [], "said": True},
+        {"ended": "refused", "wrong": []},
+        {"ended": "CONVERGED", "wrong": ["value"], "said": True},
+        {"ended": "CONVERGED", "wrong": [], "slow": True},
+        {"ended": "died", "wrong": ["why"]},
+        {"ended": "hang", "wrong": ["why"]},
+    ]
+    ((key, counts),) = fuzz_run.families([{"kind": "known", **one} for one in outcomes])
+    assert key == ("known", "-")
+    assert counts == dict.fromkeys(fuzz_run.VERDICTS, 1) | {"slow": 2}
 
 
 @pytest.mark.parametrize("number", [8000278, 8000286])

@@ -31,7 +31,7 @@ class _Below(torch.autograd.Function):
     def forward(call: Callable[..., None], *tensors: Tensor) -> Tensor:
         with torch.enable_grad():
             call(*(item.detach().requires_grad_() for item in tensors))
-        return torch.zeros(())
+        return torch.zeros((), device="cpu")
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

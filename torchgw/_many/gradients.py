@@ -30,7 +30,7 @@ def attach_losses(
             own = torch.outer(p, p) * x.square(), torch.outer(q, q) * y.square()
             term = alpha * (own[0].sum() + own[1].sum() - 2 * ((x @ plan @ y) * plan).sum())
             if inputs["M"] is not None:
-                cost = torch.as_tensor(inputs["M"][number]).to(plan)
+                cost = torch.as_tensor(inputs["M"][number], device=plan.device).to(plan)
                 term = term + (1 - alpha) * (cost * plan).sum()
             potentials = kept[number].f, kept[number].g
             sides = zip("ab", (x, y), (p, q), potentials, strict=True)
@@ -51,7 +51,7 @@ def _table(listed: Listed, number: int, distances: Any, place: int, plan: Tensor
     """Compute the distances of one space (n, n), attached to the tensors they are made of."""
     space = listed.items[number]
     if listed.are_tables:
-        return torch.as_tensor(space).to(plan)
+        return torch.as_tensor(space, device=plan.device).to(plan)
     name = distances[place] if isinstance(distances, (tuple, list)) else distances
     if not isinstance(space, Tensor) or name not in ("auto", "euclidean", "sqeuclidean"):
         raise UnsupportedError(

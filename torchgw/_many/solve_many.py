@@ -337,8 +337,8 @@ def solve_batch(
         result, _ = _solve(asked, where, ranks, plans=plans)
         return result.in_numpy() if without_tensors(D_X, D_Y, M, a, b) else result
     sizes = list(zip(rows.tolist(), columns.tolist(), strict=True))
-    near = [torch.as_tensor(D_X[k])[:n, :n] for k, (n, _) in enumerate(sizes)]
-    far = [torch.as_tensor(D_Y[k])[:m, :m] for k, (_, m) in enumerate(sizes)]
+    near = [torch.as_tensor(D_X[k], device=where)[:n, :n] for k, (n, _) in enumerate(sizes)]
+    far = [torch.as_tensor(D_Y[k], device=where)[:m, :m] for k, (_, m) in enumerate(sizes)]
     inputs = {
         "X": Listed("D_X", True, near),
         "Y": Listed("D_Y", True, far),

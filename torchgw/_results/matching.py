@@ -111,7 +111,7 @@ def match(
     turned = n > m if kind == "one_to_one" else n < m
     with torch.no_grad(), torch.autocast(plan.device.type, enabled=False):
         task = _task(plan, masses, extension, turned)
-        capacity = torch.ones(task.plan.shape[1], dtype=torch.int64)
+        capacity = torch.ones(task.plan.shape[1], dtype=torch.int64, device="cpu")
         if kind == "many_to_one":
             # the places of a column: its weight times the number of rows, rounded up, but for
             # rounding errors
@@ -142,10 +142,10 @@ def _kept(task: _Task, partners: Tensor) -> Tensor:
     """Choose the rows that are matched: all, or the share of them that a partial plan moves."""
     k = len(partners)
     if task.mass >= 1:
-        return torch.arange(k)
+        return torch.arange(k, device="cpu")
     entries = task.masses.a.cpu().clone()
     height = max(1, BLOCK_ENTRIES // task.plan.shape[1])
-    for rows in torch.arange(k).split(height):
+    for rows in torch.arange(k, device="cpu").split(height):
         block = task.plan.rows(rows).cpu()
         entries[rows] = block.gather(1, partners[rows, None])[:, 0].double()
     count = max(1, round(task.mass * k))

@@ -227,7 +227,7 @@ def _heat_kernels(table: Tensor) -> Iterator[Tensor]:
         yield from ((vectors * (time * (values - 1)).exp()) @ vectors.T for time in _TIMES)
         return
     few = _SparseRows.of(normalised)
-    term = torch.eye(len(table), dtype=table.dtype).div_(math.e)
+    term = torch.eye(len(table), dtype=table.dtype, device="cpu").div_(math.e)
     kernel = term.clone()
     for power in range(1, _TERMS + 1):
         term = (few @ term).div_(power)

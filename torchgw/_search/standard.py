@@ -123,7 +123,7 @@ class StandardForm(NamedTuple):
 
     def lower(self, found: Alternative) -> Alternative:
         """Return an optimum of the given problem as one of this, between all of its points."""
-        plan = torch.as_tensor(found.plan)
+        plan = found.plan if isinstance(found.plan, Tensor) else torch.from_numpy(found.plan)
         sides = self.turned(found.source, found.target)
         plan = self.origins[0].gather(sides[0], plan.T if self.swapped else plan)
         plan = self.origins[1].gather(sides[1], plan.T).T.contiguous()

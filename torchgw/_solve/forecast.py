@@ -146,14 +146,13 @@ _SAMPLED_INNER = 600
 _LONG = 20.0
 # Below this epsilon, as a share of the natural scale, Sinkhorn takes many iterations. Seconds of
 # one iteration: for its operations, and for each entry. [L416]
-_SHARP = 2.5e-4
-_ITERATION, _ENTRY = 2e-4, 1.2e-9
-# The epsilon below which a solve may take very many iterations, how many some took, and the seconds
-# for each entry there. [L551]
-_SHARPEST, _SHARPEST_ITERATIONS, _SHARPEST_ENTRY = 2.5e-5, 30_000, 3e-9
+_SHARP, _ITERATION, _ENTRY = 2.5e-4, 2e-4, 1.2e-9
 # Seconds of one such iteration on a GPU, where the problems are small and the host sets the time.
 # [L604]
 _HOST_ITERATION = 1.2e-3
+# The epsilon below which a solve may take very many iterations, how many some took, and the seconds
+# for each entry there. [L551]
+_SHARPEST, _SHARPEST_ITERATIONS, _SHARPEST_ENTRY = 2.5e-5, 30_000, 3e-9
 
 
 def forecast(facts: Facts, options: Options, gradient: str, each: float) -> None:
@@ -162,8 +161,9 @@ def forecast(facts: Facts, options: Options, gradient: str, each: float) -> None
     ``each`` are the seconds of an iteration, but for those of a sampled loss that is no product.
     """
     proximal = options.regularization == "proximal"
-    if not proximal and facts.epsilon < _SHARP * (facts.spread or 1.0):
-        _foresee_sharp(facts, options)
+    worst = longest(facts, options)
+    if worst is not None:
+        _foresee_sharp(facts, options, worst)
     if facts.device != "cpu":
         return
     logger.info("forecast: %.2g s for an outer iteration, if nothing else runs", each)
@@ -222,13 +222,21 @@ def _unit(seconds: float) -> tuple[int, str]:
     return (60, "minutes") if seconds > 120 else (1, "seconds")
 
 
-def _foresee_sharp(facts: Facts, options: Options) -> None:
+def longest(facts: Facts, options: Options) -> float | None:
+    """Model the longest that a solve at a small epsilon may take; ``None`` at others."""
+    proximal = options.regularization == "proximal"
+    if proximal or not facts.epsilon < _SHARP * (facts.spread or 1.0):
+        return None
+    each = _HOST_ITERATION if facts.device != "cpu" else _ITERATION + _ENTRY * facts.entries
+    return options.max_iter * options.inner_max_iter * each
+
+
+def _foresee_sharp(facts: Facts, options: Options, worst: float) -> None:
     """Say what a small epsilon may take: in the log, or as a warning where that is long."""
     share, most = facts.epsilon / (facts.spread or 1.0), options.max_iter * options.inner_max_iter
-    each, sharpest = (_ITERATION + entry * facts.entries for entry in (_ENTRY, _SHARPEST_ENTRY))
+    sharpest = _ITERATION + _SHARPEST_ENTRY * facts.entries
     if facts.device != "cpu":
-        each = sharpest = _HOST_ITERATION
-    worst = most * each
+        sharpest = _HOST_ITERATION
     text = (
         f"epsilon is {share:.1g} of the natural scale of the cost, so that linear problems may "
         f"take all of `inner_max_iter`: up to {worst:.0f} s in all; a larger epsilon and "

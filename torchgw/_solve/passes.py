@@ -175,7 +175,7 @@ def _from_few(asked: Asked, found: Outcome, search: Search, first: Trial) -> Out
                 other = conclude(begun, followed)
                 ends.append((_told(few.label, other, perf_counter() - clock), other))
     ends.sort(key=lambda end: end[0].objective)
-    plans = (torch.as_tensor(end.ending.plan.to_dense()).double() for _, end in ends)
+    plans = (end.ending.plan.to_dense().double() for _, end in ends)
     trials, best = [trial for trial, _ in ends], ends[0][1]
     search = compare_ends(problem, list(zip(trials, plans, strict=True)))
     if left:
@@ -242,7 +242,7 @@ def _no_higher_than_matched(asked: Asked, outcome: Outcome) -> Outcome:
     if not can_exchange(whole.problem):
         return outcome
     source, target = (side.indices for side in whole.problem[:2])
-    plan = torch.as_tensor(outcome.ending.plan.to_dense())[source[:, None], target]
+    plan = outcome.ending.plan.to_dense()[source[:, None], target]
     partners, _ = best_matchings(whole.problem, plan[None].to(whole.problem.base))
     best = torch.nn.functional.one_hot(partners[:1], n).to(whole.problem.base) / n
     value = float(whole.problem.value(best))
@@ -384,7 +384,7 @@ def _no_higher_than(searched: Outcome, again: _Other) -> Outcome:
         # the longer search has ended at another plan
         doubt = WHY_OPEN["thorough"].format(count=len(search.trials))
     label = found.alternatives[0].label if found.alternatives else again.label
-    plan = torch.as_tensor(other.ending.plan.to_dense())
+    plan = other.ending.plan.to_dense()
     # what is said of the plan itself: it stands beside the other one, not beside the rough plan
     # that the other began from
     first, *others = search.alternatives

@@ -158,7 +158,9 @@ def polish(
     marginals = plan.weights
     matrix, polished = descend(plan.to_dense().double(), marginals, rule, cost_at)
     if begun is not None and rule is None:
-        first = round_to_marginals(torch.as_tensor(begun.to_dense()).to(matrix), *marginals)
+        first = round_to_marginals(
+            torch.as_tensor(begun.to_dense(), device=matrix.device).to(matrix), *marginals
+        )
         slopes = cost_at(matrix) + cost_at(first)
         # the objective is quadratic: twice its difference
         if float((slopes * (first - matrix)).sum()) < -_SMALLEST_GAP * float(slopes.abs().max()):

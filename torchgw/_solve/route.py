@@ -19,7 +19,13 @@ from torchgw._search.chain_times import affordable_chains
 from torchgw._sinkhorn.choose import BackendName, skips_tiles
 from torchgw._sinkhorn.contract import Backend
 from torchgw._sinkhorn.tiles.tiling import width_of
-from torchgw._solve.forecast import iteration_seconds, problem_seconds, solve_seconds, tiled_seconds
+from torchgw._solve.forecast import (
+    iteration_seconds,
+    longest,
+    problem_seconds,
+    solve_seconds,
+    tiled_seconds,
+)
 from torchgw._solve.options import Options
 from torchgw._solve.state import RESOLVED, Dtypes, rounding
 
@@ -80,6 +86,9 @@ class Route(NamedTuple):
         ``None`` on a GPU.
     bytes : int
         Memory that the solve takes at most, beside its input, by a model.
+    longest : float, or None
+        Seconds of a solve whose linear problems all take `inner_max_iter`, where epsilon is so
+        small that they may.
     """
 
     size: str
@@ -93,6 +102,7 @@ class Route(NamedTuple):
     bytes: int
     dtypes: Dtypes  # of the loop and of the settling
     n_anchors: int  # that a sampled gradient begins with
+    longest: float | None = None
 
     @property
     def choices(self) -> tuple[Choice, ...]:
@@ -123,6 +133,11 @@ class Route(NamedTuple):
     def cost(self) -> str:
         """Say the time and the memory that it takes."""
         memory = f"memory: up to {in_units(self.bytes, _BYTES)} beside the input"
+        if self.longest is not None:
+            memory = (
+                f"up to {in_units(self.longest, _TIMES)} if all linear problems take "
+                f"`inner_max_iter`, as epsilon is small; {memory}"
+            )
         if self.seconds is None:
             return memory
         least, most = (in_units(part, _TIMES) for part in self.seconds)
@@ -516,6 +531,7 @@ def make_route(
         _size(facts), gradient, precision, storage, _begin(options, moves, init),
         _end(facts, options, name, limits), each, seconds,
         _bytes(facts, options, limits, name, storage, dtypes, n_anchors), dtypes, n_anchors,
+        longest(facts, options),
     )  # fmt: skip
 
 

@@ -46,7 +46,7 @@ def solve_squares(asked: Asked, recorder: Recorder) -> Outcome:
     stands = [_Stand(_steepness(*side), side[1]) for side in zip(rule.rho, given, strict=True)]
     point, far, mixer, firm = torch.cat(given), False, Anderson(), 1.0
     best: Outcome | None = None
-    idle = 0
+    idle, last, stretch = 0, math.inf, 0.0
     for _ in range(_MOST):
         totals = [_usable(float(stand.weights.sum())) for stand in stands]
         weights = [stand.weights / total for stand, total in zip(stands, totals, strict=True)]
@@ -68,6 +68,7 @@ def solve_squares(asked: Asked, recorder: Recorder) -> Outcome:
             # the step was too long: it was extrapolated, or the penalty is not steep enough
             firm, mixer = firm * (1 if far else 2), Anderson()
             point, far = torch.cat(best.ending.evaluation.masses), False
+            last, stretch = math.inf, 0.0
         else:
             falls = best is None or _is_higher(best, outcome, problem.alpha)
             idle = 0 if falls or outcome.noise is not None else idle + 1
@@ -78,7 +79,10 @@ def solve_squares(asked: Asked, recorder: Recorder) -> Outcome:
                 return best
             if idle == _FLAT and options.objective_tol > 0:
                 return _with_status(best, Status.FLAT)
-            point = _mixed(mixer, point, found)
+            # steps that grow lead away from a saddle point, along which longer ones do so sooner
+            grows = moved > last and outcome.noise is None
+            last, stretch = moved, 2 * stretch + 1 if grows else 0.0
+            point = _mixed(mixer, point, found, stretch)
             far = point is not found
         options = replace(options, epsilon=ending.epsilon, n_init=None, told="all")
         stands = [
@@ -124,13 +128,15 @@ def _rounding(outcome: Outcome) -> float:
     return rounding(outcome.strategy.scale, plan.epsilon, plan.dtype)
 
 
-def _mixed(mixer: Anderson, point: Tensor, found: Tensor) -> Tensor:
-    """Extrapolate masses by Anderson's method, by not more than a factor."""
+def _mixed(mixer: Anderson, point: Tensor, found: Tensor, stretch: float) -> Tensor:
+    """Extrapolate masses by Anderson's method or by so many steps, by not more than a factor."""
     # roots of masses: changes of their logarithms would all be those of points without mass
-    image = found.sqrt()
-    roots = mixer.next(point.sqrt(), image)
+    root, image = point.sqrt(), found.sqrt()
+    roots = mixer.next(root, image)
     if roots is image:
-        return found
+        if stretch == 0:
+            return found
+        roots = image + stretch * (image - root)
     return roots.clamp_min(0).square().clamp(found / _FURTHEST, found * _FURTHEST)
 
 

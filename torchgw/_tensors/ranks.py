@@ -195,7 +195,7 @@ class Ranks:
 
     def dealt(self, count: int, compute: Callable[[Tensor], Tensor], empty: Tensor) -> Tensor:
         """Compute rows of ``count`` things, (count, ...), dealt out like cards."""
-        hands = [torch.arange(count)[rank :: self.size] for rank in range(self.size)]
+        hands = [torch.arange(count, device="cpu")[rank :: self.size] for rank in range(self.size)]
         own = compute(hands[self.rank]) if len(hands[self.rank]) else empty
         rows = self.gather(own, [len(hand) for hand in hands])
         return torch.empty_like(rows).index_copy_(0, torch.cat(hands).to(rows.device), rows)
@@ -238,9 +238,9 @@ class Ranks:
 
     def _words(self, owner: int, words: bytes) -> bytes:
         """Give all ranks the bytes that the owner has."""
-        count = torch.tensor([len(words)])
+        count = torch.tensor([len(words)], device="cpu")
         self._send(owner, count)
-        table = torch.empty(int(count), dtype=torch.uint8)
+        table = torch.empty(int(count), dtype=torch.uint8, device="cpu")
         if owner == self.rank:
             table.copy_(torch.frombuffer(bytearray(words), dtype=torch.uint8))
         self._send(owner, table)
@@ -288,7 +288,7 @@ class Ranks:
 
     def _numbers(self, numbers: Iterable[float]) -> Tensor:
         """Collect a few numbers of every rank, (size, count) float64."""
-        mine = torch.tensor([float(number) for number in numbers], dtype=torch.float64)
+        mine = torch.tensor([*map(float, numbers)], dtype=torch.float64, device="cpu")
         if self.size == 1:
             return mine[None]
         parts = [torch.empty_like(mine) for _ in range(self.size)]

@@ -128,7 +128,7 @@ def _own_running() -> int:
 def _keep_pool(ready: threading.Event, done: threading.Event) -> None:
     """Make a pool of threads that belongs to this one, and hold it."""
     try:
-        torch.ones(_PARALLEL).mul_(2.0)
+        torch.ones(_PARALLEL, device="cpu").mul_(2.0)
     finally:
         ready.set()
     done.wait()

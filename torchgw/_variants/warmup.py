@@ -83,7 +83,8 @@ def warmup(device: Any = None, *, verbose: bool = False) -> Path:
 
 def _run_batches(side: int, device: torch.device) -> None:
     """Solve one problem of some points by the engine of batches, with and without a linear cost."""
-    points = torch.rand(1, side, 3, generator=torch.Generator().manual_seed(0)).double().to(device)
+    generator = torch.Generator().manual_seed(0)
+    points = torch.rand(1, side, 3, generator=generator, device="cpu").double().to(device)
     table = torch.cdist(points, points)
     stack = pack([table[0]], [torch.full_like(table[0, 0], 1 / side)])
     index, one = torch.zeros(1, dtype=torch.int64, device=device), torch.ones_like(table[:, 0, 0])

@@ -194,10 +194,10 @@ def _of_pairs(manifold: Any) -> Between:
     def between(x: Tensor, y: Tensor) -> Tensor:
         pairs = x.repeat_interleave(len(y), 0), y.repeat(len(x), *(1 for _ in y.shape[1:]))
         if not foreign:
-            return torch.as_tensor(manifold.dist(*pairs)).reshape(len(x), len(y))
+            return torch.as_tensor(manifold.dist(*pairs), device=x.device).reshape(len(x), len(y))
         import geomstats.backend as gs
 
         found = manifold.dist(*(gs.from_numpy(part.cpu().numpy()) for part in pairs))
-        return torch.as_tensor(gs.to_numpy(found)).reshape(len(x), len(y))
+        return torch.from_numpy(gs.to_numpy(found)).reshape(len(x), len(y))
 
     return between

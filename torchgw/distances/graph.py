@@ -142,7 +142,7 @@ def neighbourhood(points: Tensor, device: torch.device) -> Neighbourhood:
     # a GPU compares all pairs of a thousand points sooner than SciPy's trees are imported
     where = device if n * n > FEW_PAIRS else points.device
     distance, index = (part.cpu() for part in nearest_others(points.to(where), count))
-    source = torch.arange(n).repeat_interleave(count)
+    source = torch.arange(n, device="cpu").repeat_interleave(count)
     edges = symmetric_edges(n, source, index.flatten(), distance.flatten())
     pieces, _ = components(edges)
     near = distance.numpy()

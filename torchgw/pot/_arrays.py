@@ -86,7 +86,7 @@ class Arrays:
         """Hand an array, or a number, back as the kind of array that came in."""
         if self.device is not None:
             # a bare number would lose digits to PyTorch's default dtype
-            return torch.as_tensor(np.asarray(array)).to(self.device, self.dtype)
+            return torch.from_numpy(np.asarray(array)).to(self.device, self.dtype)
         given = np.asarray(array)
         return given.astype(_NUMPY[self.dtype], copy=False)[()]
 
@@ -103,7 +103,7 @@ class Arrays:
         result = self.give(np.float64(number))
         for given, gradient in gradients:
             if isinstance(given, Tensor) and given.requires_grad:
-                slope = torch.as_tensor(gradient).to(given)
+                slope = torch.as_tensor(gradient, device=given.device).to(given)
                 moved = ((given - given.detach()) * slope).sum()
                 result = result + moved.to(result.device, result.dtype)
         return result

@@ -6,10 +6,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import scipy
-import torch
 from scipy.special import xlogy
 
-from torchgw._boundary.arrays import to_numpy
+from torchgw._boundary.arrays import to_numpy, to_tensor
 from torchgw._boundary.checks import reject_unknown
 from torchgw._errors import InvalidInputError, TorchGWWarning, UnsupportedError, warn_user
 from torchgw._plans.given import StoredPlan
@@ -99,7 +98,7 @@ class OTResult(Result):
     @property
     def lazy_plan(self) -> StoredPlan:
         """The plan as an operator."""
-        return StoredPlan(torch.as_tensor(self.plan))
+        return StoredPlan(to_tensor("plan", self.plan))
 
     @property
     def sparse_plan(self) -> scipy.sparse.csr_array:

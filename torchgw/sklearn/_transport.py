@@ -141,7 +141,9 @@ class GWTransport(TransformerMixin, GWEstimator, auto_wrap_output_keys=None):  #
 
     def _give(self, array: Any) -> Any:
         """Hand an array out as the kind that was fitted."""
-        return to_numpy(array) if self._given is None else torch.as_tensor(array).to(self._given)
+        if self._given is None:
+            return to_numpy(array)
+        return torch.as_tensor(array, device=self._given.device).to(self._given)
 
     def score(self, X: Any, y: Any = None) -> float:
         """Score the map of some source points by :func:`agreement_score`; labels are not used."""
