@@ -67,9 +67,7 @@ def _clouds(family: str, n: int, options: argparse.Namespace) -> None:
     for seed in range(options.count):
         for kind, (X, Y) in _pairs(family, n, np.random.default_rng(seed)):
             start = time.process_time()
-            result = torchgw.solve(
-                X, Y, distances="sqeuclidean", regularization="proximal", random_state=0
-            )
+            result = torchgw.solve(X, Y, distances="sqeuclidean", polish=True, random_state=0)
             solved = time.process_time()
             found = result.certify(options.seconds, gap=_MET)
             done = time.process_time()

@@ -37,7 +37,7 @@ from torchgw._certify.transport import Transport, least
 PARTS = 1024
 # Entropy of the first level as a share of the spread of the costs: at the start, its decay, its
 # end, and the rounds at each. [L1353]
-_FIRST, _DECAY, _LAST, _ROUNDS = 0.03, 0.6, 1e-4, 40
+_FIRST, _DECAY, _LAST, _ROUNDS = 0.03, 0.6, 1e-6, 40
 
 
 class Bound(NamedTuple):

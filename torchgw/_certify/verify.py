@@ -23,6 +23,8 @@ Array = NDArray[np.float64]
 
 # Roundings that a bound may be off by, for each point, in units of the largest cost. [L1356]
 _ROUNDINGS = 16
+# Eigenvalues of the wrong sign that are rounding, as a share of the largest. [L1356]
+_SIGN = 1e-12
 
 
 class Verified(NamedTuple):
@@ -200,7 +202,7 @@ def _in_order(data: _Data, arrays: dict[str, Any], matchings: bool) -> tuple[flo
     else:
         x, y = (np.array([_means(row, part) for row in side]) for side, part in ((x, a), (y, b)))
         local = np.array([((row - y) ** 2).mean(1) for row in x])
-    return _least(data.alpha * local + data.M, arrays["f"], data), 0.0
+    return _least(data.alpha * local + data.M, arrays["f"], data), _sign(data, exchanged)
 
 
 def _means(row: Array, weights: Array) -> Array:
@@ -225,8 +227,13 @@ def _is_concave(data: _Data) -> bool:
             return False
         centre = np.eye(len(table)) - weights
         found = np.linalg.eigvalsh(centre @ table @ centre.T)
-        ends.append(np.array([found[-1], -found[0]]) <= 1e-12 * np.abs(found).max())
+        ends.append(np.array([found[-1], -found[0]]) <= _SIGN * np.abs(found).max())
     return bool((ends[0] & ends[1]).any())
+
+
+def _sign(data: _Data, exchanged: bool) -> float:
+    """Bound what eigenvalues of the wrong sign add: n products of at most _SIGN of the largest."""
+    return _SIGN * len(data.a) * data.size if exchanged else 0.0
 
 
 def _eigenvalues(data: _Data, arrays: dict[str, Any], matchings: bool) -> tuple[float, float]:
@@ -276,7 +283,7 @@ def _lifting(data: _Data, arrays: dict[str, Any], matchings: bool) -> tuple[floa
             worst = min(worst, float(rest.min()))
     local = f @ data.a + g @ data.b
     # what is too low by half of the worst holds
-    return _least(local, arrays["f"], data) + worst / 2, 0.0
+    return _least(local, arrays["f"], data) + worst / 2, _sign(data, exchanged)
 
 
 def _cutting_planes(data: _Data, arrays: dict[str, Any], matchings: bool) -> tuple[float, float]:
