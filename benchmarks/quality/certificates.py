@@ -30,6 +30,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("families", nargs="*", default=["few", "plane", "flat"])
     parser.add_argument("--points", type=int, nargs="+", default=[50, 200])
     parser.add_argument("--count", type=int, default=20, help="problems of a family and size")
+    parser.add_argument("--few", type=int, default=75, help="problems of each kind of few points")
     parser.add_argument("--seconds", type=float, default=30.0)
     options = parser.parse_args(arguments)
     warnings.simplefilter("ignore")
@@ -94,7 +95,7 @@ def _given(table: np.ndarray) -> np.ndarray | DirectedDistance:
 def _few(kind: str, options: argparse.Namespace) -> None:
     """Certify matchings of few points, with all permutations beside."""
     exact = wrong = best = 0
-    worst, total = 0.0, 75
+    worst, total = 0.0, options.few
     for seed in range(total):
         rng = np.random.default_rng(seed)
         n = int(rng.integers(4, 9))
