@@ -22,6 +22,7 @@ from benchmarks.quality.tables import quality_table
 # Commands that are modules of their own, with options of their own.
 STUDIES = {
     "batch": ("batch.many", "many small problems a second, beside POT"),
+    "certificates": ("quality.certificates", "how far answers are from the best there is"),
     "coldstart": ("solves.coldstart", "first calls of fresh processes, and what they compile"),
     "digits": ("batch.digits", "all pairs of digits beside POT's loop"),
     "distributed": ("solves.distributed", "bits and seconds of processes that share a solve"),

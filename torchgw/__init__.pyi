@@ -10,6 +10,10 @@ from torchgw import pot as pot
 from torchgw import sklearn as sklearn
 from torchgw._api import explain as explain
 from torchgw._api import solve as solve
+from torchgw._certify.certificate import Certificate as Certificate
+from torchgw._certify.certificate import Proof as Proof
+from torchgw._certify.verify import Verified as Verified
+from torchgw._certify.verify import verify as verify
 from torchgw._errors import AmbiguityWarning as AmbiguityWarning
 from torchgw._errors import BackendUnavailableError as BackendUnavailableError
 from torchgw._errors import ConvergenceWarning as ConvergenceWarning

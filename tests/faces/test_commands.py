@@ -92,6 +92,18 @@ def test_other_results(tmp_path, capsys):
         assert "this command reads a GWResult" in capsys.readouterr().err
 
 
+def test_certify(capsys):
+    command = ["certify", "out.npz", "--seconds", "2", "--json", "--kind", "one_to_one"]
+    assert main([*command, "-o", "certified.npz"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    found = torchgw.load("certified.npz").certificate
+    assert figures["lower_bound"] == found.lower_bound
+    # a copy: the matching costs nothing
+    assert figures["gap"] == pytest.approx(0, abs=1e-12)
+    X, Y = np.load("X.npy"), np.load("Y.npy")
+    assert torchgw.verify(found.proof, X, Y).lower_bound == 0
+
+
 def test_score(capsys):
     answers = ["--truth", "truth.npy", "--labels-x", "x.txt", "--labels-y", "y.txt"]
     assert main(["score", "out.npz", *answers, "--json"]) == 0

@@ -36,6 +36,7 @@ RANKS = {
     "_plans": 3,
     "_problem": 3,
     "_batch": 4,
+    "_certify": 4,
     "_gradients": 4,
     "_search": 5,
     "_solve": 6,

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, cast
+from typing import Any, Literal, cast, get_args
 
 import scipy
 import torch
 from torch import Tensor
 
 from torchgw._boundary.arrays import in_kind
-from torchgw._boundary.checks import check_within
+from torchgw._boundary.checks import check_choice, check_not_negative, check_within
+from torchgw._certify.certificate import Certificate, Proof
 from torchgw._errors import (
     AmbiguityWarning,
     ConvergenceWarning,
@@ -25,8 +26,10 @@ from torchgw._problem.problem import Problem
 from torchgw._problem.providers import Spaces
 from torchgw._results.base import Result, as_numpy
 from torchgw._results.certificates import distance_correlation, lower_bound
+from torchgw._results.certified import certify
 from torchgw._results.mapping import Extension, map_new
 from torchgw._results.matching import Matching, MatchingKind, match
+from torchgw._results.parts import stored
 from torchgw._results.report import Log, Report
 from torchgw._search.alternatives import Alternative
 from torchgw._search.chain import Trial
@@ -36,8 +39,15 @@ from torchgw._solve.outcome import Outcome
 from torchgw._solve.state import Status
 from torchgw._typing import Array, HessianProduct, Iteration, Marginals
 
+# parts of a result in a file
+stored(Certificate)
+stored(Proof)
+
 # Ambiguity above which the summary of a result mentions it. [L276]
 _AMBIGUOUS = 0.9
+
+# What a certificate is about.
+CertifiedKind = Literal["plan", "one_to_one"]
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -110,6 +120,8 @@ class GWResult(Result):
         solve), then the phases of the solve.
     extension : Extension or None
         What :meth:`transform` maps new points by.
+    certificate : Certificate or None
+        What :meth:`certify` found when it was last called: files keep it, and the summary shows it.
     loss : Tensor or None, shape (), float64
         With ``differentiable``: ``report.objective`` as a tensor that carries gradients to the
         inputs; docs/differentiation.md. Pickles, deep copies and files leave the graph behind.
@@ -140,6 +152,7 @@ class GWResult(Result):
     timings: dict[str, float] = field(default_factory=dict)
     extension: Extension | None = None
     loss: Tensor | None = None
+    certificate: Certificate | None = None
 
     @property
     def value(self) -> float:
@@ -458,6 +471,82 @@ class GWResult(Result):
         found = match(plan, masses, extension, kind, improve)
         return as_numpy(found) if self.lazy_plan.in_numpy else found
 
+    def certify(
+        self, seconds: float = 10.0, *, gap: float = 1e-3, kind: CertifiedKind = "plan"
+    ) -> Certificate:
+        """Bound how much better any other plan could be, with a proof that others can check.
+
+        The bounds are tried in turn, the cheap ones first, until ``gap`` is met or time is up:
+        that of distances in order, that of eigenvalues, the first level of liftings for up to 3,600
+        pairs of points, and cutting planes for squared Euclidean and cosine distances (and tables
+        with few factors). The last two come down to nothing in many problems; in which, and what
+        cannot be expected, is in docs/certificates.md. ``certificate`` keeps what was found.
+
+        Parameters
+        ----------
+        seconds : float
+            Time that the bounds may take; one that is under way is ended a little later.
+        gap : float
+            Share of the value at which they end.
+        kind : {"plan", "one_to_one"}
+            What the bound is about: every plan of these weights, or one-to-one matchings, as
+            :meth:`matching` makes them, of which the value then is. Fewer compete: the bound is no
+            lower.
+
+        Returns
+        -------
+        Certificate
+            ``lower_bound``, ``gap`` (a difference of values), ``method``, ``proof`` for
+            :func:`torchgw.verify`, and ``plan``, the best one that the bounds have come by.
+
+        Raises
+        ------
+        InvalidInputError, InvalidTypeError
+            For other arguments.
+        UnsupportedError
+            With another loss, relaxed marginals, data in float32 or more than 5,000 points a side,
+            and if the result comes from a file that does not hold the distances.
+
+        Examples
+        --------
+        >>> import numpy as np, torchgw
+        >>> X = np.random.default_rng(0).normal(size=(30, 2))
+        >>> Y = X + 0.1 * np.random.default_rng(1).normal(size=(30, 2))
+        >>> result = torchgw.solve(
+        ...     X, Y, distances="sqeuclidean", polish=True, random_state=0
+        ... )
+        >>> certificate = result.certify()
+        >>> certificate.gap < 2e-3 * result.value
+        True
+        """
+        check_not_negative("seconds", seconds)
+        check_not_negative("gap", gap)
+        check_choice("kind", kind, get_args(CertifiedKind))
+        plan = self.lazy_plan.giving(in_numpy=False)
+        matchings = kind == "one_to_one"
+        with torch.no_grad(), torch.autocast(plan.device.type, enabled=False):
+            found = certify(
+                self._known(), plan.weights, lambda: self._certified_plan(kind),
+                seconds=float(seconds), gap=float(gap), matchings=matchings,
+            )  # fmt: skip
+        # kept as `lower_bound` is, which takes as long
+        vars(self)["certificate"] = found
+        return found
+
+    def _certified_plan(self, kind: CertifiedKind) -> Tensor:
+        """Build the plan that a certificate is about, (n, m)."""
+        plan = self.lazy_plan.giving(in_numpy=False)
+        if kind == "plan":
+            dense: Tensor = plan.to_dense().double()
+            return dense
+        pairs = self.matching()
+        made = torch.zeros(plan.shape, dtype=torch.float64, device=plan.device)
+        source, target = (
+            torch.as_tensor(part, device=plan.device) for part in (pairs.source, pairs.target)
+        )
+        made[source, target] = 1.0
+        return made
+
     def _known(self) -> Extension:
         """Give what is kept of the solve; refuse a result that has no distances."""
         if self.extension is None:
@@ -490,6 +579,8 @@ class GWResult(Result):
         how, (count, _, seconds) = figures.pop("how"), figures.pop("iterations").partition(" in ")
         numbers = ", ".join(f"{name}={text}" for name, text in figures.items())
         lines = [f"GWResult({size}, {numbers})", f"{how}, {count} iterations in {seconds}"]
+        if self.certificate is not None:
+            lines.append(f"certificate: {self.certificate}")
         decided = self.report.distances
         if decided and decided["agreement"]:
             lines.append(f"distances: {decided['chosen']} ({decided['why']})")

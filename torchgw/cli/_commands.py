@@ -72,6 +72,11 @@ def add_commands(
         "Map new points of X to the space of Y, or back, without solving again.",
         " out.npz new.npy -o moved.npy", " out.npz new.csv -o moved.csv --inverse",
     )  # fmt: skip
+    certify = add(
+        _certify, "bound how much better another plan could be",
+        "Compute a value that no plan goes below, with a proof, and write both into the result.",
+        " out.npz", " out.npz --seconds 60 --kind one_to_one -o certified.npz",
+    )  # fmt: skip
     benchmark = add(
         _benchmark, "time a solve on this machine",
         "Match a spiral with a Swiss roll of given sizes, and report time and quality.",
@@ -94,7 +99,9 @@ def add_commands(
         " bash > torchgw.bash",
     )  # fmt: skip
 
-    for parser, count in ((info, "?"), (score, None), (plot, None), (transform, None)):
+    for parser, count in (
+        (info, "?"), (score, None), (plot, None), (transform, None), (certify, None)
+    ):  # fmt: skip
         parser.add_argument(
             "result", nargs=count, help="file written by torchgw align or result.save"
         )
@@ -109,6 +116,18 @@ def add_commands(
         "--lines", type=int, default=0, metavar="N",
         help="lines between matched points, with --kind clouds (default: 0)",
     )  # fmt: skip
+    certify.add_argument(
+        "--seconds", type=float, default=10.0, help="time for it (default: %(default)s)"
+    )
+    certify.add_argument(
+        "--gap", type=float, default=1e-3,
+        help="share of the value at which it ends (default: %(default)s)",
+    )  # fmt: skip
+    certify.add_argument(
+        "--kind", default="plan", choices=("plan", "one_to_one"),
+        help="bound all plans, or matchings (default: %(default)s)",
+    )  # fmt: skip
+    certify.add_argument("-o", "--output", type=Path, help="result file to write, with the proof")
     transform.add_argument("points", help="new points, in the forms that align takes")
     transform.add_argument("--inverse", action="store_true", help="map points of Y to X")
     for parser, what in (
@@ -127,7 +146,7 @@ def add_commands(
         help="solves; the first one warms up (default: %(default)s)",
     )  # fmt: skip
     benchmark.add_argument("--device", help="torch device, such as cpu or cuda:0")
-    for parser in (score, benchmark):
+    for parser in (score, benchmark, certify):
         parser.add_argument("--json", action="store_true", help="print one JSON object")
     warmup.add_argument("--device", help="torch device, such as cuda:0")
     demo.add_argument(
@@ -310,6 +329,22 @@ def _transform(options: argparse.Namespace) -> int:
     write_array(options.output, mapped)
     if not options.quiet:
         print(f"written          {options.output}, {mapped.shape[0]} points")
+    return 0
+
+
+def _certify(options: argparse.Namespace) -> int:
+    """Certify a result."""
+    if options.output is not None:
+        check_output(options.output, (".npz",), options.result)
+    result = _alignment(options.result)
+    found = result.certify(options.seconds, gap=options.gap, kind=options.kind)
+    if options.output is not None:
+        result.save(options.output, dense=True)
+    _print_figures(
+        {"lower_bound": found.lower_bound, "gap": found.gap, "value": found.value,
+         "best_value": found.best_value, "method": found.method},
+        options.json, width=16, digits=6,
+    )  # fmt: skip
     return 0
 
 

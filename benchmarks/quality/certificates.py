@@ -1,0 +1,150 @@
+"""How far answers are from the best there is: ``python -m benchmarks certificates``.
+
+Clouds in the plane and flat ones, tables of few points with all permutations beside, and quadratic
+assignment problems; for each the gap that was proven, and whether the default search had found the
+best plan already. CPU seconds of one thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import time
+import warnings
+from collections.abc import Iterator
+
+import numpy as np
+from scipy.spatial.distance import cdist
+
+import torchgw
+from benchmarks.quality.real import read_data
+from torchgw.distances import DirectedDistance
+
+# What counts as met, or as the best: a share of the value.
+_MET = 1e-3
+
+
+def main(arguments: list[str]) -> int:
+    """Print a line for each family."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks certificates", description=__doc__)
+    parser.add_argument("families", nargs="*", default=["few", "plane", "flat"])
+    parser.add_argument("--points", type=int, nargs="+", default=[50, 200])
+    parser.add_argument("--count", type=int, default=20, help="problems of a family and size")
+    parser.add_argument("--few", type=int, default=75, help="problems of each kind of few points")
+    parser.add_argument("--seconds", type=float, default=30.0)
+    options = parser.parse_args(arguments)
+    warnings.simplefilter("ignore")
+    for family in options.families:
+        if family == "qap":
+            _assignments(options)
+        elif family == "few":
+            for kind in ("squared", "euclidean", "tables", "directed"):
+                _few(kind, options)
+        else:
+            for n in options.points:
+                _clouds(family, n, options)
+    return 0
+
+
+def _pairs(
+    family: str, n: int, rng: np.random.Generator
+) -> Iterator[tuple[str, tuple[np.ndarray, ...]]]:
+    """Draw two clouds of each kind of a family."""
+    stretch = [1.0, 1.0] if family == "plane" else [1.0, 0.2, 0.1]
+    X = rng.normal(size=(n, len(stretch))) * stretch
+    yield "noisy copy", (X, X[rng.permutation(n)] + 0.1 * rng.normal(size=X.shape) * stretch)
+    yield "unrelated", (X, rng.normal(size=X.shape) * stretch)
+    if family == "plane":
+        discs = []
+        for _ in range(2):
+            angle, radius = rng.uniform(0, 2 * np.pi, n), np.sqrt(rng.random(n))
+            discs.append(np.column_stack([radius * np.cos(angle), radius * np.sin(angle)]))
+        yield "two discs", tuple(discs)
+
+
+def _clouds(family: str, n: int, options: argparse.Namespace) -> None:
+    """Certify the polished plans of clouds."""
+    rows: dict[str, list[tuple[float, ...]]] = {}
+    for seed in range(options.count):
+        for kind, (X, Y) in _pairs(family, n, np.random.default_rng(seed)):
+            start = time.process_time()
+            result = torchgw.solve(X, Y, distances="sqeuclidean", polish=True, random_state=0)
+            solved = time.process_time()
+            found = result.certify(options.seconds, gap=_MET)
+            done = time.process_time()
+            torchgw.verify(found.proof, X, Y)
+            gap = (found.best_value - found.lower_bound) / found.best_value
+            above = found.value / found.best_value - 1
+            rows.setdefault(kind, []).append((gap, above, solved - start, done - solved))
+    for kind, figures in rows.items():
+        gap, above, solve, certify = np.array(figures).T
+        print(
+            f"{family} {n} {kind}: gap met {(gap <= _MET).sum()}/{len(gap)}, worst {gap.max():.1e}"
+            f"; search best {(above <= _MET).sum()}/{len(gap)}, worst {above.max():.1e} above; "
+            f"CPU s solve {np.median(solve):.2f}, certify {np.median(certify):.2f}, "
+            f"at most {certify.max():.1f}",
+            flush=True,
+        )
+
+
+def _given(table: np.ndarray) -> np.ndarray | DirectedDistance:
+    """Give a table as a solve takes it."""
+    return table if (table == table.T).all() else DirectedDistance(table)
+
+
+def _few(kind: str, options: argparse.Namespace) -> None:
+    """Certify matchings of few points, with all permutations beside."""
+    exact = wrong = best = 0
+    worst, total = 0.0, options.few
+    for seed in range(total):
+        rng = np.random.default_rng(seed)
+        n = int(rng.integers(4, 9))
+        if kind in ("squared", "euclidean"):
+            metric = "sqeuclidean" if kind == "squared" else "euclidean"
+            D_X, D_Y = (cdist(part, part, metric) for part in rng.normal(size=(2, n, 2)))
+        else:
+            D_X, D_Y = rng.random((2, n, n))
+            if kind == "tables":
+                D_X, D_Y = D_X + D_X.T, D_Y + D_Y.T
+        orders = np.array(list(itertools.permutations(range(n))))
+        least = min(float(((D_X - D_Y[order[:, None], order]) ** 2).mean()) for order in orders)
+        result = torchgw.solve(D_X=_given(D_X), D_Y=_given(D_Y), random_state=0)
+        found = result.certify(options.seconds, gap=1e-6, kind="one_to_one")
+        torchgw.verify(found.proof, D_X=D_X, D_Y=D_Y)
+        wrong += found.lower_bound > least * (1 + 1e-9)
+        gap = (least - found.lower_bound) / least
+        exact += gap <= 1e-5
+        best += found.value <= least * (1 + 1e-9)
+        worst = max(worst, gap)
+    print(
+        f"few {kind}: of {total}, bound above the least {wrong}, equal to it {exact}, worst gap "
+        f"{worst:.1e}; matching() best {best}",
+        flush=True,
+    )
+
+
+def _assignments(options: argparse.Namespace) -> None:
+    """Bound quadratic assignment problems beside the best known."""
+    data = read_data("qap.npz")
+    shares = []
+    for name in sorted({key.split("/")[0] for key in data}):
+        A, B = (data[f"{name}/{part}"].astype(float) for part in "AB")
+        known, n = float(data[f"{name}/best_known"]), len(A)
+        if n > 30:
+            continue
+        result = torchgw.solve(D_X=_given(A), D_Y=_given(-B), random_state=0, n_init=1)
+        start = time.process_time()
+        found = result.certify(options.seconds, gap=1e-6, kind="one_to_one")
+        seconds = time.process_time() - start
+        torchgw.verify(found.proof, D_X=A, D_Y=-B)
+        bound, value = (
+            (each * n * n - (A**2).sum() - (B**2).sum()) / 2
+            for each in (found.lower_bound, found.value)
+        )
+        shares.append(bound / known if known else 1.0)
+        print(
+            f"{name:8} best known {known:.0f}, bound {bound:.1f} ({shares[-1]:.3f}), matching "
+            f"{value:.0f}, {found.method}, {seconds:.1f} s",
+            flush=True,
+        )
+    print(f"qap: bound at least 95% on {(np.array(shares) >= 0.95).sum()} of {len(shares)}")

@@ -1,0 +1,288 @@
+"""Certificates: bounds below every plan, equal to the least where they can be, proofs that hold."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from scipy.spatial.distance import cdist
+
+import torchgw
+from torchgw._certify.cuts import CuttingPlanes
+from torchgw._certify.question import Question
+from torchgw._certify.tables import Lifting, eigenvalues, in_order
+from torchgw._certify.transport import Transport, largest_pairing, least
+from torchgw._certify.vertices import Polytope
+from torchgw.distances import DirectedDistance
+
+pytestmark = pytest.mark.filterwarnings("ignore::torchgw.TorchGWWarning")
+
+# Rounding of values of order one in sums of some thousand terms.
+ROUNDING = 1e-9
+
+
+def problem(seed, *, clouds, equal, fused):
+    """A random problem of few points: clouds in the plane, or symmetric tables of any sign."""
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(3, 7))
+    m = n if equal else int(rng.integers(3, 7))
+    if clouds:
+        D_X, D_Y = (cdist(p, p, "sqeuclidean") for p in (rng.random((s, 2)) for s in (n, m)))
+    else:
+        D_X, D_Y = (part + part.T for part in (rng.normal(size=(s, s)) for s in (n, m)))
+    a, b = (np.full(s, 1 / s) if equal else rng.dirichlet(np.ones(s)) for s in (n, m))
+    M = rng.normal(size=(n, m)) if fused else None
+    return Question(D_X, D_Y, a, b, 0.6 if fused else 1.0, M)
+
+
+def plans(question, count, rng):
+    """Random plans with the weights of a problem, some of them with few entries."""
+    a, b = question.a, question.b
+    for _ in range(count):
+        cost = rng.normal(size=question.shape)
+        yield Transport(a, b)(cost)[0]
+        share = rng.random()
+        yield share * Transport(a, b)(-cost)[0] + (1 - share) * np.outer(a, b)
+
+
+def bounds(question, *, matchings):
+    """Every bound that there is for a problem."""
+    yield in_order(question, matchings=matchings)
+    yield eigenvalues(question)
+    yield Lifting(question, torch.device("cpu"), matchings=matchings).run(0.1, np.inf)
+    if not matchings:
+        planes = CuttingPlanes(question, np.outer(question.a, question.b))
+        planes.run(0.1, 1e-6)
+        yield planes.proof()
+
+
+@pytest.mark.parametrize("fused", [False, True], ids=["pure", "fused"])
+@pytest.mark.parametrize("equal", [False, True], ids=["weights", "equal"])
+@pytest.mark.parametrize("clouds", [False, True], ids=["tables", "clouds"])
+def test_no_plan_goes_below(clouds, equal, fused):
+    rng = np.random.default_rng(0)
+    for seed in range(3):
+        question = problem(seed, clouds=clouds, equal=equal, fused=fused)
+        values = [question.value(plan) for plan in plans(question, 20, rng)]
+        for bound in bounds(question, matchings=False):
+            assert bound.value <= min(values) + ROUNDING, bound.method
+
+
+@pytest.mark.parametrize("fused", [False, True], ids=["pure", "fused"])
+def test_no_matching_goes_below_and_clouds_are_solved(fused):
+    for seed in range(4):
+        question = problem(seed, clouds=seed % 2 == 0, equal=True, fused=fused)
+        n = len(question.a)
+        eye = np.eye(n) / n
+        best = min(question.value(eye[list(p)]) for p in itertools.permutations(range(n)))
+        found = list(bounds(question, matchings=True))
+        assert max(bound.value for bound in found) <= best + ROUNDING
+        if seed % 2 == 0:
+            planes = CuttingPlanes(question, np.outer(question.a, question.b))
+            planes.run(5, 1e-7)
+            # cuts are lowered by 1e-9 of the range of t
+            assert planes.bound == pytest.approx(best, abs=1e-6)
+            assert planes.value == pytest.approx(best, abs=1e-6)
+
+
+def test_prices_prove_the_least_cost():
+    rng = np.random.default_rng(0)
+    for equal in (True, False):
+        a, b = (np.full(8, 0.125) if equal else rng.dirichlet(np.ones(8)) for _ in range(2))
+        transport = Transport(a, b)
+        for _ in range(5):
+            cost = rng.normal(size=(8, 8))
+            plan, f = transport(cost)
+            assert plan.sum(1) == pytest.approx(a)
+            assert plan.sum(0) == pytest.approx(b)
+            assert least(cost, f, a, b) == pytest.approx((cost * plan).sum())
+    u, v = rng.normal(size=(2, 8))
+    plan, _ = transport(-np.outer(u, v))
+    assert largest_pairing(u, a, v, b) == pytest.approx(u @ plan @ v)
+
+
+def test_vertices_are_those_of_the_cuts():
+    """Every choice of three faces that meet inside is a vertex, and there is no other."""
+    rng = np.random.default_rng(0)
+    polytope = Polytope(np.zeros(3), np.ones(3))
+    for _ in range(8):
+        normal = rng.normal(size=3)
+        polytope.cut(normal, normal @ rng.uniform(0.3, 0.7, 3) - 0.4 * np.linalg.norm(normal))
+    normals, heights = polytope.normals, polytope.heights
+    expected = set()
+    for faces in itertools.combinations(range(len(heights)), 3):
+        if abs(np.linalg.det(normals[list(faces)])) > 1e-9:
+            x = np.linalg.solve(normals[list(faces)], heights[list(faces)])
+            if (normals @ x >= heights - 1e-9).all():
+                expected.add(faces)
+    assert {tuple(sorted(faces)) for faces in polytope.faces.tolist()} == expected
+
+
+def solved(seed=0, n=12, **settings):
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(n, 2))
+    Y = X[rng.permutation(n)] + 0.1 * rng.normal(size=(n, 2))
+    settings = {"distances": "sqeuclidean", "regularization": "proximal"} | settings
+    return X, Y, torchgw.solve(X, Y, random_state=0, **settings)
+
+
+def test_a_plane_is_solved_to_the_gap():
+    for seed in range(3):
+        X, Y, result = solved(seed, n=30)
+        found = result.certify(30)
+        assert found.best_value - found.lower_bound <= 1e-3 * found.best_value * (1 + 1e-9)
+        assert found.gap == found.value - found.lower_bound
+        assert found.value == pytest.approx(result.value, rel=1e-4)
+        again = torchgw.verify(found.proof, X, Y)
+        assert again.lower_bound == pytest.approx(found.lower_bound, abs=again.rounding)
+        assert 0 < again.rounding < 1e-9
+        # what it came by is a plan
+        plan = found.plan.toarray()
+        assert plan.sum(1) == pytest.approx(np.full(30, 1 / 30))
+        assert torchgw.solve(X, Y, distances="sqeuclidean", init=plan, polish=True).value <= (
+            found.best_value * (1 + 1e-6)
+        )
+
+
+def each_proof():
+    """A proof of each method, with the data that it is about."""
+    X, Y, result = solved()
+    known = result.extension.known
+    question = Question(
+        cdist(X, X, "sqeuclidean") * result.scale[0], cdist(Y, Y, "sqeuclidean") * result.scale[1],
+        np.full(12, 1 / 12), np.full(12, 1 / 12), known.alpha, None,
+    )  # fmt: skip
+    proof = result.certify(2).proof
+    yield proof, X, Y
+    for bound in bounds(question, matchings=True):
+        made = dataclasses.replace(
+            proof, method=bound.method, value=bound.value, arrays=bound.arrays, matchings=True
+        )
+        yield sealed(made), X, Y
+
+
+def sealed(proof):
+    """Give a proof the digest of its numbers, as a forger would."""
+    from torchgw._certify.certificate import digest_of
+
+    return dataclasses.replace(proof, digest=digest_of(proof))
+
+
+def test_a_proof_with_one_number_changed_is_refused():
+    methods = set()
+    for proof, X, Y in each_proof():
+        methods.add(proof.method)
+        assert torchgw.verify(proof, X, Y).lower_bound == pytest.approx(proof.value, abs=ROUNDING)
+        for name, array in proof.arrays.items():
+            for place in {0, array.size - 1}:
+                changed = array.copy()
+                changed.flat[place] += 1 if array.dtype.kind == "i" else 1e-12
+                if (changed == array).all():
+                    changed.flat[place] *= 1 + 1e-12
+                odd = dataclasses.replace(proof, arrays={**proof.arrays, name: changed})
+                with pytest.raises(torchgw.InvalidInputError, match="digest"):
+                    torchgw.verify(odd, X, Y)
+        # a forged one, with a digest of its own, claims what does not follow
+        for share in (1e-6, 1.0):
+            size = max(abs(proof.value), 1e-3)
+            with pytest.raises(torchgw.InvalidInputError, match="does not hold"):
+                torchgw.verify(
+                    sealed(dataclasses.replace(proof, value=proof.value + share * size)), X, Y
+                )
+    assert len(methods) == 4
+
+
+def test_a_vertex_left_out_and_a_cut_too_high_are_refused():
+    X, Y, result = solved()
+    planes = CuttingPlanes(
+        Question(
+            cdist(X, X, "sqeuclidean") * result.scale[0],
+            cdist(Y, Y, "sqeuclidean") * result.scale[1],
+            np.full(12, 1 / 12), np.full(12, 1 / 12), 1.0, None,
+        ), np.full((12, 12), 1 / 144),
+    )  # fmt: skip
+    planes.run(5, 1e-9)
+    bound = planes.proof()
+    proof = dataclasses.replace(
+        result.certify(0).proof, method=bound.method, value=bound.value, matchings=False
+    )
+    torchgw.verify(sealed(dataclasses.replace(proof, arrays=bound.arrays)), X, Y)
+    without = {**bound.arrays, "faces": bound.arrays["faces"][1:]}
+    with pytest.raises(torchgw.InvalidInputError, match="all vertices"):
+        torchgw.verify(sealed(dataclasses.replace(proof, arrays=without)), X, Y)
+    higher = {**bound.arrays, "heights": bound.arrays["heights"] + 1.0}
+    with pytest.raises(torchgw.InvalidInputError, match="does not hold"):
+        torchgw.verify(sealed(dataclasses.replace(proof, arrays=higher)), X, Y)
+
+
+def test_other_data_are_refused():
+    X, Y, result = solved()
+    proof = result.certify(5).proof
+    with pytest.raises(torchgw.InvalidInputError, match="does not hold"):
+        torchgw.verify(proof, X, 0.9 * Y)
+    with pytest.raises(torchgw.InvalidInputError, match="`Y` is needed"):
+        torchgw.verify(proof, X)
+    with pytest.raises(torchgw.InvalidInputError, match="shapes"):
+        torchgw.verify(proof, X, Y, a=np.ones(3))
+
+
+@pytest.mark.parametrize("metric", ["euclidean", "cosine", "correlation"])
+def test_metrics_weights_and_linear_costs(metric):
+    rng = np.random.default_rng(0)
+    X, Y, M = rng.normal(size=(9, 4)), rng.normal(size=(7, 4)), rng.random((9, 7))
+    a, b = rng.dirichlet(np.ones(9)), rng.dirichlet(np.ones(7))
+    result = torchgw.solve(X, Y, a=a, b=b, M=M, alpha=0.3, distances=metric, random_state=0)
+    found = result.certify(1)
+    assert found.lower_bound <= found.best_value <= found.value
+    torchgw.verify(found.proof, X, Y, a=a, b=b, M=M)
+
+
+def test_directed_tables_and_matchings():
+    rng = np.random.default_rng(0)
+    A, B = rng.random((2, 5, 5))
+    result = torchgw.solve(D_X=DirectedDistance(A), D_Y=DirectedDistance(B), random_state=0)
+    found = result.certify(2, gap=1e-6, kind="one_to_one")
+    least_value = min(((A - B[np.ix_(p, p)]) ** 2).mean() for p in itertools.permutations(range(5)))
+    assert found.lower_bound <= least_value + ROUNDING
+    assert found.best_value >= least_value - ROUNDING
+    torchgw.verify(found.proof, D_X=A, D_Y=B)
+
+
+def test_a_copy_has_value_zero_and_says_so(tmp_path):
+    A = np.random.default_rng(0).integers(0, 2, (10, 10)).astype(float)
+    A = np.triu(A, 1) + np.triu(A, 1).T
+    order = np.random.default_rng(1).permutation(10)
+    result = torchgw.solve(D_X=A, D_Y=A[np.ix_(order, order)], random_state=0)
+    assert "certificate" not in repr(result)
+    found = result.certify(5, kind="one_to_one")
+    assert (found.lower_bound, found.gap) == (0, pytest.approx(0, abs=1e-12))
+    assert str(found) in repr(result)
+    result.save(tmp_path / "result.npz", dense=True)
+    again = torchgw.load(tmp_path / "result.npz")
+    assert again.certificate.lower_bound == 0
+    assert torchgw.verify(again.certificate.proof, D_X=A, D_Y=A[np.ix_(order, order)])
+
+
+def test_what_is_not_covered_is_refused_before_any_work():
+    rng = np.random.default_rng(0)
+    X, Y = rng.random((2, 8, 2))
+    for settings, message in (
+        ({"loss": "kl"}, "square"),
+        ({"mass": 0.5}, "strict marginals"),
+        ({"unbalanced": 1.0}, "strict marginals"),
+    ):
+        result = torchgw.solve(X, Y, distances="euclidean", n_init=1, **settings)
+        with pytest.raises(torchgw.UnsupportedError, match=message):
+            result.certify()
+    result = torchgw.solve(X.astype(np.float32), Y, distances="euclidean", n_init=1)
+    with pytest.raises(torchgw.UnsupportedError, match="float64"):
+        result.certify()
+    result = torchgw.solve(X, Y[:6], distances="euclidean", n_init=1)
+    with pytest.raises(torchgw.UnsupportedError, match="one_to_one"):
+        result.certify(kind="one_to_one")
+    for settings in ({"seconds": -1}, {"gap": np.nan}, {"kind": "all"}):
+        with pytest.raises(torchgw.InvalidInputError):
+            result.certify(**settings)

@@ -1,0 +1,1 @@
+"""Certificates: what no plan can cost less than, with proofs that others can check."""

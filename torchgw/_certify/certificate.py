@@ -1,0 +1,189 @@
+"""How far a plan may be from the best one: the bounds in turn, and what the caller gets."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from time import monotonic
+from typing import Any
+
+import numpy as np
+import scipy
+import torch
+from numpy.typing import NDArray
+
+from torchgw._certify.cuts import ACTIVE, CuttingPlanes
+from torchgw._certify.question import Array, Question
+from torchgw._certify.tables import Bound, Lifting, eigenvalues, in_order
+from torchgw._certify.transport import Transport
+
+# Products of factors that cutting planes take, pairs of points that a lifting takes, and points
+# whose distances are sorted or decomposed. [L1355]
+_PRODUCTS = 144
+_LIFTED = 3_600
+_SORTED = 2_500
+
+
+@dataclass(frozen=True)
+class Proof:
+    """Numbers from which :func:`torchgw.verify` derives a lower bound again.
+
+    Attributes
+    ----------
+    method : str
+        Name of the bound; docs/certificates.md has its mathematics.
+    value : float
+        The lower bound that is claimed.
+    matchings : bool
+        Whether the bound holds for one-to-one matchings alone.
+    alpha : float
+        Weight of the quadratic term.
+    metrics : tuple of str or None
+        Of X and of Y, where these were points.
+    scale : tuple of float
+        Factors that multiply the distances of X and of Y.
+    arrays : dict of str to ndarray
+        Potentials, vectors and faces by name.
+    digest : str
+        SHA-256 of all the above: a number that was changed on the way shows at once.
+    """
+
+    method: str
+    value: float
+    matchings: bool
+    alpha: float
+    metrics: tuple[str | None, str | None]
+    scale: tuple[float, float]
+    arrays: dict[str, Any]
+    digest: str = ""
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What no plan goes below, beside the value of a plan.
+
+    Attributes
+    ----------
+    lower_bound : float
+        No plan, or no one-to-one matching if ``proof.matchings``, costs less.
+    gap : float
+        Value of the plan less ``lower_bound``: what is to be gained at most.
+    method : str
+        The bound that is the largest.
+    proof : Proof
+        For :func:`torchgw.verify`.
+    value : float
+        Objective without entropy of the plan of the result, in float64 and at exact weights.
+    best_value : float
+        The least of all plans that the bounds have come by; at most ``value``.
+    plan : scipy.sparse.csr_array, shape (n, m), float64
+        A plan of ``best_value``: ``solve(..., init=certificate.plan.toarray())`` goes on from it.
+    seconds : float
+        How long it took.
+    """
+
+    lower_bound: float
+    gap: float
+    method: str
+    proof: Proof
+    value: float
+    best_value: float
+    plan: scipy.sparse.csr_array
+    seconds: float
+
+    def __str__(self) -> str:
+        """Say it in a line."""
+        share = f" ({self.gap / self.value:.2g} of it)" if self.value > 0 else ""
+        kind = "matching" if self.proof.matchings else "plan"
+        text = f"no {kind} is below {self.lower_bound:.6g} by {self.method}: at most {self.gap:.2g}"
+        text += f"{share} is to be gained"
+        if self.best_value < self.value:
+            text += f"; certificate.plan has {self.best_value:.6g}"
+        return text
+
+
+def make_certificate(
+    question: Question,
+    plan: Array,
+    *,
+    seconds: float,
+    gap: float,
+    matchings: bool,
+    device: torch.device,
+    named: tuple[tuple[str | None, str | None], tuple[float, float]],
+) -> Certificate:
+    """Bound a problem from below until the gap is met, a share of the value, or time is up."""
+    start = monotonic()
+    value = best = question.value(plan)
+    proven: Bound | None = None
+    for bound, other in _bounds(question, plan, start + seconds, gap, matchings, device):
+        cost = question.value(other)
+        if cost < best:
+            best, plan = cost, other
+        if proven is None or bound.value > proven.value:
+            proven = bound
+        if best - proven.value <= gap * abs(best):
+            break
+    assert proven is not None
+    alone = matchings and proven.method in ("distances in order", "first level of liftings")
+    metrics, scale = named
+    proof = Proof(proven.method, proven.value, alone, question.alpha, metrics, scale, proven.arrays)
+    return Certificate(
+        proven.value, max(value - proven.value, 0.0), proven.method,
+        replace(proof, digest=digest_of(proof)), value, best,
+        scipy.sparse.csr_array(plan), monotonic() - start,
+    )  # fmt: skip
+
+
+def _bounds(
+    question: Question,
+    plan: Array,
+    end: float,
+    gap: float,
+    matchings: bool,
+    device: torch.device,
+) -> Iterator[tuple[Bound, Array]]:
+    """Compute one bound after another, the cheap ones first; beside each a plan."""
+    n, m = question.shape
+    zero = 0.0 if question.M is None else (1 - question.alpha) * float(question.M.min())
+    yield Bound("squares", zero, {}), plan
+    # a concave objective is least at a matching
+    exchanged = matchings or (question.is_assignment and question.is_concave)
+    if max(n, m) <= _SORTED:
+        yield in_order(question, matchings=exchanged), plan
+        if question.is_symmetric:
+            yield eigenvalues(question), plan
+    target = question.value(plan)
+    lifted = n * m <= _LIFTED and question.alpha > 0
+    few = question.alpha > 0 and question.is_symmetric and question.products <= _PRODUCTS
+    # first what follows all numbers of the problem; the other goes on from where it ends
+    ways = [name for name, possible in (("lift", lifted), ("cut", few)) if possible]
+    if few and question.products <= ACTIVE:
+        ways.reverse()
+    for place, way in enumerate(ways):
+        left = max(end - monotonic(), 0.0) / (len(ways) - place)
+        if way == "cut":
+            planes = CuttingPlanes(question, plan)
+            planes.run(left, gap * abs(planes.value))
+            plan = planes.plan
+            yield planes.proof(), plan
+        else:
+            lifting = Lifting(question, device, matchings=exchanged)
+            bound = lifting.run(left, target - gap * abs(target))
+            guess = Transport(question.a, question.b)(lifting.cost)[0]
+            plan = min(plan, guess, key=question.value)
+            yield bound, plan
+
+
+def digest_of(proof: Proof) -> str:
+    """Compute the digest of a proof."""
+    made = hashlib.sha256()
+    head = (
+        proof.method, proof.value, proof.matchings, proof.alpha,
+        list(proof.metrics), list(proof.scale),
+    )  # fmt: skip
+    made.update(json.dumps(head).encode())
+    for name in sorted(proof.arrays):
+        array: NDArray[Any] = np.ascontiguousarray(proof.arrays[name])
+        made.update(f"{name} {array.dtype} {array.shape}".encode() + array.tobytes())
+    return made.hexdigest()

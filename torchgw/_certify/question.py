@@ -1,0 +1,135 @@
+"""The problem that is certified, in float64 on the host, and its parts of one row and one column.
+
+With D_X = r 1' + 1 r' + G_X and D_Y = s 1' + 1 s' + G_Y the objective of a balanced plan is
+
+    F(P) = constant + <L, P> - 2 alpha tr(G_X P G_Y P')
+    L = (1 - alpha) M - 4 alpha (r s' + r (G_Y b)' + (G_X a) s')
+
+for any r and s: those that centre the tables are chosen here.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+# Eigenvalues below this share of the largest one carry nothing but rounding. [L1352]
+_RANK = 1e-12
+
+
+class Factors(NamedTuple):
+    """G = sum_r signs_r vectors_r vectors_r' of one side."""
+
+    vectors: Array  # (n, d), the largest first
+    signs: Array  # (d,)
+
+
+@dataclass(frozen=True)
+class Question:
+    """Two tables of distances, weights of sum one, and a linear cost."""
+
+    D_X: Array  # (n, n)
+    D_Y: Array  # (m, m)
+    a: Array  # (n,)
+    b: Array  # (m,)
+    alpha: float
+    M: Array | None  # (n, m)
+    # points (n, d) whose inner products G is, times the sign -1 and a factor, where they are known
+    points: tuple[Array | None, Array | None] = (None, None)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Points of both sides."""
+        return len(self.a), len(self.b)
+
+    @property
+    def is_assignment(self) -> bool:
+        """Whether there are as many points on both sides, all of one weight."""
+        a, b = self.a, self.b
+        return len(a) == len(b) and bool((a == a[0]).all() and (b == b[0]).all())
+
+    @property
+    def is_symmetric(self) -> bool:
+        """Whether no table is directed."""
+        return all(bool((table == table.T).all()) for table in (self.D_X, self.D_Y))
+
+    @cached_property
+    def rows(self) -> tuple[Array, Array]:
+        """The vectors r (n,) and s (m,) that centre symmetric tables."""
+        sides = ((self.D_X, self.a), (self.D_Y, self.b))
+        made = [table @ weight - weight @ table @ weight / 2 for table, weight in sides]
+        return made[0], made[1]
+
+    @cached_property
+    def centred(self) -> tuple[Array, Array]:
+        """G_X (n, n) and G_Y (m, m)."""
+        pairs = zip((self.D_X, self.D_Y), self.rows, strict=True)
+        x, y = (table - row[:, None] - row for table, row in pairs)
+        return x, y
+
+    @cached_property
+    def factors(self) -> tuple[Factors, Factors]:
+        """Eigenvectors of G_X and G_Y, each times the root of its eigenvalue."""
+        x, y = (
+            _eigenvectors(table) if points is None else _axes(points, weight)
+            for table, points, weight in zip(
+                self.centred, self.points, (self.a, self.b), strict=True
+            )
+        )
+        return x, y
+
+    @property
+    def products(self) -> int:
+        """How many products of factors the objective depends on."""
+        return math.prod(len(side.signs) for side in self.factors)
+
+    @property
+    def is_concave(self) -> bool:
+        """Whether all factors of both sides have one sign, so that some matching is best."""
+        if not self.is_symmetric:
+            return False
+        signs = np.concatenate([side.signs for side in self.factors])
+        return len(set(signs.tolist())) <= 1
+
+    @cached_property
+    def constant(self) -> float:
+        """The part of the objective that no plan changes."""
+        squares = self.a @ self.D_X**2 @ self.a + self.b @ self.D_Y**2 @ self.b
+        r, s = self.rows
+        return self.alpha * float(squares - 4 * (self.a @ r) * (self.b @ s))
+
+    @cached_property
+    def linear(self) -> Array:
+        """L, (n, m)."""
+        (r, s), (x, y) = self.rows, self.centred
+        cross = np.outer(r, s + y @ self.b) + np.outer(x @ self.a, s)
+        own = 0.0 if self.M is None else (1 - self.alpha) * self.M
+        return own - 4 * self.alpha * cross
+
+    def value(self, plan: Array) -> float:
+        """Evaluate the objective of a plan (n, m)."""
+        cross = float(np.einsum("ij,ij->", self.D_X @ plan @ self.D_Y.T, plan))
+        squares = plan.sum(1) @ self.D_X**2 @ plan.sum(1) + plan.sum(0) @ self.D_Y**2 @ plan.sum(0)
+        own = 0.0 if self.M is None else (1 - self.alpha) * float((self.M * plan).sum())
+        return own + self.alpha * (float(squares) - 2 * cross)
+
+
+def _axes(points: Array, weights: Array) -> Factors:
+    """Turn centred points to their principal axes."""
+    centred = points - weights @ points
+    _, sizes, turned = np.linalg.svd(centred, full_matrices=False)
+    kept = sizes > _RANK * sizes[:1]
+    return Factors(centred @ turned[kept].T, np.full(int(kept.sum()), -1.0))
+
+
+def _eigenvectors(table: Array) -> Factors:
+    values, vectors = np.linalg.eigh((table + table.T) / 2)
+    order = np.argsort(-np.abs(values))
+    values, vectors = values[order], vectors[:, order]
+    kept = np.abs(values) > _RANK * np.abs(values[:1])
+    return Factors(vectors[:, kept] * np.sqrt(np.abs(values[kept])), np.sign(values[kept]))

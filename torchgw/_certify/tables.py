@@ -1,0 +1,193 @@
+"""Lower bounds for any tables: sorted distances, eigenvalues, and the first level of liftings.
+
+Gilmore and Lawler [1]_, Memoli [2]_
+    A pair (i, j) costs at least what the distances of i and those of j cost in order: l_ij. Then
+    min <l, P>. Between matchings i meets j itself, and the others go in order.
+Eigenvalues (projected, as for assignment problems [3]_)
+    With S = A^1/2 G_X A^1/2 and T = B^1/2 G_Y B^1/2 the quadratic part is tr(S R T R') of a
+    contraction R: at most the products of eigenvalues of one sign in order.
+First level of liftings (RLT1 [4]_)
+    y_ijkl = P_ij P_kl is symmetric, and has the sums P_ij a_k and P_ij b_l. Potentials f (n, m, n)
+    and g (n, m, m) with f_ijk + g_ijl + f_kli + g_klj <= C_ijkl + C_klij prove that all plans cost
+    at least min <l, P>, l_ij = sum_k a_k f_ijk + sum_l b_l g_ijl. They are improved block by block,
+    with entropy, as in Sinkhorn's algorithm.
+
+References
+----------
+.. [1] E. Lawler. The quadratic assignment problem. Management Science 1963.
+.. [2] F. Memoli. Gromov-Wasserstein distances and the metric approach to object matching.
+   Foundations of Computational Mathematics 2011.
+.. [3] S. Hadley, F. Rendl, H. Wolkowicz. A new lower bound via projection for the quadratic
+   assignment problem. Mathematics of Operations Research 1992.
+.. [4] P. Hahn, T. Grant. Lower bounds for the quadratic assignment problem based upon a dual
+   formulation. Operations Research 1998.
+"""
+
+from time import monotonic
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchgw._certify.question import Array, Question
+from torchgw._certify.transport import Transport, least
+
+# Parts of equal mass over which quantile functions are averaged where weights differ. [L1352]
+PARTS = 1024
+# Entropy of the first level as a share of the spread of the costs: at the start, its decay, its
+# end, and the rounds at each. [L1353]
+_FIRST, _DECAY, _LAST, _ROUNDS = 0.03, 0.6, 1e-6, 40
+
+
+class Bound(NamedTuple):
+    """A value that no plan, or no matching, goes below, and the numbers that prove it."""
+
+    method: str
+    value: float
+    arrays: dict[str, Array]
+
+
+def in_order(question: Question, *, matchings: bool) -> Bound:
+    """Compute the bound of Gilmore and Lawler."""
+    q, tables = question, (question.D_X, question.D_Y)
+    if matchings:
+        n = len(q.a)
+        away = ~np.eye(n, dtype=bool)
+        x, y = (np.sort(table[away].reshape(n, n - 1), axis=1) for table in tables)
+        own = (q.D_X.diagonal()[:, None] - q.D_Y.diagonal()) ** 2
+        local = (_squares(x, y) + own) / n
+    elif q.is_assignment:
+        x, y = (np.sort(table, axis=1) for table in tables)
+        local = _squares(x, y) / len(q.a)
+    else:
+        x, y = (_quantiles(*side) for side in zip(tables, (q.a, q.b), strict=True))
+        local = _squares(x, y) / PARTS
+    cost = q.alpha * local
+    if q.M is not None:
+        cost += (1 - q.alpha) * q.M
+    _, f = Transport(q.a, q.b)(cost)
+    return Bound("distances in order", least(cost, f, q.a, q.b), {"f": f})
+
+
+def _squares(x: Array, y: Array) -> Array:
+    """Compute |x_i - y_j|^2 of rows, (n, m), from differences."""
+    found: Array = torch.cdist(torch.from_numpy(x), torch.from_numpy(y)).square().numpy()
+    return found
+
+
+def _quantiles(table: Array, weights: Array) -> Array:
+    """Average the quantile function of each row over parts of the mass, (n, parts)."""
+    shares = np.linspace(0, 1, PARTS + 1)
+    made = []
+    for row in table:
+        order = np.argsort(row)
+        mass = np.append(0.0, weights[order].cumsum())
+        integral = np.append(0.0, (weights[order] * row[order]).cumsum())
+        made.append(PARTS * np.diff(np.interp(shares, mass / mass[-1], integral / mass[-1])))
+    return np.array(made)
+
+
+def eigenvalues(question: Question) -> Bound:
+    """Compute the bound of the eigenvalues of symmetric tables."""
+    x, y = (
+        np.linalg.eigvalsh(np.sqrt(np.outer(weight, weight)) * table).astype(np.float64)
+        for table, weight in zip(question.centred, (question.a, question.b), strict=True)
+    )
+    _, f = Transport(question.a, question.b)(question.linear)
+    value = question.constant + least(question.linear, f, question.a, question.b)
+    value -= 2 * question.alpha * products_in_order(x, y)
+    r, s = question.rows
+    return Bound("eigenvalues", value, {"f": f, "r": r, "s": s})
+
+
+def products_in_order(x: Array, y: Array) -> float:
+    """Add the products of eigenvalues of one sign, the largest with the largest."""
+    total = 0.0
+    for sign in (1, -1):
+        first, second = (np.sort((sign * part).clip(min=0))[::-1] for part in (x, y))
+        size = min(len(first), len(second))
+        total += float(first[:size] @ second[:size])
+    return total
+
+
+class Lifting:
+    """The potentials of the first level, in float64 on any device."""
+
+    def __init__(self, question: Question, device: torch.device, *, matchings: bool) -> None:
+        self.question, self._transport = question, Transport(question.a, question.b)
+        x, y = self._on(device, question.D_X, question.D_Y)
+        cost = (x[:, None, :, None] - y[None, :, None, :]).square_().mul_(question.alpha)
+        if question.M is not None:
+            (table,) = self._on(device, (1 - question.alpha) * question.M)
+            cost += table[:, :, None, None]
+        n, m = question.shape
+        self._weights = self._on(device, question.a, question.b)
+        # half of what C_ijkl + C_klij leaves
+        self._rest = (cost + cost.permute(2, 3, 0, 1)).div_(2)
+        self._spread = float(self._rest.std())
+        if matchings:
+            one, two = (torch.eye(size, dtype=torch.bool, device=device) for size in (n, m))
+            apart = one[:, None, :, None] ^ two[None, :, None, :]
+            self._rest.masked_fill_(apart, torch.inf)
+        self._f, self._g = x.new_zeros(n, m, n), x.new_zeros(n, m, m)
+        self.best = self._proven()
+
+    @staticmethod
+    def _on(device: torch.device, *arrays: Array) -> tuple[Tensor, ...]:
+        return tuple(torch.from_numpy(np.ascontiguousarray(part)).to(device) for part in arrays)
+
+    def run(self, seconds: float, enough: float) -> Bound:
+        """Improve the potentials until a value is met or time is up."""
+        end, share = monotonic() + seconds, _FIRST
+        while share >= _LAST and self.best.value < enough:
+            for _ in range(_ROUNDS):
+                self._round(share * self._spread)
+                if monotonic() > end:
+                    break
+            found = self._proven()
+            if found.value > self.best.value:
+                self.best = found
+            if monotonic() > end:
+                break
+            share *= _DECAY
+        return self.best
+
+    def _round(self, epsilon: float) -> None:
+        """Balance the two halves of each pair of blocks, then rows, columns and blocks."""
+        (a, b), rest = self._weights, self._rest
+        rest += rest.permute(2, 3, 0, 1).clone()
+        rest /= 2
+        least = _softmin(rest, b, epsilon)  # (n, m, n)
+        step = least - (least @ a)[:, :, None]
+        self._f += step
+        rest -= step[:, :, :, None]
+        least = _softmin(rest.transpose(2, 3), a, epsilon)  # (n, m, m)
+        block = least @ b
+        step = least - block[:, :, None]
+        # of blocks: what the rows and the columns of P leave
+        rows = _softmin(block, b, epsilon)
+        columns = _softmin((block - rows[:, None]).T, a, epsilon)
+        step += rows[:, None, None] + columns[:, None]
+        self._g += step
+        rest -= step[:, :, None, :]
+
+    def _proven(self) -> Bound:
+        """Make the potentials feasible, and compute the bound."""
+        (a, b), rest = self._weights, self._rest
+        rest = (rest + rest.permute(2, 3, 0, 1)).div_(2)
+        first = rest.amin(3)
+        second = (rest - first[:, :, :, None]).amin(2)
+        f, g = self._f + first, self._g + second
+        cost = (f @ a + g @ b).cpu().numpy()
+        # the linear problem that is left, whose best plan is a guess
+        self.cost = cost
+        _, u = self._transport(cost)
+        value = least(cost, u, self.question.a, self.question.b)
+        arrays = {"f": u, "pairs_f": f.cpu().numpy(), "pairs_g": g.cpu().numpy()}
+        return Bound("first level of liftings", value, arrays)
+
+
+def _softmin(rest: Tensor, weights: Tensor, epsilon: float) -> Tensor:
+    """Compute -epsilon log sum_l w_l exp(-rest_l / epsilon) over the last axis."""
+    return torch.logsumexp(weights.log() - rest / epsilon, -1).mul_(-epsilon)

@@ -1,0 +1,76 @@
+"""Least costs of linear transport, with dual potentials; and of numbers, by sorting."""
+
+import numpy as np
+import scipy
+
+from torchgw._certify.question import Array
+from torchgw._sinkhorn.exact import ExactTransport
+
+# Rounds of shortest paths from a plan to its prices: more are of no use but to rounding; and the
+# share of the costs by which a path has to be shorter. [L1352]
+_ROUNDS = 500
+_ROUNDING = 1e-15
+
+
+class Transport:
+    """Solve linear problems between the same weights, one after another."""
+
+    def __init__(self, a: Array, b: Array) -> None:
+        self._a = a
+        assigned = len(a) == len(b) and bool((a == a[0]).all() and (b == b[0]).all())
+        self._simplex = None if assigned else ExactTransport(a, b)
+        # of the columns, from which the next problem begins; others can be given
+        self.prices = np.zeros(len(b))
+
+    def __call__(self, cost: Array) -> tuple[Array, Array]:
+        """Find a plan of least cost (n, m), and a potential f (n,) that proves it."""
+        # the last prices leave fewer paths to be found
+        rest = cost - self.prices
+        if self._simplex is None:
+            rest -= rest.min(1, keepdims=True)
+            partners = scipy.optimize.linear_sum_assignment(rest)[1]
+            plan = np.zeros_like(cost)
+            plan[np.arange(len(cost)), partners] = self._a
+        else:
+            found = self._simplex(cost)
+            # its prices may be wrong between parts that the plan does not connect
+            plan, rest = found.plan.copy(), cost - found.v
+            self.prices = found.v.copy()
+        self.prices = self.prices + _prices(rest, plan)
+        return plan, (cost - self.prices).min(1)
+
+
+def _prices(cost: Array, plan: Array) -> Array:
+    """Find prices v (m,) that prove a plan of least cost, by shortest paths from all columns."""
+    # v_k <= v_j + cost_ik - cost_ij wherever the plan moves mass from i to j
+    rows, columns = plan.nonzero()
+    there, starts = np.unique(rows, return_index=True)
+    own, least = cost[rows, columns], _ROUNDING * float(np.abs(cost).max())
+    v, ends = np.zeros(cost.shape[1]), np.full(len(there), np.inf)
+    for _ in range(_ROUNDS):
+        nearer = np.minimum.reduceat(v[columns] - own, starts)
+        changed = np.flatnonzero(nearer < ends - least)
+        if len(changed) == 0:
+            break
+        ends[changed] = nearer[changed]
+        v = np.minimum(v, (cost[there[changed]] + nearer[changed, None]).min(0))
+    return v
+
+
+def least(cost: Array, f: Array, a: Array, b: Array) -> float:
+    """Bound <cost, P> from below for all plans, by a potential f (n,) and the best one beside."""
+    return float(a @ f + b @ (cost - f[:, None]).min(0))
+
+
+def largest_pairing(u: Array, a: Array, v: Array, b: Array) -> float:
+    """Compute the largest u' P v of all plans: that of sorted numbers."""
+    i, j = np.argsort(u), np.argsort(v)
+    ends = np.cumsum(a[i]), np.cumsum(b[j])
+    shares = np.union1d(*ends)
+    width = np.diff(shares, prepend=0.0)
+    middle = shares - width / 2
+    first, second = (
+        part[order][np.searchsorted(end, middle).clip(max=len(part) - 1)]
+        for part, order, end in ((u, i, ends[0]), (v, j, ends[1]))
+    )
+    return float((width * first) @ second)

@@ -1,0 +1,368 @@
+"""The bound of a proof, derived again from the data in NumPy: no code is shared with its maker.
+
+Each method is a function of a few lines. What is bounded, for plans P of weights a and b:
+
+    F(P) = alpha sum_ijkl (D_X[i, k] - D_Y[j, l])^2 P_ij P_kl + (1 - alpha) <M, P>
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchgw._errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from torchgw._certify.certificate import Proof
+
+Array = NDArray[np.float64]
+
+# Roundings that a bound may be off by, for each point, in units of the largest cost. [L1356]
+_ROUNDINGS = 16
+# Eigenvalues of the wrong sign that are rounding, as a share of the largest. [L1356]
+_SIGN = 1e-12
+
+
+class Verified(NamedTuple):
+    """A lower bound that has been derived again.
+
+    Attributes
+    ----------
+    lower_bound : float
+        The value that no plan (no matching, if the proof says so) goes below.
+    rounding : float
+        What the bound may be off by, as the arithmetic was in float64.
+    """
+
+    lower_bound: float
+    rounding: float
+
+
+class _Data(NamedTuple):
+    D_X: Array
+    D_Y: Array
+    a: Array
+    b: Array
+    M: Array  # (1 - alpha) M
+    alpha: float
+    size: float  # the largest cost
+
+
+def verify(
+    proof: Proof,
+    X: Any = None,
+    Y: Any = None,
+    *,
+    D_X: Any = None,
+    D_Y: Any = None,
+    a: Any = None,
+    b: Any = None,
+    M: Any = None,
+) -> Verified:
+    """Derive the lower bound of a proof again, from the data and its dual potentials.
+
+    Nothing of what made the proof runs: NumPy in float64, a function of some lines for each method.
+
+    Parameters
+    ----------
+    proof : Proof
+        ``certificate.proof``.
+    X, Y : array-like, shapes (n, d) and (m, e), optional
+        The points that were matched.
+    D_X, D_Y : array-like, shapes (n, n) and (m, m), optional
+        The distances instead, where X or Y was no array of points with a metric.
+    a, b : array-like, shapes (n,) and (m,), optional
+        Weights, if the solve had any.
+    M : array-like, shape (n, m), optional
+        Linear cost, if the solve had one; that of features as a table.
+
+    Returns
+    -------
+    Verified
+        ``lower_bound`` and ``rounding``.
+
+    Raises
+    ------
+    InvalidInputError
+        If a number of the proof was changed, if the proof does not hold for the data, or if these
+        do not fit it.
+
+    Examples
+    --------
+    >>> import numpy as np, torchgw
+    >>> X = np.random.default_rng(0).normal(size=(30, 2))
+    >>> result = torchgw.solve(X, X[::-1], distances="sqeuclidean", random_state=0)
+    >>> proof = result.certify().proof
+    >>> float(abs(torchgw.verify(proof, X, X[::-1]).lower_bound - proof.value)) < 1e-9
+    True
+    """
+    if proof.digest != _digest(proof):
+        raise InvalidInputError(
+            "`proof` is not as it was made: its numbers do not have its digest. Use the original, "
+            "or `result.certify()` again."
+        )
+    if proof.method not in _METHODS:
+        raise InvalidInputError(
+            f"`proof` is by {proof.method!r:.40}; known: {', '.join(_METHODS)}."
+        )
+    x, y = (
+        _table(name, points, table, metric) * scale
+        for name, points, table, metric, scale in zip(
+            "XY", (X, Y), (D_X, D_Y), proof.metrics, proof.scale, strict=True
+        )
+    )
+    n, m = len(x), len(y)
+    weights = [
+        np.full(size, 1 / size) if given is None else np.asarray(given, dtype=float)
+        for given, size in ((a, n), (b, m))
+    ]
+    linear = np.zeros((n, m)) if M is None else (1 - proof.alpha) * np.asarray(M, dtype=float)
+    if linear.shape != (n, m) or [len(part) for part in weights] != [n, m]:
+        raise InvalidInputError(
+            f"`a`, `b` and `M` must have shapes ({n},), ({m},) and ({n}, {m}), as X and Y have; "
+            f"got {weights[0].shape}, {weights[1].shape} and {linear.shape}."
+        )
+    size = proof.alpha * float(np.abs(x).max() + np.abs(y).max()) ** 2
+    size += float(np.abs(linear).max())
+    first, second = (part / part.sum() for part in weights)
+    data = _Data(x, y, first, second, linear, proof.alpha, size)
+    bound, own = _METHODS[proof.method](data, proof.arrays, proof.matchings)
+    rounding = own + _ROUNDINGS * np.finfo(float).eps * (n + m) * size
+    if not proof.value <= bound + rounding:
+        raise InvalidInputError(
+            f"`proof` does not hold for these data: it claims {proof.value:.9g}, and {bound:.9g} "
+            "is what follows. Pass the data, weights and linear cost that were solved."
+        )
+    return Verified(float(min(bound, proof.value)), float(rounding))
+
+
+def _digest(proof: Proof) -> str:
+    made = hashlib.sha256(
+        json.dumps(
+            [proof.method, proof.value, proof.matchings, proof.alpha, [*proof.metrics],
+             [*proof.scale]]
+        ).encode()
+    )  # fmt: skip
+    for name, array in sorted(proof.arrays.items()):
+        made.update(f"{name} {array.dtype} {array.shape}".encode())
+        made.update(np.ascontiguousarray(array).tobytes())
+    return made.hexdigest()
+
+
+def _table(name: str, points: Any, table: Any, metric: str | None) -> Array:
+    """Compute the distances of a side by their definition."""
+    if metric is None or table is not None:
+        if table is None:
+            raise InvalidInputError(
+                f"`D_{name}` is needed: the distances of {name} were not a metric of points. Pass "
+                "the table of distances that were compared."
+            )
+        return np.asarray(table, dtype=float)
+    if points is None:
+        raise InvalidInputError(f"`{name}` is needed: pass the points that were matched.")
+    x = np.asarray(points, dtype=float)
+    if metric == "correlation":
+        x = x - x.mean(1, keepdims=True)
+    if metric in ("cosine", "correlation"):
+        x = x / np.linalg.norm(x, axis=1, keepdims=True)
+    squares: Array = np.array([((x - row) ** 2).sum(1) for row in x])
+    if metric == "euclidean":
+        return np.sqrt(squares)
+    return squares if metric == "sqeuclidean" else squares / 2
+
+
+def _least(cost: Array, f: Array, data: _Data) -> float:
+    """Bound <cost, P>: f_i + g_j <= cost_ij for the g that is made here."""
+    return float(data.a @ f + data.b @ (cost - f[:, None]).min(0))
+
+
+def _squares(data: _Data, arrays: dict[str, Any], matchings: bool) -> tuple[float, float]:
+    """Squares are not negative."""
+    return float(data.M.min()), 0.0
+
+
+def _in_order(data: _Data, arrays: dict[str, Any], matchings: bool) -> tuple[float, float]:
+    """Pair the sorted distances of i with those of j, for each (i, j)."""
+    x, y, a, b = data.D_X, data.D_Y, data.a, data.b
+    n, equal = len(a), len(a) == len(b) and np.ptp(a) == 0 == np.ptp(b)
+    _check_matchings(data, matchings, equal)
+    exchanged = equal and (matchings or _is_concave(data))
+    if exchanged:
+        own = np.subtract.outer(np.diag(x), np.diag(y)) ** 2
+        x, y = (np.sort(part[~np.eye(n, dtype=bool)].reshape(n, n - 1)) for part in (x, y))
+        local = np.array([((row - y) ** 2).sum(1) for row in x]) + own
+        local /= n
+    elif equal:
+        x, y = np.sort(x), np.sort(y)
+        local = np.array([((row - y) ** 2).mean(1) for row in x])
+    else:
+        x, y = (np.array([_means(row, part) for row in side]) for side, part in ((x, a), (y, b)))
+        local = np.array([((row - y) ** 2).mean(1) for row in x])
+    return _least(data.alpha * local + data.M, arrays["f"], data), _sign(data, exchanged)
+
+
+def _means(row: Array, weights: Array) -> Array:
+    """Average a quantile function over 1,024 parts of the mass: a convex cost gets no larger."""
+    order = np.argsort(row)
+    mass, sums = np.cumsum(weights[order]), np.cumsum((weights * row)[order])
+    ends = np.interp(np.arange(1025) / 1024, np.append(0, mass / mass[-1]), np.append(0, sums))
+    means: Array = 1024 * np.diff(ends) / mass[-1]
+    return means
+
+
+def _check_matchings(data: _Data, matchings: bool, equal: bool) -> None:
+    if matchings and not equal:
+        raise InvalidInputError("`proof` is about matchings, and the weights are not equal.")
+
+
+def _is_concave(data: _Data) -> bool:
+    """Whether the objective is, so that a matching is the best plan: centred tables of one sign."""
+    ends = []
+    for table, weights in ((data.D_X, data.a), (data.D_Y, data.b)):
+        if not (table == table.T).all():
+            return False
+        centre = np.eye(len(table)) - weights
+        found = np.linalg.eigvalsh(centre @ table @ centre.T)
+        ends.append(np.array([found[-1], -found[0]]) <= _SIGN * np.abs(found).max())
+    return bool((ends[0] & ends[1]).any())
+
+
+def _sign(data: _Data, exchanged: bool) -> float:
+    """Bound what eigenvalues of the wrong sign add: n products of at most _SIGN of the largest."""
+    return _SIGN * len(data.a) * data.size if exchanged else 0.0
+
+
+def _eigenvalues(data: _Data, arrays: dict[str, Any], matchings: bool) -> tuple[float, float]:
+    """Bound tr(G_X P G_Y P') by eigenvalues in order, and the rest by one dual potential."""
+    r, s = arrays["r"], arrays["s"]
+    constant, linear, G_X, G_Y = _split(data, r, s)
+    x, y = (
+        np.linalg.eigvalsh(np.sqrt(np.outer(weights, weights)) * table)
+        for table, weights in ((G_X, data.a), (G_Y, data.b))
+    )
+    size = min(len(x), len(y))
+    most = np.maximum(x, 0)[::-1][:size] @ np.maximum(y, 0)[::-1][:size]
+    most += np.minimum(x, 0)[:size] @ np.minimum(y, 0)[:size]
+    return constant + _least(linear, arrays["f"], data) - 2 * data.alpha * float(most), 0.0
+
+
+def _split(data: _Data, r: Array, s: Array) -> tuple[float, Array, Array, Array]:
+    """Split F = constant + <linear, P> - 2 alpha tr(G_X P G_Y P'), for any r and s."""
+    if not all((table == table.T).all() for table in (data.D_X, data.D_Y)):
+        raise InvalidInputError("`proof` is about symmetric distances; D_X or D_Y is not.")
+    G_X, G_Y = data.D_X - r[:, None] - r, data.D_Y - s[:, None] - s
+    squares = data.a @ data.D_X**2 @ data.a + data.b @ data.D_Y**2 @ data.b
+    constant = data.alpha * float(squares - 4 * (data.a @ r) * (data.b @ s))
+    cross = np.outer(r, s + G_Y @ data.b) + np.outer(G_X @ data.a, s)
+    return constant, data.M - 4 * data.alpha * cross, G_X, G_Y
+
+
+def _lifting(data: _Data, arrays: dict[str, Any], matchings: bool) -> tuple[float, float]:
+    """Check f_ijk + g_ijl + f_kli + g_klj <= C_ijkl + C_klij, and bound what is left."""
+    n, m = len(data.a), len(data.b)
+    f, g = arrays["pairs_f"], arrays["pairs_g"]
+    equal = n == m and np.ptp(data.a) == 0 == np.ptp(data.b)
+    _check_matchings(data, matchings, equal)
+    exchanged = equal and (matchings or _is_concave(data))
+    worst = 0.0
+    for i in range(n):
+        for j in range(m):
+            costs = np.subtract.outer(data.D_X[i], data.D_Y[j]) ** 2
+            costs += np.subtract.outer(data.D_X[:, i], data.D_Y[:, j]) ** 2
+            rest = data.alpha * costs + data.M[i, j] + data.M
+            rest -= f[i, j][:, None] + g[i, j] + f[:, :, i] + g[:, :, j]
+            if exchanged:
+                # a matching has no two partners
+                own = rest[i, j]
+                rest[i, :] = rest[:, j] = np.inf
+                rest[i, j] = own
+            worst = min(worst, float(rest.min()))
+    local = f @ data.a + g @ data.b
+    # what is too low by half of the worst holds
+    return _least(local, arrays["f"], data) + worst / 2, _sign(data, exchanged)
+
+
+def _cutting_planes(data: _Data, arrays: dict[str, Any], matchings: bool) -> tuple[float, float]:
+    """Check the cuts, check that the vertices are all there are, and take the least of F there."""
+    r, s, u, v = (arrays[name] for name in ("r", "s", "u", "v"))
+    constant, linear, G_X, G_Y = _split(data, r, s)
+    # the factors are those of the tables, up to rounding
+    missed = []
+    for table, vectors, signs in ((G_X, u, arrays["sigma"]), (G_Y, v, arrays["tau"])):
+        if not (np.abs(signs) == 1).all():
+            raise InvalidInputError("`proof` has signs of factors that are not 1 or -1.")
+        missed.append(float(np.abs((vectors * signs) @ vectors.T - table).max()))
+    most = [float(np.abs(table).max()) for table in (G_X, G_Y)]
+    rounding = 2 * data.alpha * (missed[0] * (most[1] + missed[1]) + missed[1] * most[0])
+    left, right = np.repeat(u, v.shape[1], 1), np.tile(v, (1, u.shape[1]))
+    c = 2 * data.alpha * np.outer(arrays["sigma"], arrays["tau"]).ravel()
+    pairs = list(zip(left.T, right.T, strict=True))
+    low, high = (
+        np.array([sign * _pairing(sign * x, data.a, y, data.b) for x, y in pairs])
+        for sign in (-1, 1)
+    )
+    # -c z^2 lies above its secant or, if convex, above any tangent
+    kept, z = arrays["active"].astype(int), arrays["touched"]
+    away = np.ones(len(c), dtype=bool)
+    away[kept] = False
+    slope = np.where(away, np.where(c > 0, -c * (low + high), -2 * c * z), 0.0)
+    constant += float(np.where(c > 0, c * low * high, c * z**2)[away].sum())
+    linear = linear + (left * slope) @ right.T
+    left, right, c, low, high = left[:, kept], right[:, kept], c[kept], low[kept], high[kept]
+    if not (c > 0).all():
+        raise InvalidInputError("`proof` follows a convex term where only concave ones can be.")
+    # every plan meets every cut t + w . z >= h
+    slopes, heights, cap = arrays["slopes"], arrays["heights"], float(arrays["cap"][0])
+    for w, height, f in zip(slopes, heights, arrays["potentials"], strict=True):
+        short = height - _least(linear + (left * w) @ right.T, f, data)
+        rounding = max(rounding, float(short))
+    if rounding > 1e-6 * data.size:
+        raise InvalidInputError("`proof` has a cut or a factor that does not hold.")
+    # the polytope: z >= low, t >= h_0, z <= high, t <= cap, and the cuts
+    dim = len(c) + 1
+    width, scale = high - low, cap - heights[0]
+    normals = np.column_stack([slopes[1:] * width / scale, np.ones(len(slopes) - 1)])
+    normals = np.concatenate([np.eye(dim), -np.eye(dim), normals])
+    ends = np.append(-np.ones(dim - 1), -1.0)
+    offsets = np.concatenate(
+        [np.zeros(dim), ends, (heights[1:] - slopes[1:] @ low - heights[0]) / scale]
+    )
+    faces = np.sort(arrays["faces"].astype(int), axis=1)
+    x = np.linalg.solve(normals[faces], offsets[faces][:, :, None])[:, :, 0]
+    inside = min(
+        float((x @ normal - offset).min()) for normal, offset in zip(normals, offsets, strict=True)
+    )
+    # every edge has two ends: then no vertex is missing
+    edges = np.concatenate([np.delete(faces, k, axis=1) for k in range(dim)])
+    counts = np.unique(edges, axis=0, return_counts=True)[1]
+    if inside < -1e-10 or len(np.unique(faces, axis=0)) != len(faces) or (counts != 2).any():
+        raise InvalidInputError("`proof` does not list all vertices of its cuts.")
+    z, t = low + x[:, :-1] * width, heights[0] + scale * x[:, -1]
+    bound = constant + float((t - z**2 @ c).min())
+    # plans above the cap
+    above = constant + cap - float(c @ np.maximum(low**2, high**2))
+    return min(bound, above), rounding - min(inside, 0.0) * scale
+
+
+def _pairing(u: Array, a: Array, v: Array, b: Array) -> float:
+    """Compute the largest sum of u_i v_j P_ij, both sorted."""
+    i, j = np.argsort(u), np.argsort(v)
+    first, second = np.cumsum(a[i]), np.cumsum(b[j])
+    ends = np.sort(np.concatenate([first, second]))
+    places = ends - np.diff(ends, prepend=0) / 2
+    x = u[i][np.minimum(np.searchsorted(first, places), len(u) - 1)]
+    y = v[j][np.minimum(np.searchsorted(second, places), len(v) - 1)]
+    return float((np.diff(ends, prepend=0) * x) @ y)
+
+
+_METHODS = {
+    "squares": _squares,
+    "distances in order": _in_order,
+    "eigenvalues": _eigenvalues,
+    "first level of liftings": _lifting,
+    "cutting planes": _cutting_planes,
+}
