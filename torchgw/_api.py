@@ -26,7 +26,7 @@ from torchgw._problem.linear_term import (
 from torchgw._problem.losses import LossName, check_loss, find_loss
 from torchgw._problem.marginals import check_marginal_rule, divide_by_totals
 from torchgw._problem.named import DistanceName
-from torchgw._problem.plausible import warn_of_two_units
+from torchgw._problem.plausible import warn_of_angles, warn_of_two_units
 from torchgw._problem.problem import Problem
 from torchgw._problem.providers import DistanceOptions, build_providers
 from torchgw._problem.scale import ScaleName
@@ -126,8 +126,9 @@ def solve(
         - ``"euclidean"``, ``"sqeuclidean"``, ``"cosine"``, ``"correlation"``.
         - ``"poincare"``, ``"lorentz"``, ``"sphere"``: in a space of constant curvature, see
           :class:`torchgw.distances.CurvedDistance` and docs/curved.md.
-        - Shortest paths on the nearest-neighbour graph (geodesics): ``"precomputed"`` (all pairs,
-          once), ``"landmark"`` (approximated from some points) or ``"dijkstra"`` (when needed).
+        - Shortest paths on the nearest-neighbour graph: ``"geodesic"``, which is one of
+          ``"precomputed"`` (all pairs, once), ``"landmark"`` (approximated from some points) and
+          ``"dijkstra"`` (when needed), by the number of points.
         - ``"auto"``: geodesics for graphs, with ``n_neighbors`` or ``n_landmarks``, and on curves,
           surfaces and solids whose neighbour graph is in one piece; otherwise those in which the
           two sides agree best on a few points, of Euclidean (squared for many points), geodesic
@@ -331,6 +332,7 @@ def _solve(
         approximate=kind.is_square and gradient in ("auto", "factored") and not asked.polish,
         curvature=asked.curvature,
         signed=not kind.singular,
+        relaxed=options.rule is not None,
     )
     by_name = is_signature(features)
     features = named_features(features, (X, Y), (D_X, D_Y))
@@ -374,6 +376,8 @@ def _solve(
             distance_options, where, recorder.time, None if tracked else judge, directed=True,
         )  # fmt: skip
         source, target = sides.providers
+        if sides.decision is not None:
+            warn_of_angles(options.rule is not None, sides.decision.chosen)
         if options.rule is not None and scale == "auto" and weight > 0:
             warn_of_two_units(sides.origins)
         check_loss(kind, target)

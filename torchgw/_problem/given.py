@@ -2,6 +2,7 @@
 
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -9,7 +10,7 @@ from torchgw._boundary.arrays import check_distances, check_points
 from torchgw._boundary.checks import listed
 from torchgw._boundary.graphs import as_graph, has_directions
 from torchgw._errors import InvalidInputError, InvalidTypeError, TorchGWWarning, warn_user
-from torchgw._problem.named import from_graphs
+from torchgw._problem.named import BY_SIZE, from_graphs
 from torchgw._problem.plausible import warn_of_transposed_points
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.geodesics import Geodesics
@@ -33,6 +34,7 @@ class GivenSpace(NamedTuple):
     graph: Any = None
     provider: DistanceProvider | None = None  # also that of a given matrix
     computed: bool = False  # whether its distances were computed from a graph
+    steps: bool | None = None  # whether all edges of the graph have length one, if it is one
 
     @property
     def n(self) -> int:
@@ -70,14 +72,16 @@ def recognise(passed: Passed, spec: Any, *, signed: bool = False) -> GivenSpace:
     directed = has_directions(value)
     graph = value if directed or isinstance(value, Geodesics) else as_graph(name, value)
     if graph is not None:
-        if spec not in ("auto", *from_graphs()):
+        if spec not in (*BY_SIZE, *from_graphs()):
             raise InvalidInputError(
                 f"`distances={spec!r}` needs points; `{name}` is a graph. Use "
-                f"{listed(['auto', *from_graphs()])}."
+                f"{listed([*BY_SIZE, *from_graphs()])}."
             )
         if directed:
-            return GivenSpace(name, provider=DirectedDistance.of_graph(graph), computed=True)
-        return GivenSpace(name, graph=graph)
+            edges = as_graph(name, value, directed=True)
+            provider = DirectedDistance.of_graph(graph)
+            return GivenSpace(name, provider=provider, computed=True, steps=_only_steps(edges))
+        return GivenSpace(name, graph=graph, steps=_only_steps(graph))
     if callable(value):
         raise InvalidTypeError(
             f"`{name}` is a function. Wrap it: torchgw.distances.CallableDistance(n, function)."
@@ -87,6 +91,15 @@ def recognise(passed: Passed, spec: Any, *, signed: bool = False) -> GivenSpace:
     if _looks_like_distances(points):
         _warn_of_distances(name, spec)
     return GivenSpace(name, points=points)
+
+
+def _only_steps(graph: Any) -> bool | None:
+    """Whether all edges have length one; ``None`` where there are none, or no lengths to see."""
+    lengths = getattr(graph, "data", None)
+    if not isinstance(lengths, np.ndarray) or lengths.dtype.kind not in "fiub":
+        return None
+    lengths = lengths[lengths != 0]
+    return bool((lengths == 1).all()) if len(lengths) else None
 
 
 def _looks_like_distances(points: Tensor) -> bool:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from torchgw._errors import TorchGWWarning, UnsupportedError, warn_user
+from torchgw._errors import GraphWarning, TorchGWWarning, UnsupportedError, warn_user
 from torchgw._problem.problem import Problem, stored_matrix
 from torchgw._tensors.memory import fits, free_memory
 from torchgw.distances.base import DistanceProvider
@@ -91,6 +91,33 @@ def warn_of_two_units(sides: tuple[Space, Space]) -> None:
             f"Distances of X were divided by the largest, {x:.4g}, and those of Y by theirs, "
             f"{y:.4g}, which may be that of points without a partner. If both sides are in one "
             "unit, pass scale=None; if not, scale='max', which is the same without this warning.",
+            TorchGWWarning,
+        )
+
+
+def warn_of_unlike_edges(names: tuple[str, str], steps: tuple[bool | None, bool | None]) -> None:
+    """Warn where edges of one graph all have length one, as those without weights, and others not.
+
+    ``steps`` says of each side whether they do; ``None`` if it is no graph.
+    """
+    if set(steps) == {True, False}:
+        plain, weighted = names if steps[0] else names[::-1]
+        warn_user(
+            f"Every edge of `{plain}` has length 1, as in a graph without weights, and the edges "
+            f"of `{weighted}` have other lengths, so that steps are compared with lengths. Pass "
+            "both graphs with weights, or both without (NetworkX: "
+            "networkx.create_empty_copy and add_edges_from(graph.edges); SciPy: graph != 0).",
+            GraphWarning,
+        )
+
+
+def warn_of_angles(relaxed: bool, chosen: str) -> None:
+    """Warn where angles were chosen for a problem that does not match all points."""
+    if relaxed and chosen == "cosine":
+        warn_user(
+            "distances='auto' took cosine distances, which agree best where all points are "
+            "matched; `mass` and `unbalanced` leave some out. If the lengths of the rows mean "
+            "something, pass distances='euclidean'; pass distances='cosine' to confirm.",
             TorchGWWarning,
         )
 
