@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from torchgw._boundary.arrays import in_numpy
+from torchgw._errors import UnsupportedError
 from torchgw._results.matching import Matching
 from torchgw._results.parts import stored
 from torchgw._results.storage import write_result
@@ -135,3 +136,15 @@ def as_numpy(value: Any) -> Any:
 def _as_html(text: str) -> str:
     """Escape a text, and set its signs."""
     return html.escape(text).replace(" x ", " &times; ").replace(" +- ", " &plusmn; ")
+
+
+def tracked_loss(loss: Tensor | None, function: str, option: str) -> Tensor:
+    """Give the loss of a differentiable solve; say how to get one where there is none."""
+    if loss is None:
+        raise UnsupportedError(
+            f"`loss` carries gradients, and this result was computed without. Call torchgw."
+            f"{function}(..., differentiable={option}) with inputs that require gradients; without "
+            "gradients the same number is the objective: result.report.objective, or "
+            "batch.objective."
+        )
+    return loss

@@ -23,7 +23,7 @@ from torchgw._plans.transport import TransportPlan
 from torchgw._problem.losses import LOSSES
 from torchgw._problem.problem import Problem
 from torchgw._problem.providers import Spaces
-from torchgw._results.base import Result, as_numpy
+from torchgw._results.base import Result, as_numpy, tracked_loss
 from torchgw._results.bounds import lower_bound
 from torchgw._results.correlation import distance_correlation
 from torchgw._results.mapping import Extension, map_new
@@ -111,9 +111,10 @@ class GWResult(Result):
         solve), then the phases of the solve.
     extension : Extension or None
         What :meth:`transform` maps new points by.
-    loss : Tensor or None, shape (), float64
+    tracked : Tensor or None, shape (), float64
         With ``differentiable``: ``report.objective`` as a tensor that carries gradients to the
         inputs; docs/differentiation.md. Pickles, deep copies and files leave the graph behind.
+        ``loss`` is the same, and an error where there is none.
     """
 
     lazy_plan: TransportPlan
@@ -140,7 +141,18 @@ class GWResult(Result):
     history: tuple[Iteration, ...] = ()
     timings: dict[str, float] = field(default_factory=dict)
     extension: Extension | None = None
-    loss: Tensor | None = None
+    tracked: Tensor | None = None
+
+    @property
+    def loss(self) -> Tensor:
+        """Entropic objective as a tensor that carries gradients, shape (), float64.
+
+        Raises
+        ------
+        UnsupportedError
+            If the solve was without ``differentiable``.
+        """
+        return tracked_loss(self.tracked, "solve", "'value'")
 
     @property
     def value(self) -> float:
@@ -262,7 +274,7 @@ class GWResult(Result):
         InvalidInputError
             If the direction does not fit the inputs.
         """
-        product = getattr(getattr(self.loss, "grad_fn", None), "hessian_product", None)
+        product = getattr(getattr(self.tracked, "grad_fn", None), "hessian_product", None)
         if product is None:
             raise UnsupportedError(
                 "`hvp` needs a result of solve(..., differentiable='value') or 'implicit' with "
