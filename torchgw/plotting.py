@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from importlib.util import find_spec
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,6 +23,9 @@ from torchgw._boundary.graphs import as_graph
 from torchgw._errors import InvalidInputError, InvalidTypeError, UnsupportedError
 from torchgw._variants.solve_low_rank import LowRankResult
 from torchgw.distances.base import DistanceProvider
+
+if find_spec("matplotlib") is None:
+    raise ImportError("torchgw.plotting needs matplotlib: pip install matplotlib")
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -466,8 +470,8 @@ def _draw_matches(result: Any, X: Any, Y: Any, colour: Any) -> tuple[Axes, ...]:
         partner = rows[to_numpy(item.plan).argmax(axis=0)]
         some = [part[columns] for part in target]
         _draw_points(ax, some, shades.at(partner), size=8.0, named=False)
-        said = textwrap.fill(item.relation or "the best", 28)
-        ax.set_title(f"Y, alternative {place}: value {item.value:.4g}\n{said}", fontsize="medium")
+        said = textwrap.fill(item.relation or "the match returned", 28)
+        ax.set_title(f"Y by match {place + 1}, value {item.value:.4g}\n{said}", fontsize="medium")
         axes.append(ax)
     return tuple(axes)
 

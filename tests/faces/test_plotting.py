@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -266,7 +267,7 @@ def test_alternatives_side_by_side():
     assert len(axes) == 1 + min(4, len(result.alternatives))
     titles = [ax.get_title().replace("\n", " ") for ax in axes]
     assert titles[0] == "X"
-    assert "the best" in titles[1]
+    assert "the match returned" in titles[1]
     for title, item in zip(titles[2:], result.alternatives[1:], strict=False):
         assert item.relation in title
     for ax, item in zip(axes[1:], result.alternatives, strict=False):
@@ -352,3 +353,15 @@ def test_graphs_without_networkx_say_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "networkx", None)
     with pytest.raises(torchgw.UnsupportedError, match="pip install networkx"):
         plot_match(result, graph, graph)
+
+
+def test_the_module_says_what_it_needs():
+    code = """
+import importlib.util
+known = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: None if name == "matplotlib" else known(name, *rest)
+import torchgw
+torchgw.plotting
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "ImportError: torchgw.plotting needs matplotlib: pip install matplotlib" in done.stderr

@@ -241,9 +241,13 @@ class GWResult(Result):
 
     @property
     def is_ambiguous(self) -> bool:
-        """Whether another optimum costs nearly the same: ``ambiguity`` above 0.9."""
+        """Whether another match costs nearly the same: ``ambiguity`` above 0.9.
+
+        One that is almost the first, whose points lie as if none had been turned, is no other.
+        """
         # NaN is not above it
-        return self.ambiguity > _AMBIGUOUS and len(self.alternatives) > 1
+        near = self.ambiguity > _AMBIGUOUS and len(self.alternatives) > 1
+        return near and not self.alternatives[1].relation.startswith("almost the first")
 
     @property
     def n_iters(self) -> int:
