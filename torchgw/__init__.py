@@ -11,34 +11,12 @@ from typing import Any
 __version__ = "0.1.0"
 
 
-def _refuse_mixture(place: str) -> None:
-    """Refuse a folder into which PyPI's other project of this import name was installed as well."""
-    # its files and ours lie in one folder then, and whoever came last has overwritten some; what is
-    # installed says so without a look into them
-    beside = os.listdir(place) if os.path.isdir(place) else []
-    others = [
-        name
-        for name in beside
-        if name.startswith("torchgw-") and name.endswith((".dist-info", ".egg-info"))
-    ]
-    if others:
-        raise ImportError(
-            f"The distribution `torchgw` ({others[0]}) is installed in the same folder as this "
-            f"package, {place}. It is another project with the same import name, and each has "
-            "overwritten files of the other. Uninstall both (pip uninstall torchgw torch-gromov), "
-            "then install the one that you mean: this one is called torch-gromov, and is "
-            "installed from a checkout (pip install .)."
-        )
-
-
-_refuse_mixture(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-
 # Where each name is, as the stub beside this file says; it is imported when it is first used.
 _STUB = __loader__.get_data(os.path.join(__path__[0], "__init__.pyi")).decode()
 _HOMES = {
     line.split()[3]: line.split()[1]
     for line in _STUB.splitlines()
-    if line.startswith("from torchgw")
+    if line.startswith(f"from {__name__}")
 }
 
 

@@ -15,7 +15,7 @@ from torchgw._boundary.checks import number_of, reject_unknown
 from torchgw._boundary.console import verbose_progress
 from torchgw._derivatives.transforms import through_transforms
 from torchgw._gradients.choose import GradientName
-from torchgw._problem.given import Passed, warn_of_two_units
+from torchgw._problem.given import Passed, warn_of_angles, warn_of_two_units
 from torchgw._problem.linear_term import (
     check_alpha,
     check_features,
@@ -123,8 +123,9 @@ def solve(
         - ``"euclidean"``, ``"sqeuclidean"``, ``"cosine"``, ``"correlation"``.
         - ``"poincare"``, ``"lorentz"``, ``"sphere"``: in a space of constant curvature, see
           :class:`torchgw.distances.CurvedDistance` and docs/curved.md.
-        - Shortest paths on the nearest-neighbour graph (geodesics): ``"precomputed"`` (all pairs,
-          once), ``"landmark"`` (approximated from some points) or ``"dijkstra"`` (when needed).
+        - Shortest paths on the nearest-neighbour graph: ``"geodesic"``, which is one of
+          ``"precomputed"`` (all pairs, once), ``"landmark"`` (approximated from some points) and
+          ``"dijkstra"`` (when needed), by the number of points.
         - ``"auto"``: geodesics for graphs, with ``n_neighbors`` or ``n_landmarks``, and on curves,
           surfaces and solids whose neighbour graph is in one piece; otherwise those in which the
           two sides agree best on a few points, of Euclidean (squared for many points), geodesic
@@ -328,6 +329,7 @@ def _solve(
         approximate=kind.is_square and gradient in ("auto", "factored") and not asked.polish,
         curvature=asked.curvature,
         signed=not kind.singular,
+        relaxed=options.rule is not None,
     )
     by_name = is_signature(features)
     features = named_features(features, (X, Y), (D_X, D_Y))
@@ -371,6 +373,8 @@ def _solve(
             distance_options, where, recorder.time, None if tracked else judge, directed=True,
         )  # fmt: skip
         source, target = sides.providers
+        if sides.decision is not None:
+            warn_of_angles(options.rule is not None, sides.decision.chosen)
         if options.rule is not None and scale == "auto" and weight > 0:
             warn_of_two_units(sides.origins)
         check_loss(kind, target)

@@ -14,6 +14,9 @@ import sys
 import warnings
 from types import FrameType
 
+# A wheel has the package under another name.
+_PACKAGE = __name__.partition(".")[0]
+
 
 class TorchGWError(Exception):
     """Base class of every error raised on purpose by torchgw."""
@@ -81,7 +84,7 @@ def warn_user(message: str, category: type[Warning]) -> None:
     level = outside = 2
     while frame is not None:
         level += 1
-        if frame.f_globals.get("__name__", "").partition(".")[0] == "torchgw":
+        if frame.f_globals.get("__name__", "").partition(".")[0] == _PACKAGE:
             outside = level
         frame = frame.f_back
     warnings.warn(message, category, stacklevel=outside)

@@ -8,18 +8,24 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from importlib.util import find_spec
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import scipy
 import torch
 from numpy.typing import NDArray
 
 from torchgw._boundary.arrays import as_labels, check_shape, to_numpy, to_tensor
 from torchgw._boundary.checks import reject_unknown
-from torchgw._errors import InvalidInputError, InvalidTypeError
+from torchgw._boundary.graphs import as_graph
+from torchgw._errors import InvalidInputError, InvalidTypeError, UnsupportedError
 from torchgw._variants.solve_low_rank import LowRankResult
 from torchgw.distances.base import DistanceProvider
+
+if find_spec("matplotlib") is None:
+    raise ImportError("torchgw.plotting needs matplotlib: pip install matplotlib")
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,6 +50,9 @@ _LARGEST_PICTURE = 4_000
 _MOST_NAMES = 20
 _SIDE_BY_SIDE = 4
 _WIDEST_NAMES = 44
+# Steps of the layout of a graph; a second one that begins at the places of the first needs as many.
+# A choice. [L1371]
+_LAYOUT_STEPS = 100
 # The order of points has a meaning if successive points are apart by less than this share of the
 # distance of any two. [L379]
 _ORDERED = 0.5
@@ -149,10 +158,13 @@ def plot_match(
 ) -> tuple[Axes, Axes]:
     """Draw both clouds, each point of Y in the colour of the X point that it matches best.
 
+    Graphs are drawn with their edges, where NetworkX is installed: those whose ends are matched to
+    the ends of an edge of the other graph in grey, others dashed and red.
+
     Parameters
     ----------
-    X, Y : array-like, shape (n, d) and (m, d')
-        The points that were matched.
+    X, Y : array-like, shape (n, d) and (m, d'), or graphs
+        What was matched.
     colour : array-like, shape (n,), or None
         One number or label per point of X; None takes the order of
         the points if it says something, and else their places along the longest extent of X.
@@ -167,6 +179,14 @@ def plot_match(
     """
     _check_result(result)
     n, m = result.lazy_plan.shape
+    partners = to_numpy(result.lazy_plan.argmax(axis=1))
+    partner = to_numpy(result.lazy_plan.argmax(axis=0))
+    graphs = [as_graph(name, side) for name, side in (("X", X), ("Y", Y))]
+    if graphs[0] is not None:
+        X = _layout("X", graphs[0], n, None)
+    if graphs[1] is not None:
+        # from the places of partners, so that both look alike
+        Y = _layout("Y", graphs[1], m, X[partner] if graphs[0] is not None else None)
     source, target = _columns_of(X, "X", n), _columns_of(Y, "Y", m)
     if not isinstance(lines, Integral) or lines < 0:
         raise InvalidInputError(f"`lines` must be a number of lines, 0 or more; got {lines!r}.")
@@ -182,7 +202,6 @@ def plot_match(
         ax = first, second
     elif not hasattr(ax, "__len__") or len(ax) != 2:
         raise InvalidInputError(f"`ax` must be a pair of Axes, for X and for Y; got {ax!r}.")
-    partner = to_numpy(result.lazy_plan.argmax(axis=0))
     for axes, cloud in zip(ax, (source, target), strict=True):
         _check_depth(axes, cloud)
     # no bar for a default colour, whose numbers mean nothing
@@ -191,9 +210,47 @@ def plot_match(
     _draw_points(ax[1], target, shades.at(partner), size=size, named=False, bar=bar)
     ax[0].set_title("X")
     ax[1].set_title("Y, coloured by its match in X")
+    for place, (images, cloud) in enumerate(((partners, source), (partner, target))):
+        if graphs[place] is not None:
+            _draw_edges(ax[place], cloud, graphs[place], graphs[1 - place], images)
     if lines:
         _draw_lines(result, source, target, ax, int(lines))
     return ax
+
+
+def _layout(name: str, graph: Any, count: int, start: NDArray[Any] | None) -> NDArray[np.float64]:
+    """Place the nodes of a graph in the plane, (count, 2)."""
+    check_shape(name, graph, (count, count), "a node for each point")
+    try:
+        import networkx
+    except ImportError:
+        raise UnsupportedError(
+            f"`{name}` is a graph, and places for its nodes are found by NetworkX, which is not "
+            "installed: run `pip install networkx`. Or pass places of your own, (n, 2)."
+        ) from None
+    steps = networkx.from_scipy_sparse_array(abs(scipy.sparse.csr_array(graph)).sign())
+    begun = None if start is None else dict(enumerate(start))
+    places = networkx.spring_layout(steps, pos=begun, seed=0, iterations=_LAYOUT_STEPS)
+    return np.array([places[node] for node in range(count)])
+
+
+def _draw_edges(axes: Any, cloud: Any, graph: Any, other: Any, images: NDArray[Any]) -> None:
+    """Draw the edges of one graph, by whether their images are edges of the other."""
+    from matplotlib.collections import LineCollection
+
+    rows, columns = scipy.sparse.triu(graph, 1).nonzero()
+    kept = np.ones(len(rows), bool)
+    if other is not None:
+        known = scipy.sparse.csr_array(other) != 0
+        kept = np.asarray(known[images[rows], images[columns]]).ravel().astype(bool)
+    points = np.column_stack(cloud)
+    for mask, colour, style in ((kept, "0.7", "solid"), (~kept, "tab:red", "dashed")):
+        ends = np.stack([points[rows[mask]], points[columns[mask]]], 1)
+        axes.add_collection(
+            LineCollection(list(ends), colors=colour, linestyles=style, linewidths=0.8, zorder=0)
+        )
+    axes.set_xticks([])
+    axes.set_yticks([])
 
 
 def _draw_lines(
@@ -413,8 +470,8 @@ def _draw_matches(result: Any, X: Any, Y: Any, colour: Any) -> tuple[Axes, ...]:
         partner = rows[to_numpy(item.plan).argmax(axis=0)]
         some = [part[columns] for part in target]
         _draw_points(ax, some, shades.at(partner), size=8.0, named=False)
-        said = textwrap.fill(item.relation or "the best", 28)
-        ax.set_title(f"Y, alternative {place}: value {item.value:.4g}\n{said}", fontsize="medium")
+        said = textwrap.fill(item.relation or "the match returned", 28)
+        ax.set_title(f"Y by match {place + 1}, value {item.value:.4g}\n{said}", fontsize="medium")
         axes.append(ax)
     return tuple(axes)
 

@@ -130,7 +130,7 @@ def test_attributes_of_nodes_break_symmetry(kind, values):
     expected = (np.arange(n) - shift) % n
     np.testing.assert_array_equal(result.lazy_plan.argmax(), expected)
     with pytest.raises(
-        InvalidInputError, match="'degree'.*got 'size', and nodes of X have 'colour'"
+        InvalidInputError, match="'degree'.*got 'size', and nodes of `X` have 'colour'"
     ):
         torchgw.solve(*sides, features="size")
     if kind == "networkx":

@@ -1134,3 +1134,19 @@ def test_numbers_may_be_tensors():
     options = {"M": np.ones((len(D_X), len(D_Y))), "n_init": 1, "D_X": D_X, "D_Y": D_Y}
     ours = solve(alpha=torch.tensor(0.5), epsilon=torch.tensor(1.0), **options)
     assert ours.value == solve(alpha=0.5, epsilon=1.0, **options).value
+
+
+@pytest.mark.parametrize("directed", [False, True])
+def test_one_graph_with_weights_and_one_without(directed):
+    networkx = pytest.importorskip("networkx")
+    graph = networkx.karate_club_graph()
+    if directed:
+        graph = graph.to_directed()
+    plain = networkx.create_empty_copy(graph)
+    plain.add_edges_from(graph.edges)
+    for X, Y, said in ((graph, plain, "edge of `Y`"), (plain, graph, "edge of `X`")):
+        with pytest.warns(GraphWarning, match=f"Every {said} has length 1"):
+            solve(X, Y, distances="auto", n_init=1, epsilon=0.1)
+    for both in (graph, plain):
+        # no warning: a warning is an error
+        solve(both, both, distances="auto", n_init=1, epsilon=0.1)

@@ -362,7 +362,9 @@ def test_without_the_option_results_are_plain():
     given = problem()
     x, y = require([given["X"], given["Y"]])
     result = torchgw.solve(x, y, distances="sqeuclidean")
-    assert result.loss is None
+    assert result.tracked is None
+    with pytest.raises(torchgw.UnsupportedError, match="differentiable='value'"):
+        result.loss.backward()
     assert isinstance(result.value, float)
     assert not (result.lazy_plan @ np.ones(6)).requires_grad
     with torch.no_grad():

@@ -121,8 +121,8 @@ def test_labels_of_both_sides_and_missing_ones(pair):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"use_rep": "X_umap"}, "There is no 'X_umap' in .obsm, which has 'X_lsi'"),
-        ({"use_obsp": "d"}, "There is no 'd' in .obsp, which has nothing"),
+        ({"use_rep": "X_umap"}, "There is no 'X_umap' in `adata_src.obsm`, which has 'X_lsi'"),
+        ({"use_obsp": "d"}, "There is no 'd' in `adata_src.obsp`, which has nothing"),
         ({"use_rep": "X_lsi", "use_obsp": "d"}, "not both"),
         ({"use_rep": ("X_lsi", "X_pca"), "labels": "odd"}, "column of neither"),
         ({"use_rep": ("a", "b", "c")}, "one name or a pair"),
@@ -240,6 +240,51 @@ def test_matrices_in_different_units(pair):
     np.testing.assert_array_equal(result.lazy_plan.argmax(), answer)
     unscaled = align(source, target, use_obsp="d", solve_options={"scale": None, "n_init": 1})
     assert unscaled.scale == (1, 1)
+
+
+def test_metric_of_a_recipe(pair):
+    source, target, _ = pair
+    source.obsm["long"], target.obsm["long"] = source.obsm["X_lsi"] * 3, target.obsm["X_pca"]
+    names = {"use_rep": ("long", "long"), "recipe": "scot"}
+    default = align(source, target, **names)
+    same = align(source, target, **names, metric="correlation")
+    other = align(source, target, **names, metric="euclidean")
+    assert default.value == same.value != other.value
+    with pytest.raises(InvalidInputError, match="that of a recipe.*'distances': 'euclidean'"):
+        align(source, target, use_rep=("long", "long"), metric="euclidean")
+    with pytest.raises(InvalidInputError, match="metric"):
+        align(source, target, **names, metric="manhattan")
+
+
+def test_nothing_is_left_of_an_earlier_alignment(pair):
+    source, target, _ = pair
+    align(source, target, use_rep=("X_lsi", "X_pca"), labels="kind", solve_options=EXACT)
+    source.obs["torchgw_of_the_user"] = 1.0
+    source.uns["torchgw_kind_colors"] = ["red", "blue"]
+    source.obsp["d"] = cdist(source.obsm["X_lsi"], source.obsm["X_lsi"])
+    target.obsp["d"] = cdist(target.obsm["X_pca"], target.obsm["X_pca"])
+    align(source, target, use_obsp="d", solve_options={"epsilon": 1e-3})
+    for side in (source, target):
+        assert "X_torchgw" not in side.obsm
+    assert list(source.obs) == ["torchgw_of_the_user"]
+    assert "torchgw_kind_colors" not in source.uns
+    align(target, source, use_obsp="d", solve_options={"epsilon": 1e-3})
+    assert "torchgw_plan" not in source.obsm
+
+
+def test_numbered_clusters_are_labels(pair):
+    source, target, answer = pair
+    target.obs["leiden"] = np.where(target.obs["kind"] == "left", 2, 5)
+    target.obs["counts"] = np.arange(60) * 3
+    options = {"use_rep": ("X_lsi", "X_pca"), "solve_options": EXACT}
+    with pytest.warns(torchgw.TorchGWWarning, match=r"'leiden'.* 2 different ones.*category"):
+        align(source, target, labels=["leiden", "counts"], **options)
+    assert list(source.obs["torchgw_leiden"]) == list(target.obs["leiden"].to_numpy()[answer])
+    assert source.obs["torchgw_counts"].dtype.kind == "f"
+    for kind in ("category", float):
+        target.obs["leiden"] = target.obs["leiden"].astype(kind)
+        align(source, target, labels="leiden", **options)
+        assert ("torchgw_leiden_share" in source.obs) == (kind == "category")
 
 
 @pytest.mark.slow

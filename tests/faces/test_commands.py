@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -286,3 +287,23 @@ def test_words_in_a_table_are_labels(tmp_path):
 def test_labels_that_are_not_there(name):
     with pytest.raises(InvalidInputError, match="there is no such file"):
         read_labels(name)
+
+
+def test_writing_over_a_file_is_said(tmp_path, capsys):
+    np.save(tmp_path / "x.npy", np.random.default_rng(0).normal(size=(12, 2)))
+    given = [str(tmp_path / "x.npy")] * 2 + ["-o", str(tmp_path / "out.npz"), "--epsilon", "0.1"]
+    for said in ("written          ", "written over     "):
+        main(["align", *given, "--distances", "euclidean", "--n-init", "1"])
+        assert f"{said}{tmp_path / 'out.npz'}" in capsys.readouterr().out
+
+
+def test_the_version_imports_nothing(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"torchgw {torchgw.__version__}\n"
+    code = """
+import sys
+from torchgw.cli import main
+main(["--version"])
+assert not {"torch", "numpy", "scipy"} & set(sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import matplotlib as mpl
@@ -265,7 +267,7 @@ def test_alternatives_side_by_side():
     assert len(axes) == 1 + min(4, len(result.alternatives))
     titles = [ax.get_title().replace("\n", " ") for ax in axes]
     assert titles[0] == "X"
-    assert "the best" in titles[1]
+    assert "the match returned" in titles[1]
     for title, item in zip(titles[2:], result.alternatives[1:], strict=False):
         assert item.relation in title
     for ax, item in zip(axes[1:], result.alternatives, strict=False):
@@ -323,3 +325,43 @@ def test_shares_fit_into_their_columns(count):
     width = axes.get_window_extent().width / count
     assert len(axes.texts) == count**2
     assert max(text.get_window_extent().width for text in axes.texts) < width
+
+
+def test_graphs_are_drawn_with_edges_kept_and_lost():
+    networkx = pytest.importorskip("networkx")
+    graph = networkx.path_graph(8)
+    graph.add_edges_from([(0, 2), (1, 5)])
+    other = networkx.relabel_nodes(graph, str)
+    other.remove_edge("1", "5")
+    result = torchgw.solve(graph, other, random_state=0)
+    first, second = plot_match(result, graph, other, lines=2)
+    images = np.asarray(result.lazy_plan.argmax(axis=1))
+    lost = sum(not other.has_edge(str(images[i]), str(images[j])) for i, j in graph.edges)
+    for axes, count in ((first, 9), (second, 8)):
+        drawn = [len(it.get_segments()) for it in axes.collections if hasattr(it, "get_segments")]
+        assert sum(drawn) == count
+        assert axes is second or drawn[1] == lost >= 1
+    with pytest.raises(InvalidInputError, match="a node for each point"):
+        plot_match(result, networkx.path_graph(3), other)
+
+
+def test_graphs_without_networkx_say_what_to_install(monkeypatch):
+    import scipy.sparse
+
+    graph = scipy.sparse.csr_array(np.ones((4, 4)) - np.eye(4))
+    result = torchgw.solve(graph, graph, random_state=0)
+    monkeypatch.setitem(sys.modules, "networkx", None)
+    with pytest.raises(torchgw.UnsupportedError, match="pip install networkx"):
+        plot_match(result, graph, graph)
+
+
+def test_the_module_says_what_it_needs():
+    code = """
+import importlib.util
+known = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: None if name == "matplotlib" else known(name, *rest)
+import torchgw
+torchgw.plotting
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "ImportError: torchgw.plotting needs matplotlib: pip install matplotlib" in done.stderr

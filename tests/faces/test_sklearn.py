@@ -336,3 +336,59 @@ def test_an_aligner_takes_tensors_that_require_gradients():
     assert np.array_equal(aligner.transform(tracked), GWAligner(**options).fit(X, Y).transform(X))
     assert aligner.score(tracked, tracked) == aligner.score(X, X)
     assert aligner.score(tracked) == aligner.score(X)
+
+
+def test_a_search_computes_each_pair_once(monkeypatch):
+    from torchgw.sklearn import GWKernel, _spaces
+
+    rng = np.random.default_rng(7)
+    spaces = [rng.normal(size=(8, 2)) * [1, 0.1 if k % 2 else 1] for k in range(8)]
+    asked = []
+
+    def counted(*lists, pairs, **options):
+        asked.append(len(pairs))
+        return torchgw.pairwise(*lists, pairs=pairs, **options)
+
+    monkeypatch.setattr(_spaces, "pairwise", counted)
+    options = {"epsilon": 0.02, "n_init": 1}
+    first = GWKernel(**options, gamma=3.0).fit_transform(spaces)
+    assert asked == [36]
+    # other arrays of the same content, another gamma, some of them, against some of them
+    GWKernel(**options, gamma=1.0).fit([space.copy() for space in spaces]).fit_transform(spaces)
+    model = GWKernel(**options, gamma=3.0)
+    np.testing.assert_array_equal(model.fit_transform(spaces[2:6]), first[2:6, 2:6])
+    assert asked == [36]
+    # another order is another problem, and so are other options and other points
+    model.transform(spaces[:2])
+    assert asked == [36]
+    GWKernel(epsilon=0.03, n_init=1, gamma=1.0).fit_transform(spaces)
+    GWKernel(**options, gamma=1.0).fit_transform([spaces[0] + 1e-6, spaces[1]])
+    assert asked == [36, 36, 2]
+    values = torchgw.pairwise(spaces, **options, progress=False)
+    np.testing.assert_array_equal(first, np.exp(-3.0 * np.maximum(values, 0)))
+
+
+def test_spaces_have_features_by_name():
+    networkx = pytest.importorskip("networkx")
+    from torchgw.sklearn import GWDistance
+
+    graphs = [networkx.cycle_graph(6) for _ in range(3)]
+    for graph, kinds in zip(graphs, ("ababab", "ababab", "aaabbb"), strict=True):
+        networkx.set_node_attributes(graph, dict(enumerate(kinds)), "kind")
+        networkx.set_node_attributes(
+            graph, {k: 100.0 * (c == "b") for k, c in enumerate(kinds)}, "x"
+        )
+    options = {"epsilon": 1e-3, "alpha": 0.5}
+    for name in ("kind", "x"):
+        distances = GWDistance(features=name, **options).fit_transform(graphs)
+        assert distances[0, 1] < 0.1 < distances[0, 2]
+        values = torchgw.pairwise(graphs, features=name, **options, progress=False)
+        np.testing.assert_allclose(distances**2, np.maximum(values, 0), rtol=1e-6, atol=1e-12)
+        single = torchgw.solve(graphs[0], graphs[2], features=name, alpha=0.5, epsilon=1e-3)
+        if name == "kind":
+            assert values[0, 2] == pytest.approx(single.value, rel=0.02)
+    # what is not seen in fit may come
+    model = GWDistance(features="kind", **options).fit(graphs[:2])
+    assert model.transform(graphs[2:]).shape == (1, 2)
+    with pytest.raises(torchgw.InvalidInputError, match="nodes of `Xs.0.` have 'kind', 'x'"):
+        torchgw.pairwise(graphs, features="colour", progress=False)

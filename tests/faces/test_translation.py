@@ -146,10 +146,12 @@ def test_batches_are_read_as_they_are_now(clouds):
     whole = anndata.concat({"one": data["one"], "ref": data["ref"]}, label="batch")
     whole.obs["stage"] = data["ref"].obs["stage"].reindex(whole.obs_names)
     problem = solved(whole, batch_key="batch").write(labels="stage")
-    table = problem.cell_transition("torchgw_stage", "stage")
+    table = problem.cell_transition(
+        source_groups="torchgw_stage", target_groups="stage", forward=True
+    )
     assert (np.diag(table) > 0.8).all()
     sent = problem.push(key_added="arrived")
-    np.testing.assert_allclose(problem.pull("arrived").sum(), sent.sum())
+    np.testing.assert_allclose(problem.pull(data="arrived").sum(), sent.sum())
     with pytest.raises(InvalidInputError, match="in obsp.* follows it by itself"):
         read_plan(whole, whole)
     whole._inplace_subset_obs(np.arange(120) != 70)
@@ -253,19 +255,19 @@ def test_masses_move_both_ways(clouds):
     data, answer, _ = clouds
     data["one"].obs["half"] = np.where(np.arange(60) < 30, "a", "b")
     problem = solved({"one": data["one"], "ref": data["ref"]}).write(labels="stage")
-    sent = problem.push("half", subset="a", key_added="mass of a")
+    sent = problem.push(data="half", subset="a", key_added="mass of a")
     assert sent.sum() == pytest.approx(1)
     expected = np.zeros(60)
     expected[answer[:30]] = 1 / 30
     assert np.abs(sent - expected).sum() < 0.5
     np.testing.assert_array_equal(data["ref"].obs["mass of a"], sent)
-    fetched = problem.pull("stage", subset=["old"])
+    fetched = problem.pull(data="stage", subset=["old"])
     assert fetched[list(data["one"].obs["torchgw_stage"] == "old")].sum() > 0.8
-    np.testing.assert_allclose(problem.push(np.ones((60, 2)) / 60), 1 / 60, rtol=1e-3)
+    np.testing.assert_allclose(problem.push(data=np.ones((60, 2)) / 60), 1 / 60, rtol=1e-3)
     np.testing.assert_allclose(
-        problem.push(np.eye(60), scale_by_marginals=False).sum(), 1, rtol=1e-6
+        problem.push(data=np.eye(60), scale_by_marginals=False).sum(), 1, rtol=1e-6
     )
-    table = problem.cell_transition("half", "stage")
+    table = problem.cell_transition("one", "ref", "half", "stage", forward=True)
     assert list(table.index) == ["a", "b"]
     assert list(table.columns) == KINDS
     np.testing.assert_allclose(table.sum(axis=1), 1)
@@ -273,16 +275,16 @@ def test_masses_move_both_ways(clouds):
     first = plan[:30].sum(0)
     old = (data["ref"].obs["stage"] == "old").to_numpy()
     assert table.loc["a", "old"] == pytest.approx(first[old].sum() / first.sum())
-    backward = problem.cell_transition("half", "stage", forward=False)
+    backward = problem.cell_transition(None, None, "half", "stage")
     np.testing.assert_allclose(backward.sum(axis=0), 1)
     with pytest.raises(InvalidInputError, match="holds labels: choose some as `subset`"):
-        problem.push("half")
+        problem.push(data="half")
     with pytest.raises(InvalidInputError, match="No cell of"):
-        problem.push("half", subset="c")
+        problem.push(data="half", subset="c")
     with pytest.raises(InvalidInputError, match="There is no 'none' in"):
-        problem.cell_transition("none", "stage")
+        problem.cell_transition(None, None, "none", "stage")
     with pytest.raises(InvalidInputError, match=r"numbers of shape \(60,\)"):
-        problem.push(np.ones(7))
+        problem.push(data=np.ones(7))
 
 
 def test_tau_is_the_factor_of_the_half_steps(clouds):
@@ -381,13 +383,13 @@ def test_every_argument_takes_anything(clouds):
     problem = TranslationProblem(one, ref).prepare().solve(solve_options=cheap).write()
     calls = [
         problem.push,
-        lambda value: problem.push("half", subset=value),
+        lambda value: problem.push(data="half", subset=value),
         lambda value: problem.push(key_added=value),
         lambda value: problem.pull(None, value),
         lambda value: problem.translate(None, value),
         lambda value: problem.translate(use_rep=value),
-        lambda value: problem.cell_transition(value, "stage"),
-        lambda value: problem.cell_transition("half", value),
+        lambda value: problem.cell_transition(None, None, value, "stage"),
+        lambda value: problem.cell_transition(None, None, "half", value),
         lambda value: problem.write(labels=value),
         lambda value: TranslationProblem(value),
         lambda value: TranslationProblem(one, value),
@@ -402,3 +404,20 @@ def test_every_argument_takes_anything(clouds):
         for value in ANYTHING:
             with contextlib.suppress(TorchGWError):
                 call(value)
+
+
+def test_signatures_of_moscot(clouds):
+    data, _, _ = clouds
+    problem = TranslationProblem(data["one"], data["ref"])
+    assert repr(problem) == ("TranslationProblem(src (60 cells) -> tgt (60 cells); not prepared)")
+    problem.prepare(joint_rep="X_pca")
+    assert "prepared, not solved" in repr(problem)
+    problem.solve(0.5, 1e-3, 1.0, 1.0, solve_options={"distances": "euclidean"})
+    result = problem.solutions["src", "tgt"]
+    assert (result.alpha, result.epsilon) == (0.5, 1e-3)
+    assert repr(problem).endswith(f"solved: {result.status.name})")
+    np.testing.assert_array_equal(
+        problem.translate("src", "tgt", False), problem.translate("tgt", "src")
+    )
+    with pytest.raises(InvalidInputError, match="`alpha` or solve_options"):
+        problem.solve(alpha=0.5, solve_options={"alpha": 0.5})

@@ -6,8 +6,10 @@ import ast
 import importlib
 import importlib.metadata
 import inspect
+import os
 import pkgutil
 import re
+import shutil
 import subprocess
 import sys
 from fnmatch import fnmatchcase
@@ -19,6 +21,7 @@ import pytest
 import structure
 
 import torchgw
+from hatch_build import write_tree
 
 PACKAGE = Path(torchgw.__file__).parent
 
@@ -375,24 +378,74 @@ def test_the_name_of_another_project_is_not_ours_to_install() -> None:
     assert re.search(r'^name = "torch-gromov"$', text, re.MULTILINE)
 
 
-@pytest.mark.parametrize("suffix", ["dist-info", "egg-info"])
-def test_a_mixture_with_the_other_project_is_refused(tmp_path: Path, suffix: str) -> None:
-    (tmp_path / "torchgw").mkdir()
-    for name in ("__init__.py", "__init__.pyi"):
-        (tmp_path / "torchgw" / name).write_text((PACKAGE / name).read_text())
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a wheel puts into a folder of packages."""
+    folder = tmp_path_factory.mktemp("site")
+    write_tree(folder)
+    return folder
 
-    def run() -> subprocess.CompletedProcess[str]:
-        code = [sys.executable, "-c", "import torchgw; print(torchgw.__version__)"]
-        return subprocess.run(code, capture_output=True, text=True, check=False, cwd=tmp_path)
 
-    (tmp_path / "torch_gromov-0.1.0.dist-info").mkdir()
-    assert run().stdout.strip() == torchgw.__version__
-    (tmp_path / f"torchgw-0.4.2.{suffix}").mkdir()
-    done = run()
-    assert done.returncode == 1
+def _in(folder: Path, code: str) -> subprocess.CompletedProcess[str]:
+    """Run code where the folder comes first, and the checkout is not found."""
+    alone = {"PYTHONPATH": str(folder), "PATH": os.environ.get("PATH", ""), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", code]
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=folder, env=alone
+    )
+
+
+def test_a_wheel_has_a_name_of_its_own_and_torchgw_where_that_is_free(installed: Path) -> None:
+    code = """
+import torchgw, torch_gromov, torchgw.pot, torch_gromov.pot
+import torchgw.distances.landmark as landmark
+assert torchgw is torch_gromov and torchgw.pot is torch_gromov.pot
+assert torchgw.solve.__module__ == "torch_gromov._api"
+assert landmark.__spec__.name == landmark.__name__ == "torch_gromov.distances.landmark"
+print(torchgw.__file__)
+"""
+    done = _in(installed, code)
+    assert done.stdout.strip() == str(installed / "torch_gromov" / "__init__.py"), done.stderr
+    done = _in(installed, "import runpy; runpy.run_module('torchgw', run_name='__main__')")
+    assert "torchgw: error: the following arguments are required: COMMAND" in done.stderr
+
+
+def test_the_other_project_may_be_installed_too(installed: Path, tmp_path: Path) -> None:
+    """Its folder `torchgw` comes before our file `torchgw.py`; ours needs nothing of it."""
+    shutil.copytree(installed, tmp_path / "site")
+    (tmp_path / "site" / "torchgw").mkdir()
+    (tmp_path / "site" / "torchgw" / "__init__.py").write_text("theirs = True")
+    code = """
+import importlib, pkgutil, torchgw, torch_gromov
+assert torchgw.theirs
+for module in pkgutil.walk_packages(torch_gromov.__path__, "torch_gromov."):
+    if "triton" not in module.name and "kernels" not in module.name:
+        importlib.import_module(module.name)
+import sys
+assert [name for name in sys.modules if name.split(".")[0] == "torchgw"] == ["torchgw"]
+import numpy as np, warnings
+X = np.random.default_rng(0).normal(size=(20, 3))
+result = torch_gromov.solve(X, X[::-1], distances="euclidean", epsilon=1e-3, random_state=0)
+result.save("out.npz")
+assert torch_gromov.load("out.npz").value == result.value
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    torch_gromov.solve(X, X, max_iter=1, n_init=1)
+assert caught[0].filename == "<string>", caught[0]
+"""
+    done = _in(tmp_path / "site", code)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_checkout_that_is_hidden_says_so(tmp_path: Path) -> None:
+    assert sys.modules["torchgw"] is importlib.import_module("torch_gromov")
+    shutil.copy(PACKAGE.parent / "torch_gromov.py", tmp_path)
+    (tmp_path / "other" / "torchgw").mkdir(parents=True)
+    (tmp_path / "other" / "torchgw" / "__init__.py").touch()
+    code = "import sys; sys.path.insert(0, 'other'); import torch_gromov"
+    done = _in(tmp_path, code)
     assert "ImportError" in done.stderr
-    assert f"torchgw-0.4.2.{suffix}" in done.stderr
-    assert "pip uninstall torchgw torch-gromov" in done.stderr
+    assert "is another project or another copy" in done.stderr
 
 
 def test_slow_cases_exist() -> None:

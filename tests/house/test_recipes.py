@@ -19,7 +19,7 @@ from test_packaging import RANKS
 
 import torchgw
 from torchgw._problem.losses import LOSSES, Loss, LossName, identity
-from torchgw._problem.named import NAMED, DistanceName
+from torchgw._problem.named import BY_SIZE, NAMED, DistanceName
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
@@ -235,9 +235,9 @@ def test_a_loss_may_have_a_minimum_for_its_cross_term(monkeypatch):
 
 def test_built_in_names_are_typed_and_documented():
     """The other places that a built-in name is written: its Literal, and documentation."""
-    assert get_args(DistanceName) == ("auto", *NAMED)
+    assert get_args(DistanceName) == (*BY_SIZE, *NAMED)
     assert get_args(LossName) == tuple(LOSSES)
-    for name in (*NAMED, *LOSSES):
+    for name in (*BY_SIZE, *NAMED, *LOSSES):
         assert f'"{name}"' in torchgw.solve.__doc__
     page = (ROOT / "docs" / "losses.md").read_text(encoding="utf-8")
     for name in LOSSES:

@@ -508,7 +508,7 @@ def test_the_default_device_is_left_alone(options, tmp_path):
         for plan in (result.lazy_plan, torchgw.load(tmp_path / "result.npz").lazy_plan):
             for found in (plan @ Y, plan.marginals()[0], *plan.topk(2), plan.rows([3])):
                 assert found.device.type == "cpu"
-        if result.loss is not None:
+        if result.tracked is not None:
             (result.loss + (result.lazy_plan @ Y).sum()).backward()
 
 

@@ -209,7 +209,9 @@ def test_results_and_files(tmp_path):
 
 
 def test_failures_are_told_once():
-    with pytest.warns(torchgw.ConvergenceWarning, match="4 of 4 problems did not converge"):
+    with pytest.warns(
+        torchgw.ConvergenceWarning, match=r"Some problems did not converge: 4 of 4 \(0, 1, 2, 3\)"
+    ):
         batch = solve_many(XS, YS, epsilon=1e-3, max_iter=2)
     assert batch.statuses == [torchgw.Status.OUTER_LIMIT] * 4
 

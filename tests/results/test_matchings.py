@@ -335,3 +335,29 @@ def test_on_a_gpu():
     assert found.target.tolist() == list(range(59, -1, -1))
     assert result.lower_bound == pytest.approx(0, abs=1e-12)
     assert result.distance_correlation > 0.99
+
+
+def test_names_of_nodes():
+    networkx = pytest.importorskip("networkx")
+    pandas = pytest.importorskip("pandas")
+    graph = networkx.relabel_nodes(networkx.path_graph(5), dict(enumerate("abcde")))
+    graph.add_edge("b", "f")
+    copy = networkx.relabel_nodes(graph, str.upper)
+    matching = torchgw.solve(graph, copy, random_state=0).matching()
+    named = matching.as_dict(graph, copy)
+    assert sorted(named) == list("abcdef")
+    assert named["b"] == "B"
+    numbered = matching.as_dict()
+    assert {list(graph)[i]: list(copy)[j] for i, j in numbered.items()} == named
+    index = pandas.DataFrame(index=list("uvwxyz"))
+    frame = matching.as_frame(index, list(copy))
+    assert list(frame.columns) == ["source", "target", "weight"]
+    assert set(frame.source) == set("uvwxyz")
+    assert frame.weight.sum() == pytest.approx(1)
+    for wrong in (list("abc"), 3, np.ones((6, 2))):
+        with pytest.raises(torchgw.TorchGWError, match="`X`.*name"):
+            matching.as_dict(wrong)
+    X = np.random.default_rng(0).normal(size=(9, 2))
+    many = torchgw.solve(X[:4], X, distances="euclidean", random_state=0).matching("many_to_one")
+    with pytest.raises(torchgw.InvalidInputError, match="as_frame"):
+        many.as_dict()

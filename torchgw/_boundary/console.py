@@ -184,7 +184,7 @@ def messages(verbosity: int, quiet: bool) -> Iterator[None]:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))
     level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbosity, 2)]
-    with _logging("torchgw", level, handler), warnings.catch_warnings():
+    with _logging(__name__.partition(".")[0], level, handler), warnings.catch_warnings():
         warnings.simplefilter("ignore" if quiet else "default")
         # the status line and the exit code say this already
         warnings.simplefilter("ignore", ConvergenceWarning)

@@ -60,6 +60,30 @@ def attribute_names(value: Any) -> list[str]:
     return []
 
 
+def names_of(label: str, given: Any, least: int) -> list[Any]:
+    """List the names of the points of a side: nodes of a graph, an index, or a list of names."""
+    if _is_networkx(given):
+        names = list(given)
+    elif _is_igraph(given):
+        names = list(given.vs["name"]) if "name" in given.vs.attributes() else [*given.vs.indices]
+    elif hasattr(given, "obs_names"):
+        names = list(given.obs_names)
+    elif hasattr(given, "index") and hasattr(given, "iloc"):
+        names = list(given.index)
+    elif isinstance(given, (list, tuple, np.ndarray)) and np.ndim(given) == 1:
+        names = list(given)
+    else:
+        raise InvalidTypeError(
+            f"`{label}` must have names: a graph of NetworkX or igraph, an AnnData, a DataFrame "
+            f"or a list of names; got {type(given).__name__}. Leave it out for numbers."
+        )
+    if len(names) < least:
+        raise InvalidInputError(
+            f"`{label}` must have a name for each point, at least {least}; got {len(names)}."
+        )
+    return names
+
+
 def node_attribute(name: str, value: Any, key: str) -> NDArray[Any]:
     """Read an attribute of all nodes in their order, (n,) or (n, f), numbers or words."""
     if _is_igraph(value):

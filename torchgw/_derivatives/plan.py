@@ -48,7 +48,7 @@ def attach(
         def product(turned: bool, values: Tensor) -> Tensor:
             return (matrix.T if turned else matrix).to(values.dtype) @ values
 
-        return replace(result, loss=loss, lazy_plan=DifferentiablePlan(plan, product))
+        return replace(result, tracked=loss, lazy_plan=DifferentiablePlan(plan, product))
     potentials = Potentials(*result.potentials)
     objective = potentials.f.new_tensor(result.report.objective)
     names = tuple(inputs)
@@ -60,7 +60,7 @@ def attach(
         anchors = None if count is None else plan.sample(count, generator)
         solved = BalancedSolve(definition, plan, objective, names, potentials, anchors, slopes)
     lazy = implicit_plan(solved, tensors) if mode == "implicit" else plan
-    return replace(result, loss=loss_of(solved, tensors), lazy_plan=lazy)
+    return replace(result, tracked=loss_of(solved, tensors), lazy_plan=lazy)
 
 
 class DifferentiablePlan(TransportPlan):

@@ -96,4 +96,4 @@ def _attached(function: Callable[..., Any], given: dict[str, Any], moved: dict[s
     plan = result.lazy_plan
     if isinstance(plan, DifferentiablePlan):
         plan = implicit_plan(solved, inputs)
-    return replace(result, loss=loss_of(solved, inputs), lazy_plan=plan)
+    return replace(result, tracked=loss_of(solved, inputs), lazy_plan=plan)

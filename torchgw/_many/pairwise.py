@@ -31,6 +31,7 @@ from torchgw._many.spaces import (
 )
 from torchgw._problem.linear_term import FeatureMetric, check_feature_metric
 from torchgw._problem.named import DistanceName, ScaleName
+from torchgw._problem.signatures import features_of_all
 from torchgw._solve.table import Options, Regularization, check_options, takes_options
 from torchgw._tensors.ahead import probe_beside
 from torchgw._tensors.ranks import Distributed, check_distributed, join, together
@@ -97,8 +98,10 @@ def pairwise(
         Which number of a problem the matrix holds; see :class:`torchgw.BatchResult`.
     a, b : list of array-like, optional
         Weights of the spaces of each list.
-    features : list of array-like, or pair of lists where there are two lists, optional
-        Features of the points of all spaces, whose distances are the linear cost.
+    features : list of array-like, or pair of lists where there are two lists, or str, optional
+        Features of the points of all spaces, whose distances are the linear cost; or the name of an
+        attribute of the nodes of all graphs, or of signatures, as in :func:`torchgw.solve`. Numbers
+        are divided by their spread over all nodes of the call.
     distances, feature_metric, alpha, n_neighbors, scale, epsilon, n_init
         As in ``solve_many``, one value for all pairs.
     max_iter, tol, objective_tol, inner_max_iter, inner_tol, unbalanced, mass
@@ -178,7 +181,8 @@ def pairwise(
             "pass distributed=False."
         )
     with together(ranks):
-        spaces = _read(lists, (a, b), features, measure, where)
+        parts = _by_name(features, lists) if isinstance(features, str) else features
+        spaces = _read(lists, (a, b), parts, measure, where)
     sizes = len(lists[0].items), len(lists[-1].items)
     asked = _Pairs.all(*sizes, mirrored=mirrored)
     if pairs is not None:
@@ -200,7 +204,9 @@ def pairwise(
     else:
         with together(ranks):
             found = compute_together(job, i, j, jobs, ranks, shown=progress)
-    warn_of_failures(found, "pairs")
+    warn_of_failures(
+        found, "pairs", lambda k: f"{int(i[k])} and {int(j[k]) - (0 if alone else sizes[0])}"
+    )
     numbers = found.value_quad + found.value_linear
     values = asked.values(numbers if output == "value" else getattr(found, output))
     in_numpy = without_tensors(Xs, Ys, D_X, D_Y, a, b, features)
@@ -286,6 +292,19 @@ def _is_mirrored(symmetric: bool | Literal["auto"], marginals: Relaxations, *, a
             "symmetric=True needs the same `unbalanced` for both sides. Leave `symmetric` out."
         )
     return alone and symmetric is not False and alike
+
+
+def _by_name(name: str, lists: list[Listed]) -> Any:
+    """Compute features by name, those of the second list divided as those of the first."""
+    spaces = [
+        (f"{listed.name.removeprefix('D_')}[{place}]", *sides)
+        for listed in lists
+        for place, item in enumerate(listed.items)
+        for sides in [(None, item) if listed.are_tables else (item, None)]
+    ]
+    found, _ = features_of_all(name, spaces, "lists of arrays")
+    count = len(lists[0].items)
+    return found if len(lists) == 1 else (found[:count], found[count:])
 
 
 def _read(

@@ -12,7 +12,7 @@ from torchgw._boundary.arrays import in_kind, to_numpy, to_tensor
 from torchgw._boundary.checks import check_within
 from torchgw._errors import UnsupportedError
 from torchgw._many.solver import STATUSES
-from torchgw._results.base import Result
+from torchgw._results.base import Result, tracked_loss
 from torchgw._results.matching import Matching, MatchingKind
 from torchgw._results.result import GWResult
 from torchgw._search.doubts import WHY_BATCH, WHY_UNSEARCHED
@@ -54,8 +54,9 @@ class BatchResult(Result):
         Points of both sides of each.
     entries : Tensor, ndarray or None, shape (sum of n m,), float64
         All plans one after the other, row by row; see :meth:`plan`. None with ``plans=False``.
-    loss : Tensor or None, shape (B,), float64
-        With ``differentiable=True``: ``objective`` as a tensor that carries gradients.
+    tracked : Tensor or None, shape (B,), float64
+        With ``differentiable=True``: ``objective`` as a tensor that carries gradients. ``loss`` is
+        the same, and an error where there is none.
     """
 
     value_quad: Array
@@ -70,8 +71,19 @@ class BatchResult(Result):
     doubtful: Array
     shapes: Array
     entries: Array | None = None
-    loss: Tensor | None = None
+    tracked: Tensor | None = None
     questions: Any = None
+
+    @property
+    def loss(self) -> Tensor:
+        """Objectives as a tensor that carries gradients, shape (B,), float64.
+
+        Raises
+        ------
+        UnsupportedError
+            If the batch was solved without ``differentiable``.
+        """
+        return tracked_loss(self.tracked, "solve_batch", "True")
 
     def __len__(self) -> int:
         """Count the problems."""

@@ -436,4 +436,4 @@ def _solve_tracked(
     result, kept = _solve(asked, device, ranks, plans=True)
     objective = to_tensor("objective", result.objective)
     loss = attach_losses(asked, kept, objective, inputs, distances)
-    return replace(result, loss=loss, entries=result.entries if plans else None)
+    return replace(result, tracked=loss, entries=result.entries if plans else None)

@@ -45,6 +45,8 @@ _SEARCHED = {"cpu": 2**16, "cuda": 2**22}
 UNSEARCHED = 2
 # Relative difference of two numbers that is rounding. [L1313]
 _ROUNDING = 1e-9
+# Problems that a warning names; how many there are besides is said. A choice. [L1370]
+_NAMED = 10
 
 
 class Numbers(NamedTuple):
@@ -91,8 +93,20 @@ class Numbers(NamedTuple):
         return [part[place].item() for part in self]
 
 
-def warn_of_failures(numbers: Numbers, what: str = "problems") -> None:
-    """Warn once of all problems that did not converge, and once of those in doubt."""
+def warn_of_failures(
+    numbers: Numbers, what: str = "problems", name: Callable[[int], str] = str
+) -> None:
+    """Warn once of all problems that did not converge, and once of those in doubt.
+
+    A warning begins with the same text however many they are, and names the first of them.
+    """
+
+    def some(mask: Tensor) -> str:
+        numbers = mask.nonzero()[:, 0].tolist()
+        others = f" and {len(numbers) - _NAMED:,} more" if len(numbers) > _NAMED else ""
+        first = ", ".join(name(number) for number in numbers[:_NAMED])
+        return f"{len(numbers):,} of {len(mask):,} ({first}{others})"
+
     counts = torch.bincount(numbers.status, minlength=len(STATUSES)).tolist()
     failed = {
         status: count
@@ -102,24 +116,24 @@ def warn_of_failures(numbers: Numbers, what: str = "problems") -> None:
     if failed:
         most = max(failed, key=lambda status: failed[status])
         shown = ", ".join(f"{count} {status.name}" for status, count in failed.items())
+        ended = torch.tensor([not status.converged for status in STATUSES], device="cpu")
         warn_user(
-            f"{sum(failed.values())} of {sum(counts)} {what} did not converge ({shown}). "
+            f"Some {what} did not converge: {some(ended[numbers.status.cpu()])}; {shown}. "
             f"{most.advice}",
             ConvergenceWarning,
         )
-    unsearched = int((numbers.doubtful == UNSEARCHED).sum())
-    if unsearched:
+    unsearched, doubtful = numbers.doubtful == UNSEARCHED, numbers.doubtful == 1
+    if bool(unsearched.any()):
         warn_user(
-            f"{unsearched} of {sum(counts)} {what} were solved from a single start and not "
-            "searched, as those of more points are in a batch; there may be better optima. Pass "
-            "those that matter to torchgw.solve, or n_init=16; n_init=1 asks for single starts.",
+            f"Some {what} were solved from a single start and not searched, as those of more "
+            f"points are in a batch: {some(unsearched)}; there may be better optima. Pass those "
+            "that matter to torchgw.solve, or n_init=16; n_init=1 asks for single starts.",
             SearchWarning,
         )
-    doubtful = int((numbers.doubtful == 1).sum())
-    if doubtful:
+    if bool(doubtful.any()):
         warn_user(
-            f"Starts did not agree on an optimum of {doubtful} of {sum(counts)} {what}; there may "
-            "be better ones. Pass those that matter to torchgw.solve, which searches longer.",
+            f"Starts did not agree on an optimum of some {what}: {some(doubtful)}; there may be "
+            "better ones. Pass those that matter to torchgw.solve, which searches longer.",
             SearchWarning,
         )
 

@@ -1,14 +1,15 @@
 """What ``distances="auto"`` means for points: geodesics, straight distances or angles.
 
 1. Points on curves, on surfaces and in space, whose neighbour graph is in one piece on both sides,
-   have geodesics. Their dimension is that of the neighbours' distances (Levina and Bickel).
+   have geodesics. Their dimension is that of the neighbours' distances (Levina and Bickel). Relaxed
+   problems go to step 2: paths lead over points that may have no partner.
 2. Otherwise, and where points are so few that their graph may have short cuts, ways to measure
    compete: straight distances, geodesics (these first on many points in few dimensions), then
-   angles. Each is judged by the agreement that a small search finds between the two sides
-   (``_search/agreement.py``). The first that explains nearly all is taken; otherwise the best. In
-   many dimensions a graph in pieces means clusters, between which paths go by chance: geodesics are
-   then tried only if nothing else agrees. Angles, and in many dimensions geodesics, have to be
-   better by far than straight distances.
+   angles, of more than three coordinates. Each is judged by the agreement that a small search finds
+   between the two sides (``_search/agreement.py``). The first that explains nearly all is taken;
+   otherwise the best. In many dimensions a graph in pieces means clusters, between which paths go
+   by chance: geodesics are then tried only if nothing else agrees. Angles, and geodesics in many
+   dimensions or of a relaxed problem, have to be better by far than straight distances.
 3. Beyond a thousand points some of them, drawn by a fixed seed, stand for all, and straight
    distances are squared, which gives them factors, if the plan that squares find agrees nearly as
    well in straight distances: their own agreement is lower, and that of a few far points.
@@ -77,6 +78,7 @@ class _Few(NamedTuple):
     shapes: list[Neighbourhood]
     many: bool  # whether there are points that are not looked at
     doubted: bool  # whether graphs may have short cuts, as points are few
+    relaxed: bool  # whether paths may lead over points that have no partner
 
     @property
     def dimension(self) -> float:
@@ -99,15 +101,23 @@ class _Few(NamedTuple):
 
 
 def decide(
-    points: tuple[Tensor, Tensor], judge: Judge, device: torch.device | None = None
+    points: tuple[Tensor, Tensor],
+    judge: Judge,
+    device: torch.device | None = None,
+    *,
+    relaxed: bool = False,
 ) -> Decision:
-    """Decide how the points of both sides, (n, d) and (m, e), are measured."""
+    """Decide how the points of both sides, (n, d) and (m, e), are measured.
+
+    In a ``relaxed`` problem some points have no partner.
+    """
     some = [_some(side, seed) for seed, side in enumerate(points)]
     shapes = [neighbourhood(side, device or side.device) for side in some]
     fewer, most = sorted(map(len, points))
-    few = _Few(some, shapes, many=most > _LOOKED_AT, doubted=fewer <= _FEW_POINTS)
+    few = _Few(some, shapes, most > _LOOKED_AT, fewer <= _FEW_POINTS, relaxed)
     known = () if few.many else tuple(shapes)
-    if (few.low and few.connected and not few.doubted) or most <= _TINY:
+    sure = few.low and few.connected and not few.doubted and not relaxed
+    if sure or most <= _TINY:
         why = f"neighbour graphs of dimension {few.dimension:.1f}"
         return Decision("geodesic", why, {}, known)
     found = _compete(few, judge, device or points[0].device)
@@ -119,7 +129,7 @@ def decide(
     pieces = "" if few.connected else "neighbour graphs in pieces, "
     shown = ", ".join(f"{name} {value:.2f}" for name, value in found.items())
     why = f"{pieces}dimension {few.dimension:.1f}; agreement of a few points: {shown}"
-    return Decision(best, why, found, known)
+    return Decision(best, why + _passed_over(best, found), found, known)
 
 
 def _compete(few: _Few, judge: Judge, device: torch.device) -> dict[str, float]:
@@ -128,7 +138,7 @@ def _compete(few: _Few, judge: Judge, device: torch.device) -> dict[str, float]:
     # paths between clusters depend on chance
     chance = not (few.low or few.connected)
     order = ["euclidean", "cosine", "geodesic"] if chance else ["euclidean", "geodesic", "cosine"]
-    if few.low and not few.doubted:
+    if few.low and not few.doubted and not few.relaxed:
         order = ["geodesic", "euclidean", "cosine"]
     for name in order:
         if name == "geodesic" and chance and max(found.values()) >= UNRELATED:
@@ -145,11 +155,24 @@ def _compete(few: _Few, judge: Judge, device: torch.device) -> dict[str, float]:
 def _best(found: dict[str, float], few: _Few) -> str:
     """Choose the way that agrees best, of those to be doubted only if it does so by far."""
     best = next(iter(found))
-    doubtful = ("cosine",) if few.low else ("cosine", "geodesic")
+    doubtful = ("cosine",) if few.low and not few.relaxed else ("cosine", "geodesic")
     for name, value in found.items():
         if value > found[best] and (name not in doubtful or _is_better(name, found)):
             best = name
     return best
+
+
+def _passed_over(best: str, found: dict[str, float]) -> str:
+    """Say by which rule a way that agrees better than the ``best`` was not taken."""
+    for name, value in found.items():
+        if best.endswith("euclidean") and name != "sqeuclidean" and value > found["euclidean"]:
+            # the two rules of `_is_better`
+            share = _SHARE_LEFT if name == "cosine" else _SHARE_LEFT_PATHS
+            needed = 1 - share * (1 - found["euclidean"])
+            if name == "cosine":
+                needed = max(needed, UNRELATED)
+            return f" ({name} agrees better by chance: it is taken from {needed:.2f} on)"
+    return ""
 
 
 def _is_better(name: str, found: dict[str, float]) -> bool:
@@ -184,6 +207,7 @@ def _measured(
         if device.type == "cuda":
             return PrecomputedDistance.unchecked(graph.all_pairs(device).cpu())
         return DijkstraDistance(graph)
-    if name == "cosine" and (points.shape[1] < 3 or bool((points == 0).all(1).any())):
+    # up to three coordinates are places, with an origin by chance, which angles would depend on
+    if name == "cosine" and (points.shape[1] <= 3 or bool((points == 0).all(1).any())):
         return None
     return PointDistance(points, name)

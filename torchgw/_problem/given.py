@@ -2,6 +2,7 @@
 
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -9,13 +10,14 @@ from torchgw._boundary.arrays import check_distances, check_points
 from torchgw._boundary.checks import listed
 from torchgw._boundary.graphs import as_graph, has_directions
 from torchgw._errors import (
+    GraphWarning,
     InvalidInputError,
     InvalidTypeError,
     TorchGWWarning,
     UnsupportedError,
     warn_user,
 )
-from torchgw._problem.named import from_graphs
+from torchgw._problem.named import BY_SIZE, from_graphs
 from torchgw._problem.problem import Problem, stored_matrix
 from torchgw._tensors.memory import fits, free_memory
 from torchgw.distances.base import DistanceProvider
@@ -104,6 +106,33 @@ def warn_of_two_units(sides: tuple[Space, Space]) -> None:
             f"Distances of X were divided by the largest, {x:.4g}, and those of Y by theirs, "
             f"{y:.4g}, which may be that of points without a partner. If both sides are in one "
             "unit, pass scale=None; if not, scale='max', which is the same without this warning.",
+            TorchGWWarning,
+        )
+
+
+def warn_of_unlike_edges(names: tuple[str, str], steps: tuple[bool | None, bool | None]) -> None:
+    """Warn where edges of one graph all have length one, as those without weights, and others not.
+
+    ``steps`` says of each side whether they do; ``None`` if it is no graph.
+    """
+    if set(steps) == {True, False}:
+        plain, weighted = names if steps[0] else names[::-1]
+        warn_user(
+            f"Every edge of `{plain}` has length 1, as in a graph without weights, and the edges "
+            f"of `{weighted}` have other lengths, so that steps are compared with lengths. Pass "
+            "both graphs with weights, or both without (NetworkX: "
+            "networkx.create_empty_copy and add_edges_from(graph.edges); SciPy: graph != 0).",
+            GraphWarning,
+        )
+
+
+def warn_of_angles(relaxed: bool, chosen: str) -> None:
+    """Warn where angles were chosen for a problem that does not match all points."""
+    if relaxed and chosen == "cosine":
+        warn_user(
+            "distances='auto' took cosine distances, which agree best where all points are "
+            "matched; `mass` and `unbalanced` leave some out. If the lengths of the rows mean "
+            "something, pass distances='euclidean'; pass distances='cosine' to confirm.",
             TorchGWWarning,
         )
 
@@ -227,6 +256,7 @@ class GivenSpace(NamedTuple):
     graph: Any = None
     provider: DistanceProvider | None = None  # also that of a given matrix
     computed: bool = False  # whether its distances were computed from a graph
+    steps: bool | None = None  # whether all edges of the graph have length one, if it is one
 
     @property
     def n(self) -> int:
@@ -264,14 +294,16 @@ def recognise(passed: Passed, spec: Any, *, signed: bool = False) -> GivenSpace:
     directed = has_directions(value)
     graph = value if directed or isinstance(value, Geodesics) else as_graph(name, value)
     if graph is not None:
-        if spec not in ("auto", *from_graphs()):
+        if spec not in (*BY_SIZE, *from_graphs()):
             raise InvalidInputError(
                 f"`distances={spec!r}` needs points; `{name}` is a graph. Use "
-                f"{listed(['auto', *from_graphs()])}."
+                f"{listed([*BY_SIZE, *from_graphs()])}."
             )
         if directed:
-            return GivenSpace(name, provider=DirectedDistance.of_graph(graph), computed=True)
-        return GivenSpace(name, graph=graph)
+            edges = as_graph(name, value, directed=True)
+            provider = DirectedDistance.of_graph(graph)
+            return GivenSpace(name, provider=provider, computed=True, steps=_only_steps(edges))
+        return GivenSpace(name, graph=graph, steps=_only_steps(graph))
     if callable(value):
         raise InvalidTypeError(
             f"`{name}` is a function. Wrap it: torchgw.distances.CallableDistance(n, function)."
@@ -281,6 +313,15 @@ def recognise(passed: Passed, spec: Any, *, signed: bool = False) -> GivenSpace:
     if _looks_like_distances(points):
         _warn_of_distances(name, spec)
     return GivenSpace(name, points=points)
+
+
+def _only_steps(graph: Any) -> bool | None:
+    """Whether all edges have length one; ``None`` where there are none, or no lengths to see."""
+    lengths = getattr(graph, "data", None)
+    if not isinstance(lengths, np.ndarray) or lengths.dtype.kind not in "fiub":
+        return None
+    lengths = lengths[lengths != 0]
+    return bool((lengths == 1).all()) if len(lengths) else None
 
 
 def _looks_like_distances(points: Tensor) -> bool:

@@ -1,7 +1,7 @@
 """Named distances: what the names that ``distances=`` takes stand for, their stages, their unit.
 
 A name is one entry of ``NAMED``; choices and messages follow it. "auto" has none: it becomes one of
-the others, by the size of the problem.
+the others, by the size of the problem; so does "geodesic", of points without a look at others.
 """
 
 import math
@@ -254,7 +254,11 @@ class Preparation:
         self.seconds += self.clock(phase, started) - started
 
 
-DistanceName = Literal["auto", "dijkstra", "precomputed", "landmark", PointMetric, CurvedModel]
+DistanceName = Literal[
+    "auto", "geodesic", "dijkstra", "precomputed", "landmark", PointMetric, CurvedModel
+]
+# Names that stand for others, by the size of the problem.
+BY_SIZE = "auto", "geodesic"
 
 
 class NamedDistance(NamedTuple):
@@ -328,10 +332,10 @@ def pair_of_distances(distances: Any) -> tuple[Any, Any]:
             f"`distances` must be one name or provider, or a pair of them; got {len(pair)} items."
         )
     for item in pair:
-        known = isinstance(item, str) and item in ("auto", *NAMED)
+        known = isinstance(item, str) and item in (*BY_SIZE, *NAMED)
         if not known and not isinstance(item, DistanceProvider):
             raise InvalidInputError(
-                f"`distances` must be one of {', '.join(map(repr, ('auto', *NAMED)))}, a "
+                f"`distances` must be one of {', '.join(map(repr, (*BY_SIZE, *NAMED)))}, a "
                 f"DistanceProvider, or a pair of these; got {item!r}. Compute other distances and "
                 "pass them as `D_X` and `D_Y`; a function or a manifold makes a ManifoldDistance."
             )

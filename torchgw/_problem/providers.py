@@ -22,9 +22,11 @@ from torchgw._problem.given import (
     recognise,
     warn_of_far_points,
     warn_of_two_kinds,
+    warn_of_unlike_edges,
 )
 from torchgw._problem.linear_term import FeatureMetric
 from torchgw._problem.named import (
+    BY_SIZE,
     NAMED,
     DistanceName,
     KeyedGraph,
@@ -84,6 +86,8 @@ class DistanceOptions:
     curvature: float | tuple[float, float] | None = None
     # Whether the loss allows given tables with negative entries.
     signed: bool = False
+    # Whether some points may have no partner.
+    relaxed: bool = False
     # Processes that share the preparation.
     ranks: Ranks | None = None
 
@@ -223,6 +227,10 @@ def _recognised(
         if not directed:
             refuse_directed(provider, "torchgw.solve compares them.")
     warn_of_two_kinds(ready)
+    first, second = pair
+    warn_of_unlike_edges(
+        (first.given.name, second.given.name), (first.given.steps, second.given.steps)
+    )
     own = (side.given.provider is not None and not side.given.computed for side in pair)
     refuse_names(distances, dict(zip("XY", own, strict=True)))
     return pair
@@ -239,7 +247,7 @@ def _decide(
     if judge is None or asked or len(points) < 2:
         return None
     with small_on_one_thread(1, 1, device):
-        decision = decide((points[0], points[1]), judge, device)
+        decision = decide((points[0], points[1]), judge, device, relaxed=options.relaxed)
     tried, pairs = decision.agreement, len(points[0]) * len(points[1])
     long = decision.chosen != "geodesic" and device.type == "cpu" and pairs > _MOST_PAIRS
     if long and max(tried.values()) < UNRELATED:
@@ -306,7 +314,7 @@ def _make(
 
 def _may_approximate(pair: list[_Side], options: DistanceOptions, device: torch.device) -> bool:
     """Whether factors of the geodesics are tried in place of tables of all pairs."""
-    automatic = all((side.spec, side.name) == ("auto", "precomputed") for side in pair)
+    automatic = all(side.spec in BY_SIZE and side.name == "precomputed" for side in pair)
     many = max(side.given.n for side in pair) >= _LANDMARK_POINTS
     return automatic and options.approximate and device.type == "cpu" and many
 
@@ -326,10 +334,10 @@ def _origin(side: _Side, options: DistanceOptions, scale: float) -> Space:
 def _resolve(
     spec: DistanceName, largest: int, device: torch.device, options: DistanceOptions
 ) -> Any:
-    """Choose what "auto" and "dijkstra" mean for problems of this size."""
+    """Choose what "auto", "geodesic" and "dijkstra" mean for problems of this size."""
     if spec == "dijkstra" and options.exact and largest <= _ALL_ROWS_POINTS.get(device.type, 0):
         return "precomputed"
-    if spec != "auto":
+    if spec not in BY_SIZE:
         return spec
     if largest <= _ALL_PAIRS_POINTS and options.n_landmarks is None:
         return "precomputed"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import scipy
@@ -36,61 +36,78 @@ def is_signature(features: Any) -> bool:
     return isinstance(features, str) and features in get_args(SignatureName)
 
 
+class Scaling(NamedTuple):
+    """What features of all nodes are reduced by: their mean, and a unit by column or of all."""
+
+    middle: Array
+    unit: Any
+
+
 def named_features(
     features: Any, sides: tuple[Any, Any], tables: tuple[Any, Any]
 ) -> tuple[Any, Any] | None:
-    """Replace a name by the signatures of both graphs, (n, q) and (m, q) float64; keep a pair."""
-    # `sides` are X and Y, `tables` D_X and D_Y, as the user gave them. Both sides are divided by
-    # the same numbers: a column has mean zero and the rows a total variance of one over all nodes.
+    """Replace a name by the features of both graphs, (n, q) and (m, q) float64; keep a pair."""
+    # `sides` are X and Y, `tables` D_X and D_Y, as the user gave them
     if not isinstance(features, str):
         found: tuple[Any, Any] | None = features
         return found
-    if not is_signature(features):
-        return _attributes(features, sides)
-    source, target = (
-        _SIGNATURES[features](_adjacency(features, label, side, table))
-        for label, side, table in zip("XY", sides, tables, strict=True)
+    (first, second), _ = features_of_all(
+        features, [*zip("XY", sides, tables, strict=True)], "a pair of arrays"
     )
-    pooled = np.concatenate([source, target])
-    middle, spread = pooled.mean(0), pooled.std(0)
-    # a column that is constant up to rounding tells no node from another
-    spread[spread <= 1e-9 * np.abs(pooled).max()] = np.inf
-    unit = spread * max(1, np.isfinite(spread).sum()) ** 0.5
-    first, second = (torch.from_numpy((part - middle) / unit) for part in (source, target))
     return first, second
 
 
-def _attributes(key: str, sides: tuple[Any, Any]) -> tuple[Any, Any]:
-    """Read an attribute of the nodes of both graphs: words as 0/1 columns, numbers by spread."""
-    known = [attribute_names(side) for side in sides]
-    if any(key not in names for names in known):
-        has = " and ".join(
-            f"nodes of {label} have {', '.join(map(repr, names)) or 'none'}"
-            for label, names in zip("XY", known, strict=True)
-        )
-        raise InvalidInputError(
-            f"`features` must be one of {', '.join(map(repr, get_args(SignatureName)))}, an "
-            f"attribute of the nodes of both graphs, or a pair of arrays; got {key!r}, and {has}."
-        )
-    first, second = (
-        node_attribute(label, side, key) for label, side in zip("XY", sides, strict=True)
-    )
-    words = [part.dtype.kind == "U" for part in (first, second)]
-    if words[0] != words[1] or first.shape[1:] != second.shape[1:]:
-        raise InvalidInputError(
-            f"Attribute {key!r} must be of one kind on both sides; got {first.dtype} of shape "
-            f"{first.shape} and {second.dtype} of shape {second.shape}."
-        )
-    if words[0]:
-        names = np.unique(np.concatenate([first, second]))
-        # different words are at distance one
-        pair = [(part[:, None] == names) / 2**0.5 for part in (first, second)]
+def features_of_all(
+    name: str, spaces: list[tuple[str, Any, Any]], instead: str, known: Scaling | None = None
+) -> tuple[list[Tensor], Scaling | None]:
+    """Compute the features of this name of all spaces, and what they were reduced by.
+
+    A space is what messages call it, a graph, and its table if it was given as one. All are divided
+    by the same numbers, those that are ``known`` or else so that a column has mean zero and the
+    rows a total variance of one over all nodes. Words are 0/1 columns, which are not divided.
+    """
+    if is_signature(name):
+        raw = [_SIGNATURES[name](_adjacency(name, *space)) for space in spaces]
     else:
-        pair = [part.reshape(len(part), -1).astype(float) for part in (first, second)]
-        pooled = np.concatenate(pair)
-        spread = pooled.std(0).max() * pooled.shape[1] ** 0.5 or 1.0
-        pair = [(part - pooled.mean(0)) / spread for part in pair]
-    return torch.from_numpy(pair[0]), torch.from_numpy(pair[1])
+        raw = _attributes(name, spaces, instead)
+        if raw[0].dtype.kind == "U":
+            words = np.unique(np.concatenate(raw))
+            # different words are at distance one
+            return [torch.from_numpy((part[:, None] == words) / 2**0.5) for part in raw], None
+        raw = [part.reshape(len(part), -1).astype(float) for part in raw]
+    if known is None:
+        pooled = np.concatenate(raw)
+        spread = pooled.std(0)
+        if is_signature(name):
+            # a column that is constant up to rounding tells no node from another
+            spread[spread <= 1e-9 * np.abs(pooled).max()] = np.inf
+            unit = spread * max(1, np.isfinite(spread).sum()) ** 0.5
+        else:
+            unit = spread.max() * pooled.shape[1] ** 0.5 or 1.0
+        known = Scaling(pooled.mean(0), unit)
+    return [torch.from_numpy((part - known.middle) / known.unit) for part in raw], known
+
+
+def _attributes(key: str, spaces: list[tuple[str, Any, Any]], instead: str) -> list[Array]:
+    """Read an attribute of the nodes of all graphs, of one kind and width."""
+    for label, graph, _ in spaces:
+        names = attribute_names(graph)
+        if key not in names:
+            raise InvalidInputError(
+                f"`features` must be one of {', '.join(map(repr, get_args(SignatureName)))}, an "
+                f"attribute of the nodes of all graphs, or {instead}; got {key!r}, and nodes of "
+                f"`{label}` have {', '.join(map(repr, names)) or 'none'}."
+            )
+    found = [node_attribute(label, graph, key) for label, graph, _ in spaces]
+    first = found[0]
+    for part, (label, _, _) in zip(found, spaces, strict=True):
+        if (part.dtype.kind == "U", part.shape[1:]) != (first.dtype.kind == "U", first.shape[1:]):
+            raise InvalidInputError(
+                f"Attribute {key!r} must be of one kind in all graphs; got {first.dtype} of shape "
+                f"{first.shape} of `{spaces[0][0]}` and {part.dtype} of shape {part.shape} of "
+                f"`{label}`."
+            )
+    return found
 
 
 def _adjacency(name: str, label: str, side: Any, table: Any) -> scipy.sparse.csr_array:

@@ -25,7 +25,7 @@ from torchgw._boundary.archive import (
 from torchgw._boundary.arrays import in_numpy, resolve_device
 from torchgw._boundary.checks import check_count, check_within
 from torchgw._boundary.trees import Decoder, Encoder
-from torchgw._errors import InvalidInputError, InvalidTypeError
+from torchgw._errors import InvalidInputError, InvalidTypeError, UnsupportedError
 from torchgw._results.matching import Matching
 from torchgw._results.parts import DATACLASSES, build, fields_of, stored, take_apart
 from torchgw._search.alternatives import Alternative
@@ -322,3 +322,15 @@ def as_numpy(value: Any) -> Any:
 def _as_html(text: str) -> str:
     """Escape a text, and set its signs."""
     return html.escape(text).replace(" x ", " &times; ").replace(" +- ", " &plusmn; ")
+
+
+def tracked_loss(loss: Tensor | None, function: str, option: str) -> Tensor:
+    """Give the loss of a differentiable solve; say how to get one where there is none."""
+    if loss is None:
+        raise UnsupportedError(
+            f"`loss` carries gradients, and this result was computed without. Call torchgw."
+            f"{function}(..., differentiable={option}) with inputs that require gradients; without "
+            "gradients the same number is the objective: result.report.objective, or "
+            "batch.objective."
+        )
+    return loss

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import scipy
 import torch
 from torch import Tensor
 
+from torchgw._boundary.arrays import to_numpy
 from torchgw._boundary.checks import check_choice
-from torchgw._errors import InvalidTypeError
+from torchgw._boundary.graphs import names_of
+from torchgw._errors import InvalidInputError, InvalidTypeError
 from torchgw._plans.contract import Plan
 from torchgw._problem.limits import limits_of
 from torchgw._problem.losses import LOSSES, Loss
@@ -23,6 +25,9 @@ from torchgw._sinkhorn.problem import Cost
 from torchgw._typing import Marginals
 from torchgw.distances.base import BLOCK_ENTRIES, DistanceProvider, both_ways
 from torchgw.distances.new_points import Space
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 MatchingKind = Literal["one_to_one", "many_to_one"]
 # Rows that a value is estimated from where distances are costly. [L327]
@@ -70,6 +75,61 @@ class Matching:
         """The pairs as a table (p, 2), which :func:`torchgw.solve` takes as ``init``."""
         stack = torch.stack if isinstance(self.source, Tensor) else np.stack
         return stack([self.source, self.target], 1)
+
+    def as_dict(self, X: Any = None, Y: Any = None) -> dict[Any, Any]:
+        """Map source points to targets, by names if the sides that have them are given.
+
+        Parameters
+        ----------
+        X, Y : graph, DataFrame, AnnData or list of names, optional
+            What was matched: nodes of NetworkX and igraph, an index, ``obs_names``, or names in the
+            order of the points. Numbers of points without.
+
+        Returns
+        -------
+        dict
+            From source to target.
+
+        Raises
+        ------
+        InvalidInputError, InvalidTypeError
+            If something has no names, or too few; or where a source has several targets, as in a
+            matching many to one from the smaller side: :meth:`as_frame` has all pairs.
+
+        Examples
+        --------
+        >>> import networkx, torchgw
+        >>> graph = networkx.relabel_nodes(networkx.path_graph(4), dict(enumerate("abcd")))
+        >>> graph.add_edge("b", "e")
+        >>> copy = networkx.relabel_nodes(graph, str.upper)
+        >>> torchgw.solve(graph, copy, random_state=0).matching().as_dict(graph, copy)["b"]
+        'B'
+        """
+        source, target = self._named(X, Y)
+        if len(set(source)) < len(source):
+            raise InvalidInputError(
+                "A source has several targets, or two sources have one name, so that a dictionary "
+                "would lose pairs. Use `as_frame`."
+            )
+        return dict(zip(source, target, strict=True))
+
+    def as_frame(self, X: Any = None, Y: Any = None) -> DataFrame:
+        """List the pairs as a table with columns source, target and weight; see :meth:`as_dict`."""
+        from pandas import DataFrame
+
+        source, target = self._named(X, Y)
+        return DataFrame({"source": source, "target": target, "weight": to_numpy(self.weights)})
+
+    def _named(self, *sides: Any) -> list[list[Any]]:
+        """List the points of both columns of the pairs, by name where a side is given."""
+        listed = []
+        for label, given, column in zip("XY", sides, (self.source, self.target), strict=True):
+            numbers = to_numpy(column).tolist()
+            if given is not None:
+                names = names_of(label, given, max(numbers, default=-1) + 1)
+                numbers = [names[number] for number in numbers]
+            listed.append(numbers)
+        return listed
 
     def __repr__(self) -> str:
         """Summarise in a line."""

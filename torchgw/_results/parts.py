@@ -62,7 +62,11 @@ _RECORDS: dict[str, Any] = {
 }  # fmt: skip
 DATACLASSES: dict[str, Any] = {"Alternative": Alternative}
 # Former names of renamed parts, as older files have them.
-_FORMERLY = {"GWResult": {"log": "report"}, "Iteration": {"objective": "dual"}}
+_FORMERLY = {
+    "GWResult": {"log": "report", "loss": "tracked"},
+    "BatchResult": {"loss": "tracked"},
+    "Iteration": {"objective": "dual"},
+}
 _DTYPES = {str(dtype): dtype for dtype in (torch.float32, torch.float64)}
 
 

@@ -24,7 +24,7 @@ from torchgw._plans.transport import TransportPlan
 from torchgw._problem.losses import LOSSES
 from torchgw._problem.problem import Problem
 from torchgw._problem.providers import Spaces
-from torchgw._results.base import Result, as_numpy
+from torchgw._results.base import Result, as_numpy, tracked_loss
 from torchgw._results.certificates import distance_correlation, lower_bound
 from torchgw._results.certified import certify
 from torchgw._results.mapping import Extension, map_new
@@ -122,9 +122,10 @@ class GWResult(Result):
         What :meth:`transform` maps new points by.
     certificate : Certificate or None
         What :meth:`certify` found when it was last called: files keep it, and the summary shows it.
-    loss : Tensor or None, shape (), float64
+    tracked : Tensor or None, shape (), float64
         With ``differentiable``: ``report.objective`` as a tensor that carries gradients to the
         inputs; docs/differentiation.md. Pickles, deep copies and files leave the graph behind.
+        ``loss`` is the same, and an error where there is none.
     """
 
     lazy_plan: TransportPlan
@@ -151,8 +152,19 @@ class GWResult(Result):
     history: tuple[Iteration, ...] = ()
     timings: dict[str, float] = field(default_factory=dict)
     extension: Extension | None = None
-    loss: Tensor | None = None
+    tracked: Tensor | None = None
     certificate: Certificate | None = None
+
+    @property
+    def loss(self) -> Tensor:
+        """Entropic objective as a tensor that carries gradients, shape (), float64.
+
+        Raises
+        ------
+        UnsupportedError
+            If the solve was without ``differentiable``.
+        """
+        return tracked_loss(self.tracked, "solve", "'value'")
 
     @property
     def value(self) -> float:
@@ -241,9 +253,13 @@ class GWResult(Result):
 
     @property
     def is_ambiguous(self) -> bool:
-        """Whether another optimum costs nearly the same: ``ambiguity`` above 0.9."""
+        """Whether another match costs nearly the same: ``ambiguity`` above 0.9.
+
+        One that is almost the first, whose points lie as if none had been turned, is no other.
+        """
         # NaN is not above it
-        return self.ambiguity > _AMBIGUOUS and len(self.alternatives) > 1
+        near = self.ambiguity > _AMBIGUOUS and len(self.alternatives) > 1
+        return near and not self.alternatives[1].relation.startswith("almost the first")
 
     @property
     def n_iters(self) -> int:
@@ -274,7 +290,7 @@ class GWResult(Result):
         InvalidInputError
             If the direction does not fit the inputs.
         """
-        product = getattr(getattr(self.loss, "grad_fn", None), "hessian_product", None)
+        product = getattr(getattr(self.tracked, "grad_fn", None), "hessian_product", None)
         if product is None:
             raise UnsupportedError(
                 "`hvp` needs a result of solve(..., differentiable='value') or 'implicit' with "

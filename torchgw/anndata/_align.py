@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from anndata import AnnData
     from typing_extensions import Unpack
 
+    from torchgw.distances.graph import GraphMetric
+
 
 class _Options(TypedDict, total=False):
     """What both forms of :func:`align` take."""
@@ -33,6 +35,7 @@ class _Options(TypedDict, total=False):
     use_obsp: Names
     joint_rep: Names
     recipe: Recipe | None
+    metric: GraphMetric | None
     labels: str | Sequence[str] | None
     tau_a: float | None
     tau_b: float | None
@@ -62,6 +65,7 @@ def align(
     use_obsp: Names = None,
     joint_rep: Names = None,
     recipe: Recipe | None = None,
+    metric: GraphMetric | None = None,
     labels: str | Sequence[str] | None = None,
     tau_a: float | None = None,
     tau_b: float | None = None,
@@ -97,9 +101,12 @@ def align(
         with most, distances counted in steps and over their maximum, pairs without a path at the
         largest; unless ``solve_options`` has others, ``epsilon`` is 1e-3 and the start the product
         plan.
+    metric : {"correlation", "euclidean", "cosine"}, optional
+        How a recipe finds the nearest points; by default as published, by correlation.
     labels : str or list of str, optional
         Columns of ``obs`` of the target, the source or both, which are carried to the other side.
-        Numbers are averaged, so clusters that are numbers must be categories. Other columns keep
+        Numbers are averaged, but whole numbers with few different values, at most the square root
+        of the number of cells, are labels of groups, and a warning says so. Other columns keep
         their categories, the order of these and scanpy's colours.
     tau_a, tau_b : float in (0, 1], optional
         How strictly the masses of source and target are kept; 1, the default, is strict. They are
@@ -119,7 +126,8 @@ def align(
     -------
     GWResult, or tuple of GWResult, AnnData and AnnData
         What the solve returned; with ``copy`` also the source and the target written to. With
-        ``key_added="torchgw"`` these are written:
+        ``key_added="torchgw"`` these are written, and what an earlier alignment wrote under that
+        name is removed:
 
         ``obsm["X_torchgw"]`` of both
             The joint embedding: the source projected into the space of the target's ``use_rep``,
@@ -133,10 +141,11 @@ def align(
         ``uns["torchgw_LABEL_colors"]``
             Colours of the labels, where the other side has ``uns["LABEL_colors"]``.
         ``uns["torchgw"]`` of both
-            Value, status and settings; the mass moved and the share of it in the stored plan
-            (``plan_mass_kept``); ``ambiguity``, ``doubt``, the values of the alternatives and
-            what each is to the first in words (``alternative_relations``), and the text of all
-            ``warnings``; of the source also the ``obs_names`` of the plan's columns.
+            The names of the columns written to ``obs`` (``carried``). Value, status and settings;
+            the mass moved and the share of it in the stored plan (``plan_mass_kept``);
+            ``ambiguity``, ``doubt``, the values of the alternatives and what each is to the first
+            in words (``alternative_relations``), and the text of all ``warnings``; of the source
+            also the ``obs_names`` of the plan's columns.
 
     Raises
     ------
@@ -169,7 +178,9 @@ def align(
         adata_src, adata_tgt = adata_src.copy(), adata_tgt.copy()
     problem = TranslationProblem(adata_src, adata_tgt)
     problem._columns_of(names)
-    problem.prepare(use_rep=use_rep, use_obsp=use_obsp, joint_rep=joint_rep, recipe=recipe)
+    problem.prepare(
+        use_rep=use_rep, use_obsp=use_obsp, joint_rep=joint_rep, recipe=recipe, metric=metric
+    )
     problem.solve(tau_a=tau_a, tau_b=tau_b, solve_options=solve_options)
     problem.write(labels=names, key_added=key_added, sparse_topk=sparse_topk)
     result = next(iter(problem.solutions.values()))

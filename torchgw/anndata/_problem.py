@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +39,8 @@ from torchgw.anndata._store import Match, means, store_of
 if TYPE_CHECKING:
     from anndata import AnnData
     from pandas import DataFrame, Index
+
+    from torchgw.distances.graph import GraphMetric
 
 Pair = tuple[str, str]
 
@@ -153,6 +155,7 @@ class TranslationProblem:
         use_obsp: Names = None,
         joint_rep: Names = None,
         recipe: Recipe | None = None,
+        metric: GraphMetric | None = None,
     ) -> TranslationProblem:
         """Read what is compared, as :func:`align` does, and return the problem.
 
@@ -160,12 +163,12 @@ class TranslationProblem:
         ----------
         use_rep, use_obsp, joint_rep : str, pair of str, or mapping of str to str, optional
             As in :func:`align`; a mapping names one for every object.
-        recipe : {"scot"}, optional
+        recipe, metric : str, optional
             As in :func:`align`.
         """
-        check_sources(use_rep, use_obsp, recipe)
+        check_sources(use_rep, use_obsp, recipe, metric)
         sides = self._store.sides()
-        spaces = read_spaces(list(sides.values()), use_rep, use_obsp, joint_rep, recipe)
+        spaces = read_spaces(list(sides.values()), use_rep, use_obsp, joint_rep, recipe, metric)
         self._spaces = dict(zip(sides, spaces, strict=True))
         self._cells = {name: side.adata.obs_names.copy() for name, side in sides.items()}
         self._recipe = recipe
@@ -175,19 +178,27 @@ class TranslationProblem:
     @reject_unknown
     def solve(
         self,
-        *,
+        alpha: float | None = None,
+        epsilon: float | Literal["auto"] | None = None,
         tau_a: float | None = None,
         tau_b: float | None = None,
+        *,
         solve_options: Options | Mapping[str, Any] | None = None,
     ) -> TranslationProblem:
         """Solve every source against the reference, and return the problem.
 
         Parameters
         ----------
+        alpha, epsilon : float, optional
+            As in :func:`torchgw.solve`, if ``solve_options`` does not have them.
         tau_a, tau_b, solve_options
             As in :func:`align`, for the masses of source and reference.
         """
-        options = check_options(solve_options)
+        options = dict(check_options(solve_options))
+        for name, value in (("alpha", alpha), ("epsilon", epsilon)):
+            if value is not None and name in options:
+                raise InvalidInputError(f"Pass `{name}` or solve_options[{name!r}], not both.")
+            options |= {} if value is None else {name: value}
         options |= check_relaxation(tau_a, tau_b, options)
         if not self._spaces:
             raise InvalidInputError("Call `prepare` before `solve`.")
@@ -221,8 +232,25 @@ class TranslationProblem:
             "inverses."
         )
 
+    def __repr__(self) -> str:
+        """Show the objects, and how far the problem is."""
+        cells = {name: side.adata.n_obs for name, side in self._store.sides().items()}
+        sources = ", ".join(f"{name} ({cells.get(name, 0)} cells)" for name in self._sources)
+        state = "not prepared"
+        if self._spaces:
+            ended = ", ".join(result.status.name for result in self.solutions.values())
+            state = f"solved: {ended}" if ended else "prepared, not solved"
+        reference = f"{self._reference} ({cells.get(self._reference, 0)} cells)"
+        return f"TranslationProblem({sources} -> {reference}; {state})"
+
+    @reject_unknown
     def translate(
-        self, source: str | None = None, target: str | None = None, *, use_rep: str | None = None
+        self,
+        source: str | None = None,
+        target: str | None = None,
+        forward: bool = True,
+        *,
+        use_rep: str | None = None,
     ) -> NDArray[np.float64]:
         """Project the cells of a source into the space of a target.
 
@@ -231,6 +259,8 @@ class TranslationProblem:
         source, target : str, optional
             Names; by default the only source, and the reference. ``source="rna", target="atac"``
             goes back from a reference.
+        forward : bool
+            Whether source cells go into the space of the target; otherwise it is the other way.
         use_rep : str, optional
             What is averaged of the target: a key of ``obsm`` or ``"X"``, such as the expression of
             genes; by default the points that were compared.
@@ -241,6 +271,8 @@ class TranslationProblem:
             Means over the partners of each cell, NaN for a cell without mass.
         """
         start, end, plan = self._pair(source, target)
+        if not forward:
+            start, end, plan = end, start, plan.T
         points = self._spaces[end.name].points
         check_name("use_rep", use_rep)
         if use_rep is not None:
@@ -251,11 +283,11 @@ class TranslationProblem:
 
     def push(
         self,
-        data: Any = None,
         source: str | None = None,
         target: str | None = None,
-        *,
+        data: Any = None,
         subset: str | Sequence[str] | None = None,
+        *,
         scale_by_marginals: bool = True,
         key_added: str | None = None,
     ) -> NDArray[np.float64]:
@@ -263,11 +295,11 @@ class TranslationProblem:
 
         Parameters
         ----------
+        source, target : str, optional
+            As in :meth:`translate`.
         data : str or array-like of shape (n,) or (n, k), optional
             Mass on each cell: an array, or a column of numbers of ``obs``; a column of labels with
             ``subset``: the same mass on every cell with one of these; by default on every cell.
-        source, target : str, optional
-            As in :meth:`translate`.
         subset : str or list of str, optional
             Labels of the column ``data``.
         scale_by_marginals : bool
@@ -295,11 +327,11 @@ class TranslationProblem:
 
     def pull(
         self,
-        data: Any = None,
         source: str | None = None,
         target: str | None = None,
-        *,
+        data: Any = None,
         subset: str | Sequence[str] | None = None,
+        *,
         scale_by_marginals: bool = True,
         key_added: str | None = None,
     ) -> NDArray[np.float64]:
@@ -310,31 +342,31 @@ class TranslationProblem:
         """
         start, end, _ = self._pair(source, target)
         return self.push(
-            data,
             end.name,
             start.name,
-            subset=subset,
+            data,
+            subset,
             scale_by_marginals=scale_by_marginals,
             key_added=key_added,
         )
 
     def cell_transition(
         self,
-        source_groups: str,
-        target_groups: str,
         source: str | None = None,
         target: str | None = None,
+        source_groups: str | None = None,
+        target_groups: str | None = None,
         *,
-        forward: bool = True,
+        forward: bool = False,
     ) -> DataFrame:
         """Sum the plan over groups of cells.
 
         Parameters
         ----------
-        source_groups, target_groups : str
-            Columns of ``obs`` with labels.
         source, target : str, optional
             As in :meth:`translate`.
+        source_groups, target_groups : str
+            Columns of ``obs`` with labels.
         forward : bool
             Whether a row says where the mass of a source group goes, with sum one; otherwise a
             column says where that of a target group comes from.

@@ -17,6 +17,7 @@ from torchgw._boundary.checks import check_choice, is_number
 from torchgw._errors import GraphWarning, InvalidInputError, InvalidTypeError, warn_user
 from torchgw._solve.table import Options
 from torchgw.distances import knn_graph, symmetrise
+from torchgw.distances.graph import GraphMetric
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -68,7 +69,9 @@ def check_name(argument: str, value: Any, *, none: bool = True) -> None:
         raise InvalidTypeError(f"`{argument}` must be a name; got {value!r}.")
 
 
-def check_sources(use_rep: Names, use_obsp: Names, recipe: Recipe | None) -> None:
+def check_sources(
+    use_rep: Names, use_obsp: Names, recipe: Recipe | None, metric: GraphMetric | None
+) -> None:
     """Refuse sources that contradict each other."""
     if use_rep is not None and use_obsp is not None:
         raise InvalidInputError("Pass `use_rep` or `use_obsp`, not both.")
@@ -76,6 +79,13 @@ def check_sources(use_rep: Names, use_obsp: Names, recipe: Recipe | None) -> Non
         check_choice("recipe", recipe, get_args(Recipe))
     if recipe is not None and use_obsp is not None:
         raise InvalidInputError(f"`recipe={recipe!r}` is for `use_rep`: drop `use_obsp`.")
+    if metric is not None:
+        check_choice("metric", metric, get_args(GraphMetric))
+        if recipe is None:
+            raise InvalidInputError(
+                f"`metric={metric!r}` is that of a recipe. Pass recipe='scot', or "
+                f"solve_options={{'distances': {metric!r}}} to compare these distances."
+            )
 
 
 def _names_of(argument: str, names: Names, sides: Sequence[Side]) -> list[str | None]:
@@ -98,7 +108,12 @@ def _names_of(argument: str, names: Names, sides: Sequence[Side]) -> list[str | 
 
 
 def read_spaces(
-    sides: Sequence[Side], use_rep: Names, use_obsp: Names, joint_rep: Names, recipe: Recipe | None
+    sides: Sequence[Side],
+    use_rep: Names,
+    use_obsp: Names,
+    joint_rep: Names,
+    recipe: Recipe | None,
+    metric: GraphMetric | None,
 ) -> list[Space]:
     """Read what is compared of every side."""
     argument, names = ("use_rep", use_rep) if use_obsp is None else ("use_obsp", use_obsp)
@@ -108,7 +123,7 @@ def read_spaces(
     for side, key, joint in zip(sides, keys, shared, strict=True):
         common = None if joint_rep is None else points_of(side.shown, side.adata, joint)
         if use_obsp is not None:
-            value = look_up(side.adata.obsp, key, ".obsp")
+            value = look_up(side.adata.obsp, key, f"`{side.shown}.obsp`")
             graph = scipy.sparse.issparse(value)
             if graph and str(key).endswith("connectivities"):
                 value = _steps(value, f"{side.shown}.obsp[{key!r}]")
@@ -120,7 +135,9 @@ def read_spaces(
         else:
             length = np.linalg.norm(points, axis=1, keepdims=True)
             points = np.asarray(points / np.where(length > 0, length, 1))
-            spaces.append(Space(_scot_distances(points), True, points, common))
+            spaces.append(
+                Space(_scot_distances(points, metric or "correlation"), True, points, common)
+            )
     return spaces
 
 
@@ -159,7 +176,7 @@ def points_of(
     """Read the points of one side, as a copy: what is written back must not change with them."""
     if name is None:
         name = "X_pca" if "X_pca" in adata.obsm else "X"
-    value = adata.X if name == "X" else look_up(adata.obsm, name, ".obsm")
+    value = adata.X if name == "X" else look_up(adata.obsm, name, f"`{shown}.obsm`")
     what = f"{shown}.X" if name == "X" else f"{shown}.obsm[{name!r}]"
     if value is None:
         raise InvalidInputError(f"`{what}` is None; name an entry of obsm as `use_rep`.")
@@ -202,11 +219,11 @@ def _steps(graph: Any, what: str) -> Any:
     return steps
 
 
-def _scot_distances(points: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Count the steps between points on the graph of those that correlate most."""
+def _scot_distances(points: NDArray[np.float64], metric: GraphMetric) -> NDArray[np.float64]:
+    """Count the steps between points on the graph of the nearest ones, by a metric."""
     n = len(points)
     count = min(_SCOT_NEIGHBORS, max(n // 5, 5), n) - 1
-    graph = knn_graph(points, max(count, 1), metric="correlation")
+    graph = knn_graph(points, max(count, 1), metric=metric)
     steps = dijkstra(graph, directed=False, unweighted=True)
     steps[np.isinf(steps)] = steps[np.isfinite(steps)].max()
     return np.asarray(steps / (steps.max() or 1.0))

@@ -10,7 +10,7 @@ import scipy
 from numpy.typing import NDArray
 
 from torchgw._boundary.arrays import to_numpy
-from torchgw._errors import InvalidInputError, InvalidTypeError
+from torchgw._errors import InvalidInputError, InvalidTypeError, TorchGWWarning, warn_user
 from torchgw._plans.contract import Plan
 from torchgw._results.result import GWResult
 from torchgw.anndata._spaces import Side, check_name, check_objects, is_object
@@ -85,24 +85,31 @@ class Objects:
     ) -> None:
         """Write matches with a reference, whose points are given if there are any."""
         end = self._sides[reference].adata
+        written: dict[int, list[str]] = {}
+        for side in self._sides.values():
+            _clear(side.adata, key, carried)
         for source, match in matches.items():
             start = self._sides[source].adata
             start.obsm[f"{key}_plan"] = match.entries
             if match.mapped is not None:
                 start.obsm[f"X_{key}"] = match.mapped
             columns = np.asarray(end.obs_names, dtype=object)
-            start.uns[key] = {**match.about, "plan_columns": columns}
             for name, there, back in carried:
                 ways = [(start, end, match.plan)] if there else []
                 ways += [(end, start, match.plan.T)] if back else []
                 for receiver, giver, plan in ways:
                     for suffix, values in carry(giver.obs[name], plan).items():
                         receiver.obs[f"{key}_{name}{suffix}"] = values
+                        written.setdefault(id(receiver), []).append(f"{key}_{name}{suffix}")
                     _copy_colours(giver, receiver, name, f"{key}_{name}")
+            names = np.array(written.get(id(start), []), object)
+            start.uns[key] = {**match.about, "plan_columns": columns, "carried": names}
         if points is not None:
             end.obsm[f"X_{key}"] = points
         about = {source: match.about for source, match in matches.items()}
-        end.uns[key] = about if len(about) > 1 else next(iter(about.values()))
+        names = np.array(written.get(id(end), []), object)
+        only = next(iter(about.values()))
+        end.uns[key] = about if len(about) > 1 else {**only, "carried": names}
 
 
 class Batches:
@@ -160,7 +167,8 @@ class Batches:
     def write(
         self, reference: str, points: Any, matches: dict[str, Match], carried: Carried, key: str
     ) -> None:
-        whole = self._whole
+        whole, written = self._whole, list[str]()
+        _clear(whole, key, carried)
         rows = {name: np.flatnonzero(mine) for name, mine in self._members().items()}
         there = rows[reference]
         parts = {source: match.entries.tocoo() for source, match in matches.items()}
@@ -179,8 +187,25 @@ class Batches:
             for suffix in found[0]:
                 values = [part[suffix] for part in found]
                 whole.obs[f"{key}_{name}{suffix}"] = _joined(own, suffix, values, order)
+                written.append(f"{key}_{name}{suffix}")
             _copy_colours(whole, whole, name, f"{key}_{name}")
-        whole.uns[key] = {"reference": reference, **{s: m.about for s, m in matches.items()}}
+        about = {source: match.about for source, match in matches.items()}
+        whole.uns[key] = {"reference": reference, **about, "carried": np.array(written, object)}
+
+
+def _clear(adata: AnnData, key: str, carried: Carried) -> None:
+    """Remove what an earlier alignment of this name wrote, and another may not write again."""
+    adata.obsm.pop(f"X_{key}", None)
+    adata.obsm.pop(f"{key}_plan", None)
+    adata.obsp.pop(f"{key}_plan", None)
+    before = adata.uns.get(key)
+    names = before.get("carried", ()) if isinstance(before, Mapping) else ()
+    # a column that is carried now is read first, and written over if it is written again
+    read = [name for name, _, _ in carried]
+    for name in (str(name) for name in names):
+        if name in adata.obs and name not in read:
+            del adata.obs[name]
+            adata.uns.pop(f"{name}_colors", None)
 
 
 def _joined(own: Any, suffix: str, values: list[Any], order: NDArray[np.int64]) -> Any:
@@ -220,7 +245,8 @@ def carry(column: Any, plan: Plan) -> dict[str, Any]:
     from pandas import Categorical
     from pandas.api.types import is_bool_dtype, is_numeric_dtype
 
-    if is_numeric_dtype(column) and not is_bool_dtype(column):
+    numbers = is_numeric_dtype(column) and not is_bool_dtype(column)
+    if numbers and not _are_groups(column):
         values = column.to_numpy(dtype=np.float64, na_value=np.nan)
         known = np.isfinite(values)
         table = np.column_stack([np.where(known, values, 0), known])
@@ -233,6 +259,21 @@ def carry(column: Any, plan: Plan) -> dict[str, Any]:
     best = np.nan_to_num(shares.max(axis=1))
     codes = np.where(best > 0, np.nan_to_num(shares).argmax(axis=1), -1)
     return {"": Categorical.from_codes(codes, dtype=known.dtype), "_share": best}
+
+
+def _are_groups(column: Any) -> bool:
+    """Whether whole numbers are names of groups, as there are few different ones; says so."""
+    from pandas.api.types import is_integer_dtype
+
+    if not is_integer_dtype(column) or column.nunique() ** 2 > len(column):
+        return False
+    warn_user(
+        f"`obs[{column.name!r}]` has whole numbers, {column.nunique()} different ones, and was "
+        "carried over as labels of groups. Make it .astype('category') to say so, or "
+        ".astype(float) for means.",
+        TorchGWWarning,
+    )
+    return True
 
 
 def figures(result: GWResult, warned: list[str], kept: float) -> dict[str, Any]:

@@ -166,9 +166,9 @@ def _read_inputs(options: argparse.Namespace) -> tuple[list[Side], dict[str, Any
 def align(options: argparse.Namespace) -> int:
     """Match two files and write the result."""
     inputs = options.X, options.Y, options.a, options.b, options.linear_cost
-    check_output(options.output, (".npz",), *inputs)
+    written = [check_output(options.output, (".npz",), *inputs)]
     if options.partners is not None:
-        check_output(options.partners, (".csv", ".tsv"), *inputs)
+        written.append(check_output(options.partners, (".csv", ".tsv"), *inputs))
     sides, given = _read_inputs(options)
     settings = _solve_settings(options)
     total, tol = (settings.get(name, TABLE[name].default) for name in ("max_iter", "tol"))
@@ -193,9 +193,9 @@ def align(options: argparse.Namespace) -> int:
         print(f"iterations       {result.n_iters}")
         for place, item in enumerate(result.alternatives[1:], start=1):
             print(f"alternative {place}    value {item.value:.6g}: {item.relation or item.label}")
-        print(f"written          {options.output}")
+        print(written[0])
         if options.partners is not None:
-            print(f"written          {options.partners}, {len(sides[0].points)} rows")
+            print(f"{written[1]}, {len(sides[0].points)} rows")
     if not (result.converged and complete):
         return EXIT_INCOMPLETE
     return EXIT_DOUBTFUL if result.is_ambiguous or result.doubt else EXIT_CONVERGED

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 import torchgw
-from torchgw._boundary.archive import check_writable, written_whole
+from torchgw._boundary.archive import written_whole
 from torchgw._boundary.arrays import to_numpy
 from torchgw._boundary.console import progress
 from torchgw._errors import InvalidInputError, UnsupportedError
@@ -275,11 +275,11 @@ def _labels(options: argparse.Namespace, shape: tuple[int, int]) -> Any:
 
 def _plot(options: argparse.Namespace) -> int:
     """Draw a result."""
-    _check_picture(options.output)
+    written = _check_picture(options.output)
     result = _alignment(options.result)
     _save_picture(_draw(result, options), options.output, dpi=150)
     if not options.quiet:
-        print(f"written          {options.output}")
+        print(written)
     return 0
 
 
@@ -322,13 +322,13 @@ def _draw(result: GWResult, options: argparse.Namespace) -> Any:
 
 def _transform(options: argparse.Namespace) -> int:
     """Map new points."""
-    check_output(options.output, (".npy", ".csv", ".tsv"), options.result, options.points)
+    written = check_output(options.output, (".npy", ".csv", ".tsv"), options.result, options.points)
     result = _alignment(options.result)
     points = read_array(options.points)
     mapped = result.inverse_transform(points) if options.inverse else result.transform(points)
     write_array(options.output, mapped)
     if not options.quiet:
-        print(f"written          {options.output}, {mapped.shape[0]} points")
+        print(f"{written}, {mapped.shape[0]} points")
     return 0
 
 
@@ -348,20 +348,20 @@ def _certify(options: argparse.Namespace) -> int:
     return 0
 
 
-def _check_picture(path: Path) -> None:
-    """Refuse a picture that could not be drawn or written, before the work."""
+def _check_picture(path: Path) -> str:
+    """Refuse a picture that could not be drawn or written, before the work; see check_output."""
     if find_spec("matplotlib") is None:
         raise UnsupportedError(
             "This draws with matplotlib, which is not installed: run `pip install matplotlib`."
         )
     from matplotlib.figure import Figure
 
-    check_writable(path)
     kinds = Figure().canvas.get_supported_filetypes()
     if path.suffix[1:].lower() not in kinds:
         raise InvalidInputError(
             f"cannot write {path}: pictures are {', '.join(sorted(kinds))} files."
         )
+    return check_output(path, tuple(f".{kind}" for kind in kinds))
 
 
 def _benchmark(options: argparse.Namespace) -> int:
@@ -403,7 +403,7 @@ def _warmup(options: argparse.Namespace) -> int:
 
 def _demo(options: argparse.Namespace) -> int:
     """Match a spiral with a Swiss roll, report and draw."""
-    _check_picture(options.output)
+    written = _check_picture(options.output)
     from torchgw.plotting import plot_demo
 
     X, Y, angles = _curves(options, options.seed)
@@ -421,7 +421,7 @@ def _demo(options: argparse.Namespace) -> int:
         print(f"marginal error   {result.marginal_error:.2e}")
         print(f"time             {seconds:.2f} s")
         print(f"status           {result.status.name}: {result.status.advice}")
-        print(f"written          {options.output}")
+        print(written)
     return 0 if result.converged else 1
 
 

@@ -141,8 +141,11 @@ def _read_text(path: Path) -> str:
         raise InvalidInputError(f"{path}: not a readable gzip file: {error}") from error
 
 
-def check_output(path: Path, forms: tuple[str, ...], *inputs: str | None) -> None:
-    """Refuse an output that cannot be written, is an input, or has the name of another form."""
+def check_output(path: Path, forms: tuple[str, ...], *inputs: str | None) -> str:
+    """Refuse an output that cannot be written, is an input, or has the name of another form.
+
+    Returns what is printed once it is written: whether over a file that was there.
+    """
     check_writable(path)
     if path.suffix.lower() not in forms:
         raise InvalidInputError(
@@ -152,6 +155,7 @@ def check_output(path: Path, forms: tuple[str, ...], *inputs: str | None) -> Non
     for name in inputs:
         if name is not None and path.exists() and _split(name)[0].resolve() == path.resolve():
             raise InvalidInputError(f"cannot write {path}: it is the input {name}.")
+    return f"{'written over' if path.exists() else 'written':<17}{path}"
 
 
 def write_array(path: Path, array: NDArray[Any]) -> None:

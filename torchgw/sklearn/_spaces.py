@@ -4,16 +4,29 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+import scipy
 import torch
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.utils.validation import check_is_fitted
 
-from torchgw._boundary.arrays import to_numpy
+from torchgw._boundary.arrays import to_numpy, to_tensor
+from torchgw._boundary.cache import content_key
 from torchgw._boundary.checks import check_positive, named_fields
+from torchgw._boundary.graphs import as_graph
 from torchgw._errors import InvalidTypeError
 from torchgw._many.pairwise import pairwise
+from torchgw._problem.linear_term import FeatureMetric
 from torchgw._problem.named import DistanceName, ScaleName
+from torchgw._problem.signatures import features_of_all
+from torchgw.distances.base import DistanceProvider
+
+# Values of pairs by their contents and options.
+_known: dict[tuple[Any, Any], float] = {}
+# How many of them are kept: 100 MB. A choice. [L1370]
+_MOST_KNOWN = 2**18
+# Options that a value does not depend on, and features, whose numbers count.
+_APART = ("features", "n_jobs")
 
 
 @named_fields
@@ -27,8 +40,16 @@ class GWDistance(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
     Parameters
     ----------
-    distances, n_neighbors, scale, epsilon, n_init, polish, n_jobs, device
+    features : str, optional
+        Name of an attribute of the nodes of all graphs, or of signatures, for a fused problem.
+        Numbers are divided by their spread over the nodes of the spaces of ``fit``.
+    distances, feature_metric, alpha, n_neighbors, scale, epsilon, n_init, polish, n_jobs, device
         See :func:`torchgw.pairwise`.
+
+    Notes
+    -----
+    Values are kept while the process lives, under the contents of two spaces and the options: a
+    search over ``gamma`` and the parameters of an SVM computes each pair once.
 
     Examples
     --------
@@ -46,6 +67,9 @@ class GWDistance(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     """
 
     distances: DistanceName | tuple[Any, Any] = "auto"
+    features: str | None = None
+    feature_metric: FeatureMetric = "sqeuclidean"
+    alpha: float | None = None
     n_neighbors: int | None = None
     scale: ScaleName | None = "auto"
     epsilon: float | Literal["auto"] = "auto"
@@ -72,10 +96,45 @@ class GWDistance(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         return self._from_values(values)
 
     def _values(self, Xs: list[Any], Ys: list[Any] | None) -> NDArray[np.float64]:
+        """Compute the values of all pairs, (N, M), that are not known yet."""
         options = self.get_params(deep=False)
         options.pop("gamma", None)
-        values = pairwise(Xs, Ys, **options, progress=False)
-        return np.maximum(np.asarray(to_numpy(values), np.float64), 0)
+        spaces = [*Xs, *(Ys or ())]
+        features = None if self.features is None else self._features(spaces)
+        if features is not None:
+            first, second = features[: len(Xs)], features[len(Xs) :]
+            options["features"] = first if Ys is None else (first, second)
+        asked = repr([(name, options[name]) for name in sorted(options) if name not in _APART])
+        contents = [
+            _content(space, None if features is None else features[place], asked)
+            for place, space in enumerate(spaces)
+        ]
+        rows, columns = contents[: len(Xs)], contents if Ys is None else contents[len(Xs) :]
+        places = [
+            (i, j) for i in range(len(rows)) for j in range(i if Ys is None else 0, len(columns))
+        ]
+        keys = [(rows[i], columns[j]) for i, j in places]
+        found = {key: _known[key] for key in keys if key in _known}
+        missing = {key: place for key, place in zip(keys, places, strict=True) if key not in found}
+        if missing:
+            pairs = np.array(list(missing.values()))
+            values = to_numpy(pairwise(Xs, Ys, pairs=pairs, **options, progress=False))
+            found |= zip(missing, np.maximum(values, 0).tolist(), strict=True)
+        _keep(found)
+        table = np.empty((len(rows), len(columns)))
+        for (i, j), key in zip(places, keys, strict=True):
+            table[i, j] = found[key]
+            if Ys is None:
+                table[j, i] = found[key]
+        return table
+
+    def _features(self, spaces: list[Any]) -> list[torch.Tensor]:
+        """Read features by name, divided as those of the spaces of ``fit``."""
+        name = str(self.features)
+        fitted = [(f"X[{place}]", space, None) for place, space in enumerate(self.spaces_)]
+        _, scaling = features_of_all(name, fitted, "None")
+        listed = [(f"X[{place}]", space, None) for place, space in enumerate(spaces)]
+        return features_of_all(name, listed, "None", scaling)[0]
 
     def _learn(self, values: NDArray[np.float64]) -> None:
         """Take what is needed from the values among the spaces of ``fit``."""
@@ -96,7 +155,9 @@ class GWKernel(GWDistance):
     ----------
     gamma : float or None
         One over the median value between different spaces of ``fit`` by default.
-    distances, n_neighbors, scale, epsilon, n_init, polish, n_jobs, device
+    features, distances, feature_metric, alpha, n_neighbors, scale, epsilon, n_init, polish, n_jobs
+        See :class:`GWDistance`.
+    device : torch.device or str, optional
         See :func:`torchgw.pairwise`.
     """
 
@@ -125,6 +186,28 @@ class GWKernel(GWDistance):
 
     def _from_values(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         return np.exp(-(self.gamma or self.gamma_) * values)
+
+
+def _content(space: Any, features: torch.Tensor | None, asked: str) -> Any:
+    """Make a key of what a space holds and of the options; one of its own for a provider."""
+    if isinstance(space, DistanceProvider):
+        return object()
+    graph = as_graph("X", space, directed=True)
+    if graph is None:
+        parts = [to_tensor("X", space)]
+    else:
+        table = scipy.sparse.csr_array(graph)
+        parts = [torch.from_numpy(part) for part in (table.indptr, table.indices, table.data)]
+    return content_key("space", *parts, *([] if features is None else [features]), asked)
+
+
+def _keep(found: dict[Any, float]) -> None:
+    """Keep values, the latest ones last, and drop the oldest."""
+    for key, value in found.items():
+        _known.pop(key, None)
+        _known[key] = value
+    for key in list(_known)[: max(0, len(_known) - _MOST_KNOWN)]:
+        del _known[key]
 
 
 def _listed(spaces: Any) -> list[Any]:
