@@ -113,13 +113,15 @@ class Pace:
         return self._most, self._tolerance(wanted) if at_target else ANNEALING_TOLERANCE
 
     def until_met(self, inner: SinkhornResult, prepared: PreparedProblem) -> SinkhornResult:
-        """Go on with a linear problem until its plan meets both marginals, if time is left."""
+        """Go on with a linear problem until its plan nearly meets both marginals, if time is left."""
         # a plan far from its marginals is no place to linearise at: a solve that began at an
         # optimum would leave it. Others look for one meanwhile.
         left = self._setting.options.inner_max_iter - inner.n_iters
-        if not self._setting.anneal.held or inner.error <= _MET or left <= 0:
+        if not self._setting.anneal.held or inner.error <= ANNEALING_TOLERANCE or left <= 0:
             return inner
-        more = solve_linear(self._setting, prepared, inner.potentials, max_iter=left, tol=_MET)
+        more = solve_linear(
+            self._setting, prepared, inner.potentials, max_iter=left, tol=ANNEALING_TOLERANCE
+        )
         return more._replace(n_iters=inner.n_iters + more.n_iters, converged=False)
 
     def _tolerance(self, wanted: float) -> float:
