@@ -365,7 +365,7 @@ def test_metadata() -> None:
 
 def test_console_script() -> None:
     (script,) = importlib.metadata.entry_points(group="console_scripts", name="torchgw")
-    assert script.value == "torchgw.cli:main"
+    assert script.value == "torch_gromov.cli:main"
 
 
 def test_the_name_of_another_project_is_not_ours_to_install() -> None:
