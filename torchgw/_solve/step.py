@@ -113,7 +113,7 @@ class Pace:
         return self._most, self._tolerance(wanted) if at_target else ANNEALING_TOLERANCE
 
     def until_met(self, inner: SinkhornResult, prepared: PreparedProblem) -> SinkhornResult:
-        """Go on with a linear problem until its plan nearly meets its marginals, if time is left."""
+        """Go on with a linear problem until its plan nearly meets its marginals, if time allows."""
         # a plan far from its marginals is no place to linearise at: a solve that began at an
         # optimum would leave it. Others look for one meanwhile.
         left = self._setting.options.inner_max_iter - inner.n_iters
