@@ -16,12 +16,7 @@ from torchgw._certify.cuts import ACTIVE, CuttingPlanes
 from torchgw._certify.question import Array, Question
 from torchgw._certify.tables import Bound, Lifting, eigenvalues, in_order
 from torchgw._certify.transport import Transport
-
-# Products of factors that cutting planes take, pairs of points that a lifting takes, and points
-# whose distances are sorted or decomposed. [L1355]
-_PRODUCTS = 144
-_LIFTED = 3_600
-_SORTED = 2_500
+from torchgw._problem.limits import limits_of
 
 
 @dataclass(frozen=True)
@@ -144,18 +139,18 @@ def _bounds(
     device: torch.device,
 ) -> Iterator[tuple[Bound, Array]]:
     """Compute one bound after another, the cheap ones first; beside each a plan."""
-    n, m = question.shape
+    (n, m), limits = question.shape, limits_of(device)
     zero = 0.0 if question.M is None else (1 - question.alpha) * float(question.M.min())
     yield Bound("squares", zero, {}), plan
     # a concave objective is least at a matching
     exchanged = matchings or (question.is_assignment and question.is_concave)
-    if max(n, m) <= _SORTED:
+    if max(n, m) <= limits.sorted_points:
         yield in_order(question, matchings=exchanged), plan
         if question.is_symmetric:
             yield eigenvalues(question), plan
     target = question.value(plan)
-    lifted = n * m <= _LIFTED and question.alpha > 0
-    few = question.alpha > 0 and question.is_symmetric and question.products <= _PRODUCTS
+    lifted = n * m <= limits.lifted and question.alpha > 0
+    few = question.alpha > 0 and question.is_symmetric and question.products <= limits.cut_products
     # first what follows all numbers of the problem; the other goes on from where it ends
     ways = [name for name, possible in (("lift", lifted), ("cut", few)) if possible]
     if few and question.products <= ACTIVE:

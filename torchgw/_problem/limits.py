@@ -102,6 +102,14 @@ class Limits(NamedTuple):
     matched_points: int
     exchanged_rows: int
 
+    # Certificates. Points of a side at most; points up to which distances are sorted and
+    # decomposed, pairs of points up to which they are lifted, and products of factors up to which
+    # cutting planes are tried. [L1355]
+    certified_points: int
+    sorted_points: int
+    lifted: int
+    cut_products: int
+
     def stores(self, n: int, m: int) -> bool:
         """Whether a table that no factors stand for is kept."""
         return n * m <= self.kept_tables
@@ -132,6 +140,7 @@ CPU = Limits(
     open_chains=4, open_least=2**14, open_most=2**16,
     batch_searched=2**10, edges=200_000,
     improved_points=1_500, improved_triples=2_000_000, matched_points=128, exchanged_rows=2_048,
+    certified_points=5_000, sorted_points=2_500, lifted=3_600, cut_products=144,
 )  # fmt: skip
 CUDA = CPU._replace(
     dense=40e6, triples=2e9, most_triples=1e11, half=2e6,

@@ -12,14 +12,12 @@ from torchgw._certify.certificate import Certificate, make_certificate
 from torchgw._certify.question import Array, Question
 from torchgw._errors import UnsupportedError
 from torchgw._plans.transport import round_to_marginals
+from torchgw._problem.limits import limits_of
 from torchgw._problem.problem import stored_matrix
 from torchgw._results.mapping import Extension
 from torchgw._typing import Marginals
 from torchgw.distances.new_points import Space
 from torchgw.distances.precomputed import DirectedDistance
-
-# Points of a side at most: whole tables of them are decomposed and transported. [L1355]
-_POINTS = 5_000
 
 
 def certify(
@@ -70,9 +68,10 @@ def _check(extension: Extension, weights: Marginals) -> None:
             "`certify` is for strict marginals; this solve had `unbalanced` or `mass`. Solve "
             "without them to certify the balanced problem."
         )
-    if max(map(len, weights)) > _POINTS:
+    most = limits_of(weights.a.device).certified_points
+    if max(map(len, weights)) > most:
         raise UnsupportedError(
-            f"`certify` takes up to {_POINTS:,} points a side; here are {len(weights.a):,} and "
+            f"`certify` takes up to {most:,} points a side; here are {len(weights.a):,} and "
             f"{len(weights.b):,}. Use `result.lower_bound`, or certify a sample of the points."
         )
     for side, (name, space) in enumerate(zip("XY", extension.spaces, strict=True)):

@@ -258,7 +258,7 @@ def _improved(
         Trial(name_of(origin, labels), epsilon, objective, value, seconds, "refined")
         for objective, value, origin in zip(*map(Tensor.tolist, members[1:]), strict=True)
     ]
-    plans = members.plans[:, :n, :m].to(world.base.device)
+    plans = members.plans[:, :n, :m]
     weights = world.problem.source.weights, world.problem.target.weights
     first = world.take("", plans[0])
     world.settle([first], low)
