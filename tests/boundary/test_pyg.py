@@ -96,7 +96,7 @@ def test_what_is_refused():
     graph = ladder()
     one_way = pyg.data.Data(edge_index=torch.tensor([[0, 1], [1, 2]]), num_nodes=3)
     with pytest.raises(InvalidInputError, match="must be symmetric"):
-        align(one_way, graph)
+        align(one_way, one_way)
     with pytest.raises(InvalidTypeError, match=r"must be the edges.*data.x or data.pos"):
         align(pyg.data.Data(pos=torch.ones(3, 2)), graph)
     hetero = pyg.data.HeteroData()

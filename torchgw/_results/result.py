@@ -255,11 +255,15 @@ class GWResult(Result):
     def is_ambiguous(self) -> bool:
         """Whether another match costs nearly the same: ``ambiguity`` above 0.9.
 
-        One that is almost the first, whose points lie as if none had been turned, is no other.
+        One that sends no point elsewhere than the first is no other.
         """
         # NaN is not above it
         near = self.ambiguity > _AMBIGUOUS and len(self.alternatives) > 1
-        return near and not self.alternatives[1].relation.startswith("almost the first")
+        return near and any(
+            other.relation != "almost the first"
+            for other in self.alternatives[1:]
+            if other.value <= self.alternatives[1].value
+        )
 
     @property
     def n_iters(self) -> int:
