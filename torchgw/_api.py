@@ -35,6 +35,7 @@ from torchgw._search.alternatives import SearchName
 from torchgw._search.batch import Searched
 from torchgw._solve.options import Options as SolverOptions
 from torchgw._solve.outcome import Asked
+from torchgw._solve.overlap import solve_overlap
 from torchgw._solve.passes import solve_problem
 from torchgw._solve.pipeline import strategy_of
 from torchgw._solve.route import Route
@@ -93,7 +94,7 @@ def solve(
     time_limit: float | None = None,
     tol: float = 1e-5,
     unbalanced: float | tuple[float, float] | None = None,
-    mass: float | None = None,
+    mass: float | Literal["auto"] | None = None,
     regularization: Regularization = "entropic",
     polish: bool | None = None,
     device: torch.device | str | int | None = None,
@@ -190,9 +191,10 @@ def solve(
         inf is a strict marginal and 0 a free one: ``(inf, 0)`` is the semi-relaxed problem. Unless
         a side is strict, the mass of the plan is part of the answer; with ``alpha=0`` the penalty
         is 2 rho KL(P1 | a).
-    mass : float in (0, 1], optional
+    mass : float in (0, 1] or "auto", optional
         Partial transport: exactly this share of the mass is moved, and no point gives or takes more
-        than its weight.
+        than its weight. ``"auto"`` solves for 19 shares, each from its neighbour, and returns the
+        last one before more mass costs more by far: see ``report.masses``.
     regularization : {"entropic", "proximal"}
         ``"proximal"`` replaces KL(P | a x b) by KL(P | last plan), which vanishes at the end: the
         plan becomes sharp. ``epsilon`` is then the weight of a step; ``result.epsilon`` that of an
@@ -288,6 +290,7 @@ def _solve(
         differentiable=differentiable,
         polish=asked.polish,
         unbalanced_type=squares,
+        mass=asked.mass if isinstance(asked.mass, str) else None,
     )
     X, Y, D_X, D_Y, M, a, b, features = share_inputs(
         asked.distributed, X=X, Y=Y, D_X=D_X, D_Y=D_Y, M=M, a=a, b=b, features=features
@@ -396,8 +399,10 @@ def _solve(
             if _explaining.get():
                 # for explain(), which is the only one to ask for it, and returns it
                 return cast("GWResult", strategy_of(question).route)
-            squared = options.rule is not None and options.rule.squares
-            outcome = (solve_squares if squared else solve_problem)(question, recorder)
+            rule = options.rule
+            squared, chosen = (rule.squares, rule.chosen) if rule is not None else (False, False)
+            way = solve_squares if squared else solve_overlap if chosen else solve_problem
+            outcome = way(question, recorder)
             if pair is not None:
                 sides = sides.featured(pair, asked.feature_metric)
             result = make_result(outcome, problem, sides, seed)

@@ -38,6 +38,7 @@ __all__ = [
     "plot_confusion",
     "plot_convergence",
     "plot_demo",
+    "plot_masses",
     "plot_match",
     "plot_plan",
     "plot_points",
@@ -403,6 +404,26 @@ def plot_convergence(result: GWResult, *, ax: Axes | None = None) -> Axes:
     ax.set_title(f"{ended}, objective {result.report.objective:.4g}, value {result.value:.4g}")
     handles = [*ax.get_lines(), *right.get_lines()]
     right.legend(handles=handles, frameon=False, fontsize="small", loc="upper right")
+    return ax
+
+
+@reject_unknown
+def plot_masses(result: GWResult, *, ax: Axes | None = None) -> Axes:
+    """Draw what more mass costs, and the share that ``mass="auto"`` has chosen.
+
+    The cost is the mean one of what each share of the mass adds to the one before it, on a
+    logarithmic scale.
+    """
+    _check_result(result, "report")
+    masses = result.report.masses
+    if masses is None:
+        raise InvalidInputError("`result` is of one mass: solve with mass='auto' to compare some.")
+    ax = ax or _new_axes(2)
+    ax.semilogy(masses["shares"], masses["added"], ".-", label="cost of what is added")
+    ax.axvline(masses["chosen"], linestyle="--", color="0.4", label="chosen")
+    ax.set(xlabel="share of the mass", ylabel="cost")
+    ax.set_title(f"{masses['chosen']:.0%} of the mass match")
+    ax.legend(frameon=False, fontsize="small")
     return ax
 
 

@@ -151,5 +151,10 @@ def read_polish(value: Any) -> float:
 
 def _share(value: Any) -> float:
     """Read the mass that one problem moves."""
-    check_marginal_rule(None, value)
+    rule = check_marginal_rule(None, value)
+    if rule is not None and rule.chosen:
+        raise UnsupportedError(
+            "mass='auto' compares many masses of one problem, which batches do not. Pass numbers, "
+            "or loop over torchgw.solve."
+        )
     return 1.0 if value is None else float(value)

@@ -19,6 +19,8 @@ _LARGEST_SUM = 175.0
 # Penalty, over the natural scale, from which on marginals are taken as strict: it would let plans
 # miss them by 1e-8, and errors within the tolerances would weigh more than the cost. [L1061]
 STRICT = 1e8
+# The first share of the mass that is tried where it is to be chosen.
+_FIRST = 0.5
 
 
 def is_assignment(marginals: Marginals) -> bool:
@@ -36,6 +38,8 @@ class MarginalRule:
     rho: tuple[float, float] = (math.inf, math.inf)
     # Mass that a partial plan moves, with P1 <= a and P'1 <= b; None for other problems.
     mass: float | None = None
+    # Whether that mass is only the first of many, of which the objective chooses.
+    chosen: bool = False
     # Sums of the weights as they were given, where a penalty holds them; they are divided by these.
     totals: tuple[float, float] = (1.0, 1.0)
     # Whether the penalty of a side is |P1 x P1 - a x a|^2 / 2 in place of the divergence.
@@ -104,10 +108,12 @@ def check_marginal_rule(
                 "`unbalanced` relaxes marginals by a penalty and `mass` by a bound. Pass one of "
                 "them."
             )
+        if isinstance(mass, str) and mass == "auto":
+            return MarginalRule(mass=_FIRST, chosen=True)
         if not is_number(mass) or not 0 < mass <= 1:
             raise InvalidInputError(
-                "`mass` must be the share of the mass that a partial plan moves, in (0, 1]; got "
-                f"{mass!r}."
+                "`mass` must be the share of the mass that a partial plan moves, in (0, 1], or "
+                f"'auto'; got {mass!r}."
             )
         return MarginalRule(mass=float(mass)) if mass < 1 else None
     if unbalanced is None:

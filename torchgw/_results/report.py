@@ -81,6 +81,11 @@ class Report:
         Of a large problem that was solved on cells of near points: the number of ``cells`` of each
         side; the ``tolerance`` for the ``marginal_error``, which was ``measured`` at so many points
         of each side; and ``value_change``, the relative change of the value since the cells before.
+    masses : dict or None
+        Where ``mass="auto"`` was asked for: the ``shares`` of the mass that were tried, what each
+        ``added`` to the one before it (the mean cost of a pair of points, of a point for a linear
+        cost), the ``chosen`` share, by how many times the cost rises there as ``step``, and how
+        clearly as ``contrast`` (from 7.5 on; infinite if all of the mass matches).
     route : str
         What was chosen before the solve and why, and what it was expected to take, as
         :func:`torchgw.explain` says it; empty in files of earlier versions.
@@ -108,6 +113,7 @@ class Report:
     distances: Chosen | None = None
     resolution: dict[str, Any] | None = None
     route: str = ""
+    masses: dict[str, Any] | None = None
 
     @classmethod
     def of(cls, outcome: Outcome, problem: Problem, sides: Spaces) -> "Report":
@@ -139,6 +145,7 @@ class Report:
             tiles=tiles._asdict() if tiles else None,
             resolution=outcome.resolution and outcome.resolution._asdict(),
             route=str(outcome.route),
+            masses=outcome.overlap and outcome.overlap._asdict(),
         )
 
     def log(self) -> Log:

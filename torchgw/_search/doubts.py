@@ -41,6 +41,10 @@ WHY_OPEN = {
     "thorough": "{count} starts, followed on all points, did not agree on an optimum; there may be "
     "a better one. See `result.trials`; pass a larger `n_init` to search longer.",
 }
+WHY_NO_ELBOW = (
+    "The cost of more mass rises without a break, so how much of the two sides matches is open: "
+    "{share:g} of the mass was taken. See `result.report.masses`; pass the `mass` that you know."
+)
 WHY_UNSEARCHED = (
     "This problem was solved from a single start, as those of more points are in a batch; there "
     "may be a better optimum. Pass it to torchgw.solve, or n_init=16."

@@ -74,6 +74,16 @@ class Options(table.Options):
                     f"`unbalanced_type='l2'` solves for some penalties by entropy, and {reason}. "
                     "Leave one of them out."
                 )
+        several = {
+            "`differentiable` follows one": differentiable,
+            "`checkpoint` keeps one": checkpoint,
+        }
+        for reason, holds in several.items():
+            if self.rule.chosen and holds:
+                raise UnsupportedError(
+                    f"mass='auto' makes a solve for each of many masses, and {reason}. Pass the "
+                    "number that mass='auto' finds without it, `result.report.mass`."
+                )
         relaxed = "`unbalanced`" if self.rule.mass is None else "`mass`"
         if self.regularization == "proximal":
             raise UnsupportedError(
@@ -97,7 +107,12 @@ class Options(table.Options):
             )
 
     def check_search(self, *, given: bool, crossed: bool) -> None:
-        """Refuse a thorough search where none would be made."""
+        """Refuse a thorough search where none would be made, and a start of many masses."""
+        if given and self.rule is not None and self.rule.chosen:
+            raise UnsupportedError(
+                "mass='auto' begins each of its masses at the plan of another. Leave `init` out, "
+                "or pass the mass of that plan."
+            )
         if self.search != "thorough":
             return
         why = {

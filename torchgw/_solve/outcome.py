@@ -56,6 +56,16 @@ class Ending(NamedTuple):
     unpolished: TransportPlan | None  # the plan of the last cost, if ``plan`` is a polished one
 
 
+class Overlap(NamedTuple):
+    """What more mass costs, and how much of it was chosen."""
+
+    shares: tuple[float, ...]  # of the mass, ascending
+    added: tuple[float, ...]  # mean cost of what each share adds to the one before it
+    chosen: float
+    step: float  # by how many times the cost rises there; 1 if all mass was chosen
+    contrast: float  # the logarithm of that, over how far logarithms of costs lie from two lines
+
+
 class Outcome(NamedTuple):
     """Everything that a result is made from."""
 
@@ -70,6 +80,7 @@ class Outcome(NamedTuple):
     known: Linearised  # the cost of the plan, by which new points are mapped
     resolution: Resolution | None  # of a problem that was solved on cells
     route: Route  # that was chosen before anything was solved
+    overlap: Overlap | None = None  # how much of the mass matches, if that was asked
 
 
 def finish(

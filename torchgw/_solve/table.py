@@ -248,9 +248,9 @@ class Parameters:
         'What ``unbalanced`` weighs. ``"l2"`` is |P1 x P1 - a x a|^2 / 2, as in POT; the entropy '
         "stays KL. For about the same plan rho is larger by a factor n m.",
     )  # fmt: skip
-    mass: float | None = _common(
+    mass: float | Literal["auto"] | None = _common(
         None, lambda _, value: check_marginal_rule(None, value),
-        "Share of the mass to move, at the least cost.",
+        'Share of the mass to move, at the least cost; ``"auto"`` finds how much matches.',
     )  # fmt: skip
     regularization: Regularization = _common(
         "entropic", _one_of(Regularization),

@@ -1,0 +1,148 @@
+"""``mass="auto"``: the share of the mass that matches, where the cost of more leaves its level.
+
+Plans that move more and more mass are solved, each from its neighbour's. As long as there are
+points left whose distances agree, the next part of the mass adds pairs that cost what the pairs
+before them do; beyond the overlap they cost more by far. The share that is chosen is where the
+logarithm of the added cost, which two straight lines describe, breaks.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchgw._problem.marginals import MarginalRule
+from torchgw._search.alternatives import Search
+from torchgw._search.doubts import WHY_NO_ELBOW, WHY_TIME
+from torchgw._solve.outcome import Asked, Outcome, Overlap
+from torchgw._solve.passes import solve_problem
+from torchgw._solve.state import Recorder
+from torchgw._tensors.deadline import is_over
+
+# Shares of the mass that are tried, and those of them at which a search begins. [L1386]
+SHARES = tuple(k / 20 for k in range(2, 21))
+_SEARCHED = (0.5, 1.0)
+# Relative difference of objectives up to which two paths have met: far above tolerances. [L1386]
+_SAME = 1e-5
+# Costs that differ by no more than this factor are on one level: all of the mass matches. [L1386]
+_FLAT = 4.0
+# A break is clear if the logarithm rises there by so many times what the two lines leave, which is
+# this at least: where nothing matches costs rise everywhere, and not more evenly. [L1386]
+_CLEAR, _EXACT = 7.5, 0.01
+# Costs below this share of the largest are no different from it: logarithms of nothing. [L1386]
+_LEAST = 1e-4
+
+
+def solve_overlap(asked: Asked, recorder: Recorder) -> Outcome:
+    """Solve for the share of the mass that matches."""
+    ends: dict[float, Outcome] = {}
+    for first in _SEARCHED:
+        if ends and is_over():
+            break
+        _take(ends, first, solve_problem(_moving(asked, first), Recorder()))
+        for path in (_below(first), _above(first)):
+            near = ends[first]
+            for share in path:
+                if is_over():
+                    break
+                near = _from_neighbour(asked, share, near)
+                if _take(ends, share, near):
+                    # from here on both paths are one
+                    break
+    found = _elbow(ends, asked.problem.alpha)
+    best = ends[found.chosen]
+    recorder.history, recorder.timings = best.recorder.history, best.recorder.timings
+    doubt = ""
+    if len(ends) < len(SHARES):
+        doubt = WHY_TIME
+    elif found.contrast < _CLEAR:
+        doubt = WHY_NO_ELBOW.format(share=found.chosen)
+    if doubt:
+        search = best.search or Search((), math.nan)
+        best = best._replace(search=search._replace(doubt=doubt))
+    return best._replace(recorder=recorder, overlap=found)
+
+
+def _below(first: float) -> Iterator[float]:
+    return (share for share in reversed(SHARES) if share < first)
+
+
+def _above(first: float) -> Iterator[float]:
+    return (share for share in SHARES if share > first)
+
+
+def _moving(asked: Asked, share: float) -> Asked:
+    """Ask for a plan that moves a share of the mass."""
+    rule = MarginalRule(mass=share) if share < 1 else None
+    return asked._replace(options=replace(asked.options, rule=rule))
+
+
+def _from_neighbour(asked: Asked, share: float, near: Outcome) -> Outcome:
+    """Solve for a share from the plan of another one."""
+    plan = near.ending.plan.to_dense()
+    begun = _moving(asked, share)._replace(init=plan / plan.sum(), made=())
+    options = replace(begun.options, told="all", n_init=None)
+    found = solve_problem(begun._replace(options=options), Recorder())
+    return found._replace(search=near.search)
+
+
+def _take(ends: dict[float, Outcome], share: float, found: Outcome) -> bool:
+    """Keep the lower one of two ends of a share; return whether they are the same."""
+    before = ends.setdefault(share, found)
+    here, there = _objective(found), _objective(before)
+    if here < there:
+        ends[share] = found
+    return before is not found and abs(here - there) <= _SAME * abs(there)
+
+
+def _objective(found: Outcome) -> float:
+    ending = found.ending
+    return ending.evaluation.objective(found.strategy.problem.alpha, ending.epsilon)
+
+
+def _elbow(ends: dict[float, Outcome], alpha: float) -> Overlap:
+    """Choose the share, by what each adds to the one before it."""
+    shares = np.array(sorted(ends))
+    found = [ends[share].ending.evaluation for share in shares]
+    pairs, points = np.diff(shares**2, prepend=0), np.diff(shares, prepend=0)
+    quadratic = np.array([one.quadratic.value for one in found])
+    if alpha == 1:
+        # a part of a plan of more mass is a plan too, whose pairs cost the same
+        each = quadratic / shares**2
+        quadratic = np.minimum.accumulate(each[::-1])[::-1] * shares**2
+    linear = np.array([one.linear for one in found])
+    added = alpha * np.diff(quadratic, prepend=0) / pairs
+    added += (1 - alpha) * np.diff(linear, prepend=0) / points
+    place, step, contrast = elbow(shares, added)
+    parts = tuple(shares.tolist()), tuple(added.tolist())
+    return Overlap(*parts, float(shares[place]), step, contrast)
+
+
+def elbow(shares: NDArray[np.float64], added: NDArray[np.float64]) -> tuple[int, float, float]:
+    """Find the last share before the added cost leaves its level; tell how far it rises there.
+
+    That is by how many times, and how clearly. If the cost stays on its level it is the last share.
+    """
+    logs = np.log(np.maximum(added, _LEAST * max(added.max(), np.finfo(float).tiny)))
+    last = len(shares) - 1
+    if logs.max() - logs.min() <= math.log(_FLAT):
+        return last, 1.0, math.inf
+    best, place, rise = math.inf, last, 0.0
+    for count in range(1, last + 1):
+        (before, left), (after, right) = (
+            _line(shares[part], logs[part], shares[count])
+            for part in (slice(count), slice(count, None))
+        )
+        if left + right < best:
+            best, place, rise = left + right, count - 1, after - before
+    spread = max(_EXACT, math.sqrt(best / max(1, len(shares) - 4)))
+    return place, math.exp(rise), rise / spread
+
+
+def _line(x: NDArray[np.float64], y: NDArray[np.float64], at: float) -> tuple[float, float]:
+    """Fit a line; return its value at a place, and the sum of squares that it leaves."""
+    slope = float(np.polyfit(x, y, 1)[0]) if len(x) > 1 else 0.0
+    middle = float(y.mean() - slope * x.mean())
+    return middle + slope * at, float(((y - middle - slope * x) ** 2).sum())
