@@ -29,7 +29,7 @@ from torchgw._problem.named import DistanceName, ScaleName
 from torchgw._problem.problem import Problem
 from torchgw._problem.providers import DistanceOptions, build_providers
 from torchgw._problem.signatures import SignatureName, is_signature, named_features
-from torchgw._results.result import GWResult, make_result
+from torchgw._results.result import GWResult, make_result, warn_of_little_mass
 from torchgw._search.agreement import agreement
 from torchgw._search.alternatives import SearchName
 from torchgw._search.batch import Searched
@@ -41,7 +41,7 @@ from torchgw._solve.pipeline import strategy_of
 from torchgw._solve.route import Route
 from torchgw._solve.squares import solve_squares
 from torchgw._solve.state import Checkpoint, Recorder
-from torchgw._solve.strategy import check_known, heavy_as_strict
+from torchgw._solve.strategy import check_known, heavy_as_strict, in_units_of_cost
 from torchgw._solve.table import (
     FORMER,
     TABLE,
@@ -386,6 +386,8 @@ def _solve(
         )
         linear = linear_cost(M, pair, asked.feature_metric, (source.n, target.n), where)
         problem = Problem(source, target, marginals, weight, linear, kind)
+        if asked.unbalanced_unit == "scale":
+            options = replace(options, rule=in_units_of_cost(options.rule, problem))
         options = replace(options, rule=heavy_as_strict(options.rule, problem))
         if differentiable is not None:
             inputs = tracked_inputs(
@@ -406,6 +408,7 @@ def _solve(
             if pair is not None:
                 sides = sides.featured(pair, asked.feature_metric)
             result = make_result(outcome, problem, sides, seed)
+            warn_of_little_mass(options.rule, outcome)
     compile_rest(where)
     if differentiable is None:
         return result.in_numpy() if in_numpy else result

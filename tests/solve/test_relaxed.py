@@ -689,6 +689,7 @@ def test_masses_that_are_no_numbers_are_refused(cost, rho, moved):
         torchgw.solve(**GIVEN, M=linear, alpha=0, unbalanced=rho, epsilon=1e-3)
 
 
+@pytest.mark.filterwarnings("ignore:The plan moves")
 def test_plans_of_weak_penalties_may_underflow_on_the_way():
     """All exponents of a plan were below the least one, and the plan was even, or NaN."""
     rho = epsilon = 1e-5
@@ -792,6 +793,7 @@ def test_devices_agree(options, storage, device):
         assert sharp.value < result.value
 
 
+@pytest.mark.filterwarnings("ignore:The plan moves")
 def test_a_mass_that_float32_cannot_hold_has_a_logarithm():
     """Partners were drawn from NaN, which is an index error at best."""
     rng = np.random.default_rng(0)
@@ -806,3 +808,31 @@ def test_a_mass_that_float32_cannot_hold_has_a_logarithm():
     assert single.converged
     assert single.log["objective"] == pytest.approx(double.log["objective"], rel=1e-6)
     assert single.log["mass"] == pytest.approx(double.log["mass"], rel=0.1)
+
+
+def test_a_penalty_that_moves_hardly_anything_is_said():
+    """Points in raw units: the price of mass that stays is nothing beside the costs of pairs."""
+    rng = np.random.default_rng(0)
+    X, Y = 10 * rng.normal(size=(12, 3)), 10 * rng.normal(size=(10, 3))
+    given = {"distances": "euclidean", "scale": None, "random_state": 0}
+    with pytest.warns(torchgw.TorchGWWarning, match=r"moves \d\.\d% of the mass.*vary by"):
+        result = torchgw.solve(X, Y, unbalanced=0.01, **given)
+    assert result.report.mass < 0.1
+    # as a multiple of how far costs vary it means the same in any unit, and is not said
+    options = torchgw.Options(unbalanced_unit="scale")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", torchgw.TorchGWWarning)
+        warnings.simplefilter("ignore", torchgw.SearchWarning)
+        masses = [
+            torchgw.solve(
+                unit * X, unit * Y, unbalanced=(1, 1), options=options, **given
+            ).report.mass
+            for unit in (0.01, 1, 100)
+        ]
+    assert masses == pytest.approx([masses[0]] * 3, abs=1e-6)
+    assert masses[0] > 0.8
+    with pytest.raises(torchgw.UnsupportedError, match="follows the inputs"):
+        torchgw.solve(
+            torch.from_numpy(X), torch.from_numpy(Y), unbalanced=1, epsilon=1.0,
+            options=torchgw.Options(unbalanced_unit="scale", differentiable="value"), **given,
+        )  # fmt: skip

@@ -17,11 +17,13 @@ from torchgw._errors import (
     AmbiguityWarning,
     ConvergenceWarning,
     SearchWarning,
+    TorchGWWarning,
     UnsupportedError,
     warn_user,
 )
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.losses import LOSSES
+from torchgw._problem.marginals import MarginalRule
 from torchgw._problem.problem import Problem
 from torchgw._problem.providers import Spaces
 from torchgw._results.base import Result, as_numpy, tracked_loss
@@ -45,6 +47,8 @@ stored(Proof)
 
 # Ambiguity above which the summary of a result mentions it. [L276]
 _AMBIGUOUS = 0.9
+# Share of the mass below which a penalty that leaves the rest is reported: a choice. [L1387]
+_LITTLE_MASS = 0.1
 
 # What a certificate is about.
 CertifiedKind = Literal["plan", "one_to_one"]
@@ -257,13 +261,7 @@ class GWResult(Result):
 
         One that sends no point elsewhere than the first is no other.
         """
-        # NaN is not above it
-        near = self.ambiguity > _AMBIGUOUS and len(self.alternatives) > 1
-        return near and any(
-            other.relation != "almost the first"
-            for other in self.alternatives[1:]
-            if other.value <= self.alternatives[1].value
-        )
+        return self._other_match() is not None
 
     @property
     def n_iters(self) -> int:
@@ -606,15 +604,42 @@ class GWResult(Result):
             lines.append(f"distances: {decided['chosen']} ({decided['why']})")
         return "\n  ".join([*lines, ended])
 
+    def _other_match(self) -> Alternative | None:
+        """Find another match that costs nearly the same."""
+        # NaN is not above it
+        if not self.ambiguity > _AMBIGUOUS:
+            return None
+        for other in self.alternatives[1:]:
+            if other.value <= self.alternatives[1].value and other.relation != "almost the first":
+                return other
+        return None
+
     def _tell_ambiguity(self) -> str:
         """Describe another optimum that is nearly as good, such as "the first mirrored"."""
-        if not self.is_ambiguous:
+        other = self._other_match()
+        if other is None:
             return ""
-        second = self.alternatives[1].relation or "another match"
+        second = other.relation or "another match"
         return (
             f"Ambiguous: two matches cost nearly the same (ratio {self.ambiguity:.2f}), and the "
             f"second is {second}. The distances alone do not tell which is right: see "
             "`result.alternatives` and pass one as `init`, or tell points apart by `features`."
+        )
+
+
+def warn_of_little_mass(rule: MarginalRule | None, outcome: Outcome) -> None:
+    """Warn where penalties are so small beside the costs that hardly any mass is moved."""
+    if rule is None or rule.fixed_mass is not None:
+        return
+    share = outcome.ending.evaluation.mass / min(rule.totals)
+    if share < _LITTLE_MASS:
+        unit = "unbalanced=1 with options=torchgw.Options(unbalanced_unit='scale')"
+        advice = "a larger one" if rule.squares else unit
+        warn_user(
+            f"The plan moves {share:.1%} of the mass: `unbalanced` is the price of what is left, "
+            f"and costs vary by {outcome.strategy.spread:.3g}. Pass {advice}, or the `mass` to "
+            "move.",
+            TorchGWWarning,
         )
 
 

@@ -74,6 +74,11 @@ class Options(table.Options):
                     f"`unbalanced_type='l2'` solves for some penalties by entropy, and {reason}. "
                     "Leave one of them out."
                 )
+        if self.unbalanced_unit != "value" and differentiable:
+            raise UnsupportedError(
+                "unbalanced_unit='scale' follows the inputs, and derivatives take `unbalanced` as "
+                "it is. Pass the number, in units of the value."
+            )
         several = {
             "`differentiable` follows one": differentiable,
             "`checkpoint` keeps one": checkpoint,

@@ -280,6 +280,17 @@ def natural_scale(problem: Problem, *, relaxed: bool) -> float:
     return scale
 
 
+def in_units_of_cost(rule: MarginalRule | None, problem: Problem) -> MarginalRule | None:
+    """Read the weights of penalties as multiples of how far costs vary."""
+    if rule is None or rule.mass is not None:
+        return rule
+    scale = natural_scale(problem, relaxed=True)
+    if scale == 0:
+        return rule
+    # a free marginal stays free, and a strict one strict
+    return replace(rule, rho=(scale * rule.rho[0], scale * rule.rho[1]))
+
+
 def heavy_as_strict(rule: MarginalRule | None, problem: Problem) -> MarginalRule | None:
     """Turn penalties into strict marginals if they are too heavy to tell the difference."""
     if rule is None or not any(0 < rho < math.inf for rho in rule.rho):

@@ -248,6 +248,10 @@ class Parameters:
         'What ``unbalanced`` weighs. ``"l2"`` is |P1 x P1 - a x a|^2 / 2, as in POT; the entropy '
         "stays KL. For about the same plan rho is larger by a factor n m.",
     )  # fmt: skip
+    unbalanced_unit: Literal["value", "scale"] = _option(
+        "value", _one_of(Literal["value", "scale"]),
+        'Unit of ``unbalanced``: that of the value, or ``"scale"``, by how much costs vary.',
+    )  # fmt: skip
     mass: float | Literal["auto"] | None = _common(
         None, lambda _, value: check_marginal_rule(None, value),
         'Share of the mass to move, at the least cost; ``"auto"`` finds how much matches.',
