@@ -14,13 +14,21 @@ from scipy.spatial.distance import cdist
 
 import torchgw
 from torchgw._batch.packing import Packed
+from torchgw._batch.relaxed import Relaxed
 from torchgw._many.search import stack_of
 from torchgw._many.shelves import Shelves
 from torchgw._many.solver import Numbers, warn_of_failures
 from torchgw._many.spaces import Space
+from torchgw._problem.marginals import MarginalRule
 from torchgw._search.descent import descend
+from torchgw._typing import Marginals
 
 KINDS = ("points", "graph", "tree", "noise", "negative", "products")
+# Marginals that plans of batches may have.
+RULES = {
+    "strict": {}, "partial": {"mass": 0.7}, "penalties": {"unbalanced": 0.5},
+    "semi-relaxed": {"unbalanced": (np.inf, 0)}, "one penalty": {"unbalanced": (np.inf, 0.3)},
+}  # fmt: skip
 # Objectives within this share of each other are of one optimum: the last steps may fall by as much.
 SAME = 1e-4
 
@@ -96,28 +104,31 @@ def test_few_miss_the_best_permutation_and_say_so(count):
     assert (missed & ~in_doubt(batch)).mean() <= 0.02
 
 
-@pytest.mark.parametrize(
-    "count", [pytest.param(6, marks=pytest.mark.slow), pytest.param(42, marks=pytest.mark.slow)]
-)
-def test_a_batch_is_no_higher_than_single_solves_or_says_so(count):
-    problems = [mixed(seed) for seed in range(count)]
-    batch, single = listed(problems), []
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", RULES)
+def test_a_batch_is_no_higher_than_single_solves_or_says_so(rule):
+    problems, options = [mixed(seed, 10) for seed in range(24)], RULES[rule]
+    batch = listed(problems, **options)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", torchgw.TorchGWWarning)
-        single = [
-            torchgw.solve(**one, scale=None, random_state=0).report.objective for one in problems
-        ]
-    higher = batch.objective > np.array(single) + SAME * np.abs(single)
+        single = np.array([
+            torchgw.solve(**one, scale=None, random_state=0, **options).report.objective
+            for one in problems
+        ])  # fmt: skip
+    # of free mass the least objective may be next to nothing
+    squares = np.array([np.square(one["D_X"]).mean() for one in problems])
+    higher = batch.objective > single + SAME * np.abs(single) + 1e-6 * squares
     assert higher.mean() <= 0.17
     assert (higher & ~in_doubt(batch)).mean() <= 0.05
 
 
-def test_a_search_is_never_above_a_single_start():
-    problems = [mixed(seed, 9) for seed in range(18)]
-    found, plain = listed(problems), listed(problems, n_init=1)
-    compared = found.converged & plain.converged
-    assert compared.mean() > 0.8
-    assert (found.objective <= plain.objective + 1e-9)[compared].all()
+@pytest.mark.parametrize("rule", RULES)
+def test_a_search_is_never_above_a_single_start(rule):
+    problems = [mixed(seed, 9) for seed in range(18 if rule == "strict" else 6)]
+    found, plain = (listed(problems, **options, **RULES[rule]) for options in ({}, {"n_init": 1}))
+    sound = plain.marginal_error <= 5e-6
+    assert sound.mean() > 0.8
+    assert (found.objective <= plain.objective * (1 + SAME) + 1e-9)[sound].all()
     assert (found.objective < plain.objective * (1 - 1e-3)).any()
 
 
@@ -208,7 +219,8 @@ def test_negative_entries_are_taken_as_by_solve():
             call(**dict(zip(names, (stack[:2], stack[2:]), strict=True)), scale="max")
 
 
-def test_descent_never_raises_an_objective():
+@pytest.mark.parametrize("rho", [None, (np.inf, 0.0), (0.5, 0.5), 0.7])
+def test_descent_never_raises_an_objective(rho):
     rng = np.random.default_rng(8)
     spaces = [
         Space(torch.from_numpy(table("negative", rng, 9)), torch.from_numpy(random_weights(9, k)))
@@ -217,14 +229,26 @@ def test_descent_never_raises_an_objective():
     shelves = Shelves(spaces, searched=True)
     (stack,), first = shelves.stacks.values(), torch.arange(3)
     one = torch.ones(3, dtype=torch.float64)
-    problems = stack_of(Packed(stack, stack, first, first + 3, one, 0.05 * one, one))
+    relaxed = None
+    if rho is not None:
+        share = isinstance(rho, float)
+        given = torch.tensor(3 * [rho], dtype=torch.float64)
+        relaxed = Relaxed(*((None, given) if share else (given, None)))
+    packed = Packed(stack, stack, first, first + 3, one, 0.05 * one, one, relaxed=relaxed)
+    problems = stack_of(packed)
     size = stack.tables.shape[1]
     plans = torch.from_numpy(rng.random((3, size, size)))
     plans[:, 9:], plans[:, :, 9:] = 0, 0
-    before, after = problems.judged(first, plans), descend(problems, first, plans)
+    before, (after, falling) = problems.judged(first, plans), descend(problems, first, plans)
     assert (after.objectives < before.objectives).all()
-    again = descend(problems, first, after.plans)
-    assert (again.objectives <= after.objectives).all()
-    assert torch.allclose(again.objectives, after.objectives, rtol=1e-4)
-    for axis, weights in ((2, stack.weights[:3]), (1, stack.weights[3:])):
-        assert torch.allclose(after.plans.sum(axis), weights, atol=1e-12)
+    again, _ = descend(problems, first, after.plans)
+    assert (again.objectives <= after.objectives + 1e-12).all()
+    close = torch.isclose(again.objectives, after.objectives, rtol=1e-4)
+    assert (close | falling).all()
+    rule = MarginalRule(*((rho,) if isinstance(rho, tuple) else ()))
+    if isinstance(rho, float):
+        rule = MarginalRule(mass=rho)
+        assert torch.allclose(after.plans.sum((1, 2)), rho * one)
+    for k, plan in enumerate(after.plans):
+        weights = Marginals(stack.weights[k], stack.weights[k + 3])
+        assert rule.violation(Marginals(plan.sum(1), plan.sum(0)), weights) < 1e-12

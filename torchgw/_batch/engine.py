@@ -126,21 +126,30 @@ def _run_queue(
                 pool.number[len(busy) :] = -1
 
 
-def solve_linear(problems: Packed, tol: float, most: int) -> Tensor:
-    """Solve the linear problems that problems begin with, to a column error; return the plans."""
+class Scaled(NamedTuple):
+    """Solutions of k linear problems."""
+
+    plan: Tensor  # (k, n, m)
+    f: Tensor  # (k, n) potentials
+    g: Tensor  # (k, m)
+
+
+def solve_linear(problems: Packed, tol: float, most: int) -> Scaled:
+    """Solve the linear problems that problems begin with, to a column error."""
     # one more, as a product with a single problem has other bits
     count, device = len(problems), problems.device
     pool = enter(problems, torch.arange(max(count, _FEWEST), device=device).clamp(max=count - 1))
-    plans = torch.empty_like(pool.cost)
-    pool.number = torch.arange(len(plans), device=device)
+    found = Scaled(*map(torch.empty_like, (pool.cost, pool.a, pool.b)))
+    pool.number = torch.arange(len(pool.number), device=device)
     pool.tol.fill_(tol), pool.budget.fill_(most)
     while len(pool.number):
         done = _tick(pool)
-        plans[pool.number[done]] = pool.plan[done]
+        for mine, its in zip(found, (pool.plan, pool.f, pool.g), strict=True):
+            mine[pool.number[done]] = its[done]
         left = (~done).nonzero()[:, 0]
         if len(left) < len(done):
             pool.cut(left if len(left) != 1 else left.expand(_FEWEST))
-    return plans[:count]
+    return Scaled(*(part[:count] for part in found))
 
 
 def _tick(pool: Pool) -> Tensor:

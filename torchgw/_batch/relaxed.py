@@ -8,6 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchgw._plans.transport import round_to_marginals
+
 # Exponents of potentials alone are kept within plus and minus this number. [L690]
 _LARGEST = 300.0
 # Newton steps that find the mass of a plan. [L780]
@@ -61,6 +63,23 @@ class Relaxed(NamedTuple):
         change = factor.log()
         change = change - (weight * change).sum((1, 2), keepdim=True)
         return (weight * change.expm1().abs()).sum((1, 2))
+
+    def rounded(self, plan: Tensor, weights: tuple[Tensor, Tensor]) -> Tensor:
+        """Move normalised plans (k, n, m) to strict marginals, and within bounds."""
+        wanted = []
+        for side, weight in enumerate(weights):
+            sums = plan.sum(2 - side)
+            if self.mass is not None:
+                most = weight / self.mass[:, None]
+                sums = sums.minimum(most)
+                # what is cut off goes where there is room
+                missing, room = (1 - sums.sum(1, keepdim=True)).clamp_min(0), most - sums
+                sums = sums + missing * (room / room.sum(1, keepdim=True))
+            else:
+                assert self.rho is not None
+                sums = torch.where(self.rho[:, side, None].isinf(), weight, sums)
+            wanted.append(sums)
+        return round_to_marginals(plan, *wanted)
 
     def settle(
         self,

@@ -43,6 +43,13 @@ class Terms(NamedTuple):
         """Take some of them."""
         return Terms(*(part[places] for part in self))
 
+    def of_mass(self, relaxed: Relaxed, mass: Tensor) -> Terms:
+        """Multiply those of normalised plans by the masses of these."""
+        square = mass.square()
+        # a linear cost is divided by the mass where that is given
+        linear = square if relaxed.mass is not None else mass
+        return Terms(square * self.quadratic, linear * self.linear, square * self.squares)
+
 
 def own_squares(table: Tensor, mass: Tensor) -> Tensor:
     """Compute sum_ij D_ij^2 p_i p_j."""
@@ -59,10 +66,7 @@ def of_mass(
 ) -> tuple[tuple[Terms, Terms], Tensor, Tensor, Tensor]:
     """Multiply terms, normalised plans, potentials f and epsilons by the masses of the plans."""
     (terms, product), mass = both, best.mass
-    linear_mass = mass.square() if relaxed.mass is not None else mass
-    terms = Terms(*(mass.square() * part for part in terms))._replace(
-        linear=linear_mass * terms.linear
-    )
+    terms = terms.of_mass(relaxed, mass)
     # a relaxed plan may be worth more than a x b: its penalty is less
     product = product._replace(quadratic=torch.full_like(mass, math.inf))
     f = f + (unit * mass.log())[:, None]
@@ -113,6 +117,11 @@ def found_numbers(
     return Found(numbers, torch.stack([ended, finish.done, finish.inner]))
 
 
+def meets(missing: Tensor, rules: Rules) -> Tensor:
+    """Tell which plans lack no more of their marginals than plans that have converged may."""
+    return missing <= _CONTRADICTION * rules.inner_tol
+
+
 def _judge(
     ending: Tensor, solved: Tensor, missing: Tensor, found: Terms, product: Terms, rules: Rules
 ) -> Tensor:
@@ -120,7 +129,7 @@ def _judge(
     failed = torch.where(ending == OUTER, BOTH, INNER)
     ending = torch.where(solved, ending, failed)
     converged = ending <= FLAT
-    ending = torch.where(converged & (missing > _CONTRADICTION * rules.inner_tol), INNER, ending)
+    ending = torch.where(converged & ~meets(missing, rules), INNER, ending)
     slack = (VALUE_ROUNDING + _VALUE_PER_MARGINAL * missing) * product.squares
     value = found.quadratic + found.linear
     most = product.quadratic + product.linear

@@ -24,6 +24,9 @@ from torchgw._search.starts import GUESS_EPSILON
 # Starts by random mixtures of quantiles of distances; random costs, at most, and entries of them;
 # and rounds that improve the best of all starts, at most. [L1311]
 _MIXTURES, _RANDOM, _RANDOM_ENTRIES, _ROUNDS = 7, 48, 2**14, 6
+# Starts of relaxed problems from the neighbours of a point of either side, as in single solves, and
+# rounding of their mass. [L1342]
+_BALLS, _ROUNDING = 16, 1e-9
 # Optima of a search from which solves go on: those within this share of the lowest. [L1311]
 _NEAR = 2e-3
 
@@ -118,22 +121,53 @@ def search(stack: Stack, starts: Starts, plans: Tensor) -> Searched:
     kind = torch.arange(starts.count, device=device).repeat(count)
     first = torch.full((len(which),), GUESS_EPSILON, dtype=torch.float64, device=device)
     yes = torch.ones_like(which, dtype=torch.bool)
-    fresh = stack.settle(
-        which,
-        first,
-        lambda some: (starts.costs(which[some], kind[some], scale[which[some]]), yes[some]),
-    )
-    known = stack.follow(every, plans)
+
+    def begin(some: Tensor) -> tuple[Tensor, Tensor]:
+        return starts.costs(which[some], kind[some], scale[which[some]]), yes[some]
+
+    groups = [stack.follow(every, plans), stack.settle(which, first, begin)]
+    if stack.problems.relaxed is not None:
+        # relaxed plans may leave points out before these have found their place
+        strict = Stack(replace(stack.problems, relaxed=None)).settle(which, first, begin)
+        balls = _balls(stack, every)
+        more = torch.cat([strict.plans.view(count, -1, *balls.shape[2:]), balls], 1)
+        groups.append(stack.follow(every.repeat_interleave(more.shape[1]), more.flatten(0, 1)))
     ends = Ends(
         *(
-            torch.cat([mine[:, None], its.view(count, -1, *its.shape[1:])], 1)
-            for mine, its in zip(known, fresh, strict=True)
+            torch.cat([part.view(count, -1, *part.shape[1:]) for part in parts], 1)
+            for parts in zip(*groups, strict=True)
         )
     )
     found = improve(stack, ends, _ROUNDS)
     ambiguity = _ambiguity(stack, found.members)
-    certain = found.agreed | (found.met >= AGREEING) | (ambiguity < STANDS_OUT)
+    certain = (found.met >= AGREEING) | found.agreed
+    if stack.problems.relaxed is not None:
+        # groups of that many starts agree on what few of them have come to; and each start is
+        # followed in two ways
+        certain = found.met >= 2 * AGREEING
+    certain |= ambiguity < STANDS_OUT
     return Searched(found.members, ambiguity, ~certain)
+
+
+def _balls(stack: Stack, every: Tensor) -> Tensor:
+    """Make plans (B, k, n, m) of the neighbours of some points, of as much mass as moves."""
+    problems = stack.problems
+    assert problems.relaxed is not None
+    share = torch.full_like(problems.alpha, 0.5)
+    if problems.relaxed.mass is not None:
+        share = problems.relaxed.mass
+    generator, near = torch.Generator("cpu").manual_seed(0), []
+    for side, at in ((problems.x, problems.i), (problems.y, problems.j)):
+        drawn = torch.rand(_BALLS, device="cpu", generator=generator, dtype=torch.float64)
+        centre = (drawn.to(every.device) * side.sizes[at, None]).long()
+        rows = side.tables[at[:, None], centre]
+        weights = side.weights[at][:, None, :].expand_as(rows)
+        order = rows.where(weights > 0, torch.inf).argsort(dim=2, stable=True)
+        ordered = weights.gather(2, order)
+        # rounding of the sums decides nothing
+        inside = ordered.cumsum(2) - ordered < share[:, None, None] - _ROUNDING
+        near.append(torch.zeros_like(rows).scatter_(2, order, ordered * inside))
+    return near[0][:, :, :, None] * near[1][:, :, None, :]
 
 
 def _ambiguity(stack: Stack, members: Members) -> Tensor:

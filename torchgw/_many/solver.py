@@ -17,14 +17,15 @@ from torchgw._batch.engine import Solved, run
 from torchgw._batch.packing import LARGEST, Packed, repad
 from torchgw._batch.relaxed import Relaxed
 from torchgw._batch.stopping import ENDINGS, Rules
-from torchgw._batch.worth import Ended
+from torchgw._batch.worth import Ended, meets
 from torchgw._errors import ConvergenceWarning, SearchWarning, warn_user
 from torchgw._many.polishing import sharpen
 from torchgw._many.questions import Questions
 from torchgw._many.search import Starts, search, stack_of
 from torchgw._problem.limits import limits_of
-from torchgw._search.descent import descend
+from torchgw._search.descent import descend, linear_solutions
 from torchgw._search.ends import AGREED
+from torchgw._search.population import BETTER
 from torchgw._search.stack import Ends, Stack
 from torchgw._search.starts import GUESS_EPSILON
 from torchgw._solve.pipeline import POLISH_TOLERANCE
@@ -385,23 +386,22 @@ def _search_block(group: _Group, found: Numbers, keep: Keep | None) -> None:
     starts = Starts(group.asked.shelves, group.sizes, group.i, group.j)
     searched = search(stack, starts, plain.ends.plan)
     problem, place = searched.nearly_best()
-    lower = Ends(*(part[problem, place] for part in searched.members[:3]))
-    strict = packed.relaxed is None
-    if strict:
-        lower = descend(stack, problem, lower.plans)
+    lower, falling = descend(stack, problem, searched.members.plans[problem, place])
     others = _solved(group, _begun(packed, stack, problem, lower), problem)
     best = plain.beside(others)
-    comparable = strict and not packed.proximal
-    if comparable:
-        # where steps have led away from plans that cost less they are halved as they turn back
-        above = _above(others.numbers, lower.objectives, stack.problems.epsilon[problem], _ROUNDING)
-        if bool(above.any()):
-            ends = Ends(*(part[above] for part in lower))
-            begun = _begun(packed.damped(), stack, problem[above], ends)
-            best = best.beside(_solved(group, begun, problem[above]))
-    taken = _lowest(best.numbers, best.problem, len(every))
+    if not packed.proximal:
+        target = stack.problems.epsilon[problem]
+        left = _above(others.numbers, lower.objectives, target, _ROUNDING)
+        if packed.relaxed is None and bool(left.any()):
+            # steps that have led away from plans that cost less are halved as they turn back
+            ends = Ends(*(part[left] for part in lower))
+            begun = _begun(packed.damped(), stack, problem[left], ends)
+            best = best.beside(_solved(group, begun, problem[left]))
+        if bool((left := left | ~_converged(others.numbers)).any()):
+            best = best.beside(_standing(stack, others.of(left), lower, falling, left))
+    taken = _lowest(best, group.rules(), len(every))
     numbers, doubtful = Numbers(*(part[taken] for part in best.numbers)), searched.doubtful
-    if comparable:
+    if not packed.proximal:
         seen = searched.members.objectives[:, 0]
         doubtful = doubtful | _above(numbers, seen, stack.problems.epsilon, AGREED)
     numbers = numbers._replace(ambiguity=searched.ambiguity, doubtful=doubtful.long())
@@ -417,6 +417,11 @@ class _Solves(NamedTuple):
     numbers: Numbers
     ends: Ended  # plans, in the same order
     problem: Tensor  # (k,) int64, which problem of the group each is of
+
+    def of(self, some: Tensor) -> _Solves:
+        """Take some of them."""
+        numbers, ends = ([part[some] for part in parts] for parts in self[:2])
+        return _Solves(Numbers(*numbers), Ended(*ends), self.problem[some])
 
     def beside(self, other: _Solves) -> _Solves:
         """Add other solves."""
@@ -444,6 +449,27 @@ def _solved(group: _Group, packed: Packed, problem: Tensor) -> _Solves:
     return _Solves(group.numbers_of(run(packed, group.rules(), keep)), kept, problem)
 
 
+def _standing(
+    stack: Stack, others: _Solves, lower: Ends, falling: Tensor, chosen: Tensor
+) -> _Solves:
+    """Take plans of a search that are chosen as answers, in place of solves from there."""
+    lower, problem = Ends(*(part[chosen] for part in lower)), others.problem
+    linear = torch.zeros_like(lower.values)
+    if stack.problems.linear is not None:
+        share = 1 - stack.problems.alpha[problem]
+        linear = share * (stack.problems.linear(problem) * lower.plans).sum((1, 2))
+    limit, flat = map(STATUSES.index, (Status.OUTER_LIMIT, Status.FLAT))
+    status = torch.where(falling[chosen], limit, flat)
+    numbers = others.numbers._replace(
+        value_quad=lower.values - linear, value_linear=linear, objective=lower.objectives,
+        marginal_error=torch.zeros_like(linear), status=status,
+    )  # fmt: skip
+    ends = Ended(
+        others.ends.number, *linear_solutions(stack, problem, lower.plans), lower.objectives
+    )
+    return _Solves(numbers, ends._replace(plan=lower.plans), problem)
+
+
 def _begun(packed: Packed, stack: Stack, problem: Tensor, ends: Ends) -> Packed:
     """Ask for solves of problems (k,) from plans (k, n, m)."""
     first = torch.zeros_like(packed.first[problem])
@@ -457,12 +483,28 @@ def _above(numbers: Numbers, lower: Tensor, epsilon: Tensor, share: float) -> Te
     return above & (epsilon <= (1 + _ROUNDING) * numbers.epsilon)
 
 
-def _lowest(numbers: Numbers, problem: Tensor, count: int) -> Tensor:
-    """Find the solve of each of ``count`` problems that has ended lowest, the first of equals."""
-    # one that has not converged is not compared with one that has
-    converged = torch.tensor([status.converged for status in STATUSES], device=problem.device)
-    order = numbers.objective.nan_to_num(nan=math.inf).argsort(stable=True)
-    order = order[(~converged[numbers.status[order]]).long().argsort(stable=True)]
+def _converged(numbers: Numbers) -> Tensor:
+    """Tell which solves have converged, (k,)."""
+    converged = [status.converged for status in STATUSES]
+    return torch.tensor(converged, device=numbers.status.device)[numbers.status]
+
+
+def _lowest(solves: _Solves, rules: Rules, count: int) -> Tensor:
+    """Find the solve of each of ``count`` problems that has ended lowest.
+
+    Of those within rounding of it, one that has converged; the first of equals.
+    """
+    numbers, problem = solves.numbers, solves.problem
+    # what misses its marginals may have any objective
+    sound = meets(numbers.marginal_error, rules) & numbers.objective.isfinite()
+    sound &= numbers.status != STATUSES.index(Status.IMPLAUSIBLE)
+    objective = numbers.objective.nan_to_num(nan=math.inf)
+    least = torch.full((count,), math.inf, dtype=objective.dtype, device=objective.device)
+    least = least.scatter_reduce(0, problem, objective.where(sound, math.inf), "amin")[problem]
+    near = sound & (objective <= least + BETTER * least.abs())
+    rank = 3 - sound.long() - near.long() - (near & _converged(numbers)).long()
+    order = objective.argsort(stable=True)
+    order = order[rank[order].argsort(stable=True)]
     order = order[problem[order].argsort(stable=True)]
     first = torch.searchsorted(problem[order], torch.arange(count, device=problem.device))
     return order[first]

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from torchgw._batch import packing
-from torchgw._batch.costs import cross_product
+from torchgw._batch.costs import cross_product, units
 from torchgw._batch.engine import run
 from torchgw._batch.packing import LARGEST, Packed, make_stack, padded_sizes, repad
 from torchgw._batch.relaxed import Relaxed
 from torchgw._batch.stopping import Rules
-from torchgw._batch.worth import Ended, own_squares
+from torchgw._batch.worth import Ended, Terms
 from torchgw._plans.transport import round_to_marginals
 from torchgw._problem.marginals import MarginalRule
 from torchgw._problem.problem import Problem
@@ -29,10 +29,6 @@ from torchgw._search.coarse import CoarseProblem
 # When plans of a search have settled: their objectives are then within 1e-3 of where they end.
 # [L1291]
 _SETTLED = Rules(tol=1e-2, inner_tol=1e-3, objective_tol=1e-3, max_iter=16, inner_max_iter=96)
-
-# Relaxed plans that break strict marginals or bounds by more than this share of their mass are not
-# compared. [L239]
-MISSED = 1e-2
 
 _HOST = torch.device("cpu")
 
@@ -142,30 +138,37 @@ class Stack:
             found[ended.number] = ended.plan
 
         with torch.no_grad():
-            numbers = run(packed, _SETTLED, keep)
-            if problems.relaxed is not None:
-                values = numbers.value_quad + numbers.value_linear
-                met = numbers.marginal_error <= MISSED * found.sum((1, 2))
-                objectives = numbers.objective.where(met, torch.inf)
-                return Ends(found, objectives.nan_to_num(nan=torch.inf), values)
+            run(packed, _SETTLED, keep)
             # plans that miss their marginals have no objective to compare
             ends = self.judged(which, found)
             # steps may lead away from a plan that cost less
             return ends if before is None else ends.lower(self.judged(which, before))
 
     def judged(self, which: Tensor, plans: Tensor) -> Ends:
-        """Round plans (k, n, m) of strict problems (k,) to their marginals, and evaluate them."""
+        """Round plans (k, n, m) of problems (k,) to their marginals, and evaluate them."""
         (x, y), (a, b) = self._tables(which), self.weights(which)
-        alpha, epsilon = self.problems.alpha[which], self.problems.epsilon[which]
-        plans = round_to_marginals(plans / plans.sum((1, 2), keepdim=True), a, b)
-        own = own_squares(x, a) + own_squares(y, b)
-        values = alpha * (own - 2 * (cross_product(x, y, plans) * plans).sum((1, 2)))
-        if self.problems.linear is not None:
-            values = values + (1 - alpha) * (self._linear(which) * plans).sum((1, 2))
+        linear, epsilon, _, relaxed = units(self.problems, which)
+        plans = plans / plans.sum((1, 2), keepdim=True)
+        if relaxed is None:
+            plans = round_to_marginals(plans, a, b)
+        else:
+            plans = relaxed.rounded(plans, (a, b))
+        masses = plans.sum(2), plans.sum(1)
+        crossed = (cross_product(x, y, plans) * plans).sum((1, 2))
+        terms = Terms.of(x, y, masses, crossed, self.problems.alpha[which])
+        if linear is not None:
+            terms = terms._replace(linear=(linear * plans).sum((1, 2)))
         tiny = torch.finfo(plans.dtype).tiny
         product = (a[:, :, None] * b[:, None, :]).clamp_min(tiny)
         entropy = torch.special.xlogy(plans, plans / product).sum((1, 2))
-        return Ends(plans, (values + epsilon * entropy).nan_to_num(nan=torch.inf), values)
+        values = terms.quadratic + terms.linear
+        objectives = values + epsilon * entropy
+        if relaxed is not None:
+            best = relaxed.settle(*terms[:2], entropy, masses, (a, b), epsilon)
+            terms = terms.of_mass(relaxed, best.mass)
+            plans, values = best.mass[:, None, None] * plans, terms.quadratic + terms.linear
+            objectives = best.objective.where(best.violation.isfinite(), torch.inf)
+        return Ends(plans, objectives.nan_to_num(nan=torch.inf), values)
 
     def _costs(self, which: Tensor, plans: Tensor) -> Tensor:
         """Linearise at plans, without what the engine adds."""
@@ -179,7 +182,13 @@ class Stack:
         # what plans of other marginals see of either side alone
         sides = zip((x, y), (plans.sum(2) - a, plans.sum(1) - b), strict=True)
         rows, columns = (2 * (table.square() * off[:, None, :]).sum(2) for table, off in sides)
-        return costs + rows[:, :, None] + columns[:, None, :]
+        costs = costs + rows[:, :, None] + columns[:, None, :]
+        if self.problems.linear is None or self.problems.relaxed.mass is not None:
+            return costs
+        # a linear cost grows with the mass alone, and the others with its square
+        mass, alpha = self.judged(which, plans).plans.sum((1, 2)), self.problems.alpha[which]
+        share = (1 - alpha) / alpha * (1 / mass - 1)
+        return costs + share[:, None, None] * self.problems.linear(which)
 
     def _tables(self, which: Tensor) -> tuple[Tensor, Tensor]:
         """Take the distances of both sides."""
@@ -190,11 +199,6 @@ class Stack:
         """Take the weights of both sides."""
         x, y, i, j = self.problems.x, self.problems.y, self.problems.i, self.problems.j
         return x.weights[i[which]], y.weights[j[which]]
-
-    def _linear(self, which: Tensor) -> Tensor:
-        """Take linear costs."""
-        assert self.problems.linear is not None
-        return self.problems.linear(which)
 
 
 def _rows_of(table: Tensor) -> Callable[[Tensor], Tensor]:

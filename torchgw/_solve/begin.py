@@ -28,7 +28,7 @@ from torchgw._search.maps import Sides, best_maps
 from torchgw._search.matching import match_points
 from torchgw._search.optima import DEFAULT_STARTS, find_optima
 from torchgw._search.population import improve, name_of
-from torchgw._search.stack import MISSED, Ends, Stack, can_stack
+from torchgw._search.stack import Ends, Stack, can_stack
 from torchgw._search.standard import StandardForm, put_in_standard_form
 from torchgw._search.starts import GUESS_EPSILON
 from torchgw._search.structure import is_smeared, is_structured, tells_all
@@ -289,6 +289,9 @@ _DISTINCT = 0.1
 # Penalties above this multiple of the natural scale are compared as strict marginals: they would
 # multiply the marginal errors that these few iterations leave. [L970]
 _HARD = 1e4
+# Relaxed plans that break strict marginals or bounds by more than this share of their mass are not
+# compared. [L239]
+_MISSED = 1e-2
 # Starts from the neighbours of a point of either side; rounds that improve the best. [L1292]
 _BALLS, _ROUNDS = 16, 8
 
@@ -484,7 +487,7 @@ def _solve(strategy: Strategy, label: str, guess: Guess, generator: torch.Genera
     assert setting.rule is not None
     plan, found = evaluate_relaxed(setting, plan, setting.rule)
     table = plan.to_dense()
-    missed = found.marginal_error > MISSED * found.mass
+    missed = found.marginal_error > _MISSED * found.mass
     objective = found.objective(setting.problem.alpha, strategy.epsilon * strategy.mass)
     return _Found(label, objective, missed, table / table.sum())
 
