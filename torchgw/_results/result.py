@@ -37,6 +37,7 @@ from torchgw._results.maps import Pairs, SpaceMap, fit_map, placed_of
 from torchgw._results.matching import Matching, MatchingKind, match
 from torchgw._results.parts import stored
 from torchgw._results.report import Log, Report
+from torchgw._results.surface_map import SurfaceMap, map_to_surface
 from torchgw._search.alternatives import Alternative
 from torchgw._search.chain import Trial
 from torchgw._search.relation import related
@@ -495,6 +496,46 @@ class GWResult(Result):
             return Pairs.of(x[mass > 0], plan.barycentric(y)[mass > 0], mass[mass > 0])
         found = self.matching(improve=False)
         return Pairs.of(x[to_numpy(found.source)], y[to_numpy(found.target)], found.weights)
+
+    def surface_map(self, *, inverse: bool = False) -> SurfaceMap:
+        """Find where the points of X lie on the surface Y: places in triangles, not vertices alone.
+
+        A row of the plan is blurred, and its largest entry is that of a large triangle near by.
+        Each point goes to the geodesic median of its row among the vertices, and from there by one
+        step of Weiszfeld's iteration to the best place in the triangles around it.
+
+        Parameters
+        ----------
+        inverse : bool
+            Whether the points of Y are mapped onto the surface X.
+
+        Returns
+        -------
+        SurfaceMap
+            ``face`` (n,), ``barycentric`` (n, 3), ``points`` (n, 3) and ``vertex`` (n,).
+
+        Raises
+        ------
+        InvalidInputError
+            If the side that points are mapped to was not given as a surface.
+        UnsupportedError
+            If the distances of all its vertices do not fit into memory, or the result is from a
+            file that does not hold the surface.
+
+        Examples
+        --------
+        >>> import numpy as np, torchgw
+        >>> points = np.array([[0, 0, 0], [3, 0, 0], [0, 2, 0], [0, 0, 1.0]])
+        >>> tetrahedron = points, [[0, 1, 2], [0, 1, 3], [0, 2, 3], [1, 2, 3]]
+        >>> result = torchgw.solve(tetrahedron, tetrahedron, random_state=0)
+        >>> np.allclose(result.surface_map().points, points, atol=0.1)
+        True
+        """
+        plan = self.lazy_plan.giving(in_numpy=False)
+        plan, side = (plan.T, 0) if inverse else (plan, 1)
+        with torch.no_grad(), torch.autocast(plan.device.type, enabled=False):
+            found = map_to_surface(plan, self._known().spaces[side], "XY"[side])
+        return as_numpy(found) if self.lazy_plan.in_numpy else found
 
     def shared(self) -> GWResult:
         """Return the result that all processes read and save together.
