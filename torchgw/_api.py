@@ -15,7 +15,7 @@ from torchgw._boundary.checks import number_of, reject_unknown
 from torchgw._boundary.console import verbose_progress
 from torchgw._derivatives.transforms import through_transforms
 from torchgw._gradients.choose import GradientName
-from torchgw._problem.given import Passed, warn_of_angles, warn_of_two_units
+from torchgw._problem.given import Passed, warn_of_angles, warn_of_two_units, with_area
 from torchgw._problem.linear_term import (
     check_alpha,
     check_features,
@@ -114,10 +114,11 @@ def solve(
     ----------
     X, Y : array-like of shape (n, d) and (m, d'), or graph, or DistanceProvider
         Points; or a graph with edge lengths (SciPy sparse and symmetric, NetworkX, igraph, PyTorch
-        Geometric data). The two sides may be of different kinds.
+        Geometric data); or a surface: (vertices, faces), trimesh or PyVista, see
+        :class:`torchgw.distances.Surface`. The two sides may be of different kinds.
     a, b : array-like, shapes (n,) and (m,), optional
         Non-negative weights of sum 1, or of any sum where ``unbalanced`` penalises that marginal;
-        uniform by default.
+        uniform by default, areas of a surface.
     distances : str, DistanceProvider, or a pair of these
         How distances are computed from points; a pair has one for each side.
 
@@ -297,6 +298,7 @@ def _solve(
     )
     distances, scale = asked.distances, asked.scale
     in_numpy = without_tensors(X, Y, distances, D_X, D_Y, M, a, b, features)
+    (X, a), (Y, b) = with_area("X", X, a), with_area("Y", Y, b)
     tracked = differentiable is not None
     weights = a, b
     rule = check_marginal_rule(asked.unbalanced, asked.mass, asked.unbalanced_type)

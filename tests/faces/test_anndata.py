@@ -365,3 +365,25 @@ def test_snare_seq_from_a_representation(options, most):
     assert foscttm(atac.obsm["X_torchgw"], rna.obsm["X_torchgw"][order]) <= most
     if not options:
         assert atac.uns["torchgw"]["distances"].startswith("cosine")
+
+
+def test_slices_are_placed_beside_each_other(pair, tmp_path):
+    source, target, answer = pair
+    places = np.random.default_rng(1).normal(size=(60, 2)) * [3, 1]
+    turn = np.array([[0.0, 1.0], [-1.0, 0.0]])
+    source.obsm["spatial"] = places
+    options = {"use_rep": ("X_lsi", "X_pca"), "solve_options": EXACT, "spatial": "rigid"}
+    with pytest.raises(InvalidInputError, match=r"`adata_tgt.obsm` has no 'spatial'"):
+        align(source, target, **options)
+    there = np.empty_like(places)
+    there[answer] = places @ turn + 7
+    target.obsm["spatial"] = there
+    align(source, target, **options)
+    np.testing.assert_allclose(source.obsm["spatial_aligned"], places @ turn + 7, atol=1e-8)
+    np.testing.assert_array_equal(target.obsm["spatial_aligned"], there)
+    assert source.uns["torchgw"]["spatial"]["error"] < 1e-8
+    source.write_h5ad(tmp_path / "slice.h5ad")
+    again = anndata.read_h5ad(tmp_path / "slice.h5ad")
+    assert not again.uns["torchgw"]["spatial"]["reflects"]
+    with pytest.raises(InvalidInputError, match="`spatial` must be"):
+        align(source, target, **{**options, "spatial": "elastic"})

@@ -12,13 +12,14 @@ from torch import Tensor
 from torchgw._boundary.arrays import as_weights, check_list, check_points
 from torchgw._boundary.graphs import as_graph
 from torchgw._errors import InvalidInputError, InvalidTypeError
-from torchgw._problem.given import Passed
+from torchgw._problem.given import Passed, with_area
 from torchgw._problem.linear_term import FeatureMetric
 from torchgw._problem.named import DistanceName, ScaleName, pair_of_distances, refuse_names
 from torchgw._problem.problem import stored_matrix
 from torchgw._problem.providers import DistanceOptions, build_provider
 from torchgw._solve.table import check_options
 from torchgw.distances.base import DistanceProvider
+from torchgw.distances.surface import Surface
 
 # What users call the lists beside the spaces, by side.
 _PARTS = {"weights": ("a", "b"), "features": ("features", "features")}
@@ -166,8 +167,11 @@ def _measured(
             "`distances` must be a name here, as every space has distances of its own. List "
             "providers as Xs and Ys."
         )
+    if not is_table:
+        item, weight = with_area(name, item, weight)
     if spec == "auto" and not is_table and not isinstance(item, DistanceProvider):
-        spec = "euclidean" if as_graph(name, item) is None else "precomputed"
+        paths = isinstance(item, Surface) or as_graph(name, item) is not None
+        spec = "precomputed" if paths else "euclidean"
     space, table = (None, item) if is_table else (item, None)
     # messages put the letters before the name of a matrix themselves
     passed = Passed(name.removeprefix("D_") if is_table else name, space, table, weight)

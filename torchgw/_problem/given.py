@@ -24,6 +24,7 @@ from torchgw.distances.base import DistanceProvider
 from torchgw.distances.geodesics import Geodesics
 from torchgw.distances.new_points import Space
 from torchgw.distances.precomputed import DirectedDistance, PrecomputedDistance
+from torchgw.distances.surface import Surface, as_surface
 
 # Points of at most so many rows, and so many columns for each row, were probably transposed. [L376]
 _FEW_ROWS = 10
@@ -253,7 +254,7 @@ class GivenSpace(NamedTuple):
 
     name: str  # what messages call it, X or Y
     points: Tensor | None = None
-    graph: Any = None
+    graph: Any = None  # a surface too
     provider: DistanceProvider | None = None  # also that of a given matrix
     computed: bool = False  # whether its distances were computed from a graph
     steps: bool | None = None  # whether all edges of the graph have length one, if it is one
@@ -264,6 +265,14 @@ class GivenSpace(NamedTuple):
         if self.provider is not None:
             return self.provider.n
         return int((self.graph if self.points is None else self.points).shape[0])
+
+
+def with_area(name: str, value: Any, weights: Any) -> tuple[Any, Any]:
+    """Read a surface, whose vertices are weighted by area; leave all else as it is."""
+    surface = as_surface(name, value)
+    if surface is None:
+        return value, weights
+    return surface, surface.weights if weights is None else weights
 
 
 def recognise(passed: Passed, spec: Any, *, signed: bool = False) -> GivenSpace:
@@ -292,11 +301,15 @@ def recognise(passed: Passed, spec: Any, *, signed: bool = False) -> GivenSpace:
         matrix = check_distances(table_name, table, signed=signed)
         return GivenSpace(name, provider=PrecomputedDistance.unchecked(matrix))
     directed = has_directions(value)
-    graph = value if directed or isinstance(value, Geodesics) else as_graph(name, value)
+    graph = as_surface(name, value)
+    if graph is None:
+        known = directed or isinstance(value, Geodesics)
+        graph = value if known else as_graph(name, value)
     if graph is not None:
         if spec not in (*BY_SIZE, *from_graphs()):
             raise InvalidInputError(
-                f"`distances={spec!r}` needs points; `{name}` is a graph. Use "
+                f"`distances={spec!r}` needs points; `{name}` is a "
+                f"{'surface' if isinstance(graph, Surface) else 'graph'}. Use "
                 f"{listed([*BY_SIZE, *from_graphs()])}."
             )
         if directed:

@@ -47,6 +47,7 @@ from torchgw.distances.landmark import LandmarkDistance, NystromDistance
 from torchgw.distances.new_points import Space
 from torchgw.distances.points import ANGLES, PointMetric
 from torchgw.distances.precomputed import PrecomputedDistance
+from torchgw.distances.surface import Surface
 
 logger = logging.getLogger(__name__)
 
@@ -328,6 +329,9 @@ def _origin(side: _Side, options: DistanceOptions, scale: float) -> Space:
     n_neighbors = options.n_neighbors or max(1, default_n_neighbors(side.given.n))
     geodesics = None if side.graph is None else side.graph.geodesics
     space = Space(points, metric, geodesics, n_neighbors, scale)
+    if isinstance(side.given.graph, Surface):
+        # new points on the surface are joined to vertices near them
+        return space._replace(points=side.given.graph.vertices, faces=side.given.graph.faces)
     return space._replace(curvature=float(side.curvature)) if curved else space
 
 

@@ -28,6 +28,7 @@ from torchgw._boundary.trees import Decoder, Encoder
 from torchgw._errors import InvalidInputError, InvalidTypeError, UnsupportedError
 from torchgw._results.matching import Matching
 from torchgw._results.parts import DATACLASSES, build, fields_of, stored, take_apart
+from torchgw._results.surface_map import SurfaceMap
 from torchgw._search.alternatives import Alternative
 from torchgw._tensors.ranks import together
 
@@ -311,7 +312,7 @@ class Result:
 
 def as_numpy(value: Any) -> Any:
     """Turn the arrays of a result, and of what it is made of, into NumPy's."""
-    if isinstance(value, (Result, Alternative, Matching)):
+    if isinstance(value, (Result, Alternative, Matching, SurfaceMap)):
         parts = {item.name: as_numpy(getattr(value, item.name)) for item in fields(value)}
         return replace(value, **parts)
     if type(value) is tuple:

@@ -10,8 +10,13 @@ import scipy
 import torch
 from torch import Tensor
 
-from torchgw._boundary.arrays import in_kind
-from torchgw._boundary.checks import check_choice, check_not_negative, check_within
+from torchgw._boundary.arrays import in_kind, to_numpy
+from torchgw._boundary.checks import (
+    check_choice,
+    check_count,
+    check_not_negative,
+    check_within,
+)
 from torchgw._certify.certificate import Certificate, Proof
 from torchgw._errors import (
     AmbiguityWarning,
@@ -30,9 +35,11 @@ from torchgw._results.base import Result, as_numpy, tracked_loss
 from torchgw._results.certificates import distance_correlation, lower_bound
 from torchgw._results.certified import certify
 from torchgw._results.mapping import Extension, map_new
+from torchgw._results.maps import Pairs, SpaceMap, fit_map, placed_of
 from torchgw._results.matching import Matching, MatchingKind, match
 from torchgw._results.parts import stored
 from torchgw._results.report import Log, Report
+from torchgw._results.surface_map import SurfaceMap, map_to_surface
 from torchgw._search.alternatives import Alternative
 from torchgw._search.chain import Trial
 from torchgw._search.relation import related
@@ -52,6 +59,8 @@ _LITTLE_MASS = 0.1
 
 # What a certificate is about.
 CertifiedKind = Literal["plan", "one_to_one"]
+# What maps of one space onto the other are fitted to.
+PairsName = Literal["matching", "plan"]
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -378,6 +387,153 @@ class GWResult(Result):
         sharp = self.epsilon == 0
         mapped = map_new(self.extension, self.lazy_plan, side, values, sharp=sharp, **new)
         return in_kind(new["points"] if new["table"] is None else new["table"], mapped)
+
+    def rigid(
+        self,
+        X: Any = None,
+        Y: Any = None,
+        *,
+        reflection: bool = True,
+        scale: bool = False,
+        robust: bool = False,
+        pairs: PairsName = "matching",
+    ) -> SpaceMap:
+        """Fit the turn and the shift that take the source to the target, by its match.
+
+        Unlike :meth:`transform`, which averages points of Y, the map goes on beyond all points.
+        It minimises sum_p w_p |y_p - (s x_p R + t)|^2 over pairs p of places, R orthogonal.
+
+        Parameters
+        ----------
+        X, Y : array-like, shapes (n, d) and (m, e), optional
+            Coordinates of both sides, such as places on a slide where the match was one of genes;
+            by default the points, or the vertices of surfaces, that were matched.
+        reflection : bool
+            Whether the map may be a mirror image, which ``reflects`` then tells.
+        scale : bool
+            Whether s is fitted too; 1 otherwise.
+        robust : bool
+            Whether pairs that are far off lose their weight (Tukey's biweight, after the least sum
+            of absolute residuals). ``weights`` of the map are 0 for those left out.
+        pairs : {"matching", "plan"}
+            ``"matching"`` pairs the points as ``matching(improve=False)`` does, of weight as there.
+            ``"plan"`` pairs each point of X with the mean of its row of the plan: nothing is
+            rounded, but a blurred plan draws these means, and the map, together.
+
+        Returns
+        -------
+        SpaceMap
+            ``transform(points)``, ``matrix``, ``offset``, ``scale``, ``residuals`` and ``error``.
+            It is in no file: fit it again to a loaded result.
+
+        Raises
+        ------
+        InvalidInputError, InvalidTypeError
+            If a side has no points and none are passed, or the numbers of coordinates differ.
+
+        Examples
+        --------
+        >>> import numpy as np, torchgw
+        >>> X = np.random.default_rng(0).normal(size=(60, 2)) * [3, 1]
+        >>> result = torchgw.solve(X, X @ [[0, 1], [-1, 0]] + 5, distances="euclidean", n_init=4)
+        >>> result.rigid().transform([[100.0, 0.0]]).round(6)
+        array([[  5., 105.]])
+        """
+        found = self._pairs(X, Y, pairs)
+        return fit_map("rigid", found, reflection=reflection, scale=scale, robust=robust)
+
+    def affine(
+        self, X: Any = None, Y: Any = None, *, robust: bool = False, pairs: PairsName = "matching"
+    ) -> SpaceMap:
+        """Fit the affine map that takes the source to the target; see :meth:`rigid`.
+
+        The sides may have different numbers of coordinates. Pairs that lie in a plane of fewer
+        dimensions than the source, which leave the map open, are refused.
+        """
+        return fit_map("affine", self._pairs(X, Y, pairs), robust=robust)
+
+    def thin_plate(
+        self,
+        X: Any = None,
+        Y: Any = None,
+        *,
+        smoothing: float | None = None,
+        neighbors: int | None = None,
+        robust: bool = False,
+        pairs: PairsName = "matching",
+    ) -> SpaceMap:
+        """Fit thin plates that take the source to the target; see :meth:`rigid`.
+
+        An affine map, and bending that ``smoothing`` holds back: SciPy's ``RBFInterpolator``.
+
+        Parameters
+        ----------
+        smoothing : float, optional
+            How much pairs may be missed, in coordinates of spread 1: 0 goes through all of them. By
+            default that of eight powers of ten by which halves of the pairs (1,000 at most) tell
+            each other best.
+        neighbors : int, optional
+            Nearest pairs that a place is mapped by. All by default, in time that grows with the
+            cube of their number, seconds for 5,000: pass some hundred for more.
+        """
+        check_count("neighbors", neighbors, none=True)
+        found = self._pairs(X, Y, pairs)
+        return fit_map("thin_plate", found, robust=robust, smoothing=smoothing, neighbors=neighbors)
+
+    def _pairs(self, X: Any, Y: Any, pairs: PairsName) -> Pairs:
+        """Pair places of both sides, which are those known if none are given."""
+        check_choice("pairs", pairs, get_args(PairsName))
+        spaces = None if self.extension is None else self.extension.spaces
+        x, y = (
+            placed_of("XY"[side], given, spaces and spaces[side], self.lazy_plan.shape[side])
+            for side, given in enumerate((X, Y))
+        )
+        if pairs == "plan":
+            plan = self.lazy_plan.giving(in_numpy=True)
+            mass = to_numpy(self.marginal_a)
+            return Pairs.of(x[mass > 0], plan.barycentric(y)[mass > 0], mass[mass > 0])
+        found = self.matching(improve=False)
+        return Pairs.of(x[to_numpy(found.source)], y[to_numpy(found.target)], found.weights)
+
+    def surface_map(self, *, inverse: bool = False) -> SurfaceMap:
+        """Find where the points of X lie on the surface Y: places in triangles, not vertices alone.
+
+        A row of the plan is blurred, and its largest entry is that of a large triangle near by.
+        Each point goes to the geodesic median of its row among the vertices, and from there by one
+        step of Weiszfeld's iteration to the best place in the triangles around it.
+
+        Parameters
+        ----------
+        inverse : bool
+            Whether the points of Y are mapped onto the surface X.
+
+        Returns
+        -------
+        SurfaceMap
+            ``face`` (n,), ``barycentric`` (n, 3), ``points`` (n, 3) and ``vertex`` (n,).
+
+        Raises
+        ------
+        InvalidInputError
+            If the side that points are mapped to was not given as a surface.
+        UnsupportedError
+            If the distances of all its vertices do not fit into memory, or the result is from a
+            file that does not hold the surface.
+
+        Examples
+        --------
+        >>> import numpy as np, torchgw
+        >>> points = np.array([[0, 0, 0], [3, 0, 0], [0, 2, 0], [0, 0, 1.0]])
+        >>> tetrahedron = points, [[0, 1, 2], [0, 1, 3], [0, 2, 3], [1, 2, 3]]
+        >>> result = torchgw.solve(tetrahedron, tetrahedron, random_state=0)
+        >>> np.allclose(result.surface_map().points, points, atol=0.1)
+        True
+        """
+        plan = self.lazy_plan.giving(in_numpy=False)
+        plan, side = (plan.T, 0) if inverse else (plan, 1)
+        with torch.no_grad(), torch.autocast(plan.device.type, enabled=False):
+            found = map_to_surface(plan, self._known().spaces[side], "XY"[side])
+        return as_numpy(found) if self.lazy_plan.in_numpy else found
 
     def shared(self) -> GWResult:
         """Return the result that all processes read and save together.

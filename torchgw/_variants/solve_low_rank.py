@@ -20,7 +20,7 @@ from torchgw._errors import (
     UnsupportedError,
     warn_user,
 )
-from torchgw._problem.given import Passed
+from torchgw._problem.given import Passed, with_area
 from torchgw._problem.linear_term import (
     FeatureMetric,
     check_alpha,
@@ -199,6 +199,7 @@ curvature, scale, device
         curvature=curvature,
     )  # fmt: skip
     check_not_negative("epsilon", epsilon)
+    (X, a), (Y, b) = with_area("X", X, a), with_area("Y", Y, b)
     pair = check_features(named_features(features, (X, Y), (D_X, D_Y)), feature_metric)
     weight = check_alpha(alpha, fused=is_fused(M, pair), named=is_signature(features))
     where = resolve_device(device, X, Y, D_X, D_Y)

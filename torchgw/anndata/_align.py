@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args, overload
+
+import numpy as np
+from numpy.typing import NDArray
 
 from torchgw._api import DATA
-from torchgw._boundary.checks import check_count, reject_unknown
-from torchgw._errors import InvalidTypeError
+from torchgw._boundary.checks import check_choice, check_count, reject_unknown
+from torchgw._errors import InvalidInputError, InvalidTypeError
+from torchgw._results.maps import MapKind, SpaceMap
 from torchgw._results.result import GWResult
 from torchgw._solve.table import TABLE, Options
 from torchgw.anndata._problem import TranslationProblem
@@ -41,6 +45,7 @@ class _Options(TypedDict, total=False):
     tau_b: float | None
     key_added: str
     sparse_topk: int
+    spatial: MapKind | None
     solve_options: Options | Mapping[str, Any] | None
 
 
@@ -71,6 +76,7 @@ def align(
     tau_b: float | None = None,
     key_added: str = "torchgw",
     sparse_topk: int = 10,
+    spatial: MapKind | None = None,
     copy: bool = False,
     solve_options: Options | Mapping[str, Any] | None = None,
 ) -> GWResult | tuple[GWResult, AnnData, AnnData]:
@@ -117,6 +123,9 @@ def align(
     sparse_topk : int
         Number of entries of each row of the plan that are kept; ``uns["torchgw"]`` says how much of
         the mass they carry.
+    spatial : {"rigid", "affine", "thin_plate"}, optional
+        Slices: also fit such a map of the source's ``obsm["spatial"]`` onto the target's, robustly,
+        as :meth:`torchgw.GWResult.rigid` and the others do.
     copy : bool
         Whether to leave the objects as they are, and return copies with the results.
     solve_options : Options or mapping, optional
@@ -136,6 +145,10 @@ def align(
         ``obsm["torchgw_plan"]`` of the source
             The largest entries of the plan, a sparse (n, m) matrix. Its rows follow the source when
             that is subset; :func:`read_plan` finds the columns of a part of the target.
+        ``obsm["spatial_aligned"]`` of both
+            With ``spatial``: places of the source where the map takes them, those of the target as
+            they are. ``uns["torchgw"]["spatial"]`` of the source has the kind of the map, its
+            ``error``, and whether it ``reflects``.
         ``obs["torchgw_LABEL"]`` and, but for numbers, ``obs["torchgw_LABEL_share"]``
             Values carried over, and the share of the mass that agrees with them.
         ``uns["torchgw_LABEL_colors"]``
@@ -176,6 +189,7 @@ def align(
     check_objects(("adata_src", adata_src), ("adata_tgt", adata_tgt))
     if copy:
         adata_src, adata_tgt = adata_src.copy(), adata_tgt.copy()
+    places = None if spatial is None else _places(spatial, adata_src, adata_tgt)
     problem = TranslationProblem(adata_src, adata_tgt)
     problem._columns_of(names)
     problem.prepare(
@@ -184,4 +198,23 @@ def align(
     problem.solve(tau_a=tau_a, tau_b=tau_b, solve_options=solve_options)
     problem.write(labels=names, key_added=key_added, sparse_topk=sparse_topk)
     result = next(iter(problem.solutions.values()))
+    if places is not None:
+        there: SpaceMap = getattr(result, str(spatial))(*places, robust=True)
+        adata_src.obsm["spatial_aligned"] = there.transform(places[0])
+        adata_tgt.obsm["spatial_aligned"] = places[1]
+        adata_src.uns[key_added]["spatial"] = {
+            "map": str(spatial), "error": there.error, "reflects": there.reflects,
+        }  # fmt: skip
     return (result, adata_src, adata_tgt) if copy else result
+
+
+def _places(spatial: Any, *objects: AnnData) -> list[NDArray[np.float64]]:
+    """Read the places of both slices."""
+    check_choice("spatial", spatial, get_args(MapKind))
+    for name, data in zip(("adata_src", "adata_tgt"), objects, strict=True):
+        if "spatial" not in data.obsm:
+            raise InvalidInputError(
+                f"`spatial={spatial!r}` maps places of slices, and `{name}.obsm` has no 'spatial'; "
+                f"it has: {', '.join(data.obsm) or 'none'}."
+            )
+    return [np.asarray(data.obsm["spatial"], dtype=np.float64) for data in objects]

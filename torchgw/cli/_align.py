@@ -47,6 +47,7 @@ _EXAMPLES = """examples:
   torchgw align X.npy Y.npy -o out.npz
   torchgw align cells.csv data.npz:atac -o out.npz --partners partners.csv --n-neighbors 15
   torchgw align a.csv:x,y b.csv --id-column name --label-column kind -o out.npz --time-limit 10m
+  torchgw align cat.off dog.ply -o out.npz --partners partners.csv
   torchgw align atac.h5ad:obsm/X_lsi rna.h5ad:obsm/X_pca -o out.npz --distances cosine
 
 """
@@ -95,7 +96,7 @@ def _add_inputs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "X",
         help="source, rows are points: .npy, .npz, file.npz:array, .csv, .tsv, either "
-        "with .gz, .parquet or file.h5ad:obsm/NAME",
+        "with .gz, .parquet or file.h5ad:obsm/NAME; or a surface: .off, .obj, .ply, .stl",
     )
     parser.add_argument("Y", help="target, in the same forms")
     parser.add_argument(
@@ -153,8 +154,10 @@ def _read_inputs(options: argparse.Namespace) -> tuple[list[Side], dict[str, Any
         )
     columns = options.id_column, options.label_column
     sides = _read_sides((options.X, options.Y), columns)
+    if options.distance_matrices and any(side.faces is not None for side in sides):
+        raise InvalidInputError("--distance-matrices are square tables, and a surface is none.")
     names = ("D_X", "D_Y") if options.distance_matrices else ("X", "Y")
-    given: dict[str, Any] = {name: side.points for name, side in zip(names, sides, strict=True)}
+    given: dict[str, Any] = {name: side.space for name, side in zip(names, sides, strict=True)}
     for name, file in (("a", options.a), ("b", options.b)):
         if file is not None:
             given[name] = read_weights(file)

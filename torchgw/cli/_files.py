@@ -3,6 +3,7 @@
 import csv
 import gzip
 import io
+import struct
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,10 +19,12 @@ from torchgw._errors import InvalidInputError
 
 _FORMS = (
     "`.npy`, `.npz`, `file.npz:array`, `.csv`, `.tsv`, `.csv.gz`, `.tsv.gz`, `.parquet`, "
-    "`file.csv:COLUMN,COLUMN`, `file.h5ad:X` or `file.h5ad:obsm/NAME`"
+    "`file.csv:COLUMN,COLUMN`, `file.h5ad:X` or `file.h5ad:obsm/NAME`; a surface: `.off`, `.obj`, "
+    "`.ply` or `.stl`"
 )
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 _COMPRESSED = ".gz"
+_SURFACES = (".off", ".obj", ".ply", ".stl")
 # Forms that hold several arrays, one of which is named after a colon.
 _WITH_MEMBERS = (".npz", ".h5ad", ".parquet", ".csv", ".tsv", ".csv.gz", ".tsv.gz")
 
@@ -32,11 +35,20 @@ class Side(NamedTuple):
     points: NDArray[Any]  # (n, d)
     ids: NDArray[Any] | None = None  # (n,), words
     labels: NDArray[Any] | None = None  # (n,), words
+    faces: NDArray[Any] | None = None  # (k, 3), triangles between the points of a surface
+
+    @property
+    def space(self) -> Any:
+        """What `torchgw.solve` takes: the points, or a surface."""
+        return self.points if self.faces is None else (self.points, self.faces)
 
 
 def read_array(name: str) -> NDArray[Any]:
     """Read numbers from a file, integers and booleans as float64, tables as (rows, columns)."""
-    return read_side(name).points
+    side = read_side(name)
+    if side.faces is not None:
+        raise InvalidInputError(f"{name}: is a surface, and numbers are expected: {_FORMS}.")
+    return side.points
 
 
 def read_side(name: str, id_column: str | None = None, label_column: str | None = None) -> Side:
@@ -45,6 +57,8 @@ def read_side(name: str, id_column: str | None = None, label_column: str | None 
     # can be chosen. Chosen columns are no coordinates.
     path, member = _split(name)
     suffix = _form(path)
+    if suffix in _SURFACES:
+        return _read_surface(path)
     if suffix not in {".npy", *_WITH_MEMBERS, *_DELIMITERS}:
         raise InvalidInputError(f"{name}: unknown kind of file; expected {_FORMS}.")
     _check_there(path)
@@ -101,6 +115,26 @@ def read_labels(name: str) -> NDArray[Any]:
             f"{name}: labels must be one per point; got an array of shape {labels.shape}."
         )
     return labels.reshape(-1)
+
+
+def _read_surface(path: Path) -> Side:
+    """Read a surface; vertices keep their order, and those of STL files are joined."""
+    _check_there(path)
+    if find_spec("trimesh") is None:
+        raise InvalidInputError(f"{path}: surfaces need trimesh: pip install trimesh")
+    import trimesh
+
+    try:
+        # one file may hold several objects, which are joined
+        mesh = trimesh.load_mesh(path, process=False, maintain_order=True)
+    except (ValueError, TypeError, IndexError, KeyError, OSError, struct.error) as error:
+        raise InvalidInputError(f"{path}: not a readable surface: {error}") from error
+    faces = getattr(mesh, "faces", None)
+    if faces is None or not len(faces):
+        raise InvalidInputError(f"{path}: has no triangles. Save points as .csv or .npy.")
+    if path.suffix.lower() == ".stl":
+        mesh.merge_vertices()
+    return Side(np.asarray(mesh.vertices, dtype=np.float64), faces=np.asarray(mesh.faces))
 
 
 def _label_column(path: Path, member: str | None) -> NDArray[Any]:

@@ -19,6 +19,7 @@ from torchgw.distances.precomputed import (
     geodesic_matrices,
     geodesic_matrix,
 )
+from torchgw.distances.surface import Surface
 
 __all__ = [
     "CallableDistance",
@@ -36,6 +37,7 @@ __all__ = [
     "PrecomputedDistance",
     "ProductDistance",
     "ScaledDistance",
+    "Surface",
     "connect",
     "default_n_neighbors",
     "geodesic_matrices",

@@ -29,6 +29,7 @@ from torchgw.distances._graph.neighbours import FEW_PAIRS, nearest_others
 from torchgw.distances._graph.stitching import shortest_bridges
 from torchgw.distances.geodesics import Geodesics, largest_path
 from torchgw.distances.points import check_rows
+from torchgw.distances.surface import Surface
 
 GraphMetric = Literal["euclidean", "cosine", "correlation"]
 ConnectPolicy = Literal["stitch", "fill"]
@@ -183,6 +184,12 @@ def _neighbour_edges(
 
 def given_geodesics(name: str, graph: Any, policy: ConnectPolicy) -> Geodesics:
     """Compute ``connect(graph, policy=policy)`` of a graph that messages call by its name."""
+    if isinstance(graph, Surface):
+        advice = "Join the pieces in the mesh, or drop some, if that is not meant."
+        return _connect(
+            graph.edges, graph.vertices, policy, 1.5, "euclidean", f"the surface `{name}`",
+            advice=advice,
+        )  # fmt: skip
     edges = from_csr(validate_graph(graph, name))
     return _connect(edges, None, policy, 1.5, "euclidean", f"the graph `{name}`")
 
@@ -246,14 +253,18 @@ def _connect(
     metric: GraphMetric,
     what: str = "the graph",
     leaves: Leaves | None = None,
+    advice: str = "Raise `n_neighbors` if they should be joined by more.",
 ) -> Geodesics:
     """Join the components of a graph, or give pairs in different ones a distance."""
     n_components, labels = components(edges)
     if n_components == 1:
         return Geodesics(edges)
-    sizes = labels.bincount().sort(descending=True).values
-    shown = ", ".join(str(int(size)) for size in sizes[:5]) + (", ..." if n_components > 5 else "")
-    found = f"{what} has {n_components} components (of {shown} vertices)"
+    sizes, largest = labels.bincount().sort(descending=True, stable=True)
+    # a vertex of each, so that they can be found
+    first = [int((labels == piece).int().argmax()) for piece in largest[:5]]
+    more = ", ..." if n_components > 5 else ""
+    shown, begin = (", ".join(map(str, part)) + more for part in (sizes[:5].tolist(), first))
+    found = f"{what} has {n_components} components (of {shown} vertices, the first of each {begin})"
     if policy == "stitch" and embedded is not None:
         if len(embedded) <= _HOST_VERTICES:
             embedded, leaves = embedded.cpu(), None
@@ -262,8 +273,7 @@ def _connect(
         length = _edge_length(bridges.length, metric).to(labels.device)
         warn_user(
             f"{found}: joined them by the {len(length)} shortest edges that do so, the longest of "
-            f"length {float(length.max()):.6g}. Raise `n_neighbors` if they should be joined by "
-            "more.",
+            f"length {float(length.max()):.6g}. {advice}",
             GraphWarning,
         )
         return Geodesics(with_edges(edges, source, target, length))
@@ -278,7 +288,9 @@ def _connect(
 
 
 def as_geodesics(graph: Any) -> Geodesics:
-    """Connect a bare graph by the policy "fill"; keep one that :func:`connect` made."""
+    """Connect a bare graph by the policy "fill", a surface; keep one that :func:`connect` made."""
+    if isinstance(graph, Surface):
+        return given_geodesics("graph", graph, "stitch")
     return graph if isinstance(graph, Geodesics) else connect(graph)
 
 

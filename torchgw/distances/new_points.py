@@ -34,6 +34,7 @@ class Space(NamedTuple):
     features: Tensor | None = None  # (n, f), from which the linear cost was computed
     feature_metric: PointMetric = "sqeuclidean"
     curvature: float | None = None  # of a space of constant curvature
+    faces: Tensor | None = None  # (k, 3) int64, triangles between the points of a surface
 
     @property
     def given_graph(self) -> Geodesics | None:
@@ -42,7 +43,10 @@ class Space(NamedTuple):
 
     def to(self, device: torch.device) -> "Space":
         """Move the points to another device."""
-        return self if self.points is None else self._replace(points=self.points.to(device))
+        if self.points is None:
+            return self
+        faces = None if self.faces is None else self.faces.to(device)
+        return self._replace(points=self.points.to(device), faces=faces)
 
     def between(self, new: Tensor, known: Tensor) -> Tensor:
         """Compute the distances of new points and known ones, (q, s) float64, not scaled."""

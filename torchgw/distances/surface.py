@@ -1,0 +1,277 @@
+"""Surfaces: triangles whose distances are lengths of paths that lie on them.
+
+A path along edges zigzags, and is too long by several percent wherever it leads. Here a vertex is
+also joined to vertices a few triangles away, by the straight line that unfolding the triangles
+between them gives: shortest paths among all these edges are paths on the surface, so they are never
+shorter than the distance along it, and longer by a fraction of a percent.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import scipy
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from torchgw._boundary.arrays import to_numpy
+from torchgw._boundary.surfaces import as_triangles
+from torchgw._errors import InvalidInputError
+from torchgw.distances._graph.edges import Edges, symmetric_edges
+
+# Triangles that a straight edge may cross. [L1357]
+_CROSSED = 4
+# Angles up to this are rounding: a window of lines that is no wider holds none. A choice.
+_ANGLE = 1e-12
+
+Points = NDArray[np.float64]
+Index = NDArray[np.int64]
+
+
+class Surface:
+    """A triangulated surface, as :func:`torchgw.solve` takes it for X or Y.
+
+    Distances are lengths of paths along the surface, and weights areas. Vertices at the same place
+    are joined, as those of triangles that share none (STL files) or of seams. Pieces that do not
+    hang together, single vertices too, are joined by the shortest lines between them, with a
+    warning. Paths do not cross an edge of three or more triangles but at its ends.
+
+    Parameters
+    ----------
+    vertices : array-like, shape (n, 3), or (n, 2) in the plane
+        Where the vertices are. A surface of trimesh, PyVista or PyTorch Geometric (``pos`` and
+        ``face``) can take the place of both arguments.
+    faces : array-like of int, shape (k, 3)
+        The triangles, by their vertices, in any orientation.
+
+    Attributes
+    ----------
+    vertices : Tensor, shape (n, d), float64
+        On the CPU.
+    faces : Tensor, shape (k, 3), int64
+        On the CPU.
+    areas : ndarray, shape (n,), float64
+        A third of the area of the triangles around each vertex. Vertices at the same place have
+        equal shares of it, one without triangles has none.
+
+    Raises
+    ------
+    InvalidInputError, InvalidTypeError
+        If the faces are no triangles between the vertices, or have no area.
+
+    Examples
+    --------
+    >>> from torchgw.distances import Surface
+    >>> square = Surface([[0, 0], [1, 0], [1, 1], [0, 1.0]], [[0, 1, 2], [0, 2, 3]])
+    >>> square.graph().toarray().round(2)[1]
+    array([1.  , 0.  , 1.  , 1.41])
+    """
+
+    def __init__(self, vertices: Any, faces: Any = None, *, name: str = "surface") -> None:
+        found = as_triangles(name, vertices if faces is None else (vertices, faces))
+        if found is None:
+            raise InvalidInputError(
+                "`vertices` and `faces` must be arrays of shape (n, 3) and (k, 3), or `vertices` a "
+                f"surface of trimesh or PyVista; got {type(vertices).__name__}."
+            )
+        given = found[0]
+        # where a solve computes, as for other inputs
+        self.device = None if not isinstance(self._given(vertices), Tensor) else given.device
+        self.vertices: Tensor = given.detach().cpu().double()
+        self.faces = torch.from_numpy(found[1])
+        if not float(self.areas.sum()) > 0:
+            raise InvalidInputError(f"The triangles of `{name}` have no area.")
+
+    @staticmethod
+    def _given(vertices: Any) -> Any:
+        """Find the array of vertices in what was given."""
+        if isinstance(vertices, (tuple, list)) and len(vertices):
+            return vertices[0]
+        return getattr(vertices, "pos", vertices)
+
+    @property
+    def n(self) -> int:
+        """Number of vertices."""
+        return len(self.vertices)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(n, n), as a matrix of distances has."""
+        return self.n, self.n
+
+    @cached_property
+    def _merged(self) -> _Merged:
+        return _merge(to_numpy(self.vertices), to_numpy(self.faces))
+
+    @cached_property
+    def areas(self) -> Points:
+        """Area around each vertex, shape (n,)."""
+        points, faces, place, _ = self._merged
+        third = _areas(points, faces) / 3
+        each = np.bincount(faces.ravel(), np.repeat(third, 3), minlength=len(points))
+        return np.asarray((each / np.bincount(place))[place])
+
+    @property
+    def weights(self) -> Points:
+        """Share of the area around each vertex, shape (n,)."""
+        return np.asarray(self.areas / self.areas.sum())
+
+    @cached_property
+    def edges(self) -> Edges:
+        """Edges of the triangles and straight lines over a few of them, with their lengths."""
+        points, faces, place, first = self._merged
+        ends, length = _sides(points, faces)
+        lines, lengths = _lines(points, faces)
+        ends, length = np.concatenate([ends, lines]), np.concatenate([length, lengths])
+        # the shortest of several lines between two vertices
+        low, high = np.sort(ends, axis=1).T
+        order = np.lexsort((length, high, low))
+        low, high, length = low[order], high[order], length[order]
+        fresh = np.r_[True, (low[1:] != low[:-1]) | (high[1:] != high[:-1])]
+        low, high, length = first[low[fresh]], first[high[fresh]], length[fresh]
+        # vertices at the same place are no distance apart
+        again = np.nonzero(first[place] != np.arange(self.n))[0]
+        low, high = np.r_[low, first[place[again]]], np.r_[high, again]
+        length = np.r_[length, np.zeros(len(again))]
+        return symmetric_edges(self.n, *map(torch.from_numpy, (low, high, length)))
+
+    def graph(self) -> scipy.sparse.csr_matrix:
+        """Give the edges and their lengths as a SciPy matrix, (n, n), of any number of pieces."""
+        return self.edges.csr()
+
+    def __repr__(self) -> str:
+        """Summarise in a line."""
+        return f"Surface({self.n:,} vertices, {len(self.faces):,} triangles)"
+
+
+def as_surface(name: str, value: Any) -> Surface | None:
+    """Make a surface of one of another package or a pair of arrays; ``None`` if it is none."""
+    if isinstance(value, Surface):
+        return value
+    return None if as_triangles(name, value) is None else Surface(value, name=name)
+
+
+class _Merged(NamedTuple):
+    """A surface each of whose places has one vertex."""
+
+    points: Points  # (p, 3)
+    faces: Index  # (k, 3), each triangle once, none with two ends at one place
+    place: Index  # (n,), place of each vertex as given
+    first: Index  # (p,), a vertex at each place
+
+
+def _merge(vertices: Points, faces: Index) -> _Merged:
+    points, first, place = np.unique(vertices, axis=0, return_index=True, return_inverse=True)
+    place = place.reshape(-1)
+    corners = place[faces]
+    kept = (corners != np.roll(corners, 1, axis=1)).all(1)
+    _, once = np.unique(np.sort(corners[kept], axis=1), axis=0, return_index=True)
+    if points.shape[1] == 2:
+        points = np.column_stack([points, np.zeros(len(points))])
+    return _Merged(points, corners[kept][np.sort(once)], place, first)
+
+
+def _areas(points: Points, faces: Index) -> Points:
+    one, two, three = (points[faces[:, corner]] for corner in range(3))
+    return np.asarray(np.linalg.norm(np.cross(two - one, three - one), axis=1) / 2)
+
+
+def _sides(points: Points, faces: Index) -> tuple[Index, Points]:
+    """List the sides of all triangles, those of two triangles twice, with their lengths."""
+    ends = np.concatenate([faces[:, [0, 1]], faces[:, [1, 2]], faces[:, [2, 0]]])
+    return ends, _apart(points, ends[:, 0], ends[:, 1])
+
+
+def _apart(points: Points, one: Index, other: Index) -> Points:
+    return np.asarray(np.linalg.norm(points[one] - points[other], axis=1))
+
+
+class _Fan(NamedTuple):
+    """Lines from vertices through sides of triangles, unfolded into a plane of each vertex."""
+
+    side: Index  # (s,), by its number among the sides of all triangles
+    source: Index  # (s,), the vertex, which lies at the origin of its plane
+    near: Index  # (s,), the ends of the side
+    far: Index
+    left: Points  # (s, 2), where these lie
+    right: Points
+    first: Points  # (s, 2), the directions that lines lead between
+    last: Points
+
+    def taken(self, kept: Any) -> _Fan:
+        """Keep some."""
+        return _Fan(*(part[kept] for part in self))
+
+
+def _lines(points: Points, faces: Index) -> tuple[Index, Points]:
+    """List the straight lines from a vertex to another over up to ``_CROSSED`` triangles."""
+    sides, length = _sides(points, faces)
+    count, twin = len(faces), _twins(sides)
+    apex = np.concatenate([faces[:, 2], faces[:, 0], faces[:, 1]])
+    near, far = sides.T
+    along, away = _unfold(length, _apart(points, apex, near), _apart(points, apex, far))
+    at = np.column_stack([-along, away]), np.column_stack([length - along, away])
+    fan = _Fan(np.arange(len(sides)), apex, near, far, *at, *at)
+    found: list[tuple[Index, Points]] = [(np.empty((0, 2), np.int64), np.empty(0))]
+    for _ in range(_CROSSED - 1):
+        fan = fan.taken(twin[fan.side] >= 0)
+        behind = twin[fan.side]
+        _, source, near, far, left, right, first, last = fan
+        corner, base = apex[behind], length[fan.side]
+        along, away = _unfold(base, _apart(points, corner, near), _apart(points, corner, far))
+        axis = (right - left) / base[:, None]
+        # the plane is laid out so that the source lies on the right side of left to right
+        beyond = np.column_stack([-axis[:, 1], axis[:, 0]])
+        there = left + along[:, None] * axis + away[:, None] * beyond
+        # where a corner is seen through the window, a straight line leads to it
+        after, before = _turn(first, there) <= 0, _turn(last, there) >= 0
+        seen = after & before & (corner != source)
+        pairs = np.column_stack([source[seen], corner[seen]])
+        found.append((pairs, np.linalg.norm(there[seen], axis=1)))
+        # beyond the corner the window parts into those of the other two sides
+        lower = np.where((_turn(last, there) >= 0)[:, None], there, last)
+        upper = np.where((_turn(first, there) <= 0)[:, None], there, first)
+        parts = (
+            _Fan(
+                _other(sides, behind, count, near), source, near, corner, left, there, first, lower
+            ),
+            _Fan(_other(sides, behind, count, far), source, corner, far, there, right, upper, last),
+        )
+        both = _Fan(*(np.concatenate(part) for part in zip(*parts, strict=True)))
+        width = _ANGLE * np.r_[base, base] ** 2
+        fan = both.taken(_turn(both.last, both.first) > width)
+    ends, lengths = zip(*found, strict=True)
+    return np.concatenate(ends), np.concatenate(lengths)
+
+
+def _unfold(base: Points, near: Points, far: Points) -> tuple[Points, Points]:
+    """Place the apex of triangles over their base: along it from the near end, and away from it."""
+    along = (near**2 - far**2 + base**2) / (2 * base)
+    return along, np.sqrt(np.maximum(0.0, near**2 - along**2))
+
+
+def _turn(one: Points, other: Points) -> Points:
+    """Compute the cross products of vectors in a plane, positive where the other lies left."""
+    return np.asarray(one[:, 0] * other[:, 1] - one[:, 1] * other[:, 0])
+
+
+def _twins(sides: Index) -> Index:
+    """Find the same side of the other triangle; -1 where there is none, or more than one."""
+    low, high = np.sort(sides, axis=1).T
+    order = np.lexsort((high, low))
+    low, high = low[order], high[order]
+    start = np.nonzero(np.r_[True, (low[1:] != low[:-1]) | (high[1:] != high[:-1])])[0]
+    two = start[np.diff(np.r_[start, len(sides)]) == 2]
+    twin = np.full(len(sides), -1)
+    twin[order[two]], twin[order[two + 1]] = order[two + 1], order[two]
+    return twin
+
+
+def _other(sides: Index, side: Index, count: int, end: Index) -> Index:
+    """Find the other side of the same triangle that ends in a vertex."""
+    # sides of one triangle are `count` apart
+    found = (side + count) % len(sides)
+    return np.where((sides[found] == end[:, None]).any(1), found, (side + 2 * count) % len(sides))
