@@ -75,7 +75,7 @@ def test_solve_has_the_parameters_that_people_use():
     parameters = inspect.signature(solve).parameters
     assert [*parameters][-1] == "former"
     assert set(parameters) == {*DATA, *COMMON, "options", "former"}
-    assert len(parameters) - 1 == 30
+    assert len(parameters) - 1 == 33
     hints = get_type_hints(solve, {**vars(inspect.getmodule(solve)), "Unpack": list})
     for name in COMMON:
         assert parameters[name].default == TABLE[name].default

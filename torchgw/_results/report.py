@@ -6,6 +6,7 @@ from typing import Any, TypedDict
 from torchgw._errors import InvalidTypeError
 from torchgw._problem.problem import Problem
 from torchgw._problem.providers import Spaces
+from torchgw._problem.support import count_allowed
 from torchgw._results.parts import stored
 from torchgw._solve.outcome import Outcome
 
@@ -81,6 +82,9 @@ class Report:
         Of a large problem that was solved on cells of near points: the number of ``cells`` of each
         side; the ``tolerance`` for the ``marginal_error``, which was ``measured`` at so many points
         of each side; and ``value_change``, the relative change of the value since the cells before.
+    allowed : dict or None
+        Where some pairs may hold no mass: how many ``entries`` the plan may use, their ``share`` of
+        all, and how many ``decided`` source points have but one partner left.
     route : str
         What was chosen before the solve and why, and what it was expected to take, as
         :func:`torchgw.explain` says it; empty in files of earlier versions.
@@ -108,6 +112,7 @@ class Report:
     distances: Chosen | None = None
     resolution: dict[str, Any] | None = None
     route: str = ""
+    allowed: dict[str, float] | None = None
 
     @classmethod
     def of(cls, outcome: Outcome, problem: Problem, sides: Spaces) -> "Report":
@@ -139,6 +144,7 @@ class Report:
             tiles=tiles._asdict() if tiles else None,
             resolution=outcome.resolution and outcome.resolution._asdict(),
             route=str(outcome.route),
+            allowed=None if problem.support is None else count_allowed(problem.support),
         )
 
     def log(self) -> Log:

@@ -225,7 +225,8 @@ def _no_higher_than_repaired(asked: Asked, outcome: Outcome) -> Outcome:
         return outcome
     best, epsilon, clock = search.alternatives[0], outcome.ending.epsilon, perf_counter()
     with outcome.recorder.timed("multistart"):
-        better = repair_found(asked.problem, best, epsilon, asked.options.search, _batches(asked))
+        problem = asked.problem.priced(outcome.strategy.scale)
+        better = repair_found(problem, best, epsilon, asked.options.search, _batches(asked))
     return outcome if better is None else _no_higher_than_from(asked, outcome, better, clock)
 
 
@@ -238,7 +239,7 @@ def _no_higher_than_matched(asked: Asked, outcome: Outcome) -> Outcome:
         return outcome
     if search is None or not outcome.ending.status.converged:
         return outcome
-    clock, whole = perf_counter(), coarse_problem(problem, n)
+    clock, whole = perf_counter(), coarse_problem(problem.priced(outcome.strategy.scale), n)
     if not can_exchange(whole.problem):
         return outcome
     source, target = (side.indices for side in whole.problem[:2])
