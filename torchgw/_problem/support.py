@@ -165,6 +165,8 @@ def _same_groups(value: Any, shape: tuple[int, int]) -> Mask:
             raise InvalidInputError(
                 f"`groups[{side}]` must have one label for each of {size} points; got {len(mine)}."
             )
+    # words and categories, as words
+    labels = [item.astype(str) if item.dtype.kind == "O" else item for item in labels]
     names, numbers = np.unique(np.concatenate(labels), return_inverse=True)
     x, y = np.split(numbers.ravel(), [shape[0]])
     mix: Mask = np.eye(len(names), dtype=bool)
@@ -178,8 +180,9 @@ def _same_groups(value: Any, shape: tuple[int, int]) -> Mask:
                     f"{pair!r}."
                 )
             # a label that no point has forbids and allows nothing
-            if pair[0] in place and pair[1] in place:
-                mix[place[pair[0]], place[pair[1]]] = True
+            here, there = (place.get(label, place.get(str(label))) for label in pair)
+            if here is not None and there is not None:
+                mix[here, there] = True
     return mix[x[:, None], y]
 
 
