@@ -168,9 +168,11 @@ def _spread(coarse: CoarseProblem, problem: Problem) -> float:
 def represent(problem: Problem, call: Call = call_directly) -> Coarsened | None:
     """Return the coarse problem to search: all points if few say too little, none if too many."""
     limits = limits_of(problem.source.device)
-    coarse = coarse_problem(problem, limits.few_points, call)
-    if coarse.resolution <= COARSEST:
-        return coarse
+    # few points may not be matched as their neighbours may, whose mass they have
+    if problem.support is None:
+        coarse = coarse_problem(problem, limits.few_points, call)
+        if coarse.resolution <= COARSEST:
+            return coarse
     if max(problem.source.n, problem.target.n) > limits.all_points:
         return None
     return coarse_problem(problem, limits.all_points, call)

@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from torchgw._problem.limits import limits_of
 from torchgw._search.all_points import few_enough, repair_found
@@ -21,6 +22,7 @@ from torchgw._search.edges import match_edges
 from torchgw._search.ends import AGREED, OTHER, compare_ends, ends_settle, led_by, sent_apart
 from torchgw._search.exchange import best_matchings, can_exchange
 from torchgw._search.kinds import COMPARED_AT
+from torchgw._search.stack import MISSED
 from torchgw._search.starts import GUESS_EPSILON
 from torchgw._sinkhorn.choose import choose_backend
 from torchgw._sinkhorn.contract import Backend
@@ -79,7 +81,22 @@ def solve_problem(asked: Asked, recorder: Recorder) -> Outcome:
     else:
         outcome = _no_higher_than_repaired(asked, _no_higher_than_by_edges(asked, outcome))
         outcome = _no_higher_than_matched(asked, outcome)
+    if problem.support is not None and outcome.search is not None:
+        outcome = outcome._replace(search=_confined(outcome.search, problem.support))
     return outcome._replace(route=route)
+
+
+def _confined(search: Search, support: Tensor) -> Search:
+    """Leave out optima that the price of a support has not kept on it, and what others lose of it.
+
+    A search ends at plans whose marginals are rounded, which may put a little elsewhere.
+    """
+    kept = []
+    for one in search.alternatives:
+        plan = one.plan * support[one.source[:, None], one.target]
+        if float(plan.sum()) >= (1 - MISSED) * float(one.plan.sum()):
+            kept.append(replace(one, plan=plan))
+    return search._replace(alternatives=tuple(kept))
 
 
 def _out_of_time(outcome: Outcome) -> Outcome:
