@@ -29,6 +29,14 @@ from torchgw._problem.named import DistanceName, ScaleName
 from torchgw._problem.problem import Problem
 from torchgw._problem.providers import DistanceOptions, build_providers
 from torchgw._problem.signatures import SignatureName, is_signature, named_features
+from torchgw._problem.support import (
+    Known,
+    check_known_pairs,
+    is_feasible,
+    read_support,
+    usable,
+    without_infinite,
+)
 from torchgw._results.result import GWResult, make_result, warn_of_little_mass
 from torchgw._search.agreement import agreement
 from torchgw._search.alternatives import SearchName
@@ -64,7 +72,9 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 # Arguments of `solve` that are no options.
-DATA = ("X", "Y", "a", "b", "D_X", "D_Y", "M", "features", "init")
+DATA = (
+    "X", "Y", "a", "b", "D_X", "D_Y", "M", "features", "allowed", "groups", "pairs", "init",
+)  # fmt: skip
 # Whether a solve is to end with the route of its problem.
 _explaining: ContextVar[bool] = ContextVar("explaining", default=False)
 
@@ -81,6 +91,9 @@ def solve(
     D_Y: Any = None,
     M: Any = None,
     features: tuple[Any, Any] | SignatureName | str | None = None,
+    allowed: Any = None,
+    groups: tuple[Any, ...] | None = None,
+    pairs: Any = None,
     alpha: float | torch.Tensor | None = None,
     loss: LossName = "square",
     n_neighbors: int | None = None,
@@ -137,13 +150,23 @@ def solve(
         kernels and Laplacians may be negative, except with the KL loss or a ``scale``. Directed
         costs are given as X and Y, each as :class:`torchgw.distances.DirectedDistance`.
     M : array-like, shape (n, m), optional
-        Linear cost between the two sides (fused Gromov-Wasserstein).
+        Linear cost between the two sides (fused Gromov-Wasserstein). ``inf``: a pair that is not
+        allowed.
     features : pair of array-like, shapes (n, k) and (m, k), or a name, optional
         Features of both sides, in place of ``M``: their distances are the linear cost. Of graphs
         and adjacency matrices a name has them computed from the edges: ``"degree"``,
         ``"clustering"``, ``"heat"`` (that stays at a node, at five times) or ``"wl"``
         (Weisfeiler-Lehman); any other name is an attribute of the nodes of both graphs, numbers or
         words. See docs/fused.md.
+    allowed : array-like of bool, shape (n, m), or sparse matrix, list or function, optional
+        Pairs of points that may hold mass; the plan is exactly zero at all others. A list has the
+        allowed columns of each row; a function is called with row and column numbers of shapes
+        (s, 1) and (1, m), and returns bool (s, m). See docs/known.md.
+    groups : (labels_x, labels_y), or (labels_x, labels_y, table), optional
+        Labels of shapes (n,) and (m,): points are matched within their label alone, or between the
+        pairs of labels that the table lists.
+    pairs : array-like of int, shape (k, 2), optional
+        Known pairs, a row of X and a row of Y each, which are matched with each other alone.
     alpha : float in [0, 1], optional
         Weight of the quadratic term; by default 1 without a linear cost, 0.5 with one, and 0.99
         with features made from the edges. 0 is a Wasserstein problem, which needs no X and Y.
@@ -271,9 +294,7 @@ def solve(
     """
     given = locals()
     asked = gather(given, options, former)
-    data = {
-        name: given[name] for name in ("X", "Y", "a", "b", "D_X", "D_Y", "M", "features", "init")
-    }
+    data = {name: given[name] for name in DATA}
     # apart from the others, since tensors among them may be those of torch.func
     tensors = {"alpha": asked.alpha, "epsilon": asked.epsilon}
     return _solve(**data, **tensors, differentiable=asked.differentiable, asked=asked)
@@ -281,8 +302,9 @@ def solve(
 
 @through_transforms
 def _solve(
-    X: Any, Y: Any, *, a: Any, b: Any, D_X: Any, D_Y: Any, M: Any, features: Any, init: Any,
-    alpha: Any, epsilon: Any, differentiable: Differentiable | None, asked: Options,
+    X: Any, Y: Any, *, a: Any, b: Any, D_X: Any, D_Y: Any, M: Any, features: Any, allowed: Any,
+    groups: Any, pairs: Any, init: Any, alpha: Any, epsilon: Any,
+    differentiable: Differentiable | None, asked: Options,
 ) -> GWResult:  # fmt: skip
     """Solve with options that are checked."""
     squares = None if str(asked.unbalanced_type).lower() == "kl" else asked.unbalanced_type
@@ -296,9 +318,17 @@ def _solve(
     X, Y, D_X, D_Y, M, a, b, features = share_inputs(
         asked.distributed, X=X, Y=Y, D_X=D_X, D_Y=D_Y, M=M, a=a, b=b, features=features
     )
+    known = Known(allowed, groups, pairs)
     distances, scale = asked.distances, asked.scale
     in_numpy = without_tensors(X, Y, distances, D_X, D_Y, M, a, b, features)
     (X, a), (Y, b) = with_area("X", X, a), with_area("Y", Y, b)
+    table, finite = without_infinite(M)
+    check_known_pairs(
+        known,
+        infinite=finite is not None,
+        distributed=bool(asked.distributed),
+        mass=asked.mass,
+    )
     tracked = differentiable is not None
     weights = a, b
     rule = check_marginal_rule(asked.unbalanced, asked.mass, asked.unbalanced_type)
@@ -386,11 +416,22 @@ def _solve(
         marginals = Marginals(
             as_weights("a", a, source.n, where), as_weights("b", b, target.n, where)
         )
-        linear = linear_cost(M, pair, asked.feature_metric, (source.n, target.n), where)
-        problem = Problem(source, target, marginals, weight, linear, kind)
+        shape = source.n, target.n
+        linear = linear_cost(table, pair, asked.feature_metric, shape, where)
+        support = read_support(known, finite, shape, where)
+        if support is not None:
+            support = usable(support, marginals, options.rule)
+        problem = Problem(source, target, marginals, weight, linear, kind, support)
         if asked.unbalanced_unit == "scale":
             options = replace(options, rule=in_units_of_cost(options.rule, problem))
-        options = replace(options, rule=heavy_as_strict(options.rule, problem))
+        rule = heavy_as_strict(options.rule, problem)
+        if support is not None and rule is None and options.rule is not None:
+            # penalties, however heavy, are what lets a plan be where none is strict
+            if is_feasible(support, marginals):
+                problem = replace(problem, support=usable(support, marginals, None))
+            else:
+                rule = options.rule
+        options = replace(options, rule=rule)
         if differentiable is not None:
             inputs = tracked_inputs(
                 X=X, Y=Y, a=weights[0], b=weights[1], D_X=D_X, D_Y=D_Y, M=M, F=features,
@@ -414,10 +455,10 @@ def _solve(
     compile_rest(where)
     if differentiable is None:
         return result.in_numpy() if in_numpy else result
-    known = Definition(problem, pair, asked.feature_metric, options.rule)
+    definition = Definition(problem, pair, asked.feature_metric, options.rule)
     found = outcome.ending.evaluation
     slopes = {"alpha": found.quadratic.value - found.linear, "epsilon": found.kl}
-    return attach(result, known, inputs, differentiable, generator, slopes)
+    return attach(result, definition, inputs, differentiable, generator, slopes)
 
 
 def _taking(

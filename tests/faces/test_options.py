@@ -34,7 +34,8 @@ VALUES = {
     "redraw": (0.5, 1.5), "n_init": (2, 0), "search": ("fast", "slow"), "max_iter": (7, 0),
     "time_limit": (60.0, -1.0), "min_iter": (30, 0), "tol": (1e-3, -1.0),
     "objective_tol": (0.5, -1.0), "inner_max_iter": (50, 0), "inner_tol": (1e-6, -1.0),
-    "unbalanced": (0.5, -1.0), "unbalanced_type": ("l2", "l1"), "mass": (0.5, 1.5),
+    "unbalanced": (0.5, -1.0), "unbalanced_type": ("l2", "l1"),
+    "unbalanced_unit": ("scale", "metre"), "mass": (0.5, 1.5),
     "regularization": ("proximal", "ridge"), "polish": (True, "yes"), "backend": ("eager", "even"),
     "device": ("cpu", "abacus"), "dtype": (torch.float32, torch.int32),
     "precision": ("float64", "half"), "storage": ("stored", "lost"), "skip_tiles": (False, "no"),
@@ -75,7 +76,7 @@ def test_solve_has_the_parameters_that_people_use():
     parameters = inspect.signature(solve).parameters
     assert [*parameters][-1] == "former"
     assert set(parameters) == {*DATA, *COMMON, "options", "former"}
-    assert len(parameters) - 1 == 30
+    assert len(parameters) - 1 == 33
     hints = get_type_hints(solve, {**vars(inspect.getmodule(solve)), "Unpack": list})
     for name in COMMON:
         assert parameters[name].default == TABLE[name].default

@@ -80,6 +80,7 @@ def test_a_break_between_two_lines_is_found(place, levels):
         ({"checkpoint": "kept.pt"}, "keeps one"),
         ({"init": np.eye(6) / 6}, "Leave `init` out"),
         ({"distributed": True}, "without `mass`"),
+        ({"allowed": np.eye(6, dtype=bool)}, "may not fit them"),
         ({"regularization": "proximal"}, "given marginals"),
     ],
 )
@@ -87,8 +88,8 @@ def test_what_is_refused(options, why, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     table = cdist(*2 * [np.random.default_rng(0).normal(size=(6, 2))])
     data, given = {"D_X": table, "D_Y": table}, dict(options)
-    if "init" in given:
-        data["init"] = given.pop("init")
+    for name in {"init", "allowed"} & set(given):
+        data[name] = given.pop(name)
     with pytest.raises(torchgw.UnsupportedError, match=why):
         torchgw.solve(**data, options=torchgw.Options(mass="auto", **given))
 

@@ -255,7 +255,9 @@ def check_linear_cost(value: Any, shape: tuple[int, int], name: str = "M") -> Te
     """Convert a table over pairs (M, or a starting plan) to a floating tensor of shape (n, m)."""
     tensor = _floating(to_tensor(name, value))
     check_shape(name, tensor, shape, "one entry per pair of a row of X and a row of Y")
-    check_finite(name, tensor)
+    forbids = name.startswith("M") and bool((tensor == math.inf).any())
+    advice = "Infinite costs, of pairs that are not allowed, are taken by torchgw.solve alone."
+    check_finite(name, tensor, advice if forbids else "")
     check_magnitude(name, tensor, smallest=0.0)
     return tensor
 

@@ -200,7 +200,11 @@ class Model:
         target = side_of(problem.target, moved.get("Y"), moved.get("D_Y"))
         linear = problem.linear
         if "M" in moved:
-            linear = DenseCost(moved["M"])
+            table = moved["M"]
+            if problem.support is not None:
+                # infinite entries are no numbers
+                table = torch.where(problem.support, table, 0.0)
+            linear = DenseCost(table)
         if features is not None:
             pair = (item.to(device, dtype) for item in features)
             near, far = (

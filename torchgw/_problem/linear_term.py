@@ -126,8 +126,10 @@ def without_structure(
     return source, target
 
 
-def spread(cost: Cost) -> float:
-    """Compute the standard deviation of the entries of a cost, all counted alike."""
+def spread(cost: Cost, support: Tensor | None = None) -> float:
+    """Compute the standard deviation of the entries of a cost on a support, all counted alike."""
+    if support is not None:
+        return float(cost.dense().matrix[support].std(correction=0))
     if isinstance(cost, DenseCost):
         return float(cost.matrix.std(correction=0))
     left, right, row, column = cost.centred()

@@ -8,11 +8,16 @@ from torch import Tensor
 
 from torchgw._problem.losses import SQUARE, BothWays, Cross, Loss, MinimumCross, ProductCross
 from torchgw._problem.marginals import MarginalRule, is_assignment
-from torchgw._sinkhorn.problem import Cost, FactoredCost
+from torchgw._sinkhorn.problem import Cost, DenseCost, FactoredCost
 from torchgw._tensors.memory import known_free
 from torchgw._typing import Marginals
 from torchgw.distances.base import DistanceProvider, both_ways
 from torchgw.distances.points import PointDistance
+
+# What a search pays for mass outside of the support, over the natural scale of the cost; and the
+# weight of the quadratic term where there is no other, which changes objectives by less than they
+# are compared to. [L1373]
+_PRICE, _ALMOST_ONE = 32.0, 1 - 2.0**-20
 
 
 @dataclass(frozen=True)
@@ -25,6 +30,15 @@ class Problem:
     alpha: float  # weight of the quadratic term; 1 is pure Gromov-Wasserstein
     linear: Cost | None  # (n, m) linear cost M, stored or in factors
     loss: Loss = SQUARE
+    # (n, m) bool, the pairs that may hold mass; None: all. Such a problem has a linear cost, if
+    # only of zeros: nothing that is true of distances alone is true of it.
+    support: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        """Give a problem on a support its linear cost."""
+        if self.support is not None and self.linear is None:
+            zeros = torch.zeros(self.support.shape, dtype=self.dtype, device=self.support.device)
+            object.__setattr__(self, "linear", DenseCost(zeros))
 
     def to(self, dtype: torch.dtype) -> "Problem":
         """Convert the distances and the linear cost to another dtype."""
@@ -55,6 +69,22 @@ class Problem:
             # a symmetric side sees the mean of the other over both directions
             made = [ProductCross(*map(stored_matrix, crossed))]
         return made[0] if len(made) == 1 else BothWays(*made)
+
+    def priced(self, scale: float) -> "Problem":
+        """Write the support, for a search, as a linear cost that nothing else outweighs.
+
+        Starts and moves then keep to it wherever they can, also of few points that stand for
+        others, whose masses may leave no choice. ``scale`` is the natural scale of the cost.
+        """
+        if self.support is None:
+            return self
+        assert self.linear is not None
+        # a linear cost of weight zero would have no price
+        alpha = min(self.alpha, _ALMOST_ONE)
+        table = self.linear.dense().matrix * (self.alpha < 1)
+        price = _PRICE * scale / (1 - alpha) + float(table.max())
+        table = table.masked_fill(~self.support, price)
+        return replace(self, alpha=alpha, linear=DenseCost(table))
 
     @property
     def directed(self) -> bool:
@@ -94,6 +124,7 @@ class Facts(NamedTuple):
     graphs: bool  # whether paths in two graphs were given
     clouds: bool  # whether either side is measured straight between points
     free: int  # bytes that can be allocated, if three float64 tables of a plan may be too many
+    restricted: bool = False  # whether some pairs may hold no mass
     spread: float = float("nan")  # natural scale of the cost; zero where every plan costs the same
     epsilon: float = float("nan")
 
@@ -113,6 +144,7 @@ class Facts(NamedTuple):
             linear=None if linear is None else columns, alpha=problem.alpha,
             rule="strict" if rule is None else "relaxed" if rule.mass is None else "partial",
             assignment=is_assignment(problem.marginals), graphs=graphs,
+            restricted=problem.support is not None,
             clouds=any(isinstance(side, PointDistance) for side in (source, target)),
             free=known_free(3 * 8 * source.n * target.n, source.device),
         )  # fmt: skip

@@ -37,6 +37,17 @@ class Extension:
     mass: float = 1.0  # mass that a partial plan moves, by which the linear cost is divided
     # the linear cost, if it was given as a table; one of features is computed again
     table: Cost | None = None
+    restricted: bool = False  # whether some pairs were allowed no mass
+    support: Tensor | None = None  # (n, m) bool, the pairs that were; a file may lack it
+
+    def allowed(self) -> Tensor | None:
+        """Give the pairs of points that may hold mass, (n, m) bool; ``None`` for all."""
+        if self.restricted and self.support is None:
+            raise UnsupportedError(
+                "The solve was told which pairs may hold mass, and the file does not hold them. "
+                "Save with `result.save(path, dense=True)`, which stores them."
+            )
+        return self.support
 
     def linear_cost(self) -> Cost | None:
         """Give the linear cost M of the solve, (n, m)."""

@@ -158,6 +158,7 @@ class _Task(NamedTuple):
     alpha: float
     linear: Cost | None  # (k, l)
     mass: float  # mass that a partial plan moves; 1 for other problems
+    support: Tensor | None  # (k, l) bool, the pairs that may be matched; None: all
 
 
 def match(
@@ -177,17 +178,20 @@ def match(
             # rounding errors
             share = task.masses.b / task.masses.b.sum() * task.plan.shape[0]
             capacity = (share * (1 - 1e-9)).ceil().long().cpu()
-        partners = assign(task.plan, capacity)
+        partners = assign(task.plan, capacity, task.support)
         rows = _kept(task, partners)
         weights = _weights(task, rows)
         if improved and _small(task):
             partners[rows] = _improved(task, rows, weights, partners[rows], capacity)
+        if task.support is not None:
+            _check_allowed(task.support, rows, partners[rows], turned)
         return _judge(task, rows, partners[rows], weights, turned)
 
 
 def _task(plan: Plan, masses: Marginals, extension: Extension, turned: bool) -> _Task:
     """Collect what a result knows; the side of which every point gets a partner comes first."""
     known, linear = extension.known, extension.linear_cost()
+    support = extension.allowed()
     near, far = (_Side(known.distances(side), extension.spaces[side]) for side in (0, 1))
     loss = LOSSES[known.loss.name]
     if turned:
@@ -195,7 +199,20 @@ def _task(plan: Plan, masses: Marginals, extension: Extension, turned: bool) -> 
         loss = replace(loss, own=loss.own[::-1], cross=cross)
         plan, near, far, masses = plan.T, far, near, Marginals(*masses[::-1])
         linear = None if linear is None else linear.transpose()
-    return _Task(plan, near, far, masses, loss, known.alpha, linear, extension.mass)
+        support = None if support is None else support.T
+    return _Task(plan, near, far, masses, loss, known.alpha, linear, extension.mass, support)
+
+
+def _check_allowed(support: Tensor, rows: Tensor, partners: Tensor, turned: bool) -> None:
+    """Refuse a matching whose points have no partners of their own among those allowed."""
+    inside = support.cpu()[rows, partners]
+    if not bool(inside.all()):
+        alone = rows[~inside].tolist()[:8]
+        raise InvalidInputError(
+            f"No matching of this kind keeps to the pairs that are allowed: points {alone} of "
+            f"{'YX'[not turned]} are left without a partner. Pass kind='many_to_one', or take "
+            "`lazy_plan.argmax()`."
+        )
 
 
 def _kept(task: _Task, partners: Tensor) -> Tensor:
@@ -238,12 +255,31 @@ def _improved(
     linear = None
     if task.linear is not None:
         linear = (1 - task.alpha) * task.linear.rows(rows).dense().matrix.double()
+    if task.support is not None:
+        linear = _with_price(task, rows, weights, near, far, linear)
     problem = Assignment(
         near[rows][:, rows], far, weights, linear, task.alpha, task.loss, places(capacity)
     )  # fmt: skip
     plan = task.plan.stored().double()[rows]
     share = weights / plan.sum(1).clamp_min(torch.finfo(plan.dtype).tiny)
     return improve(problem, plan * share[:, None], partners.to(device)).cpu()
+
+
+def _with_price(
+    task: _Task, rows: Tensor, weights: Tensor, near: Tensor, far: Tensor, linear: Tensor | None
+) -> Tensor:
+    """Let pairs that are not allowed cost so much that any allowed matching costs less."""
+    assert task.support is not None
+    support = task.support[rows]
+    if linear is None:
+        linear = torch.zeros(support.shape, dtype=near.dtype, device=near.device)
+    # losses are largest where one distance is and the other is not
+    ends = (torch.stack(table.aminmax()) for table in (near, far))
+    losses = task.loss(*torch.meshgrid(*ends, indexing="ij"))
+    largest = float(losses[losses.isfinite()].abs().max())
+    spent = task.alpha * largest * float(weights.sum()) + float(linear.abs().max())
+    least = float(weights[weights > 0].min() / weights.sum())
+    return linear.masked_fill(~support, 4 * (spent / least + 1e-12))
 
 
 def _judge(task: _Task, rows: Tensor, partners: Tensor, weights: Tensor, turned: bool) -> Matching:

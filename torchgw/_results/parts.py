@@ -182,6 +182,8 @@ def _extension_parts(extension: Extension, dense: bool) -> dict[str, Any]:
         "mass": extension.mass,
         "loss": known.loss,
         "table": extension.table if dense else None,
+        "restricted": extension.restricted,
+        "support": extension.support if dense else None,
     }
 
 
@@ -278,8 +280,11 @@ def _build_extension(**parts: Any) -> Extension:
         parts["own"],
     )
     # files written before it was stored do not hold the table of a linear cost
-    table = parts.get("table")
-    return Extension(spaces, known, parts["linear"], parts["unpolished"], parts["mass"], table)
+    table, support = parts.get("table"), parts.get("support")
+    return Extension(
+        spaces, known, parts["linear"], parts["unpolished"], parts["mass"], table,
+        parts.get("restricted", False), support,
+    )  # fmt: skip
 
 
 def _coo(csr: scipy.sparse.csr_array) -> Tensor:
@@ -355,7 +360,8 @@ def _made() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
             "source": SolvedSide, "target": SolvedSide, "gradient": str, "alpha": float,
             "coupling": Tensor | Anchors | csr, "linear": bool, "mass": float, "loss": Loss,
             "unpolished": DualPlan | None, "own": Marginals | None,
-            "table": DenseCost | FactoredCost | None,
+            "table": DenseCost | FactoredCost | None, "restricted": bool,
+            "support": Tensor | None,
         }),
         "Geodesics": (
             lambda graph, unreachable: Geodesics(scipy.sparse.csr_matrix(graph), unreachable),

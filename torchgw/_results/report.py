@@ -6,6 +6,7 @@ from typing import Any, TypedDict
 from torchgw._errors import InvalidTypeError
 from torchgw._problem.problem import Problem
 from torchgw._problem.providers import Spaces
+from torchgw._problem.support import count_allowed
 from torchgw._results.parts import stored
 from torchgw._solve.outcome import Outcome
 
@@ -86,6 +87,9 @@ class Report:
         ``added`` to the one before it (the mean cost of a pair of points, of a point for a linear
         cost), the ``chosen`` share, by how many times the cost rises there as ``step``, and how
         clearly as ``contrast`` (from 7.5 on; infinite if all of the mass matches).
+    allowed : dict or None
+        Where some pairs may hold no mass: how many ``entries`` the plan may use, their ``share`` of
+        all, and how many ``decided`` source points have but one partner left.
     route : str
         What was chosen before the solve and why, and what it was expected to take, as
         :func:`torchgw.explain` says it; empty in files of earlier versions.
@@ -114,6 +118,7 @@ class Report:
     resolution: dict[str, Any] | None = None
     route: str = ""
     masses: dict[str, Any] | None = None
+    allowed: dict[str, float] | None = None
 
     @classmethod
     def of(cls, outcome: Outcome, problem: Problem, sides: Spaces) -> "Report":
@@ -146,6 +151,7 @@ class Report:
             resolution=outcome.resolution and outcome.resolution._asdict(),
             route=str(outcome.route),
             masses=outcome.overlap and outcome.overlap._asdict(),
+            allowed=None if problem.support is None else count_allowed(problem.support),
         )
 
     def log(self) -> Log:

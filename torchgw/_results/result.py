@@ -809,7 +809,10 @@ def make_result(outcome: Outcome, problem: Problem, sides: Spaces, seed: int) ->
         warn_user(search.doubt, SearchWarning)
     # a linear cost of features is not kept: it is computed again from these
     table = None
-    if isinstance(problem.linear, DenseCost) and sides.origins[0].features is None:
+    featured = sides.origins[0].features is not None
+    # a support alone has a linear cost of zeros
+    fused = problem.linear is not None and (problem.support is None or problem.alpha < 1)
+    if fused and isinstance(problem.linear, DenseCost) and not featured:
         table = DenseCost(problem.linear.matrix.detach())
     result = GWResult(
         # a SparsePlan has the same methods
@@ -839,7 +842,9 @@ def make_result(outcome: Outcome, problem: Problem, sides: Spaces, seed: int) ->
         extension=Extension(
             spaces=(sides.origins[0].copy(), sides.origins[1].copy()),
             known=outcome.known,
-            linear=problem.linear is not None,
+            linear=fused,
+            restricted=problem.support is not None,
+            support=problem.support,
             unpolished=ending.unpolished,
             mass=1.0 if strategy.options.rule is None else strategy.options.rule.unit,
             table=table,

@@ -55,15 +55,22 @@ _LOOKED_AT = 1.5e8
 _EQUAL = 1e-9
 
 
-def assign(plan: Plan, capacity: Tensor) -> Tensor:
-    """Choose a target for each source point, none more often than ``capacity`` (m,) allows."""
+def assign(plan: Plan, capacity: Tensor, support: Tensor | None = None) -> Tensor:
+    """Choose a target for each source point, none more often than ``capacity`` (m,) allows.
+
+    Pairs outside of a support (n, m) are chosen where nothing else is possible.
+    """
     # Of large plans only the largest entries of each row are looked at first; points that these
     # leave without a partner get the best of the targets that are free, a block of points at a
     # time.
     n, m = plan.shape
     slots = places(capacity)
     if n * len(slots) <= _DENSE_ENTRIES:
-        table = plan.stored().double().cpu().numpy()
+        whole = plan.stored().double()
+        if support is not None:
+            # a plan has less mass in all
+            whole = whole.masked_fill(~support, -2.0)
+        table = whole.cpu().numpy()
         return torch.from_numpy(
             slots[scipy.optimize.linear_sum_assignment(table[:, slots], maximize=True)[1]]
         )

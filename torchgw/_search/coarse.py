@@ -141,16 +141,38 @@ def coarsen(problem: Problem, size: int, call: Call = call_directly) -> Coarsene
         coarse, constants = _constants(source, target, alpha, problem.linear)
         numbers = constants.tolist()
     floor, scale, ratio = numbers
+    if problem.support is not None and coarse.linear is not None:
+        # the scale so far is that of all entries
+        more = _spread(coarse, problem) - float(coarse.linear.std(correction=0))
+        scale += (1 - problem.alpha) * more
     # all points of one side coincide: every plan costs the same and any scale will do
     return Coarsened(coarse, floor, scale or 1.0, math.sqrt(ratio))
+
+
+def support_of(problem: Problem, source: SpreadPoints, target: SpreadPoints) -> Tensor | None:
+    """Say which pairs of coarse points may hold mass, (s, t); ``None`` if all may."""
+    if problem.support is None:
+        return None
+    return problem.support[source.indices[:, None], target.indices]
+
+
+def _spread(coarse: CoarseProblem, problem: Problem) -> float:
+    """Compute the standard deviation of a linear cost between coarse points, where allowed."""
+    assert coarse.linear is not None
+    support = support_of(problem, coarse.source, coarse.target)
+    table = coarse.linear if support is None else coarse.linear[support]
+    # few points may have no pair that is allowed
+    return float(table.std(correction=0)) if table.numel() else 0.0
 
 
 def represent(problem: Problem, call: Call = call_directly) -> Coarsened | None:
     """Return the coarse problem to search: all points if few say too little, none if too many."""
     limits = limits_of(problem.source.device)
-    coarse = coarse_problem(problem, limits.few_points, call)
-    if coarse.resolution <= COARSEST:
-        return coarse
+    # few points may not be matched as their neighbours may, whose mass they have
+    if problem.support is None:
+        coarse = coarse_problem(problem, limits.few_points, call)
+        if coarse.resolution <= COARSEST:
+            return coarse
     if max(problem.source.n, problem.target.n) > limits.all_points:
         return None
     return coarse_problem(problem, limits.all_points, call)
@@ -282,7 +304,7 @@ def with_loss(coarse: Coarsened, problem: Problem) -> Coarsened:
     )
     scale = quadratic
     if square.linear is not None:
-        scale += (1 - problem.alpha) * float(square.linear.std(correction=0))
+        scale += (1 - problem.alpha) * _spread(square, problem)
     return coarse._replace(problem=changed, scale=scale or 1.0)
 
 

@@ -262,6 +262,7 @@ def _standard(problem: Problem) -> StandardForm:
         for side, cost, (provider, _) in zip(sides, costs, given, strict=True)
     ]
     linear = None if whole is None else _taken(whole, sides)
+    support = None if problem.support is None else _taken(problem.support.cpu(), sides)
     orders = [
         put_in_order(side.table, _classes(key))
         for side, key in zip(
@@ -275,10 +276,13 @@ def _standard(problem: Problem) -> StandardForm:
     factor = 1.0 if power is None else unit**power
     if linear is not None:
         linear = _rounded(linear[orders[0][:, None], orders[1]] / factor)
+    if support is not None:
+        support = support[orders[0][:, None], orders[1]]
     swapped = power is not None and _comes_first(sides[1], sides[0])
     if swapped:
         sides.reverse()
         linear = None if linear is None else linear.T.contiguous()
+        support = None if support is None else support.T.contiguous()
     device = problem.source.device
     kind = DirectedDistance if problem.directed else PrecomputedDistance
     round_ = _rounded if power is None else _on_grid
@@ -289,6 +293,7 @@ def _standard(problem: Problem) -> StandardForm:
         target=target,
         marginals=Marginals(*(_rounded_weights(side.weights).to(device) for side in sides)),
         linear=None if linear is None else DenseCost(linear.to(device)),
+        support=None if support is None else support.to(device),
     )
     origins = (sides[0].origin.to(device), sides[1].origin.to(device))
     shape = problem.source.n, problem.target.n

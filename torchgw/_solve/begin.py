@@ -13,7 +13,7 @@ from torchgw._errors import InvalidInputError, InvalidTypeError
 from torchgw._gradients.contract import START_NOISE, Plan
 from torchgw._plans.contract import Anchors
 from torchgw._plans.given import PairPlan, StoredPlan
-from torchgw._plans.transport import DualPlan
+from torchgw._plans.transport import DualPlan, TransportPlan
 from torchgw._problem.limits import limits_of
 from torchgw._problem.marginals import MarginalRule
 from torchgw._problem.problem import Problem
@@ -21,7 +21,7 @@ from torchgw._search.all_points import search_all_points, search_twice
 from torchgw._search.alternatives import Alternative, Search, is_whole
 from torchgw._search.batch import LEAST_EPSILON, Searched
 from torchgw._search.chain import AGREEING
-from torchgw._search.coarse import coarse_table, directed_points, represent
+from torchgw._search.coarse import coarse_table, directed_points, represent, support_of
 from torchgw._search.doubts import WHY_RELAXED, WHY_SUBSAMPLE
 from torchgw._search.isometry import Isometry
 from torchgw._search.maps import Sides, best_maps
@@ -40,6 +40,7 @@ from torchgw._solve.evaluation import evaluate_relaxed, settle
 from torchgw._solve.loop import iterate
 from torchgw._solve.options import Options
 from torchgw._solve.state import LoopState, Recorder, Setting
+from torchgw._solve.step import ANNEALING_TOLERANCE, prepare, solve_linear
 from torchgw._solve.strategy import Strategy, choose_strategy
 from torchgw._typing import Marginals, Potentials
 from torchgw.distances.precomputed import DirectedDistance, PrecomputedDistance
@@ -269,8 +270,11 @@ def _check_shape(got: tuple[int, int], expected: tuple[int, int]) -> None:
 
 def starting_point(setting: Setting, guess: Guess) -> LoopState:
     """Make the state of the loop from which a guess starts."""
-    gradient = setting.gradient
-    if guess.plan is None:
+    gradient, support = setting.gradient, setting.problem.support
+    if guess.plan is None and support is not None:
+        coupling = gradient.update(_most_even(setting, support), None, setting.generator)
+        coupling = coupling.perturbed()
+    elif guess.plan is None:
         coupling = gradient.start().perturbed()
     else:
         coupling = gradient.update(guess.plan, None, setting.generator)
@@ -279,6 +283,14 @@ def starting_point(setting: Setting, guess: Guess) -> LoopState:
     if potentials is not None and guess.whole:
         potentials = Potentials(potentials.f - gradient.row, potentials.g - gradient.column)
     return LoopState(coupling, coupling, potentials, potentials)
+
+
+def _most_even(setting: Setting, support: Tensor) -> Plan:
+    """Compute the plan nearest to a x b on a support, roughly."""
+    nothing = torch.zeros(support.shape, dtype=setting.dtype, device=support.device)
+    prepared = prepare(setting, DenseCost(nothing), 1.0)
+    inner = solve_linear(setting, prepared, None, max_iter=_INNER, tol=ANNEALING_TOLERANCE)
+    return TransportPlan.of(prepared, inner.potentials)
 
 
 # How far each start of a relaxed problem is solved: enough to tell which optimum it has come to.
@@ -291,7 +303,7 @@ _DISTINCT = 0.1
 _HARD = 1e4
 # Relaxed plans that break strict marginals or bounds by more than this share of their mass are not
 # compared. [L239]
-_MISSED = 1e-2
+MISSED = 1e-2
 # Starts from the neighbours of a point of either side; rounds that improve the best. [L1292]
 _BALLS, _ROUNDS = 16, 8
 
@@ -351,7 +363,7 @@ def _search(
     if represented is None:
         return search_twice(problem, how, again, relaxed=True)
     coarse = represented.problem
-    sides = directed_points(coarse[:2], problem)
+    sides, support = directed_points(coarse[:2], problem), support_of(problem, *coarse[:2])
     kind = DirectedDistance if problem.directed else PrecomputedDistance
     source, target = (kind(coarse_table(problem.loss, side).cpu()) for side in sides)
     # each start takes as long as the whole solve: 500 x 480 points 85 s for 1% of the objective
@@ -366,6 +378,7 @@ def _search(
         problem.alpha,
         None if coarse.linear is None else DenseCost(coarse.linear.cpu()),
         problem.loss,
+        None if support is None else support.cpu(),
     )
     rule = strategy.options.rule
     assert rule is not None
@@ -487,7 +500,7 @@ def _solve(strategy: Strategy, label: str, guess: Guess, generator: torch.Genera
     assert setting.rule is not None
     plan, found = evaluate_relaxed(setting, plan, setting.rule)
     table = plan.to_dense()
-    missed = found.marginal_error > _MISSED * found.mass
+    missed = found.marginal_error > MISSED * found.mass
     objective = found.objective(setting.problem.alpha, strategy.epsilon * strategy.mass)
     return _Found(label, objective, missed, table / table.sum())
 

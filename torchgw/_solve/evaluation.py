@@ -376,7 +376,8 @@ def judge(
     value = alpha * found.quadratic.value
     if value < -slack:
         return Status.IMPLAUSIBLE
-    if product is None:
+    if product is None or problem.support is not None:
+        # the product plan may not be allowed
         return status
     if problem.linear is not None:
         mean = (1 - alpha) * float(problem.linear.to(torch.float64).mean(*problem.marginals))

@@ -101,7 +101,9 @@ def finish(
     solved = state.solved
     if strategy.options.polish:
         unpolished, solved, coupling = plan, None, None
-        plan, polished = polish(setting.gradient, plan, setting.rule, setting.generator, begun)
+        plan, polished = polish(
+            setting.gradient, plan, setting.rule, setting.generator, begun, setting.problem.support
+        )
         epsilon = 0.0
         if not polished.stationary and is_over():
             status = Status.STOPPED

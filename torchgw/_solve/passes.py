@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from torchgw._problem.limits import limits_of
 from torchgw._search.all_points import few_enough, repair_found
@@ -24,7 +25,7 @@ from torchgw._search.kinds import COMPARED_AT
 from torchgw._search.starts import GUESS_EPSILON
 from torchgw._sinkhorn.choose import choose_backend
 from torchgw._sinkhorn.contract import Backend
-from torchgw._solve.begin import Guess, best_found, from_alternative
+from torchgw._solve.begin import MISSED, Guess, best_found, from_alternative
 from torchgw._solve.outcome import Asked, Outcome
 from torchgw._solve.pipeline import WHY_NOT_A_COPY, conclude, follow, solve_once
 from torchgw._solve.state import Recorder, Status
@@ -79,7 +80,22 @@ def solve_problem(asked: Asked, recorder: Recorder) -> Outcome:
     else:
         outcome = _no_higher_than_repaired(asked, _no_higher_than_by_edges(asked, outcome))
         outcome = _no_higher_than_matched(asked, outcome)
+    if problem.support is not None and outcome.search is not None:
+        outcome = outcome._replace(search=_confined(outcome.search, problem.support))
     return outcome._replace(route=route)
+
+
+def _confined(search: Search, support: Tensor) -> Search:
+    """Leave out optima that the price of a support has not kept on it, and what others lose of it.
+
+    A search ends at plans whose marginals are rounded, which may put a little elsewhere.
+    """
+    kept = []
+    for one in search.alternatives:
+        plan = one.plan * support[one.source[:, None], one.target]
+        if float(plan.sum()) >= (1 - MISSED) * float(one.plan.sum()):
+            kept.append(replace(one, plan=plan))
+    return search._replace(alternatives=tuple(kept))
 
 
 def _out_of_time(outcome: Outcome) -> Outcome:
@@ -225,7 +241,8 @@ def _no_higher_than_repaired(asked: Asked, outcome: Outcome) -> Outcome:
         return outcome
     best, epsilon, clock = search.alternatives[0], outcome.ending.epsilon, perf_counter()
     with outcome.recorder.timed("multistart"):
-        better = repair_found(asked.problem, best, epsilon, asked.options.search, _batches(asked))
+        problem = asked.problem.priced(outcome.strategy.scale)
+        better = repair_found(problem, best, epsilon, asked.options.search, _batches(asked))
     return outcome if better is None else _no_higher_than_from(asked, outcome, better, clock)
 
 
@@ -238,7 +255,7 @@ def _no_higher_than_matched(asked: Asked, outcome: Outcome) -> Outcome:
         return outcome
     if search is None or not outcome.ending.status.converged:
         return outcome
-    clock, whole = perf_counter(), coarse_problem(problem, n)
+    clock, whole = perf_counter(), coarse_problem(problem.priced(outcome.strategy.scale), n)
     if not can_exchange(whole.problem):
         return outcome
     source, target = (side.indices for side in whole.problem[:2])

@@ -125,7 +125,8 @@ class Start(NamedTuple):
 def find_start(asked: Asked, strategy: Strategy, match: Isometry | None) -> Start:
     """Find where to begin: at a checkpoint, at what was passed, or by a search."""
     # the problem of the strategy has its linear cost divided by the mass of a partial plan
-    problem, scaled, options = asked.problem, strategy.problem, asked.options
+    problem, scaled = (each.priced(strategy.scale) for each in (asked.problem, strategy.problem))
+    options = asked.options
     if asked.checkpoint is not None:
         numbers = [*strategy.fingerprint()[1][:4], float(len(strategy.gradient))]
         saved = asked.checkpoint.read(numbers, problem.source.device)

@@ -30,6 +30,7 @@ from torchgw._plans.transport import TransportPlan, round_to_marginals
 from torchgw._problem.marginals import MarginalRule, is_assignment
 from torchgw._sinkhorn.exact import Array, LinearSolver, one_sided, partial_transport, transport
 from torchgw._sinkhorn.problem import DenseCost
+from torchgw._solve.step import confined
 from torchgw._tensors.deadline import is_over
 from torchgw._typing import Marginals, Potentials
 
@@ -126,6 +127,11 @@ _CORRECTED, _CORRECTIONS, _ALL_CORRECTIONS = 0.1, 20_000, 200_000
 _SMALLEST_DENSITY = 1e-250
 
 
+# Scalings by which a plan on a support meets its marginals, at most, and the L1 error that is left.
+# [L1374]
+_SCALINGS, _SCALED = 500, 1e-13
+
+
 # Flat indices and masses of the entries of a plan that are not zero.
 _Entries = tuple[Tensor, Tensor]
 
@@ -144,19 +150,30 @@ def polish(
     rule: MarginalRule | None,
     generator: torch.Generator,
     begun: Plan | None = None,
+    support: Tensor | None = None,
 ) -> tuple[TransportPlan, Polished]:
     """Lead a plan to a stationary one of the objective without entropy.
 
-    If the solve of a strict problem had ``begun`` at a plan that costs less than what it has come
-    to, lead that one instead.
+    The plan keeps to a ``support``. If the solve of a strict problem had ``begun`` at a plan that
+    costs less than what it has come to, lead that one instead.
     """
 
     def cost_at(matrix: Tensor) -> Tensor:
         coupling = gradient.update(StoredPlan(matrix), None, generator)
-        return gradient.linearise(coupling).seen(coupling.masses).dense().matrix.double()
+        cost = gradient.linearise(coupling).seen(coupling.masses)
+        if support is not None:
+            cost = confined(cost, support, 0.0)
+        return cost.dense().matrix.double()
 
-    marginals = plan.weights
-    matrix, polished = descend(plan.to_dense().double(), marginals, rule, cost_at)
+    marginals, matrix, exact = plan.weights, plan.to_dense().double(), False
+    if support is not None and rule is None:
+        # what rounding to marginals spreads would leave the support
+        scaled = _scaled(matrix, marginals)
+        matrix = (
+            _vertices(marginals, rule)(cost_at(matrix), -math.inf) if scaled is None else scaled
+        )
+        begun, exact = None, True
+    matrix, polished = descend(matrix, marginals, rule, cost_at, exact=exact)
     if begun is not None and rule is None:
         first = round_to_marginals(
             torch.as_tensor(begun.to_dense(), device=matrix.device).to(matrix), *marginals
@@ -172,19 +189,37 @@ def polish(
     return TransportPlan(DenseCost(-density.log()), zero, marginals, 1.0), polished
 
 
+def _scaled(matrix: Tensor, marginals: Marginals) -> Tensor | None:
+    """Scale rows and columns of a plan until both marginals are met; ``None`` if that is slow."""
+    a, b = marginals
+    tiny = torch.finfo(matrix.dtype).tiny
+    for _ in range(_SCALINGS):
+        matrix = matrix * (b / matrix.sum(0).clamp_min(tiny))
+        rows = matrix.sum(1)
+        if float((rows - a).abs().sum()) <= _SCALED:
+            return matrix
+        matrix = matrix * (a / rows.clamp_min(tiny))[:, None]
+    return None
+
+
 def descend(
     matrix: Tensor,
     marginals: Marginals,
     rule: MarginalRule | None,
     cost_at: Callable[[Tensor], Tensor],
+    *,
+    exact: bool = False,
 ) -> tuple[Tensor, Polished]:
     """Run conditional gradient steps from a plan (n, m), fully corrective ones if strict.
 
-    ``cost_at`` is the gradient of the objective at a plan of mass one, (n, m) float64.
+    ``cost_at`` is the gradient of the objective at a plan of mass one, (n, m) float64. An ``exact``
+    plan has its marginals.
     """
     # Both marginals of the plan that comes back are exact up to rounding; that of a relaxed problem
     # is normalised.
-    matrix = round_to_marginals(matrix, *marginals) if rule is None else matrix / matrix.sum()
+    if not exact:
+        strict = rule is None
+        matrix = round_to_marginals(matrix, *marginals) if strict else matrix / matrix.sum()
     path = _Path(matrix, marginals, rule, cost_at)
     take_steps(path, max_iter=_STEPS + 1)
     matrix, vertex = path.matrix, path.vertex

@@ -232,6 +232,9 @@ def choose_dtypes(facts: Facts, name: str, limits: Limits, gradient: str) -> Dty
     """Return the dtypes of a precision."""
     if name == "float64":
         return Dtypes(torch.float64, torch.float64, again=False)
+    if facts.restricted:
+        # float32 has no exact zeros where plans underflow
+        return Dtypes(torch.float32, torch.float64, again=facts.entries <= limits.again)
     # float32 would leave a plan that is not resolved, and its last linear problem, which takes a
     # few of all iterations, can be solved in float64
     coarse = facts.spread > 0 and rounding(facts.spread, facts.epsilon, torch.float32) > RESOLVED

@@ -19,11 +19,12 @@ from torchgw._errors import NumericalError
 from torchgw._gradients.contract import Coupling, Gradient
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.limits import limits_of
+from torchgw._problem.marginals import MarginalRule
 from torchgw._sinkhorn.annealing import Annealing
 from torchgw._sinkhorn.contract import Backend, PreparedProblem
 from torchgw._sinkhorn.loop import SinkhornResult, sinkhorn
 from torchgw._sinkhorn.partial import partial_sinkhorn
-from torchgw._sinkhorn.problem import Cost, LinearProblem
+from torchgw._sinkhorn.problem import Cost, DenseCost, LinearProblem
 from torchgw._solve.state import RESOLVED, Setting
 from torchgw._tensors.cuda_graphs import Captured, GraphMemory, borrow_memory, clone
 from torchgw._tensors.operations import inverse
@@ -61,12 +62,33 @@ _INNER_ITERATIONS = {True: 50, False: 20}
 # Linear problems in a row of a settled plan, each with all its iterations, that leave more than a
 # share of the column error: after so many, those that `max_iter` allows would not end it. [L352]
 _STUCK, _STUCK_SHARE = 10, 0.99
+# Logarithms that a step between two points may add to the difference of their potentials, over
+# epsilon; and exponent, with room, from which on float64 is zero. [L1374]
+_STEP, _UNDERFLOW = 50.0, 2000.0
+
+
+def confined(
+    cost: Cost, support: Tensor, epsilon: float, rule: MarginalRule | None = None
+) -> DenseCost:
+    """Let a cost outside of a support be so high that entries of a plan there are exactly zero."""
+    # A finite number, with which potentials stay finite. Along the entries of a plan with strict
+    # marginals, those of any two points differ by what the costs and their logarithms on a path
+    # between them add up to, which passes each point once. A point held by a penalty that has no
+    # partner at all is drawn up by it to rho / (rho + epsilon) of the number.
+    table = cost.dense().matrix
+    low, high = table.aminmax()
+    steps = sum(table.shape) * (high - low + _STEP * epsilon)
+    held = [rho for rho in rule.rho if math.isfinite(rho)] if rule is not None else []
+    out_of_reach = _UNDERFLOW * (max(held, default=0.0) + epsilon)
+    return DenseCost(torch.where(support, table, high + steps + out_of_reach))
 
 
 def prepare(setting: Setting, cost: Cost, epsilon: float) -> PreparedProblem:
     """Prepare the linear problem at a cost, for strict or relaxed marginals."""
+    rule, support = setting.rule, setting.problem.support
+    if support is not None:
+        cost = confined(cost, support, epsilon, rule)
     problem = LinearProblem(cost, setting.marginals, epsilon)
-    rule = setting.rule
     if rule is not None and rule.mass is None:
         problem = problem._replace(tau=rule.tau(epsilon))
     return setting.backend.prepare(problem)

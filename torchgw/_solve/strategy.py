@@ -276,7 +276,7 @@ def natural_scale(problem: Problem, *, relaxed: bool) -> float:
         spread = loss_spread(problem.loss, directed_points((near, far), problem), weights)
         scale = 2 * problem.alpha * spread
     if problem.linear is not None:
-        scale += (1 - problem.alpha) * linear_spread(problem.linear)
+        scale += (1 - problem.alpha) * linear_spread(problem.linear, problem.support)
     return scale
 
 

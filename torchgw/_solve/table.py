@@ -441,6 +441,7 @@ class Former(TypedDict, total=False):
     inner_max_iter: int
     inner_tol: float | None
     unbalanced_type: Literal["kl", "l2"]
+    unbalanced_unit: Literal["value", "scale"]
     backend: BackendName | Backend
     dtype: torch.dtype | None
     precision: Precision

@@ -43,6 +43,7 @@ class _Options(TypedDict, total=False):
     labels: str | Sequence[str] | None
     tau_a: float | None
     tau_b: float | None
+    groups_key: str | None
     key_added: str
     sparse_topk: int
     spatial: MapKind | None
@@ -74,6 +75,7 @@ def align(
     labels: str | Sequence[str] | None = None,
     tau_a: float | None = None,
     tau_b: float | None = None,
+    groups_key: str | None = None,
     key_added: str = "torchgw",
     sparse_topk: int = 10,
     spatial: MapKind | None = None,
@@ -118,6 +120,9 @@ def align(
         How strictly the masses of source and target are kept; 1, the default, is strict. They are
         the factors of Sinkhorn's half-steps, 2 rho / (2 rho + epsilon) for
         ``unbalanced=(rho_a, rho_b)``, and need ``epsilon`` as a number.
+    groups_key : str, optional
+        Column of ``obs`` of both sides with the type of each cell: cells are matched within their
+        type alone. See docs/known.md.
     key_added : str
         Name under which results are written.
     sparse_topk : int
@@ -195,7 +200,7 @@ def align(
     problem.prepare(
         use_rep=use_rep, use_obsp=use_obsp, joint_rep=joint_rep, recipe=recipe, metric=metric
     )
-    problem.solve(tau_a=tau_a, tau_b=tau_b, solve_options=solve_options)
+    problem.solve(tau_a=tau_a, tau_b=tau_b, groups_key=groups_key, solve_options=solve_options)
     problem.write(labels=names, key_added=key_added, sparse_topk=sparse_topk)
     result = next(iter(problem.solutions.values()))
     if places is not None:

@@ -29,6 +29,7 @@ from torchgw.anndata._spaces import (
     check_options,
     check_relaxation,
     check_sources,
+    groups_of,
     look_up,
     points_of,
     read_spaces,
@@ -183,6 +184,7 @@ class TranslationProblem:
         tau_a: float | None = None,
         tau_b: float | None = None,
         *,
+        groups_key: str | None = None,
         solve_options: Options | Mapping[str, Any] | None = None,
     ) -> TranslationProblem:
         """Solve every source against the reference, and return the problem.
@@ -191,7 +193,7 @@ class TranslationProblem:
         ----------
         alpha, epsilon : float, optional
             As in :func:`torchgw.solve`, if ``solve_options`` does not have them.
-        tau_a, tau_b, solve_options
+        tau_a, tau_b, groups_key, solve_options
             As in :func:`align`, for the masses of source and reference.
         """
         options = dict(check_options(solve_options))
@@ -202,10 +204,16 @@ class TranslationProblem:
         options |= check_relaxation(tau_a, tau_b, options)
         if not self._spaces:
             raise InvalidInputError("Call `prepare` before `solve`.")
+        sides = self._unchanged_sides()
+        check_name("groups_key", groups_key)
+        if groups_key is not None and "groups" in options:
+            raise InvalidInputError("Pass `groups_key` or solve_options['groups'], not both.")
         target = self._spaces[self._reference]
         for name in self._sources:
             pair, warned = (name, self._reference), list[str]()
             arguments = solve_arguments(self._spaces[name], target, options, self._recipe)
+            if groups_key is not None:
+                arguments["groups"] = tuple(groups_of(sides[side], groups_key) for side in pair)
             with _noting(warned):
                 self.solutions[pair] = solve(**as_arguments(arguments))
             self._warned[pair] = warned

@@ -12,7 +12,7 @@ import scipy
 from numpy.typing import NDArray
 from scipy.sparse.csgraph import dijkstra
 
-from torchgw._boundary.arrays import check_points, to_numpy
+from torchgw._boundary.arrays import as_labels, check_points, to_numpy
 from torchgw._boundary.checks import check_choice, is_number
 from torchgw._errors import GraphWarning, InvalidInputError, InvalidTypeError, warn_user
 from torchgw._solve.table import Options
@@ -168,6 +168,12 @@ def look_up(table: Any, name: Any, where: str) -> Any:
         known = ", ".join(map(repr, table.keys())) or "nothing"
         raise InvalidInputError(f"There is no {name!r} in {where}, which has {known}.")
     return table[name]
+
+
+def groups_of(side: Side, name: str) -> NDArray[Any]:
+    """Read the types of the cells of a side, as words."""
+    column = look_up(side.adata.obs, name, f"`{side.shown}.obs`")
+    return as_labels(f"{side.shown}.obs[{name!r}]", np.asarray(column, dtype=object))
 
 
 def points_of(

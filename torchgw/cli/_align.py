@@ -109,6 +109,17 @@ def _add_inputs(parser: argparse.ArgumentParser) -> None:
         "--linear-cost", metavar="FILE", help="n x m costs of a row of X with a row of Y"
     )
     parser.add_argument(
+        "--allowed", metavar="FILE",
+        help="n x m numbers, not zero where a row of X may be matched with a row of Y",
+    )  # fmt: skip
+    parser.add_argument(
+        "--pairs", metavar="FILE", help="k x 2 row numbers of X and of Y, from 0: known pairs"
+    )
+    parser.add_argument(
+        "--same-labels", action="store_true",
+        help="match rows of one label in --label-column alone",
+    )  # fmt: skip
+    parser.add_argument(
         "--id-column", metavar="NAME", help="column of tables that names their rows (default: the "
         "first, if it has no name or holds words alone)",
     )  # fmt: skip
@@ -163,12 +174,32 @@ def _read_inputs(options: argparse.Namespace) -> tuple[list[Side], dict[str, Any
             given[name] = read_weights(file)
     if options.linear_cost is not None:
         given["M"] = read_array(options.linear_cost)
+    if options.allowed is not None:
+        given["allowed"] = read_array(options.allowed) != 0
+    if options.pairs is not None:
+        given["pairs"] = _row_numbers(options.pairs)
+    if options.same_labels:
+        labels = [side.labels for side in sides]
+        if any(part is None for part in labels):
+            raise InvalidInputError(
+                "--same-labels compares labels, and both files need them: name their column by "
+                "--label-column."
+            )
+        given["groups"] = tuple(labels)
     return sides, given
+
+
+def _row_numbers(name: str) -> Any:
+    """Read whole numbers, which tables hold as others."""
+    table = read_array(name)
+    if table.dtype.kind == "f" and (table == np.rint(table)).all():
+        table = table.astype(np.int64)
+    return table
 
 
 def align(options: argparse.Namespace) -> int:
     """Match two files and write the result."""
-    inputs = options.X, options.Y, options.a, options.b, options.linear_cost
+    inputs = options.X, options.Y, options.a, options.b, options.linear_cost, options.allowed
     written = [check_output(options.output, (".npz",), *inputs)]
     if options.partners is not None:
         written.append(check_output(options.partners, (".csv", ".tsv"), *inputs))

@@ -62,6 +62,9 @@ class GWAligner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, GWEstimator):
         init: Any = None,
         features: Any = None,
         target: Any = None,
+        allowed: Any = None,
+        groups: Any = None,
+        pairs: Any = None,
     ) -> "GWAligner":
         """Align X with the target points.
 
@@ -81,6 +84,9 @@ class GWAligner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, GWEstimator):
         target : array-like, shape (m, d'), optional
             Target points, in place of ``y``: folds of a cross-validation take the same rows of
             ``y`` as of X, and leave a target of another size whole.
+        allowed, groups, pairs : optional
+            What is known of the match, as in :func:`torchgw.solve`: which pairs of points may hold
+            mass. New points are mapped without.
 
         Returns
         -------
@@ -95,7 +101,10 @@ class GWAligner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, GWEstimator):
             )
         target = y if target is None else target
         names = getattr(target, "columns", None)
-        data = {"a": a, "b": b, "init": init, "features": features}
+        data = {
+            "a": a, "b": b, "init": init, "features": features, "allowed": allowed,
+            "groups": groups, "pairs": pairs,
+        }  # fmt: skip
         tables = self._precomputed = self.metric == "precomputed"
         dtype = np.float64 if tables else FLOATS
         X, target = self._read(("X", "y"), X, target, dtype, flat=not tables)

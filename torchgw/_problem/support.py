@@ -1,0 +1,407 @@
+"""Which pairs of points may hold mass: what is known before a solve, and whether a plan fits it.
+
+A support is a table (n, m) of bool. Known pairs, masks, groups and infinite linear costs are ways
+to give one; where several are given, a pair has to be allowed by each. Marginals that no plan on a
+support has are found by a maximum flow, whose minimum cut names points that outweigh all their
+allowed partners (P. Hall's theorem, for weights).
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import scipy
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from torchgw._boundary.arrays import as_labels, is_sparse, to_numpy, to_tensor
+from torchgw._errors import InvalidInputError, InvalidTypeError, UnsupportedError
+from torchgw._problem.limits import limits_of
+from torchgw._problem.marginals import MarginalRule
+from torchgw._typing import Marginals
+
+Mask = NDArray[np.bool_]
+
+# Units that weights are rounded to where they are not all equal: SciPy's flows are of 32-bit
+# integers. A choice. [L1372]
+_UNITS = 2**29
+# Points of a violating set that a message lists, rows from which such sets are looked for, and
+# rows of a function's answer that are made at a time. Choices. [L1372]
+_LISTED, _SEEDS, _ROWS = 8, 64, 4096
+
+
+class Known(NamedTuple):
+    """What is known of a match, as the user gave it."""
+
+    allowed: Any = None  # table (n, m), sparse matrix, candidates of each row, or a function
+    groups: Any = None  # labels of both sides, and perhaps the pairs of them that may mix
+    pairs: Any = None  # (k, 2)
+
+    @property
+    def given(self) -> list[str]:
+        """Names of what was given."""
+        return [name for name, value in self._asdict().items() if value is not None]
+
+
+def check_known_pairs(known: Known, *, infinite: bool, distributed: bool, mass: Any = None) -> None:
+    """Refuse what works on no support, before any work."""
+    names = [f"`{name}`" for name in known.given] + ["infinite entries of `M`"] * infinite
+    if names and isinstance(mass, str):
+        raise UnsupportedError(
+            f"{' and '.join(names)} say which pairs may hold mass, and mass={mass!r} compares "
+            "masses that may not fit them. Pass a number."
+        )
+    if names and distributed:
+        raise UnsupportedError(
+            f"{' and '.join(names)} say which pairs may hold mass, and the processes of a "
+            "distributed solve do not share that yet. Pass distributed=False."
+        )
+
+
+def without_infinite(table: Any) -> tuple[Any, Tensor | None]:
+    """Replace infinite entries of M, which are forbidden, by zero; say which ones are allowed."""
+    if table is None:
+        return None, None
+    tensor = to_tensor("M", table)
+    forbidden = tensor == math.inf
+    if not tensor.dtype.is_floating_point or not bool(forbidden.any()):
+        return table, None
+    return tensor.masked_fill(forbidden, 0.0), ~forbidden
+
+
+def read_support(
+    known: Known, finite: Tensor | None, shape: tuple[int, int], device: torch.device
+) -> Tensor | None:
+    """Make the support (n, m), bool, of all that is known; ``None`` if nothing is.
+
+    ``finite`` are the finite entries of M, if there are infinite ones.
+    """
+    if finite is None and not known.given:
+        return None
+    if not limits_of(device).stores(*shape):
+        raise UnsupportedError(
+            f"`{(known.given or ['M'])[0]}` would store {shape[0]} x {shape[1]} entries that say "
+            "which pairs may hold mass, which is too many. Solve each group on its own, or take "
+            "fewer points."
+        )
+    mask: Mask = np.ones(shape, dtype=bool)
+    if known.allowed is not None:
+        mask &= _allowed(known.allowed, shape)
+    if known.groups is not None:
+        mask &= _same_groups(known.groups, shape)
+    if known.pairs is not None:
+        mask &= _paired(known.pairs, shape)
+    support = torch.from_numpy(mask).to(device)
+    if finite is not None:
+        if tuple(finite.shape) != shape:
+            raise InvalidInputError(
+                f"`M` must have shape {shape}, one entry per pair of a row of X and a row of Y; "
+                f"got {tuple(finite.shape)}."
+            )
+        support &= finite.to(device)
+    return support
+
+
+def _allowed(value: Any, shape: tuple[int, int]) -> Mask:
+    """Read a table, a sparse matrix, a list of candidates for each row, or a function."""
+    n, m = shape
+    if callable(value):
+        columns = np.arange(m)[None, :]
+        blocks = [
+            np.asarray(value(np.arange(start, min(start + _ROWS, n))[:, None], columns))
+            for start in range(0, n, _ROWS)
+        ]
+        value = np.concatenate([np.broadcast_to(block, (len(block), m)) for block in blocks])
+    elif is_sparse(value):
+        value = scipy.sparse.csr_array(value).astype(bool).toarray()
+    elif isinstance(value, (list, tuple)):
+        return _candidates(value, shape)
+    table = to_numpy(value) if isinstance(value, Tensor) else np.asarray(value)
+    if table.dtype != bool or table.shape != shape:
+        raise InvalidInputError(
+            f"`allowed` must be a table of bool of shape {shape}, True where a pair may hold mass, "
+            "a SciPy sparse matrix, a list of the allowed columns of each row, or a function of "
+            f"indices; got {table.dtype} of shape {table.shape}."
+        )
+    return table
+
+
+def _candidates(rows: Sequence[Any], shape: tuple[int, int]) -> Mask:
+    n, m = shape
+    if len(rows) != n:
+        raise InvalidInputError(
+            f"`allowed` as a list must have the allowed columns of each of {n} rows; got "
+            f"{len(rows)} items."
+        )
+    mask = np.zeros(shape, dtype=bool)
+    for row, columns in enumerate(rows):
+        index = np.asarray(columns)
+        if index.size and index.dtype.kind not in "iu":
+            raise InvalidInputError(
+                f"`allowed[{row}]` must list columns, integers; got {index.dtype}. A table of bool "
+                "is passed as an array: np.array(allowed)."
+            )
+        _check_index(f"allowed[{row}]", index, m)
+        mask[row, index.astype(np.int64)] = True
+    return mask
+
+
+def _check_index(name: str, index: NDArray[Any], size: int) -> None:
+    if index.size and not 0 <= index.min() <= index.max() < size:
+        raise InvalidInputError(
+            f"`{name}` must have indices within 0 and {size - 1}; got {index.min()} to "
+            f"{index.max()}."
+        )
+
+
+def _same_groups(value: Any, shape: tuple[int, int]) -> Mask:
+    """Allow pairs of points of one label, or of labels that a table lists."""
+    if not isinstance(value, (tuple, list)) or len(value) not in (2, 3):
+        raise InvalidTypeError(
+            "`groups` must be (labels_x, labels_y), one label for each point of X and of Y, or "
+            "(labels_x, labels_y, table), a table of the pairs of labels that may be matched; got "
+            f"{type(value).__name__}."
+        )
+    labels = [as_labels(f"groups[{side}]", item) for side, item in enumerate(value[:2])]
+    for side, (mine, size) in enumerate(zip(labels, shape, strict=True)):
+        if len(mine) != size:
+            raise InvalidInputError(
+                f"`groups[{side}]` must have one label for each of {size} points; got {len(mine)}."
+            )
+    # words and categories, as words
+    labels = [item.astype(str) if item.dtype.kind == "O" else item for item in labels]
+    names, numbers = np.unique(np.concatenate(labels), return_inverse=True)
+    x, y = np.split(numbers.ravel(), [shape[0]])
+    mix: Mask = np.eye(len(names), dtype=bool)
+    if len(value) == 3:
+        mix[:] = False
+        place = {name: number for number, name in enumerate(names.tolist())}
+        for pair in value[2]:
+            if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+                raise InvalidTypeError(
+                    "`groups[2]` must list pairs (label of X, label of Y) that may be matched; got "
+                    f"{pair!r}."
+                )
+            # a label that no point has forbids and allows nothing
+            here, there = (place.get(label, place.get(str(label))) for label in pair)
+            if here is not None and there is not None:
+                mix[here, there] = True
+    return mix[x[:, None], y]
+
+
+def _paired(value: Any, shape: tuple[int, int]) -> Mask:
+    """Allow points of known pairs for each other alone."""
+    table = to_numpy(to_tensor("pairs", value))
+    if table.ndim != 2 or table.shape[1] != 2 or table.dtype.kind not in "iu":
+        raise InvalidInputError(
+            "`pairs` must be integers of shape (k, 2), a row of X and a row of Y for each known "
+            f"pair; got {table.dtype} of shape {table.shape}."
+        )
+    mask: Mask = np.ones(shape, dtype=bool)
+    for side, size in enumerate(shape):
+        _check_index("pairs", table[:, side], size)
+        index, count = np.unique(table[:, side], return_counts=True)
+        if (count > 1).any():
+            raise InvalidInputError(
+                f"`pairs` names row {index[count > 1][0]} of {'XY'[side]} twice, and a known "
+                "partner is one point. Drop one of them, or give several as `allowed`."
+            )
+    mask[table[:, 0]] = False
+    mask[:, table[:, 1]] = False
+    mask[table[:, 0], table[:, 1]] = True
+    return mask
+
+
+def usable(support: Tensor, marginals: Marginals, rule: MarginalRule | None) -> Tensor:
+    """Keep the entries that some plan with these marginals has; refuse if there is no plan.
+
+    Of relaxed marginals all are kept. A plan with strict ones would have mass at the others only
+    in the limit, which Sinkhorn's iterations would take for ever to come to.
+    """
+    mask = to_numpy(support.cpu())
+    a, b = (to_numpy(weight.cpu()) for weight in marginals)
+    if rule is not None and rule.mass is None:
+        for side, rho in enumerate(rule.rho):
+            if math.isinf(rho):
+                _check_partners(
+                    mask if side == 0 else mask.T, (a, b)[side], (b, a)[side], "XY"[side]
+                )
+        return support
+    flow = _Flow.of(mask, a, b)
+    needed = 1.0 if rule is None or rule.mass is None else rule.mass
+    if flow.moved < needed - flow.rounding:
+        raise _infeasible(mask, a, b, flow, rule)
+    if rule is not None:
+        return support
+    return torch.from_numpy(flow.entries()).to(support.device)
+
+
+def is_feasible(support: Tensor, marginals: Marginals) -> bool:
+    """Tell whether some plan on a support has these marginals."""
+    flow = _Flow.of(to_numpy(support.cpu()), *(to_numpy(weight.cpu()) for weight in marginals))
+    return flow.moved >= 1 - flow.rounding
+
+
+def _check_partners(mask: Mask, weights: Any, others: Any, side: str) -> None:
+    """Refuse points of a strict marginal that no point of weight is allowed for."""
+    alone = np.flatnonzero((weights > 0) & ~mask[:, others > 0].any(1))
+    if len(alone):
+        raise InvalidInputError(
+            f"{_named(side, alone)} must keep their weight, and no partner is allowed for them. "
+            "Allow some, give them weight zero, or relax that side too by `unbalanced`."
+        )
+
+
+class _Flow(NamedTuple):
+    """A largest flow between points of weight, those with the same partners taken together."""
+
+    mask: Mask  # (r, c), between classes
+    rows: NDArray[np.int64]  # (n,) class of each row, -1 where it has no weight
+    columns: NDArray[np.int64]  # (m,)
+    supply: NDArray[np.int64]  # (r,) units
+    demand: NDArray[np.int64]  # (c,)
+    sent: Any  # (r, c) sparse, units
+    units: int  # that make up the total weight
+    slack: int  # units by which rounding may be off
+
+    @classmethod
+    def of(cls, mask: Mask, a: Any, b: Any) -> "_Flow":
+        """Find one by SciPy's maximum flow."""
+        (rows, used), (columns, wanted) = (
+            _classes(table, weight) for table, weight in ((mask, a), (mask.T, b))
+        )
+        first = [
+            np.flatnonzero(part >= 0)[np.unique(part[part >= 0], return_index=True)[1]]
+            for part in (rows, columns)
+        ]
+        classes = mask[np.ix_(*first)]
+        (supply, demand), units, slack = _integers(a, b, rows, columns, (used, wanted))
+        r, c = classes.shape
+        i, j = classes.nonzero()
+        capacity = np.concatenate([supply, np.minimum(supply[i], demand[j]), demand])
+        start = np.concatenate([np.zeros(r, int), i + 1, np.arange(c) + r + 1])
+        end = np.concatenate([np.arange(r) + 1, j + r + 1, np.full(c, r + c + 1)])
+        graph = scipy.sparse.csr_array(
+            (capacity.astype(np.int32), (start, end)), shape=(r + c + 2, r + c + 2)
+        )
+        found = scipy.sparse.csgraph.maximum_flow(graph, 0, r + c + 1)
+        sent = scipy.sparse.csr_array(found.flow)[1 : r + 1, r + 1 : r + c + 1].maximum(0)
+        return cls(classes, rows, columns, supply, demand, sent, units, slack)
+
+    @property
+    def moved(self) -> float:
+        """Mass that can move, of a total of one."""
+        return float(self.sent.sum()) / self.units
+
+    @property
+    def rounding(self) -> float:
+        """What rounding to units may change of it."""
+        return self.slack / self.units + 1e-12
+
+    def entries(self) -> Mask:
+        """Find the entries that some largest flow uses, (n, m): those on cycles of what is left."""
+        r, c = self.mask.shape
+        table = scipy.sparse.csr_array(self.mask)
+        graph = scipy.sparse.block_array([[None, table], [self.sent.T > 0, None]], format="csr")
+        part = scipy.sparse.csgraph.connected_components(graph, connection="strong")[1]
+        classes = self.mask & (part[:r, None] == part[r:])
+        classes |= self.sent.toarray() > 0
+        found: Mask = classes[self.rows[:, None], self.columns]
+        # points without weight hold none anywhere
+        found[self.rows < 0] = True
+        found[:, self.columns < 0] = True
+        return found
+
+    def violating(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Find rows that outweigh all columns allowed for them, and these; the fewest if easy."""
+        r, c = self.mask.shape
+        table, back = scipy.sparse.csr_array(self.mask), self.sent.T > 0
+        graph = scipy.sparse.csr_array(
+            scipy.sparse.block_array([[None, table], [back, None]], format="csr")
+        )
+        left = self.supply - self.sent.sum(1)
+        best: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
+        for row in np.argsort(-left)[:_SEEDS]:
+            if left[row] <= self.slack:
+                break
+            order = scipy.sparse.csgraph.breadth_first_order(graph, row, return_predecessors=False)
+            mine, theirs = np.sort(order[order < r]), np.sort(order[order >= r]) - r
+            if best is None or len(mine) + len(theirs) < sum(map(len, best)):
+                best = mine, theirs
+        assert best is not None
+        return (
+            np.flatnonzero(np.isin(self.rows, best[0])),
+            np.flatnonzero(np.isin(self.columns, best[1])),
+        )
+
+
+def _classes(mask: Mask, weights: Any) -> tuple[NDArray[np.int64], int]:
+    """Give rows of weight the number of their pattern, others -1; and count the patterns."""
+    used = weights > 0
+    packed = np.packbits(mask[used], axis=1)
+    _, number = np.unique(packed, axis=0, return_inverse=True)
+    found = np.full(len(mask), -1)
+    found[used] = number.ravel()
+    return found, int(found.max()) + 1
+
+
+def _integers(
+    a: Any, b: Any, rows: Any, columns: Any, counts: tuple[int, int]
+) -> tuple[tuple[Any, Any], int, int]:
+    """Write the weights of classes in whole units; also the total, and what rounding is off by."""
+    used = (a > 0).sum(), (b > 0).sum()
+    units = math.lcm(int(used[0]), int(used[1]))
+    equal = all(
+        np.allclose(weight[weight > 0], 1 / count, rtol=1e-9, atol=0)
+        for weight, count in zip((a, b), used, strict=True)
+    )
+    exact = equal and units <= _UNITS
+    units = units if exact else _UNITS
+    made = []
+    for weight, number, count in zip((a, b), (rows, columns), counts, strict=True):
+        mass = np.bincount(number[number >= 0], weight[number >= 0], count)
+        made.append(np.rint(mass * units).astype(np.int64))
+    return (made[0], made[1]), units, 0 if exact else sum(counts)
+
+
+def _infeasible(
+    mask: Mask, a: Any, b: Any, flow: _Flow, rule: MarginalRule | None
+) -> InvalidInputError:
+    """Say which points outweigh what is allowed for them, and what can be done."""
+    found = [(*flow.violating(), 0)]
+    if rule is None:
+        # by the other side, whose set may be smaller
+        rows, columns = _Flow.of(mask.T, b, a).violating()
+        found.append((rows, columns, 1))
+    mine, theirs, side = min(found, key=lambda each: len(each[0]) + len(each[1]))
+    weights = (a, b) if side == 0 else (b, a)
+    near, far = "XY"[side], "YX"[side]
+    light = f"only {weights[1][theirs].sum():.6g}, {_named(far, theirs)}" if len(theirs) else "none"
+    asked = "the weights `a` and `b`" if rule is None else f"mass={rule.mass:g}"
+    # rounded down, so that it can move
+    advice = f"mass={math.floor(flow.moved * 1e4) / 1e4:g}" if flow.moved > 1e-4 else "other groups"
+    return InvalidInputError(
+        f"No plan has {asked} on what is allowed. Of {_named(near, mine)}, the weight is "
+        f"{weights[0][mine].sum():.6g}, and that of all their allowed partners is {light}. At most "
+        f"{flow.moved:.6g} of the mass can move. Allow more pairs, pass {advice}, or relax the "
+        "weights by `unbalanced`."
+    )
+
+
+def _named(side: str, points: Any) -> str:
+    """Name points of a side."""
+    shown = ", ".join(map(str, points[:_LISTED].tolist()))
+    more = f", ... ({len(points)} in all)" if len(points) > _LISTED else ""
+    return f"point{'s' if len(points) != 1 else ''} {shown}{more} of {side}"
+
+
+def count_allowed(support: Tensor) -> dict[str, float]:
+    """Count the entries that a plan may use, and the source points with one partner left."""
+    count = support.sum(1)
+    return {
+        "entries": int(count.sum()),
+        "share": float(count.sum()) / support.numel(),
+        "decided": int((count == 1).sum()),
+    }
