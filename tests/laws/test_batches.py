@@ -15,6 +15,7 @@ from scipy.spatial.distance import cdist
 import torchgw
 from torchgw._batch.packing import Packed
 from torchgw._batch.relaxed import Relaxed
+from torchgw._many import solver
 from torchgw._many.search import stack_of
 from torchgw._many.shelves import Shelves
 from torchgw._many.solver import Numbers, warn_of_failures
@@ -130,6 +131,23 @@ def test_a_search_is_never_above_a_single_start(rule):
     assert sound.mean() > 0.8
     assert (found.objective <= plain.objective * (1 + SAME) + 1e-9)[sound].all()
     assert (found.objective < plain.objective * (1 - 1e-3)).any()
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_what_a_search_has_found_is_an_answer(rule, monkeypatch):
+    """A solve that begins at an optimum may leave it: what it was given counts then."""
+    found, search = [], solver.search
+
+    def seen(*arguments):
+        found.append(search(*arguments))
+        return found[-1]
+
+    monkeypatch.setattr(solver, "search", seen)
+    for seed in range(8):
+        batch = listed([mixed(seed, 9)], **RULES[rule])
+        lowest = float(found[-1].members.objectives[0, 0])
+        assert batch.objective[0] <= lowest + SAME * abs(lowest)
+        assert batch.marginal_error[0] <= 5e-6
 
 
 @pytest.mark.exact

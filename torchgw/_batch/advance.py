@@ -7,18 +7,22 @@ import torch
 from torch import Tensor
 
 from torchgw._batch.costs import cross_product, first_rows, gradient, whole
-from torchgw._batch.pool import ANNEALING_TOLERANCE, Pool
+from torchgw._batch.pool import Pool
 from torchgw._batch.relaxed import Relaxed, Settled
 from torchgw._batch.stopping import CONVERGED, FLAT, INNER, OUTER, Rules
-from torchgw._batch.sweep import DECAY, INNER_SHARE, MET
+from torchgw._batch.sweep import DECAY
 from torchgw._batch.worth import Ended, Finish, Found, Terms, found_numbers, of_mass
+from torchgw._sinkhorn.annealing import (
+    ANNEALING_TOLERANCE,
+    INNER_SHARE,
+    MET,
+    STUCK,
+    STUCK_SHARE,
+)
 
 # Share of the excess of the relaxation factor over one that is kept from one linear problem at the
 # target to the next. [L392]
 _KEPT_EXCESS = 0.9
-# A problem is given up after so many linear problems in a row that leave more than this share of
-# the error. [L391]
-_STUCK, _STUCK_SHARE = 10, 0.99
 # Column error, as a share of the change of the plan, up to which the change says how far the plan
 # has to go. Then: rates at which changes may shrink if they are to be followed to their limit, by
 # how much two rates may differ, and the change below which a plan counts as near its limit. [L465]
@@ -136,10 +140,10 @@ def _course(pool: Pool, places: Tensor, reached: _Reached, rules: Rules) -> _Cou
         )  # fmt: skip
     last = pool.last_error[places]
     spent = settled & (pool.budget[places] == rules.inner_max_iter) & ~solved
-    stuck = torch.where(spent & (error > _STUCK_SHARE * last), pool.stuck[places] + 1, 0)
+    stuck = torch.where(spent & (error > STUCK_SHARE * last), pool.stuck[places] + 1, 0)
     ending = torch.full_like(settling, -1)
     ending[done >= rules.max_iter] = OUTER
-    ending[stuck >= _STUCK] = INNER
+    ending[stuck >= STUCK] = INNER
     ending[flat] = FLAT
     ending[settled & (error <= rules.tol)] = CONVERGED
     ending[~error.isfinite()] = INNER

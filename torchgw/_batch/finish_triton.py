@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from torchgw._batch.inner_triton import solved
-from torchgw._batch.rough_triton import MET, NEAR, falls
+from torchgw._batch.rough_triton import NEAR, falls
 from torchgw._batch.sweep import LARGEST_EXPONENT, TICK
 from torchgw._batch.tile_triton import (
     by_columns,
@@ -25,6 +25,7 @@ from torchgw._batch.tile_triton import (
     write,
 )
 from torchgw._batch.warm import Warm
+from torchgw._sinkhorn.annealing import MET
 from torchgw._tensors.launch import launch
 
 # Outer iterations after which the objective is looked at. [L595]

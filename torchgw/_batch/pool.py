@@ -22,9 +22,8 @@ from torchgw._batch.packing import Packed, natural_scale
 from torchgw._batch.relaxed import Relaxed
 from torchgw._batch.stopping import Descent
 from torchgw._batch.sweep import BUDGET, exact_rows
+from torchgw._sinkhorn.annealing import ANNEALING_TOLERANCE
 
-# Column error at which a linear problem ends while epsilon falls. [L391]
-ANNEALING_TOLERANCE = 1e-2
 # How often the error may grow before what is left of it is taken for rounding, and errors that are
 # too large for that. [L391]
 MOST_RESTARTS = 5

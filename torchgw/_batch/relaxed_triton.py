@@ -31,7 +31,7 @@ from torchgw._batch.rough_triton import (
     WIDE_CHUNK,
     halved,
 )
-from torchgw._batch.sweep import BUDGET, DECAY, INNER_SHARE, MET
+from torchgw._batch.sweep import BUDGET, DECAY
 from torchgw._batch.sweep_triton import keeps_falling, next_relaxation
 from torchgw._batch.tile_triton import (
     by_columns,
@@ -46,6 +46,7 @@ from torchgw._batch.tile_triton import (
     total,
     write,
 )
+from torchgw._sinkhorn.annealing import INNER_SHARE, MET
 from torchgw._tensors.launch import launch
 
 # Change of the plan at which float32 hands over, and the error of its linear problems. [L1141]

@@ -23,6 +23,7 @@ from torchgw._batch.tile_triton import (
     write,
 )
 from torchgw._batch.warm import Warm
+from torchgw._sinkhorn.annealing import MET
 from torchgw._tensors.launch import launch
 
 # Change of the plan at which float32 hands over, and the column error of its linear problems.
@@ -40,9 +41,8 @@ NEAR = 3e-2
 # Iterations of a linear problem at most, and the error from which on they are twice as many.
 # [L595]
 _BUDGET, _MOST, _BEHIND = 48, 2000, 1e-2
-# Column error up to which a plan has its marginals, and the change of a plan that is not near its
-# fixed point. [L595]
-MET, FAR = 3e-3, 1e-2
+# Change of a plan that is not near its fixed point. [L595]
+FAR = 1e-2
 # Entries of a matrix for each thread, and registers of that: two programs of 128 points share a
 # multiprocessor. And what of the inner dimension of a product is read at once, and how many of
 # these are under way; more is where epsilon falls. [L532] [L596] [L782] [L860]

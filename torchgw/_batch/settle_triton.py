@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from torchgw._batch.inner_triton import solved
-from torchgw._batch.rough_triton import CHUNK, ENTRIES, FAR, MET, NEAR, REGISTERS, STAGES, falls
+from torchgw._batch.rough_triton import CHUNK, ENTRIES, FAR, NEAR, REGISTERS, STAGES, falls
 from torchgw._batch.sweep_triton import keeps_falling
 from torchgw._batch.tile_triton import (
     cross,
@@ -23,6 +23,7 @@ from torchgw._batch.tile_triton import (
     write,
 )
 from torchgw._batch.warm import Warm
+from torchgw._sinkhorn.annealing import MET
 from torchgw._tensors.launch import launch
 
 # Iterations of one linear problem at most; its column error as a share of the last change, and what

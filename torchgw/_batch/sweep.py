@@ -15,9 +15,6 @@ TICK = 8
 DECAY = 0.85
 # Iterations of the first linear problems. [L391]
 BUDGET = 48
-# Share of ``tol`` that linear problems at the last epsilon have to reach, and the error up to which
-# a plan has its marginals. [L391]
-INNER_SHARE, MET = 0.1, 3e-3
 # Exponents are kept within plus and minus this number, so that no row or column of a kernel is
 # empty, and exponents of points without weight are finite. [L391]
 LARGEST_EXPONENT = 300.0

@@ -10,9 +10,8 @@ from torch import Tensor
 
 from torchgw._batch.relaxed import Relaxed, Settled
 from torchgw._batch.stopping import BOTH, FLAT, IMPLAUSIBLE, INNER, OUTER, Rules
+from torchgw._sinkhorn.annealing import CONTRADICTION
 
-# A plan may miss its columns by this multiple of the column error that was asked for. [L391]
-_CONTRADICTION = 10
 # By how much rounding, and the marginal error, may raise a value, as shares of the squares that it
 # is the difference of. [L391]
 VALUE_ROUNDING = 1e-6
@@ -119,7 +118,7 @@ def found_numbers(
 
 def meets(missing: Tensor, rules: Rules) -> Tensor:
     """Tell which plans lack no more of their marginals than plans that have converged may."""
-    return missing <= _CONTRADICTION * rules.inner_tol
+    return missing <= CONTRADICTION * rules.inner_tol
 
 
 def _judge(

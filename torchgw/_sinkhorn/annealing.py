@@ -1,8 +1,24 @@
-"""How epsilon falls from a start to its target."""
+"""How epsilon falls from a start to its target, and how well linear problems are solved there."""
 
 import math
 from dataclasses import dataclass
 
+# Column error at which a linear problem ends while epsilon still falls: the next linearisation
+# matters more than this one's marginals. [L294] [L391]
+ANNEALING_TOLERANCE = 1e-2
+# Column error at the target that linear problems aim at, as a share of the change of the plan that
+# ends the loop. [L129] [L391]
+INNER_SHARE = 0.1
+# Column error at the target up to which a plan counts as meeting both marginals. [L184] [L391]
+# [L595]
+MET = 3e-3
+# The plan itself may miss its marginals by this multiple of the column error that was asked for.
+# [L293] [L391]
+CONTRADICTION = 10
+# Linear problems in a row of a settled plan, each with all its iterations, that leave more than a
+# share of the column error: after so many, those that `max_iter` allows would not end it. [L352]
+# [L391]
+STUCK, STUCK_SHARE = 10, 0.99
 # Annealing that is the only search for an optimum: quick down to this share of the start, where
 # plans are still close to the product plan, and slow from there on. [L177]
 _PATIENT_FROM = 0.02

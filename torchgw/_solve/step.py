@@ -20,7 +20,15 @@ from torchgw._gradients.contract import Coupling, Gradient
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.limits import limits_of
 from torchgw._problem.marginals import MarginalRule
-from torchgw._sinkhorn.annealing import Annealing
+from torchgw._sinkhorn.annealing import (
+    ANNEALING_TOLERANCE,
+    CONTRADICTION,
+    INNER_SHARE,
+    MET,
+    STUCK,
+    STUCK_SHARE,
+    Annealing,
+)
 from torchgw._sinkhorn.contract import Backend, PreparedProblem
 from torchgw._sinkhorn.loop import SinkhornResult, sinkhorn
 from torchgw._sinkhorn.partial import partial_sinkhorn
@@ -30,14 +38,8 @@ from torchgw._tensors.cuda_graphs import Captured, GraphMemory, borrow_memory, c
 from torchgw._tensors.operations import inverse
 from torchgw._typing import Marginals, Potentials
 
-# Column error at which an inner solve ends while epsilon still falls: the next linearisation
-# matters more than this one's marginals. [L294]
-ANNEALING_TOLERANCE = 1e-2
-# Column error that an inner solve aims at, as a share of the change of the plan that ends the loop.
-# [L129]
-_INNER_SHARE = 0.1
-# The same after a patient annealing, whose plans keep moving for long: as a share of their last
-# change. [L180]
+# Column error that linear problems aim at after a patient annealing, whose plans keep moving for
+# long: as a share of their last change. [L180]
 _PATIENT_SHARE = 0.01
 # A linear problem is slow if it leaves more than this share of the error before. [L513]
 _FALLING = 0.5
@@ -47,21 +49,13 @@ _ROUNDING_SHARE = 0.5
 # Column error to reach by default, if the cost is stored or settled in float64 anyway. Other costs
 # are so large that a few iterations in float64 have to do. [L294]
 _INNER_TOLERANCE = {True: 5e-7, False: 1e-5}
-# The plan itself may miss its marginals by this multiple of the column error that was asked for.
-# [L293]
-_CONTRADICTION = 10
-# Column error at the target epsilon up to which a plan counts as meeting both marginals. [L184]
-_MET = 3e-3
-# So many iterations may miss it, without two in a row that meet it, before their linear problems
-# get more time: objectives are not compared meanwhile, and the loop would end by its limit alone.
-# [L472] [L1146]
+# So many iterations may miss their marginals, without two in a row that meet them, before their
+# linear problems get more time: objectives are not compared meanwhile, and the loop would end by
+# its limit alone. [L472] [L1146]
 _MISSES = 5
 # Sinkhorn iterations of one linearisation, if the cost is stored or streamed: about as much work as
 # the linearisation itself. [L186]
 _INNER_ITERATIONS = {True: 50, False: 20}
-# Linear problems in a row of a settled plan, each with all its iterations, that leave more than a
-# share of the column error: after so many, those that `max_iter` allows would not end it. [L352]
-_STUCK, _STUCK_SHARE = 10, 0.99
 # Logarithms that a step between two points may add to the difference of their potentials, over
 # epsilon; and exponent, with room, from which on float64 is zero. [L1374]
 _STEP, _UNDERFLOW = 50.0, 2000.0
@@ -130,7 +124,7 @@ class Pace:
             # the start that a search has found would be lost if the first plan missed its marginals
             # by far
             self._most = most
-            return most, _MET
+            return most, MET
         self._most = min(most, self._budget)
         return self._most, self._tolerance(wanted) if at_target else ANNEALING_TOLERANCE
 
@@ -151,16 +145,16 @@ class Pace:
         # The error of a proximal step is averaged out over the steps that follow, so it need not be
         # much smaller than they are.
         setting = self._setting
-        tol = _INNER_SHARE * max(wanted, setting.rounding(setting.anneal.target))
+        tol = INNER_SHARE * max(wanted, setting.rounding(setting.anneal.target))
         if setting.anneal.proximal and setting.gradient.exact:
-            return min(ANNEALING_TOLERANCE, max(tol, _INNER_SHARE * self._change))
+            return min(ANNEALING_TOLERANCE, max(tol, INNER_SHARE * self._change))
         if setting.anneal.patient:
             return min(ANNEALING_TOLERANCE, max(tol, _PATIENT_SHARE * self._change))
         return tol
 
     def meets(self, inner: SinkhornResult, *, at_target: bool) -> bool:
         """Whether a plan has both marginals: only then objectives are compared, steps followed."""
-        before, self._met = self._met, not at_target or inner.error <= _MET
+        before, self._met = self._met, not at_target or inner.error <= MET
         # a plan that jumps to and fro may miss them every other time
         if not self._met:
             self._missed += 1
@@ -183,14 +177,14 @@ class Pace:
             # would go from one such plan to the next for ever
             self._budget *= 2
         spent = settled and self._most == options.inner_max_iter and not inner.converged
-        stays = inner.error > _STUCK_SHARE * self._error
+        stays = inner.error > STUCK_SHARE * self._error
         self._stuck = self._stuck + 1 if spent and stays else 0
         self._error, self._change = inner.error, change
 
     @property
     def stuck(self) -> bool:
         """Whether more iterations would leave the marginals of a settled plan as they are."""
-        return self._stuck == _STUCK
+        return self._stuck == STUCK
 
 
 def is_behind(inner: SinkhornResult, before: float, change: float) -> bool:
@@ -198,7 +192,7 @@ def is_behind(inner: SinkhornResult, before: float, change: float) -> bool:
     # If so, plans change by the column error that is left. An error that has risen is rounding,
     # which more iterations do not reduce.
     slow = _FALLING * before < inner.error < before
-    return slow and not inner.converged and inner.error > _INNER_SHARE * change
+    return slow and not inner.converged and inner.error > INNER_SHARE * change
 
 
 def look_ahead(
@@ -224,7 +218,7 @@ def inner_tolerance(setting: Setting, epsilon: float) -> float:
 def promised_error(setting: Setting) -> float:
     """Compute the L1 marginal error that a converged plan has at most, whatever rounding allows."""
     own = setting.dtype == torch.float32 and setting.options.inner_tol is None
-    return max(_CONTRADICTION * _asked_error(setting), RESOLVED if own else 0.0)
+    return max(CONTRADICTION * _asked_error(setting), RESOLVED if own else 0.0)
 
 
 def _asked_error(setting: Setting) -> float:
