@@ -29,6 +29,7 @@ from torchgw._problem.named import DistanceName, ScaleName
 from torchgw._problem.problem import Problem
 from torchgw._problem.providers import DistanceOptions, build_providers
 from torchgw._problem.signatures import SignatureName, is_signature, named_features
+from torchgw._results.handedness import without_reflections
 from torchgw._results.result import GWResult, make_result
 from torchgw._search.agreement import agreement
 from torchgw._search.alternatives import SearchName
@@ -283,6 +284,13 @@ def _solve(
     alpha: Any, epsilon: Any, differentiable: Differentiable | None, asked: Options,
 ) -> GWResult:  # fmt: skip
     """Solve with options that are checked."""
+    if not (asked.reflections or _explaining.get()):
+        again = partial(
+            _solve, X, Y, a=a, b=b, D_X=D_X, D_Y=D_Y, M=M, features=features, alpha=alpha,
+            epsilon=epsilon, differentiable=differentiable, asked=asked.replace(reflections=True),
+        )  # fmt: skip
+        found = without_reflections(lambda start: again(init=start), init)
+        return cast("GWResult", found)
     squares = None if str(asked.unbalanced_type).lower() == "kl" else asked.unbalanced_type
     check_distributed(
         asked.distributed,
