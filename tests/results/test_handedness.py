@@ -61,6 +61,8 @@ def test_a_mirror_image_is_left_out_where_that_is_asked():
     assert kept.handedness() > 0
     assert kept.value >= free.value - 1e-9
     assert kept.alternatives[0].relation == ""
+    assert any("mirrored" in one.relation for one in kept.alternatives[1:])
+    assert isinstance(kept.alternatives[0].plan, np.ndarray)
     assert len(kept.alternatives) == len(free.alternatives)
 
 

@@ -12,6 +12,9 @@ from torch import Tensor
 
 from torchgw._errors import AmbiguityWarning, InvalidInputError, SearchWarning, warn_user
 from torchgw._plans.contract import Plan
+from torchgw._results.base import as_numpy
+from torchgw._search.alternatives import Alternative
+from torchgw._search.relation import related
 from torchgw.distances.new_points import Space
 from torchgw.distances.surface import Surface
 
@@ -113,7 +116,7 @@ def without_reflections(solve: Callable[[Any], Any], init: Any) -> Any:
                 rest = (one for one in first.alternatives if one is not start)
                 found = replace(
                     other,
-                    alternatives=(replace(start, relation=""), *rest),
+                    alternatives=_told_anew((replace(start, relation=""), *rest), first),
                     ambiguity=first.ambiguity,
                     trials=first.trials,
                 )
@@ -125,3 +128,21 @@ def without_reflections(solve: Callable[[Any], Any], init: Any) -> Any:
     )
     warn_user(doubt, SearchWarning)
     return replace(first, doubt=doubt)
+
+
+def _told_anew(found: tuple[Alternative, ...], result: Any) -> tuple[Alternative, ...]:
+    """Say what other optima are to the first of them."""
+    device = result.lazy_plan.device
+    tables = [
+        replace(
+            one,
+            plan=torch.as_tensor(one.plan, device=device),
+            source=torch.as_tensor(one.source, device=device),
+            target=torch.as_tensor(one.target, device=device),
+        )
+        for one in found
+    ]
+    known = result.extension.known
+    told = related(tuple(tables), known.distances(0), known.distances(1))
+    given: tuple[Alternative, ...] = as_numpy(told) if result.lazy_plan.in_numpy else told
+    return given
