@@ -37,6 +37,7 @@ from torchgw._problem.support import (
     usable,
     without_infinite,
 )
+from torchgw._results.handedness import without_reflections
 from torchgw._results.result import GWResult, make_result, warn_of_little_mass
 from torchgw._search.agreement import agreement
 from torchgw._search.alternatives import SearchName
@@ -307,6 +308,13 @@ def _solve(
     differentiable: Differentiable | None, asked: Options,
 ) -> GWResult:  # fmt: skip
     """Solve with options that are checked."""
+    if not (asked.reflections or _explaining.get()):
+        again = partial(
+            _solve, X, Y, a=a, b=b, D_X=D_X, D_Y=D_Y, M=M, features=features,
+            allowed=allowed, groups=groups, pairs=pairs, alpha=alpha, epsilon=epsilon, differentiable=differentiable, asked=asked.replace(reflections=True),
+        )  # fmt: skip
+        found = without_reflections(lambda start: again(init=start), init)
+        return cast("GWResult", found)
     squares = None if str(asked.unbalanced_type).lower() == "kl" else asked.unbalanced_type
     check_distributed(
         asked.distributed,

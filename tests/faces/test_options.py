@@ -32,6 +32,7 @@ VALUES = {
     "curvature": (2.0, -1.0), "disconnected": ("fill", "drop"), "scale": ("max", "median"),
     "epsilon": (0.1, -1.0), "gradient": ("dense", "exact"), "n_anchors": (64, 0),
     "redraw": (0.5, 1.5), "n_init": (2, 0), "search": ("fast", "slow"), "max_iter": (7, 0),
+    "reflections": (False, "no"),
     "time_limit": (60.0, -1.0), "min_iter": (30, 0), "tol": (1e-3, -1.0),
     "objective_tol": (0.5, -1.0), "inner_max_iter": (50, 0), "inner_tol": (1e-6, -1.0),
     "unbalanced": (0.5, -1.0), "unbalanced_type": ("l2", "l1"),
@@ -116,7 +117,7 @@ def test_a_wrong_value_is_refused_everywhere_alike(name, tmp_path, capsys):
     # what is read as a number or a time by argparse, and refused by it, has its own test
     if flag is not None and isinstance(wrong, (str, float)) and name not in ("time_limit", "cache"):
         np.save(tmp_path / "X.npy", X)
-        if not flag.startswith(("--polish", "--skip")):
+        if not flag.startswith(("--polish", "--skip", "--reflections")):
             assert main(["explain", *[str(tmp_path / "X.npy")] * 2, f"{flag}={wrong}"]) == 2
             assert expected in capsys.readouterr().err
 
@@ -165,8 +166,9 @@ def test_estimators_have_all_of_them():
 
 def test_former_names_are_those_of_the_table():
     former = get_type_hints(Former)
-    assert set(former) == {*RARE, "momentum"}
-    assert all(former[name] == TABLE[name].type for name in RARE)
+    # options that came later never were parameters of their own
+    assert set(former) == {*RARE, "momentum"} - {"reflections"}
+    assert all(former[name] == TABLE[name].type for name in former if name != "momentum")
 
 
 @pytest.mark.parametrize("name", FORMER)

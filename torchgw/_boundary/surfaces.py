@@ -79,7 +79,7 @@ def _padded(name: str, value: Any) -> NDArray[Any]:
     flat = getattr(value, "faces", None)
     if flat is None:
         raise InvalidTypeError(
-            f"`{name}` must be a surface; got a {type(value).__name__}. Pass "
+            f"`{name}` must be a surface; got {type(value).__name__}. Pass "
             f"{name}.extract_surface().triangulate(), or its points."
         )
     flat = np.asarray(flat)

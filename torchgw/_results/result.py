@@ -34,6 +34,7 @@ from torchgw._problem.providers import Spaces
 from torchgw._results.base import Result, as_numpy, tracked_loss
 from torchgw._results.certificates import distance_correlation, lower_bound
 from torchgw._results.certified import certify
+from torchgw._results.handedness import handedness
 from torchgw._results.mapping import Extension, map_new
 from torchgw._results.maps import Pairs, SpaceMap, fit_map, placed_of
 from torchgw._results.matching import Matching, MatchingKind, match
@@ -534,6 +535,29 @@ class GWResult(Result):
         with torch.no_grad(), torch.autocast(plan.device.type, enabled=False):
             found = map_to_surface(plan, self._known().spaces[side], "XY"[side])
         return as_numpy(found) if self.lazy_plan.in_numpy else found
+
+    def handedness(self) -> float:
+        """Tell whether the match keeps left and right (above 0) or is a mirror image (below).
+
+        Of points in 2 or 3 dimensions it is the sign of the determinant of the linear map that fits
+        best, times the share of its smallest singular value in their mean: near 0 for flat clouds.
+        Of surfaces it is how well triangles lie with the same side outside where the match takes
+        them, which does not depend on how a shape bends: 1 if all do and -1 if none does.
+
+        Returns
+        -------
+        float
+            In [-1, 1].
+
+        Raises
+        ------
+        InvalidInputError
+            For other sides, and for surfaces whose triangles are not turned the same way. Both
+            surfaces have to be turned outwards, or both inwards.
+        """
+        plan = self.lazy_plan.giving(in_numpy=False)
+        with torch.no_grad(), torch.autocast(plan.device.type, enabled=False):
+            return handedness(plan, self._known().spaces)
 
     def shared(self) -> GWResult:
         """Return the result that all processes read and save together.

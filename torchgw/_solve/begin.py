@@ -33,14 +33,14 @@ from torchgw._search.standard import StandardForm, put_in_standard_form
 from torchgw._search.starts import GUESS_EPSILON
 from torchgw._search.structure import is_smeared, is_structured, tells_all
 from torchgw._search.subsample import Coarse
-from torchgw._sinkhorn.annealing import Annealing
+from torchgw._sinkhorn.annealing import ANNEALING_TOLERANCE, Annealing
 from torchgw._sinkhorn.choose import choose_backend
 from torchgw._sinkhorn.problem import DenseCost
 from torchgw._solve.evaluation import evaluate_relaxed, settle
 from torchgw._solve.loop import iterate
 from torchgw._solve.options import Options
 from torchgw._solve.state import LoopState, Recorder, Setting
-from torchgw._solve.step import ANNEALING_TOLERANCE, prepare, solve_linear
+from torchgw._solve.step import prepare, solve_linear
 from torchgw._solve.strategy import Strategy, choose_strategy
 from torchgw._typing import Marginals, Potentials
 from torchgw.distances.precomputed import DirectedDistance, PrecomputedDistance

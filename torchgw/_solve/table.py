@@ -210,6 +210,12 @@ class Parameters:
     search: SearchName = _common(
         "auto", _one_of(SearchName), "How far to look for a better match."
     )  # fmt: skip
+    reflections: bool = _option(
+        True, _yes_or_no,
+        "Whether the match may be a mirror image. ``False``, of points in 2 or 3 dimensions and of "
+        "surfaces whose triangles look outside, solves again from optima that keep left and right "
+        "where the best one does not; ``result.handedness()`` tells.",
+    )  # fmt: skip
     max_iter: int = _common(500, check_count, "Outer iterations at most.")
     time_limit: float | None = _common(
         None, _positive("seconds; None is as long as it takes", None),

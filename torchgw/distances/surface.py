@@ -119,6 +119,14 @@ class Surface:
         """Share of the area around each vertex, shape (n,)."""
         return np.asarray(self.areas / self.areas.sum())
 
+    @property
+    def is_oriented(self) -> bool:
+        """Whether neighbouring triangles are turned the same way, as where all look outside."""
+        _, faces, _, _ = self._merged
+        # then no side leads twice from one end to the other
+        ends = np.concatenate([faces[:, [0, 1]], faces[:, [1, 2]], faces[:, [2, 0]]])
+        return len(np.unique(ends, axis=0)) == len(ends)
+
     @cached_property
     def edges(self) -> Edges:
         """Edges of the triangles and straight lines over a few of them, with their lengths."""
