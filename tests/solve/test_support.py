@@ -97,6 +97,34 @@ def test_what_is_allowed_throughout_changes_nothing():
     assert plain.epsilon == all_.epsilon
 
 
+@pytest.mark.filterwarnings("ignore::torchgw.SearchWarning")
+@pytest.mark.parametrize("seed", [1, 4])
+def test_twins_have_the_same_optimum(seed: int):
+    """Points in another order, and sides exchanged."""
+    rng = np.random.default_rng(seed)
+    X, Y, mask = drawn(14, 17, 0.4, seed)
+    p, q = rng.permutation(14), rng.permutation(17)
+    twins = (X, Y, mask), (X[p], Y[q], mask[np.ix_(p, q)]), (Y, X, mask.T)
+    found = [
+        torchgw.solve(x, y, allowed=table, distances="euclidean", random_state=0).report.objective
+        for x, y, table in twins
+    ]
+    # within which objectives of a search are the same
+    assert found[1:] == pytest.approx([found[0]] * 2, rel=1e-3)
+
+
+@pytest.mark.filterwarnings("ignore::torchgw.SearchWarning")
+def test_optima_of_a_search_keep_to_a_support():
+    X, Y, _ = drawn(150, 150, 1.0)
+    kind = np.arange(150) % 5
+    found = torchgw.solve(X, Y, groups=(kind, kind), random_state=0, distances="euclidean")
+    assert found.alternatives
+    for one in found.alternatives:
+        mixed = kind[np.asarray(one.source)][:, None] != kind[np.asarray(one.target)]
+        assert (np.asarray(one.plan)[mixed] == 0).all()
+    assert "some pairs not allowed" in found.report.route
+
+
 def test_a_linear_problem_is_solved_to_the_optimum_on_its_support():
     _, _, mask = drawn(8, 8, 0.4)
     M = np.random.default_rng(2).random((8, 8))

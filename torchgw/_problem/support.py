@@ -235,7 +235,9 @@ def usable(support: Tensor, marginals: Marginals, rule: MarginalRule | None) -> 
         raise _infeasible(mask, a, b, flow, rule)
     if rule is not None:
         return support
-    return torch.from_numpy(flow.entries()).to(support.device)
+    # points without weight hold none anywhere, and may be matched as they were allowed to
+    unused = (flow.rows < 0)[:, None] | (flow.columns < 0)
+    return torch.from_numpy(np.where(unused, mask, flow.entries())).to(support.device)
 
 
 def is_feasible(support: Tensor, marginals: Marginals) -> bool:
@@ -301,7 +303,10 @@ class _Flow(NamedTuple):
         return self.slack / self.units + 1e-12
 
     def entries(self) -> Mask:
-        """Find the entries that some largest flow uses, (n, m): those on cycles of what is left."""
+        """Find the entries that some largest flow uses, (n, m): those on cycles of what is left.
+
+        Rows and columns without weight have no class, and say nothing.
+        """
         r, c = self.mask.shape
         table = scipy.sparse.csr_array(self.mask)
         graph = scipy.sparse.block_array([[None, table], [self.sent.T > 0, None]], format="csr")
@@ -309,9 +314,6 @@ class _Flow(NamedTuple):
         classes = self.mask & (part[:r, None] == part[r:])
         classes |= self.sent.toarray() > 0
         found: Mask = classes[self.rows[:, None], self.columns]
-        # points without weight hold none anywhere
-        found[self.rows < 0] = True
-        found[:, self.columns < 0] = True
         return found
 
     def violating(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

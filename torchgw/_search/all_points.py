@@ -117,7 +117,7 @@ def search_all_points(
         solver=batch_solver(backend), in_time=plain, told=told, sharpened=sharpened and plain,
         # few points have told where clusters go
         repair=not left_open,
-        stack=Stack.of(coarse, target, device=device) if small and can_stack(problem) else None,
+        stack=_stacked(whole, target, problem) if small and can_stack(problem) else None,
         call=way_to_call("chains", device, backend, read),
     )  # fmt: skip
     alternatives, ambiguity = different_optima(whole, found.trials, found.plans, (n, m))
@@ -133,6 +133,12 @@ def search_all_points(
         alternatives, ambiguity, found.trials, doubt, potentials=potentials, met=found.met,
         settled=found.settled, few=few,
     )  # fmt: skip
+
+
+def _stacked(whole: Coarsened, target: float, problem: Problem) -> Stack:
+    """Stack the problem between all points."""
+    scale = None if problem.support is None else whole.scale
+    return Stack.of(whole.problem, target, device=problem.source.device, scale=scale)
 
 
 def _is_unclear(problem: Problem, first: Search) -> bool:

@@ -67,6 +67,7 @@ class Stack:
     """
 
     problems: Packed
+    share: float = 1.0  # natural scale of the cost over that of its table, which may have prices
 
     @classmethod
     def of(
@@ -75,8 +76,9 @@ class Stack:
         epsilon: float,
         rule: MarginalRule | None = None,
         device: torch.device = _HOST,
+        scale: float | None = None,
     ) -> Stack:
-        """Stack a coarse problem alone, on a device."""
+        """Stack a coarse problem alone, on a device; its ``scale`` is told where it has prices."""
         host = device.type == "cpu"
         x, y = (
             _padded(side.table.to(device), side.weights.to(device), narrow=host)
@@ -95,7 +97,11 @@ class Stack:
             torch.tensor([float(part)], dtype=torch.float64, device=device)
             for part in (coarse.alpha, epsilon, 0.0)
         )
-        return cls(Packed(x, y, first, first, alpha, target, zero, linear, None, relaxed))
+        packed = Packed(x, y, first, first, alpha, target, zero, linear, None, relaxed)
+        if scale is None or linear is None:
+            return cls(packed)
+        table = (1 - alpha)[:, None, None] * linear(first)
+        return cls(packed, scale / float(packing.natural_scale(packed, first, table)))
 
     def padded(self, plans: Tensor) -> Tensor:
         """Pad plans (k, n, m) of a problem that is alone."""
@@ -110,7 +116,7 @@ class Stack:
         They are linearised as they are, whatever their marginals, and scaled to mass one. The
         ``first`` epsilon, a share of the natural scale, is larger where they are to be blurred.
         """
-        blurred = torch.full_like(self.problems.first[which], first)
+        blurred = torch.full_like(self.problems.first[which], first * self.share)
         return self.settle(which, blurred, self.beginning(which, plans), plans)
 
     def beginning(self, which: Tensor, plans: Tensor) -> Begin:

@@ -394,7 +394,9 @@ def _search(
     strict = find_optima(small, epsilon, options.n_init or DEFAULT_STARTS)
     cpu, device, doubt = torch.device("cpu"), problem.source.device, ""
     if can_stack(small) and not rule.squares:
-        found, agreed = _improved(Stack.of(coarse, epsilon, level), small, level, strict)
+        scale = None if support is None else represented.scale
+        stack = Stack.of(coarse, epsilon, level, scale=scale)
+        found, agreed = _improved(stack, small, level, strict)
         doubt = "" if agreed else WHY_RELAXED
     else:
         starts = [("annealed", PRODUCT), ("product", Guess(None, None, 0.0))]

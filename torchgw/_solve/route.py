@@ -365,12 +365,18 @@ def _points_of_chains(limits: Limits) -> str:
 MOVES = (
     Move(
         "copies", "the match that keeps all distances", "where one side is the other, reordered",
-        lambda facts, options, limits: _strict(facts, options) and facts.n == facts.m,
+        lambda facts, options, limits: (
+            _strict(facts, options) and facts.n == facts.m and not facts.restricted
+        ),
         lambda limits: "any number of points",
     ),
     Move(
         "few points", "16 starts on a few points of each side, the best 3 on 256",
-        "always", lambda facts, options, limits: _searched(facts, options),
+        "always, but where some pairs are not allowed and there are more",
+        lambda facts, options, limits: (
+            _searched(facts, options)
+            and not (facts.restricted and facts.larger > limits.few_points)
+        ),
         lambda limits: f"{limits.few_points} points a side",
     ),
     Move(
@@ -482,9 +488,10 @@ def _size(facts: Facts) -> str:
     """Describe the problem in a line."""
     rule = "" if facts.rule == "strict" else f", {facts.rule} marginals"
     fused = "" if facts.linear is None else f", alpha={facts.alpha:g}"
+    known = ", some pairs not allowed" if facts.restricted else ""
     return (
-        f"{facts.n:,} x {facts.m:,} points on {facts.device}, {facts.loss} loss{fused}{rule}, "
-        f"epsilon {facts.epsilon:.3g}"
+        f"{facts.n:,} x {facts.m:,} points on {facts.device}{known}, {facts.loss} loss{fused}"
+        f"{rule}, epsilon {facts.epsilon:.3g}"
     )
 
 
