@@ -311,7 +311,8 @@ def _solve(
     if not (asked.reflections or _explaining.get()):
         again = partial(
             _solve, X, Y, a=a, b=b, D_X=D_X, D_Y=D_Y, M=M, features=features,
-            allowed=allowed, groups=groups, pairs=pairs, alpha=alpha, epsilon=epsilon, differentiable=differentiable, asked=asked.replace(reflections=True),
+            allowed=allowed, groups=groups, pairs=pairs, alpha=alpha, epsilon=epsilon,
+            differentiable=differentiable, asked=asked.replace(reflections=True),
         )  # fmt: skip
         found = without_reflections(lambda start: again(init=start), init)
         return cast("GWResult", found)

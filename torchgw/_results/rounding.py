@@ -3,7 +3,7 @@
 A matching is a plan that sends the weight w_i of each row to one column, none to a column more
 often than there are places at it. Conditional gradient steps between such plans [1]_, with an exact
 line search, leave a poor matching behind where its neighbours by exchange are no better. A matching
-of few points is searched for from there (``_search/assignments.py``); of many, exchanges of two
+of few points is searched for from there (``_search/tabu.py``); of many, exchanges of two
 partners mend what the last rounding has broken.
 
 SciPy's ``quadratic_assignment`` does the first for equal weights, n = m and the square loss alone,
@@ -27,7 +27,7 @@ from torchgw._errors import UnsupportedError
 from torchgw._plans.contract import Plan
 from torchgw._problem.limits import limits_of
 from torchgw._problem.losses import BothWays, Cross, Loss, MinimumCross, ProductCross
-from torchgw._search.assignments import Assignments, search_matchings
+from torchgw._search.tabu import Assignments, Exchanges, search
 from torchgw._solve.polish import best_length, take_steps
 
 # The assignment is exact up to so many entries of a plan; it takes 4 s then, where most points have
@@ -49,8 +49,8 @@ _ROUNDING = 1e-9
 # Descents from the best matching so far, each followed by exchanges, and rounds of these. [L326]
 _DESCENTS = 4
 _ROUNDS = 20
-# Entries of tables that a search for the best matching may look at: a second or two. [L1341]
-_LOOKED_AT = 1.5e8
+# Entries of tables that a search for the best matching may look at: a second or two. [L1296]
+_LOOKED_AT = 2.5e8
 # Relative difference up to which weights are equal. A choice. [L1341]
 _EQUAL = 1e-9
 
@@ -286,12 +286,12 @@ def improve(problem: Assignment, plan: Tensor, partners: Tensor) -> Tensor:
 def _search(problem: Assignment, known: list[Tensor]) -> Tensor:
     """Search for the best partners (k,) of the rows, from some that are known and from others."""
     slots = torch.from_numpy(problem.slots).to(problem.near.device)
-    starts = torch.stack([_placed(problem, partners.cpu().numpy()) for partners in known])
-    found = search_matchings(problem.assignments(slots), starts, _LOOKED_AT)
-    return slots[found.partners[0, : len(problem.near)]]
+    starts = np.stack([_placed(problem, partners.cpu().numpy()) for partners in known])
+    found = search(Exchanges(problem.assignments(slots)), starts, _LOOKED_AT)
+    return slots[torch.from_numpy(found.states[0, : len(problem.near)]).to(slots.device)]
 
 
-def _placed(problem: Assignment, partners: NDArray[np.int64]) -> Tensor:
+def _placed(problem: Assignment, partners: NDArray[np.int64]) -> NDArray[np.int64]:
     """Give each partner (k,) a place of its own, and the places that are left to nobody, (l,)."""
     order = partners.argsort(kind="stable")
     ordered = partners[order]
@@ -303,7 +303,7 @@ def _placed(problem: Assignment, partners: NDArray[np.int64]) -> Tensor:
         - np.searchsorted(ordered, ordered)
     )
     left = np.setdiff1d(np.arange(len(problem.slots)), places)
-    return torch.from_numpy(np.concatenate([places, left]))
+    return np.concatenate([places, left])
 
 
 def _exchange(problem: Assignment, partners: Tensor) -> Tensor:

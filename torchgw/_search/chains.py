@@ -33,13 +33,13 @@ from torchgw._search.chain import (
 )
 from torchgw._search.chain_times import tell, warn_if_long, warn_if_more, within_time
 from torchgw._search.coarse import Coarsened
-from torchgw._search.exchange import best_matchings, can_exchange
 from torchgw._search.graph_chains import Begun, begin_graphs
 from torchgw._search.graphs import is_graph
 from torchgw._search.kinds import COMPARED_AT, FIRST, LATER, LONG, QUICK
 from torchgw._search.population import improve, name_of
 from torchgw._search.rounds import Improvement
 from torchgw._search.stack import Ends, Stack
+from torchgw._search.tabu import best_matchings, can_exchange
 from torchgw._search.world import World
 from torchgw._sinkhorn.batch import BatchSolver, solve_batch
 from torchgw._tensors.cuda_graphs import Call, call_directly

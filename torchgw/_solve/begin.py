@@ -24,7 +24,6 @@ from torchgw._search.chain import AGREEING
 from torchgw._search.coarse import coarse_table, directed_points, represent, support_of
 from torchgw._search.doubts import WHY_RELAXED, WHY_SUBSAMPLE
 from torchgw._search.isometry import Isometry
-from torchgw._search.maps import Sides, best_maps
 from torchgw._search.matching import match_points
 from torchgw._search.optima import DEFAULT_STARTS, find_optima
 from torchgw._search.population import improve, name_of
@@ -33,6 +32,7 @@ from torchgw._search.standard import StandardForm, put_in_standard_form
 from torchgw._search.starts import GUESS_EPSILON
 from torchgw._search.structure import is_smeared, is_structured, tells_all
 from torchgw._search.subsample import Coarse
+from torchgw._search.tabu import Sides, best_maps
 from torchgw._sinkhorn.annealing import ANNEALING_TOLERANCE, Annealing
 from torchgw._sinkhorn.choose import choose_backend
 from torchgw._sinkhorn.problem import DenseCost

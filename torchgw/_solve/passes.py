@@ -20,9 +20,9 @@ from torchgw._search.coarse import coarse_problem
 from torchgw._search.doubts import WHY_APART, WHY_EDGES, WHY_OPEN, WHY_TIME
 from torchgw._search.edges import match_edges
 from torchgw._search.ends import AGREED, OTHER, compare_ends, ends_settle, led_by, sent_apart
-from torchgw._search.exchange import best_matchings, can_exchange
 from torchgw._search.kinds import COMPARED_AT
 from torchgw._search.starts import GUESS_EPSILON
+from torchgw._search.tabu import best_matchings, can_exchange
 from torchgw._sinkhorn.choose import choose_backend
 from torchgw._sinkhorn.contract import Backend
 from torchgw._solve.begin import MISSED, Guess, best_found, from_alternative
