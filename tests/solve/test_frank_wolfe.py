@@ -6,11 +6,13 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from problems import random_weights
 from scipy.optimize import linprog
 
 from torchgw._problem.marginals import MarginalRule
-from torchgw._solve.polish import best_length, oracle, take_steps
+from torchgw._solve.polish import best_length, descend, oracle, take_steps
+from torchgw._typing import Marginals
 
 P, Q = random_weights(7), random_weights(5, 1)
 RULES = {
@@ -98,3 +100,36 @@ def test_a_path_may_end_steps_and_one_step_is_taken_at_least():
     assert len(take_steps(Simplex(aim), max_iter=0, tol_rel=1e-9).losses) == 2
     assert not take_steps(Simplex(aim), max_iter=3, tol_rel=1e-9).converged
     assert take_steps(Simplex(np.eye(3)[0]), max_iter=3, tol_rel=1e-9).converged
+
+
+@pytest.mark.parametrize("name", ["strict", "free", "bounds"])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_polishing_comes_to_an_end_at_the_least_of_a_face(name, sign):
+    """Of tables of rank one, whose faces are flat; what all plans cost alike does not matter."""
+    rng, rule = np.random.default_rng(3), RULES[name]
+    marginals = Marginals(torch.from_numpy(P), torch.from_numpy(Q))
+    start = torch.outer(*marginals)
+    for rank in (1, 3):
+        x, y = (torch.from_numpy(rng.normal(size=(n, rank))) for n in (7, 5))
+        x, y = sign * x @ x.T, y @ y.T
+        linear = torch.from_numpy(rng.random((7, 5)))
+
+        def cost_at(plan, x=x, y=y, linear=linear):
+            squares = (x.square() @ plan.sum(1))[:, None] + y.square() @ plan.sum(0)
+            return 2 * (squares - 2 * x @ plan @ y) + linear - plan.square().sum()
+
+        def value(plan, x=x, y=y, linear=linear):
+            squares = plan.sum(1) @ x.square() @ plan.sum(1) + plan.sum(0) @ y.square() @ plan.sum(
+                0
+            )
+            return float(squares + ((linear - 2 * x @ plan @ y) * plan).sum())
+
+        plan, polished = descend(start, marginals, rule, cost_at)
+        assert polished.stationary
+        assert float(plan.min()) > -1e-15
+        assert value(plan) < value(start)
+        # no way to a vertex goes down
+        vertex = torch.from_numpy(oracle(P, Q, rule)(cost_at(plan).numpy()).plan)
+        for share in (1e-3, 1e-2, 0.1):
+            there = torch.lerp(plan, vertex / vertex.sum(), share)
+            assert value(there) >= value(plan) - 1e-8

@@ -121,8 +121,9 @@ _NEAR, _ENOUGH = 1e-5, 0.5
 # Relative decrease that the linearised objective must promise for another step. [L295]
 _SMALLEST_GAP = 1e-9
 # Weight moves between the plans of a mean until this share of the gap is left, in so many moves of
-# a step, and of all, at most. [L347, L1336]
-_CORRECTED, _CORRECTIONS, _ALL_CORRECTIONS = 0.1, 20_000, 200_000
+# a step at most; curvatures, and derivatives along them, below this share of the largest are none.
+# [L1344]
+_CORRECTED, _CORRECTIONS, _FLAT = 0.1, 1000, 1e-12
 # Density that is given to entries of zero, because their logarithm has to exist. [L295]
 _SMALLEST_DENSITY = 1e-250
 
@@ -210,7 +211,7 @@ def descend(
     *,
     exact: bool = False,
 ) -> tuple[Tensor, Polished]:
-    """Run conditional gradient steps from a plan (n, m), fully corrective ones if strict.
+    """Run fully corrective conditional gradient steps from a plan (n, m).
 
     ``cost_at`` is the gradient of the objective at a plan of mass one, (n, m) float64. An ``exact``
     plan has its marginals.
@@ -232,10 +233,9 @@ def descend(
 class _Path:
     """A plan on its way to vertices V of the polytope of plans, and to means of them."""
 
-    # Of strict marginals a step goes to a minimum over all means of the plan at the start and of
-    # the vertices so far [2]. Steps to V alone would turn to and fro for ever where the minimum
-    # lies between a few vertices. Plans of relaxed marginals have more vertices, among which
-    # corrections did not come to an end: they go to the least value between the plan and V.
+    # A step goes to a minimum over all means of the plan at the start and of the vertices so far
+    # [2]. Steps to V alone would turn to and fro for ever where the minimum lies between a few
+    # vertices.
     # [2] B. von Hohenbalken. Simplicial decomposition in nonlinear programming algorithms.
     # Mathematical Programming 1977.
 
@@ -249,7 +249,7 @@ class _Path:
         cost_at: Callable[[Tensor], Tensor],
     ) -> None:
         self.matrix, self._cost_at, self._cost = matrix, cost_at, cost_at(matrix)
-        self._mean = _Mean(matrix, self._cost) if rule is None else None
+        self._mean = _Mean(matrix, self._cost)
         self._least = _vertices(marginals, rule)
         self.steps, self.stationary, self.gap = 0, False, math.inf
 
@@ -269,26 +269,19 @@ class _Path:
         self.gap = here - float(_pairings(cost, [self._part])[0])
         self.stationary = self.gap <= smallest
         self._corrected = _CORRECTED * smallest
-        tired = self._mean is not None and self._mean.is_tired
-        if self.stationary or self.steps == _STEPS or tired or is_over():
+        if self.stationary or self.steps == _STEPS or is_over():
             return None
-        self._there = self._cost_at(self.vertex)
-        bend = 0.0
-        if self._mean is None:
-            bend = float(((self._there - cost) * (self.vertex - matrix)).sum())
-        return bend / 2, -self.gap
+        # where the best mean lies is not told by the way to the vertex
+        return 0.0, -self.gap
 
     def go(self, length: float) -> None:
-        """Go a share of the way to the vertex, or to the best mean."""
+        """Go to the best mean."""
         self.steps += 1
-        if self._mean is None:
-            self.matrix = torch.lerp(self.matrix, self.vertex, length)
-            self._cost = torch.lerp(self._cost, self._there, length)
-            return
-        self._mean.add(self._part, self._cost, self._there)
+        there = self._cost_at(self.vertex)
+        self._mean.add(self._part, self._cost, there)
         self._mean.descend(self._corrected)
         if self._mean.is_vertex:
-            self.matrix, self._cost = self.vertex, self._there
+            self.matrix, self._cost = self.vertex, there
         else:
             self.matrix = self._mean.plan()
             self._cost = self._cost_at(self.matrix)
@@ -302,14 +295,8 @@ class _Mean:
         self._parts = [_nonzero(start)]
         self._weights = np.ones(1)
         # constants in H and c do not matter, as weights sum to one
-        self._bends = _pairings(cost, self._parts)[None]
+        self._bends = self._against(cost, self._parts)[None]
         self._linear = np.zeros(1)
-        self._left = _ALL_CORRECTIONS
-
-    @property
-    def is_tired(self) -> bool:
-        """Whether no moves of weight are left."""
-        return self._left == 0
 
     @property
     def is_vertex(self) -> bool:
@@ -325,9 +312,9 @@ class _Mean:
 
     def add(self, part: _Entries, cost: Tensor, cost_there: Tensor) -> None:
         """Add a vertex of no weight, given the costs at the plan and at the vertex."""
-        *others, own = _pairings(cost_there, [*self._parts, part])
+        *others, own = self._against(cost_there, [*self._parts, part])
         # <cost at the plan, vertex> is the derivative by the weight of the vertex
-        slope = _pairings(cost, [part])[0]
+        slope = self._against(cost, [part])[0]
         linear = slope + self._weights @ (self._linear - others)
         row = np.array(others) - self._linear
         self._bends = np.block([[self._bends, row[:, None]], [row, own - linear]])
@@ -335,29 +322,64 @@ class _Mean:
         self._weights = np.append(self._weights, 0.0)
         self._parts.append(part)
 
+    @staticmethod
+    def _against(cost: Tensor, parts: list[_Entries]) -> Array:
+        """Pair parts of mass one with a cost, up to a constant that is linear in its plan."""
+        # that of relaxed plans is what their masses make it
+        return _pairings(cost, parts) - float(cost[0, 0])
+
     def descend(self, tol: float) -> None:
-        """Move weight from the part of largest derivative to that of the least; drop empty ones."""
+        """Move weight until no derivative is below that of a part in use; drop empty ones."""
+        # Derivatives of the parts in use are made equal, until one of these is empty; then the part
+        # of the least derivative joins them. The objective falls each time, which ends it [2].
         bends, weights = self._bends, self._weights
-        slopes = bends @ weights + self._linear
-        for _ in range(min(_CORRECTIONS, self._left)):
-            self._left -= 1
-            best = slopes.argmin()
-            worst = np.where(weights > 0, slopes, -np.inf).argmax()
-            gap = slopes[worst] - slopes[best]
-            if gap <= tol:
+        for _ in range(_CORRECTIONS):
+            slopes = bends @ weights + self._linear
+            used = weights > 0
+            best, worst = slopes.argmin(), np.where(used, slopes, -np.inf).argmax()
+            if slopes[worst] - slopes[best] <= tol:
                 break
-            bend = bends[best, best] + bends[worst, worst] - 2 * bends[best, worst]
-            length = weights[worst]
-            if gap < bend * length:
-                length = gap / bend
-            weights[best] += length
-            weights[worst] -= length
-            slopes += length * (bends[:, best] - bends[:, worst])
+            if slopes[worst] - slopes[used].min() <= tol:
+                used[best] = True
+            step = np.zeros_like(weights)
+            step[used] = _towards_least(bends[np.ix_(used, used)], slopes[used])
+            if slopes @ step >= 0:
+                # what is left of the derivatives is rounding in all directions together
+                step[:] = 0.0
+                step[best], step[worst] = 1.0, -1.0
+            shrinking = np.flatnonzero(step < 0)
+            shares = weights[shrinking] / -step[shrinking]
+            most = shares.min()
+            slope, bend = slopes @ step, step @ bends @ step
+            length = most if -slope >= bend * most else -slope / bend
+            weights += length * step
+            if length == most:
+                weights[shrinking[shares == most]] = 0.0
+            np.maximum(weights, 0.0, out=weights)
         kept = np.flatnonzero(weights)
         self._bends = bends[np.ix_(kept, kept)]
         self._linear = self._linear[kept]
         self._weights = weights[kept] / weights[kept].sum()
         self._parts = [self._parts[part] for part in kept]
+
+
+def _towards_least(bends: Array, slopes: Array) -> Array:
+    """Choose where weights of sum zero go to the least w' bends w / 2 + slopes w.
+
+    Where the objective does not bend upwards, down its slope.
+    """
+    corner = np.eye(len(slopes))
+    corner[:, 0] = 1.0
+    # directions of sum zero
+    basis = np.linalg.qr(corner)[0][:, 1:]
+    values, vectors = np.linalg.eigh(basis.T @ bends @ basis)
+    along = vectors.T @ (basis.T @ slopes)
+    flat = values <= _FLAT * np.abs(values).max()
+    down = np.where(flat, along, 0.0)
+    if np.abs(down).max() <= _FLAT * np.abs(along).max():
+        down = np.where(flat, 0.0, along / np.where(flat, 1.0, values))
+    step: Array = -(basis @ (vectors @ down))
+    return step
 
 
 def _nonzero(plan: Tensor) -> _Entries:
