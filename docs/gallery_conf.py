@@ -13,6 +13,7 @@ ORDER = (
     "snare",
     "graphs",
     "hierarchies",
+    "surfaces",
     "out_of_sample",
     "differentiable",
     "registration",

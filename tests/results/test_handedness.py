@@ -63,6 +63,8 @@ def test_a_mirror_image_is_left_out_where_that_is_asked():
     assert kept.alternatives[0].relation == ""
     assert any("mirrored" in one.relation for one in kept.alternatives[1:])
     assert isinstance(kept.alternatives[0].plan, np.ndarray)
+    # which of both is meant has been said
+    assert not kept.is_ambiguous
     assert len(kept.alternatives) == len(free.alternatives)
 
 
@@ -72,6 +74,7 @@ def test_a_match_that_keeps_left_and_right_stays_as_it_is():
     options = torchgw.Options(reflections=False)
     other = torchgw.solve(x, y, distances="euclidean", random_state=0, options=options)
     assert one.value == other.value
+    assert not other.is_ambiguous
     np.testing.assert_array_equal(one.plan, other.plan)
 
 

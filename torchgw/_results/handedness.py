@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -114,13 +115,12 @@ def without_reflections(solve: Callable[[Any], Any], init: Any) -> Any:
             other = solve(start)
             if other.handedness() > 0:
                 rest = (one for one in first.alternatives if one is not start)
-                found = replace(
-                    other,
-                    alternatives=_told_anew((replace(start, relation=""), *rest), first),
-                    ambiguity=first.ambiguity,
-                    trials=first.trials,
-                )
+                told = _told_anew((replace(start, relation=""), *rest), first)
+                found = replace(other, alternatives=told, trials=first.trials)
     if found is not None:
+        found = _judged(found, first.ambiguity)
+        if found.is_ambiguous:
+            warn_user(found._tell_ambiguity(), AmbiguityWarning)
         return found
     doubt = (
         "Every optimum that was found is a mirror image, and reflections=False asks for another. "
@@ -128,6 +128,20 @@ def without_reflections(solve: Callable[[Any], Any], init: Any) -> Any:
     )
     warn_user(doubt, SearchWarning)
     return replace(first, doubt=doubt)
+
+
+def _judged(result: Any, before: float) -> Any:
+    """Say how close the next optimum is that is no mirror image; those come last."""
+    if len(result.alternatives) < 2:
+        return result
+    best, *rest = result.alternatives
+    rest.sort(key=lambda one: "mirrored" in one.relation)
+    ambiguity = 0.0
+    if "mirrored" not in rest[0].relation and rest[0].value > 0:
+        ambiguity = min(1.0, best.value / rest[0].value)
+    if math.isnan(before):
+        ambiguity = before
+    return replace(result, alternatives=(best, *rest), ambiguity=ambiguity)
 
 
 def _told_anew(found: tuple[Alternative, ...], result: Any) -> tuple[Alternative, ...]:
