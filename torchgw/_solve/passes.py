@@ -67,7 +67,7 @@ def solve_problem(asked: Asked, recorder: Recorder) -> Outcome:
     """Solve, as often as the answer takes."""
     problem, rule = asked.problem, asked.options.rule
     masses_differ = rule is not None and not rule.fixed_mass
-    if masses_differ and problem.linear is not None and problem.alpha != 0:
+    if masses_differ and problem.linear is not None and 0 < problem.alpha < 1:
         return _solve_for_mass(asked, recorder)
     outcome = _solve_searched(asked, recorder)
     route = outcome.route
