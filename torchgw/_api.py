@@ -287,10 +287,9 @@ def _solve(
     if not (asked.reflections or _explaining.get()):
         again = partial(
             _solve, X, Y, a=a, b=b, D_X=D_X, D_Y=D_Y, M=M, features=features, alpha=alpha,
-            epsilon=epsilon, differentiable=differentiable, asked=asked.replace(reflections=True),
+            epsilon=epsilon, differentiable=differentiable,
         )  # fmt: skip
-        found = without_reflections(lambda start: again(init=start), init)
-        return cast("GWResult", found)
+        return cast("GWResult", without_reflections(again, init, asked))
     squares = None if str(asked.unbalanced_type).lower() == "kl" else asked.unbalanced_type
     check_distributed(
         asked.distributed,
