@@ -312,10 +312,9 @@ def _solve(
         again = partial(
             _solve, X, Y, a=a, b=b, D_X=D_X, D_Y=D_Y, M=M, features=features,
             allowed=allowed, groups=groups, pairs=pairs, alpha=alpha, epsilon=epsilon,
-            differentiable=differentiable, asked=asked.replace(reflections=True),
+            differentiable=differentiable,
         )  # fmt: skip
-        found = without_reflections(lambda start: again(init=start), init)
-        return cast("GWResult", found)
+        return cast("GWResult", without_reflections(again, init, asked))
     squares = None if str(asked.unbalanced_type).lower() == "kl" else asked.unbalanced_type
     check_distributed(
         asked.distributed,

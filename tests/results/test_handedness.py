@@ -83,7 +83,7 @@ def test_it_is_said_where_nothing_else_was_found():
     only = torchgw.solve(x, y, distances="euclidean", init=np.arange(60))
     assert only.handedness() < 0
     with pytest.warns(torchgw.SearchWarning, match="mirror image"):
-        result = without_reflections(lambda start: only, None)
+        result = without_reflections(lambda **_: only, None, torchgw.Options(reflections=False))
     assert "mirror image" in result.doubt
 
 
@@ -99,3 +99,5 @@ def test_sides_without_left_and_right_are_refused():
         torchgw.solve((points, faces), (points, mixed), n_init=1).handedness()
     with pytest.raises(torchgw.InvalidInputError, match="Pass one of them"):
         torchgw.solve(points, points, init=np.arange(60), options=options)
+    with pytest.raises(torchgw.UnsupportedError, match="`checkpoint` keeps one solve"):
+        torchgw.solve(points, points, options=options.replace(checkpoint="kept.npz"))

@@ -6,21 +6,31 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from time import monotonic
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchgw._errors import AmbiguityWarning, InvalidInputError, SearchWarning, warn_user
+from torchgw._errors import (
+    AmbiguityWarning,
+    InvalidInputError,
+    SearchWarning,
+    UnsupportedError,
+    warn_user,
+)
 from torchgw._plans.contract import Plan
 from torchgw._results.base import as_numpy
 from torchgw._search.alternatives import Alternative
 from torchgw._search.relation import related
+from torchgw._solve.table import Options
 from torchgw.distances.new_points import Space
 from torchgw.distances.surface import Surface
 
 # Dimensions in which a turn cannot make a mirror image of itself, and people know left from right.
 _DIMENSIONS = (2, 3)
+# Seconds that a solve is given where none are left: it then returns what it begins with. A choice.
+_MOMENT = 1e-3
 
 
 def check_handed(spaces: tuple[Space, Space]) -> None:
@@ -97,22 +107,34 @@ def _normals(points: Tensor, faces: Tensor) -> Tensor:
     return unit
 
 
-def without_reflections(solve: Callable[[Any], Any], init: Any) -> Any:
+def without_reflections(solve: Callable[..., Any], init: Any, asked: Options) -> Any:
     """Solve, and again from optima that keep left and right if the best one does not."""
     if init is not None:
         raise InvalidInputError(
             "`init` says where to start, and `reflections=False` would begin elsewhere. Pass one "
             "of them."
         )
+    if asked.checkpoint is not None:
+        raise UnsupportedError(
+            "`checkpoint` keeps one solve, and `reflections=False` may take several. Leave one of "
+            "them out; `result.handedness()` tells whether a match is a mirror image."
+        )
+    end = None if asked.time_limit is None else monotonic() + asked.time_limit
+
+    def from_(start: Any) -> Any:
+        # all solves together take the time that is given
+        left = None if end is None else max(_MOMENT, end - monotonic())
+        return solve(init=start, asked=asked.replace(reflections=True, time_limit=left))
+
     with warnings.catch_warnings():
         # that the mirror image costs nearly the same is what was asked about
         warnings.simplefilter("ignore", AmbiguityWarning)
-        first = solve(None)
+        first = from_(None)
         found = first if first.handedness() > 0 else None
         for start in first.alternatives[1:]:
             if found is not None:
                 break
-            other = solve(start)
+            other = from_(start)
             if other.handedness() > 0:
                 rest = (one for one in first.alternatives if one is not start)
                 told = _told_anew((replace(start, relation=""), *rest), first)
