@@ -30,9 +30,8 @@ from torchgw._problem.problem import Problem
 from torchgw._problem.providers import DistanceOptions, build_providers
 from torchgw._problem.signatures import SignatureName, is_signature, named_features
 from torchgw._results.result import GWResult, make_result
-from torchgw._search.agreement import agreement
 from torchgw._search.alternatives import SearchName
-from torchgw._search.batch import Searched
+from torchgw._search.optima import Searched, agreement
 from torchgw._solve.options import Options as SolverOptions
 from torchgw._solve.outcome import Asked
 from torchgw._solve.passes import solve_problem

@@ -18,7 +18,7 @@ from torchgw._many.search import stack_of
 from torchgw._many.shelves import Shelves
 from torchgw._many.solver import Numbers, warn_of_failures
 from torchgw._many.spaces import Space
-from torchgw._search.descent import descend
+from torchgw._search.stack import descend
 
 KINDS = ("points", "graph", "tree", "noise", "negative", "products")
 # Objectives within this share of each other are of one optimum: the last steps may fall by as much.
