@@ -39,9 +39,8 @@ from torchgw._problem.support import (
 )
 from torchgw._results.handedness import without_reflections
 from torchgw._results.result import GWResult, make_result, warn_of_little_mass
-from torchgw._search.agreement import agreement
 from torchgw._search.alternatives import SearchName
-from torchgw._search.batch import Searched
+from torchgw._search.optima import Searched, agreement
 from torchgw._solve.options import Options as SolverOptions
 from torchgw._solve.outcome import Asked
 from torchgw._solve.overlap import solve_overlap

@@ -21,7 +21,7 @@ from torchgw._many.shelves import Shelves
 from torchgw._many.solver import Numbers, warn_of_failures
 from torchgw._many.spaces import Space
 from torchgw._problem.marginals import MarginalRule
-from torchgw._search.descent import descend
+from torchgw._search.stack import descend
 from torchgw._typing import Marginals
 
 KINDS = ("points", "graph", "tree", "noise", "negative", "products")

@@ -10,7 +10,7 @@ import torchgw
 from benchmarks.solves.first_use import clusters, rotated
 from torchgw import TorchGWWarning, solve
 from torchgw._problem.decide import _passed_over, decide
-from torchgw._search.agreement import agreement
+from torchgw._search.optima import agreement
 from torchgw.datasets import spiral, swiss_roll
 from torchgw.distances import DijkstraDistance, PointDistance
 from torchgw.distances.geodesics import Geodesics

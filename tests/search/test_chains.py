@@ -16,11 +16,10 @@ from benchmarks.solves.first_use import network_pair
 from torchgw import SearchWarning
 from torchgw._errors import PerformanceWarning
 from torchgw._problem.problem import Problem
-from torchgw._search.chain import Chain, agree, enough
+from torchgw._search.alternatives import all_sent_apart
+from torchgw._search.chain import FIRST, Chain, agree, enough
 from torchgw._search.coarse import coarsen
-from torchgw._search.ends import all_sent_apart
 from torchgw._search.graphs import Graphs, _heat_kernels, _slopes, is_graph, least_value
-from torchgw._search.kinds import FIRST
 from torchgw._search.world import World
 from torchgw._typing import Marginals
 from torchgw.distances.precomputed import PrecomputedDistance
@@ -312,13 +311,13 @@ def test_a_search_that_takes_long_says_so(monkeypatch):
     assert not warned()
     # the first ones take no time, those that follow do
     monkeypatch.setattr(
-        "torchgw._search.chain_times.chain_seconds",
+        "torchgw._search.world.World.seconds",
         lambda world, numbers, low: 10.0 * numbers.start,
     )
     (message,) = warned()
     assert "more follow" in message
     assert "search='fast'" in message
-    monkeypatch.setattr("torchgw._search.chain_times.chain_seconds", lambda *_: 7.0)
+    monkeypatch.setattr("torchgw._search.world.World.seconds", lambda *_: 7.0)
     (message,) = warned()
     assert "about 7 s on this CPU" in message
     assert not warned(search="fast")

@@ -14,7 +14,7 @@ import torchgw
 from torchgw._problem.given import Passed
 from torchgw._problem.problem import Problem
 from torchgw._problem.providers import DistanceOptions, build_providers
-from torchgw._search.edges import _edges, match_edges
+from torchgw._search.all_points import _edges, match_edges
 from torchgw._sinkhorn.eager import EagerBackend
 from torchgw._typing import Marginals
 from torchgw.distances import DirectedDistance, PrecomputedDistance, connect

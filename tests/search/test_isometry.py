@@ -19,8 +19,7 @@ from torchgw import UnsupportedError
 from torchgw._problem.losses import ABSOLUTE
 from torchgw._problem.problem import Problem
 from torchgw._search import isometry
-from torchgw._search.isometry import find_isometry
-from torchgw._search.refinement import match_by_classes
+from torchgw._search.isometry import find_isometry, match_by_classes
 from torchgw._sinkhorn.problem import DenseCost
 from torchgw._typing import Marginals
 from torchgw.distances import CurvedDistance, DirectedDistance, PointDistance, PrecomputedDistance
@@ -156,11 +155,11 @@ def test_turned_points_are_matched(metric, dtype):
     assert 0 < found.value < (1e-10 if dtype == torch.float32 else 1e-28)
 
 
-def test_points_of_a_hyperbolic_tree_are_matched_without_a_table(monkeypatch):
+def test_points_of_a_hyperbolic_tree_are_matched_without_a_table(limited):
     x, y, order, _ = tree_and_copy(400, 2.0)
     sides = [CurvedDistance(torch.from_numpy(part)) for part in (x, y)]
     stored = find_isometry(problem(*sides), streamed=False)
-    monkeypatch.setattr(isometry, "_STORED_ENTRIES", {"cpu": 0})
+    limited(dense=0)
     assert find_isometry(problem(*sides), streamed=False) is None
     found = find_isometry(problem(*sides), streamed=True)
     assert np.array_equal(order[found.partners.numpy()], np.arange(400))
@@ -329,9 +328,8 @@ def test_new_points_follow_the_match(kept, tmp_path):
         assert np.allclose(other.transform(x[far]), result.transform(x[far]))
 
 
-def test_a_match_needs_no_exact_gradient(monkeypatch, limited):
+def test_a_match_needs_no_exact_gradient(limited):
     """Of more points than tables are made for, only copies can be polished."""
-    monkeypatch.setattr(isometry, "_STORED_ENTRIES", {"cpu": 0})
     limited(dense=0)
     x, y, order, _ = tree_and_copy(150, 2.0)
     result = torchgw.solve(x, y, distances="poincare", polish=True, search="fast")

@@ -21,11 +21,9 @@ from torchgw._plans.given import StoredPlan
 from torchgw._plans.transport import round_to_marginals
 from torchgw._problem.problem import Problem
 from torchgw._search import optima
-from torchgw._search.agreement import agreement
-from torchgw._search.alternatives import Alternative
+from torchgw._search.alternatives import Alternative, sent_apart
 from torchgw._search.coarse import coarsen
-from torchgw._search.ends import sent_apart
-from torchgw._search.optima import find_optima
+from torchgw._search.optima import agreement, find_optima
 from torchgw._sinkhorn.choose import choose_backend
 from torchgw._sinkhorn.problem import DenseCost
 from torchgw._tensors import cuda_graphs
@@ -230,7 +228,7 @@ def test_replayed_searches_follow_their_problem(monkeypatch):
     monkeypatch.setattr(cuda_graphs, "borrow_memory", lambda owner, device: memory)
     searches = list(searches_of_one_shape("cpu"))
     expected = [search() for search in searches]
-    monkeypatch.setattr("torchgw._search.batch._has_graphs", lambda device, backend: True)
+    monkeypatch.setattr("torchgw._search.optima._has_graphs", lambda device, backend: True)
     for search, found in zip(searches, expected, strict=True):
         same_search(search(), found)
     assert memory.kept
@@ -329,7 +327,7 @@ def test_a_search_is_the_same_from_graphs(monkeypatch):
     # in other orders too: the first of a kind calls, the second records, later ones replay
     orders = [searches, searches[::-1], searches[::2] + searches[1::2]]
     found = [[search() for search in order] for order in orders]
-    monkeypatch.setattr("torchgw._search.batch._has_graphs", lambda device, backend: False)
+    monkeypatch.setattr("torchgw._search.optima._has_graphs", lambda device, backend: False)
     for order, results in zip(orders, found, strict=True):
         for search, result in zip(order, results, strict=True):
             same_search(search(), result)

@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 import torchgw
-from torchgw._search import relation
+from torchgw._search.alternatives import _name_of
 from torchgw._search.starts import eigenpairs
 
 
@@ -89,8 +89,8 @@ def test_small_turns_are_told_by_their_angle():
     for degrees, told in ((0, "almost the first"), (6, "the first turned by 6 degrees")):
         angle = np.radians(degrees)
         turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
-        assert relation._name_of(turn, 0.0) == told
-    assert relation._name_of(turn, 0.25) == "almost the first, with 25% of the points elsewhere"
+        assert _name_of(turn, 0.0) == told
+    assert _name_of(turn, 0.25) == "almost the first, with 25% of the points elsewhere"
 
 
 @pytest.mark.filterwarnings("ignore::torchgw.TorchGWWarning")

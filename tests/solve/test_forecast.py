@@ -8,7 +8,8 @@ from problems import solve_by_name
 
 import torchgw
 from torchgw._errors import PerformanceWarning
-from torchgw._search import chain_times
+from torchgw._search import world
+from torchgw._search.world import World
 from torchgw._solve import forecast
 
 
@@ -121,8 +122,8 @@ def test_what_takes_long_is_said_once(given, options, said, monkeypatch):
     """Whatever the number of solves that an answer takes."""
     problem = given(np.random.default_rng(0))
     monkeypatch.setattr(forecast, "_LONG", 0.0)
-    monkeypatch.setattr(chain_times, "_LONG", 0.0)
-    monkeypatch.setattr(chain_times, "chain_seconds", lambda *_: 1.0)
+    monkeypatch.setattr(world, "_LONG", 0.0)
+    monkeypatch.setattr(World, "seconds", lambda *_: 1.0)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         torchgw.solve(**problem, **options, max_iter=1, random_state=0)

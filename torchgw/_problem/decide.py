@@ -6,7 +6,7 @@
 2. Otherwise, and where points are so few that their graph may have short cuts, ways to measure
    compete: straight distances, geodesics (these first on many points in few dimensions), then
    angles, of more than three coordinates. Each is judged by the agreement that a small search finds
-   between the two sides (``_search/agreement.py``). The first that explains nearly all is taken;
+   between the two sides (``_search/optima.py``). The first that explains nearly all is taken;
    otherwise the best. In many dimensions a graph in pieces means clusters, between which paths go
    by chance: geodesics are then tried only if nothing else agrees. Angles, and geodesics in many
    dimensions or of a relaxed problem, have to be better by far than straight distances.

@@ -13,7 +13,8 @@ class Limits(NamedTuple):
     """Where paths part; entries are pairs of points, n m, unless something else is said."""
 
     # Gradients. Entries of a square of the larger side up to which the exact gradient is made by
-    # dense products: three tables and two products of them in every iteration. [L269]
+    # dense products: three tables and two products of them in every iteration; and up to which
+    # distances are stored that are compared with those of a copy. [L269, L589]
     dense: float
     # Triples of points, n m min(n, m), up to which a loss that is no product is exact, and up to
     # which it may be asked to be. [L260]
@@ -83,10 +84,17 @@ class Limits(NamedTuple):
     chain_products: float
     thorough: int
     # Chains where few points tell where all go but leave open which optimum is the best, from how
-    # many entries on, and up to how many. [L1270, L1274, L1278, L1287]
+    # many entries on, and up to how many. Up to as many, guesses are also followed at the target
+    # alone and from a larger epsilon, and edges are matched from more starts. [L1270, L1274, L1278,
+    # L1283, L1287]
     open_chains: int
     open_least: int
     open_most: int
+    # Entries of plans that advance together: a CPU does best with what its cache holds. [L333]
+    together: int
+    # Entries up to which guesses are also compared as they are, without descending first, and
+    # chains that agree do not end the rounds: to be surer takes little there. [L661]
+    tiny: int
     # Entries up to which problems of a batch are searched by default: larger ones take milliseconds
     # each on a GPU, where a single start takes microseconds. [L1315]
     batch_searched: int
@@ -138,6 +146,7 @@ CPU = Limits(
     stacked=2**13, product=2**14, followed=9e6,
     chains=16, thorough_chains=64, fewest_chains=4, chain_products=1e12, thorough=16,
     open_chains=4, open_least=2**14, open_most=2**16,
+    together=2**17, tiny=2**10,
     batch_searched=2**10, edges=200_000,
     improved_points=1_500, improved_triples=2_000_000, matched_points=128, exchanged_rows=2_048,
     certified_points=5_000, sorted_points=2_500, lifted=3_600, cut_products=144,
@@ -146,7 +155,7 @@ CUDA = CPU._replace(
     dense=40e6, triples=2e9, most_triples=1e11, half=2e6,
     float64=2e6, again=200e6, settled=1e9,
     stored_bytes=2**31, cells=1e11, kept_tables=200e6,
-    chain_products=1.2e13, open_chains=16, open_least=2**13, improved_points=5_000,
+    chain_products=1.2e13, open_chains=16, open_least=2**13, together=2**28, improved_points=5_000,
 )  # fmt: skip
 LIMITS = {"cpu": CPU, "cuda": CUDA}
 

@@ -6,6 +6,7 @@ support has are found by a maximum flow, whose minimum cut names points that out
 allowed partners (P. Hall's theorem, for weights).
 """
 
+import inspect
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -108,6 +109,13 @@ def _allowed(value: Any, shape: tuple[int, int]) -> Mask:
     """Read a table, a sparse matrix, a list of candidates for each row, or a function."""
     n, m = shape
     if callable(value):
+        try:
+            inspect.signature(value).bind(0, 0)
+        except TypeError as error:
+            raise InvalidTypeError(
+                f"`allowed` as a function must take two arrays of indices, of rows and of columns: "
+                f"{error}."
+            ) from error
         columns = np.arange(m)[None, :]
         blocks = [
             np.asarray(value(np.arange(start, min(start + _ROWS, n))[:, None], columns))

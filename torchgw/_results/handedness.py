@@ -21,8 +21,7 @@ from torchgw._errors import (
 )
 from torchgw._plans.contract import Plan
 from torchgw._results.base import as_numpy
-from torchgw._search.alternatives import Alternative
-from torchgw._search.relation import related
+from torchgw._search.alternatives import Alternative, related
 from torchgw._solve.table import Options
 from torchgw.distances.new_points import Space
 from torchgw.distances.surface import Surface

@@ -41,9 +41,8 @@ from torchgw._results.matching import Matching, MatchingKind, match
 from torchgw._results.parts import stored
 from torchgw._results.report import Log, Report
 from torchgw._results.surface_map import SurfaceMap, map_to_surface
-from torchgw._search.alternatives import Alternative
+from torchgw._search.alternatives import Alternative, related
 from torchgw._search.chain import Trial
-from torchgw._search.relation import related
 from torchgw._sinkhorn.problem import DenseCost
 from torchgw._solve.outcome import Outcome
 from torchgw._solve.state import Status

@@ -27,7 +27,7 @@ from torchgw._errors import UnsupportedError
 from torchgw._plans.contract import Plan
 from torchgw._problem.limits import limits_of
 from torchgw._problem.losses import BothWays, Cross, Loss, MinimumCross, ProductCross
-from torchgw._search.tabu import Assignments, Exchanges, search
+from torchgw._search.tabu import EQUAL_WEIGHTS, Assignments, Exchanges, search
 from torchgw._solve.polish import best_length, take_steps
 
 # The assignment is exact up to so many entries of a plan; it takes 4 s then, where most points have
@@ -51,8 +51,6 @@ _DESCENTS = 4
 _ROUNDS = 20
 # Entries of tables that a search for the best matching may look at: a second or two. [L1296]
 _LOOKED_AT = 2.5e8
-# Relative difference up to which weights are equal. A choice. [L1341]
-_EQUAL = 1e-9
 
 
 def assign(plan: Plan, capacity: Tensor, support: Tensor | None = None) -> Tensor:
@@ -180,7 +178,7 @@ class Assignment(NamedTuple):
         near, far = self.crossed()
         product = self.alpha * torch.outer(self.weights, self.weights)
         parts = [(-2 * product * near, far[columns][:, columns])]
-        equal = bool((product - product[0, 0]).abs().max() <= _EQUAL * product.abs().max())
+        equal = bool((product - product[0, 0]).abs().max() <= EQUAL_WEIGHTS * product.abs().max())
         if not equal or len(columns) > len(near):
             # the masses of columns change
             parts.append((product, self.own()[columns][:, columns]))

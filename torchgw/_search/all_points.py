@@ -2,32 +2,113 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from torchgw._batch.costs import AUTO_EPSILON
+from torchgw._plans.contract import Plan
 from torchgw._problem.limits import limits_of
 from torchgw._problem.problem import Problem
-from torchgw._search.alternatives import Alternative, Search, SearchName, among_all, is_whole
-from torchgw._search.batch import LEAST_EPSILON, way_to_call
-from torchgw._search.chain import SAME, STANDS_OUT, Climbed, near
-from torchgw._search.chain_times import affordable_chains
-from torchgw._search.chains import Guess, climb
+from torchgw._search.alternatives import (
+    AGREED,
+    WHY_FAST,
+    WHY_OPEN,
+    WHY_SINGLE,
+    Alternative,
+    Search,
+    SearchName,
+    among_all,
+    different_optima,
+    is_whole,
+)
+from torchgw._search.chain import COMPARED_AT, SAME, STANDS_OUT, Climbed, affordable_chains, near
+from torchgw._search.chains import SMEARED, Guess, climb
 from torchgw._search.coarse import Coarsened, centre, coarse_problem
-from torchgw._search.doubts import WHY_FAST, WHY_OPEN, WHY_SINGLE
-from torchgw._search.ends import AGREED, different_optima
-from torchgw._search.kinds import COMPARED_AT
-from torchgw._search.optima import DEFAULT_STARTS, find_optima
-from torchgw._search.repair import Repair
+from torchgw._search.graphs import is_sparse
+from torchgw._search.optima import DEFAULT_STARTS, LEAST_EPSILON, find_optima, way_to_call
+from torchgw._search.rounds import Repair
 from torchgw._search.stack import Stack, can_stack
 from torchgw._search.standard import put_in_standard_form
-from torchgw._search.structure import tells_all
 from torchgw._search.world import World
 from torchgw._sinkhorn.choose import batch_solver
 from torchgw._sinkhorn.contract import Backend
 from torchgw._sinkhorn.eager import EagerBackend
 from torchgw._sinkhorn.problem import DenseCost, softmin
 from torchgw._typing import Potentials
+from torchgw.distances.base import DistanceProvider
+from torchgw.distances.geodesics import Geodesics
+from torchgw.distances.precomputed import PrecomputedDistance
+from torchgw.distances.sampling import choose_points
+
+# Loneliness (see there) above which a few points say nothing about the others: 0.05 to 0.9 for
+# curves, clouds in up to 10 dimensions, clusters; 0.9 to 14 for word vectors, networks, noise.
+# [L332]
+_LONELY = 0.9
+# A resolution as small as this does not occur for distances, but for those of very few points or on
+# a line. [L335]
+_NO_DISTANCE = 0.01
+
+
+def tells_all(problem: Problem, first: Search) -> bool:
+    """Whether the optima of few points determine where all points go."""
+    # entries of adjacency matrices and similarities are no distances, and small ones abound
+    few = first.resolution > _NO_DISTANCE or is_structured(problem, first)
+    sides = problem.source, problem.target
+    return few and not any(_is_similarity(side) or _is_adjacency(side) for side in sides)
+
+
+def is_structured(problem: Problem, found: Search | None = None) -> bool:
+    """Tell whether points have others like them, so that few of them represent all."""
+    # The few are those of a search, if it has drawn some.
+    drawn = found.points if found else (None, None)
+    sides = zip((problem.source, problem.target), problem.marginals, drawn, strict=True)
+    return all(_loneliness(*side) <= _LONELY for side in sides)
+
+
+def is_smeared(problem: Problem, found: Search) -> bool:
+    """Tell whether the best plan between the nodes of two graphs hardly tells partners."""
+    best = found.alternatives[0]
+    plan, epsilon = best.plan, best.epsilon
+    if epsilon == 0:
+        return False
+    product = torch.outer(plan.sum(1), plan.sum(0))
+    if float((plan - product).abs().sum()) > SMEARED:
+        return False
+    tables = problem.source.matrix(), problem.target.matrix()
+    return all(table is not None and is_sparse(table) for table in tables)
+
+
+def _is_similarity(provider: DistanceProvider) -> bool:
+    """Whether the first point is further from itself than from others, as by similarities."""
+    columns = provider.columns(torch.arange(1, device=provider.device))
+    return bool(provider.n * columns[0, 0] > columns.sum())
+
+
+def _is_adjacency(provider: DistanceProvider) -> bool:
+    """Whether most entries of a table are zero."""
+    table = provider.matrix()
+    return table is not None and is_sparse(table)
+
+
+def _loneliness(provider: DistanceProvider, weights: Tensor, drawn: Tensor | None) -> float:
+    """Root mean square difference of a point's distances to those of the nearest coarse point."""
+    # Relative to the deviation of distances: about 1 where points have nothing in common. That also
+    # holds for adjacency matrices and similarities, which say "near" with large numbers or not at
+    # all.
+    few = limits_of(provider.device).few_points
+    points = choose_points(provider, weights, few).indices if drawn is None else drawn
+    columns = provider.columns(points).double()
+    others = columns.clone()
+    others[points, torch.arange(len(points), device=points.device)] = torch.inf
+    nearest = points[others.argmin(1)]
+    columns = torch.cat([way.columns(points).double() for way in provider.ways()], dim=1)
+    error = (columns - columns[nearest]).square().mean(1) @ weights
+    variance = columns.var().clamp_min(torch.finfo(columns.dtype).tiny)
+    return float((error / variance).sqrt())
+
 
 # Value of a plan of all points, as a share of the scale, up to which it keeps all distances. [L335]
 _ISOMETRIC = 1e-3
@@ -237,3 +318,91 @@ def _affordable(problem: Problem, how: SearchName) -> int:
 def _least(found: Search) -> float:
     """Return the lowest value that a search has found."""
     return min((one.value for one in found.alternatives), default=torch.inf)
+
+
+# Two distances are the same up to this share. A choice. [L1282]
+_SAME = 1e-4
+# Share of the edges that a plan keeps from which it is left alone, unless it is doubted. [L1283]
+_KEPT = 0.9
+# Chains of the match of edges, and by how many times more there are of few entries. [L1282, L1283]
+_CHAINS, _TIMES = {"auto": 4, "thorough": 16}, 4
+# A match is found, by whatever chain, if its value is less than this share of the second best: what
+# two graphs have in common is kept as a whole or not at all. [L1283]
+_FOUND = 0.7
+
+
+class EdgeMatch(NamedTuple):
+    """The best match of two graphs by their edges alone."""
+
+    found: Alternative
+    certain: bool  # whether several chains have led to it, or it is better by far
+    keeps_more: bool  # than the plan does, of the edges
+
+
+def match_edges(
+    problem: Problem,
+    graphs: tuple[Geodesics | None, Geodesics | None],
+    plan: Plan,
+    doubted: bool,
+    how: SearchName,
+    backend: Backend,
+) -> EdgeMatch | None:
+    """Match two graphs by their edges alone: those given, or those that hops tell of.
+
+    Few nodes stand for the others, as distances go, but arcs of a ring or groups of one size may be
+    sent to wrong places at little cost. Edges tell more of where a node belongs.
+
+    ``None`` if there are none, and if a plan (n, m) is not ``doubted`` and keeps most of them, or
+    is large.
+    """
+    x = _edges(problem.source, graphs[0])
+    y = None if x is None else _edges(problem.target, graphs[1])
+    if x is None or y is None:
+        return None
+    # nodes without weight have no partner, and chains leave them out
+    partners = torch.as_tensor(plan.argmax(1), device=x.device)
+    before = _kept(x, y, partners.where(problem.marginals.a > 0, -1))
+    limits = limits_of(x.device)
+    if (before >= _KEPT or len(x) * len(y) > limits.edges) and not doubted:
+        return None
+    source, target = (PrecomputedDistance.unchecked(edges.to(torch.float64)) for edges in (x, y))
+    of_edges = Problem(source, target, problem.marginals, 1.0, None)
+    standard = put_in_standard_form(of_edges)
+    of_edges = of_edges if standard is None else standard.problem
+    shape = of_edges.source.n, of_edges.target.n
+    whole = coarse_problem(of_edges, max(shape))
+    low, count = AUTO_EPSILON * whole.scale, _CHAINS[how]
+    count *= _TIMES if len(x) * len(y) <= limits.open_most else 1
+    chains = climb(whole, low, count, solver=batch_solver(backend), in_time=True)
+    optima, ambiguity = different_optima(whole, chains.trials, chains.plans, shape)
+    best, certain = optima[0], chains.agreed or ambiguity < _FOUND
+    best = best if standard is None else standard.lift_optimum(best)
+    partners = torch.full_like(partners, -1)
+    partners[best.source] = best.target[best.plan.argmax(1)]
+    return EdgeMatch(replace(best, label="edges"), certain, _kept(x, y, partners) > before)
+
+
+def _edges(provider: DistanceProvider, given: Geodesics | None) -> Tensor | None:
+    """Return the edges (n, n) of a given graph, or the pairs at the least distance, if hops."""
+    if given is not None:
+        start, vertex = given.edges.source, given.edges.vertex
+        edges = torch.zeros(given.shape, dtype=torch.bool, device=provider.device)
+        edges[start.to(edges.device), vertex.to(edges.device)] = True
+        return edges if is_sparse(edges) and bool(edges.any()) else None
+    table = provider.matrix()
+    if table is None or provider.directed:
+        return None
+    apart = table > 0
+    least = table.where(apart, torch.inf).min()
+    edges = apart & (table <= (1 + _SAME) * least)
+    # distances that are no hops have few pairs at the least one; a graph itself has no others
+    graph = bool((edges.sum() >= len(table)) & (table.max() > 2 * (1 - _SAME) * least))
+    return edges if graph and is_sparse(edges) else None
+
+
+def _kept(x: Tensor, y: Tensor, partners: Tensor) -> float:
+    """Share of the edges x (n, n) whose ends have partners (n,), not -1, with an edge in y."""
+    i, j = partners[x.nonzero().T]
+    matched = (i >= 0) & (j >= 0)
+    kept = y[i[matched], j[matched]]
+    return float(kept.double().mean()) if len(kept) else 1.0

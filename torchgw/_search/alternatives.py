@@ -1,20 +1,26 @@
-"""What a search has found: optima, and how they stand to each other."""
+"""What a search has found: optima, how they stand to each other, and doubts that there are more."""
 
 import copy
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from torchgw._boundary.arrays import to_tensor
+from torchgw._plans.contract import Plan
 from torchgw._plans.given import PairPlan
+from torchgw._plans.transport import round_to_marginals
 from torchgw._problem.problem import Problem
-from torchgw._search.chain import Trial
-from torchgw._search.coarse import Coarsened, CoarseProblem
-from torchgw._search.starts import GUESS_EPSILON
+from torchgw._search.chain import SAME, STANDS_OUT, Trial
+from torchgw._search.coarse import Coarsened, CoarseProblem, coarse_problem
+from torchgw._search.starts import GUESS_EPSILON, eigenpairs
+from torchgw._tensors.operations import same
 from torchgw._typing import Potentials
+from torchgw.distances.base import DistanceProvider
 
 SearchName = Literal["auto", "fast", "thorough"]
 
@@ -147,3 +153,242 @@ def ambiguity_of(coarse: Coarsened, found: tuple[Alternative, ...]) -> float:
     rounding = coarse.problem.rounding() or 1.0
     best, second = (max(rounding, one.value - coarse.floor) for one in found[:2])
     return best / max(best, second)
+
+
+WHY_SINGLE = {
+    "auto": "A few points do not represent these distances, and there are too many to search them "
+    "all by default, so this is the optimum of a single start; there may be a better one. Pass "
+    "search='thorough', or an `init` that you know.",
+    "thorough": "A few points do not represent these distances, and there are too many to search "
+    "them all, so this is the optimum of a single start; there may be a better one. Pass an `init` "
+    "that you know, or fewer points.",
+}
+WHY_FAST = (
+    "A few points, or rough plans, do not tell which optimum is best here, and search='fast' "
+    "follows no start to its end on all points; there may be a better one. Pass search='auto', or "
+    "an `init` that you know."
+)
+WHY_APART = (
+    "A few points do not represent these distances. A rough start and the best match of all points"
+    " led to different optima, of which this is the better one; there may be a better one still. "
+    "See `result.trials`; pass an `init` that you know."
+)
+WHY_RELAXED = (
+    "Starts of this problem, whose marginals are relaxed, did not agree on an optimum; there may "
+    "be a better one. See `result.alternatives`; pass an `init` that you know."
+)
+WHY_SUBSAMPLE = (
+    "The problem is so large that its solve began on a subsample, and no starts were followed on "
+    "all points; there may be a better optimum. Pass search='auto', or an `init` that you know."
+)
+WHY_TIME = (
+    "The time limit ended the search before it had followed everything that it found; there may be "
+    "a better optimum. Pass a larger `time_limit`, or an `init` that you know."
+)
+WHY_EDGES = (
+    "The plan sends few of the edges of X to edges of Y, and starts that matched these alone did "
+    "not agree on how; there may be a better optimum. Pass search='thorough' to search longer, or "
+    "an `init` that you know."
+)
+WHY_OPEN = {
+    "auto": "{count} starts, followed on all points, did not agree on an optimum; there may be a "
+    "better one. See `result.trials`; pass search='thorough' to search longer.",
+    "thorough": "{count} starts, followed on all points, did not agree on an optimum; there may be "
+    "a better one. See `result.trials`; pass a larger `n_init` to search longer.",
+}
+WHY_NO_ELBOW = (
+    "The cost of more mass rises without a break, so how much of the two sides matches is open: "
+    "{share:g} of the mass was taken. See `result.report.masses`; pass the `mass` that you know."
+)
+WHY_UNSEARCHED = (
+    "This problem was solved from a single start, as those of more points are in a batch; there "
+    "may be a better optimum. Pass it to torchgw.solve, or n_init=16."
+)
+WHY_BATCH = (
+    "Starts of this problem did not agree on an optimum; there may be a better one. Pass it to "
+    "torchgw.solve, which searches longer, or from a plan that you know."
+)
+
+
+# The same of plans of all points (all_sent_apart). [L617]
+OTHER = 0.2
+# Objectives of whole solves within this of each other, relative, are of the same optimum, as those
+# of chains are. [L1161]
+AGREED = SAME
+
+
+def compare_ends(problem: Problem, ends: Sequence[tuple[Trial, Tensor]]) -> Search:
+    """Say what solves of all points, the lowest first, with plans (n, m), tell of each other."""
+    n, m = problem.source.n, problem.target.n
+    whole = coarse_problem(problem, max(n, m))
+    source, target = (side.indices for side in whole.problem[:2])
+    weights = whole.problem.source.weights, whole.problem.target.weights
+    plans = torch.stack(
+        [round_to_marginals(plan[source[:, None], target], *weights) for _, plan in ends]
+    )
+    trials = tuple(trial for trial, _ in ends)
+    alternatives, ambiguity = different_optima(whole, trials, plans, (n, m))
+    certain = ends_settle(trials) or ambiguity < STANDS_OUT
+    doubt = "" if certain else WHY_OPEN["auto"].format(count=len(ends))
+    return Search(alternatives, ambiguity, trials, doubt, ended=True)
+
+
+def different_optima(
+    whole: Coarsened, trials: Sequence[Trial], plans: Tensor, shape: tuple[int, int]
+) -> tuple[tuple[Alternative, ...], float]:
+    """Keep those of plans (k, s, t), the best first, that are different; tell their ambiguity."""
+    source, target = whole.problem.source.indices, whole.problem.target.indices
+    apart = all_sent_apart(whole.problem, plans).tolist() if len(plans) > 1 else [[0.0]]
+    optima = tuple(
+        Alternative(trials[i].value, trials[i].start, plans[i], source, target, shape, epsilon=0.0)
+        for i in first_of_each(range(len(plans)), apart, OTHER)
+    )
+    return optima, ambiguity_of(whole, optima)
+
+
+def ends_settle(trials: Sequence[Trial]) -> bool:
+    """Whether solves from different starts, the lowest first, agree, or the first stands out."""
+    best, worst = trials[0].objective, trials[-1].objective
+    return worst - best <= AGREED * abs(best) or best < STANDS_OUT * worst
+
+
+def sent_apart(problem: Problem, few: Alternative, plan: Plan) -> float:
+    """Return how far a plan sends points from where the best plan of few points sends those few.
+
+    As :func:`all_sent_apart`, but 0 also where one plan is the other one blurred by entropy: the
+    smaller variance of the images less their covariance, over the variance of distances.
+    """
+    a, b = few.plan.sum(1), few.plan.sum(0)
+    columns = problem.target.columns(few.target).to(few.plan)
+    # a point without weight is sent nowhere
+    sends = [
+        part / part.sum(1, keepdim=True).clamp_min(torch.finfo(part.dtype).tiny)
+        for part in (few.plan, plan.rows(few.source).to(few.plan))
+    ]
+    columns = columns - b @ columns[few.target]
+    ours, theirs = sends[0] @ columns[few.target], sends[1] @ columns
+    own, other, both = (
+        float(a @ (one * another) @ b)
+        for one, another in ((ours, ours), (theirs, theirs), (ours, theirs))
+    )
+    return (min(own, other) - both) / float(b @ columns[few.target].square() @ b)
+
+
+def led_by(search: Search, problem: Problem, plan: Tensor, value: float, label: str) -> Search:
+    """Put the plan (n, m) of a solve first among the optima of a search on the same points."""
+    first = search.alternatives[0]
+    plan = plan[first.source[:, None], first.target].to(first.plan)
+    mine = replace(first, value=value, label=label, plan=plan, epsilon=0.0)
+    whole = coarse_problem(problem, max(problem.source.n, problem.target.n))
+    both = mine, *search.alternatives
+    apart = whole.problem.distances(torch.stack([among_all(one, whole.problem)[0] for one in both]))
+    alternatives = tuple(both[i] for i in first_of_each(range(len(both)), apart.tolist()))
+    ambiguity = ambiguity_of(whole, alternatives)
+    return search._replace(alternatives=alternatives, ambiguity=ambiguity)
+
+
+def all_sent_apart(problem: CoarseProblem, plans: Tensor) -> Tensor:
+    """Return how far plans (k, s, t) send points apart by all distances of where they go, (k, k).
+
+    0 where those are the same, as of nodes that have the same neighbours; 1 for unrelated matches.
+    An entry of a table that is no distance says nothing of how far two points are apart.
+    """
+    table, b = problem.target.table, problem.target.weights
+    a = problem.source.weights[:, None]
+    images = (plans @ (table - b @ table) * (b / a).sqrt()).flatten(1)
+    spread = b @ (table - b @ table).square() @ b
+    return torch.cdist(images, images).square() / (2 * spread).clamp_min(torch.finfo(b.dtype).tiny)
+
+
+# Coordinates in which matches are compared; a coordinate is left out if its extent, relative to the
+# largest, is below this. [L374]
+_AXES = 3
+_EXTENT = 0.15
+# Target points, up to twice as many, from whose distances coordinates are found. [L1121]
+_LANDMARKS = 96
+# Share of the spread that a rigid motion may leave unexplained. [L374]
+_RIGID = 0.15
+# A point goes elsewhere if it is apart by this share of the spread. [L374]
+_ELSEWHERE = 0.5
+# A turn whose cosine is at most minus this is a half turn; from plus this on it is none. [L374]
+_STRAIGHT = 0.97
+
+
+def related(
+    found: tuple[Alternative, ...], source: DistanceProvider, target: DistanceProvider
+) -> tuple[Alternative, ...]:
+    """Describe how each alternative but the first relates to the first."""
+    if len(found) < 2:
+        return found
+    # by NumPy: a GPU takes ten times as long, and many relations are between the same points
+    first, told = found[0], [found[0]]
+    every = max(1, len(first.target) // _LANDMARKS)
+    squares = {
+        id(points): _squares(target, first.target[::every], points)
+        for points in {id(each.target): each.target for each in found}.values()
+    }
+    mean, axes = _axes(squares[id(first.target)][::every])
+    mass, places = None, None
+    for each in found:
+        plan = each.plan.cpu().numpy()
+        rows = plan.sum(1, keepdims=True)
+        there = (mean - squares[id(each.target)]) / 2 @ axes
+        moved = plan @ there / np.maximum(rows, np.finfo(plan.dtype).tiny)
+        if places is None:
+            mass, places = rows / rows.sum(), moved
+            continue
+        if each.source is not first.source and not same(each.source, first.source):
+            moved = moved[_squares(source, each.source, first.source).argmin(1)]
+        told.append(replace(each, relation=_relation(places, moved, mass)))
+    return tuple(told)
+
+
+def _squares(side: DistanceProvider, others: Tensor, points: Tensor) -> Any:
+    """Read the squared distances of some points to others, (p, o)."""
+    table = side.columns(others.to(side.device))[points.to(side.device)]
+    return table.cpu().numpy().astype(np.float64) ** 2
+
+
+def _axes(square: Any) -> tuple[Any, Any]:
+    """Find the mean and the axes that turn squared distances to some points into coordinates."""
+    mean = square.mean(0)
+    gram = -(square - mean - mean[:, None] + mean.mean()) / 2
+    found = eigenpairs(gram, max(0, len(gram) - _AXES), len(gram) - 1)
+    sizes, vectors = (part[..., ::-1] for part in found)
+    kept = (sizes > _EXTENT**2 * sizes[0]) & (sizes > 0)
+    return mean, vectors[:, kept] / np.sqrt(sizes[kept])
+
+
+def _relation(first: Any, other: Any, weight: Any) -> str:
+    """Describe the motion that takes the places under one match to those under another."""
+    first, other = first - (weight * first).sum(0), other - (weight * other).sum(0)
+    spread = float((weight * other**2).sum())
+    if first.shape[1] == 0 or spread == 0:
+        return "another match"
+    left, _, right = np.linalg.svd(first.T @ (weight * other))
+    turn = left @ right
+    apart = ((other - first) ** 2).sum(1)
+    elsewhere = float((apart > _ELSEWHERE**2 * spread) @ weight[:, 0])
+    if float((weight * (other - first @ turn) ** 2).sum()) > _RIGID * spread:
+        return f"another match, which sends {elsewhere:.0%} of the points elsewhere"
+    return _name_of(turn, elsewhere)
+
+
+def _name_of(turn: Any, elsewhere: float) -> str:
+    """Name a rigid motion of the coordinates, the longest extent first."""
+    size = len(turn)
+    trace, mirrored = float(turn.trace()), float(np.linalg.det(turn)) < 0
+    if mirrored:
+        if size == 1:
+            return "the first read backwards"
+        along = float(turn[0, 0]) < -_STRAIGHT and trace > size - 2 - (1 - _STRAIGHT) * size
+        return "the first mirrored" + (", with its longest extent read backwards" if along else "")
+    # a turn in the plane has trace 2 cos, one in space 1 + 2 cos; in one dimension there is none
+    cosine = 1.0 if size == 1 else (trace - (size - 2)) / 2
+    degrees = 180 if cosine < -_STRAIGHT else round(math.degrees(math.acos(min(cosine, 1))))
+    moved = f"{elsewhere:.0%}"
+    if cosine > _STRAIGHT and (moved != "0%" or degrees == 0):
+        return "almost the first" + (
+            f", with {moved} of the points elsewhere" if moved != "0%" else ""
+        )
+    return f"the first turned by {degrees} degrees"

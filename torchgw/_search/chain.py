@@ -1,28 +1,131 @@
-"""One chain of plans on its way, and what several of them tell of each other."""
+"""One chain of plans: how it begins, how its epsilon falls, and what several tell of each other."""
 
+import itertools
+import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from torchgw._search.kinds import Kind
+from torchgw._problem.limits import Limits
+
+# Epsilons of this file are shares of the natural scale.
+# Where chains are compared first: those that lead to a poor optimum are in it by then. [L323]
+COMPARED_AT = 0.02
+# Sinkhorn iterations in which plans meet their marginals, and over-relaxation. [L333]
+LAST_INNER, LAST_RELAXATION = 60, 1.7
+
+
+class Ladder(NamedTuple):
+    """How epsilon falls: geometrically, with some outer iterations at each stage."""
+
+    start: float
+    decay: float
+    outer: int
+    step: float = 1.0  # how far each linearisation goes from the last one to that of the plan
+    meeting: int = LAST_INNER  # Sinkhorn iterations in which the plans meet their marginals
+    momentum: float = 0.0  # share of the last step that the next one repeats
+    relaxation: float = 1.0  # over-relaxation of Sinkhorn iterations
+
+    def stages(self, last: float) -> list[float]:
+        """List the epsilons down to the last one."""
+        count = math.ceil(math.log(last / self.start) / math.log(self.decay) - 1e-9)
+        return [self.start * self.decay**stage for stage in range(count)] + [last]
+
+
+class Kind(NamedTuple):
+    """A way to begin a chain, and how it goes on."""
+
+    name: str
+    ladder: Ladder
+    kick: tuple[float, float] | None = None  # epsilon, and the share of rows linearised at
+
+
+# How far linearisations go where epsilon is small: whole steps go round for ever where the
+# objective is steeply convex in a direction. [L559, L601]
+STEP = 0.75
+
+# How the symmetry of the product plan is broken decides which optimum is found, and no way serves
+# all problems: random rows serve dense similarities; on graphs noise so faint that the leading
+# modes grow alone; and where plans branch late, ladders that converge at each epsilon.
+QUICK = Ladder(0.1, 0.7, 4)
+_FAINT_NOISE = Kind("faint noise", QUICK)
+_SLOW = Kind("faint noise, slowly", Ladder(0.1, 0.5, 30))
+_LOW = Kind("faint noise, from a low epsilon", Ladder(0.05, 0.7, 20))
+_KICK = Kind("kick", QUICK, (0.1, 0.1))
+_HOT = Kind("hot kick", QUICK, (0.3, 0.05))
+# Chains that all problems get: the search is over if they agree. Then those that follow, by turns.
+FIRST = (_FAINT_NOISE, _KICK, _HOT, _KICK)
+LATER = (_LOW, _KICK, _SLOW, _KICK, _KICK, _HOT, _KICK, _FAINT_NOISE)
+
+
+def kinds_of_chains() -> Iterator[Kind]:
+    """List how chains begin, without end."""
+    return itertools.chain(FIRST, itertools.cycle(LATER))
+
+
+# The ladder below the epsilon of the first comparison, and that of graphs, whose plans miss their
+# marginals for long. [L1173]
+REFINE = Ladder(COMPARED_AT, 0.7, 20, STEP)
+REFINE_GRAPHS = REFINE._replace(outer=12, relaxation=LAST_RELAXATION)
+# Share of the last step that a step repeats: without it plans had not settled within their
+# iterations. [L760]
+MOMENTUM = 0.6
+# At the target, where many optima of few points are compared: after 20 iterations their plans still
+# change, and by how much the objective falls until they do not says which is the best. [L1248]
+LONG = REFINE._replace(outer=60, momentum=MOMENTUM)
+
 
 # Objectives within this of each other, relative, are of the same optimum. [L333]
 SAME = 1e-3
 # Chains with the best objective, kicked ones among them, that make a search end early. [L333]
 AGREEING = 3
-# Chains of one optimum have plans whose cosine, less a x b, is above this; or objectives this near,
-# relative, as images of each other under a symmetry have. Where there are very many optima, some
-# have nearly the same objective. [L1290]
-_ALIKE, _EQUAL = 0.9, 5e-5
+# Cosine of the angle between plans above which they are of one optimum. [L561, L1290, L1291]
+ALIKE = 0.9
+# Chains of one optimum have plans that are alike, less a x b; or objectives this near, relative, as
+# images of each other under a symmetry have. Where there are very many optima, some have nearly the
+# same objective. [L1290]
+_EQUAL = 5e-5
+# An objective is better if it is lower by this share. [L345, L1291]
+BETTER = 1e-4
 # The best optimum stands out, whichever chain has found it, if its value is less than this share of
 # the second best. [L617, L971]
 STANDS_OUT = 0.25
 # Chains that go on to the target, and how far from the best objective they may be, relative. [L333]
 REFINED, _CLOSE = 4, 0.05
+
+
+logger = logging.getLogger(__name__)
+
+
+def chain_products(n: int, m: int) -> int:
+    """Count the multiplications of a chain until it is compared with others."""
+    return QUICK.outer * len(QUICK.stages(COMPARED_AT)) * n * m * (n + m)
+
+
+def affordable_chains(limits: Limits, how: str, n: int, m: int) -> int:
+    """Count the chains between n and m points that a search may follow."""
+    most = limits.chain_products * (limits.thorough if how == "thorough" else 1)
+    return int(most / chain_products(n, m))
+
+
+def tell(done: int, count: int, seconds: float, objective: float) -> None:
+    """Log how far a search is, and what all its chains would take; they may agree before."""
+    logger.info(
+        "search: %d of at most %d chains on all points in %.1f s, best objective %.6g; at most "
+        "about %.0f s more until they are compared", done, count, seconds, objective,
+        seconds / done * (count - done),
+    )  # fmt: skip
+
+
+def tell_repaired(done: int, most: int, objective: float) -> None:
+    """Log how many chains have been repaired."""
+    logger.info(
+        "search: %d of at most %d chains repaired, best objective %.6g", done, most, objective
+    )
 
 
 class Trial(NamedTuple):
@@ -99,7 +202,7 @@ def alike(chains: Sequence[Chain], best: Chain) -> list[Chain]:
         chain
         for chain in chains
         if near(chain, best, _EQUAL)
-        or (near(chain, best, SAME) and float(torch.dot(_away(chain), away)) > _ALIKE)
+        or (near(chain, best, SAME) and float(torch.dot(_away(chain), away)) > ALIKE)
     ]
 
 

@@ -7,7 +7,7 @@ them again at the target.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from time import perf_counter
 from typing import NamedTuple
@@ -15,27 +15,32 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchgw._gradients.contract import START_NOISE
 from torchgw._plans.transport import round_to_marginals
 from torchgw._problem.limits import limits_of
 from torchgw._search.chain import (
     AGREEING,
+    COMPARED_AT,
+    FIRST,
+    LONG,
+    QUICK,
     REFINED,
     SAME,
     Chain,
     Climbed,
+    Ladder,
     Trial,
     agree,
     enough,
+    kinds_of_chains,
     near,
     promising,
     stacked,
     stands_out,
+    tell,
 )
-from torchgw._search.chain_times import tell, warn_if_long, warn_if_more, within_time
 from torchgw._search.coarse import Coarsened
-from torchgw._search.graph_chains import Begun, begin_graphs
-from torchgw._search.graphs import is_graph
-from torchgw._search.kinds import COMPARED_AT, FIRST, LATER, LONG, QUICK
+from torchgw._search.graphs import convex_path, heat_costs, is_graph, least_value
 from torchgw._search.population import improve, name_of
 from torchgw._search.rounds import Improvement
 from torchgw._search.stack import Ends, Stack
@@ -45,6 +50,172 @@ from torchgw._sinkhorn.batch import BatchSolver, solve_batch
 from torchgw._tensors.cuda_graphs import Call, call_directly
 from torchgw._tensors.deadline import is_over
 
+# L1 distance to the product plan, at most 2, up to which an optimum is too blurred to start from:
+# .4 to .5 of random graphs with entropy, 1.7 to 2 elsewhere. [L1127]
+SMEARED = 1.0
+# The ladder after the convex start of graphs.
+_CONVEX = Ladder(0.01, 0.5, 20)
+# Epsilon and Sinkhorn iterations of the plan between signatures, whose costs have mean one. [L618]
+_SIGNED_AT, _SIGNED_INNER = 0.01, 100
+# Chains of large graphs that are followed first, each to the target: the search is over once so
+# many of them, the very first among them, keep all edges but for a share of these. [L404]
+_TRIED_FIRST, _ALL_EDGES = 2, 1e-4
+# Cosine of the angle between plans that come from different starts, above which they lead to one
+# optimum without entropy, though their objectives still differ by a few percent. [L1236]
+_MET = 0.95
+# How fast epsilon falls from there: the optimum has been found. [L1260]
+_STEEP = 0.2
+
+
+class Begun(NamedTuple):
+    """What chains between two graphs have found before the others begin."""
+
+    known: Mapping[Chain, Chain] = {}  # where chains are compared first, and at the target
+    found: Sequence[Chain] = ()  # from starts that only graphs have, at the target
+    compared: Sequence[Chain] = ()  # copies of those, where chains are compared first
+
+
+def begin_graphs(world: World, low: float, *, sharpened: bool) -> tuple[Climbed | None, Begun]:
+    """Follow chains between two graphs down to an epsilon; return a result where they end early.
+
+    They do where no plan keeps more edges, or, if the plan is ``sharpened`` afterwards, where two
+    starts have the same one but for its entropy.
+    """
+    level = max(low, COMPARED_AT)
+    sharp = low < level
+    sharpened = sharpened and sharp and not world.tiny
+    first = heat = None
+    if sharpened:
+        first, heat = _first(world, level), _heat(world, level)
+        over = _follow_one(world, [first, heat], low)
+        if over is not None:
+            return over, Begun()
+    known: dict[Chain, Chain] = {}
+    # smaller problems advance all chains together, in the same time
+    if world.large:
+        over, known = _first_chains(world, level, low, first)
+        if over is not None:
+            return over, Begun()
+    found: list[Chain] = []
+    compared: list[Chain] = []
+    for high, chain in _starts(world, level, low, heat):
+        if is_over() and found:
+            break
+        before = [*known.values(), *found]
+        found.append(chain)
+        if not sharp:
+            continue
+        compared += [] if high is None else [high]
+        world.settle([chain], low)
+        if _is_unbeaten(world, chain):
+            left = [one.trial("left behind") for one in before]
+            return world.report([chain], left, agreed=True), Begun()
+        if sharpened and _have_met(world, [*before, chain]):
+            return world.report([*before, chain], agreed=True, met=True), Begun()
+    return None, Begun(known, found, compared)
+
+
+def _first_chains(
+    world: World, level: float, low: float, begun: Chain | None = None
+) -> tuple[Climbed | None, dict[Chain, Chain]]:
+    """Follow few chains on two large graphs; no more are needed if none can beat the first.
+
+    The first may have ``begun``. If one may be better, return the first chain at the epsilon of
+    the comparison and at the target.
+    """
+    unbeaten: list[Chain] = []
+    behind: list[Chain] = []
+    for number, kind in enumerate(FIRST):
+        if number == 0 and begun is not None:
+            chain = begun
+        else:
+            chain = world.begin(kind, number)
+            world.descend([chain], kind.ladder, level)
+        high = replace(chain)
+        world.finish([chain], low)
+        (unbeaten if _is_unbeaten(world, chain) else behind).append(chain)
+        if not unbeaten:
+            return None, {high: chain}
+        if len(unbeaten) == _TRIED_FIRST or is_over():
+            break
+    left = [chain.trial("left behind") for chain in behind]
+    return world.report(unbeaten, left, agreed=True), {}
+
+
+def _follow_one(world: World, chains: list[Chain], low: float) -> Climbed | None:
+    """Follow the best of different starts to the target if another one has the same plan."""
+    if not _have_met(world, chains):
+        return None
+    best, *others = sorted(chains, key=lambda chain: chain.objective)
+    world.descend([best], world.refine._replace(decay=_STEEP), low)
+    world.settle([best], low)
+    left = [chain.trial("left behind") for chain in others]
+    return world.report([best], left, agreed=True, met=True)
+
+
+def _starts(
+    world: World, level: float, low: float, heat: Chain | None
+) -> Iterator[tuple[Chain | None, Chain]]:
+    """Follow starts that only graphs have; yield each at a level that it passes, and at the end."""
+    heat = heat or _heat(world, level)
+    high = replace(heat)
+    if low < level:
+        world.descend([heat], world.refine, low)
+    yield high, heat
+    convex = _convex(world)
+    world.descend([convex], _CONVEX, low)
+    yield None, convex
+
+
+def _is_unbeaten(world: World, chain: Chain) -> bool:
+    """Whether no plan keeps more edges of two graphs than that of a chain, or few more."""
+    edges = float(world.problem.source.table.square().mean())
+    enough = least_value(world.problem) + _ALL_EDGES * edges
+    return float(world.problem.value(world.rounded([chain]))) <= enough
+
+
+def _have_met(world: World, chains: Sequence[Chain]) -> bool:
+    """Whether the best of some chains has the plan of another one, far from the product plan."""
+    product = torch.outer(*world.marginals)
+    best, *others = sorted(chains, key=lambda chain: chain.objective)
+    away = best.plan - product
+    if float(away.abs().sum()) <= SMEARED:
+        return False
+    moves = ((one.plan - product).flatten() for one in others)
+    return any(float(torch.cosine_similarity(away.flatten(), one, 0)) > _MET for one in moves)
+
+
+def _convex(world: World) -> Chain:
+    """Begin where the convex problem of two graphs has its minimum."""
+    clock = perf_counter()
+
+    def project(cost: Tensor, epsilon: float, iterations: int) -> Tensor:
+        start = cost.new_zeros(1, 1, cost.shape[1])
+        return world.solve(cost[None], start, epsilon, iterations)[0][0]
+
+    chain = world.take("convex start", convex_path(world.problem, project))
+    chain.seconds = perf_counter() - clock
+    return chain
+
+
+def _first(world: World, level: float) -> Chain:
+    """Follow the first of all chains to an epsilon."""
+    chain = world.begin(FIRST[0], 0)
+    world.descend([chain], chain.kind.ladder, level)
+    return chain
+
+
+def _heat(world: World, level: float) -> Chain:
+    """Begin where the nodes of two graphs have alike signatures; follow that to an epsilon."""
+    clock = perf_counter()
+    costs = heat_costs(world.problem).float()[None]
+    start = costs.new_zeros(1, 1, costs.shape[2])
+    chain = world.take("heat", world.solve(costs, start, _SIGNED_AT, _SIGNED_INNER)[0][0])
+    chain.seconds = perf_counter() - clock
+    world.descend([chain], world.refine, level)
+    return chain
+
+
 # Later chains run in groups of so many; after each group the search looks at what has been found.
 # [L333]
 _ROUND = 4
@@ -52,11 +223,6 @@ _ROUND = 4
 _KEPT = 8
 # Chains whose plans are followed to their ends, and rounds that improve them, at most. [L1291]
 _WIDE, _ROUNDS = 8, 4
-# Relative noise on the product plan, which may be a saddle point. [L391, L1292]
-_NOISE = 1e-6
-# Up to so many entries guesses are also followed at the target alone, and from a larger epsilon.
-# [L1270]
-_STAYING = 2**16
 
 
 class Guess(NamedTuple):
@@ -76,6 +242,11 @@ class _Followed(NamedTuple):
     done: int  # how many there are
     most: int  # how many there could have been
     affordable: int  # how many more there may be
+
+    @property
+    def spare(self) -> tuple[list[Chain], int]:
+        """The chains that halves are made of, and how many more there may be."""
+        return self.compared, self.affordable - self.done
 
 
 def climb(
@@ -106,7 +277,6 @@ def climb(
     """
     world = World(coarse, solver, call)
     low = target / coarse.scale
-    sharp = low < COMPARED_AT
     begun = Begun()
     if is_graph(coarse.problem):
         over, begun = begin_graphs(world, low, sharpened=sharpened)
@@ -115,45 +285,68 @@ def climb(
         # half as many chains: starts of graphs find what most of them do not
         count = max(len(FIRST), count // 2)
     rounds = Improvement(world, itertools.count(count))
-    told = told or warn_if_long(world, count, low)
+    told = told or world.warn_if_long(count, low)
     followed = _follow(world, low, count, affordable, begun, in_time=in_time, told=told)
     best = [*followed.best, *begun.found, *_follow_guesses(world, guesses, low)]
     if stack is not None:
-        if sharp:
-            compared, spare = followed.compared, followed.affordable - followed.done
-            best += rounds.halves(compared, spare)[0][:_WIDE]
+        best += rounds.halves(*followed.spare)[0][:_WIDE] if low < COMPARED_AT else []
         return _improved(world, stack, low, best, [*followed.best, *followed.behind], rounds.left)
-    small = world.base.numel() <= limits_of(world.base.device).stacked
-    matched, alike, repaired = list[Chain](), False, list[Chain]()
-    if sharp and small and can_exchange(coarse.problem):
+    if low < COMPARED_AT:
+        return _sharp(world, rounds, low, best, followed, repair=repair)
+    return _blurred(world, rounds, low, best, followed)
+
+
+def _blurred(
+    world: World, rounds: Improvement, low: float, best: list[Chain], followed: _Followed
+) -> Climbed:
+    """Improve the best chains where the target is above the epsilon of the first comparison."""
+    behind, agreed = followed.behind, None
+    if _is_small(world):
+        again, agreed = rounds.again(best, low, followed.most)
+        best, behind = again[:_KEPT], again[_KEPT:] + behind
+    world.settle(best, low)
+    left = [*rounds.left, *(chain.trial("left behind") for chain in behind)]
+    return world.report(best, left, agreed=enough(best) if agreed is None else agreed)
+
+
+def _sharp(
+    world: World,
+    rounds: Improvement,
+    low: float,
+    best: list[Chain],
+    followed: _Followed,
+    *,
+    repair: bool,
+) -> Climbed:
+    """Improve the best chains at the target, move by move, until enough of them agree."""
+    matched, alike, repaired, independent = list[Chain](), False, list[Chain](), None
+    if _is_small(world) and can_exchange(world.problem):
         matched, alike = _exchanged(world, best, low)
         best += matched
-    behind, independent = followed.behind, None
-    if not sharp:
-        if small:
-            again, independent = rounds.again(best, low, followed.most)
-            best, behind = again[:_KEPT], again[_KEPT:] + behind
-        world.settle(best, low)
-    elif not enough(best):
+    if not enough(best):
         if repair and not matched:
             repaired, independent = rounds.repaired(best, low)
             best += repaired
         if not independent and not stands_out(best):
-            compared, spare = followed.compared, followed.affordable - followed.done
-            improved, independent = rounds.halves(compared, spare)
-            improved = [chain for chain in improved if chain not in compared][:REFINED]
+            improved, independent = rounds.halves(*followed.spare)
+            improved = [chain for chain in improved if chain not in followed.compared][:REFINED]
             world.finish(improved, low)
             best += improved
             if alike:
                 # unless the best plan is no matching, for which the other chains have looked
                 independent |= near(matched[0], min(best, key=_objective), SAME)
-            if small:
+            if _is_small(world):
                 world.rest(best, LONG._replace(start=low))
-    left = [*rounds.left, *(chain.trial("left behind") for chain in behind)]
+    left = [*rounds.left, *(chain.trial("left behind") for chain in followed.behind)]
     agreed = enough(best) if independent is None else independent
     lowest = min(best, key=_objective)
     alone = not agreed and all(chain in repaired for chain in best if near(chain, lowest, SAME))
     return world.report(best, left, agreed=agreed, alone=alone)
+
+
+def _is_small(world: World) -> bool:
+    """Whether plans are so small that to be surer takes little."""
+    return world.base.numel() <= limits_of(world.base.device).stacked
 
 
 def _follow(
@@ -173,11 +366,11 @@ def _follow(
     chains, compared = list(known), list(begun.compared)
     opposed: list[Chain] = []
     behind: list[Chain] = []
-    kinds = itertools.islice(itertools.chain(FIRST, itertools.cycle(LATER)), len(chains), None)
+    kinds = itertools.islice(kinds_of_chains(), len(chains), None)
     done, clock = len(chains), perf_counter()
     while True:
         if done == len(FIRST) and not told:
-            warn_if_more(world, count, low)
+            world.warn_if_more(count, low)
         most = done + _ROUND if done >= len(FIRST) else len(FIRST)
         numbers = range(done, min(count, most))
         fresh = [world.begin(kind, number) for number, kind in zip(numbers, kinds, strict=False)]
@@ -218,7 +411,7 @@ def _follow(
         # chains that looked alike have parted, so the others are compared at the target too
         chains, level = best, low
         if in_time:
-            affordable = count = within_time(world, done, count, low)
+            affordable = count = world.within_time(done, count, low)
             if done >= count:
                 break
     return _Followed(best, behind, compared, done, count, affordable)
@@ -244,7 +437,7 @@ def _improved(
     product = torch.outer(*world.marginals)
     generator = torch.Generator("cpu").manual_seed(0)
     noise = torch.randn(product.shape, device="cpu", generator=generator)
-    product = stack.padded(product[None] * (1 + _NOISE * noise.to(product)))
+    product = stack.padded(product[None] * (1 + START_NOISE * noise.to(product)))
     alone = torch.zeros(len(starts) + 1, dtype=torch.int64, device=product.device)
     annealed = stack.follow(alone[:1], product, first=1.0).plans
     plans = torch.cat([stack.padded(torch.stack([plan for _, plan in starts])), annealed])
@@ -279,7 +472,7 @@ def _opposites(world: World, chains: Sequence[Chain], above: float) -> list[Chai
 def _follow_guesses(world: World, guesses: Sequence[Guess], low: float) -> list[Chain]:
     """Follow plans that were found by other means to the target."""
     guessed = [world.take(name, plan) for name, plan, rows in guesses if rows is None]
-    few = world.base.numel() <= _STAYING
+    few = world.base.numel() <= limits_of(world.base.device).open_most
     stayed, smoothed = ([replace(chain) for chain in guessed if few] for _ in range(2))
     # by a ladder: at the target at once they would be far from their marginals, and look worse than
     # they are

@@ -6,16 +6,163 @@ share them are told apart by their distances to those that are matched. Whether 
 distances is computed from all of them: if so, no plan is better, however it was found.
 """
 
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from torchgw._plans.contract import Anchors
+from torchgw._plans.given import PairPlan
+from torchgw._problem.limits import limits_of
 from torchgw._problem.problem import Problem, stored_matrix
-from torchgw._search.refinement import match_by_classes
+from torchgw._search.graphs import is_sparse
+from torchgw._search.starts import distance_quantiles
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.precomputed import PrecomputedDistance
 from torchgw.distances.profiles import decays, differences, moments
+
+# Sums count as the same if they differ by at most this share of their spread over random numbers.
+# A choice. [L1273]
+ROUNDING = 1e-6
+# Rounds at most, and entries that they read: of a match, and of an order. [L1273, L1331]
+_MOST_ROUNDS, _MOST_ENTRIES, _TO_ORDER = 5_000, 5e9, 2e8
+
+# Random sums over a row that tell it from others. A choice. [L1331]
+_SUMS = 3
+
+
+def match_by_classes(near: Tensor, far: Tensor, a: Tensor, b: Tensor) -> Tensor | None:
+    """Match the points of two tables (n, n) of weights (n,), (n,); ``None`` if none is found.
+
+    Points are put into classes by their weights, and classes are split by random sums over the
+    table, which are the same for points that see the same classes alike. If no class splits any
+    more, a point is taken for the partner of the first of its class on the other side with which
+    both sides still split alike, and these two have a class of their own. A wrong partner may be
+    taken where that shows later only, so that the match has to be checked.
+
+    References
+    ----------
+    B. D. McKay, A. Piperno. Practical graph isomorphism, II. Journal of Symbolic Computation 2014.
+    """
+    n = len(a)
+    tables = [table.to_sparse() if is_sparse(table) else table for table in (near, far)]
+    read = sum(table._nnz() if table.is_sparse else table.numel() for table in tables)
+    rounds = iter(range(int(min(_MOST_ROUNDS, _MOST_ENTRIES / max(1, read)))))
+    first = split(a.new_zeros(2 * n, dtype=torch.int64), torch.cat([a, b]), ROUNDING / n)
+    classes = refined(tables, first, rounds)
+    while classes is not None and (count := int(classes.max()) + 1) < n:
+        # the first of the smallest class of several points
+        sizes = torch.bincount(classes[:n])
+        chosen = int(sizes.where(sizes > 1, n + 1).argmin())
+        point, *_ = (classes[:n] == chosen).nonzero()[:, 0].tolist()
+        found = None
+        for other in (classes[n:] == chosen).nonzero()[:, 0].tolist():
+            both = classes.clone()
+            both[[point, n + other]] = count
+            found = refined(tables, both, rounds)
+            if found is not None:
+                break
+        classes = found
+    return None if classes is None else classes[n:].argsort()[classes[:n]]
+
+
+def put_in_order(table: Tensor, classes: Tensor) -> Tensor:
+    """Order the points of a table (n, n), and of classes (n,), by what they are among the others.
+
+    A table in another order gets the same order of its points, but for points that no automorphism
+    tells apart; a rounding may do so for others that look alike.
+    """
+    rounds = iter(range(max(1, int(_TO_ORDER / table.numel()))))
+    found, copies = refined([table], classes, rounds), list[Tensor]()
+    while found is not None and int(found.max()) + 1 < len(found):
+        classes = found
+        copies = copies or _interchangeable(table)
+        tied = _first_tied(classes, copies)
+        if tied is None:
+            break
+        found = classes.clone()
+        found[tied] = int(classes.max()) + 1
+        found = refined([table], found, rounds)
+    return (classes if found is None else found).argsort(stable=True)
+
+
+def _interchangeable(table: Tensor) -> list[Tensor]:
+    """Give points one number that see all others alike, in two ways.
+
+    They are at no distance from each other, or at the least distance that there is.
+    """
+    near = float(table.clone().fill_diagonal_(torch.inf).amin())
+    return [find_copies([each]) for each in (table, table.clone().fill_diagonal_(near))]
+
+
+def find_copies(tables: Sequence[Tensor]) -> Tensor:
+    """Give points one number, (n,), whose rows are the same in all of some tables (n, k)."""
+    generator = torch.Generator("cpu").manual_seed(0)
+    found = torch.zeros(len(tables[0]), dtype=torch.int64, device=tables[0].device)
+    for table in tables:
+        least = ROUNDING * float(table.square().sum().sqrt()) / len(table) ** 0.5
+        # one sum may be the same by chance
+        for _ in range(_SUMS):
+            drawn = torch.randn(
+                table.shape[1], dtype=table.dtype, device="cpu", generator=generator
+            )
+            found = split(found, table @ drawn, least)
+    return found
+
+
+def _first_tied(classes: Tensor, copies: Sequence[Tensor]) -> int | None:
+    """Choose the first point of the smallest class of points that are not copies of each other."""
+    kinds = classes.new_full((int(classes.max()) + 1,), len(classes))
+    for numbers in copies:
+        pairs = (classes * len(classes) + numbers).unique()
+        kinds = torch.minimum(kinds, torch.bincount(pairs // len(classes)))
+    chosen = int(kinds.where(kinds > 1, len(classes) + 1).argmin())
+    return int((classes == chosen).byte().argmax()) if int(kinds[chosen]) > 1 else None
+
+
+def refined(tables: Sequence[Tensor], classes: Tensor, rounds: Iterator[int]) -> Tensor | None:
+    """Split classes of the points of tables until none splits.
+
+    ``None`` where the tables differ, or no rounds are left.
+    """
+    sides, count = len(tables), 0
+    n = len(classes) // sides
+    # of a sum of so many numbers
+    size = float(tables[0].square().sum().sqrt()) / n**0.5
+    for number in rounds:
+        if not _same_sizes(classes.chunk(sides)):
+            return None
+        latest = int(classes.max()) + 1
+        if latest in (count, n):
+            return classes
+        count = latest
+        generator = torch.Generator("cpu").manual_seed(number)
+        numbers = torch.randn(count, dtype=torch.float64, device="cpu", generator=generator).to(
+            classes.device
+        )
+        known = numbers[classes].view(sides, n, 1)
+        sums = torch.cat([table @ side for table, side in zip(tables, known, strict=True)])
+        classes = split(classes, sums[:, 0], ROUNDING * size)
+    return None
+
+
+def split(classes: Tensor, values: Tensor, least: float) -> Tensor:
+    """Split classes of points by their values, which differ if they are further apart."""
+    order = values.argsort()
+    order = order[classes[order].argsort(stable=True)]
+    begins = (classes[order].diff() > 0) | (values[order].diff() > least)
+    found = torch.empty_like(classes)
+    found[order] = torch.cat([begins.new_zeros(1), begins]).cumsum(0)
+    return found
+
+
+def _same_sizes(sides: Sequence[Tensor]) -> bool:
+    """Whether classes have as many points on each side."""
+    count = 1 + max(int(side.max()) for side in sides)
+    first, *others = (torch.bincount(side, minlength=count) for side in sides)
+    return all(bool((first == other).all()) for other in others)
+
 
 # A match keeps all distances if their root mean square difference is at most the first share of
 # their size, and for each single point at most the second. Sums over distances may differ by the
@@ -25,8 +172,6 @@ _SAME, _ROUGHLY = 1e-5, 1e-3
 # more, as near the border of the Poincare ball; and the uncertainty, as a share of the size, that
 # makes a space too coarse to compare. [L629]
 _UNCERTAINTIES, _TOO_COARSE = 4.0, 0.03
-# Squared number of points up to which distances are stored, to be read several times. [L589]
-_STORED_ENTRIES = {"cpu": 12_000_000, "cuda": 40_000_000}
 # So many times stored distances spread what is known of each point to the others. [L589]
 _ROUNDS = 4
 # A sum whose spread is below this share of its size is not magnified. [L589]
@@ -65,7 +210,7 @@ def find_isometry(problem: Problem, *, streamed: bool) -> Isometry | None:
     # This takes a few sums over all distances, and less where the first sums differ. If the
     # distances are too many to be stored, they are read only if they may be `streamed`.
     a, b = problem.marginals
-    stored = len(a) ** 2 <= _STORED_ENTRIES.get(a.device.type, 0)
+    stored = len(a) ** 2 <= limits_of(a.device).dense
     if not _is_plain(problem) or not (stored or streamed):
         return None
     if float(a.min()) <= 0 or not _same_sums(a, b):
@@ -257,3 +402,70 @@ def _untie(
         best = choice[apart.square_().sum(0).argmin()]
         partners[point], free[best] = best, False
         matched = torch.cat([matched, point])
+
+
+# Squared number of points of the larger side up to which all distances are read. [L279]
+_READ_ENTRIES = 9_000_000
+# Share of the partners that are looked at: those that are clearest beside their second nearest, as
+# most right ones are. [L232]
+_CLEAR_SHARE = 1 / 3
+# The partners are believed if the distances among them correlate by this; so many partners are
+# needed at least. [L233, L279]
+_BELIEVED = 0.7
+_FEWEST = 32
+# Distances read at once. [L279]
+_BLOCK_ELEMENTS = 2**22
+
+
+def match_points(problem: Problem) -> PairPlan | None:
+    """Match points by their distance distributions, if the matches agree with each other."""
+    # Two points are partners if the quantiles of their distances to all others (Memoli's third
+    # lower bound) are nearest to each other both ways. Of a noisy copy some are right and the
+    # others are anywhere, so the doubly centred distances among partners correlate on both sides;
+    # otherwise, or where distances come by costly columns or a linear cost has a say, there is no
+    # plan.
+    sides = (problem.source, problem.target)
+    largest = max(side.n for side in sides)
+    if problem.linear is not None or largest**2 > _READ_ENTRIES:
+        return None
+    if not all(side.cheap_columns for side in sides):
+        return None
+    used = [(weight > 0).nonzero()[:, 0] for weight in problem.marginals]
+    x, y = (
+        _quantiles(side, weight, index)
+        for side, weight, index in zip(sides, problem.marginals, used, strict=True)
+    )
+    if min(len(x), len(y)) < _FEWEST:
+        return None
+    distance = torch.cdist(x, y)
+    nearest, there = distance.topk(2, dim=1, largest=False)
+    back = distance.argmin(0)
+    mutual = (back[there[:, 0]] == torch.arange(len(x), device=x.device)).nonzero()[:, 0]
+    clear = (nearest[mutual, 0] / nearest[mutual, 1].clamp_min(torch.finfo(x.dtype).tiny)).argsort()
+    chosen = mutual[clear[: max(_FEWEST, int(_CLEAR_SHARE * len(mutual)))]]
+    pairs = Anchors(used[0][chosen], used[1][there[chosen, 0]])
+    if len(chosen) < _FEWEST or _correlation(problem, pairs) < _BELIEVED:
+        return None
+    mass = (problem.marginals.a[pairs.source] * problem.marginals.b[pairs.target]).sqrt()
+    return PairPlan(pairs, mass / mass.sum(), (problem.source.n, problem.target.n))
+
+
+def _quantiles(provider: DistanceProvider, weights: Tensor, index: Tensor) -> Tensor:
+    """Return quantiles of the distances of some points to all others, float32."""
+    blocks = index.split(max(1, _BLOCK_ELEMENTS // provider.n))
+    tables = (provider.columns(block).T for block in blocks)
+    return torch.cat([distance_quantiles(table.float(), weights.float()) for table in tables])
+
+
+def _correlation(problem: Problem, pairs: Anchors) -> float:
+    """Return the correlation of the doubly centred distances among pairs, but those to itself."""
+    sides = zip((problem.source, problem.target), pairs, strict=True)
+    x, y = (_centred(side.columns(index)[index].double()) for side, index in sides)
+    size = (x.norm() * y.norm()).clamp_min(torch.finfo(x.dtype).tiny)
+    return float((x * y).sum() / size)
+
+
+def _centred(table: Tensor) -> Tensor:
+    others = table.sum(1) / (len(table) - 1)
+    table = table - table.diag().diag() + others.diag()
+    return table - table.mean(0) - table.mean(1, keepdim=True) + table.mean()

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchgw._batch.products import products
+from torchgw._search.chain import ALIKE, BETTER, SAME
 from torchgw._search.stack import Ends, Stack
 from torchgw._tensors.deadline import is_over
 
@@ -20,11 +21,6 @@ _GROUPS = 2
 _SHARES = (0.3, 0.5, 0.7)
 # Epsilon at which these begin, as a share of the natural scale. [L1291]
 _BLURRED = 0.04
-# An objective is better if it is lower by this share; two within it are of one optimum. [L1291]
-BETTER = 1e-4
-# Cosine of the angle between plans above which they are of one optimum; and by what share their
-# objectives may differ then, as plans have settled, no more. [L561, L1291, L1314]
-_ALIKE, _SETTLING = 0.9, 1e-3
 # Rounds that may pass without a better optimum. [L1291]
 _PATIENCE = 2
 
@@ -195,10 +191,11 @@ def _only(given: Members, group: int) -> Tensor:
 
 def _same(some: Ends, other: Ends) -> Tensor:
     """Tell whether plans (B, k) are of the same optimum as others (B, 1), (B, k)."""
+    # plans that are alike have settled, no more: their objectives may differ by more [L1314]
     gap = (some.objectives - other.objectives).abs()
     one, two = (part.plans.flatten(2) for part in (some, other))
     cosine = (one * two).sum(2) / (one.square().sum(2) * two.square().sum(2)).sqrt()
-    room = torch.where(cosine > _ALIKE, _SETTLING, BETTER)
+    room = torch.where(cosine > ALIKE, SAME, BETTER)
     return gap <= room * other.objectives.abs()
 
 
@@ -208,7 +205,7 @@ def distinct(members: Members, count: int) -> Members:
     at = torch.arange(len(order), device=order.device)[:, None]
     ranked = Members(*(part[at, order] for part in members))
     flat = torch.nn.functional.normalize(ranked.plans.flatten(2), dim=2)
-    alike = products(flat, flat.mT) > _ALIKE
+    alike = products(flat, flat.mT) > ALIKE
     kept = ranked.objectives.isfinite()
     for place in range(1, kept.shape[1]):
         kept[:, place] &= ~(alike[:, place, :place] & kept[:, :place]).any(1)

@@ -39,7 +39,7 @@ _ROUND = 8
 # Share of the states that are mixed; the others are kicked: so many points at least, and this share
 # of them at most. [L1341]
 _MIXED, _LEAST_KICKED, _MOST_KICKED = 0.8, 3, 0.5
-# Share of the largest change of a move that is rounding. A choice. [L1341]
+# Share of the largest change of a move, or entry of a table, that is rounding. A choice. [L1341]
 _ROUNDING = 1e-12
 # Entries that a search of starts looks at, and states that it returns at most. [L1296]
 _LOOKED_AT, _FOLLOWED = 3e7, 8
@@ -136,6 +136,8 @@ def search(walk: Walk, known: Array, budget: float) -> Found:
     best, least = walk.states.copy(), np.full(count, math.inf)
     while True:
         for _ in range(_ROUND * n):
+            if is_over():
+                break
             walk.step()
         done += _ROUND
         better = walk.least <= least
@@ -167,10 +169,6 @@ def _kicked_and_mixed(walk: Walk, best: Array) -> Array:
     return np.where(wanted[:, None], mixed, kicked)
 
 
-# Share of the largest entry of a table that is rounding. A choice. [L1341]
-_SAME = 1e-12
-
-
 class Assignments(NamedTuple):
     """A quadratic assignment problem: sum_r <A_r, B_r[p][:, p]> + sum_i L[i, p_i], in float64.
 
@@ -199,7 +197,7 @@ class Assignments(NamedTuple):
         # a symmetric table sees nothing of an antisymmetric one
         directed = torch.ones(len(parts), dtype=torch.bool, device=far.device)
         for side, part in zip((near, far), odd, strict=True):
-            directed &= part.abs().amax((1, 2)) > _SAME * side.abs().amax((1, 2))
+            directed &= part.abs().amax((1, 2)) > _ROUNDING * side.abs().amax((1, 2))
         near, far = (
             torch.cat([first, second[directed]]) for first, second in zip(even, odd, strict=True)
         )
@@ -229,7 +227,7 @@ class Assignments(NamedTuple):
 
 
 # Relative difference up to which weights are equal. A choice. [L1274]
-_EQUAL = 1e-9
+EQUAL_WEIGHTS = 1e-9
 
 
 def can_exchange(problem: CoarseProblem) -> bool:
@@ -237,7 +235,7 @@ def can_exchange(problem: CoarseProblem) -> bool:
     a, b = problem.source.weights, problem.target.weights
     if not len(a) == len(b) <= limits_of(a.device).exchanged_points:
         return False
-    return bool((torch.cat([a, b]) * len(a) - 1).abs().max() <= _EQUAL)
+    return bool((torch.cat([a, b]) * len(a) - 1).abs().max() <= EQUAL_WEIGHTS)
 
 
 def best_matchings(problem: CoarseProblem, plans: Tensor) -> tuple[Tensor, bool]:
@@ -252,7 +250,7 @@ def best_matchings(problem: CoarseProblem, plans: Tensor) -> tuple[Tensor, bool]
     near = (-2 * problem.alpha / n**2) * problem.x.double()
     parts = list(zip(near, problem.y.double().mT, strict=True))
     walk = Exchanges(Assignments.of(parts, problem.base.double() / n))
-    found = search(walk, np.array(known), _LOOKED_AT)
+    found = search(walk, np.array(known, dtype=np.int64).reshape(-1, n), _LOOKED_AT)
     return torch.from_numpy(found.states[:_FOLLOWED]).to(device), found.agreed
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
@@ -13,26 +14,93 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchgw._errors import PerformanceWarning, warn_user
 from torchgw._plans.transport import round_to_marginals
-from torchgw._search.chain import Chain, Climbed, Trial, stacked
-from torchgw._search.coarse import Coarsened, side_by_side
-from torchgw._search.graphs import SparseProducts, is_graph
-from torchgw._search.kinds import (
+from torchgw._problem.limits import limits_of
+from torchgw._search.chain import (
+    COMPARED_AT,
+    FIRST,
     LAST_INNER,
     LAST_RELAXATION,
     QUICK,
     REFINE,
     REFINE_GRAPHS,
+    REFINED,
     STEP,
+    Chain,
+    Climbed,
     Kind,
     Ladder,
+    Trial,
+    kinds_of_chains,
+    stacked,
 )
-from torchgw._search.modes import Modes
+from torchgw._search.coarse import Coarsened, CoarseProblem, side_by_side
+from torchgw._search.graphs import SparseProducts, is_graph
 from torchgw._search.starts import GUESS_EPSILON
 from torchgw._sinkhorn.batch import BatchPlans, BatchSolver, solve_batch
 from torchgw._tensors.cuda_graphs import Call, Replayer, call_directly, clone
 from torchgw._tensors.deadline import is_over
 from torchgw._typing import Marginals
+
+# Growth of a pair of modes in an outer iteration below which it is left out. [L1171]
+_GROWTH = 0.25
+
+
+class Modes:
+    """-4 alpha x P y by those eigenvectors u_i of x and v_j of y that can move a plan.
+
+    Near the product plan, a change of it along u_i v_j' is multiplied by lambda_i mu_j /
+    (epsilon |x| |y|) in an outer iteration, at epsilon as a share of the natural scale: a pair for
+    which that is small dies out, and need not be computed.
+    """
+
+    def __init__(self, problem: CoarseProblem) -> None:
+        self.shape = problem.base.shape
+        # the largest eigenvalues first
+        sides = [torch.linalg.eigh(side[0].float()) for side in (problem.x, problem.y)]
+        order = [values.abs().argsort(descending=True) for values, _ in sides]
+        values = [side[0][by] for side, by in zip(sides, order, strict=True)]
+        self.vectors = [side[1][:, by] for side, by in zip(sides, order, strict=True)]
+        self.factors = float(-4 * problem.alpha) * torch.outer(*values)
+        x, y = (each.abs() / each.norm() for each in values)
+        self.growth = x * y[0], y * x[0]
+
+    @classmethod
+    def of(cls, problem: CoarseProblem) -> Modes | None:
+        """Make them where products take long: on a CPU, of one symmetric table on either side."""
+        # products of small matrices take less
+        small = problem.base.numel() <= limits_of(problem.base.device).stacked
+        on_cpu = problem.base.device.type == "cpu"
+        return cls(problem) if on_cpu and len(problem.x) == 1 and not small else None
+
+    def ranks(self, share: float) -> tuple[int, int] | None:
+        """Count the modes of x and of y that matter at an epsilon; all if ``None``."""
+        p, q = (int((growth > _GROWTH * share).sum()) for growth in self.growth)
+        return (p, q) if self.work((p, q)) < self.work(None) else None
+
+    def work(self, ranks: tuple[int, int] | None) -> int:
+        """Count the multiplications of a product with so many modes, or with the tables."""
+        s, t = self.shape
+        if ranks is None:
+            return s * t * (s + t)
+        p, q = ranks
+        return 2 * min(p * t * (s + q), q * s * (t + p))
+
+    def __call__(self, base: Tensor, plans: Tensor, share: float) -> Tensor | None:
+        """Add the products at plans (B, s, t) to the base, unless they take less by the tables."""
+        ranks = self.ranks(share)
+        if ranks is None:
+            return None
+        p, q = ranks
+        x, y = self.vectors[0][:, :p], self.vectors[1][:, :q]
+        factors, in_turn = self.factors[:p, :q], torch.linalg.multi_dot
+        found = torch.empty_like(plans)
+        for plan, costs, own in zip(plans, found, base.expand_as(plans), strict=True):
+            inner = in_turn((x.mT, plan, y)).mul_(factors)
+            torch.add(own, in_turn((x, inner, y.mT)), out=costs)
+        return found
+
 
 # Noise on the product plan of a chain that has no other start. [L323]
 _FAINT = 0.1
@@ -47,15 +115,15 @@ _LAST = 5
 # Noise on the plans at each stage: exact products would keep equal what automorphisms of a graph
 # make equal, and sharper plans cost less. [L336]
 _STIR = 0.01
-# Plans of so few entries: guesses are also compared as they are, without descending first, and
-# chains that agree do not end the rounds. To be surer takes little here. [L661]
-_TINY = 2**10
-# Entries of plans that advance together: a CPU does best with what its cache holds. [L333]
-_TOGETHER = {"cpu": 2**17, "cuda": 2**28}
-# The same for the rest of an outer iteration, for each entry. [L1173]
+# What the rest of an outer iteration takes for each entry, in multiplications. [L1173]
 _BESIDE = 300
 # Outer iterations between looks at how far plans have moved, where they are CUDA graphs. [L1337]
 _RECORDED = 4
+
+
+# A warning comes first if the chains to come will take more than so many seconds; seconds of one
+# multiplication of an outer iteration on a CPU. [L549]
+_LONG, _MULTIPLICATION = 5.0, 2e-11
 
 
 class _Tables(NamedTuple):
@@ -115,9 +183,10 @@ class World:
         self.column = problem.column.float()
         self.sparse = SparseProducts.of(problem)
         self.modes = Modes.of(problem) if self.sparse is None else None
-        self.tiny = self.base.numel() <= _TINY
-        # chains that are advanced as one batch
-        self.batch = max(1, _TOGETHER[self.base.device.type] // self.base.numel())
+        entries, limits = self.base.numel(), limits_of(self.base.device)
+        self.tiny = entries <= limits.tiny
+        # chains that are advanced as one batch, and whether that is each alone
+        self.batch, self.large = max(1, limits.together // entries), entries > limits.together
         self.refine = REFINE_GRAPHS if is_graph(problem) else REFINE
         self._tables = _Tables(self.x, self.y, self.column, self.marginals)
         self._call, self._looks_every = call_directly, 1
@@ -131,11 +200,6 @@ class World:
         other = copy(self)
         other.base = self.base + linear
         return other
-
-    @property
-    def large(self) -> bool:
-        """Whether each chain is advanced alone."""
-        return self.base.numel() > _TOGETHER[self.base.device.type]
 
     def costs(self, plans: Tensor, share: float = 0.0) -> Tensor:
         """Linearise at plans (B, s, t), as exactly as a share of the natural scale asks for."""
@@ -333,6 +397,56 @@ class World:
         """Round plans to their marginals, (k, s, t) float64."""
         weights = self.problem.source.weights, self.problem.target.weights
         return round_to_marginals(stacked(chains)[0].double(), *weights)
+
+    def seconds(self, numbers: range, low: float) -> float:
+        """Model the time of chains on a CPU by dense products, the best of them to the target."""
+        if self.base.device.type != "cpu" or self.sparse is not None:
+            return 0.0
+        level = max(low, COMPARED_AT)
+        kinds = itertools.islice(kinds_of_chains(), numbers.start, numbers.stop)
+        ladders = [(kind.ladder, level) for kind in kinds]
+        ladders += [(self.refine, low)] * REFINED if low < level else []
+        each = (ladder.outer * sum(map(self.work, ladder.stages(last))) for ladder, last in ladders)
+        return _MULTIPLICATION * sum(each)
+
+    def warn_if_long(self, count: int, low: float) -> bool:
+        """Say what even the first chains take on a CPU, if that is long; return whether it is."""
+        least = self.seconds(range(len(FIRST)), low)
+        if least <= _LONG:
+            return False
+        most = least + self.seconds(range(len(FIRST), count), low)
+        warn_user(
+            f"A few points do not represent these, and starts are followed on all of them: about "
+            f"{least:.0f} s on this CPU if the first ones agree, up to {most:.0f} s if not. "
+            "search='fast' leaves them out, and a start that is known (`init`) needs none.",
+            PerformanceWarning,
+        )
+        return True
+
+    def warn_if_more(self, count: int, low: float) -> None:
+        """Say what the chains that follow the first ones take on a CPU, if that is long."""
+        seconds = self.seconds(range(len(FIRST), count), low)
+        if seconds > _LONG:
+            warn_user(
+                f"The first starts, followed on all points, did not agree, and up to "
+                f"{count - len(FIRST)} more follow: about {seconds:.0f} s on this CPU. "
+                "search='fast' leaves them out, and a start that is known (`init`) needs none.",
+                PerformanceWarning,
+            )
+
+    def within_time(self, done: int, count: int, low: float) -> int:
+        """Count the chains, those that are done too, that are followed to the target in time."""
+        # each chain is followed to the target, not the best ones alone
+        each = self.seconds(range(len(FIRST)), low) / len(FIRST)
+        return count if each == 0 else min(count, max(done, int(_LONG / each)))
+
+    def repairs_within(self, ladder: Ladder, most: int) -> int:
+        """Count the repairs that may be made in time, which end with a ladder's first stage."""
+        if self.base.device.type != "cpu":
+            return most
+        again = QUICK.outer * sum(map(self.work, QUICK.stages(ladder.start)))
+        each = _MULTIPLICATION * (again + ladder.outer * self.work(ladder.start))
+        return min(most, int(_LONG / each))
 
     def report(
         self,

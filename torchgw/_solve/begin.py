@@ -17,20 +17,22 @@ from torchgw._plans.transport import DualPlan, TransportPlan
 from torchgw._problem.limits import limits_of
 from torchgw._problem.marginals import MarginalRule
 from torchgw._problem.problem import Problem
-from torchgw._search.all_points import search_all_points, search_twice
-from torchgw._search.alternatives import Alternative, Search, is_whole
-from torchgw._search.batch import LEAST_EPSILON, Searched
+from torchgw._search.all_points import (
+    is_smeared,
+    is_structured,
+    search_all_points,
+    search_twice,
+    tells_all,
+)
+from torchgw._search.alternatives import WHY_RELAXED, WHY_SUBSAMPLE, Alternative, Search, is_whole
 from torchgw._search.chain import AGREEING
 from torchgw._search.coarse import coarse_table, directed_points, represent, support_of
-from torchgw._search.doubts import WHY_RELAXED, WHY_SUBSAMPLE
-from torchgw._search.isometry import Isometry
-from torchgw._search.matching import match_points
-from torchgw._search.optima import DEFAULT_STARTS, find_optima
+from torchgw._search.isometry import Isometry, match_points
+from torchgw._search.optima import DEFAULT_STARTS, LEAST_EPSILON, Searched, find_optima
 from torchgw._search.population import improve, name_of
 from torchgw._search.stack import Ends, Stack, can_stack
 from torchgw._search.standard import StandardForm, put_in_standard_form
 from torchgw._search.starts import GUESS_EPSILON
-from torchgw._search.structure import is_smeared, is_structured, tells_all
 from torchgw._search.subsample import Coarse
 from torchgw._search.tabu import Sides, best_maps
 from torchgw._sinkhorn.annealing import ANNEALING_TOLERANCE, Annealing

@@ -9,7 +9,7 @@ import torch
 from torchgw._errors import PerformanceWarning, warn_user
 from torchgw._problem.limits import Limits
 from torchgw._problem.problem import Facts
-from torchgw._search.chain_times import chain_products
+from torchgw._search.chain import chain_products
 from torchgw._solve.options import Options
 
 logger = logging.getLogger(__name__)

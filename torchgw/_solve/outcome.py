@@ -12,7 +12,7 @@ from torchgw._plans.given import SparsePlan
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.problem import Problem
 from torchgw._search.alternatives import Search
-from torchgw._search.batch import Searched
+from torchgw._search.optima import Searched
 from torchgw._sinkhorn.choose import alone
 from torchgw._solve.evaluation import (
     Evaluation,

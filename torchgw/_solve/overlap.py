@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchgw._problem.marginals import MarginalRule
-from torchgw._search.alternatives import Search
-from torchgw._search.doubts import WHY_NO_ELBOW, WHY_TIME
+from torchgw._search.alternatives import WHY_NO_ELBOW, WHY_TIME, Search
 from torchgw._solve.outcome import Asked, Outcome, Overlap
 from torchgw._solve.passes import solve_problem
 from torchgw._solve.state import Recorder

@@ -13,14 +13,23 @@ import torch
 from torch import Tensor
 
 from torchgw._problem.limits import limits_of
-from torchgw._search.all_points import few_enough, repair_found
-from torchgw._search.alternatives import Alternative, Search
-from torchgw._search.chain import Trial
+from torchgw._search.all_points import few_enough, match_edges, repair_found
+from torchgw._search.alternatives import (
+    AGREED,
+    OTHER,
+    WHY_APART,
+    WHY_EDGES,
+    WHY_OPEN,
+    WHY_TIME,
+    Alternative,
+    Search,
+    compare_ends,
+    ends_settle,
+    led_by,
+    sent_apart,
+)
+from torchgw._search.chain import COMPARED_AT, Trial
 from torchgw._search.coarse import coarse_problem
-from torchgw._search.doubts import WHY_APART, WHY_EDGES, WHY_OPEN, WHY_TIME
-from torchgw._search.edges import match_edges
-from torchgw._search.ends import AGREED, OTHER, compare_ends, ends_settle, led_by, sent_apart
-from torchgw._search.kinds import COMPARED_AT
 from torchgw._search.starts import GUESS_EPSILON
 from torchgw._search.tabu import best_matchings, can_exchange
 from torchgw._sinkhorn.choose import choose_backend

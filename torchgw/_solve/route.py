@@ -15,7 +15,7 @@ from torchgw._errors import UnsupportedError
 from torchgw._gradients.choose import check_products
 from torchgw._problem.limits import LIMITS, Limits
 from torchgw._problem.problem import Facts
-from torchgw._search.chain_times import affordable_chains
+from torchgw._search.chain import affordable_chains
 from torchgw._sinkhorn.choose import BackendName, skips_tiles
 from torchgw._sinkhorn.contract import Backend
 from torchgw._sinkhorn.tiles.tiling import width_of

@@ -34,7 +34,7 @@ from torchgw._problem.providers import DistanceOptions, build_providers
 from torchgw._problem.signatures import SignatureName, is_signature, named_features
 from torchgw._results.base import Result
 from torchgw._results.result import GWResult
-from torchgw._search.agreement import agreement
+from torchgw._search.optima import agreement
 from torchgw._solve.table import check_options
 from torchgw._tensors.threads import host_threads, small_on_one_thread
 from torchgw._typing import Array, Marginals, Seed
