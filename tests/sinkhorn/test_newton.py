@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import torchgw
+from torchgw._problem.marginals import MarginalRule
 from torchgw._sinkhorn import loop, newton
 from torchgw._sinkhorn.eager import EagerBackend
 from torchgw._sinkhorn.newton import newton_step
@@ -141,3 +142,23 @@ def test_steps_on_entries_raise_the_dual_value_and_meet_columns(monkeypatch):
     assert a @ after.f + b @ after.g > a @ before.f + b @ before.g
     missing = [(prepared.dense(each).sum(0) - b).abs().sum() for each in (before, after)]
     assert missing[1] < 1e-3 * missing[0]
+
+
+@pytest.mark.parametrize("rho", [(0.4, 0.7), (np.inf, 0.3)])
+def test_penalties_are_the_same_while_epsilon_rises_and_falls(rho):
+    prepared, rule = slow_problem(8, 9, epsilon=0.02), MarginalRule(rho)
+    problem, tried = prepared.problem._replace(tau=rule.tau(0.02)), []
+
+    def solve(at, start, most, tol):
+        tried.append(at.problem)
+        return loop.SinkhornResult(start, 0.0, 1, converged=len(tried) > 2)
+
+    start = Potentials(*map(torch.zeros_like, problem.marginals))
+    given = prepared.backend.prepare(problem)
+    found, used = newton.from_larger_epsilon(given, start, 100, solve, 4.0)
+    assert found is start
+    assert used == len(tried)
+    # up until one is solved at once, and down again
+    assert [one.epsilon / 0.02 for one in tried] == pytest.approx([4, 16, 64, 16, 4])
+    for one in tried:
+        assert one.tau == pytest.approx(rule.tau(one.epsilon))

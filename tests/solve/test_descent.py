@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import warnings
 
@@ -197,3 +198,18 @@ def test_plans_that_miss_their_marginals_every_other_time_do_not_run_to_the_limi
         result = torchgw.solve(D_X=instance.d_x, D_Y=instance.d_y, search="fast", max_iter=100)
     assert result.converged
     assert result.marginal_error < 1e-6
+
+
+@pytest.mark.parametrize("patient", [False, True])
+@pytest.mark.parametrize("floor", [math.inf, 0.004])
+def test_proximal_steps_begin_where_the_annealing_ends(patient, floor):
+    """Epsilon falls to its end, which it meets, and is a harmonic sequence from there on."""
+    anneal = Annealing(1.0, 0.01, 0.7, proximal=True, patient=patient, floor=floor)
+    epsilons = [anneal(step) for step in range(120)]
+    arrival = next(step for step, epsilon in enumerate(epsilons) if epsilon <= anneal.end)
+    assert epsilons[arrival] == pytest.approx(min(0.01, floor))
+    falls = [after / before for before, after in itertools.pairwise(epsilons[:arrival])]
+    assert all(fall == pytest.approx(0.7) for fall in falls) or patient
+    assert max(falls) < 1
+    steps = [1 / after - 1 / before for before, after in itertools.pairwise(epsilons[arrival:])]
+    assert steps == pytest.approx(len(steps) * [1 / 0.01])

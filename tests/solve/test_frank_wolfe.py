@@ -11,6 +11,7 @@ from problems import random_weights
 from scipy.optimize import linprog
 
 from torchgw._problem.marginals import MarginalRule
+from torchgw._sinkhorn.exact import LARGE
 from torchgw._solve.polish import best_length, descend, oracle, take_steps
 from torchgw._typing import Marginals
 
@@ -50,6 +51,17 @@ def test_oracles_find_plans_of_least_cost(name, sign):
         np.testing.assert_allclose(masses, held["b_eq"], atol=1e-12)
         if "A_ub" in held:
             assert (held["A_ub"] @ plan.ravel() <= held["b_ub"] + 1e-12).all()
+
+
+def test_large_problems_on_part_of_their_entries_are_exact():
+    ot = pytest.importorskip("ot")
+    rng = np.random.default_rng(0)
+    p, q = random_weights(LARGE + 9), random_weights(LARGE, 1)
+    cost, solve = rng.random((len(p), len(q))), oracle(p, q, None)
+    for _ in range(3):
+        assert np.vdot(solve(cost).plan, cost) == pytest.approx(ot.emd2(p, q, cost), rel=1e-9)
+        # other prices, as from one linearisation to the next
+        cost = cost + 0.3 * rng.random(cost.shape)
 
 
 @pytest.mark.parametrize("bend", [2.0, 0.3, 0.0, -0.5])
