@@ -67,7 +67,7 @@ def test_as_its_own_converter_writes_them():
 def test_an_isolated_node_is_far_from_all():
     graph = ladder()
     graph.add_node("alone")
-    with pytest.warns(GraphWarning, match=r"2 components \(of 9, 1 vertices\)"):
+    with pytest.warns(GraphWarning, match=r"2 components \(of 9, 1 vertices"):
         result = align(data(graph), data(graph, order=[9, *range(9)]))
     np.testing.assert_array_equal(result.lazy_plan.argmax(), [*range(1, 10), 0])
 
@@ -88,7 +88,7 @@ def test_features_of_edges_are_no_lengths():
 def test_batches_are_components():
     graph = data(ladder())
     batch = pyg.data.Batch.from_data_list([graph, graph])
-    with pytest.warns(GraphWarning, match=r"2 components \(of 9, 9 vertices\)"):
+    with pytest.warns(GraphWarning, match=r"2 components \(of 9, 9 vertices"):
         assert align(batch, batch).lazy_plan.shape == (18, 18)
 
 

@@ -45,7 +45,7 @@ def test_paths_are_nearly_straight_in_the_plane():
     found = distances(Surface(points, faces))
     # paths lie on the surface: none is shorter than the distance
     assert found.min() >= 0
-    assert (found - apart).min() > -1e-12
+    assert (found - apart).min() > -1e-11
     # as ways along the edges alone are
     ends = np.concatenate([faces[:, [0, 1]], faces[:, [1, 2]], faces[:, [2, 0]]])
     length = np.linalg.norm(points[ends[:, 0]] - points[ends[:, 1]], axis=1)
@@ -142,6 +142,8 @@ def forms(points, faces):
     }
 
 
+# numbers are read as they are
+@pytest.mark.exact
 @pytest.mark.parametrize("kind", ["arrays", "lists", "trimesh", "pyvista", "geometric"])
 def test_surfaces_of_other_packages(kind):
     points, faces = blob(40)

@@ -31,6 +31,8 @@ def equal(n: int, m: int) -> Marginals:
     return Marginals(*(torch.full((k,), 1 / k, dtype=torch.float64) for k in (n, m)))
 
 
+# M with and without infinite entries would be moved otherwise
+@pytest.mark.exact
 def test_a_support_can_be_given_in_any_form():
     X, Y, mask = drawn(9, 11, 0.6)
     M = np.random.default_rng(1).random((9, 11))
