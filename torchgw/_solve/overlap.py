@@ -20,9 +20,8 @@ from torchgw._solve.passes import solve_problem
 from torchgw._solve.state import Recorder
 from torchgw._tensors.deadline import is_over
 
-# Shares of the mass that are tried, and those of them at which a search begins. [L1386]
+# Shares of the mass that are tried. [L1386]
 SHARES = tuple(k / 20 for k in range(2, 21))
-_SEARCHED = (0.5, 1.0)
 # Relative difference of objectives up to which two paths have met: far above tolerances. [L1386]
 _SAME = 1e-5
 # Costs that differ by no more than this factor are on one level: all of the mass matches. [L1386]
@@ -36,8 +35,11 @@ _LEAST = 1e-4
 
 def solve_overlap(asked: Asked, recorder: Recorder) -> Outcome:
     """Solve for the share of the mass that matches."""
-    ends: dict[float, Outcome] = {}
-    for first in _SEARCHED:
+    rule, ends = asked.options.rule, dict[float, Outcome]()
+    assert rule is not None
+    assert rule.mass is not None
+    # a search begins at the mass of the rule and at all of it
+    for first in (rule.mass, 1.0):
         if ends and is_over():
             break
         _take(ends, first, solve_problem(_moving(asked, first), Recorder()))
