@@ -19,7 +19,7 @@ _LARGEST_SUM = 175.0
 # Penalty, over the natural scale, from which on marginals are taken as strict: it would let plans
 # miss them by 1e-8, and errors within the tolerances would weigh more than the cost. [L1061]
 STRICT = 1e8
-# The first share of the mass that is tried where it is to be chosen.
+# The first share of the mass that is tried where it is to be chosen, or not known.
 _FIRST = 0.5
 
 
@@ -58,6 +58,11 @@ class MarginalRule:
         if self.mass is not None:
             return self.mass
         return 1.0 if math.inf in self.rho else None
+
+    @property
+    def share(self) -> float:
+        """Share of the mass that is sure to move; half where penalties or free marginals decide."""
+        return _FIRST if self.mass is None else self.mass
 
     @property
     def polyhedral(self) -> bool:

@@ -25,7 +25,7 @@ from torchgw._search.alternatives import (
     is_whole,
 )
 from torchgw._search.chain import COMPARED_AT, SAME, STANDS_OUT, Climbed, affordable_chains, near
-from torchgw._search.chains import SMEARED, Guess, climb
+from torchgw._search.chains import SMEARED, Guess, climb, follow_to_ends
 from torchgw._search.coarse import Coarsened, centre, coarse_problem
 from torchgw._search.graphs import is_sparse
 from torchgw._search.optima import DEFAULT_STARTS, LEAST_EPSILON, find_optima, way_to_call
@@ -153,9 +153,13 @@ def search_all_points(
     unclear = told_all and plain and _is_unclear(problem, first)
     told_all = told_all and not unclear
     left_open = told_all and plain and first.ambiguity > _OPEN
-    full = left_open and n * m <= limits.stacked
+    small = n * m <= limits.stacked
+    full = left_open and small
+    # what few points tell clearly is seldom wrong, and then costs no chains to put right
+    stackable = small and can_stack(problem) and is_whole(problem, first)
+    clear = told_all and plain and stackable and not left_open
     brief = left_open and not full and least <= n * m < limits.open_most
-    if told_all and not (brief or full):
+    if told_all and not (brief or full or clear):
         if first.alternatives:
             return first
         first = search_twice(problem, how, gradient)
@@ -170,7 +174,7 @@ def search_all_points(
     if epsilon >= whole.scale:
         # there is only one plan, at which every chain would end
         return first
-    if full and epsilon >= COMPARED_AT * whole.scale:
+    if (full or clear) and epsilon >= COMPARED_AT * whole.scale:
         # chains would take seconds where plans are blurred
         return first
     if max(n, m) <= limits.few_points and n_init is None and how != "fast":
@@ -189,16 +193,24 @@ def search_all_points(
         return first._replace(doubt=WHY_FAST)
     # for a far smaller epsilon a ladder of stages would not end
     target = max(epsilon, LEAST_EPSILON * whole.scale)
-    count = limits.open_chains if brief else min(n_init or limits.chains_of(how), affordable)
-    small = coarse.base.numel() <= limits.stacked
     device = problem.source.device
+    stack = _stacked(whole, target, problem) if small and can_stack(problem) else None
+    if clear:
+        assert stack is not None
+        found = follow_to_ends(whole, target, guesses, stack)
+        if found.agreed:
+            alternatives, ambiguity = different_optima(whole, found.trials, found.plans, (n, m))
+            return Search(alternatives, ambiguity, found.trials, settled=True)
+        ends = zip(found.trials, found.plans, strict=False)
+        guesses = [Guess(trial.start, plan.to(coarse.base), None) for trial, plan in ends]
+    count = limits.open_chains if brief else min(n_init or limits.chains_of(how), affordable)
     read = whole.problem.x, whole.problem.y, whole.problem.base
     found = climb(
         whole, target, count, guesses, count if brief else 2 * affordable,
         solver=batch_solver(backend), in_time=plain, told=told, sharpened=sharpened and plain,
         # few points have told where clusters go
         repair=not left_open,
-        stack=_stacked(whole, target, problem) if small and can_stack(problem) else None,
+        stack=stack,
         call=way_to_call("chains", device, backend, read),
     )  # fmt: skip
     alternatives, ambiguity = different_optima(whole, found.trials, found.plans, (n, m))

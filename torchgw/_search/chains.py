@@ -290,10 +290,20 @@ def climb(
     best = [*followed.best, *begun.found, *_follow_guesses(world, guesses, low)]
     if stack is not None:
         best += rounds.halves(*followed.spare)[0][:_WIDE] if low < COMPARED_AT else []
-        return _improved(world, stack, low, best, [*followed.best, *followed.behind], rounds.left)
+        starts = [(chain.name, chain.plan) for chain in (*followed.best, *followed.behind)]
+        return _improved(world, stack, low, starts, best, rounds.left)
     if low < COMPARED_AT:
         return _sharp(world, rounds, low, best, followed, repair=repair)
     return _blurred(world, rounds, low, best, followed)
+
+
+def follow_to_ends(
+    coarse: Coarsened, target: float, guesses: Sequence[Guess], stack: Stack
+) -> Climbed:
+    """Follow guesses between all points to their ends on a stack, without any chain."""
+    world = World(coarse)
+    best = [world.take(guess.name, guess.plan) for guess in guesses]
+    return _improved(world, stack, target / coarse.scale, [], best, [])
 
 
 def _blurred(
@@ -421,14 +431,14 @@ def _improved(
     world: World,
     stack: Stack,
     low: float,
+    starts: Sequence[tuple[str, Tensor]],
     best: Sequence[Chain],
-    chains: Sequence[Chain],
     left: Sequence[Trial],
 ) -> Climbed:
-    """Follow the best plans to their ends on a stack, and improve them there."""
+    """Follow starts and the best chains to their ends on a stack, and improve them there."""
     clock = perf_counter()
     best = sorted(best, key=_objective)
-    starts = [(chain.name, chain.plan) for chain in (*chains, *best)]
+    starts = [*starts, *((chain.name, chain.plan) for chain in best)]
     if can_exchange(world.problem):
         partners, _ = best_matchings(world.problem, stacked(best)[0])
         matched = torch.nn.functional.one_hot(partners, partners.shape[1]).to(world.base)

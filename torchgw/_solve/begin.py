@@ -27,6 +27,7 @@ from torchgw._search.all_points import (
 from torchgw._search.alternatives import WHY_RELAXED, WHY_SUBSAMPLE, Alternative, Search, is_whole
 from torchgw._search.chain import AGREEING
 from torchgw._search.coarse import coarse_table, directed_points, represent, support_of
+from torchgw._search.congruent import congruent_pairs
 from torchgw._search.isometry import Isometry, match_points
 from torchgw._search.optima import DEFAULT_STARTS, LEAST_EPSILON, Searched, find_optima
 from torchgw._search.population import improve, name_of
@@ -300,14 +301,11 @@ def _most_even(setting: Setting, support: Tensor) -> Plan:
 _OUTER, _INNER, _TOLERANCE = 60, 200, 1e-3
 # L1 distance of normalised plans above which they are different optima. [L297]
 _DISTINCT = 0.1
-# Penalties above this multiple of the natural scale are compared as strict marginals: they would
-# multiply the marginal errors that these few iterations leave. [L970]
-_HARD = 1e4
 # Relaxed plans that break strict marginals or bounds by more than this share of their mass are not
 # compared. [L239]
 MISSED = 1e-2
-# Starts from the neighbours of a point of either side; rounds that improve the best. [L1292]
-_BALLS, _ROUNDS = 16, 8
+# Starts from congruent pairs; rounds that improve the best. [L1292, L1401]
+SEEDS, _ROUNDS = 16, 8
 
 
 class _Found(NamedTuple):
@@ -382,10 +380,8 @@ def _search(
         problem.loss,
         None if support is None else support.cpu(),
     )
-    rule = strategy.options.rule
-    assert rule is not None
-    hard = [math.inf if rho > _HARD * strategy.scale else rho for rho in rule.rho]
-    level = replace(rule, rho=(hard[0], hard[1]))
+    level = strategy.soft_rule
+    assert level is not None
     epsilon = max(strategy.epsilon, LEAST_EPSILON * strategy.scale) * strategy.mass
     options = replace(
         strategy.options, epsilon=epsilon, rule=level,
@@ -395,7 +391,7 @@ def _search(
     )  # fmt: skip
     strict = find_optima(small, epsilon, options.n_init or DEFAULT_STARTS)
     cpu, device, doubt = torch.device("cpu"), problem.source.device, ""
-    if can_stack(small) and not rule.squares:
+    if can_stack(small) and not level.squares:
         scale = None if support is None else represented.scale
         stack = Stack.of(coarse, epsilon, level, scale=scale)
         found, agreed = _improved(stack, small, level, strict)
@@ -439,14 +435,10 @@ def _improved(
         plan = torch.zeros_like(product)
         plan[one.source.cpu()[:, None], one.target.cpu()] = one.plan.cpu()
         starts.append((one.label, plan))
-    # the neighbours of a point of either side, of as much mass as moves
-    share = 0.5 if rule.mass is None else rule.mass
     every = (*(torch.arange(side.n, device="cpu") for side in (small.source, small.target)),)
     tables = small.source.columns(every[0]), small.target.columns(every[1])
-    sides = list(zip(tables, (a, b), strict=True))
-    for number in range(_BALLS):
-        near = [_ball(*side, share, generator) for side in sides]
-        starts.append((f"ball {number}", torch.outer(near[0] * a, near[1] * b)))
+    seeds = congruent_pairs(*tables, (a, b), rule.share, SEEDS, generator).plans(len(a), len(b))
+    starts += [(f"congruent pairs {place + 1}", plan) for place, plan in enumerate(seeds)]
     maps = _maps(tables, small, rule, torch.stack([plan for _, plan in starts]))
     starts += [(f"map {place + 1}", plan) for place, plan in enumerate(maps)]
     # from a larger epsilon they come to other optima
@@ -483,15 +475,6 @@ def _maps(
     return best_maps(
         sides._replace(x=sides.y, y=sides.x, a=small.marginals.b, linear=turned), plans.mT
     ).mT
-
-
-def _ball(table: Tensor, weights: Tensor, share: float, generator: torch.Generator) -> Tensor:
-    """Choose the points nearest to one that is drawn, which have a share of the mass."""
-    centre = int(torch.randint(len(table), (1,), device="cpu", generator=generator))
-    order = table[centre].argsort()
-    inside = torch.zeros_like(weights)
-    inside[order] = (weights[order].cumsum(0) - weights[order] < share).to(weights)
-    return inside
 
 
 def _solve(strategy: Strategy, label: str, guess: Guess, generator: torch.Generator) -> _Found:

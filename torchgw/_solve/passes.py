@@ -1,8 +1,12 @@
-"""The solves that an answer takes: one; others by shorter searches; one for each mass."""
+"""The solves that an answer takes: every start that may end lower is followed, the lowest stays.
+
+One solve begins where a search has led. Then each move of ``MOVES`` asks for others, by the facts
+of the problem and what is known by then, and what ends lower takes the place of the lowest.
+"""
 
 import math
 import sys
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import replace
 from time import perf_counter
@@ -20,6 +24,7 @@ from torchgw._search.alternatives import (
     WHY_APART,
     WHY_EDGES,
     WHY_OPEN,
+    WHY_RELAXED,
     WHY_TIME,
     Alternative,
     Search,
@@ -30,11 +35,14 @@ from torchgw._search.alternatives import (
 )
 from torchgw._search.chain import COMPARED_AT, Trial
 from torchgw._search.coarse import coarse_problem
+from torchgw._search.congruent import congruent_pairs
+from torchgw._search.optima import LEAST_EPSILON
+from torchgw._search.stack import Stack, can_stack
 from torchgw._search.starts import GUESS_EPSILON
 from torchgw._search.tabu import best_matchings, can_exchange
 from torchgw._sinkhorn.choose import choose_backend
 from torchgw._sinkhorn.contract import Backend
-from torchgw._solve.begin import MISSED, Guess, best_found, from_alternative
+from torchgw._solve.begin import MISSED, SEEDS, Guess, best_found, from_alternative
 from torchgw._solve.outcome import Asked, Outcome
 from torchgw._solve.pipeline import WHY_NOT_A_COPY, conclude, follow, solve_once
 from torchgw._solve.state import Recorder, Status
@@ -57,6 +65,8 @@ _CLOSE, _NEAR = 0.2, 0.05
 _ALIKE, _ABOVE, _FORGOTTEN = 0.1, 0.015, 3
 # What a start is called that is a match of points by their distances to all others.
 _BY_MATCH = "distance distributions of all points"
+# Ends with the lowest objective that are enough to be sure of it. [L1401]
+_MET = 2
 # So many steps like the last one may be left of a path at its target. [L1291]
 _STEPS = 10
 # Value of a plan over the natural scale of the cost up to which it keeps distances so well that
@@ -64,12 +74,60 @@ _STEPS = 10
 _WELL = 0.05
 
 
-class _Other(NamedTuple):
-    """Another solve, which may end lower than that from the optimum that a search chose."""
+class Rival(NamedTuple):
+    """Another solve, which may end lower than the lowest so far."""
 
     asked: Asked
     way: Literal["search", "start", "optimum"]  # another search, or where it begins
     label: str = ""  # of its start; another search finds its own
+
+
+class Ends:
+    """The lowest end that the solves of a problem have come to, and what was found before."""
+
+    def __init__(self, asked: Asked, lowest: Outcome) -> None:
+        self.asked, self.lowest = asked, lowest
+        self.first = lowest.search  # what the first search has found
+        self.moves: Set[str] = {move.what for move in lowest.route.begin}
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether one process, of given weights and kept in no file, may solve again."""
+        return self.asked.checkpoint is None and self.asked.options.ranks is None
+
+    @property
+    def strict(self) -> bool:
+        """The same where marginals are strict."""
+        return self.goes_on and self.asked.options.rule is None
+
+    @property
+    def searched(self) -> bool:
+        """Whether starts were asked for, and others may follow them."""
+        options, first = self.asked.options, self.first
+        plain = options.n_init is None and options.search != "fast"
+        return plain and first is not None and bool(first.alternatives)
+
+    def follow(self, rival: Rival) -> bool:
+        """Solve in another way, unless time is over; tell whether that has ended lower."""
+        before = self.lowest
+        if not is_over():
+            self.lowest = _no_higher_than(before, rival)
+        return self.lowest is not before
+
+    def follow_found(self, better: Alternative, clock: float, rival: Rival | None = None) -> bool:
+        """Solve from a plan that was searched for since ``clock``, and report that search."""
+        before = self.lowest.search
+        rival = rival or Rival(_again(self.asked, better), "optimum", better.label)
+        if not self.follow(rival) or self.lowest.search is None or before is None:
+            return False
+        trials = (_told(better.label, self.lowest, perf_counter() - clock), *before.trials)
+        self.say(trials=trials)
+        return True
+
+    def say(self, **what: Any) -> None:
+        """Change what the search says."""
+        assert self.lowest.search is not None
+        self.lowest = self.lowest._replace(search=self.lowest.search._replace(**what))
 
 
 def solve_problem(asked: Asked, recorder: Recorder) -> Outcome:
@@ -79,19 +137,15 @@ def solve_problem(asked: Asked, recorder: Recorder) -> Outcome:
     if masses_differ and problem.linear is not None and 0 < problem.alpha < 1:
         return _solve_for_mass(asked, recorder)
     outcome = _solve_searched(asked, recorder)
-    route = outcome.route
-    for other in _other_solves(asked, outcome.search, {move.what for move in route.begin}):
+    ends = Ends(asked, outcome)
+    for move in MOVES:
         if is_over():
             break
-        outcome = _no_higher_than(outcome, other)
-    if is_over():
-        outcome = _out_of_time(outcome)
-    else:
-        outcome = _no_higher_than_repaired(asked, _no_higher_than_by_edges(asked, outcome))
-        outcome = _no_higher_than_matched(asked, outcome)
-    if problem.support is not None and outcome.search is not None:
-        outcome = outcome._replace(search=_confined(outcome.search, problem.support))
-    return outcome._replace(route=route)
+        move(ends)
+    lowest = _out_of_time(ends.lowest) if is_over() else ends.lowest
+    if problem.support is not None and lowest.search is not None:
+        lowest = lowest._replace(search=_confined(lowest.search, problem.support))
+    return lowest._replace(route=outcome.route)
 
 
 def _confined(search: Search, support: Tensor) -> Search:
@@ -115,41 +169,48 @@ def _out_of_time(outcome: Outcome) -> Outcome:
     return outcome._replace(search=search._replace(doubt=WHY_TIME))
 
 
-def _other_solves(asked: Asked, search: Search | None, moves: Set[str]) -> Iterator[_Other]:
-    """Ask for other solves where the optimum that a search chose may not be the lowest.
+def _by_the_default(ends: Ends) -> None:
+    """Search by default as well: a thorough search crowds out some that it would follow."""
+    if _is_thorough(ends):
+        ends.follow(Rival(_again(ends.asked, search="auto"), "search"))
 
-    ``moves`` are those that the route of the problem has.
-    """
-    options = asked.options
-    if not _may_go_on(asked):
-        return
-    thorough = options.search == "thorough" and search is not None and bool(search.trials)
-    if thorough:
-        # the chains of a thorough search crowd out some that the default would follow to
-        # the end
-        yield _Other(_again(asked, search="auto"), "search")
-    if search is not None and search.settled and not thorough:
-        return
-    if thorough or "product" in moves:
-        yield _Other(_again(asked, n_init=1), "start", "product")
-    if search is None:
-        return
-    if search.match is not None:
-        yield _Other(_again(asked, Guess(search.match, None, GUESS_EPSILON)), "optimum", _BY_MATCH)
-    if search.few is not None:
-        # where the solve would have begun without chains
-        best, *_ = search.few.alternatives
-        yield _Other(_again(asked, best), "optimum", best.label)
-    if "optima" in moves:
+
+def _is_thorough(ends: Ends) -> bool:
+    first = ends.first
+    return ends.strict and ends.asked.options.search == "thorough" and bool(first and first.trials)
+
+
+def _is_settled(ends: Ends) -> bool:
+    """Whether the search has followed all that it found to its end, the product plan too."""
+    return ends.first is not None and ends.first.settled and not _is_thorough(ends)
+
+
+def _from_product(ends: Ends) -> None:
+    """Solve from the product plan."""
+    if ends.strict and not _is_settled(ends) and (_is_thorough(ends) or "product" in ends.moves):
+        ends.follow(Rival(_again(ends.asked, n_init=1), "start", "product"))
+
+
+def _from_match(ends: Ends) -> None:
+    """Solve from a match of points by their distances to all others."""
+    if ends.strict and not _is_settled(ends) and ends.first and ends.first.match is not None:
+        guess = Guess(ends.first.match, None, GUESS_EPSILON)
+        ends.follow(Rival(_again(ends.asked, guess), "optimum", _BY_MATCH))
+
+
+def _from_few_points(ends: Ends) -> None:
+    """Solve from where the solve would have begun without chains."""
+    if ends.strict and not _is_settled(ends) and ends.first and ends.first.few is not None:
+        best, *_ = ends.first.few.alternatives
+        ends.follow(Rival(_again(ends.asked, best), "optimum", best.label))
+
+
+def _from_optima(ends: Ends) -> None:
+    """Solve from each optimum that the search has found, if it may end lower."""
+    if ends.strict and not _is_settled(ends) and ends.first and "optima" in ends.moves:
         # those of few points have been among the guesses of chains
-        for one in _may_end_lower(search):
-            yield _Other(_again(asked, one), "optimum", one.label)
-
-
-def _may_go_on(asked: Asked) -> bool:
-    """Whether a solve by one process, of given weights and kept in no file, may be followed."""
-    options = asked.options
-    return options.rule is None and asked.checkpoint is None and options.ranks is None
+        for one in _may_end_lower(ends.first):
+            ends.follow(Rival(_again(ends.asked, one), "optimum", one.label))
 
 
 def _may_end_lower(search: Search) -> Iterator[Alternative]:
@@ -209,64 +270,103 @@ def _from_few(asked: Asked, found: Outcome, search: Search, first: Trial) -> Out
     return _searched_by(search, best)
 
 
-def _no_higher_than_by_edges(asked: Asked, outcome: Outcome) -> Outcome:
+def _from_congruent_pairs(ends: Ends) -> None:
+    """Solve a relaxed problem from pairs of points whose distances agree, as a shared part's do."""
+    problem, strategy, rule = ends.asked.problem, ends.lowest.strategy, ends.asked.options.rule
+    n, m = problem.source.n, problem.target.n
+    limits, larger = limits_of(problem.source.device), max(n, m)
+    # smaller problems have begun with them
+    few = larger > limits.relaxed_points and n * m < limits.open_most
+    apart = can_stack(problem) and problem.linear is None
+    search, clock, before = ends.lowest.search, perf_counter(), _objective(ends.lowest)
+    if rule is None or rule.squares or not (ends.goes_on and ends.searched and few and apart):
+        return
+    assert search is not None
+    with ends.lowest.recorder.timed("multistart"):
+        coarse, soft = coarse_problem(problem, larger).problem, strategy.soft_rule
+        assert soft is not None
+        (rows, x, a), (columns, y, b) = (
+            (side.indices, side.table.double(), side.weights) for side in coarse[:2]
+        )
+        generator = torch.Generator("cpu").manual_seed(0)
+        seeds = congruent_pairs(x, y, (a, b), soft.share, SEEDS, generator)
+        epsilon = max(strategy.epsilon, LEAST_EPSILON * strategy.scale) * strategy.mass
+        stack = Stack.of(coarse, epsilon, soft, problem.source.device)
+        alone = torch.zeros(len(seeds.errors), dtype=torch.int64, device=x.device)
+        led = stack.follow(alone, stack.padded(seeds.plans(n, m)))
+    lowest = min([before, *led.objectives.tolist()])
+    met = sum(one - lowest <= AGREED * abs(lowest) for one in [before, *led.objectives.tolist()])
+    # few points do not vouch for an optimum that leaves some of them out
+    if met < _MET and not search.doubt:
+        ends.say(doubt=WHY_RELAXED)
+    if lowest < before:
+        best = int(led.objectives.argmin())
+        plan, label = led.plans[best, :n, :m], f"congruent pairs {best + 1}"
+        found = Alternative(lowest, label, plan / plan.sum(), rows, columns, (n, m), epsilon=0.0)
+        ends.follow_found(found, clock)
+
+
+def _by_edges(ends: Ends) -> None:
     """Where paths of graphs were compared and few edges kept, solve from a match of these too."""
+    asked, outcome = ends.asked, ends.lowest
     problem, options, search = asked.problem, asked.options, outcome.search
-    if not _may_go_on(asked) or options.n_init is not None or options.search == "fast":
-        return outcome
+    if not ends.strict or options.n_init is not None or options.search == "fast":
+        return
     if search is None or not search.alternatives or not outcome.ending.status.converged:
-        return outcome
+        return
     blurred = outcome.ending.epsilon >= COMPARED_AT * outcome.strategy.scale
     if blurred or problem.linear is not None or not few_enough(problem, options.search):
-        return outcome
+        return
     value = outcome.ending.evaluation.value(problem.alpha)
     if value <= _WELL * outcome.strategy.scale and not search.doubt:
-        return outcome
+        return
     plan, clock = outcome.ending.plan, perf_counter()
     with outcome.recorder.timed("multistart"):
         match = match_edges(
             problem, asked.graphs, plan, bool(search.doubt), options.search, _batches(asked)
         )
     if match is None:
-        return outcome
+        return
     if match.keeps_more:
-        outcome = _no_higher_than_from(asked, outcome, match.found, clock)
-    assert outcome.search is not None
-    doubt = outcome.search.doubt
+        ends.follow_found(match.found, clock)
+    assert ends.lowest.search is not None
+    doubt = ends.lowest.search.doubt
     # a match that is not certain vouches for no plan that came from it
-    ours = outcome.ending.plan if match.certain else plan
+    ours = ends.lowest.ending.plan if match.certain else plan
     alike = sent_apart(problem, match.found, ours) <= OTHER
     if match.certain and alike and doubt != WHY_NOT_A_COPY:
         doubt = ""
     elif not (match.certain or alike):
         doubt = doubt or WHY_EDGES
-    return outcome._replace(search=outcome.search._replace(doubt=doubt))
+    ends.say(doubt=doubt)
 
 
-def _no_higher_than_repaired(asked: Asked, outcome: Outcome) -> Outcome:
+def _by_repair(ends: Ends) -> None:
     """Repair the better one of two whole solves in doubt, and solve from that too."""
-    search = outcome.search
-    if not _may_go_on(asked) or search is None or not search.ended or not search.doubt:
-        return outcome
+    outcome, search = ends.lowest, ends.lowest.search
+    if not ends.strict or search is None or not search.ended or not search.doubt:
+        return
     best, epsilon, clock = search.alternatives[0], outcome.ending.epsilon, perf_counter()
     with outcome.recorder.timed("multistart"):
-        problem = asked.problem.priced(outcome.strategy.scale)
-        better = repair_found(problem, best, epsilon, asked.options.search, _batches(asked))
-    return outcome if better is None else _no_higher_than_from(asked, outcome, better, clock)
+        problem, how = ends.asked.problem.priced(outcome.strategy.scale), ends.asked.options.search
+        better = repair_found(problem, best, epsilon, how, _batches(ends.asked))
+    if better is not None:
+        ends.follow_found(better, clock)
 
 
-def _no_higher_than_matched(asked: Asked, outcome: Outcome) -> Outcome:
+def _by_exchanges(ends: Ends) -> None:
     """Solve from the best matching of few points too, where a polished plan costs more."""
-    problem, search = asked.problem, outcome.search
+    asked, outcome, search = ends.asked, ends.lowest, ends.lowest.search
+    problem = asked.problem
     n, m = problem.source.n, problem.target.n
     few = n == m <= limits_of(problem.source.device).exchanged_points
-    if not (few and asked.options.sharp and _may_go_on(asked) and problem.loss.cross is not None):
-        return outcome
+    if not (few and asked.options.sharp and ends.strict and problem.loss.cross is not None):
+        return
     if search is None or not outcome.ending.status.converged:
-        return outcome
+        return
     clock, whole = perf_counter(), coarse_problem(problem.priced(outcome.strategy.scale), n)
     if not can_exchange(whole.problem):
-        return outcome
+        return
     source, target = (side.indices for side in whole.problem[:2])
     plan = outcome.ending.plan.to_dense()[source[:, None], target]
     partners, _ = best_matchings(whole.problem, plan[None].to(whole.problem.base))
@@ -274,31 +374,20 @@ def _no_higher_than_matched(asked: Asked, outcome: Outcome) -> Outcome:
     value = float(whole.problem.value(best))
     nothing = max(NOTHING * outcome.strategy.scale, whole.problem.rounding())
     if value >= outcome.ending.evaluation.value(problem.alpha) - nothing:
-        return outcome
+        return
     better = Alternative(value, "exchanges", best[0], source, target, (n, m), epsilon=0.0)
-    # steps with entropy would leave it
+    # steps with entropy would leave it: it is followed to its end whatever it passes on its way
     guess = from_alternative(better, problem.source.device)._replace(sharp=True)
     options = replace(asked.options, regularization="proximal")
-    return _no_higher_than_from(asked._replace(options=options), outcome, better, clock, guess)
+    rival = Rival(_again(asked._replace(options=options), guess), "start", better.label)
+    ends.follow_found(better, clock, rival)
 
 
-def _no_higher_than_from(
-    asked: Asked,
-    outcome: Outcome,
-    better: Alternative,
-    clock: float,
-    guess: Guess | None = None,
-) -> Outcome:
-    """Solve from another plan, searched for since ``clock``, and return what is lower.
-
-    A ``guess`` made of it is followed to its end whatever it passes on its way.
-    """
-    way: Literal["start", "optimum"] = "optimum" if guess is None else "start"
-    lower = _no_higher_than(outcome, _Other(_again(asked, guess or better), way, better.label))
-    if lower is outcome or lower.search is None or outcome.search is None:
-        return outcome
-    trials = (_told(better.label, lower, perf_counter() - clock), *outcome.search.trials)
-    return lower._replace(search=lower.search._replace(trials=trials))
+# In the order in which they are made; each looks at what the moves before it have left.
+MOVES: tuple[Callable[[Ends], None], ...] = (
+    _by_the_default, _from_product, _from_match, _from_few_points, _from_optima,
+    _from_congruent_pairs, _by_edges, _by_repair, _by_exchanges,
+)  # fmt: skip
 
 
 def _batches(asked: Asked) -> Backend:
@@ -376,7 +465,7 @@ def _told(start: str, outcome: Outcome, seconds: float) -> Trial:
     return Trial(start, ending.epsilon, objective, value, seconds, "refined")
 
 
-def _no_higher_than(searched: Outcome, again: _Other) -> Outcome:
+def _no_higher_than(searched: Outcome, again: Rival) -> Outcome:
     """Solve in another way as well, if there was a search, and return what is lower."""
     search, asked, problem = searched.search, again.asked, again.asked.problem
     if search is None or not search.alternatives or searched.ending.status is Status.STOPPED:
@@ -385,7 +474,10 @@ def _no_higher_than(searched: Outcome, again: _Other) -> Outcome:
     if again.way == "optimum":
         # a mirror image of the plan ends at the same objective, up to the tolerances
         nothing = max(nothing, AGREED * abs(_objective(searched)))
-    if problem.linear is None and searched.ending.evaluation.value(problem.alpha) <= nothing:
+    rule = asked.options.rule
+    fixed = rule is None or rule.fixed_mass is not None
+    value = searched.ending.evaluation.value(problem.alpha)
+    if fixed and problem.linear is None and value <= nothing:
         # nothing is better than a match that keeps all distances
         return searched
     with _aside(asked, searched) as aside:
@@ -403,7 +495,6 @@ def _no_higher_than(searched: Outcome, again: _Other) -> Outcome:
     comparable = status.converged or status is Status.POLISH_LIMIT
     if not comparable or _objective(other) >= _objective(searched) - nothing:
         return searched
-    value = other.ending.evaluation.value(problem.alpha)
     found = other.search or Search((), math.nan, doubt=search.doubt)
     doubt = found.doubt
     if again.way == "search" and doubt != WHY_NOT_A_COPY:
@@ -411,6 +502,12 @@ def _no_higher_than(searched: Outcome, again: _Other) -> Outcome:
         doubt = WHY_OPEN["thorough"].format(count=len(search.trials))
     label = found.alternatives[0].label if found.alternatives else again.label
     plan = other.ending.plan.to_dense()
+    if rule is not None:
+        # optima are listed by their objectives and at a mass of one
+        search = led_by(search, problem, plan / plan.sum(), _objective(other), label)
+        search = search._replace(ambiguity=math.nan, doubt=doubt)
+        return other._replace(search=search, recorder=aside)
+    value = other.ending.evaluation.value(problem.alpha)
     # what is said of the plan itself: it stands beside the other one, not beside the rough plan
     # that the other began from
     first, *others = search.alternatives

@@ -413,7 +413,7 @@ MOVES = (
     ),
     Move(
         "ends", "all that was found followed to the end, kicked and mixed, for up to 4 rounds",
-        "where chains are followed",
+        "always; chains first where few points leave it open, or their ends disagree",
         lambda facts, options, limits: (
             _follows(facts, options, limits) and facts.square and not any(facts.directed)
             and facts.entries <= limits.stacked
@@ -451,13 +451,23 @@ MOVES = (
         lambda limits: f"{limits.edges:,} pairs; more where the plan is in doubt",
     ),
     Move(
-        "relaxed", "neighbourhoods, maps, strict optima followed to their ends, kicked and mixed",
+        "relaxed", "pairs at equal distances, maps, strict optima followed to their ends, mixed",
         "with `unbalanced` or `mass`",
         lambda facts, options, limits: (
             _searched(facts, options) and options.rule is not None
             and facts.larger <= limits.relaxed_points
         ),
         lambda limits: f"{limits.relaxed_points} points a side",
+    ),
+    Move(
+        "pairs", "pairs at equal distances followed to their ends, a solve from the best",
+        "with `unbalanced` or `mass`, where few points were searched",
+        lambda facts, options, limits: (
+            _searched(facts, options) and options.rule is not None and facts.square
+            and not any(facts.directed) and facts.linear is None
+            and facts.larger > limits.relaxed_points and facts.entries < limits.open_most
+        ),
+        lambda limits: f"{limits.open_most - 1:,} pairs",
     ),
 )  # fmt: skip
 

@@ -58,6 +58,9 @@ _ANCHORS = (256, 1024)
 _SCALE_POINTS = 64
 # How far from one a sum of weights may be where a penalty is taken as strict. [L1061]
 _SAME_TOTAL = 1e-6
+# Penalties above this multiple of the natural scale are compared as strict marginals: they would
+# multiply the marginal errors that few iterations leave. [L970]
+_HARD = 1e4
 # Least weight of a point in the scale of the cost, as a share of an equal weight. [L351]
 _LEAST_WEIGHT = 1e-3
 
@@ -135,6 +138,15 @@ class Strategy:
     def search_epsilon(self) -> float:
         """Epsilon at which starts are compared: proximal plans are sharp, whatever their step."""
         return _AUTO_EPSILON["entropic"] * self.scale if self.proximal else self.epsilon
+
+    @property
+    def soft_rule(self) -> MarginalRule | None:
+        """The marginal rule by which plans that are not settled yet are compared."""
+        rule = self.options.rule
+        if rule is None:
+            return None
+        hard = [math.inf if rho > _HARD * self.scale else rho for rho in rule.rho]
+        return replace(rule, rho=(hard[0], hard[1]))
 
     @property
     def constant(self) -> bool:
