@@ -41,13 +41,14 @@ CASES = {
     "mass of its own": clouds(12, 12) | {"mass": "auto"},
 }
 # A search is cut in many places: chains that nothing had judged yet ended in an error once.
-DRAWN = np.random.default_rng(5).integers(3, 400, size=12).tolist()
+DRAWN = [
+    pytest.param(n, marks=pytest.mark.slow)
+    for n in np.random.default_rng(5).integers(3, 400, size=12).tolist()
+]
 
 
 @pytest.mark.parametrize("name", list(CASES))
-@pytest.mark.parametrize(
-    "looks", [2, 50, *(pytest.param(n, marks=pytest.mark.slow) for n in DRAWN)]
-)
+@pytest.mark.parametrize("looks", [2, 50, *DRAWN])
 @pytest.mark.filterwarnings("ignore::torchgw.TorchGWWarning")
 def test_each_phase_ends_once_the_time_is_up(name, looks, monkeypatch):
     """Time passes by looks at the clock, so that no processor is too slow for it.
