@@ -84,7 +84,7 @@ LARGE = {
     "polish": (clouds(1000, 1000) | {"polish": True}, 1.0),
     "sharp": (clouds(400, 400) | {"epsilon": 1e-5}, 1.0),
     "thorough": (clouds(1000, 1000) | {"search": "thorough"}, 2.0),
-    "sampled": (clouds(5000, 5000) | {"gradient": "sampled"}, 5.0),
+    "sampled": (clouds(2500, 2500) | {"gradient": "sampled"}, 4.0),
     "large": ({"X": clouds(5000, 5000)["X"], "Y": clouds(5000, 5000)["Y"]}, 5.0),
 }
 
