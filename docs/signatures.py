@@ -9,13 +9,33 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
+from collections.abc import Iterator
 from typing import Any
 
 import griffe
 
 
 class Signatures(griffe.Extension):
-    """Replaces the one parameter that the source has, and says what a made function does."""
+    """Replaces the one parameter that the source has, and says what a made function does.
+
+    Types in docstrings are shown as they are written: read as Python, "array-like, shape (n,)" is
+    a difference.
+    """
+
+    def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
+        """Put the types of docstrings that are prose back to what was written."""
+        for item in _inside(pkg):
+            if item.docstring is None:
+                continue
+            lines = [line.strip() for line in item.docstring.value.splitlines()]
+            written = {_bare(line): line for line in lines}
+            written |= {_bare(line.partition(" : ")[2]): line.partition(" : ")[2] for line in lines}
+            for section in item.docstring.parsed:
+                for part in section.value if isinstance(section.value, list) else ():
+                    text = str(getattr(part, "annotation", None) or "")
+                    if " - " in text or "shape" in text:
+                        part.annotation = written.get(_bare(text), text)
 
     def on_function_instance(self, *, func: griffe.Function, **_: Any) -> None:
         """Read the signature of a function that is decorated with ``takes`` or ``_taking``."""
@@ -47,3 +67,16 @@ class Signatures(griffe.Extension):
         function = getattr(importlib.import_module(attr.module.path), attr.name)
         text = f"``{attr.name}{inspect.signature(function)}``\n\n{inspect.getdoc(function)}"
         attr.docstring = griffe.Docstring(text, parent=attr)
+
+
+def _inside(item: griffe.Object) -> Iterator[griffe.Object]:
+    """Find everything that a module or class has, itself included."""
+    yield item
+    for part in item.members.values():
+        if not part.is_alias:
+            yield from _inside(part)
+
+
+def _bare(text: str) -> str:
+    """Leave out what reading as Python changes."""
+    return re.sub(r"[\s,()]|optional$", "", text)

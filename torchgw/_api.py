@@ -206,7 +206,8 @@ def solve(
         Outer iterations at most.
     time_limit : float, optional
         Seconds after which the call ends with the best that it has found, status ``STOPPED`` if
-        that has not converged, a doubt if the search was cut. Distances are prepared in any case.
+        that has not converged, a doubt if the search was cut. Distances are prepared in any case,
+        and one plan is made and its numbers computed; a plan that is out of time is not polished.
     tol : float
         Relative change of the plan in an outer iteration below which an exact solve has converged;
         2e-4 at least in float32.

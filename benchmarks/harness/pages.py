@@ -25,6 +25,7 @@ PAGES = {
     "migrating": ROOT / "docs" / "migrating.md",
     "how-to-choose": ROOT / "docs" / "how-to-choose.md",
     "options": ROOT / "docs" / "options.md",
+    "leaderboard": ROOT / "docs" / "leaderboard.md",
 }
 _MARKED = (
     r"(<!-- table ([a-z-]+), made by: python -m benchmarks tables {} -->\n)(.*?)(<!-- end -->)"
@@ -196,6 +197,42 @@ def _unseen() -> str:
     return markdown(heads, lines)
 
 
+def _league() -> str:
+    """How many problems each solver is right on, of those that it was run on."""
+    heads = ["set", "solver", "problems won", "of", "share"]
+    counts: dict[tuple[str, str], list[int]] = {}
+
+    def add(kind: str, solver: str, cell: str) -> None:
+        if "/" in cell:
+            won, of = map(int, cell.split("/"))
+            total = counts.setdefault((kind, solver), [0, 0])
+            total[0] += won
+            total[1] += of
+
+    for row in read("hard-cases"):
+        add("hard cases", row.get("runner", ""), row.get("success", ""))
+    for row in read("unseen"):
+        found = re.search(r"\((.*)\)$", row["problem"])
+        for solver in ("within 1%", "thorough", "POT"):
+            name = {"within 1%": "ours", "thorough": "ours, thorough"}.get(solver, solver)
+            add(f"unseen, {found[1]}" if found else "unseen", name, row[solver])
+    lines = [[*key, won, of, f"{won / of:.0%}"] for key, (won, of) in sorted(counts.items())]
+    return markdown(heads, [[str(cell) for cell in line] for line in lines])
+
+
+def _cells() -> str:
+    """FOSCTTM of the cells of SNARE-seq."""
+    rows = [row for row in read("standing") if "FOSCTTM" in row.get("quality", "")]
+    heads = ["problem", "solver", "quality", "time", "commit"]
+    return markdown(
+        heads,
+        [
+            [row["goal"], row["solver"], row["quality"], _seconds(row), row["commit"]]
+            for row in rows
+        ],
+    )
+
+
 def _pot_tests() -> str:
     """What became of POT's tests, by file, and of all."""
     rows = [row for row in read("pot") if row["table"] == "POT's tests on torchgw.pot"]
@@ -245,6 +282,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "compared": _compared,
     "hard": _hard,
     "unseen": _unseen,
+    "league": _league,
+    "cells": _cells,
     "pot-tests": _pot_tests,
     "pot-times": _pot_times,
     "solves": _table(

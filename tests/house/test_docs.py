@@ -243,6 +243,35 @@ def test_every_public_name_is_in_the_api():
     assert public <= documented
 
 
+def test_the_reference_has_a_page_for_each_name(monkeypatch):
+    """With a sentence for each in the list."""
+    pytest.importorskip("mkdocs")
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    made = importlib.import_module("api_pages")
+    found = made.sections((ROOT / "docs" / "api.md").read_text("utf-8"))
+    names = [name for part in found.values() for name in part]
+    assert len(set(names)) == len(names) > 80
+    for name in names:
+        assert re.fullmatch(r"- \[`\S+`\]\[\S+\]: .*", made.summary(name), re.S), name
+    pages = made.pages_of(found["POT's call"])
+    assert "torchgw.pot.gromov.entropic_gromov_wasserstein" in pages
+    assert all("heading_level: 1" in text for text in pages.values())
+
+
+def test_types_that_are_prose_are_shown_as_written(monkeypatch):
+    griffe = pytest.importorskip("griffe")
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    signatures = importlib.import_module("signatures")
+    prose = "array-like, shapes (n,) and (m,), optional"
+    text = f"Do it.\n\nParameters\n----------\na, b : {prose}\n    X.\n"
+    item = griffe.Function("f", docstring=griffe.Docstring(text, parser="numpy"))
+    package = griffe.Module("m")
+    package.set_member("f", item)
+    signatures.Signatures().on_package(pkg=package)
+    (shown,) = {str(part.annotation) for part in item.docstring.parsed[1].value}
+    assert shown == prose
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("path", EXAMPLES, ids=str)

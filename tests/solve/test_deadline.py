@@ -37,11 +37,18 @@ CASES = {
     "sharp": clouds(60, 60) | {"epsilon": 1e-6, "n_init": 1},
     "sampled": clouds(80, 90) | {"gradient": "sampled", "n_init": 1},
     "absolute": clouds(15, 12) | {"loss": "absolute"},
+    "thorough": clouds(100, 110, 10) | {"search": "thorough"},
+    "mass of its own": clouds(12, 12) | {"mass": "auto"},
 }
+# A search is cut in many places: chains that nothing had judged yet ended in an error once.
+DRAWN = [
+    pytest.param(n, marks=pytest.mark.slow)
+    for n in np.random.default_rng(5).integers(3, 400, size=12).tolist()
+]
 
 
 @pytest.mark.parametrize("name", list(CASES))
-@pytest.mark.parametrize("looks", [2, 50])
+@pytest.mark.parametrize("looks", [2, 50, *DRAWN])
 @pytest.mark.filterwarnings("ignore::torchgw.TorchGWWarning")
 def test_each_phase_ends_once_the_time_is_up(name, looks, monkeypatch):
     """Time passes by looks at the clock, so that no processor is too slow for it.
@@ -64,6 +71,37 @@ def test_each_phase_ends_once_the_time_is_up(name, looks, monkeypatch):
     assert np.isfinite(result.report.objective)
     assert np.isfinite(np.asarray(result.plan)).all()
     assert result.lazy_plan.shape == np.asarray(result.plan).shape
+
+
+LARGE = {
+    "points": (clouds(1000, 1000, 10), 1.5),
+    "paths": ({"X": clouds(1000, 900)["X"], "Y": clouds(1000, 900)["Y"]}, 1.5),
+    "networks": (networks(1000), 2.0),
+    "mass": (clouds(1000, 1000) | {"mass": 0.7}, 1.0),
+    "mass of its own": (clouds(400, 400) | {"mass": "auto"}, 1.0),
+    "unbalanced": (clouds(1000, 1000) | {"unbalanced": 0.1}, 1.0),
+    "absolute": (clouds(400, 400) | {"loss": "absolute"}, 1.0),
+    "polish": (clouds(1000, 1000) | {"polish": True}, 1.0),
+    "sharp": (clouds(400, 400) | {"epsilon": 1e-5}, 1.0),
+    "thorough": (clouds(1000, 1000) | {"search": "thorough"}, 2.0),
+    "sampled": (clouds(2500, 2500) | {"gradient": "sampled"}, 4.0),
+    "large": ({"X": clouds(5000, 5000)["X"], "Y": clouds(5000, 5000)["Y"]}, 5.0),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(LARGE))
+@pytest.mark.filterwarnings("ignore::torchgw.TorchGWWarning")
+def test_a_limit_holds_within_two_seconds(name, monkeypatch):
+    """Of CPU time, so that other work on the machine does not count."""
+    monkeypatch.setattr(deadline, "monotonic", time.process_time)
+    given, limit = LARGE[name]
+    torchgw.solve(np.eye(5), np.eye(4), random_state=0)
+    clock = time.process_time()
+    result = solve_by_name(**given, time_limit=limit, random_state=0)
+    assert time.process_time() - clock < limit + 2
+    assert result.status is torchgw.Status.STOPPED or result.converged
+    assert np.isfinite(result.report.objective)
 
 
 @pytest.mark.filterwarnings("ignore::torchgw.TorchGWWarning")

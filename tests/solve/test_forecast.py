@@ -7,10 +7,12 @@ import pytest
 from problems import solve_by_name
 
 import torchgw
+from benchmarks.solves.forecasts import holds, measured
 from torchgw._errors import PerformanceWarning
 from torchgw._search import world
 from torchgw._search.world import World
-from torchgw._solve import forecast
+from torchgw._solve import forecast, route
+from torchgw._tensors import speed
 
 
 def test_long_work_is_announced(monkeypatch, caplog):
@@ -159,8 +161,31 @@ def test_sharp_plans_on_a_gpu_are_warned_of():
     facts = SimpleNamespace(epsilon=1e-6, spread=1.0, entries=24**2, device="cuda")
     options = SimpleNamespace(max_iter=60, inner_max_iter=500, regularization="entropic")
     with pytest.warns(PerformanceWarning, match="up to 36 s in all"):
-        forecast.forecast(facts, options, "dense", 0.0)
+        forecast.forecast(facts, options, "dense", 0.0, "")
     facts.epsilon = 1e-3
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        forecast.forecast(facts, options, "dense", 0.0)
+        forecast.forecast(facts, options, "dense", 0.0, "")
+
+
+def test_forecasts_are_of_the_processor_at_hand(monkeypatch):
+    """By its speed, which is measured once."""
+    assert 1 / 64 < speed.slowness() < 64
+    assert speed.slowness.cache_info().currsize == 1
+    X = np.random.default_rng(0).normal(size=(40, 3))
+    told = []
+    for slow in (1.0, 4.0):
+        for module in (forecast, route):
+            monkeypatch.setattr(module, "slowness", lambda slow=slow: slow)
+        told.append(torchgw.explain(X, X[::-1] ** 3, distances="euclidean", epsilon=1e-7))
+    assert told[1].seconds == pytest.approx([4 * part for part in told[0].seconds])
+    assert told[1].longest == pytest.approx(4 * told[0].longest)
+
+
+@pytest.mark.slow
+def test_nineteen_of_twenty_forecasts_hold_within_a_factor_of_two():
+    """In CPU seconds, of all kinds: `python -m benchmarks forecasts` has more of them."""
+    kinds = "cloud in 3", "cloud in 10", "mass .7", "clusters", "copies", "spirals"
+    rows = [measured(f"{kind}, {n}", 1) for kind in kinds for n in (12, 60, 200, 350)]
+    missed = [row["problem"] for row in rows if not holds(row)]
+    assert len(missed) <= 0.05 * len(rows), missed

@@ -6,7 +6,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from typing import Any, TextIO
 
@@ -111,10 +111,11 @@ def progress(quiet: bool, total: int | None = None, tol: float = 1e-5) -> Iterat
         yield None
         return
     shown = Progress(sys.stderr, total, tol)
-    try:
-        yield shown
-    finally:
-        shown.close()
+    with _search_shown():
+        try:
+            yield shown
+        finally:
+            shown.close()
 
 
 @contextmanager
@@ -142,13 +143,18 @@ def verbose_progress(verbose: bool) -> Iterator[Callable[[Iteration], None] | No
             yield advance
 
 
+# What a search logs comes before all iterations, and the forecast before that.
+_SHOWN = "torchgw._solve.forecast", "torchgw._search"
+
+
 @contextmanager
 def _search_shown() -> Iterator[None]:
-    """Write what a search logs, unless logs are shown anyway: it comes before all iterations."""
-    if logging.getLogger("torchgw._search").isEnabledFor(logging.INFO):
-        yield
-        return
-    with _logging("torchgw._search", logging.INFO, logging.StreamHandler(sys.stderr)):
+    """Write what a solve will take and what its search logs, unless logs are shown anyway."""
+    with ExitStack() as shown:
+        for name in _SHOWN:
+            if not logging.getLogger(name).isEnabledFor(logging.INFO):
+                handler = logging.StreamHandler(sys.stderr)
+                shown.enter_context(_logging(name, logging.INFO, handler))
         yield
 
 

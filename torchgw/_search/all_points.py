@@ -17,6 +17,7 @@ from torchgw._search.alternatives import (
     WHY_FAST,
     WHY_OPEN,
     WHY_SINGLE,
+    WHY_TIME,
     Alternative,
     Search,
     SearchName,
@@ -37,6 +38,7 @@ from torchgw._sinkhorn.choose import batch_solver
 from torchgw._sinkhorn.contract import Backend
 from torchgw._sinkhorn.eager import EagerBackend
 from torchgw._sinkhorn.problem import DenseCost, softmin
+from torchgw._tensors.deadline import is_over
 from torchgw._typing import Potentials
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.geodesics import Geodesics
@@ -147,6 +149,8 @@ def search_all_points(
     limits = limits_of(problem.source.device)
     if max(n, m) < limits.least_points or problem.loss.cross is None:
         return first
+    if first.alternatives and is_over():
+        return first._replace(doubt=WHY_TIME)
     plain = how == "auto" and n_init is None
     least = limits.stacked if first.resolution > _FAR else limits.open_least
     told_all = how != "thorough" and tells_all(problem, first)

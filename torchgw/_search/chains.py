@@ -81,6 +81,8 @@ def begin_graphs(world: World, low: float, *, sharpened: bool) -> tuple[Climbed 
     They do where no plan keeps more edges, or, if the plan is ``sharpened`` afterwards, where two
     starts have the same one but for its entropy.
     """
+    if is_over():
+        return None, Begun()
     level = max(low, COMPARED_AT)
     sharp = low < level
     sharpened = sharpened and sharp and not world.tiny
@@ -162,6 +164,8 @@ def _starts(
     if low < level:
         world.descend([heat], world.refine, low)
     yield high, heat
+    if is_over():
+        return
     convex = _convex(world)
     world.descend([convex], _CONVEX, low)
     yield None, convex
@@ -289,7 +293,8 @@ def climb(
     followed = _follow(world, low, count, affordable, begun, in_time=in_time, told=told)
     best = [*followed.best, *begun.found, *_follow_guesses(world, guesses, low)]
     if stack is not None:
-        best += rounds.halves(*followed.spare)[0][:_WIDE] if low < COMPARED_AT else []
+        if low < COMPARED_AT and not is_over():
+            best += rounds.halves(*followed.spare)[0][:_WIDE]
         starts = [(chain.name, chain.plan) for chain in (*followed.best, *followed.behind)]
         return _improved(world, stack, low, starts, best, rounds.left)
     if low < COMPARED_AT:
@@ -311,7 +316,7 @@ def _blurred(
 ) -> Climbed:
     """Improve the best chains where the target is above the epsilon of the first comparison."""
     behind, agreed = followed.behind, None
-    if _is_small(world):
+    if _is_small(world) and not is_over():
         again, agreed = rounds.again(best, low, followed.most)
         best, behind = again[:_KEPT], again[_KEPT:] + behind
     world.settle(best, low)
@@ -333,7 +338,7 @@ def _sharp(
     if _is_small(world) and can_exchange(world.problem):
         matched, alike = _exchanged(world, best, low)
         best += matched
-    if not enough(best):
+    if not enough(best) and not is_over():
         if repair and not matched:
             repaired, independent = rounds.repaired(best, low)
             best += repaired
@@ -382,6 +387,9 @@ def _follow(
         if done == len(FIRST) and not told:
             world.warn_if_more(count, low)
         most = done + _ROUND if done >= len(FIRST) else len(FIRST)
+        if is_over():
+            # one chain is needed, to be compared
+            most = max(done, 1)
         numbers = range(done, min(count, most))
         fresh = [world.begin(kind, number) for number, kind in zip(numbers, kinds, strict=False)]
         for ladder in dict.fromkeys(chain.kind.ladder for chain in fresh):
@@ -391,7 +399,7 @@ def _follow(
         if level < above:
             world.descend(fresh, world.refine, level)
         chains = sorted(chains + fresh, key=_objective)
-        if not opposed:
+        if not opposed and not is_over():
             # what breaks the symmetry of the product plan grows to one side, often the same for all
             # chains, and the best optimum may be on the other [L1289]
             opposed = _opposites(world, chains[:1], above)

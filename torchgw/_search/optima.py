@@ -36,6 +36,7 @@ from torchgw._sinkhorn.choose import BackendName, batch_solver, choose_backend
 from torchgw._sinkhorn.contract import Backend
 from torchgw._sinkhorn.eager import EagerBackend
 from torchgw._tensors.cuda_graphs import Call, Replayer, call_directly, clone, tensors_of, to_device
+from torchgw._tensors.deadline import is_over
 from torchgw._typing import Marginals
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.sampling import SpreadPoints, column_reader
@@ -177,6 +178,9 @@ def _iterate(
     x, y = x.flatten(0, 1), y.flatten(0, 1)
     x, y, base = (table.expand(count, *table.shape) for table in (x, y, base))
     for epsilon in epsilons:
+        # a GPU takes milliseconds, and repeats what it has recorded
+        if not coarse.base.is_cuda and is_over():
+            break
         costs = torch.baddbmm(base, side_by_side(x @ batch.plans.to(dtype), parts), y).float()
         batch = _solve(coarse, batch, costs, epsilon, stage, solve)
     return batch
@@ -294,7 +298,7 @@ def find_optima(
         judged = call(f"search {size}", search, coarse.problem, hints, *upload, in_place=1)
     found = _distinct(judged, labels)
     first: list[Alternative] = []
-    if coarse.resolution > 0 and _is_close(coarse, found.values):
+    if coarse.resolution > 0 and _is_close(coarse, found.values) and not is_over():
         # copies, as the functions called next may have been recorded over them
         coarse = coarse._replace(problem=clone(coarse.problem))
         found = found._replace(judged=clone(found.judged))

@@ -41,6 +41,7 @@ from torchgw._search.starts import GUESS_EPSILON
 from torchgw._sinkhorn.batch import BatchPlans, BatchSolver, solve_batch
 from torchgw._tensors.cuda_graphs import Call, Replayer, call_directly, clone
 from torchgw._tensors.deadline import is_over
+from torchgw._tensors.speed import slowness
 from torchgw._typing import Marginals
 
 # Growth of a pair of modes in an outer iteration below which it is left out. [L1171]
@@ -157,6 +158,11 @@ class _Judged(NamedTuple):
     plans: Tensor
     g: Tensor
     numbers: Tensor
+
+
+def _end_early(chains: Sequence[Chain]) -> bool:
+    """Whether the time is up and all chains have been judged, which a search compares them by."""
+    return is_over() and all(math.isfinite(chain.objective) for chain in chains)
 
 
 # Linearises at plans (B, s, t), from the tables and the base.
@@ -318,9 +324,7 @@ class World:
         for share in stages:
             moving = _Moving(plans * stir, g)
             left, last = ladder.outer, math.inf
-            while left:
-                if is_over():
-                    return
+            while left and not is_over():
                 count = min(left, self._looks_every)
                 moving, changes = self._advanced(moving, ladder, share, count)
                 left -= count
@@ -332,6 +336,10 @@ class World:
                         break
                     last = change
             plans, g = moving.plans, moving.g
+            if is_over():
+                break
+        if _end_early(chains):
+            return
         judged = self._judged(moving, ladder.step, stages[-1], 1, ladder.meeting)
         self._record(chains, judged, stages[-1] * self.scale, clock)
 
@@ -388,6 +396,8 @@ class World:
 
     def _settle(self, chains: list[Chain], epsilon: float) -> None:
         """Settle one batch."""
+        if _end_early(chains):
+            return
         clock = perf_counter()
         moving = _Moving(*stacked(chains))
         judged = self._judged(moving, STEP, epsilon / self.scale, _LAST, LAST_INNER)
@@ -411,10 +421,10 @@ class World:
 
     def warn_if_long(self, count: int, low: float) -> bool:
         """Say what even the first chains take on a CPU, if that is long; return whether it is."""
-        least = self.seconds(range(len(FIRST)), low)
+        least = slowness() * self.seconds(range(len(FIRST)), low)
         if least <= _LONG:
             return False
-        most = least + self.seconds(range(len(FIRST), count), low)
+        most = least + slowness() * self.seconds(range(len(FIRST), count), low)
         warn_user(
             f"A few points do not represent these, and starts are followed on all of them: about "
             f"{least:.0f} s on this CPU if the first ones agree, up to {most:.0f} s if not. "
@@ -425,7 +435,7 @@ class World:
 
     def warn_if_more(self, count: int, low: float) -> None:
         """Say what the chains that follow the first ones take on a CPU, if that is long."""
-        seconds = self.seconds(range(len(FIRST), count), low)
+        seconds = slowness() * self.seconds(range(len(FIRST), count), low)
         if seconds > _LONG:
             warn_user(
                 f"The first starts, followed on all points, did not agree, and up to "

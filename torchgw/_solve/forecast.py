@@ -1,4 +1,8 @@
-"""How long a solve takes, by a model of each of its parts, and what is said of that beforehand."""
+"""How long a solve takes, by a model of each of its parts, and what is said of that beforehand.
+
+The models count work, in seconds of one core of the processor that they were fitted on; what is
+said is that times how much slower the processor at hand is, which is measured at first use.
+"""
 
 import logging
 from collections.abc import Collection
@@ -11,6 +15,7 @@ from torchgw._problem.limits import Limits
 from torchgw._problem.problem import Facts
 from torchgw._search.chain import chain_products
 from torchgw._solve.options import Options
+from torchgw._tensors.speed import slowness
 
 logger = logging.getLogger(__name__)
 
@@ -114,12 +119,17 @@ def solve_seconds(
     each: float,
     moves: Collection[str],
 ) -> tuple[float, float]:
-    """Model the least and the most that most solves take on a CPU, searched by some moves."""
+    """Model the least and the most that most solves take on this CPU, searched by some moves.
+
+    ``each`` are the seconds of an iteration there.
+    """
+    slow = slowness()
     least, most = _search_seconds(facts, options, limits, moves)
     few, many = (min(part, options.max_iter) for part in usual_iterations(facts, gradient))
     solves = _SOLVES if moves else 1
     solves = solves if options.rule is None else _RELAXED_SOLVES
-    return _START + least + few * each, _START + most + solves * many * each
+    least, most = (slow * (_START + part) for part in (least, most))
+    return least + few * each, most + solves * many * each
 
 
 def _search_seconds(
@@ -155,8 +165,8 @@ _HOST_ITERATION = 1.2e-3
 _SHARPEST, _SHARPEST_ITERATIONS, _SHARPEST_ENTRY = 2.5e-5, 30_000, 3e-9
 
 
-def forecast(facts: Facts, options: Options, gradient: str, each: float) -> None:
-    """Log what an outer iteration on a CPU will take, and warn if a solve takes long.
+def forecast(facts: Facts, options: Options, gradient: str, each: float, cost: str) -> None:
+    """Log what a solve will ``cost``, on a CPU an iteration too, and warn if a solve takes long.
 
     ``each`` are the seconds of an iteration, but for those of a sampled loss that is no product.
     """
@@ -167,6 +177,7 @@ def forecast(facts: Facts, options: Options, gradient: str, each: float) -> None
     if facts.device != "cpu":
         return
     logger.info("forecast: %.2g s for an outer iteration, if nothing else runs", each)
+    logger.info("forecast: %s", cost)
     if proximal:
         logger.info("forecast: up to %.0f s of proximal steps", options.max_iter * each)
     fewest, usual, each = _usual_iterations(facts, options, gradient, each)
@@ -213,7 +224,7 @@ def _usual_iterations(
     fewest, usual = usual_iterations(facts, gradient)
     if not facts.products and gradient == "sampled" and facts.rule != "partial":
         inner = min(_SAMPLED_INNER, options.inner_max_iter)
-        each += inner * (_ITERATION + _ENTRY * facts.entries)
+        each += slowness() * inner * (_ITERATION + _ENTRY * facts.entries)
     return fewest, usual, each
 
 
@@ -227,14 +238,15 @@ def longest(facts: Facts, options: Options) -> float | None:
     proximal = options.regularization == "proximal"
     if proximal or not facts.epsilon < _SHARP * (facts.spread or 1.0):
         return None
-    each = _HOST_ITERATION if facts.device != "cpu" else _ITERATION + _ENTRY * facts.entries
+    each = slowness() * (_ITERATION + _ENTRY * facts.entries)
+    each = _HOST_ITERATION if facts.device != "cpu" else each
     return options.max_iter * options.inner_max_iter * each
 
 
 def _foresee_sharp(facts: Facts, options: Options, worst: float) -> None:
     """Say what a small epsilon may take: in the log, or as a warning where that is long."""
     share, most = facts.epsilon / (facts.spread or 1.0), options.max_iter * options.inner_max_iter
-    sharpest = _ITERATION + _SHARPEST_ENTRY * facts.entries
+    sharpest = slowness() * (_ITERATION + _SHARPEST_ENTRY * facts.entries)
     if facts.device != "cpu":
         sharpest = _HOST_ITERATION
     text = (

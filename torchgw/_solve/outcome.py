@@ -99,7 +99,10 @@ def finish(
     clock, recorder, status = perf_counter(), setting.recorder, state.status
     epsilon, polished, unpolished = plan.epsilon, None, None
     solved = state.solved
-    if strategy.options.polish:
+    if strategy.options.polish and is_over():
+        # even the first step solves a linear problem without entropy, which has no early end
+        status = Status.STOPPED
+    elif strategy.options.polish:
         unpolished, solved, coupling = plan, None, None
         plan, polished = polish(
             setting.gradient, plan, setting.rule, setting.generator, begun, setting.problem.support

@@ -28,6 +28,7 @@ from torchgw._solve.forecast import (
 )
 from torchgw._solve.options import Options
 from torchgw._solve.state import RESOLVED, Dtypes, rounding
+from torchgw._tensors.speed import slowness
 
 # Tiles are considered from so many blocks of a side on, unless they were asked for: on a GPU an
 # iteration of a few blocks took 7 ms, most of it to choose them. [L550]
@@ -82,8 +83,8 @@ class Route(NamedTuple):
     storage : Storage
         Whether the (n, m) cost of an iteration is stored or streamed.
     seconds : tuple of float, or None
-        Least and most that most solves like this take on one quiet core, distances not counted;
-        ``None`` on a GPU.
+        Least and most that most solves like this take on one quiet core of this machine, whose
+        speed is measured once, distances not counted; ``None`` on a GPU.
     bytes : int
         Memory that the solve takes at most, beside its input, by a model.
     longest : float, or None
@@ -142,7 +143,7 @@ class Route(NamedTuple):
             return memory
         least, most = (in_units(part, _TIMES) for part in self.seconds)
         rest = "" if len(self.begin) == 1 else " if few points tell where all go"
-        return f"time: from {least}{rest} to {most}, on one quiet core; {memory}"
+        return f"time: from {least}{rest} to {most}, on one quiet core of this machine; {memory}"
 
 
 _BYTES = (1, "B"), (2**10, "KiB"), (2**20, "MiB"), (2**30, "GiB"), (2**40, "TiB")
@@ -546,6 +547,7 @@ def make_route(
     seconds = None
     if facts.device == "cpu":
         names = {move.name for move in moves}
+        each *= slowness()
         seconds = solve_seconds(facts, options, limits, name, each, names)
     return Route(
         _size(facts), gradient, precision, storage, _begin(options, moves, init),
