@@ -425,7 +425,7 @@ def _solve(
         )
         shape = source.n, target.n
         linear = linear_cost(table, pair, asked.feature_metric, shape, where)
-        support = read_support(known, finite, shape, where)
+        support = told = read_support(known, finite, shape, where)
         if support is not None:
             support = usable(support, marginals, options.rule)
         problem = Problem(source, target, marginals, weight, linear, kind, support)
@@ -457,7 +457,7 @@ def _solve(
             outcome = way(question, recorder)
             if pair is not None:
                 sides = sides.featured(pair, asked.feature_metric)
-            result = make_result(outcome, problem, sides, seed)
+            result = make_result(outcome, problem, sides, seed, told)
             warn_of_little_mass(options.rule, outcome)
     compile_rest(where)
     if differentiable is None:

@@ -24,8 +24,11 @@ pytestmark = pytest.mark.filterwarnings("ignore::torchgw.TorchGWWarning")
 ROUNDING = 1e-9
 
 
-def problem(seed, *, clouds, equal, fused):
-    """A random problem of few points: clouds in the plane, or symmetric tables of any sign."""
+def problem(seed, *, clouds, equal, fused, confined=False):
+    """A random problem of few points: clouds in the plane, or symmetric tables of any sign.
+
+    Confined, mass is where it is allowed: at every other pair, and where some plan has it.
+    """
     rng = np.random.default_rng(seed)
     n = int(rng.integers(3, 7))
     m = n if equal else int(rng.integers(3, 7))
@@ -35,17 +38,23 @@ def problem(seed, *, clouds, equal, fused):
         D_X, D_Y = (part + part.T for part in (rng.normal(size=(s, s)) for s in (n, m)))
     a, b = (np.full(s, 1 / s) if equal else rng.dirichlet(np.ones(s)) for s in (n, m))
     M = rng.normal(size=(n, m)) if fused else None
-    return Question(D_X, D_Y, a, b, 0.6 if fused else 1.0, M)
+    allowed = None
+    if confined:
+        allowed = (rng.random((n, m)) < 0.5) | (Transport(a, b)(rng.normal(size=(n, m)))[0] > 0)
+    return Question(D_X, D_Y, a, b, 0.6 if fused else 1.0, M, allowed=allowed)
 
 
 def plans(question, count, rng):
     """Random plans with the weights of a problem, some of them with few entries."""
-    a, b = question.a, question.b
+    transport = Transport(question.a, question.b, question.allowed)
     for _ in range(count):
-        cost = rng.normal(size=question.shape)
-        yield Transport(a, b)(cost)[0]
+        cost, other = rng.normal(size=(2, *question.shape))
+        yield transport(cost)[0]
         share = rng.random()
-        yield share * Transport(a, b)(-cost)[0] + (1 - share) * np.outer(a, b)
+        inside = np.outer(question.a, question.b)
+        if question.allowed is not None:
+            inside = transport(other)[0]
+        yield share * transport(-cost)[0] + (1 - share) * inside
 
 
 def bounds(question, *, matchings):
@@ -59,13 +68,14 @@ def bounds(question, *, matchings):
         yield planes.proof()
 
 
+@pytest.mark.parametrize("confined", [False, True], ids=["all", "confined"])
 @pytest.mark.parametrize("fused", [False, True], ids=["pure", "fused"])
 @pytest.mark.parametrize("equal", [False, True], ids=["weights", "equal"])
 @pytest.mark.parametrize("clouds", [False, True], ids=["tables", "clouds"])
-def test_no_plan_goes_below(clouds, equal, fused):
+def test_no_plan_goes_below(clouds, equal, fused, confined):
     rng = np.random.default_rng(0)
     for seed in range(3):
-        question = problem(seed, clouds=clouds, equal=equal, fused=fused)
+        question = problem(seed, clouds=clouds, equal=equal, fused=fused, confined=confined)
         values = [question.value(plan) for plan in plans(question, 20, rng)]
         for bound in bounds(question, matchings=False):
             assert bound.value <= min(values) + ROUNDING, bound.method
@@ -249,6 +259,36 @@ def test_directed_tables_and_matchings():
     assert found.lower_bound <= least_value + ROUNDING
     assert found.best_value >= least_value - ROUNDING
     torchgw.verify(found.proof, D_X=A, D_Y=B)
+
+
+@pytest.mark.parametrize("kind", ["plan", "one_to_one"])
+def test_only_pairs_that_are_allowed_count(kind, tmp_path):
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        X, Y = rng.normal(size=(2, 6, 2))
+        allowed = rng.random((6, 6)) < 0.4
+        allowed[np.arange(6), rng.permutation(6)] = True
+        result = torchgw.solve(X, Y, allowed=allowed, distances="sqeuclidean", random_state=0)
+        found = result.certify(10, kind=kind, gap=1e-6)
+        assert not found.plan.toarray()[~allowed].any()
+        tables = [cdist(p, p, "sqeuclidean") * s for p, s in zip((X, Y), result.scale, strict=True)]
+        question = Question(*tables, np.full(6, 1 / 6), np.full(6, 1 / 6), 1.0, None)
+        eye = np.eye(6) / 6
+        values = {order: question.value(eye[list(order)]) for order in
+                  itertools.permutations(range(6))}  # fmt: skip
+        best = min(v for order, v in values.items() if allowed[np.arange(6), list(order)].all())
+        assert found.lower_bound <= best + ROUNDING
+        assert found.best_value >= best - ROUNDING
+        assert found.best_value - found.lower_bound <= 1e-6
+        torchgw.verify(found.proof, X, Y, allowed=allowed)
+        torchgw.verify(found.proof, X, Y, M=np.where(allowed, 0, np.inf))
+        # of all plans it may not hold
+        if found.lower_bound > min(values.values()) + ROUNDING:
+            with pytest.raises(torchgw.InvalidInputError):
+                torchgw.verify(found.proof, X, Y)
+    result.save(tmp_path / "few.npz")
+    with pytest.raises(torchgw.UnsupportedError, match="dense=True"):
+        torchgw.load(tmp_path / "few.npz").certify(kind=kind)
 
 
 def test_a_copy_has_value_zero_and_says_so(tmp_path):

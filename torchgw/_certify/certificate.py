@@ -140,7 +140,10 @@ def _bounds(
 ) -> Iterator[tuple[Bound, Array]]:
     """Compute one bound after another, the cheap ones first; beside each a plan."""
     (n, m), limits = question.shape, limits_of(device)
-    zero = 0.0 if question.M is None else (1 - question.alpha) * float(question.M.min())
+    zero = 0.0
+    if question.M is not None:
+        own = question.M if question.allowed is None else question.M[question.allowed]
+        zero = (1 - question.alpha) * float(own.min())
     yield Bound("squares", zero, {}), plan
     # a concave objective is least at a matching
     exchanged = matchings or (question.is_assignment and question.is_concave)
@@ -165,7 +168,7 @@ def _bounds(
         else:
             lifting = Lifting(question, device, matchings=exchanged)
             bound = lifting.run(left, target - gap * abs(target))
-            guess = Transport(question.a, question.b)(lifting.cost)[0]
+            guess = Transport(question.a, question.b, question.allowed)(lifting.cost)[0]
             plan = min(plan, guess, key=question.value)
             yield bound, plan
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from torchgw._certify.question import Array, Question
 from torchgw._certify.tables import Bound
-from torchgw._certify.transport import Transport, largest_pairing, least
+from torchgw._certify.transport import Transport, largest_pairing
 from torchgw._certify.vertices import Polytope
 
 # Numbers whose square is followed exactly: a polytope in ten dimensions has tens of thousands of
@@ -41,7 +41,8 @@ class CuttingPlanes:
     """The cuts, the polytope that they leave, and the best plan so far."""
 
     def __init__(self, question: Question, plan: Array) -> None:
-        self.question, self._transport = question, Transport(question.a, question.b)
+        self.question = question
+        self._transport = Transport(question.a, question.b, question.allowed)
         (u, sigma), (v, tau) = question.factors
         self._left, self._right = np.repeat(u, v.shape[1], 1), np.tile(v, (1, u.shape[1]))
         self._c = c = 2 * question.alpha * np.outer(sigma, tau).ravel()
@@ -99,7 +100,7 @@ class CuttingPlanes:
             away = (np.array(self._slopes) - slope) * self._width
             self._transport.prices = self._prices[int((away**2).sum(1).argmin())]
         plan, f = self._transport(cost)
-        height = least(cost, f, self.question.a, self.question.b)
+        height = self._transport.bound(cost, f)
         if self._polytope is not None:
             height -= _LOWERED * self._scale * self._generator.random()
             normal = np.append(slope * self._width / self._scale, 1.0)

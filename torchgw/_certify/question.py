@@ -31,7 +31,7 @@ class Factors(NamedTuple):
 
 @dataclass(frozen=True)
 class Question:
-    """Two tables of distances, weights of sum one, and a linear cost."""
+    """Two tables of distances, weights of sum one, a linear cost, and where plans may hold mass."""
 
     D_X: Array  # (n, n)
     D_Y: Array  # (m, m)
@@ -41,6 +41,8 @@ class Question:
     M: Array | None  # (n, m)
     # points (n, d) whose inner products G is, times the sign -1 and a factor, where they are known
     points: tuple[Array | None, Array | None] = (None, None)
+    # the pairs that may hold mass (n, m); None: all
+    allowed: NDArray[np.bool_] | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -110,6 +112,12 @@ class Question:
         cross = np.outer(r, s + y @ self.b) + np.outer(x @ self.a, s)
         own = 0.0 if self.M is None else (1 - self.alpha) * self.M
         return own - 4 * self.alpha * cross
+
+    def slope(self, plan: Array) -> Array:
+        """Linearise the objective at a plan (n, m), but for terms of rows and columns alone."""
+        cross = self.D_X @ plan @ self.D_Y.T + self.D_X.T @ plan @ self.D_Y
+        own = 0.0 if self.M is None else (1 - self.alpha) * self.M
+        return own - 2 * self.alpha * cross
 
     def value(self, plan: Array) -> float:
         """Evaluate the objective of a plan (n, m)."""

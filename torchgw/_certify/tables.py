@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from torchgw._certify.question import Array, Question
-from torchgw._certify.transport import Transport, least
+from torchgw._certify.transport import Transport
 
 # Parts of equal mass over which quantile functions are averaged where weights differ. [L1352]
 PARTS = 1024
@@ -66,8 +66,9 @@ def in_order(question: Question, *, matchings: bool) -> Bound:
     cost = q.alpha * local
     if q.M is not None:
         cost += (1 - q.alpha) * q.M
-    _, f = Transport(q.a, q.b)(cost)
-    return Bound("distances in order", least(cost, f, q.a, q.b), {"f": f})
+    transport = Transport(q.a, q.b, q.allowed)
+    _, f = transport(cost)
+    return Bound("distances in order", transport.bound(cost, f), {"f": f})
 
 
 def _squares(x: Array, y: Array) -> Array:
@@ -94,8 +95,9 @@ def eigenvalues(question: Question) -> Bound:
         np.linalg.eigvalsh(np.sqrt(np.outer(weight, weight)) * table).astype(np.float64)
         for table, weight in zip(question.centred, (question.a, question.b), strict=True)
     )
-    _, f = Transport(question.a, question.b)(question.linear)
-    value = question.constant + least(question.linear, f, question.a, question.b)
+    transport = Transport(question.a, question.b, question.allowed)
+    _, f = transport(question.linear)
+    value = question.constant + transport.bound(question.linear, f)
     value -= 2 * question.alpha * products_in_order(x, y)
     r, s = question.rows
     return Bound("eigenvalues", value, {"f": f, "r": r, "s": s})
@@ -115,7 +117,7 @@ class Lifting:
     """The potentials of the first level, in float64 on any device."""
 
     def __init__(self, question: Question, device: torch.device, *, matchings: bool) -> None:
-        self.question, self._transport = question, Transport(question.a, question.b)
+        self._transport = Transport(question.a, question.b, question.allowed)
         x, y = self._on(device, question.D_X, question.D_Y)
         cost = (x[:, None, :, None] - y[None, :, None, :]).square_().mul_(question.alpha)
         if question.M is not None:
@@ -130,6 +132,10 @@ class Lifting:
             one, two = (torch.eye(size, dtype=torch.bool, device=device) for size in (n, m))
             apart = one[:, None, :, None] ^ two[None, :, None, :]
             self._rest.masked_fill_(apart, torch.inf)
+        self._closed: Tensor | None = None
+        if question.allowed is not None:
+            self._closed = closed = ~torch.from_numpy(question.allowed).to(device)
+            self._rest.masked_fill_(closed[:, :, None, None] | closed, torch.inf)
         self._f, self._g = x.new_zeros(n, m, n), x.new_zeros(n, m, m)
         self.best = self._proven()
 
@@ -165,6 +171,8 @@ class Lifting:
         least = _softmin(rest.transpose(2, 3), a, epsilon)  # (n, m, m)
         block = least @ b
         step = least - block[:, :, None]
+        if self._closed is not None:
+            block = block.masked_fill(self._closed, torch.inf)
         # of blocks: what the rows and the columns of P leave
         rows = _softmin(block, b, epsilon)
         columns = _softmin((block - rows[:, None]).T, a, epsilon)
@@ -176,18 +184,23 @@ class Lifting:
         """Make the potentials feasible, and compute the bound."""
         (a, b), rest = self._weights, self._rest
         rest = (rest + rest.permute(2, 3, 0, 1)).div_(2)
-        first = rest.amin(3)
-        second = (rest - first[:, :, :, None]).amin(2)
+        first = _finite(rest.amin(3))
+        second = _finite((rest - first[:, :, :, None]).amin(2))
         f, g = self._f + first, self._g + second
         cost = (f @ a + g @ b).cpu().numpy()
         # the linear problem that is left, whose best plan is a guess
         self.cost = cost
         _, u = self._transport(cost)
-        value = least(cost, u, self.question.a, self.question.b)
+        value = self._transport.bound(cost, u)
         arrays = {"f": u, "pairs_f": f.cpu().numpy(), "pairs_g": g.cpu().numpy()}
         return Bound("first level of liftings", value, arrays)
 
 
 def _softmin(rest: Tensor, weights: Tensor, epsilon: float) -> Tensor:
     """Compute -epsilon log sum_l w_l exp(-rest_l / epsilon) over the last axis."""
-    return torch.logsumexp(weights.log() - rest / epsilon, -1).mul_(-epsilon)
+    return _finite(torch.logsumexp(weights.log() - rest / epsilon, -1).mul_(-epsilon))
+
+
+def _finite(potential: Tensor) -> Tensor:
+    """Put zero where nothing is asked of a potential, since no plan has mass there."""
+    return potential.masked_fill_(potential.isinf(), 0.0)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import scipy
+from numpy.typing import NDArray
 
 from torchgw._certify.question import Array
 from torchgw._sinkhorn.exact import ExactTransport
@@ -15,8 +16,8 @@ _ROUNDING = 1e-15
 class Transport:
     """Solve linear problems between the same weights, one after another."""
 
-    def __init__(self, a: Array, b: Array) -> None:
-        self._a = a
+    def __init__(self, a: Array, b: Array, allowed: NDArray[np.bool_] | None = None) -> None:
+        self._a, self._b, self._allowed = a, b, allowed
         assigned = len(a) == len(b) and bool((a == a[0]).all() and (b == b[0]).all())
         self._simplex = None if assigned else ExactTransport(a, b)
         # of the columns, from which the next problem begins; others can be given
@@ -24,6 +25,10 @@ class Transport:
 
     def __call__(self, cost: Array) -> tuple[Array, Array]:
         """Find a plan of least cost (n, m), and a potential f (n,) that proves it."""
+        if self._allowed is not None:
+            # no path that saves so much is as long
+            out = float(np.ptp(cost)) * (sum(cost.shape) + 1) + 1
+            cost = np.where(self._allowed, cost, cost.max() + out)
         # the last prices leave fewer paths to be found
         rest = cost - self.prices
         if self._simplex is None:
@@ -38,6 +43,11 @@ class Transport:
             self.prices = found.v.copy()
         self.prices = self.prices + _prices(rest, plan)
         return plan, (cost - self.prices).min(1)
+
+    def bound(self, cost: Array, f: Array) -> float:
+        """Bound <cost, P> of all plans from below by a potential f (n,)."""
+        open_ = cost if self._allowed is None else np.where(self._allowed, cost, np.inf)
+        return least(open_, f, self._a, self._b)
 
 
 def _prices(cost: Array, plan: Array) -> Array:
@@ -59,7 +69,8 @@ def _prices(cost: Array, plan: Array) -> Array:
 
 def least(cost: Array, f: Array, a: Array, b: Array) -> float:
     """Bound <cost, P> from below for all plans, by a potential f (n,) and the best one beside."""
-    return float(a @ f + b @ (cost - f[:, None]).min(0))
+    used = b > 0
+    return float(a @ f + b[used] @ (cost[:, used] - f[:, None]).min(0))
 
 
 def largest_pairing(u: Array, a: Array, v: Array, b: Array) -> float:

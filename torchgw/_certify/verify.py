@@ -65,6 +65,7 @@ def verify(
     a: Any = None,
     b: Any = None,
     M: Any = None,
+    allowed: Any = None,
 ) -> Verified:
     """Derive the lower bound of a proof again, from the data and its dual potentials.
 
@@ -81,7 +82,9 @@ def verify(
     a, b : array-like, shapes (n,) and (m,), optional
         Weights, if the solve had any.
     M : array-like, shape (n, m), optional
-        Linear cost, if the solve had one; that of features as a table.
+        Linear cost, if the solve had one; that of features as a table. ``inf``: not allowed.
+    allowed : array-like of bool, shape (n, m), optional
+        The pairs that might hold mass, if the solve was told.
 
     Returns
     -------
@@ -123,14 +126,18 @@ def verify(
         np.full(size, 1 / size) if given is None else np.asarray(given, dtype=float)
         for given, size in ((a, n), (b, m))
     ]
-    linear = np.zeros((n, m)) if M is None else (1 - proof.alpha) * np.asarray(M, dtype=float)
+    linear = np.zeros((n, m)) if M is None else np.asarray(M, dtype=float)
+    if allowed is not None:
+        linear = np.where(np.asarray(allowed, dtype=bool), linear, np.inf)
+    closed = linear == np.inf
+    linear = np.where(closed, np.inf, (1 - proof.alpha) * np.where(closed, 0.0, linear))
     if linear.shape != (n, m) or [len(part) for part in weights] != [n, m]:
         raise InvalidInputError(
-            f"`a`, `b` and `M` must have shapes ({n},), ({m},) and ({n}, {m}), as X and Y have; "
+            f"`a`, `b`, `M` and `allowed` need shapes ({n},), ({m},), twice ({n}, {m}); "
             f"got {weights[0].shape}, {weights[1].shape} and {linear.shape}."
         )
     size = proof.alpha * float(np.abs(x).max() + np.abs(y).max()) ** 2
-    size += float(np.abs(linear).max())
+    size += float(np.abs(linear[linear < np.inf]).max())
     first, second = (part / part.sum() for part in weights)
     data = _Data(x, y, first, second, linear, proof.alpha, size)
     bound, own = _METHODS[proof.method](data, proof.arrays, proof.matchings)
@@ -180,7 +187,8 @@ def _table(name: str, points: Any, table: Any, metric: str | None) -> Array:
 
 def _least(cost: Array, f: Array, data: _Data) -> float:
     """Bound <cost, P>: f_i + g_j <= cost_ij for the g that is made here."""
-    return float(data.a @ f + data.b @ (cost - f[:, None]).min(0))
+    used = data.b > 0
+    return float(data.a @ f + data.b[used] @ (cost[:, used] - f[:, None]).min(0))
 
 
 def _squares(data: _Data, arrays: dict[str, Any], matchings: bool) -> tuple[float, float]:

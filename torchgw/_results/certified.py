@@ -10,11 +10,13 @@ from torch import Tensor
 from torchgw._boundary.arrays import to_numpy
 from torchgw._certify.certificate import Certificate, make_certificate
 from torchgw._certify.question import Array, Question
+from torchgw._certify.transport import Transport
 from torchgw._errors import UnsupportedError
 from torchgw._plans.transport import round_to_marginals
 from torchgw._problem.limits import limits_of
 from torchgw._problem.problem import stored_matrix
 from torchgw._results.mapping import Extension
+from torchgw._solve.polish import scale_to_marginals
 from torchgw._typing import Marginals
 from torchgw.distances.new_points import Space
 from torchgw.distances.precomputed import DirectedDistance
@@ -38,21 +40,36 @@ def certify(
     # with alpha 0 the distances do not matter
     a, b = (to_numpy(part).astype(np.float64) for part in weights)
     a, b = a / a.sum(), b / b.sum()
+    support = extension.allowed()
     question = Question(
-        sides[0][0], sides[1][0], a, b, float(known.alpha), M, (sides[0][1], sides[1][1])
-    )
+        sides[0][0], sides[1][0], a, b, float(known.alpha), M, (sides[0][1], sides[1][1]),
+        None if support is None else to_numpy(support.cpu()),
+    )  # fmt: skip
     if matchings and not question.is_assignment:
         raise UnsupportedError(
             "kind='one_to_one' needs as many points on both sides, all of one weight; here are "
             f"{len(a)} and {len(b)}. Certify with kind='plan'."
         )
     given = plan()
-    exact = round_to_marginals(given.cpu(), *map(torch.from_numpy, (a, b))).numpy()
+    exact = _exact(question, given.cpu())
     metrics = tuple(None if _metric(space) is None else str(space.metric) for space in spaces)
     return make_certificate(
         question, exact, seconds=seconds, gap=gap, matchings=matchings, device=given.device,
         named=((metrics[0], metrics[1]), (float(spaces[0].scale), float(spaces[1].scale))),
     )  # fmt: skip
+
+
+def _exact(question: Question, plan: Tensor) -> Array:
+    """Lead a plan to exact weights, within the pairs that may hold mass."""
+    a, b = map(torch.from_numpy, (question.a, question.b))
+    if question.allowed is None:
+        return np.asarray(round_to_marginals(plan, a, b).numpy())
+    found = scale_to_marginals(plan, Marginals(a, b))
+    if found is not None:
+        return np.asarray(found.numpy())
+    # what no scaling leads there is replaced by the vertex below it, as polishing does
+    slope = question.slope(plan.numpy())
+    return Transport(question.a, question.b, question.allowed)(slope)[0]
 
 
 def _check(extension: Extension, weights: Marginals) -> None:

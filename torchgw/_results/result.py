@@ -822,8 +822,10 @@ def warn_of_little_mass(rule: MarginalRule | None, outcome: Outcome) -> None:
         )
 
 
-def make_result(outcome: Outcome, problem: Problem, sides: Spaces, seed: int) -> GWResult:
-    """Make the result of a solve, and warn if it has not converged."""
+def make_result(
+    outcome: Outcome, problem: Problem, sides: Spaces, seed: int, told: Tensor | None
+) -> GWResult:
+    """Make the result of a solve that was told a support, and warn if it has not converged."""
     ending, strategy, search = outcome.ending, outcome.strategy, outcome.search
     found, recorder = ending.evaluation, outcome.recorder
     if not ending.status.converged:
@@ -867,7 +869,7 @@ def make_result(outcome: Outcome, problem: Problem, sides: Spaces, seed: int) ->
             known=outcome.known,
             linear=fused,
             restricted=problem.support is not None,
-            support=problem.support,
+            support=told,
             unpolished=ending.unpolished,
             mass=1.0 if strategy.options.rule is None else strategy.options.rule.unit,
             table=table,
