@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import time
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from scipy.spatial.distance import cdist
 
 import torchgw
 from torchgw._certify.cuts import CuttingPlanes
-from torchgw._certify.question import Question
+from torchgw._certify.question import Incumbent, Question
 from torchgw._certify.tables import Lifting, eigenvalues, in_order
 from torchgw._certify.transport import Transport, largest_pairing, least
 from torchgw._certify.vertices import Polytope
@@ -61,7 +62,9 @@ def bounds(question, *, matchings):
     """Every bound that there is for a problem."""
     yield in_order(question, matchings=matchings)
     yield eigenvalues(question)
-    yield Lifting(question, torch.device("cpu"), matchings=matchings).run(0.1, np.inf)
+    plan = next(plans(question, 1, np.random.default_rng(0)))
+    best = Incumbent(question, plan, lambda found: found)
+    yield Lifting(question, torch.device("cpu"), matchings=matchings).run(0.1, 0.0, best)
     if not matchings:
         planes = CuttingPlanes(question, np.outer(question.a, question.b))
         planes.run(0.1, 1e-6)
@@ -289,6 +292,71 @@ def test_only_pairs_that_are_allowed_count(kind, tmp_path):
     result.save(tmp_path / "few.npz")
     with pytest.raises(torchgw.UnsupportedError, match="dense=True"):
         torchgw.load(tmp_path / "few.npz").certify(kind=kind)
+
+
+def few(kind, seed):
+    """Two spaces of 6 points: data of a solve, and the objective of a permutation."""
+    rng = np.random.default_rng(seed)
+    M = rng.random((6, 6)) if kind == "fused" else None
+    if kind == "tables":
+        D_X, D_Y = (part + part.T for part in rng.random((2, 6, 6)))
+        data = {"D_X": D_X, "D_Y": D_Y}
+    else:
+        X, Y = rng.normal(size=(2, 6, 2))
+        metric = "euclidean" if kind == "euclidean" else "sqeuclidean"
+        D_X, D_Y = (cdist(p, p, metric) for p in (X, Y))
+        data = {"X": X, "Y": Y, "distances": metric, "scale": None, "M": M}
+    question = Question(D_X, D_Y, *np.full((2, 6), 1 / 6), 1.0 if M is None else 0.5, M)
+    return data, lambda order: question.value(np.eye(6)[list(order)] / 6)
+
+
+@pytest.mark.parametrize("kind", ["plane", "fused", "euclidean", "tables"])
+def test_a_certified_solve_is_within_the_gap_of_the_best_or_says_so(kind):
+    gap, met = 1e-3, 0
+    for seed in range(4):
+        data, value = few(kind, seed)
+        best = min(map(value, itertools.permutations(range(6))))
+        # from anywhere
+        start = np.random.default_rng(seed).permutation(6)
+        result = torchgw.solve(**data, init=start, certify=gap, time_limit=20)
+        found = result.certificate
+        assert found.value == pytest.approx(result.value, rel=1e-6)
+        assert found.lower_bound <= best + ROUNDING
+        assert found.meets(gap) == (result.doubt == "")
+        if found.meets(gap):
+            met += 1
+            assert result.value <= best * (1 + gap) + ROUNDING
+    assert met == 4 or kind == "tables"
+
+
+def test_a_certified_solve_takes_the_time_that_it_has():
+    X, Y = np.random.default_rng(0).normal(size=(2, 40, 6))
+    start = time.monotonic()
+    result = torchgw.solve(X, Y, distances="sqeuclidean", certify=True, time_limit=2)
+    # the last bound may end a little later
+    assert time.monotonic() - start < 6
+    assert "time_limit" in result.doubt
+    copy = torchgw.solve(X, X[::-1].copy(), distances="sqeuclidean", certify=True, time_limit=20)
+    assert copy.doubt == ""
+    assert copy.certificate.lower_bound == 0
+    assert copy.value == pytest.approx(0, abs=copy.certificate.rounding)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"loss": "kl"}, "square"), ({"mass": 0.5}, "strict"), ({"unbalanced": 1.0}, "strict"),
+        ({"differentiable": "value", "epsilon": 0.1}, "differentiable"),
+        ({"options": torchgw.Options(reflections=False)}, "reflections"),
+        ({"options": torchgw.Options(checkpoint="file.npz")}, "checkpoint"),
+        ({"options": torchgw.Options(precision="float64"), "X": np.ones((4, 2), "f")}, "float64"),
+    ],
+)  # fmt: skip
+def test_what_has_no_certificate_is_refused_before_the_solve(settings, message, monkeypatch):
+    monkeypatch.setattr("torchgw._api.solve_problem", None)
+    data = {"X": np.eye(4), "Y": np.eye(4), "distances": "euclidean"}
+    with pytest.raises(torchgw.UnsupportedError, match=message):
+        torchgw.solve(**data | settings, certify=True)
 
 
 def test_a_copy_has_value_zero_and_says_so(tmp_path):

@@ -9,6 +9,7 @@ for any r and s: those that centre the tables are chosen here.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -20,6 +21,9 @@ Array = NDArray[np.float64]
 
 # Eigenvalues below this share of the largest one carry nothing but rounding. [L1352]
 _RANK = 1e-12
+# Values are differences of the mean squares of distances, which are exact to a larger share than
+# this. [L1375]
+_ROUNDING = 1e-12
 
 
 class Factors(NamedTuple):
@@ -113,6 +117,12 @@ class Question:
         own = 0.0 if self.M is None else (1 - self.alpha) * self.M
         return own - 4 * self.alpha * cross
 
+    @cached_property
+    def rounding(self) -> float:
+        """What values and bounds may be off by: gaps below it are none."""
+        squares = self.a @ self.D_X**2 @ self.a + self.b @ self.D_Y**2 @ self.b
+        return _ROUNDING * self.alpha * float(squares)
+
     def slope(self, plan: Array) -> Array:
         """Linearise the objective at a plan (n, m), but for terms of rows and columns alone."""
         cross = self.D_X @ plan @ self.D_Y.T + self.D_X.T @ plan @ self.D_Y
@@ -125,6 +135,25 @@ class Question:
         squares = plan.sum(1) @ self.D_X**2 @ plan.sum(1) + plan.sum(0) @ self.D_Y**2 @ plan.sum(0)
         own = 0.0 if self.M is None else (1 - self.alpha) * float((self.M * plan).sum())
         return own + self.alpha * (float(squares) - 2 * cross)
+
+
+class Incumbent:
+    """The best plan so far, and how plans that are seen are led to better ones nearby."""
+
+    def __init__(self, question: Question, plan: Array, improve: Callable[[Array], Array]) -> None:
+        self._question, self._improve = question, improve
+        self.plan, self.value = plan, question.value(plan)
+
+    def within(self, gap: float, bound: float) -> bool:
+        """Whether no plan is better by more than a share of the value, or than rounding."""
+        return self.value - bound <= gap * abs(self.value) + self._question.rounding
+
+    def see(self, plan: Array) -> None:
+        """Keep what a plan (n, m) leads to, if that costs less."""
+        for found in (plan, self._improve(plan)):
+            value = self._question.value(found)
+            if value < self.value:
+                self.plan, self.value = found, value
 
 
 def _axes(points: Array, weights: Array) -> Factors:

@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchgw._certify.question import Array, Question
+from torchgw._certify.question import Array, Incumbent, Question
 from torchgw._certify.transport import Transport
 
 # Parts of equal mass over which quantile functions are averaged where weights differ. [L1352]
@@ -143,15 +143,17 @@ class Lifting:
     def _on(device: torch.device, *arrays: Array) -> tuple[Tensor, ...]:
         return tuple(torch.from_numpy(np.ascontiguousarray(part)).to(device) for part in arrays)
 
-    def run(self, seconds: float, enough: float) -> Bound:
-        """Improve the potentials until a value is met or time is up."""
+    def run(self, seconds: float, gap: float, incumbent: Incumbent) -> Bound:
+        """Improve the potentials until a share of the best value is left, or time is up."""
         end, share = monotonic() + seconds, _FIRST
-        while share >= _LAST and self.best.value < enough:
+        incumbent.see(self._guess)
+        while share >= _LAST and not incumbent.within(gap, self.best.value):
             for _ in range(_ROUNDS):
                 self._round(share * self._spread)
                 if monotonic() > end:
                     break
             found = self._proven()
+            incumbent.see(self._guess)
             if found.value > self.best.value:
                 self.best = found
             if monotonic() > end:
@@ -188,9 +190,8 @@ class Lifting:
         second = _finite((rest - first[:, :, :, None]).amin(2))
         f, g = self._f + first, self._g + second
         cost = (f @ a + g @ b).cpu().numpy()
-        # the linear problem that is left, whose best plan is a guess
-        self.cost = cost
-        _, u = self._transport(cost)
+        # the best plan of the linear problem that is left is a guess
+        self._guess, u = self._transport(cost)
         value = self._transport.bound(cost, u)
         arrays = {"f": u, "pairs_f": f.cpu().numpy(), "pairs_g": g.cpu().numpy()}
         return Bound("first level of liftings", value, arrays)
