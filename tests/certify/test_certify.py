@@ -66,7 +66,7 @@ def bounds(question, *, matchings):
     best = Incumbent(question, plan, lambda found: found)
     yield Lifting(question, torch.device("cpu"), matchings=matchings).run(0.1, 0.0, best)
     if not matchings:
-        planes = CuttingPlanes(question, np.outer(question.a, question.b))
+        planes = CuttingPlanes(question, np.outer(question.a, question.b), 0.0)
         planes.run(0.1, 1e-6)
         yield planes.proof()
 
@@ -94,7 +94,7 @@ def test_no_matching_goes_below_and_clouds_are_solved(fused):
         found = list(bounds(question, matchings=True))
         assert max(bound.value for bound in found) <= best + ROUNDING
         if seed % 2 == 0:
-            planes = CuttingPlanes(question, np.outer(question.a, question.b))
+            planes = CuttingPlanes(question, np.outer(question.a, question.b), 0.0)
             planes.run(5, 1e-7)
             # cuts are lowered by 1e-9 of the range of t
             assert planes.bound == pytest.approx(best, abs=1e-6)
@@ -215,7 +215,7 @@ def test_a_vertex_left_out_and_a_cut_too_high_are_refused():
             cdist(X, X, "sqeuclidean") * result.scale[0],
             cdist(Y, Y, "sqeuclidean") * result.scale[1],
             np.full(12, 1 / 12), np.full(12, 1 / 12), 1.0, None,
-        ), np.full((12, 12), 1 / 144),
+        ), np.full((12, 12), 1 / 144), 0.0,
     )  # fmt: skip
     planes.run(5, 1e-9)
     bound = planes.proof()

@@ -173,7 +173,7 @@ def _bounds(
     for place, way in enumerate(ways):
         left = max(end - monotonic(), 0.0) / (len(ways) - place)
         if way == "cut":
-            planes = CuttingPlanes(question, best.plan)
+            planes = CuttingPlanes(question, best.plan, gap)
             planes.run(left, gap * abs(planes.value))
             best.see(planes.plan)
             yield planes.proof()

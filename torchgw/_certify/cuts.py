@@ -30,6 +30,8 @@ ACTIVE = 9
 _VERTICES = 150_000
 # Numbers whose squares together matter less than this share have a secant in any case. [L1354]
 _NEGLIGIBLE = 1e-9
+# The part of the gap that is left to secants. [L1376]
+_SECANTS = 0.25
 # Cuts are lowered by random shares of this part of the range of t, so that no vertex lies on more
 # faces than there are dimensions. [L1354]
 _LOWERED = 1e-9
@@ -40,7 +42,7 @@ _GAIN = 1e-9
 class CuttingPlanes:
     """The cuts, the polytope that they leave, and the best plan so far."""
 
-    def __init__(self, question: Question, plan: Array) -> None:
+    def __init__(self, question: Question, plan: Array, gap: float) -> None:
         self.question = question
         self._transport = Transport(question.a, question.b, question.allowed)
         (u, sigma), (v, tau) = question.factors
@@ -50,8 +52,11 @@ class CuttingPlanes:
         self.plan, self.value = plan, question.value(plan)
         t, z = self._read(plan)
         matter = np.where(c > 0, c * (high - low) ** 2, 0)
-        chosen = np.sort(np.argsort(-matter)[:ACTIVE])
-        self._active = chosen[matter[chosen] > _NEGLIGIBLE * matter.sum()]
+        order = np.argsort(-matter)
+        # what the secants of those from each on are below the squares at most
+        missed = matter[order][::-1].cumsum()[::-1] / 4
+        few = missed > _NEGLIGIBLE * matter.sum() + _SECANTS * gap * abs(self.value)
+        self._active = np.sort(order[:ACTIVE][few[:ACTIVE]])
         passive = np.setdiff1d(np.arange(len(c)), self._active)
         self._slope = np.zeros_like(c)
         self._slope[passive] = np.where(c > 0, -c * (low + high), -2 * c * z)[passive]

@@ -11,6 +11,8 @@ from torchgw._sinkhorn.exact import ExactTransport
 # share of the costs by which a path has to be shorter. [L1352]
 _ROUNDS = 500
 _ROUNDING = 1e-15
+# Pivots of the simplex at most: where they run out, potentials prove less. A choice. [L1376]
+_PIVOTS = 100_000_000
 
 
 class Transport:
@@ -19,7 +21,9 @@ class Transport:
     def __init__(self, a: Array, b: Array, allowed: NDArray[np.bool_] | None = None) -> None:
         self._a, self._b, self._allowed = a, b, allowed
         assigned = len(a) == len(b) and bool((a == a[0]).all() and (b == b[0]).all())
-        self._simplex = None if assigned else ExactTransport(a, b)
+        simplex = ExactTransport(a, b)
+        # an assignment has no prices: of many points they take longer than the simplex
+        self._simplex = None if assigned and not simplex.by_parts else simplex
         # of the columns, from which the next problem begins; others can be given
         self.prices = np.zeros(len(b))
 
@@ -31,16 +35,21 @@ class Transport:
             cost = np.where(self._allowed, cost, cost.max() + out)
         # the last prices leave fewer paths to be found
         rest = cost - self.prices
+        rest -= rest.min(1, keepdims=True)
         if self._simplex is None:
-            rest -= rest.min(1, keepdims=True)
             partners = scipy.optimize.linear_sum_assignment(rest)[1]
             plan = np.zeros_like(cost)
             plan[np.arange(len(cost)), partners] = self._a
         else:
-            found = self._simplex(cost)
+            if self._simplex.by_pot:
+                # on all entries: the last plan says little about another cost
+                self._simplex.on(rest, _PIVOTS)
+            found = self._simplex.last if self._simplex.by_pot else self._simplex(rest)
+            assert found is not None
             # its prices may be wrong between parts that the plan does not connect
-            plan, rest = found.plan.copy(), cost - found.v
-            self.prices = found.v.copy()
+            plan = found.plan.copy()
+            rest -= found.v
+            self.prices = self.prices + found.v
         self.prices = self.prices + _prices(rest, plan)
         return plan, (cost - self.prices).min(1)
 
