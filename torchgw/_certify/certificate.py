@@ -14,8 +14,12 @@ from numpy.typing import NDArray
 
 from torchgw._certify.cuts import ACTIVE, CuttingPlanes
 from torchgw._certify.question import Array, Incumbent, Question
+from torchgw._certify.semidefinite import squares
 from torchgw._certify.tables import Bound, Lifting, eigenvalues, in_order
 from torchgw._problem.limits import limits_of
+
+# Shares of the time; and that of a semidefinite relaxation until its squares are lifted. [L1377]
+_TIME, _SHARE = {"cut": 1.0, "lift": 1.0, "squares": 3.0}, 0.5
 
 
 @dataclass(frozen=True)
@@ -127,13 +131,19 @@ def make_certificate(
     start = monotonic()
     best, value = Incumbent(question, plan, improve), question.value(plan)
     proven: Bound | None = None
-    for bound in _bounds(question, best, start + seconds, gap, matchings, device):
+    # a concave objective is least at a matching
+    exchanged = matchings or (question.is_assignment and question.is_concave)
+    raised = False
+    for bound in _bounds(question, best, start + seconds, gap, exchanged, device):
+        whole = question.attainable(bound.value) if exchanged else bound.value
+        raised |= whole > bound.value
+        bound = bound._replace(value=whole)
         if proven is None or bound.value > proven.value:
             proven = bound
         if best.within(gap, proven.value):
             break
     assert proven is not None
-    alone = matchings and proven.method in ("distances in order", "first level of liftings")
+    alone = matchings and (raised or proven.method not in ("squares", "cutting planes"))
     metrics, scale = named
     proof = Proof(proven.method, proven.value, alone, question.alpha, metrics, scale, proven.arrays)
     return Certificate(
@@ -148,7 +158,7 @@ def _bounds(
     best: Incumbent,
     end: float,
     gap: float,
-    matchings: bool,
+    exchanged: bool,
     device: torch.device,
 ) -> Iterator[Bound]:
     """Compute one bound after another, the cheap ones first; their plans may be the best."""
@@ -158,27 +168,30 @@ def _bounds(
         own = question.M if question.allowed is None else question.M[question.allowed]
         zero = (1 - question.alpha) * float(own.min())
     yield Bound("squares", zero, {})
-    # a concave objective is least at a matching
-    exchanged = matchings or (question.is_assignment and question.is_concave)
     if max(n, m) <= limits.sorted_points:
         yield in_order(question, matchings=exchanged)
         if question.is_symmetric:
-            yield eigenvalues(question)
+            yield eigenvalues(question, matchings=exchanged)
     lifted = n * m <= limits.lifted and question.alpha > 0
     few = question.alpha > 0 and question.is_symmetric and question.products <= limits.cut_products
     # first what follows all numbers of the problem; the other goes on from where it ends
-    ways = [name for name, possible in (("lift", lifted), ("cut", few)) if possible]
+    dual = lifted and exchanged and n <= limits.semidefinite
+    possible = (("lift", lifted), ("cut", few), ("squares", dual))
+    ways = [name for name, holds in possible if holds]
     if few and question.products <= ACTIVE:
-        ways.reverse()
+        ways.remove("cut")
+        ways.insert(0, "cut")
     for place, way in enumerate(ways):
-        left = max(end - monotonic(), 0.0) / (len(ways) - place)
+        left = max(end - monotonic(), 0.0) * _TIME[way] / sum(_TIME[one] for one in ways[place:])
         if way == "cut":
             planes = CuttingPlanes(question, best.plan, gap)
             planes.run(left, gap * abs(planes.value))
             best.see(planes.plan)
             yield planes.proof()
         else:
-            yield Lifting(question, device, matchings=exchanged).run(left, gap, best)
+            found = None if way == "lift" else squares(question, device, left * _SHARE)
+            lifting = Lifting(question, device, matchings=exchanged, squares=found)
+            yield lifting.run(left if found is None else end - monotonic(), gap, best)
 
 
 def digest_of(proof: Proof) -> str:

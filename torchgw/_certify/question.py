@@ -24,6 +24,9 @@ _RANK = 1e-12
 # Values are differences of the mean squares of distances, which are exact to a larger share than
 # this. [L1375]
 _ROUNDING = 1e-12
+# Sums of squares of whole distances up to which values are told apart; what rounding is then, in
+# units of what they differ by. [L1377]
+_WHOLE, _SLACK = 1e9, 1e-5
 
 
 class Factors(NamedTuple):
@@ -122,6 +125,19 @@ class Question:
         """What values and bounds may be off by: gaps below it are none."""
         squares = self.a @ self.D_X**2 @ self.a + self.b @ self.D_Y**2 @ self.b
         return _ROUNDING * self.alpha * float(squares)
+
+    def attainable(self, bound: float) -> float:
+        """Raise a bound of matchings to a value that one can have, where distances are whole."""
+        x, y, n = self.D_X, self.D_Y, len(self.a)
+        total = float((x**2).sum() + (y**2).sum())
+        whole = all(bool((part == part.round()).all()) for part in (x, y))
+        free = self.M is None and self.allowed is None
+        if not free or self.alpha == 0 or not whole or total > _WHOLE:
+            return bound
+        # n^2 F / alpha = total - 2 <D_X, D_Y of partners>, where pairs count twice
+        step = 4 if self.is_symmetric and not (x.diagonal().any() and y.diagonal().any()) else 2
+        most = math.floor((total - bound * n**2 / self.alpha) / step + _SLACK)
+        return max(bound, self.alpha * (total - step * most) / n**2)
 
     def slope(self, plan: Array) -> Array:
         """Linearise the objective at a plan (n, m), but for terms of rows and columns alone."""

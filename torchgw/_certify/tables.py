@@ -5,7 +5,8 @@ Gilmore and Lawler [1]_, Memoli [2]_
     min <l, P>. Between matchings i meets j itself, and the others go in order.
 Eigenvalues (projected, as for assignment problems [3]_)
     With S = A^1/2 G_X A^1/2 and T = B^1/2 G_Y B^1/2 the quadratic part is tr(S R T R') of a
-    contraction R: at most the products of eigenvalues of one sign in order.
+    contraction R: at most the products of eigenvalues of one sign in order; of matchings, all in
+    order but for the constant vector.
 First level of liftings (RLT1 [4]_)
     y_ijkl = P_ij P_kl is symmetric, and has the sums P_ij a_k and P_ij b_l. Potentials f (n, m, n)
     and g (n, m, m) with f_ijk + g_ijl + f_kli + g_klj <= C_ijkl + C_klij prove that all plans cost
@@ -31,6 +32,7 @@ import torch
 from torch import Tensor
 
 from torchgw._certify.question import Array, Incumbent, Question
+from torchgw._certify.semidefinite import Squares
 from torchgw._certify.transport import Transport
 
 # Parts of equal mass over which quantile functions are averaged where weights differ. [L1352]
@@ -38,6 +40,8 @@ PARTS = 1024
 # Entropy of the first level as a share of the spread of the costs: at the start, its decay, its
 # end, and the rounds at each. [L1353]
 _FIRST, _DECAY, _LAST, _ROUNDS = 0.03, 0.6, 1e-6, 40
+# Where it begins at potentials that are given. [L1377]
+_AGAIN = 3e-3
 
 
 class Bound(NamedTuple):
@@ -89,18 +93,22 @@ def _quantiles(table: Array, weights: Array) -> Array:
     return np.array(made)
 
 
-def eigenvalues(question: Question) -> Bound:
+def eigenvalues(question: Question, *, matchings: bool) -> Bound:
     """Compute the bound of the eigenvalues of symmetric tables."""
     x, y = (
         np.linalg.eigvalsh(np.sqrt(np.outer(weight, weight)) * table).astype(np.float64)
         for table, weight in zip(question.centred, (question.a, question.b), strict=True)
     )
+    most = products_in_order(x, y)
+    if matchings:
+        # R is orthogonal beside the constant vector, whose eigenvalue is zero
+        x, y = (np.delete(part, np.abs(part).argmin()) for part in (x, y))
+        most = min(most, float(x @ y))
     transport = Transport(question.a, question.b, question.allowed)
     _, f = transport(question.linear)
     value = question.constant + transport.bound(question.linear, f)
-    value -= 2 * question.alpha * products_in_order(x, y)
-    r, s = question.rows
-    return Bound("eigenvalues", value, {"f": f, "r": r, "s": s})
+    value -= 2 * question.alpha * most
+    return Bound("eigenvalues", value, {"f": f})
 
 
 def products_in_order(x: Array, y: Array) -> float:
@@ -116,7 +124,14 @@ def products_in_order(x: Array, y: Array) -> float:
 class Lifting:
     """The potentials of the first level, in float64 on any device."""
 
-    def __init__(self, question: Question, device: torch.device, *, matchings: bool) -> None:
+    def __init__(
+        self,
+        question: Question,
+        device: torch.device,
+        *,
+        matchings: bool,
+        squares: Squares | None = None,
+    ) -> None:
         self._transport = Transport(question.a, question.b, question.allowed)
         x, y = self._on(device, question.D_X, question.D_Y)
         cost = (x[:, None, :, None] - y[None, :, None, :]).square_().mul_(question.alpha)
@@ -127,7 +142,18 @@ class Lifting:
         self._weights = self._on(device, question.a, question.b)
         # half of what C_ijkl + C_klij leaves
         self._rest = (cost + cost.permute(2, 3, 0, 1)).div_(2)
+        # squares of sums of entries (n m, r) are left out: they are not negative
+        self._sums = None if squares is None else squares.sums
+        self._first = _FIRST
         self._spread = float(self._rest.std())
+        self._f, self._g = x.new_zeros(n, m, n), x.new_zeros(n, m, m)
+        if squares is not None:
+            (left,) = self._on(device, squares.sums)
+            self._f += squares.f
+            self._g += squares.g
+            self._rest -= (left @ left.T).view_as(self._rest)
+            self._rest -= self._f[:, :, :, None] + self._g[:, :, None, :]
+            self._first = _AGAIN
         if matchings:
             one, two = (torch.eye(size, dtype=torch.bool, device=device) for size in (n, m))
             apart = one[:, None, :, None] ^ two[None, :, None, :]
@@ -136,7 +162,6 @@ class Lifting:
         if question.allowed is not None:
             self._closed = closed = ~torch.from_numpy(question.allowed).to(device)
             self._rest.masked_fill_(closed[:, :, None, None] | closed, torch.inf)
-        self._f, self._g = x.new_zeros(n, m, n), x.new_zeros(n, m, m)
         self.best = self._proven()
 
     @staticmethod
@@ -145,7 +170,7 @@ class Lifting:
 
     def run(self, seconds: float, gap: float, incumbent: Incumbent) -> Bound:
         """Improve the potentials until a share of the best value is left, or time is up."""
-        end, share = monotonic() + seconds, _FIRST
+        end, share = monotonic() + seconds, self._first
         incumbent.see(self._guess)
         while share >= _LAST and not incumbent.within(gap, self.best.value):
             for _ in range(_ROUNDS):
@@ -194,7 +219,10 @@ class Lifting:
         self._guess, u = self._transport(cost)
         value = self._transport.bound(cost, u)
         arrays = {"f": u, "pairs_f": f.cpu().numpy(), "pairs_g": g.cpu().numpy()}
-        return Bound("first level of liftings", value, arrays)
+        if self._sums is not None:
+            arrays["sums"] = self._sums
+        method = "first level of liftings" if self._sums is None else "semidefinite relaxation"
+        return Bound(method, value, arrays)
 
 
 def _softmin(rest: Tensor, weights: Tensor, epsilon: float) -> Tensor:
