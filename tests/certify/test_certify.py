@@ -12,6 +12,7 @@ import torch
 from scipy.spatial.distance import cdist
 
 import torchgw
+from torchgw._certify.certificate import Proof
 from torchgw._certify.cuts import CuttingPlanes
 from torchgw._certify.question import Incumbent, Question
 from torchgw._certify.semidefinite import squares
@@ -174,7 +175,7 @@ def each_proof():
         cdist(X, X, "sqeuclidean") * result.scale[0], cdist(Y, Y, "sqeuclidean") * result.scale[1],
         np.full(12, 1 / 12), np.full(12, 1 / 12), known.alpha, None,
     )  # fmt: skip
-    proof = result.certify(2).proof
+    proof = result.certify(20).proof
     yield proof, X, Y
     for bound in bounds(question, matchings=True):
         made = dataclasses.replace(
@@ -190,28 +191,69 @@ def sealed(proof):
     return dataclasses.replace(proof, digest=digest_of(proof))
 
 
+# Another value of every field of a proof but its arrays and its digest.
+OTHERWISE = {
+    "method": lambda proof: "squares" if proof.method != "squares" else "eigenvalues",
+    "value": lambda proof: np.nextafter(proof.value, 1),
+    "matchings": lambda proof: not proof.matchings,
+    "alpha": lambda proof: np.nextafter(proof.alpha, 0),
+    "metrics": lambda proof: (proof.metrics[0], "euclidean"),
+    "scale": lambda proof: (proof.scale[0], np.nextafter(proof.scale[1], 0)),
+}
+
+
 def test_a_proof_with_one_number_changed_is_refused():
-    methods = set()
+    fields = {item.name for item in dataclasses.fields(Proof)}
+    assert set(OTHERWISE) == fields - {"arrays", "digest"}
+    rng, methods = np.random.default_rng(0), set()
     for proof, X, Y in each_proof():
         methods.add(proof.method)
         assert torchgw.verify(proof, X, Y).lower_bound == pytest.approx(proof.value, abs=ROUNDING)
+        odd = [
+            dataclasses.replace(proof, **{name: change(proof)})
+            for name, change in OTHERWISE.items()
+        ]
+        odd.append(dataclasses.replace(proof, digest=proof.digest[:-1] + "g"))
         for name, array in proof.arrays.items():
-            for place in {0, array.size - 1}:
+            for place in {0, array.size - 1, *rng.integers(array.size, size=8).tolist()}:
                 changed = array.copy()
-                changed.flat[place] += 1 if array.dtype.kind == "i" else 1e-12
-                if (changed == array).all():
-                    changed.flat[place] *= 1 + 1e-12
-                odd = dataclasses.replace(proof, arrays={**proof.arrays, name: changed})
-                with pytest.raises(torchgw.InvalidInputError, match="digest"):
-                    torchgw.verify(odd, X, Y)
-        # a forged one, with a digest of its own, claims what does not follow
-        for share in (1e-6, 1.0):
-            size = max(abs(proof.value), 1e-3)
-            with pytest.raises(torchgw.InvalidInputError, match="does not hold"):
-                torchgw.verify(
-                    sealed(dataclasses.replace(proof, value=proof.value + share * size)), X, Y
+                number = changed.flat[place]
+                changed.flat[place] = (
+                    number + 1 if array.dtype.kind == "i" else np.nextafter(number, 2)
                 )
+                odd.append(dataclasses.replace(proof, arrays={**proof.arrays, name: changed}))
+            left = {key: value for key, value in proof.arrays.items() if key != name}
+            odd += [dataclasses.replace(proof, arrays=left)]
+            odd += [dataclasses.replace(proof, arrays={**left, name: array[:-1]})]
+            odd += [dataclasses.replace(proof, arrays={**left, name: array.astype("f4")})]
+        for wrong in odd:
+            with pytest.raises(torchgw.InvalidInputError, match="digest"):
+                torchgw.verify(wrong, X, Y)
     assert len(methods) == 5
+
+
+def test_no_forgery_proves_what_is_false():
+    """Whatever numbers a proof has, and a digest of them: a claim above a plan does not follow."""
+    rng = np.random.default_rng(0)
+    for proof, X, Y in each_proof():
+        order = torchgw.solve(X, Y, distances="sqeuclidean", random_state=0).matching().target
+        tables = [cdist(p, p, "sqeuclidean") * s for p, s in zip((X, Y), proof.scale, strict=True)]
+        there = np.ix_(order, order)
+        false = ((tables[0] - tables[1][there]) ** 2).mean() * (1 + 1e-6)
+        changes = [(name, kind) for name in proof.arrays for kind in range(6)]
+        for name, kind in changes:
+            array = proof.arrays[name].copy()
+            place = rng.integers(array.size)
+            if array.dtype.kind == "i":
+                array.flat[place] = [0, 1, 2, 10**6, -1, array.flat[place] + 1][kind]
+            else:
+                size = np.abs(array).max() + 1
+                array.flat[place] = [0, size, -size, np.inf, -np.inf, np.nan][kind]
+            forged = {**proof.arrays, name: array}
+            with pytest.raises(torchgw.InvalidInputError), np.errstate(all="ignore"):
+                torchgw.verify(
+                    sealed(dataclasses.replace(proof, value=float(false), arrays=forged)), X, Y
+                )
 
 
 def test_a_vertex_left_out_and_a_cut_too_high_are_refused():

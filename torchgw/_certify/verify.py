@@ -343,6 +343,8 @@ def _cutting_planes(data: _Data, arrays: dict[str, Any]) -> tuple[float, float]:
     )
     # -c z^2 lies above its secant or, if convex, above any tangent
     kept, z = arrays["active"].astype(int), arrays["touched"]
+    if not np.isin(kept, np.arange(len(c))).all():
+        raise InvalidInputError("`proof` follows products of factors that there are not.")
     away = np.ones(len(c), dtype=bool)
     away[kept] = False
     slope = np.where(away, np.where(c > 0, -c * (low + high), -2 * c * z), 0.0)
@@ -368,6 +370,9 @@ def _cutting_planes(data: _Data, arrays: dict[str, Any]) -> tuple[float, float]:
         [np.zeros(dim), ends, (heights[1:] - slopes[1:] @ low - heights[0]) / scale]
     )
     faces = np.sort(arrays["faces"].astype(int), axis=1)
+    known = ((faces >= 0) & (faces < len(normals))).all()
+    if not known or not (np.abs(np.linalg.det(normals[faces])) > 0).all():
+        raise InvalidInputError("`proof` has a vertex on faces that do not meet in a point.")
     x = np.linalg.solve(normals[faces], offsets[faces][:, :, None])[:, :, 0]
     inside = min(
         float((x @ normal - offset).min()) for normal, offset in zip(normals, offsets, strict=True)
