@@ -675,9 +675,10 @@ class GWResult(Result):
 
         The bounds are tried in turn, the cheap ones first, until ``gap`` is met or time is up:
         that of distances in order, that of eigenvalues, the first level of liftings for up to 3,600
-        pairs of points, and cutting planes for squared Euclidean and cosine distances (and tables
-        with few factors). The last two come down to nothing in many problems; in which, and what
-        cannot be expected, is in docs/certificates.md. ``certificate`` keeps what was found.
+        pairs of points, a semidefinite relaxation of matchings for up to 30 points, and cutting
+        planes for squared Euclidean and cosine distances (and tables with few factors). The last
+        ones come down to nothing in many problems; in which, and what cannot be expected, is in
+        docs/certificates.md. ``certificate`` keeps what was found.
 
         Parameters
         ----------
