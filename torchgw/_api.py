@@ -37,6 +37,7 @@ from torchgw._problem.support import (
     usable,
     without_infinite,
 )
+from torchgw._results.certified import certified_solve, check_covered
 from torchgw._results.handedness import without_reflections
 from torchgw._results.result import GWResult, make_result, warn_of_little_mass
 from torchgw._search.alternatives import SearchName
@@ -110,6 +111,7 @@ def solve(
     mass: float | Literal["auto"] | None = None,
     regularization: Regularization = "entropic",
     polish: bool | None = None,
+    certify: bool | float = False,
     device: torch.device | str | int | None = None,
     differentiable: Differentiable | None = None,
     random_state: Seed | None = None,
@@ -230,6 +232,12 @@ def solve(
         could still fall by. Needs an exact gradient and a stored plan; each step solves an
         assignment problem (equal weights, n = m) or a transport problem by POT's exact solver.
         Plans with a penalty on a marginal cannot be polished.
+    certify : bool or float
+        Whether to bound what any plan costs from below, go on from the best plan that the bounds
+        come by, and keep the proof: ``result.certificate``. The bounds end once the result is
+        within this share of its value (True: 1e-3) of the best there is, at ``time_limit``, or
+        after ten seconds; where it is not, a doubt says so. The plan is polished unless that is
+        refused. Which problems have tight bounds is in docs/certificates.md.
     device : torch.device or str, optional
         Where to compute; by default where the inputs are.
     differentiable : {"value", "implicit", "unrolled"} or None
@@ -298,22 +306,29 @@ def solve(
     data = {name: given[name] for name in DATA}
     # apart from the others, since tensors among them may be those of torch.func
     tensors = {"alpha": asked.alpha, "epsilon": asked.epsilon}
-    return _solve(**data, **tensors, differentiable=asked.differentiable, asked=asked)
+    return _solve(
+        **data, **tensors, differentiable=asked.differentiable, asked=asked, covered=False
+    )
 
 
 @through_transforms
 def _solve(
     X: Any, Y: Any, *, a: Any, b: Any, D_X: Any, D_Y: Any, M: Any, features: Any, allowed: Any,
     groups: Any, pairs: Any, init: Any, alpha: Any, epsilon: Any,
-    differentiable: Differentiable | None, asked: Options,
+    differentiable: Differentiable | None, asked: Options, covered: bool,
 ) -> GWResult:  # fmt: skip
-    """Solve with options that are checked."""
-    if not (asked.reflections or _explaining.get()):
+    """Solve with options that are checked; one that has to be ``covered`` will be certified."""
+    if asked.certify is not False:
+        strict = asked.unbalanced is None and asked.mass is None
+        asked = asked.replace(polish=True if asked.polish is None and strict else asked.polish)
+    if (asked.certify is not False or not asked.reflections) and not _explaining.get():
         again = partial(
             _solve, X, Y, a=a, b=b, D_X=D_X, D_Y=D_Y, M=M, features=features,
             allowed=allowed, groups=groups, pairs=pairs, alpha=alpha, epsilon=epsilon,
-            differentiable=differentiable,
+            differentiable=differentiable, covered=False,
         )  # fmt: skip
+        if asked.certify is not False:
+            return cast("GWResult", certified_solve(again, init, asked))
         return cast("GWResult", without_reflections(again, init, asked))
     squares = None if str(asked.unbalanced_type).lower() == "kl" else asked.unbalanced_type
     check_distributed(
@@ -426,7 +441,7 @@ def _solve(
         )
         shape = source.n, target.n
         linear = linear_cost(table, pair, asked.feature_metric, shape, where)
-        support = read_support(known, finite, shape, where)
+        support = told = read_support(known, finite, shape, where)
         if support is not None:
             support = usable(support, marginals, options.rule)
         problem = Problem(source, target, marginals, weight, linear, kind, support)
@@ -440,6 +455,8 @@ def _solve(
             else:
                 rule = options.rule
         options = replace(options, rule=rule)
+        if covered:
+            check_covered(kind.name, rule is not None, sides.origins, sides.providers)
         if differentiable is not None:
             inputs = tracked_inputs(
                 X=X, Y=Y, a=weights[0], b=weights[1], D_X=D_X, D_Y=D_Y, M=M, F=features,
@@ -458,7 +475,7 @@ def _solve(
             outcome = way(question, recorder)
             if pair is not None:
                 sides = sides.featured(pair, asked.feature_metric)
-            result = make_result(outcome, problem, sides, seed)
+            result = make_result(outcome, problem, sides, seed, told)
             warn_of_little_mass(options.rule, outcome)
     compile_rest(where)
     if differentiable is None:

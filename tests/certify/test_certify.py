@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import time
 
 import numpy as np
 import pytest
@@ -11,8 +12,10 @@ import torch
 from scipy.spatial.distance import cdist
 
 import torchgw
+from torchgw._certify.certificate import Proof
 from torchgw._certify.cuts import CuttingPlanes
-from torchgw._certify.question import Question
+from torchgw._certify.question import Incumbent, Question
+from torchgw._certify.semidefinite import squares
 from torchgw._certify.tables import Lifting, eigenvalues, in_order
 from torchgw._certify.transport import Transport, largest_pairing, least
 from torchgw._certify.vertices import Polytope
@@ -24,8 +27,11 @@ pytestmark = pytest.mark.filterwarnings("ignore::torchgw.TorchGWWarning")
 ROUNDING = 1e-9
 
 
-def problem(seed, *, clouds, equal, fused):
-    """A random problem of few points: clouds in the plane, or symmetric tables of any sign."""
+def problem(seed, *, clouds, equal, fused, confined=False):
+    """A random problem of few points: clouds in the plane, or symmetric tables of any sign.
+
+    Confined, mass is where it is allowed: at every other pair, and where some plan has it.
+    """
     rng = np.random.default_rng(seed)
     n = int(rng.integers(3, 7))
     m = n if equal else int(rng.integers(3, 7))
@@ -35,37 +41,51 @@ def problem(seed, *, clouds, equal, fused):
         D_X, D_Y = (part + part.T for part in (rng.normal(size=(s, s)) for s in (n, m)))
     a, b = (np.full(s, 1 / s) if equal else rng.dirichlet(np.ones(s)) for s in (n, m))
     M = rng.normal(size=(n, m)) if fused else None
-    return Question(D_X, D_Y, a, b, 0.6 if fused else 1.0, M)
+    allowed = None
+    if confined:
+        allowed = (rng.random((n, m)) < 0.5) | (Transport(a, b)(rng.normal(size=(n, m)))[0] > 0)
+    return Question(D_X, D_Y, a, b, 0.6 if fused else 1.0, M, allowed=allowed)
 
 
 def plans(question, count, rng):
     """Random plans with the weights of a problem, some of them with few entries."""
-    a, b = question.a, question.b
+    transport = Transport(question.a, question.b, question.allowed)
     for _ in range(count):
-        cost = rng.normal(size=question.shape)
-        yield Transport(a, b)(cost)[0]
+        cost, other = rng.normal(size=(2, *question.shape))
+        yield transport(cost)[0]
         share = rng.random()
-        yield share * Transport(a, b)(-cost)[0] + (1 - share) * np.outer(a, b)
+        inside = np.outer(question.a, question.b)
+        if question.allowed is not None:
+            inside = transport(other)[0]
+        yield share * transport(-cost)[0] + (1 - share) * inside
 
 
 def bounds(question, *, matchings):
     """Every bound that there is for a problem."""
     yield in_order(question, matchings=matchings)
-    yield eigenvalues(question)
-    yield Lifting(question, torch.device("cpu"), matchings=matchings).run(0.1, np.inf)
+    yield eigenvalues(question, matchings=matchings)
+    plan = next(plans(question, 1, np.random.default_rng(0)))
+    best = Incumbent(question, plan, lambda found: found)
+    device = torch.device("cpu")
+    yield Lifting(question, device, matchings=matchings).run(0.1, 0.0, best)
+    if question.is_assignment:
+        # squares are not negative, whatever the plan
+        found = squares(question, device, 0.2)
+        yield Lifting(question, device, matchings=matchings, squares=found).run(0.2, 0.0, best)
     if not matchings:
-        planes = CuttingPlanes(question, np.outer(question.a, question.b))
+        planes = CuttingPlanes(question, np.outer(question.a, question.b), 0.0)
         planes.run(0.1, 1e-6)
         yield planes.proof()
 
 
+@pytest.mark.parametrize("confined", [False, True], ids=["all", "confined"])
 @pytest.mark.parametrize("fused", [False, True], ids=["pure", "fused"])
 @pytest.mark.parametrize("equal", [False, True], ids=["weights", "equal"])
 @pytest.mark.parametrize("clouds", [False, True], ids=["tables", "clouds"])
-def test_no_plan_goes_below(clouds, equal, fused):
+def test_no_plan_goes_below(clouds, equal, fused, confined):
     rng = np.random.default_rng(0)
     for seed in range(3):
-        question = problem(seed, clouds=clouds, equal=equal, fused=fused)
+        question = problem(seed, clouds=clouds, equal=equal, fused=fused, confined=confined)
         values = [question.value(plan) for plan in plans(question, 20, rng)]
         for bound in bounds(question, matchings=False):
             assert bound.value <= min(values) + ROUNDING, bound.method
@@ -81,7 +101,7 @@ def test_no_matching_goes_below_and_clouds_are_solved(fused):
         found = list(bounds(question, matchings=True))
         assert max(bound.value for bound in found) <= best + ROUNDING
         if seed % 2 == 0:
-            planes = CuttingPlanes(question, np.outer(question.a, question.b))
+            planes = CuttingPlanes(question, np.outer(question.a, question.b), 0.0)
             planes.run(5, 1e-7)
             # cuts are lowered by 1e-9 of the range of t
             assert planes.bound == pytest.approx(best, abs=1e-6)
@@ -155,7 +175,7 @@ def each_proof():
         cdist(X, X, "sqeuclidean") * result.scale[0], cdist(Y, Y, "sqeuclidean") * result.scale[1],
         np.full(12, 1 / 12), np.full(12, 1 / 12), known.alpha, None,
     )  # fmt: skip
-    proof = result.certify(2).proof
+    proof = result.certify(20).proof
     yield proof, X, Y
     for bound in bounds(question, matchings=True):
         made = dataclasses.replace(
@@ -171,28 +191,69 @@ def sealed(proof):
     return dataclasses.replace(proof, digest=digest_of(proof))
 
 
+# Another value of every field of a proof but its arrays and its digest.
+OTHERWISE = {
+    "method": lambda proof: "squares" if proof.method != "squares" else "eigenvalues",
+    "value": lambda proof: np.nextafter(proof.value, 1),
+    "matchings": lambda proof: not proof.matchings,
+    "alpha": lambda proof: np.nextafter(proof.alpha, 0),
+    "metrics": lambda proof: (proof.metrics[0], "euclidean"),
+    "scale": lambda proof: (proof.scale[0], np.nextafter(proof.scale[1], 0)),
+}
+
+
 def test_a_proof_with_one_number_changed_is_refused():
-    methods = set()
+    fields = {item.name for item in dataclasses.fields(Proof)}
+    assert set(OTHERWISE) == fields - {"arrays", "digest"}
+    rng, methods = np.random.default_rng(0), set()
     for proof, X, Y in each_proof():
         methods.add(proof.method)
         assert torchgw.verify(proof, X, Y).lower_bound == pytest.approx(proof.value, abs=ROUNDING)
+        odd = [
+            dataclasses.replace(proof, **{name: change(proof)})
+            for name, change in OTHERWISE.items()
+        ]
+        odd.append(dataclasses.replace(proof, digest=proof.digest[:-1] + "g"))
         for name, array in proof.arrays.items():
-            for place in {0, array.size - 1}:
+            for place in {0, array.size - 1, *rng.integers(array.size, size=8).tolist()}:
                 changed = array.copy()
-                changed.flat[place] += 1 if array.dtype.kind == "i" else 1e-12
-                if (changed == array).all():
-                    changed.flat[place] *= 1 + 1e-12
-                odd = dataclasses.replace(proof, arrays={**proof.arrays, name: changed})
-                with pytest.raises(torchgw.InvalidInputError, match="digest"):
-                    torchgw.verify(odd, X, Y)
-        # a forged one, with a digest of its own, claims what does not follow
-        for share in (1e-6, 1.0):
-            size = max(abs(proof.value), 1e-3)
-            with pytest.raises(torchgw.InvalidInputError, match="does not hold"):
-                torchgw.verify(
-                    sealed(dataclasses.replace(proof, value=proof.value + share * size)), X, Y
+                number = changed.flat[place]
+                changed.flat[place] = (
+                    number + 1 if array.dtype.kind == "i" else np.nextafter(number, 2)
                 )
-    assert len(methods) == 4
+                odd.append(dataclasses.replace(proof, arrays={**proof.arrays, name: changed}))
+            left = {key: value for key, value in proof.arrays.items() if key != name}
+            odd += [dataclasses.replace(proof, arrays=left)]
+            odd += [dataclasses.replace(proof, arrays={**left, name: array[:-1]})]
+            odd += [dataclasses.replace(proof, arrays={**left, name: array.astype("f4")})]
+        for wrong in odd:
+            with pytest.raises(torchgw.InvalidInputError, match="digest"):
+                torchgw.verify(wrong, X, Y)
+    assert len(methods) == 5
+
+
+def test_no_forgery_proves_what_is_false():
+    """Whatever numbers a proof has, and a digest of them: a claim above a plan does not follow."""
+    rng = np.random.default_rng(0)
+    for proof, X, Y in each_proof():
+        order = torchgw.solve(X, Y, distances="sqeuclidean", random_state=0).matching().target
+        tables = [cdist(p, p, "sqeuclidean") * s for p, s in zip((X, Y), proof.scale, strict=True)]
+        there = np.ix_(order, order)
+        false = ((tables[0] - tables[1][there]) ** 2).mean() * (1 + 1e-6)
+        changes = [(name, kind) for name in proof.arrays for kind in range(6)]
+        for name, kind in changes:
+            array = proof.arrays[name].copy()
+            place = rng.integers(array.size)
+            if array.dtype.kind == "i":
+                array.flat[place] = [0, 1, 2, 10**6, -1, array.flat[place] + 1][kind]
+            else:
+                size = np.abs(array).max() + 1
+                array.flat[place] = [0, size, -size, np.inf, -np.inf, np.nan][kind]
+            forged = {**proof.arrays, name: array}
+            with pytest.raises(torchgw.InvalidInputError), np.errstate(all="ignore"):
+                torchgw.verify(
+                    sealed(dataclasses.replace(proof, value=float(false), arrays=forged)), X, Y
+                )
 
 
 def test_a_vertex_left_out_and_a_cut_too_high_are_refused():
@@ -202,7 +263,7 @@ def test_a_vertex_left_out_and_a_cut_too_high_are_refused():
             cdist(X, X, "sqeuclidean") * result.scale[0],
             cdist(Y, Y, "sqeuclidean") * result.scale[1],
             np.full(12, 1 / 12), np.full(12, 1 / 12), 1.0, None,
-        ), np.full((12, 12), 1 / 144),
+        ), np.full((12, 12), 1 / 144), 0.0,
     )  # fmt: skip
     planes.run(5, 1e-9)
     bound = planes.proof()
@@ -249,6 +310,126 @@ def test_directed_tables_and_matchings():
     assert found.lower_bound <= least_value + ROUNDING
     assert found.best_value >= least_value - ROUNDING
     torchgw.verify(found.proof, D_X=A, D_Y=B)
+
+
+@pytest.mark.parametrize("kind", ["plan", "one_to_one"])
+def test_only_pairs_that_are_allowed_count(kind, tmp_path):
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        X, Y = rng.normal(size=(2, 6, 2))
+        allowed = rng.random((6, 6)) < 0.4
+        allowed[np.arange(6), rng.permutation(6)] = True
+        result = torchgw.solve(X, Y, allowed=allowed, distances="sqeuclidean", random_state=0)
+        found = result.certify(10, kind=kind, gap=1e-6)
+        assert not found.plan.toarray()[~allowed].any()
+        tables = [cdist(p, p, "sqeuclidean") * s for p, s in zip((X, Y), result.scale, strict=True)]
+        question = Question(*tables, np.full(6, 1 / 6), np.full(6, 1 / 6), 1.0, None)
+        eye = np.eye(6) / 6
+        values = {order: question.value(eye[list(order)]) for order in
+                  itertools.permutations(range(6))}  # fmt: skip
+        best = min(v for order, v in values.items() if allowed[np.arange(6), list(order)].all())
+        assert found.lower_bound <= best + ROUNDING
+        assert found.best_value >= best - ROUNDING
+        assert found.best_value - found.lower_bound <= 1e-6
+        torchgw.verify(found.proof, X, Y, allowed=allowed)
+        torchgw.verify(found.proof, X, Y, M=np.where(allowed, 0, np.inf))
+        # of all plans it may not hold
+        if found.lower_bound > min(values.values()) + ROUNDING:
+            with pytest.raises(torchgw.InvalidInputError):
+                torchgw.verify(found.proof, X, Y)
+    result.save(tmp_path / "few.npz")
+    with pytest.raises(torchgw.UnsupportedError, match="dense=True"):
+        torchgw.load(tmp_path / "few.npz").certify(kind=kind)
+
+
+def few(kind, seed):
+    """Two spaces of 6 points: data of a solve, and the objective of a permutation."""
+    rng = np.random.default_rng(seed)
+    M = rng.random((6, 6)) if kind == "fused" else None
+    if kind == "tables":
+        D_X, D_Y = (part + part.T for part in rng.random((2, 6, 6)))
+        data = {"D_X": D_X, "D_Y": D_Y}
+    else:
+        X, Y = rng.normal(size=(2, 6, 2))
+        metric = "euclidean" if kind == "euclidean" else "sqeuclidean"
+        D_X, D_Y = (cdist(p, p, metric) for p in (X, Y))
+        data = {"X": X, "Y": Y, "distances": metric, "scale": None, "M": M}
+    question = Question(D_X, D_Y, *np.full((2, 6), 1 / 6), 1.0 if M is None else 0.5, M)
+    return data, lambda order: question.value(np.eye(6)[list(order)] / 6)
+
+
+@pytest.mark.parametrize("kind", ["plane", "fused", "euclidean", "tables"])
+def test_a_certified_solve_is_within_the_gap_of_the_best_or_says_so(kind):
+    gap, met = 1e-3, 0
+    for seed in range(4):
+        data, value = few(kind, seed)
+        best = min(map(value, itertools.permutations(range(6))))
+        # from anywhere
+        start = np.random.default_rng(seed).permutation(6)
+        limit = 2 if kind == "tables" else 20
+        result = torchgw.solve(**data, init=start, certify=gap, time_limit=limit)
+        found = result.certificate
+        assert found.value == pytest.approx(result.value, rel=1e-6)
+        assert found.lower_bound <= best + ROUNDING
+        assert found.meets(gap) == (result.doubt == "")
+        if found.meets(gap):
+            met += 1
+            assert result.value <= best * (1 + gap) + ROUNDING
+    assert met == 4 or kind == "tables"
+
+
+@pytest.mark.parametrize("directed", [False, True], ids=["graphs", "directed"])
+def test_whole_distances_have_values_between_which_there_is_none(directed):
+    """The squares relaxation of random graphs, raised to what a number of edits costs."""
+    rng = np.random.default_rng(0)
+    for _ in range(3):
+        A, B = (rng.random((2, 6, 6)) < 0.4).astype(float)
+        if not directed:
+            A, B = (np.triu(part, 1) + np.triu(part, 1).T for part in (A, B))
+        given = [DirectedDistance(part) if directed else part for part in (A, B)]
+        result = torchgw.solve(D_X=given[0], D_Y=given[1], random_state=0)
+        found = result.certify(3, gap=0.0, kind="one_to_one")
+        orders = itertools.permutations(range(6))
+        least = min(((A - B[np.ix_(p, p)]) ** 2).mean() for p in orders)
+        assert found.lower_bound <= least + ROUNDING
+        # a whole number of edits
+        edits = found.lower_bound * 36 / (1 if directed else 2)
+        assert edits == pytest.approx(round(edits), abs=1e-6)
+        # the relaxation with all signs is nearly exact here
+        assert found.lower_bound >= least - 2 / 36 - ROUNDING
+        assert torchgw.verify(found.proof, D_X=A, D_Y=B).lower_bound == pytest.approx(
+            found.lower_bound, abs=ROUNDING
+        )
+
+
+def test_a_certified_solve_takes_the_time_that_it_has():
+    X, Y = np.random.default_rng(0).normal(size=(2, 40, 6))
+    start = time.monotonic()
+    result = torchgw.solve(X, Y, distances="sqeuclidean", certify=True, time_limit=2)
+    # a bound that is under way ends later, by seconds where others share the processor
+    assert time.monotonic() - start < 30
+    assert "time_limit" in result.doubt
+    copy = torchgw.solve(X, X[::-1].copy(), distances="sqeuclidean", certify=True, time_limit=20)
+    assert copy.doubt == ""
+    assert copy.certificate.lower_bound == 0
+    assert copy.value == pytest.approx(0, abs=copy.certificate.rounding)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"loss": "kl"}, "square"), ({"mass": 0.5}, "strict"), ({"unbalanced": 1.0}, "strict"),
+        ({"differentiable": "value", "epsilon": 0.1}, "differentiable"),
+        ({"options": torchgw.Options(reflections=False)}, "reflections"),
+        ({"options": torchgw.Options(checkpoint="file.npz")}, "checkpoint"),
+        ({"options": torchgw.Options(precision="float64"), "X": np.ones((4, 2), "f")}, "float64"),
+    ],
+)  # fmt: skip
+def test_what_has_no_certificate_is_refused_before_the_solve(settings, message, monkeypatch):
+    monkeypatch.setattr("torchgw._api.solve_problem", None)
+    data = {"X": np.eye(4), "Y": np.eye(4), "distances": "euclidean"}
+    with pytest.raises(torchgw.UnsupportedError, match=message):
+        torchgw.solve(**data | settings, certify=True)
 
 
 def test_a_copy_has_value_zero_and_says_so(tmp_path):

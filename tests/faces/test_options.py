@@ -42,7 +42,7 @@ VALUES = {
     "precision": ("float64", "half"), "storage": ("stored", "lost"), "skip_tiles": (False, "no"),
     "resolution": (1e-2, -1.0), "random_state": (3, -1), "cache": ("folder", 3),
     "callback": (print, "print"), "verbose": (True, "much"), "distributed": ("auto", "yes"),
-    "checkpoint": ("file.npz", 3), "differentiable": ("value", "yes"),
+    "checkpoint": ("file.npz", 3), "certify": (1e-2, -1.0), "differentiable": ("value", "yes"),
 }  # fmt: skip
 # Calls of many problems, whose `differentiable` is True or False; and of other problems, of which a
 # plan of low rank may have an epsilon of zero.
@@ -77,7 +77,7 @@ def test_solve_has_the_parameters_that_people_use():
     parameters = inspect.signature(solve).parameters
     assert [*parameters][-1] == "former"
     assert set(parameters) == {*DATA, *COMMON, "options", "former"}
-    assert len(parameters) - 1 == 33
+    assert len(parameters) - 1 == 34
     hints = get_type_hints(solve, {**vars(inspect.getmodule(solve)), "Unpack": list})
     for name in COMMON:
         assert parameters[name].default == TABLE[name].default

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any
@@ -13,10 +13,13 @@ import torch
 from numpy.typing import NDArray
 
 from torchgw._certify.cuts import ACTIVE, CuttingPlanes
-from torchgw._certify.question import Array, Question
+from torchgw._certify.question import Array, Incumbent, Question
+from torchgw._certify.semidefinite import squares
 from torchgw._certify.tables import Bound, Lifting, eigenvalues, in_order
-from torchgw._certify.transport import Transport
 from torchgw._problem.limits import limits_of
+
+# Shares of the time; and that of a semidefinite relaxation until its squares are lifted. [L1377]
+_TIME, _SHARE = {"cut": 3.0, "lift": 1.0, "squares": 3.0}, 0.5
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,8 @@ class Certificate:
         The least of all plans that the bounds have come by; at most ``value``.
     plan : scipy.sparse.csr_array, shape (n, m), float64
         A plan of ``best_value``: ``solve(..., init=certificate.plan.toarray())`` goes on from it.
+    rounding : float
+        What both values may be off by.
     seconds : float
         How long it took.
     """
@@ -84,7 +89,18 @@ class Certificate:
     value: float
     best_value: float
     plan: scipy.sparse.csr_array
+    rounding: float
     seconds: float
+
+    def meets(self, gap: float) -> bool:
+        """Whether no plan is better by more than a share of the value (and than rounding)."""
+        return self.gap <= gap * abs(self.value) + self.rounding
+
+    def of(self, value: float, plan: scipy.sparse.csr_array) -> "Certificate":
+        """Say the same beside the value of another plan."""
+        gap, best = max(value - self.lower_bound, 0.0), min(value, self.best_value)
+        kept = plan if value < self.best_value else self.plan
+        return replace(self, gap=gap, value=value, best_value=best, plan=kept)
 
     def __str__(self) -> str:
         """Say it in a line."""
@@ -105,69 +121,77 @@ def make_certificate(
     gap: float,
     matchings: bool,
     device: torch.device,
+    improve: Callable[[Array], Array],
     named: tuple[tuple[str | None, str | None], tuple[float, float]],
 ) -> Certificate:
-    """Bound a problem from below until the gap is met, a share of the value, or time is up."""
+    """Bound a problem from below until the gap is met, a share of the value, or time is up.
+
+    ``improve`` leads a plan to a better one nearby.
+    """
     start = monotonic()
-    value = best = question.value(plan)
+    best, value = Incumbent(question, plan, improve), question.value(plan)
     proven: Bound | None = None
-    for bound, other in _bounds(question, plan, start + seconds, gap, matchings, device):
-        cost = question.value(other)
-        if cost < best:
-            best, plan = cost, other
+    # a concave objective is least at a matching
+    exchanged = matchings or (question.is_assignment and question.is_concave)
+    raised = False
+    for bound in _bounds(question, best, start + seconds, gap, exchanged, device):
+        whole = question.attainable(bound.value) if exchanged else bound.value
+        raised |= whole > bound.value
+        bound = bound._replace(value=whole)
         if proven is None or bound.value > proven.value:
             proven = bound
-        if best - proven.value <= gap * abs(best):
+        if best.within(gap, proven.value):
             break
     assert proven is not None
-    alone = matchings and proven.method in ("distances in order", "first level of liftings")
+    alone = matchings and (raised or proven.method not in ("squares", "cutting planes"))
     metrics, scale = named
     proof = Proof(proven.method, proven.value, alone, question.alpha, metrics, scale, proven.arrays)
     return Certificate(
         proven.value, max(value - proven.value, 0.0), proven.method,
-        replace(proof, digest=digest_of(proof)), value, best,
-        scipy.sparse.csr_array(plan), monotonic() - start,
+        replace(proof, digest=digest_of(proof)), value, best.value,
+        scipy.sparse.csr_array(best.plan), question.rounding, monotonic() - start,
     )  # fmt: skip
 
 
 def _bounds(
     question: Question,
-    plan: Array,
+    best: Incumbent,
     end: float,
     gap: float,
-    matchings: bool,
+    exchanged: bool,
     device: torch.device,
-) -> Iterator[tuple[Bound, Array]]:
-    """Compute one bound after another, the cheap ones first; beside each a plan."""
+) -> Iterator[Bound]:
+    """Compute one bound after another, the cheap ones first; their plans may be the best."""
     (n, m), limits = question.shape, limits_of(device)
-    zero = 0.0 if question.M is None else (1 - question.alpha) * float(question.M.min())
-    yield Bound("squares", zero, {}), plan
-    # a concave objective is least at a matching
-    exchanged = matchings or (question.is_assignment and question.is_concave)
+    zero = 0.0
+    if question.M is not None:
+        own = question.M if question.allowed is None else question.M[question.allowed]
+        zero = (1 - question.alpha) * float(own.min())
+    yield Bound("squares", zero, {})
     if max(n, m) <= limits.sorted_points:
-        yield in_order(question, matchings=exchanged), plan
+        yield in_order(question, matchings=exchanged)
         if question.is_symmetric:
-            yield eigenvalues(question), plan
-    target = question.value(plan)
+            yield eigenvalues(question, matchings=exchanged)
     lifted = n * m <= limits.lifted and question.alpha > 0
     few = question.alpha > 0 and question.is_symmetric and question.products <= limits.cut_products
     # first what follows all numbers of the problem; the other goes on from where it ends
-    ways = [name for name, possible in (("lift", lifted), ("cut", few)) if possible]
+    dual = lifted and exchanged and n <= limits.semidefinite
+    possible = (("lift", lifted), ("cut", few), ("squares", dual))
+    ways = [name for name, holds in possible if holds]
     if few and question.products <= ACTIVE:
-        ways.reverse()
+        ways.remove("cut")
+        ways.insert(0, "cut")
     for place, way in enumerate(ways):
-        left = max(end - monotonic(), 0.0) / (len(ways) - place)
+        left = max(end - monotonic(), 0.0) * _TIME[way] / sum(_TIME[one] for one in ways[place:])
         if way == "cut":
-            planes = CuttingPlanes(question, plan)
+            planes = CuttingPlanes(question, best.plan, gap)
             planes.run(left, gap * abs(planes.value))
-            plan = planes.plan
-            yield planes.proof(), plan
+            best.see(planes.plan)
+            yield planes.proof()
         else:
-            lifting = Lifting(question, device, matchings=exchanged)
-            bound = lifting.run(left, target - gap * abs(target))
-            guess = Transport(question.a, question.b)(lifting.cost)[0]
-            plan = min(plan, guess, key=question.value)
-            yield bound, plan
+            found = None if way == "lift" else squares(question, device, left * _SHARE)
+            lifting = Lifting(question, device, matchings=exchanged, squares=found)
+            yield lifting.run(left if found is None else end - monotonic(), gap, best)
 
 
 def digest_of(proof: Proof) -> str:

@@ -21,7 +21,7 @@ import numpy as np
 
 from torchgw._certify.question import Array, Question
 from torchgw._certify.tables import Bound
-from torchgw._certify.transport import Transport, largest_pairing, least
+from torchgw._certify.transport import Transport, largest_pairing
 from torchgw._certify.vertices import Polytope
 
 # Numbers whose square is followed exactly: a polytope in ten dimensions has tens of thousands of
@@ -30,6 +30,8 @@ ACTIVE = 9
 _VERTICES = 150_000
 # Numbers whose squares together matter less than this share have a secant in any case. [L1354]
 _NEGLIGIBLE = 1e-9
+# The part of the gap that is left to secants. [L1376]
+_SECANTS = 0.25
 # Cuts are lowered by random shares of this part of the range of t, so that no vertex lies on more
 # faces than there are dimensions. [L1354]
 _LOWERED = 1e-9
@@ -40,8 +42,9 @@ _GAIN = 1e-9
 class CuttingPlanes:
     """The cuts, the polytope that they leave, and the best plan so far."""
 
-    def __init__(self, question: Question, plan: Array) -> None:
-        self.question, self._transport = question, Transport(question.a, question.b)
+    def __init__(self, question: Question, plan: Array, gap: float) -> None:
+        self.question = question
+        self._transport = Transport(question.a, question.b, question.allowed)
         (u, sigma), (v, tau) = question.factors
         self._left, self._right = np.repeat(u, v.shape[1], 1), np.tile(v, (1, u.shape[1]))
         self._c = c = 2 * question.alpha * np.outer(sigma, tau).ravel()
@@ -49,8 +52,11 @@ class CuttingPlanes:
         self.plan, self.value = plan, question.value(plan)
         t, z = self._read(plan)
         matter = np.where(c > 0, c * (high - low) ** 2, 0)
-        chosen = np.sort(np.argsort(-matter)[:ACTIVE])
-        self._active = chosen[matter[chosen] > _NEGLIGIBLE * matter.sum()]
+        order = np.argsort(-matter)
+        # what the secants of those from each on are below the squares at most
+        missed = matter[order][::-1].cumsum()[::-1] / 4
+        few = missed > _NEGLIGIBLE * matter.sum() + _SECANTS * gap * abs(self.value)
+        self._active = np.sort(order[:ACTIVE][few[:ACTIVE]])
         passive = np.setdiff1d(np.arange(len(c)), self._active)
         self._slope = np.zeros_like(c)
         self._slope[passive] = np.where(c > 0, -c * (low + high), -2 * c * z)[passive]
@@ -99,7 +105,7 @@ class CuttingPlanes:
             away = (np.array(self._slopes) - slope) * self._width
             self._transport.prices = self._prices[int((away**2).sum(1).argmin())]
         plan, f = self._transport(cost)
-        height = least(cost, f, self.question.a, self.question.b)
+        height = self._transport.bound(cost, f)
         if self._polytope is not None:
             height -= _LOWERED * self._scale * self._generator.random()
             normal = np.append(slope * self._width / self._scale, 1.0)

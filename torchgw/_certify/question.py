@@ -9,6 +9,7 @@ for any r and s: those that centre the tables are chosen here.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -20,6 +21,12 @@ Array = NDArray[np.float64]
 
 # Eigenvalues below this share of the largest one carry nothing but rounding. [L1352]
 _RANK = 1e-12
+# Values are differences of the mean squares of distances, which are exact to a larger share than
+# this. [L1375]
+_ROUNDING = 1e-12
+# Sums of squares of whole distances up to which values are told apart; what rounding is then, in
+# units of what they differ by. [L1377]
+_WHOLE, _SLACK = 1e9, 1e-5
 
 
 class Factors(NamedTuple):
@@ -31,7 +38,7 @@ class Factors(NamedTuple):
 
 @dataclass(frozen=True)
 class Question:
-    """Two tables of distances, weights of sum one, and a linear cost."""
+    """Two tables of distances, weights of sum one, a linear cost, and where plans may hold mass."""
 
     D_X: Array  # (n, n)
     D_Y: Array  # (m, m)
@@ -41,6 +48,8 @@ class Question:
     M: Array | None  # (n, m)
     # points (n, d) whose inner products G is, times the sign -1 and a factor, where they are known
     points: tuple[Array | None, Array | None] = (None, None)
+    # the pairs that may hold mass (n, m); None: all
+    allowed: NDArray[np.bool_] | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -111,12 +120,56 @@ class Question:
         own = 0.0 if self.M is None else (1 - self.alpha) * self.M
         return own - 4 * self.alpha * cross
 
+    @cached_property
+    def rounding(self) -> float:
+        """What values and bounds may be off by: gaps below it are none."""
+        squares = self.a @ self.D_X**2 @ self.a + self.b @ self.D_Y**2 @ self.b
+        return _ROUNDING * self.alpha * float(squares)
+
+    def attainable(self, bound: float) -> float:
+        """Raise a bound of matchings to a value that one can have, where distances are whole."""
+        x, y, n = self.D_X, self.D_Y, len(self.a)
+        total = float((x**2).sum() + (y**2).sum())
+        whole = all(bool((part == part.round()).all()) for part in (x, y))
+        free = self.M is None and self.allowed is None
+        if not free or self.alpha == 0 or not whole or total > _WHOLE:
+            return bound
+        # n^2 F / alpha = total - 2 <D_X, D_Y of partners>, where pairs count twice
+        step = 4 if self.is_symmetric and not (x.diagonal().any() and y.diagonal().any()) else 2
+        most = math.floor((total - bound * n**2 / self.alpha) / step + _SLACK)
+        return max(bound, self.alpha * (total - step * most) / n**2)
+
+    def slope(self, plan: Array) -> Array:
+        """Linearise the objective at a plan (n, m), but for terms of rows and columns alone."""
+        cross = self.D_X @ plan @ self.D_Y.T + self.D_X.T @ plan @ self.D_Y
+        own = 0.0 if self.M is None else (1 - self.alpha) * self.M
+        return own - 2 * self.alpha * cross
+
     def value(self, plan: Array) -> float:
         """Evaluate the objective of a plan (n, m)."""
         cross = float(np.einsum("ij,ij->", self.D_X @ plan @ self.D_Y.T, plan))
         squares = plan.sum(1) @ self.D_X**2 @ plan.sum(1) + plan.sum(0) @ self.D_Y**2 @ plan.sum(0)
         own = 0.0 if self.M is None else (1 - self.alpha) * float((self.M * plan).sum())
         return own + self.alpha * (float(squares) - 2 * cross)
+
+
+class Incumbent:
+    """The best plan so far, and how plans that are seen are led to better ones nearby."""
+
+    def __init__(self, question: Question, plan: Array, improve: Callable[[Array], Array]) -> None:
+        self._question, self._improve = question, improve
+        self.plan, self.value = plan, question.value(plan)
+
+    def within(self, gap: float, bound: float) -> bool:
+        """Whether no plan is better by more than a share of the value, or than rounding."""
+        return self.value - bound <= gap * abs(self.value) + self._question.rounding
+
+    def see(self, plan: Array) -> None:
+        """Keep what a plan (n, m) leads to, if that costs less."""
+        for found in (plan, self._improve(plan)):
+            value = self._question.value(found)
+            if value < self.value:
+                self.plan, self.value = found, value
 
 
 def _axes(points: Array, weights: Array) -> Factors:

@@ -5,7 +5,8 @@ Gilmore and Lawler [1]_, Memoli [2]_
     min <l, P>. Between matchings i meets j itself, and the others go in order.
 Eigenvalues (projected, as for assignment problems [3]_)
     With S = A^1/2 G_X A^1/2 and T = B^1/2 G_Y B^1/2 the quadratic part is tr(S R T R') of a
-    contraction R: at most the products of eigenvalues of one sign in order.
+    contraction R: at most the products of eigenvalues of one sign in order; of matchings, all in
+    order but for the constant vector.
 First level of liftings (RLT1 [4]_)
     y_ijkl = P_ij P_kl is symmetric, and has the sums P_ij a_k and P_ij b_l. Potentials f (n, m, n)
     and g (n, m, m) with f_ijk + g_ijl + f_kli + g_klj <= C_ijkl + C_klij prove that all plans cost
@@ -30,14 +31,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchgw._certify.question import Array, Question
-from torchgw._certify.transport import Transport, least
+from torchgw._certify.question import Array, Incumbent, Question
+from torchgw._certify.semidefinite import Squares
+from torchgw._certify.transport import Transport
 
 # Parts of equal mass over which quantile functions are averaged where weights differ. [L1352]
 PARTS = 1024
 # Entropy of the first level as a share of the spread of the costs: at the start, its decay, its
 # end, and the rounds at each. [L1353]
 _FIRST, _DECAY, _LAST, _ROUNDS = 0.03, 0.6, 1e-6, 40
+# Where it begins at potentials that are given. [L1377]
+_AGAIN = 3e-3
 
 
 class Bound(NamedTuple):
@@ -66,8 +70,9 @@ def in_order(question: Question, *, matchings: bool) -> Bound:
     cost = q.alpha * local
     if q.M is not None:
         cost += (1 - q.alpha) * q.M
-    _, f = Transport(q.a, q.b)(cost)
-    return Bound("distances in order", least(cost, f, q.a, q.b), {"f": f})
+    transport = Transport(q.a, q.b, q.allowed)
+    _, f = transport(cost)
+    return Bound("distances in order", transport.bound(cost, f), {"f": f})
 
 
 def _squares(x: Array, y: Array) -> Array:
@@ -88,17 +93,22 @@ def _quantiles(table: Array, weights: Array) -> Array:
     return np.array(made)
 
 
-def eigenvalues(question: Question) -> Bound:
+def eigenvalues(question: Question, *, matchings: bool) -> Bound:
     """Compute the bound of the eigenvalues of symmetric tables."""
     x, y = (
         np.linalg.eigvalsh(np.sqrt(np.outer(weight, weight)) * table).astype(np.float64)
         for table, weight in zip(question.centred, (question.a, question.b), strict=True)
     )
-    _, f = Transport(question.a, question.b)(question.linear)
-    value = question.constant + least(question.linear, f, question.a, question.b)
-    value -= 2 * question.alpha * products_in_order(x, y)
-    r, s = question.rows
-    return Bound("eigenvalues", value, {"f": f, "r": r, "s": s})
+    most = products_in_order(x, y)
+    if matchings:
+        # R is orthogonal beside the constant vector, whose eigenvalue is zero
+        x, y = (np.delete(part, np.abs(part).argmin()) for part in (x, y))
+        most = min(most, float(x @ y))
+    transport = Transport(question.a, question.b, question.allowed)
+    _, f = transport(question.linear)
+    value = question.constant + transport.bound(question.linear, f)
+    value -= 2 * question.alpha * most
+    return Bound("eigenvalues", value, {"f": f})
 
 
 def products_in_order(x: Array, y: Array) -> float:
@@ -114,8 +124,15 @@ def products_in_order(x: Array, y: Array) -> float:
 class Lifting:
     """The potentials of the first level, in float64 on any device."""
 
-    def __init__(self, question: Question, device: torch.device, *, matchings: bool) -> None:
-        self.question, self._transport = question, Transport(question.a, question.b)
+    def __init__(
+        self,
+        question: Question,
+        device: torch.device,
+        *,
+        matchings: bool,
+        squares: Squares | None = None,
+    ) -> None:
+        self._transport = Transport(question.a, question.b, question.allowed)
         x, y = self._on(device, question.D_X, question.D_Y)
         cost = (x[:, None, :, None] - y[None, :, None, :]).square_().mul_(question.alpha)
         if question.M is not None:
@@ -125,27 +142,43 @@ class Lifting:
         self._weights = self._on(device, question.a, question.b)
         # half of what C_ijkl + C_klij leaves
         self._rest = (cost + cost.permute(2, 3, 0, 1)).div_(2)
+        # squares of sums of entries (n m, r) are left out: they are not negative
+        self._sums = None if squares is None else squares.sums
+        self._first = _FIRST
         self._spread = float(self._rest.std())
+        self._f, self._g = x.new_zeros(n, m, n), x.new_zeros(n, m, m)
+        if squares is not None:
+            (left,) = self._on(device, squares.sums)
+            self._f += squares.f
+            self._g += squares.g
+            self._rest -= (left @ left.T).view_as(self._rest)
+            self._rest -= self._f[:, :, :, None] + self._g[:, :, None, :]
+            self._first = _AGAIN
         if matchings:
             one, two = (torch.eye(size, dtype=torch.bool, device=device) for size in (n, m))
             apart = one[:, None, :, None] ^ two[None, :, None, :]
             self._rest.masked_fill_(apart, torch.inf)
-        self._f, self._g = x.new_zeros(n, m, n), x.new_zeros(n, m, m)
+        self._closed: Tensor | None = None
+        if question.allowed is not None:
+            self._closed = closed = ~torch.from_numpy(question.allowed).to(device)
+            self._rest.masked_fill_(closed[:, :, None, None] | closed, torch.inf)
         self.best = self._proven()
 
     @staticmethod
     def _on(device: torch.device, *arrays: Array) -> tuple[Tensor, ...]:
         return tuple(torch.from_numpy(np.ascontiguousarray(part)).to(device) for part in arrays)
 
-    def run(self, seconds: float, enough: float) -> Bound:
-        """Improve the potentials until a value is met or time is up."""
-        end, share = monotonic() + seconds, _FIRST
-        while share >= _LAST and self.best.value < enough:
+    def run(self, seconds: float, gap: float, incumbent: Incumbent) -> Bound:
+        """Improve the potentials until a share of the best value is left, or time is up."""
+        end, share = monotonic() + seconds, self._first
+        incumbent.see(self._guess)
+        while share >= _LAST and not incumbent.within(gap, self.best.value):
             for _ in range(_ROUNDS):
                 self._round(share * self._spread)
                 if monotonic() > end:
                     break
             found = self._proven()
+            incumbent.see(self._guess)
             if found.value > self.best.value:
                 self.best = found
             if monotonic() > end:
@@ -165,6 +198,8 @@ class Lifting:
         least = _softmin(rest.transpose(2, 3), a, epsilon)  # (n, m, m)
         block = least @ b
         step = least - block[:, :, None]
+        if self._closed is not None:
+            block = block.masked_fill(self._closed, torch.inf)
         # of blocks: what the rows and the columns of P leave
         rows = _softmin(block, b, epsilon)
         columns = _softmin((block - rows[:, None]).T, a, epsilon)
@@ -176,18 +211,25 @@ class Lifting:
         """Make the potentials feasible, and compute the bound."""
         (a, b), rest = self._weights, self._rest
         rest = (rest + rest.permute(2, 3, 0, 1)).div_(2)
-        first = rest.amin(3)
-        second = (rest - first[:, :, :, None]).amin(2)
+        first = _finite(rest.amin(3))
+        second = _finite((rest - first[:, :, :, None]).amin(2))
         f, g = self._f + first, self._g + second
         cost = (f @ a + g @ b).cpu().numpy()
-        # the linear problem that is left, whose best plan is a guess
-        self.cost = cost
-        _, u = self._transport(cost)
-        value = least(cost, u, self.question.a, self.question.b)
+        # the best plan of the linear problem that is left is a guess
+        self._guess, u = self._transport(cost)
+        value = self._transport.bound(cost, u)
         arrays = {"f": u, "pairs_f": f.cpu().numpy(), "pairs_g": g.cpu().numpy()}
-        return Bound("first level of liftings", value, arrays)
+        if self._sums is not None:
+            arrays["sums"] = self._sums
+        method = "first level of liftings" if self._sums is None else "semidefinite relaxation"
+        return Bound(method, value, arrays)
 
 
 def _softmin(rest: Tensor, weights: Tensor, epsilon: float) -> Tensor:
     """Compute -epsilon log sum_l w_l exp(-rest_l / epsilon) over the last axis."""
-    return torch.logsumexp(weights.log() - rest / epsilon, -1).mul_(-epsilon)
+    return _finite(torch.logsumexp(weights.log() - rest / epsilon, -1).mul_(-epsilon))
+
+
+def _finite(potential: Tensor) -> Tensor:
+    """Put zero where nothing is asked of a potential, since no plan has mass there."""
+    return potential.masked_fill_(potential.isinf(), 0.0)

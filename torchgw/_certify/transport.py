@@ -2,6 +2,7 @@
 
 import numpy as np
 import scipy
+from numpy.typing import NDArray
 
 from torchgw._certify.question import Array
 from torchgw._sinkhorn.exact import ExactTransport
@@ -10,34 +11,52 @@ from torchgw._sinkhorn.exact import ExactTransport
 # share of the costs by which a path has to be shorter. [L1352]
 _ROUNDS = 500
 _ROUNDING = 1e-15
+# Pivots of the simplex at most: where they run out, potentials prove less. A choice. [L1376]
+_PIVOTS = 100_000_000
 
 
 class Transport:
     """Solve linear problems between the same weights, one after another."""
 
-    def __init__(self, a: Array, b: Array) -> None:
-        self._a = a
+    def __init__(self, a: Array, b: Array, allowed: NDArray[np.bool_] | None = None) -> None:
+        self._a, self._b, self._allowed = a, b, allowed
         assigned = len(a) == len(b) and bool((a == a[0]).all() and (b == b[0]).all())
-        self._simplex = None if assigned else ExactTransport(a, b)
+        simplex = ExactTransport(a, b)
+        # an assignment has no prices: of many points they take longer than the simplex
+        self._simplex = None if assigned and not simplex.by_parts else simplex
         # of the columns, from which the next problem begins; others can be given
         self.prices = np.zeros(len(b))
 
     def __call__(self, cost: Array) -> tuple[Array, Array]:
         """Find a plan of least cost (n, m), and a potential f (n,) that proves it."""
+        if self._allowed is not None:
+            # no path that saves so much is as long
+            out = float(np.ptp(cost)) * (sum(cost.shape) + 1) + 1
+            cost = np.where(self._allowed, cost, cost.max() + out)
         # the last prices leave fewer paths to be found
         rest = cost - self.prices
+        rest -= rest.min(1, keepdims=True)
         if self._simplex is None:
-            rest -= rest.min(1, keepdims=True)
             partners = scipy.optimize.linear_sum_assignment(rest)[1]
             plan = np.zeros_like(cost)
             plan[np.arange(len(cost)), partners] = self._a
         else:
-            found = self._simplex(cost)
+            if self._simplex.by_pot:
+                # on all entries: the last plan says little about another cost
+                self._simplex.on(rest, _PIVOTS)
+            found = self._simplex.last if self._simplex.by_pot else self._simplex(rest)
+            assert found is not None
             # its prices may be wrong between parts that the plan does not connect
-            plan, rest = found.plan.copy(), cost - found.v
-            self.prices = found.v.copy()
+            plan = found.plan.copy()
+            rest -= found.v
+            self.prices = self.prices + found.v
         self.prices = self.prices + _prices(rest, plan)
         return plan, (cost - self.prices).min(1)
+
+    def bound(self, cost: Array, f: Array) -> float:
+        """Bound <cost, P> of all plans from below by a potential f (n,)."""
+        open_ = cost if self._allowed is None else np.where(self._allowed, cost, np.inf)
+        return least(open_, f, self._a, self._b)
 
 
 def _prices(cost: Array, plan: Array) -> Array:
@@ -59,7 +78,8 @@ def _prices(cost: Array, plan: Array) -> Array:
 
 def least(cost: Array, f: Array, a: Array, b: Array) -> float:
     """Bound <cost, P> from below for all plans, by a potential f (n,) and the best one beside."""
-    return float(a @ f + b @ (cost - f[:, None]).min(0))
+    used = b > 0
+    return float(a @ f + b[used] @ (cost[:, used] - f[:, None]).min(0))
 
 
 def largest_pairing(u: Array, a: Array, v: Array, b: Array) -> float:

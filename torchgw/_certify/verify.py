@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -28,6 +30,9 @@ _SIGN = 1e-12
 # Data that were written and read again lose digits: a claim may be higher than what follows from
 # them by this share of the largest cost. The bound that is returned is what follows. [L1356]
 _DIGITS = 1e-10
+# Sums of squares of whole distances up to which values are told apart; what rounding is then, in
+# units of what they differ by. [L1377]
+_WHOLE, _SLACK = 1e9, 1e-5
 
 
 class Verified(NamedTuple):
@@ -45,7 +50,8 @@ class Verified(NamedTuple):
     rounding: float
 
 
-class _Data(NamedTuple):
+@dataclass(frozen=True)
+class _Data:
     D_X: Array
     D_Y: Array
     a: Array
@@ -53,6 +59,16 @@ class _Data(NamedTuple):
     M: Array  # (1 - alpha) M
     alpha: float
     size: float  # the largest cost
+    matchings: bool  # whether these alone compete
+
+    @cached_property
+    def exchanged(self) -> bool:
+        """Whether some matching is the best: these compete alone, or the objective is concave."""
+        a, b = self.a, self.b
+        equal = len(a) == len(b) and np.ptp(a) == 0 == np.ptp(b)
+        if self.matchings and not equal:
+            raise InvalidInputError("`proof` is about matchings, and the weights are not equal.")
+        return equal and (self.matchings or _is_concave(self))
 
 
 def verify(
@@ -65,6 +81,7 @@ def verify(
     a: Any = None,
     b: Any = None,
     M: Any = None,
+    allowed: Any = None,
 ) -> Verified:
     """Derive the lower bound of a proof again, from the data and its dual potentials.
 
@@ -81,7 +98,9 @@ def verify(
     a, b : array-like, shapes (n,) and (m,), optional
         Weights, if the solve had any.
     M : array-like, shape (n, m), optional
-        Linear cost, if the solve had one; that of features as a table.
+        Linear cost, if the solve had one; that of features as a table. ``inf``: not allowed.
+    allowed : array-like of bool, shape (n, m), optional
+        The pairs that might hold mass, if the solve was told.
 
     Returns
     -------
@@ -123,18 +142,24 @@ def verify(
         np.full(size, 1 / size) if given is None else np.asarray(given, dtype=float)
         for given, size in ((a, n), (b, m))
     ]
-    linear = np.zeros((n, m)) if M is None else (1 - proof.alpha) * np.asarray(M, dtype=float)
+    linear = np.zeros((n, m)) if M is None else np.asarray(M, dtype=float)
+    if allowed is not None:
+        linear = np.where(np.asarray(allowed, dtype=bool), linear, np.inf)
+    closed = linear == np.inf
+    linear = np.where(closed, np.inf, (1 - proof.alpha) * np.where(closed, 0.0, linear))
     if linear.shape != (n, m) or [len(part) for part in weights] != [n, m]:
         raise InvalidInputError(
-            f"`a`, `b` and `M` must have shapes ({n},), ({m},) and ({n}, {m}), as X and Y have; "
+            f"`a`, `b`, `M` and `allowed` need shapes ({n},), ({m},), twice ({n}, {m}); "
             f"got {weights[0].shape}, {weights[1].shape} and {linear.shape}."
         )
     size = proof.alpha * float(np.abs(x).max() + np.abs(y).max()) ** 2
-    size += float(np.abs(linear).max())
+    size += float(np.abs(linear[linear < np.inf]).max())
     first, second = (part / part.sum() for part in weights)
-    data = _Data(x, y, first, second, linear, proof.alpha, size)
-    bound, own = _METHODS[proof.method](data, proof.arrays, proof.matchings)
+    data = _Data(x, y, first, second, linear, proof.alpha, size, proof.matchings)
+    bound, own = _METHODS[proof.method](data, proof.arrays)
     rounding = own + _ROUNDINGS * np.finfo(float).eps * (n + m) * size
+    if not linear.any() and (data.D_X % 1 == 0).all() and (data.D_Y % 1 == 0).all():
+        bound = _attainable(bound, data)
     if not proof.value <= bound + rounding + _DIGITS * size:
         raise InvalidInputError(
             f"`proof` does not hold for these data: it claims {proof.value:.9g}, and {bound:.9g} "
@@ -180,32 +205,31 @@ def _table(name: str, points: Any, table: Any, metric: str | None) -> Array:
 
 def _least(cost: Array, f: Array, data: _Data) -> float:
     """Bound <cost, P>: f_i + g_j <= cost_ij for the g that is made here."""
-    return float(data.a @ f + data.b @ (cost - f[:, None]).min(0))
+    used = data.b > 0
+    return float(data.a @ f + data.b[used] @ (cost[:, used] - f[:, None]).min(0))
 
 
-def _squares(data: _Data, arrays: dict[str, Any], matchings: bool) -> tuple[float, float]:
+def _squares(data: _Data, arrays: dict[str, Any]) -> tuple[float, float]:
     """Squares are not negative."""
     return float(data.M.min()), 0.0
 
 
-def _in_order(data: _Data, arrays: dict[str, Any], matchings: bool) -> tuple[float, float]:
+def _in_order(data: _Data, arrays: dict[str, Any]) -> tuple[float, float]:
     """Pair the sorted distances of i with those of j, for each (i, j)."""
     x, y, a, b = data.D_X, data.D_Y, data.a, data.b
-    n, equal = len(a), len(a) == len(b) and np.ptp(a) == 0 == np.ptp(b)
-    _check_matchings(data, matchings, equal)
-    exchanged = equal and (matchings or _is_concave(data))
-    if exchanged:
+    n = len(a)
+    if data.exchanged:
         own = np.subtract.outer(np.diag(x), np.diag(y)) ** 2
         x, y = (np.sort(part[~np.eye(n, dtype=bool)].reshape(n, n - 1)) for part in (x, y))
         local = np.array([((row - y) ** 2).sum(1) for row in x]) + own
         local /= n
-    elif equal:
+    elif n == len(b) and np.ptp(a) == 0 == np.ptp(b):
         x, y = np.sort(x), np.sort(y)
         local = np.array([((row - y) ** 2).mean(1) for row in x])
     else:
         x, y = (np.array([_means(row, part) for row in side]) for side, part in ((x, a), (y, b)))
         local = np.array([((row - y) ** 2).mean(1) for row in x])
-    return _least(data.alpha * local + data.M, arrays["f"], data), _sign(data, exchanged)
+    return _least(data.alpha * local + data.M, arrays["f"], data), _sign(data)
 
 
 def _means(row: Array, weights: Array) -> Array:
@@ -215,11 +239,6 @@ def _means(row: Array, weights: Array) -> Array:
     ends = np.interp(np.arange(1025) / 1024, np.append(0, mass / mass[-1]), np.append(0, sums))
     means: Array = 1024 * np.diff(ends) / mass[-1]
     return means
-
-
-def _check_matchings(data: _Data, matchings: bool, equal: bool) -> None:
-    if matchings and not equal:
-        raise InvalidInputError("`proof` is about matchings, and the weights are not equal.")
 
 
 def _is_concave(data: _Data) -> bool:
@@ -234,15 +253,26 @@ def _is_concave(data: _Data) -> bool:
     return bool((ends[0] & ends[1]).any())
 
 
-def _sign(data: _Data, exchanged: bool) -> float:
+def _attainable(bound: float, data: _Data) -> float:
+    """Raise a bound of matchings between whole distances to a value that one can have."""
+    n, total = len(data.a), (data.D_X**2).sum() + (data.D_Y**2).sum()
+    if data.alpha == 0 or total > _WHOLE or not data.exchanged:
+        return bound
+    pairs = all((table == table.T).all() for table in (data.D_X, data.D_Y))
+    step = 4 if pairs and not (np.diag(data.D_X).any() and np.diag(data.D_Y).any()) else 2
+    most = np.floor((total - bound * n**2 / data.alpha) / step + _SLACK)
+    return max(bound, float(data.alpha * (total - step * most) / n**2))
+
+
+def _sign(data: _Data) -> float:
     """Bound what eigenvalues of the wrong sign add: n products of at most _SIGN of the largest."""
-    return _SIGN * len(data.a) * data.size if exchanged else 0.0
+    return _SIGN * len(data.a) * data.size if data.exchanged else 0.0
 
 
-def _eigenvalues(data: _Data, arrays: dict[str, Any], matchings: bool) -> tuple[float, float]:
+def _eigenvalues(data: _Data, arrays: dict[str, Any]) -> tuple[float, float]:
     """Bound tr(G_X P G_Y P') by eigenvalues in order, and the rest by one dual potential."""
-    r, s = arrays["r"], arrays["s"]
-    constant, linear, G_X, G_Y = _split(data, r, s)
+    rows = [table @ w - w @ table @ w / 2 for table, w in ((data.D_X, data.a), (data.D_Y, data.b))]
+    constant, linear, G_X, G_Y = _split(data, *rows)
     x, y = (
         np.linalg.eigvalsh(np.sqrt(np.outer(weights, weights)) * table)
         for table, weights in ((G_X, data.a), (G_Y, data.b))
@@ -250,7 +280,11 @@ def _eigenvalues(data: _Data, arrays: dict[str, Any], matchings: bool) -> tuple[
     size = min(len(x), len(y))
     most = np.maximum(x, 0)[::-1][:size] @ np.maximum(y, 0)[::-1][:size]
     most += np.minimum(x, 0)[:size] @ np.minimum(y, 0)[:size]
-    return constant + _least(linear, arrays["f"], data) - 2 * data.alpha * float(most), 0.0
+    if data.exchanged:
+        # permutations keep lengths: all products in order, but for the zero of the constant vector
+        x, y = (np.delete(part, np.abs(part).argmin()) for part in (x, y))
+        most = min(most, x @ y)
+    return constant + _least(linear, arrays["f"], data) - 2 * data.alpha * float(most), _sign(data)
 
 
 def _split(data: _Data, r: Array, s: Array) -> tuple[float, Array, Array, Array]:
@@ -264,21 +298,20 @@ def _split(data: _Data, r: Array, s: Array) -> tuple[float, Array, Array, Array]
     return constant, data.M - 4 * data.alpha * cross, G_X, G_Y
 
 
-def _lifting(data: _Data, arrays: dict[str, Any], matchings: bool) -> tuple[float, float]:
+def _lifting(data: _Data, arrays: dict[str, Any]) -> tuple[float, float]:
     """Check f_ijk + g_ijl + f_kli + g_klj <= C_ijkl + C_klij, and bound what is left."""
     n, m = len(data.a), len(data.b)
     f, g = arrays["pairs_f"], arrays["pairs_g"]
-    equal = n == m and np.ptp(data.a) == 0 == np.ptp(data.b)
-    _check_matchings(data, matchings, equal)
-    exchanged = equal and (matchings or _is_concave(data))
-    worst = 0.0
+    worst, sums = 0.0, arrays.get("sums", np.zeros((n * m, 0))).reshape(n, m, -1)
     for i in range(n):
         for j in range(m):
             costs = np.subtract.outer(data.D_X[i], data.D_Y[j]) ** 2
             costs += np.subtract.outer(data.D_X[:, i], data.D_Y[:, j]) ** 2
             rest = data.alpha * costs + data.M[i, j] + data.M
+            # squares of sums of entries are not negative
+            rest -= 2 * sums @ sums[i, j]
             rest -= f[i, j][:, None] + g[i, j] + f[:, :, i] + g[:, :, j]
-            if exchanged:
+            if data.exchanged:
                 # a matching has no two partners
                 own = rest[i, j]
                 rest[i, :] = rest[:, j] = np.inf
@@ -286,10 +319,10 @@ def _lifting(data: _Data, arrays: dict[str, Any], matchings: bool) -> tuple[floa
             worst = min(worst, float(rest.min()))
     local = f @ data.a + g @ data.b
     # what is too low by half of the worst holds
-    return _least(local, arrays["f"], data) + worst / 2, _sign(data, exchanged)
+    return _least(local, arrays["f"], data) + worst / 2, _sign(data)
 
 
-def _cutting_planes(data: _Data, arrays: dict[str, Any], matchings: bool) -> tuple[float, float]:
+def _cutting_planes(data: _Data, arrays: dict[str, Any]) -> tuple[float, float]:
     """Check the cuts, check that the vertices are all there are, and take the least of F there."""
     r, s, u, v = (arrays[name] for name in ("r", "s", "u", "v"))
     constant, linear, G_X, G_Y = _split(data, r, s)
@@ -310,6 +343,8 @@ def _cutting_planes(data: _Data, arrays: dict[str, Any], matchings: bool) -> tup
     )
     # -c z^2 lies above its secant or, if convex, above any tangent
     kept, z = arrays["active"].astype(int), arrays["touched"]
+    if not np.isin(kept, np.arange(len(c))).all():
+        raise InvalidInputError("`proof` follows products of factors that there are not.")
     away = np.ones(len(c), dtype=bool)
     away[kept] = False
     slope = np.where(away, np.where(c > 0, -c * (low + high), -2 * c * z), 0.0)
@@ -335,6 +370,9 @@ def _cutting_planes(data: _Data, arrays: dict[str, Any], matchings: bool) -> tup
         [np.zeros(dim), ends, (heights[1:] - slopes[1:] @ low - heights[0]) / scale]
     )
     faces = np.sort(arrays["faces"].astype(int), axis=1)
+    known = ((faces >= 0) & (faces < len(normals))).all()
+    if not known or not (np.abs(np.linalg.det(normals[faces])) > 0).all():
+        raise InvalidInputError("`proof` has a vertex on faces that do not meet in a point.")
     x = np.linalg.solve(normals[faces], offsets[faces][:, :, None])[:, :, 0]
     inside = min(
         float((x @ normal - offset).min()) for normal, offset in zip(normals, offsets, strict=True)
@@ -367,5 +405,6 @@ _METHODS = {
     "distances in order": _in_order,
     "eigenvalues": _eigenvalues,
     "first level of liftings": _lifting,
+    "semidefinite relaxation": _lifting,
     "cutting planes": _cutting_planes,
 }

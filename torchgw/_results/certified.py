@@ -1,23 +1,57 @@
 """The problem of a result as it is certified: in float64, of the data that were given."""
 
+import warnings
 from collections.abc import Callable
+from dataclasses import replace
+from time import monotonic
 from typing import Any
 
 import numpy as np
+import scipy
 import torch
 from torch import Tensor
 
 from torchgw._boundary.arrays import to_numpy
 from torchgw._certify.certificate import Certificate, make_certificate
 from torchgw._certify.question import Array, Question
-from torchgw._errors import UnsupportedError
+from torchgw._certify.transport import Transport
+from torchgw._errors import SearchWarning, UnsupportedError, warn_user
 from torchgw._plans.transport import round_to_marginals
 from torchgw._problem.limits import limits_of
 from torchgw._problem.problem import stored_matrix
 from torchgw._results.mapping import Extension
+from torchgw._sinkhorn.problem import DenseCost
+from torchgw._solve.polish import descend, scale_to_marginals
+from torchgw._solve.step import confined
+from torchgw._solve.table import Options
 from torchgw._typing import Marginals
+from torchgw.distances.base import DistanceProvider
 from torchgw.distances.new_points import Space
 from torchgw.distances.precomputed import DirectedDistance
+
+# What `solve(certify=True)` proves, as a share of the value, and in how many seconds beyond the
+# solve unless there is a time limit: those of `result.certify()`. Seconds that a solve is given
+# where none are left. Choices. [L1375]
+_GAP, _SECONDS, _MOMENT = 1e-3, 10.0, 1e-3
+
+
+def question_of(extension: Extension, weights: Marginals) -> Question:
+    """Read the problem of a result; what is not covered is refused before any work."""
+    known, spaces = extension.known, extension.spaces
+    providers = known.distances(0), known.distances(1)
+    relaxed = known.own is not None or extension.mass != 1.0
+    check_covered(known.loss.name, relaxed, spaces, providers)
+    sides = [_side(extension, place) for place in (0, 1)]
+    linear = extension.linear_cost() if known.alpha < 1 else None
+    M = None if linear is None else to_numpy(linear.dense().matrix).astype(np.float64)
+    # with alpha 0 the distances do not matter
+    a, b = (to_numpy(part).astype(np.float64) for part in weights)
+    a, b = a / a.sum(), b / b.sum()
+    support = extension.allowed()
+    return Question(
+        sides[0][0], sides[1][0], a, b, float(known.alpha), M, (sides[0][1], sides[1][1]),
+        None if support is None else to_numpy(support.cpu()),
+    )  # fmt: skip
 
 
 def certify(
@@ -29,53 +63,123 @@ def certify(
     gap: float,
     matchings: bool,
 ) -> Certificate:
-    """Certify the plan (n, m) of a result; what is not covered is refused before any work."""
-    _check(extension, weights)
-    known, spaces = extension.known, extension.spaces
-    sides = [_side(extension, place) for place in (0, 1)]
-    linear = extension.linear_cost() if known.alpha < 1 else None
-    M = None if linear is None else to_numpy(linear.dense().matrix).astype(np.float64)
-    # with alpha 0 the distances do not matter
-    a, b = (to_numpy(part).astype(np.float64) for part in weights)
-    a, b = a / a.sum(), b / b.sum()
-    question = Question(
-        sides[0][0], sides[1][0], a, b, float(known.alpha), M, (sides[0][1], sides[1][1])
-    )
+    """Certify the plan (n, m) of a result."""
+    question, spaces = question_of(extension, weights), extension.spaces
+    a, b = question.a, question.b
     if matchings and not question.is_assignment:
         raise UnsupportedError(
             "kind='one_to_one' needs as many points on both sides, all of one weight; here are "
             f"{len(a)} and {len(b)}. Certify with kind='plan'."
         )
     given = plan()
-    exact = round_to_marginals(given.cpu(), *map(torch.from_numpy, (a, b))).numpy()
+
+    def improve(matrix: Array) -> Array:
+        """Follow a plan to a stationary one, unless matchings compete alone."""
+        return matrix if matchings else _descended(question, matrix)
+
+    exact = exact_plan(question, given.cpu())
     metrics = tuple(None if _metric(space) is None else str(space.metric) for space in spaces)
     return make_certificate(
         question, exact, seconds=seconds, gap=gap, matchings=matchings, device=given.device,
+        improve=improve,
         named=((metrics[0], metrics[1]), (float(spaces[0].scale), float(spaces[1].scale))),
     )  # fmt: skip
 
 
-def _check(extension: Extension, weights: Marginals) -> None:
+def certified_solve(solve: Callable[..., Any], init: Any, asked: Options) -> Any:
+    """Solve, bound what any plan costs, and go on from the best plan that the bounds came by."""
+    for name, odd in (
+        ("differentiable", asked.differentiable is not None),
+        ("distributed", bool(asked.distributed)),
+        ("checkpoint", asked.checkpoint is not None),
+        ("reflections", not asked.reflections),
+    ):
+        if odd:
+            raise UnsupportedError(
+                f"`certify` solves again from the best plan that its bounds come by, and `{name}` "
+                "is about one solve. Leave it out, or call result.certify()."
+            )
+    end = None if asked.time_limit is None else monotonic() + asked.time_limit
+
+    def left() -> float | None:
+        return None if end is None else max(_MOMENT, end - monotonic())
+
+    gap = _GAP if asked.certify is True else float(asked.certify)
+    plain = asked.replace(certify=False)
+    with warnings.catch_warnings():
+        # whether there may be a better optimum is what the bound says
+        warnings.simplefilter("ignore", SearchWarning)
+        result = solve(init=init, asked=plain, covered=True)
+        found = result.certify(left() or _SECONDS, gap=gap)
+        if found.best_value < found.value - found.rounding:
+            again = plain.replace(search="auto", n_init=None, time_limit=left())
+            other = solve(asked=again, init=found.plan.toarray())
+            if other.report.objective < result.report.objective:
+                question = question_of(other.extension, other.lazy_plan.weights)
+                plan = exact_plan(question, other._certified_plan("plan").cpu())
+                found = found.of(question.value(plan), scipy.sparse.csr_array(plan))
+                result = replace(other, certificate=found)
+    proof = result.certificate
+    if proof.meets(gap):
+        return replace(result, doubt="")
+    doubt = (
+        f"It is not proven that no plan is better by more than {gap:g} of the value: {proof}. Pass "
+        "a larger `time_limit`; docs/certificates.md says which problems have tight bounds."
+    )
+    warn_user(doubt, SearchWarning)
+    return replace(result, doubt=doubt)
+
+
+def _descended(question: Question, plan: Array) -> Array:
+    """Follow a plan to a stationary one of the objective."""
+    support = None if question.allowed is None else torch.from_numpy(question.allowed)
+
+    def cost_at(matrix: Tensor) -> Tensor:
+        cost = torch.from_numpy(question.slope(matrix.numpy()))
+        return cost if support is None else confined(DenseCost(cost), support, 0.0).matrix
+
+    weights = Marginals(torch.from_numpy(question.a), torch.from_numpy(question.b))
+    start = torch.from_numpy(plan)
+    return np.asarray(descend(start, weights, None, cost_at, exact=True)[0].numpy())
+
+
+def exact_plan(question: Question, plan: Tensor) -> Array:
+    """Lead a plan to exact weights, within the pairs that may hold mass."""
+    a, b = map(torch.from_numpy, (question.a, question.b))
+    if question.allowed is None:
+        return np.asarray(round_to_marginals(plan, a, b).numpy())
+    found = scale_to_marginals(plan, Marginals(a, b))
+    if found is not None:
+        return np.asarray(found.numpy())
+    # what no scaling leads there is replaced by the vertex below it, as polishing does
+    slope = question.slope(plan.numpy())
+    return Transport(question.a, question.b, question.allowed)(slope)[0]
+
+
+def check_covered(
+    loss: str,
+    relaxed: bool,
+    spaces: tuple[Space, Space],
+    providers: tuple[DistanceProvider, DistanceProvider],
+) -> None:
     """Refuse what no bound here is about."""
-    known = extension.known
-    if known.loss.name != "square":
+    if loss != "square":
         raise UnsupportedError(
-            f"`certify` is for loss='square'; this solve had loss={known.loss.name!r}. "
+            f"`certify` is for loss='square'; this solve had loss={loss!r}. "
             "`result.lower_bound` bounds the absolute loss."
         )
-    if known.own is not None or extension.mass != 1.0:
+    if relaxed:
         raise UnsupportedError(
             "`certify` is for strict marginals; this solve had `unbalanced` or `mass`. Solve "
             "without them to certify the balanced problem."
         )
-    most = limits_of(weights.a.device).certified_points
-    if max(map(len, weights)) > most:
+    most, (n, m) = limits_of(providers[0].device).certified_points, (part.n for part in providers)
+    if max(n, m) > most:
         raise UnsupportedError(
-            f"`certify` takes up to {most:,} points a side; here are {len(weights.a):,} and "
-            f"{len(weights.b):,}. Use `result.lower_bound`, or certify a sample of the points."
+            f"`certify` takes up to {most:,} points a side; here are {n:,} and {m:,}. Use "
+            "`result.lower_bound`, or certify a sample of the points."
         )
-    for side, (name, space) in enumerate(zip("XY", extension.spaces, strict=True)):
-        provider = known.distances(side)
+    for name, space, provider in zip("XY", spaces, providers, strict=True):
         points = None if _metric(space) is None else space.points
         dtype = provider.dtype if points is None else points.dtype
         if dtype != torch.float64:

@@ -675,9 +675,10 @@ class GWResult(Result):
 
         The bounds are tried in turn, the cheap ones first, until ``gap`` is met or time is up:
         that of distances in order, that of eigenvalues, the first level of liftings for up to 3,600
-        pairs of points, and cutting planes for squared Euclidean and cosine distances (and tables
-        with few factors). The last two come down to nothing in many problems; in which, and what
-        cannot be expected, is in docs/certificates.md. ``certificate`` keeps what was found.
+        pairs of points, a semidefinite relaxation of matchings for up to 30 points, and cutting
+        planes for squared Euclidean and cosine distances (and tables with few factors). The last
+        ones come down to nothing in many problems; in which, and what cannot be expected, is in
+        docs/certificates.md. ``certificate`` keeps what was found.
 
         Parameters
         ----------
@@ -822,8 +823,10 @@ def warn_of_little_mass(rule: MarginalRule | None, outcome: Outcome) -> None:
         )
 
 
-def make_result(outcome: Outcome, problem: Problem, sides: Spaces, seed: int) -> GWResult:
-    """Make the result of a solve, and warn if it has not converged."""
+def make_result(
+    outcome: Outcome, problem: Problem, sides: Spaces, seed: int, told: Tensor | None
+) -> GWResult:
+    """Make the result of a solve that was told a support, and warn if it has not converged."""
     ending, strategy, search = outcome.ending, outcome.strategy, outcome.search
     found, recorder = ending.evaluation, outcome.recorder
     if not ending.status.converged:
@@ -867,7 +870,7 @@ def make_result(outcome: Outcome, problem: Problem, sides: Spaces, seed: int) ->
             known=outcome.known,
             linear=fused,
             restricted=problem.support is not None,
-            support=problem.support,
+            support=told,
             unpolished=ending.unpolished,
             mass=1.0 if strategy.options.rule is None else strategy.options.rule.unit,
             table=table,

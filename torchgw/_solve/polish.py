@@ -169,7 +169,7 @@ def polish(
     marginals, matrix, exact = plan.weights, plan.to_dense().double(), False
     if support is not None and rule is None:
         # what rounding to marginals spreads would leave the support
-        scaled = _scaled(matrix, marginals)
+        scaled = scale_to_marginals(matrix, marginals)
         matrix = (
             _vertices(marginals, rule)(cost_at(matrix), -math.inf) if scaled is None else scaled
         )
@@ -190,7 +190,7 @@ def polish(
     return TransportPlan(DenseCost(-density.log()), zero, marginals, 1.0), polished
 
 
-def _scaled(matrix: Tensor, marginals: Marginals) -> Tensor | None:
+def scale_to_marginals(matrix: Tensor, marginals: Marginals) -> Tensor | None:
     """Scale rows and columns of a plan until both marginals are met; ``None`` if that is slow."""
     a, b = marginals
     tiny = torch.finfo(matrix.dtype).tiny

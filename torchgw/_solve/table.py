@@ -111,6 +111,11 @@ def _yes_no_or(other: str | None) -> Check:
     return check
 
 
+def _yes_no_or_share(name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        check_positive(name, value, "1e-3 is a thousandth of the value, which True asks for")
+
+
 def _curvature(name: str, value: Any) -> None:
     pair = both(1.0 if value is None else value)
     if len(pair) != 2:
@@ -215,6 +220,10 @@ class Parameters:
         "Whether the match may be a mirror image. ``False``, of points in 2 or 3 dimensions and of "
         "surfaces whose triangles look outside, solves again from optima that keep left and right "
         "where the best one does not; ``result.handedness()`` tells.",
+    )  # fmt: skip
+    certify: bool | float = _common(
+        False, _yes_no_or_share,
+        "Whether to prove how much better any other plan could be, and to go on from better ones.",
     )  # fmt: skip
     max_iter: int = _common(500, check_count, "Outer iterations at most.")
     time_limit: float | None = _common(

@@ -85,6 +85,8 @@ def flag_of(option: Option) -> dict[str, Any]:
         reading = {"type": seconds, "metavar": "TIME"}
     elif DistanceProvider in kinds:
         reading = {"type": pair, "metavar": "NAME[,NAME]"}
+    elif {bool, float} <= kinds:
+        reading = {"nargs": "?", "const": True, "type": float, "metavar": "NUMBER"}
     elif bool in kinds:
         reading = {"action": argparse.BooleanOptionalAction}
     elif tuple[float, float] in kinds:
