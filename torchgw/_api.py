@@ -28,11 +28,13 @@ from torchgw._problem.marginals import check_marginal_rule, divide_by_totals
 from torchgw._problem.named import DistanceName, ScaleName
 from torchgw._problem.problem import Problem
 from torchgw._problem.providers import DistanceOptions, build_providers
+from torchgw._problem.reduction import without_pairs
 from torchgw._problem.signatures import SignatureName, is_signature, named_features
 from torchgw._problem.support import (
     Known,
     check_known_pairs,
     is_feasible,
+    read_pairs,
     read_support,
     usable,
     without_infinite,
@@ -46,6 +48,7 @@ from torchgw._solve.outcome import Asked
 from torchgw._solve.overlap import solve_overlap
 from torchgw._solve.passes import solve_problem
 from torchgw._solve.pipeline import strategy_of
+from torchgw._solve.reduced import of_all_points, reduced
 from torchgw._solve.route import Route
 from torchgw._solve.squares import solve_squares
 from torchgw._solve.state import Checkpoint, Recorder
@@ -425,10 +428,16 @@ def _solve(
         )
         shape = source.n, target.n
         linear = linear_cost(table, pair, asked.feature_metric, shape, where)
+        pairs = None
+        if options.rule is None and not tracked:
+            # the mass of known pairs is fixed, and the other points are a problem of their own
+            pairs = read_pairs(known.pairs, shape, where)
+            known = known._replace(pairs=None)
         support = read_support(known, finite, shape, where)
-        if support is not None:
+        if support is not None and pairs is None:
             support = usable(support, marginals, options.rule)
         problem = Problem(source, target, marginals, weight, linear, kind, support)
+        reduction = None if pairs is None else without_pairs(problem, pairs)
         if asked.unbalanced_unit == "scale":
             options = replace(options, rule=in_units_of_cost(options.rule, problem))
         rule = heavy_as_strict(options.rule, problem)
@@ -448,6 +457,8 @@ def _solve(
             check_stored(differentiable, options.rule, marginals)
         with small_on_one_thread(source.n, target.n, where):
             question = Asked(problem, options, init, generator, sides.graphs, keeper, made)
+            if reduction is not None:
+                question = reduced(question, reduction)
             if _explaining.get():
                 # for explain(), which is the only one to ask for it, and returns it
                 return cast("GWResult", strategy_of(question).route)
@@ -455,9 +466,11 @@ def _solve(
             squared, chosen = (rule.squares, rule.chosen) if rule is not None else (False, False)
             way = solve_squares if squared else solve_overlap if chosen else solve_problem
             outcome = way(question, recorder)
+            if reduction is not None:
+                outcome = of_all_points(question, reduction, outcome)
             if pair is not None:
                 sides = sides.featured(pair, asked.feature_metric)
-            result = make_result(outcome, problem, sides, seed)
+            result = make_result(outcome, problem, sides, seed, reduction)
             warn_of_little_mass(options.rule, outcome)
     compile_rest(where)
     if differentiable is None:

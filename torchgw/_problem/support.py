@@ -21,7 +21,7 @@ from torchgw._boundary.arrays import as_labels, is_sparse, to_numpy, to_tensor
 from torchgw._errors import InvalidInputError, InvalidTypeError, UnsupportedError
 from torchgw._problem.limits import limits_of
 from torchgw._problem.marginals import MarginalRule
-from torchgw._typing import Marginals
+from torchgw._typing import Indices, Marginals
 
 Mask = NDArray[np.bool_]
 
@@ -92,8 +92,6 @@ def read_support(
         mask &= _allowed(known.allowed, shape)
     if known.groups is not None:
         mask &= _same_groups(known.groups, shape)
-    if known.pairs is not None:
-        mask &= _paired(known.pairs, shape)
     support = torch.from_numpy(mask).to(device)
     if finite is not None:
         if tuple(finite.shape) != shape:
@@ -102,7 +100,8 @@ def read_support(
                 f"got {tuple(finite.shape)}."
             )
         support &= finite.to(device)
-    return support
+    pairs = read_pairs(known.pairs, shape, device)
+    return support if pairs is None else of_pairs(support, pairs, shape)
 
 
 def _allowed(value: Any, shape: tuple[int, int]) -> Mask:
@@ -199,26 +198,38 @@ def _same_groups(value: Any, shape: tuple[int, int]) -> Mask:
     return mix[x[:, None], y]
 
 
-def _paired(value: Any, shape: tuple[int, int]) -> Mask:
-    """Allow points of known pairs for each other alone."""
-    table = to_numpy(to_tensor("pairs", value))
-    if table.ndim != 2 or table.shape[1] != 2 or table.dtype.kind not in "iu":
+def read_pairs(value: Any, shape: tuple[int, int], device: torch.device) -> Indices | None:
+    """Read known pairs, integers (k, 2)."""
+    if value is None:
+        return None
+    table = to_tensor("pairs", value)
+    if table.ndim != 2 or table.shape[1] != 2 or table.dtype not in (torch.int64, torch.int32):
         raise InvalidInputError(
             "`pairs` must be integers of shape (k, 2), a row of X and a row of Y for each known "
-            f"pair; got {table.dtype} of shape {table.shape}."
+            f"pair; got {table.dtype} of shape {tuple(table.shape)}."
         )
-    mask: Mask = np.ones(shape, dtype=bool)
     for side, size in enumerate(shape):
-        _check_index("pairs", table[:, side], size)
-        index, count = np.unique(table[:, side], return_counts=True)
+        part = to_numpy(table[:, side].cpu())
+        _check_index("pairs", part, size)
+        index, count = np.unique(part, return_counts=True)
         if (count > 1).any():
             raise InvalidInputError(
                 f"`pairs` names row {index[count > 1][0]} of {'XY'[side]} twice, and a known "
                 "partner is one point. Drop one of them, or give several as `allowed`."
             )
-    mask[table[:, 0]] = False
-    mask[:, table[:, 1]] = False
-    mask[table[:, 0], table[:, 1]] = True
+    return Indices(*table.to(device, torch.int64).T)
+
+
+def of_pairs(support: Tensor | None, pairs: Indices, shape: tuple[int, int]) -> Tensor:
+    """Allow points of known pairs for each other alone, (n, m) bool; others as a support does."""
+    device = pairs.source.device
+    mask = (
+        torch.ones(shape, dtype=torch.bool, device=device) if support is None else support.clone()
+    )
+    inside = mask[pairs.source, pairs.target].clone()
+    mask[pairs.source] = False
+    mask[:, pairs.target] = False
+    mask[pairs.source, pairs.target] = inside
     return mask
 
 
@@ -405,13 +416,3 @@ def _named(side: str, points: Any) -> str:
     shown = ", ".join(map(str, points[:_LISTED].tolist()))
     more = f", ... ({len(points)} in all)" if len(points) > _LISTED else ""
     return f"point{'s' if len(points) != 1 else ''} {shown}{more} of {side}"
-
-
-def count_allowed(support: Tensor) -> dict[str, float]:
-    """Count the entries that a plan may use, and the source points with one partner left."""
-    count = support.sum(1)
-    return {
-        "entries": int(count.sum()),
-        "share": float(count.sum()) / support.numel(),
-        "decided": int((count == 1).sum()),
-    }

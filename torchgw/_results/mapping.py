@@ -18,8 +18,11 @@ from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw._gradients.choose import cost_rows
 from torchgw._gradients.contract import Linearised
 from torchgw._plans.transport import TransportPlan
+from torchgw._problem.limits import limits_of
 from torchgw._problem.linear_term import feature_cost
+from torchgw._problem.support import of_pairs
 from torchgw._sinkhorn.problem import Cost, DenseCost, added
+from torchgw._typing import Indices
 from torchgw.distances.base import DistanceProvider, refuse_directed
 from torchgw.distances.new_points import CrossDistance, Space
 from torchgw.distances.precomputed import PrecomputedDistance
@@ -39,6 +42,7 @@ class Extension:
     table: Cost | None = None
     restricted: bool = False  # whether some pairs were allowed no mass
     support: Tensor | None = None  # (n, m) bool, the pairs that were; a file may lack it
+    pairs: Indices | None = None  # known pairs, of which the support says nothing
 
     def allowed(self) -> Tensor | None:
         """Give the pairs of points that may hold mass, (n, m) bool; ``None`` for all."""
@@ -47,7 +51,12 @@ class Extension:
                 "The solve was told which pairs may hold mass, and the file does not hold them. "
                 "Save with `result.save(path, dense=True)`, which stores them."
             )
-        return self.support
+        shape = self.known.distances(0).n, self.known.distances(1).n
+        device = self.known.distances(0).device
+        # large plans are read by their entries, which are zero outside
+        if self.pairs is None or not limits_of(device).stores(*shape):
+            return self.support
+        return of_pairs(self.support, self.pairs, shape)
 
     def linear_cost(self) -> Cost | None:
         """Give the linear cost M of the solve, (n, m)."""

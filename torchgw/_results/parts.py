@@ -26,6 +26,7 @@ from torchgw._gradients.contract import Linearised
 from torchgw._gradients.means import Levels, MeanDistances, SampledLoss
 from torchgw._plans.contract import Anchors
 from torchgw._plans.given import SparsePlan
+from torchgw._plans.paired import PairedPlan
 from torchgw._plans.transport import DualPlan, TransportPlan
 from torchgw._problem.losses import LOSSES, Loss
 from torchgw._results.mapping import Extension
@@ -34,7 +35,7 @@ from torchgw._search.chain import Trial
 from torchgw._sinkhorn.problem import DenseCost, FactoredCost
 from torchgw._solve.state import Status
 from torchgw._tensors.sparse import sparse_tensor
-from torchgw._typing import Iteration, Marginals, Potentials
+from torchgw._typing import Indices, Iteration, Marginals, Potentials
 from torchgw.distances.base import DistanceProvider, ScaledDistance
 from torchgw.distances.curved import CurvedDistance, CurvedModel
 from torchgw.distances.dijkstra import DijkstraDistance
@@ -56,8 +57,8 @@ _MISSING_MASS = 1e-6
 _RECORDS: dict[str, Any] = {
     kind.__name__: kind
     for kind in (
-        Anchors, DenseCost, FactoredCost, Iteration, Marginals, MeanDistances, Potentials, Space,
-        Trial,
+        Anchors, DenseCost, FactoredCost, Indices, Iteration, Marginals, MeanDistances, Potentials,
+        Space, Trial,
     )
 }  # fmt: skip
 DATACLASSES: dict[str, Any] = {"Alternative": Alternative}
@@ -110,6 +111,9 @@ def take_apart(value: Any, dense: bool) -> tuple[str, dict[str, Any]] | None:
         return "Status", {"name": value.name}
     if isinstance(value, (TransportPlan, SparsePlan)):
         return _plan_parts(value, dense)
+    if isinstance(value, PairedPlan):
+        names = "inner", "pairs", "kept", "potentials", "weights", "paired_cost"
+        return "PairedPlan", {name: getattr(value, name) for name in names}
     if isinstance(value, Extension):
         return "Extension", _extension_parts(value, dense)
     if isinstance(value, SolvedSide):
@@ -184,6 +188,7 @@ def _extension_parts(extension: Extension, dense: bool) -> dict[str, Any]:
         "table": extension.table if dense else None,
         "restricted": extension.restricted,
         "support": extension.support if dense else None,
+        "pairs": extension.pairs,
     }
 
 
@@ -283,7 +288,7 @@ def _build_extension(**parts: Any) -> Extension:
     table, support = parts.get("table"), parts.get("support")
     return Extension(
         spaces, known, parts["linear"], parts["unpolished"], parts["mass"], table,
-        parts.get("restricted", False), support,
+        parts.get("restricted", False), support, parts.get("pairs"),
     )  # fmt: skip
 
 
@@ -320,6 +325,10 @@ _SHAPES = {
     "LowRankResult": {"lazy_plan": "nm", "marginal_a": "n", "marginal_b": "m"},
     "Marginals": {"a": "n", "b": "m"},
     "Potentials": {"f": "n", "g": "m"},
+    "PairedPlan": {
+        "inner": "rc", "kept.source": "r", "kept.target": "c", "pairs.source": "k",
+        "pairs.target": "k", "paired_cost": "k", **_VECTORS,
+    },
     "SparsePlan": {"entries": "nm", **_VECTORS},
     "TransportPlan": {"cost": "nm", **_VECTORS, "masses.a": "n", "masses.b": "m"},
 }  # fmt: skip
@@ -361,7 +370,7 @@ def _made() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
             "coupling": Tensor | Anchors | csr, "linear": bool, "mass": float, "loss": Loss,
             "unpolished": DualPlan | None, "own": Marginals | None,
             "table": DenseCost | FactoredCost | None, "restricted": bool,
-            "support": Tensor | None,
+            "support": Tensor | None, "pairs": Indices | None,
         }),
         "Geodesics": (
             lambda graph, unreachable: Geodesics(scipy.sparse.csr_matrix(graph), unreachable),
@@ -373,6 +382,10 @@ def _made() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
         ), {"name": Literal[tuple(LOSSES)], "floor": float, "levels": tuple[float, int] | None}),
         "Side": (_build_side, {
             **get_type_hints(SolvedSide), "provider": DistanceProvider | dict[str, Any] | None,
+        }),
+        "PairedPlan": (PairedPlan, {
+            "inner": DualPlan, "pairs": Indices, "kept": Indices, "potentials": Potentials,
+            "weights": Marginals, "paired_cost": Tensor,
         }),
         "SparsePlan": (lambda entries, potentials, **rest: SparsePlan(
             _coo(entries).to(potentials.f.device), potentials, **rest

@@ -31,6 +31,7 @@ from torchgw._problem.losses import LOSSES
 from torchgw._problem.marginals import MarginalRule
 from torchgw._problem.problem import Problem
 from torchgw._problem.providers import Spaces
+from torchgw._problem.reduction import Reduction
 from torchgw._results.base import Result, as_numpy, tracked_loss
 from torchgw._results.certificates import distance_correlation, lower_bound
 from torchgw._results.certified import certify
@@ -591,8 +592,8 @@ class GWResult(Result):
         check_within("rank", rank, 0, size - 1, ", the number of processes less one")
         if not isinstance(self.lazy_plan, TransportPlan):
             raise UnsupportedError(
-                "This plan is known by its largest entries alone, which have no shares. Save with "
-                "`dense=True`, or take shares before."
+                "This plan is known by its largest entries alone, or beside known `pairs`, and has "
+                "no shares. In the first case save with `dense=True`, or take shares before."
             )
         n = self.lazy_plan.shape[0]
         rows = slice(n * rank // size, n * (rank + 1) // size)
@@ -822,7 +823,13 @@ def warn_of_little_mass(rule: MarginalRule | None, outcome: Outcome) -> None:
         )
 
 
-def make_result(outcome: Outcome, problem: Problem, sides: Spaces, seed: int) -> GWResult:
+def make_result(
+    outcome: Outcome,
+    problem: Problem,
+    sides: Spaces,
+    seed: int,
+    reduction: Reduction | None = None,
+) -> GWResult:
     """Make the result of a solve, and warn if it has not converged."""
     ending, strategy, search = outcome.ending, outcome.strategy, outcome.search
     found, recorder = ending.evaluation, outcome.recorder
@@ -855,7 +862,7 @@ def make_result(outcome: Outcome, problem: Problem, sides: Spaces, seed: int) ->
         backend=outcome.backend,
         precision=strategy.route.precision.chosen,
         random_state=seed,
-        report=Report.of(outcome, problem, sides),
+        report=Report.of(outcome, problem, sides, reduction),
         alternatives=related(search.alternatives, problem.source, problem.target) if search else (),
         ambiguity=search.ambiguity if search else float("nan"),
         trials=search.trials if search else (),
@@ -868,7 +875,8 @@ def make_result(outcome: Outcome, problem: Problem, sides: Spaces, seed: int) ->
             linear=fused,
             restricted=problem.support is not None,
             support=problem.support,
-            unpolished=ending.unpolished,
+            pairs=None if reduction is None else reduction.pairs,
+            unpolished=cast("TransportPlan | None", ending.unpolished),
             mass=1.0 if strategy.options.rule is None else strategy.options.rule.unit,
             table=table,
         ),
