@@ -14,6 +14,7 @@ from torchgw._boundary.cache import open_cache
 from torchgw._boundary.checks import number_of, reject_unknown
 from torchgw._boundary.console import verbose_progress
 from torchgw._derivatives.transforms import through_transforms
+from torchgw._errors import UnsupportedError
 from torchgw._gradients.choose import GradientName
 from torchgw._problem.given import Passed, warn_of_angles, warn_of_two_units, with_area
 from torchgw._problem.linear_term import (
@@ -28,10 +29,11 @@ from torchgw._problem.marginals import check_marginal_rule, divide_by_totals
 from torchgw._problem.named import DistanceName, ScaleName
 from torchgw._problem.problem import Problem
 from torchgw._problem.providers import DistanceOptions, build_providers
-from torchgw._problem.reduction import without_pairs
+from torchgw._problem.reduction import with_likely, without_pairs
 from torchgw._problem.signatures import SignatureName, is_signature, named_features
 from torchgw._problem.support import (
     Known,
+    are_likely,
     check_known_pairs,
     is_feasible,
     read_pairs,
@@ -168,8 +170,9 @@ def solve(
     groups : (labels_x, labels_y), or (labels_x, labels_y, table), optional
         Labels of shapes (n,) and (m,): points are matched within their label alone, or between the
         pairs of labels that the table lists.
-    pairs : array-like of int, shape (k, 2), optional
-        Known pairs, a row of X and a row of Y each, which are matched with each other alone.
+    pairs : array-like, shape (k, 2) or (k, 3), optional
+        Known pairs, a row of X and a row of Y each, which are matched with each other alone; or
+        likely ones, with a confidence as third column (``inf``: known), see docs/known.md.
     alpha : float in [0, 1], optional
         Weight of the quadratic term; by default 1 without a linear cost, 0.5 with one, and 0.99
         with features made from the edges. 0 is a Wasserstein problem, which needs no X and Y.
@@ -379,7 +382,13 @@ def _solve(
     by_name = is_signature(features)
     features = named_features(features, (X, Y), (D_X, D_Y))
     pair = check_features(features, asked.feature_metric)
-    fused = is_fused(M, pair)
+    likely = are_likely(pairs)
+    if likely and tracked:
+        raise UnsupportedError(
+            "`pairs` with a confidence are a linear cost that is computed from the distances, of "
+            "which no derivatives are known. Pass known pairs (k, 2), or a table `M`."
+        )
+    fused = is_fused(M, pair) or likely
     weight = check_alpha(alpha, fused=fused, named=by_name, tracked=tracked)
     options.check_combination(linear=fused, weight=float(weight))
     check_known(options, kind, matrix=M is not None)
@@ -428,16 +437,15 @@ def _solve(
         )
         shape = source.n, target.n
         linear = linear_cost(table, pair, asked.feature_metric, shape, where)
-        pairs = None
-        if options.rule is None and not tracked:
-            # the mass of known pairs is fixed, and the other points are a problem of their own
-            pairs = read_pairs(known.pairs, shape, where)
-            known = known._replace(pairs=None)
-        support = read_support(known, finite, shape, where)
-        if support is not None and pairs is None:
+        pairs = read_pairs(pairs, shape, where)
+        # where the mass of known pairs is fixed, the other points are a problem of their own
+        apart = pairs.known if options.rule is None and not tracked else None
+        support = read_support(known, finite, pairs.known if apart is None else None, shape, where)
+        if support is not None and apart is None:
             support = usable(support, marginals, options.rule)
-        problem = Problem(source, target, marginals, weight, linear, kind, support)
-        reduction = None if pairs is None else without_pairs(problem, pairs)
+        problem = Problem(source, target, marginals, weight, linear, kind)
+        problem = replace(with_likely(problem, pairs), support=support)
+        reduction = None if apart is None else without_pairs(problem, apart)
         if asked.unbalanced_unit == "scale":
             options = replace(options, rule=in_units_of_cost(options.rule, problem))
         rule = heavy_as_strict(options.rule, problem)
@@ -470,7 +478,10 @@ def _solve(
                 outcome = of_all_points(question, reduction, outcome)
             if pair is not None:
                 sides = sides.featured(pair, asked.feature_metric)
-            result = make_result(outcome, problem, sides, seed, reduction)
+            result = make_result(
+                outcome, problem, sides, seed, reduction, pairs if likely else None,
+                linear=linear is not None,
+            )  # fmt: skip
             warn_of_little_mass(options.rule, outcome)
     compile_rest(where)
     if differentiable is None:

@@ -237,3 +237,89 @@ def test_many_points_store_no_table(monkeypatch):
     assert known <= set(map(tuple, found.matching().pairs.tolist()))
     with pytest.raises(UnsupportedError, match="no factors"):
         torchgw.solve(X, Y, pairs=PAIRS, loss="absolute", distances="euclidean", **FIXED)
+
+
+def sure(confidence: float, pairs=PAIRS):
+    return np.column_stack([pairs, np.full(len(pairs), confidence)])
+
+
+def test_infinite_confidence_is_a_known_pair():
+    options = FIXED | {"distances": "euclidean"}
+    one, two = (torchgw.solve(X, Y, pairs=pairs, **options) for pairs in (PAIRS, sure(np.inf)))
+    assert np.array_equal(one.plan, two.plan)
+    assert two.alpha == 1
+
+
+@pytest.mark.parametrize(
+    "way", ["points", "table", "absolute", "M", "features", "sampled", "mixed"]
+)
+def test_likely_pairs_are_the_linear_cost_that_their_mass_would_be(way: str):
+    options = FIXED | (WAYS | {"sampled": {"gradient": "sampled"}, "mixed": {}})[way]
+    pairs = sure(2.0)
+    if way == "mixed":
+        pairs[0, 2] = np.inf
+    found = torchgw.solve(X, Y, pairs=pairs, scale=None, **options)
+    assert found.alpha == 0.5
+    metric = options.get("distances", "euclidean")
+    D, E = (np.linalg.norm(p[:, None] - p, axis=-1) for p in (X, Y))
+    if metric == "sqeuclidean":
+        D, E = D**2, E**2
+    if way not in ("sampled", "mixed"):
+        given = options.get("M", 0.0)
+        if way == "features":
+            given = ((X[:, None, :2] - Y[:, :2]) ** 2).sum(-1)
+        loss = np.abs if way == "absolute" else np.square
+        M = sum(2 * 2.0 / N * loss(D[:, i, None] - E[j]) for i, j in PAIRS) + given
+        options.pop("features", None)
+        other = torchgw.solve(X, Y, scale=None, **options | {"M": M})
+        assert np.abs(found.plan - other.plan).sum() < 1e-6
+        assert found.value_linear == pytest.approx(other.value_linear, rel=1e-6)
+        if way in ("points", "table"):
+            mapped = found.transform(X[:6])
+            assert mapped == pytest.approx(other.transform(X[:6], M_new=M[:6]), abs=1e-5)
+    assert found.matching().value > 0
+
+
+def test_confidence_counts_by_degrees():
+    """Wrong pairs are overruled by the distances until they are certain."""
+    wrong = np.stack([ORDER[:3], [1, 2, 0]], 1)
+    found = [
+        torchgw.solve(X, Y, pairs=sure(c, wrong), distances="euclidean", random_state=0)
+        for c in (0.0, 0.1, 1e3)
+    ]
+    mass = [one.plan[wrong[:, 0], wrong[:, 1]].sum() * N / 3 for one in found]
+    assert max(mass[:2]) < 0.1
+    # twice in a list of likely pairs
+    torchgw.solve(X, Y, pairs=[[0, 1, 0.5], [0, 2, 0.5]], **FIXED)
+    relaxed = torchgw.solve(X, Y, pairs=sure(1.0), unbalanced=1.0, n_init=1, scale=None)
+    assert np.isfinite(relaxed.value)
+
+
+@pytest.mark.parametrize("dense", [False, True])
+@pytest.mark.parametrize("distances", ["sqeuclidean", "euclidean"])
+def test_files_keep_likely_pairs(distances: str, dense: bool, tmp_path):
+    found = torchgw.solve(X, Y, pairs=sure(2.0), distances=distances, **FIXED)
+    found.save(tmp_path / "likely.npz", dense=dense)
+    again = torchgw.load(tmp_path / "likely.npz")
+    assert np.asarray(again.transform(X[:4])) == pytest.approx(found.transform(X[:4]))
+    if dense or distances == "sqeuclidean":
+        assert again.lower_bound == pytest.approx(found.lower_bound)
+    else:
+        with pytest.raises(UnsupportedError, match="likely pairs"):
+            _ = again.lower_bound
+
+
+@pytest.mark.parametrize(
+    ("pairs", "message"),
+    [
+        ([[0.0, 1.0, -1.0]], "not be negative"), ([[0.0, 1.5, 1.0]], "whole numbers"),
+        ([[0.0, N, 1.0]], "within 0 and"), ([[0.0, 1.0]], "integers of shape"),
+        ([[0, 1, np.inf], [0, 2, np.inf]], "row 0 of X twice"),
+        ([[0.0, 1.0, np.nan]], "NaN"),
+    ],
+)  # fmt: skip
+def test_confidences_that_mean_nothing_are_refused(pairs, message: str):
+    with pytest.raises(InvalidInputError, match=message):
+        torchgw.solve(X, Y, pairs=pairs)
+    with pytest.raises(UnsupportedError, match="no derivatives"):
+        torchgw.solve(X, Y, pairs=sure(1.0), differentiable="value", epsilon=0.1)

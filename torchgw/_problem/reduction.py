@@ -11,6 +11,7 @@ linearised cost is that of the whole problem. N has factors where distances have
 so that a cost in its factors is of no larger rank than without pairs.
 """
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -19,7 +20,7 @@ from torch import Tensor
 from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw._problem.limits import limits_of
 from torchgw._problem.problem import Problem
-from torchgw._problem.support import usable
+from torchgw._problem.support import KnownPairs, usable
 from torchgw._sinkhorn.problem import Cost, DenseCost, FactoredCost, added
 from torchgw._typing import Indices, Marginals
 from torchgw.distances.base import both_ways
@@ -100,9 +101,26 @@ def _check_supported(support: Tensor, pairs: Indices) -> None:
 
 def seen(problem: Problem, pairs: Indices, mass: Tensor, kept: Indices) -> Cost:
     """Compute the linear cost N between points, (n, m) float64, that the mass of pairs makes."""
-    # 2 alpha as the mean of both directions of directed costs
+    cost = compared(problem, pairs, 2 * problem.alpha * mass, kept)
+    if problem.linear is None or problem.alpha == 1:
+        return cost
+    return added(cost, _between(problem.linear, kept), 1 - problem.alpha)
+
+
+def with_likely(problem: Problem, pairs: KnownPairs) -> Problem:
+    """Add to the linear cost what likely pairs say, by their confidence."""
+    if pairs.likely is None:
+        return problem
+    every = Indices(*(torch.arange(len(side), device=side.device) for side in problem.marginals))
+    cost = compared(problem, pairs.likely, pairs.weights(problem.marginals), every)
+    return replace(problem, linear=cost if problem.linear is None else added(cost, problem.linear))
+
+
+def compared(problem: Problem, pairs: Indices, weights: Tensor, kept: Indices) -> Cost:
+    """Compute sum_k weights_k loss(DX_ii(k), DY_jj(k)) between points, (n, m) float64."""
+    # the mean of both directions of directed costs
     ways = both_ways(problem.source, problem.target)
-    weights = 2 * problem.alpha * mass / len(ways)
+    weights = weights / len(ways)
     loss, cost = problem.loss, None
     shape = len(kept.source), len(kept.target)
     stores = limits_of(problem.source.device).stores(*shape)
@@ -130,11 +148,7 @@ def seen(problem: Problem, pairs: Indices, mass: Tensor, kept: Indices) -> Cost:
         cost = part if cost is None else added(cost, part)
     assert cost is not None
     with_factors = any(side.factors() for side in problem.crossed() or ())
-    if not with_factors and stores:
-        cost = cost.dense()
-    if problem.linear is None or problem.alpha == 1:
-        return cost
-    return added(cost, _between(problem.linear, kept), 1 - problem.alpha)
+    return cost.dense() if stores and not with_factors else cost
 
 
 def _in_factors(

@@ -38,7 +38,7 @@ class Known(NamedTuple):
 
     allowed: Any = None  # table (n, m), sparse matrix, candidates of each row, or a function
     groups: Any = None  # labels of both sides, and perhaps the pairs of them that may mix
-    pairs: Any = None  # (k, 2)
+    pairs: Any = None  # (k, 2), or (k, 3) with a confidence
 
     @property
     def given(self) -> list[str]:
@@ -73,13 +73,18 @@ def without_infinite(table: Any) -> tuple[Any, Tensor | None]:
 
 
 def read_support(
-    known: Known, finite: Tensor | None, shape: tuple[int, int], device: torch.device
+    known: Known,
+    finite: Tensor | None,
+    pairs: Indices | None,
+    shape: tuple[int, int],
+    device: torch.device,
 ) -> Tensor | None:
     """Make the support (n, m), bool, of all that is known; ``None`` if nothing is.
 
-    ``finite`` are the finite entries of M, if there are infinite ones.
+    ``finite`` are the finite entries of M, if there are infinite ones, and ``pairs`` known pairs
+    that are no problem of their own.
     """
-    if finite is None and not known.given:
+    if finite is None and pairs is None and known.allowed is None and known.groups is None:
         return None
     if not limits_of(device).stores(*shape):
         raise UnsupportedError(
@@ -100,7 +105,6 @@ def read_support(
                 f"got {tuple(finite.shape)}."
             )
         support &= finite.to(device)
-    pairs = read_pairs(known.pairs, shape, device)
     return support if pairs is None else of_pairs(support, pairs, shape)
 
 
@@ -198,26 +202,72 @@ def _same_groups(value: Any, shape: tuple[int, int]) -> Mask:
     return mix[x[:, None], y]
 
 
-def read_pairs(value: Any, shape: tuple[int, int], device: torch.device) -> Indices | None:
-    """Read known pairs, integers (k, 2)."""
+class KnownPairs(NamedTuple):
+    """Pairs that are known, and pairs that are likely."""
+
+    known: Indices | None
+    likely: Indices | None = None
+    confidence: Tensor | None = None  # (k,) float64, of likely pairs
+
+    def weights(self, marginals: Marginals) -> Tensor:
+        """Weigh likely pairs in the linear cost, (k,): at confidence one as their mass would be."""
+        assert self.likely is not None
+        assert self.confidence is not None
+        a, b = marginals
+        return 2 * self.confidence * torch.minimum(a[self.likely.source], b[self.likely.target])
+
+
+def are_likely(value: Any) -> bool:
+    """Whether `pairs` says of some that they are likely, with a confidence."""
     if value is None:
-        return None
+        return False
     table = to_tensor("pairs", value)
-    if table.ndim != 2 or table.shape[1] != 2 or table.dtype not in (torch.int64, torch.int32):
+    return table.ndim == 2 and table.shape[1] == 3 and not bool((table[:, 2] == math.inf).all())
+
+
+def read_pairs(value: Any, shape: tuple[int, int], device: torch.device) -> KnownPairs:
+    """Read known pairs, integers (k, 2), or pairs with a confidence, numbers (k, 3)."""
+    if value is None:
+        return KnownPairs(None)
+    table = to_tensor("pairs", value)
+    whole = table.dtype in (torch.int64, torch.int32)
+    if table.ndim != 2 or table.shape[1] not in (2, 3) or not (whole or table.shape[1] == 3):
         raise InvalidInputError(
             "`pairs` must be integers of shape (k, 2), a row of X and a row of Y for each known "
-            f"pair; got {table.dtype} of shape {tuple(table.shape)}."
+            "pair, or numbers of shape (k, 3), with a confidence; got "
+            f"{table.dtype} of shape {tuple(table.shape)}."
         )
+    index = table[:, :2].long()
+    if not whole and bool((index != table[:, :2]).any()):
+        raise InvalidInputError("`pairs[:, :2]` must be whole numbers, rows of X and of Y.")
     for side, size in enumerate(shape):
-        part = to_numpy(table[:, side].cpu())
-        _check_index("pairs", part, size)
-        index, count = np.unique(part, return_counts=True)
-        if (count > 1).any():
+        _check_index("pairs", to_numpy(index[:, side].cpu()), size)
+    index = index.to(device)
+    if table.shape[1] == 2:
+        return KnownPairs(_known_once(index))
+    confidence = table[:, 2].to(device, torch.float64)
+    if not bool((confidence >= 0).all()):
+        raise InvalidInputError(
+            "`pairs[:, 2]`, how sure the pairs are, must not be negative or NaN; got "
+            f"{float(confidence.min()):g}. inf is a known pair, 1 counts as much as its mass does."
+        )
+    sure = confidence == math.inf
+    known = _known_once(index[sure]) if bool(sure.any()) else None
+    likely = Indices(*index[~sure].T) if not bool(sure.all()) else None
+    return KnownPairs(known, likely, None if likely is None else confidence[~sure])
+
+
+def _known_once(index: Tensor) -> Indices:
+    """Make known pairs of rows (k, 2); refuse points that are in two."""
+    for side in range(2):
+        points, count = index[:, side].unique(return_counts=True)
+        if bool((count > 1).any()):
             raise InvalidInputError(
-                f"`pairs` names row {index[count > 1][0]} of {'XY'[side]} twice, and a known "
-                "partner is one point. Drop one of them, or give several as `allowed`."
+                f"`pairs` names row {int(points[count > 1][0])} of {'XY'[side]} twice, and a known "
+                "partner is one point. Drop one of them, give several as `allowed`, or with a "
+                "confidence, as numbers (k, 3)."
             )
-    return Indices(*table.to(device, torch.int64).T)
+    return Indices(*index.T)
 
 
 def of_pairs(support: Tensor | None, pairs: Indices, shape: tuple[int, int]) -> Tensor:

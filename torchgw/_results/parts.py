@@ -185,10 +185,12 @@ def _extension_parts(extension: Extension, dense: bool) -> dict[str, Any]:
         "own": known.own,
         "mass": extension.mass,
         "loss": known.loss,
-        "table": extension.table if dense else None,
+        "table": extension.table if dense or isinstance(extension.table, FactoredCost) else None,
         "restricted": extension.restricted,
         "support": extension.support if dense else None,
         "pairs": extension.pairs,
+        "likely": extension.likely,
+        "likely_weights": extension.likely_weights,
     }
 
 
@@ -288,7 +290,8 @@ def _build_extension(**parts: Any) -> Extension:
     table, support = parts.get("table"), parts.get("support")
     return Extension(
         spaces, known, parts["linear"], parts["unpolished"], parts["mass"], table,
-        parts.get("restricted", False), support, parts.get("pairs"),
+        parts.get("restricted", False), support, parts.get("pairs"), parts.get("likely"),
+        parts.get("likely_weights"),
     )  # fmt: skip
 
 
@@ -371,6 +374,7 @@ def _made() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
             "unpolished": DualPlan | None, "own": Marginals | None,
             "table": DenseCost | FactoredCost | None, "restricted": bool,
             "support": Tensor | None, "pairs": Indices | None,
+            "likely": Indices | None, "likely_weights": Tensor | None,
         }),
         "Geodesics": (
             lambda graph, unreachable: Geodesics(scipy.sparse.csr_matrix(graph), unreachable),

@@ -32,6 +32,7 @@ from torchgw._problem.marginals import MarginalRule
 from torchgw._problem.problem import Problem
 from torchgw._problem.providers import Spaces
 from torchgw._problem.reduction import Reduction
+from torchgw._problem.support import KnownPairs
 from torchgw._results.base import Result, as_numpy, tracked_loss
 from torchgw._results.certificates import distance_correlation, lower_bound
 from torchgw._results.certified import certify
@@ -829,8 +830,14 @@ def make_result(
     sides: Spaces,
     seed: int,
     reduction: Reduction | None = None,
+    likely: KnownPairs | None = None,
+    *,
+    linear: bool = True,
 ) -> GWResult:
-    """Make the result of a solve, and warn if it has not converged."""
+    """Make the result of a solve, and warn if it has not converged.
+
+    Of ``likely`` pairs is part of the linear cost, or all of it if no other (``linear``) was given.
+    """
     ending, strategy, search = outcome.ending, outcome.strategy, outcome.search
     found, recorder = ending.evaluation, outcome.recorder
     if not ending.status.converged:
@@ -842,7 +849,9 @@ def make_result(
     featured = sides.origins[0].features is not None
     # a support alone has a linear cost of zeros
     fused = problem.linear is not None and (problem.support is None or problem.alpha < 1)
-    if fused and isinstance(problem.linear, DenseCost) and not featured:
+    if likely is not None:
+        table, fused = problem.linear, linear
+    elif fused and isinstance(problem.linear, DenseCost) and not featured:
         table = DenseCost(problem.linear.matrix.detach())
     result = GWResult(
         # a SparsePlan has the same methods
@@ -876,6 +885,8 @@ def make_result(
             restricted=problem.support is not None,
             support=problem.support,
             pairs=None if reduction is None else reduction.pairs,
+            likely=None if likely is None else likely.likely,
+            likely_weights=None if likely is None else likely.weights(problem.marginals),
             unpolished=cast("TransportPlan | None", ending.unpolished),
             mass=1.0 if strategy.options.rule is None else strategy.options.rule.unit,
             table=table,
