@@ -36,6 +36,7 @@ from torchgw._problem.support import (
     are_likely,
     check_known_pairs,
     is_feasible,
+    read_blocks,
     read_pairs,
     read_support,
     usable,
@@ -440,11 +441,16 @@ def _solve(
         pairs = read_pairs(pairs, shape, where)
         # where the mass of known pairs is fixed, the other points are a problem of their own
         apart = pairs.known if options.rule is None and not tracked else None
+        blocks = None
+        if finite is None and not tracked:
+            blocks = read_blocks(known, marginals, options.rule, where)
+        if blocks is not None:
+            known = known._replace(groups=None)
         support = read_support(known, finite, pairs.known if apart is None else None, shape, where)
         if support is not None and apart is None:
             support = usable(support, marginals, options.rule)
         problem = Problem(source, target, marginals, weight, linear, kind)
-        problem = replace(with_likely(problem, pairs), support=support)
+        problem = replace(with_likely(problem, pairs), support=support, blocks=blocks)
         reduction = None if apart is None else without_pairs(problem, apart)
         if asked.unbalanced_unit == "scale":
             options = replace(options, rule=in_units_of_cost(options.rule, problem))

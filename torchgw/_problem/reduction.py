@@ -21,6 +21,7 @@ from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw._problem.limits import limits_of
 from torchgw._problem.problem import Problem
 from torchgw._problem.support import KnownPairs, usable
+from torchgw._sinkhorn.blocks import Blocks
 from torchgw._sinkhorn.problem import Cost, DenseCost, FactoredCost, added
 from torchgw._typing import Indices, Marginals
 from torchgw.distances.base import both_ways
@@ -60,7 +61,10 @@ def without_pairs(problem: Problem, pairs: Indices) -> Reduction:
             "Give them equal weights `a` and `b`, or relax the weights by `unbalanced` or `mass`."
         )
     if problem.support is not None:
-        _check_supported(problem.support, pairs)
+        _check_supported(problem.support[pairs.source, pairs.target], pairs)
+    if problem.blocks is not None:
+        x, y = problem.blocks
+        _check_supported(x[pairs.source] == y[pairs.target], pairs)
     # something is left to solve for: the heaviest pair, if all mass is known
     if float(a.sum() - here.sum()) <= _SAME or len(pairs.source) in (len(a), len(b)):
         rest = torch.arange(len(here), device=here.device) != here.argmax()
@@ -77,7 +81,10 @@ def without_pairs(problem: Problem, pairs: Indices) -> Reduction:
     if support is not None:
         support = usable(support[kept.source][:, kept.target], weights, None)
     source, target = problem.source.subset(kept.source), problem.target.subset(kept.target)
-    small = Problem(source, target, weights, alpha, linear, problem.loss, support)
+    blocks = problem.blocks
+    if blocks is not None:
+        blocks = Blocks(blocks.source[kept.source], blocks.target[kept.target])
+    small = Problem(source, target, weights, alpha, linear, problem.loss, support, blocks)
     return Reduction(problem, small, pairs, here, kept)
 
 
@@ -88,9 +95,8 @@ def _others(index: Tensor, size: int) -> Tensor:
     return (~used).nonzero()[:, 0]
 
 
-def _check_supported(support: Tensor, pairs: Indices) -> None:
+def _check_supported(inside: Tensor, pairs: Indices) -> None:
     """Refuse known pairs that something else forbids."""
-    inside = support[pairs.source, pairs.target]
     if not bool(inside.all()):
         k = int((~inside).nonzero()[0, 0])
         raise InvalidInputError(
@@ -182,6 +188,10 @@ def count_allowed(problem: Problem, reduction: Reduction | None) -> dict[str, fl
     if small.support is not None:
         count = small.support.sum(1)
         entries, alone = int(count.sum()), count == 1
+    elif small.blocks is not None:
+        x, y = small.blocks
+        sizes = torch.bincount(y, minlength=int(x.max()) + 1)
+        entries, alone = small.blocks.entries(), sizes[x] == 1
     elif reduction is None:
         return None
     else:

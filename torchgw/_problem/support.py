@@ -21,6 +21,7 @@ from torchgw._boundary.arrays import as_labels, is_sparse, to_numpy, to_tensor
 from torchgw._errors import InvalidInputError, InvalidTypeError, UnsupportedError
 from torchgw._problem.limits import limits_of
 from torchgw._problem.marginals import MarginalRule
+from torchgw._sinkhorn.blocks import Blocks
 from torchgw._typing import Indices, Marginals
 
 Mask = NDArray[np.bool_]
@@ -31,6 +32,8 @@ _UNITS = 2**29
 # Points of a violating set that a message lists, rows from which such sets are looked for, and
 # rows of a function's answer that are made at a time. Choices. [L1372]
 _LISTED, _SEEDS, _ROWS = 8, 64, 4096
+# Difference of the weights of a group on both sides that is rounding of sums. [L1392]
+_GROUP_ROUNDING = 1e-9
 
 
 class Known(NamedTuple):
@@ -89,14 +92,15 @@ def read_support(
     if not limits_of(device).stores(*shape):
         raise UnsupportedError(
             f"`{(known.given or ['M'])[0]}` would store {shape[0]} x {shape[1]} entries that say "
-            "which pairs may hold mass, which is too many. Solve each group on its own, or take "
-            "fewer points."
+            "which pairs may hold mass, which is too many. Give `groups` of points that do not "
+            "mix, which are read from their labels, or take fewer points."
         )
     mask: Mask = np.ones(shape, dtype=bool)
     if known.allowed is not None:
         mask &= _allowed(known.allowed, shape)
     if known.groups is not None:
-        mask &= _same_groups(known.groups, shape)
+        x, y, mix = _read_groups(known.groups, shape)
+        mask &= mix[x[:, None], y]
     support = torch.from_numpy(mask).to(device)
     if finite is not None:
         if tuple(finite.shape) != shape:
@@ -167,8 +171,16 @@ def _check_index(name: str, index: NDArray[Any], size: int) -> None:
         )
 
 
-def _same_groups(value: Any, shape: tuple[int, int]) -> Mask:
-    """Allow pairs of points of one label, or of labels that a table lists."""
+class _Labels(NamedTuple):
+    """Numbers of the labels of both sides, and which may be matched with each other."""
+
+    source: NDArray[np.int64]  # (n,)
+    target: NDArray[np.int64]  # (m,)
+    mix: Mask  # (labels, labels)
+
+
+def _read_groups(value: Any, shape: tuple[int, int]) -> _Labels:
+    """Read pairs of points of one label, or of labels that a table lists, as allowed."""
     if not isinstance(value, (tuple, list)) or len(value) not in (2, 3):
         raise InvalidTypeError(
             "`groups` must be (labels_x, labels_y), one label for each point of X and of Y, or "
@@ -199,7 +211,60 @@ def _same_groups(value: Any, shape: tuple[int, int]) -> Mask:
             here, there = (place.get(label, place.get(str(label))) for label in pair)
             if here is not None and there is not None:
                 mix[here, there] = True
-    return mix[x[:, None], y]
+    return _Labels(x, y, mix)
+
+
+def read_blocks(
+    known: Known, marginals: Marginals, rule: MarginalRule | None, device: torch.device
+) -> Blocks | None:
+    """Read groups of so many points that no table of them is made; ``None`` if there are none.
+
+    Labels that may be matched with each other make a group, within which all pairs have to be
+    allowed, and as much weight on both sides.
+    """
+    n, m = len(marginals.a), len(marginals.b)
+    if known.groups is None or known.allowed is not None or limits_of(device).stores(n, m):
+        return None
+    labels = _read_groups(known.groups, (n, m))
+    if rule is not None:
+        raise UnsupportedError(
+            f"`groups` of {n} x {m} points are solved one beside the other, which needs strict "
+            "marginals. Leave `unbalanced` and `mass` out, or solve each group on its own."
+        )
+    used = [np.isin(np.arange(len(labels.mix)), side) for side in labels[:2]]
+    mix = labels.mix & used[0][:, None] & used[1]
+    count, (i, j) = len(mix), mix.nonzero()
+    graph = scipy.sparse.csr_array((np.ones(len(i)), (i, j + count)), shape=(2 * count, 2 * count))
+    number = scipy.sparse.csgraph.connected_components(graph, directed=False)[1]
+    same = number[:count, None] == number[count:]
+    if bool((same & used[0][:, None] & used[1] & ~mix).any()):
+        raise UnsupportedError(
+            f"`groups[2]` lists pairs of labels that overlap, and a table of {n} x {m} points "
+            "would say which may be matched. Merge labels, or take fewer points."
+        )
+    blocks = Blocks(
+        *(
+            torch.from_numpy(part[side]).to(device, torch.int64)
+            for part, side in zip((number[:count], number[count:]), labels[:2], strict=True)
+        )
+    )
+    masses = [
+        torch.bincount(side, weight.double(), minlength=2 * count)
+        for side, weight in zip(blocks, marginals, strict=True)
+    ]
+    gap = masses[0] - masses[1]
+    if float(gap.abs().max()) > _GROUP_ROUNDING:
+        worst = int(gap.abs().argmax())
+        heavy = 0 if float(gap[worst]) > 0 else 1
+        point = int((blocks[heavy] == worst).nonzero()[0, 0])
+        weights = [float(mass[worst]) for mass in masses]
+        raise InvalidInputError(
+            f"No plan has the weights `a` and `b` on what is allowed. The group of point {point} "
+            f"of {'XY'[heavy]} weighs {weights[heavy]:.6g}, and that of its partners is "
+            f"{weights[1 - heavy]:.6g}. At most {float(torch.minimum(*masses).sum()):.6g} of the "
+            "mass can move. Give weights with which groups weigh the same on both sides."
+        )
+    return blocks
 
 
 class KnownPairs(NamedTuple):

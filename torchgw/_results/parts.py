@@ -32,6 +32,8 @@ from torchgw._problem.losses import LOSSES, Loss
 from torchgw._results.mapping import Extension
 from torchgw._search.alternatives import Alternative
 from torchgw._search.chain import Trial
+from torchgw._sinkhorn.blocks import BlockBackend, Blocks
+from torchgw._sinkhorn.eager import EagerBackend
 from torchgw._sinkhorn.problem import DenseCost, FactoredCost
 from torchgw._solve.state import Status
 from torchgw._tensors.sparse import sparse_tensor
@@ -138,7 +140,16 @@ def _plan_parts(plan: TransportPlan | SparsePlan, dense: bool) -> tuple[str, dic
         return "SparsePlan", {"entries": _csr(kept.entries), **rest}
     # draws choose rows by these masses; old files have none
     masses = None if plan.masses is plan.weights else plan.masses
-    return "TransportPlan", {"cost": plan.cost, **rest, "masses": masses}
+    backend = plan.backend
+    groups = Indices(*backend.blocks) if isinstance(backend, BlockBackend) else None
+    return "TransportPlan", {"cost": plan.cost, **rest, "masses": masses, "groups": groups}
+
+
+def _build_plan(groups: Indices | None = None, **parts: Any) -> TransportPlan:
+    """Build a plan, of groups that do not mix if there were any."""
+    if groups is None:
+        return TransportPlan(**parts)
+    return TransportPlan(**parts, backend=BlockBackend(EagerBackend(), Blocks(*groups)))
 
 
 def _shorten(plan: TransportPlan) -> SparsePlan:
@@ -395,8 +406,9 @@ def _made() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
             _coo(entries).to(potentials.f.device), potentials, **rest
         ), {"entries": csr, **plan}),
         "Status": (lambda name: Status[name], {"name": Literal[tuple(Status.__members__)]}),
-        "TransportPlan": (TransportPlan, {
-            "cost": DenseCost | FactoredCost, "masses": Marginals | None, **plan,
+        "TransportPlan": (_build_plan, {
+            "cost": DenseCost | FactoredCost, "masses": Marginals | None,
+            "groups": Indices | None, **plan,
         }),
         "csr": (_build_csr, {
             "data": np.ndarray, "indices": np.ndarray, "indptr": np.ndarray, "shape": list[int],

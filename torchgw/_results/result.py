@@ -848,7 +848,8 @@ def make_result(
     table = None
     featured = sides.origins[0].features is not None
     # a support alone has a linear cost of zeros
-    fused = problem.linear is not None and (problem.support is None or problem.alpha < 1)
+    restricted = problem.support is not None or problem.blocks is not None
+    fused = problem.linear is not None and (not restricted or problem.alpha < 1)
     if likely is not None:
         table, fused = problem.linear, linear
     elif fused and isinstance(problem.linear, DenseCost) and not featured:

@@ -444,7 +444,7 @@ def factored_linear(plan: TransportPlan, linear: Cost | None) -> float:
         return 0.0
     assert isinstance(linear, FactoredCost)
     left, right, row, column = linear.to(torch.float64)
-    ones = torch.ones_like(right[:, :1])
+    ones = torch.ones_like(column[:, None])
     sums = plan @ torch.cat([right, column[:, None], ones], dim=1)
     return float((sums[:, -2] + sums[:, -1] * row).sum() - (sums[:, :-2] * left).sum())
 
@@ -458,6 +458,9 @@ def falls_further(
     problem = setting.problem
     limits, products = limits_of(plan.device), problem.loss.cross is not None
     if setting.gradient.exact or not limits.checks(*plan.shape, products=products):
+        return False
+    if problem.blocks is not None:
+        # an exact cost would be a table of all entries
         return False
     base = DenseGradient(problem)
     gradient: Gradient = base if setting.rule is None else RelaxedGradient(base, problem)
