@@ -341,7 +341,6 @@ def _solve(
         known,
         infinite=finite is not None,
         distributed=bool(asked.distributed),
-        mass=asked.mass,
     )
     tracked = differentiable is not None
     weights = a, b

@@ -9,6 +9,7 @@ allowed partners (P. Hall's theorem, for weights).
 import inspect
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +21,7 @@ from torch import Tensor
 from torchgw._boundary.arrays import as_labels, is_sparse, to_numpy, to_tensor
 from torchgw._errors import InvalidInputError, InvalidTypeError, UnsupportedError
 from torchgw._problem.limits import limits_of
-from torchgw._problem.marginals import MarginalRule
+from torchgw._problem.marginals import LEAST_SHARE, MarginalRule
 from torchgw._sinkhorn.blocks import Blocks
 from torchgw._typing import Indices, Marginals
 
@@ -49,14 +50,9 @@ class Known(NamedTuple):
         return [name for name, value in self._asdict().items() if value is not None]
 
 
-def check_known_pairs(known: Known, *, infinite: bool, distributed: bool, mass: Any = None) -> None:
+def check_known_pairs(known: Known, *, infinite: bool, distributed: bool) -> None:
     """Refuse what works on no support, before any work."""
     names = [f"`{name}`" for name in known.given] + ["infinite entries of `M`"] * infinite
-    if names and isinstance(mass, str):
-        raise UnsupportedError(
-            f"{' and '.join(names)} say which pairs may hold mass, and mass={mass!r} compares "
-            "masses that may not fit them. Pass a number."
-        )
     if names and distributed:
         raise UnsupportedError(
             f"{' and '.join(names)} say which pairs may hold mass, and the processes of a "
@@ -365,6 +361,10 @@ def usable(support: Tensor, marginals: Marginals, rule: MarginalRule | None) -> 
         return support
     flow = _Flow.of(mask, a, b)
     needed = 1.0 if rule is None or rule.mass is None else rule.mass
+    if rule is not None and rule.chosen:
+        # masses that do not fit are left out, if any fits
+        needed = LEAST_SHARE
+        rule = replace(rule, mass=needed)
     if flow.moved < needed - flow.rounding:
         raise _infeasible(mask, a, b, flow, rule)
     if rule is not None:
@@ -372,6 +372,12 @@ def usable(support: Tensor, marginals: Marginals, rule: MarginalRule | None) -> 
     # points without weight hold none anywhere, and may be matched as they were allowed to
     unused = (flow.rows < 0)[:, None] | (flow.columns < 0)
     return torch.from_numpy(np.where(unused, mask, flow.entries())).to(support.device)
+
+
+def most_mass(support: Tensor, marginals: Marginals) -> float:
+    """Compute how much mass can move on a support, up to rounding of the flow."""
+    flow = _Flow.of(to_numpy(support.cpu()), *(to_numpy(weight.cpu()) for weight in marginals))
+    return flow.moved + flow.rounding
 
 
 def is_feasible(support: Tensor, marginals: Marginals) -> bool:
