@@ -186,8 +186,8 @@ class BlockProblem(PreparedProblem):
         return values, places
 
     def draw(self, potentials: Potentials, rows: Tensor, generator: torch.Generator) -> Tensor:
-        drawn, place = torch.zeros_like(rows), torch.full((len(potentials.f),), -1)
-        place = place.to(rows.device)
+        drawn = torch.zeros_like(rows)
+        place = torch.full((len(potentials.f),), -1, device=rows.device)
         for (part, at), (mine, columns) in zip(self.split(potentials), self.members, strict=True):
             place.fill_(-1)
             place[mine] = torch.arange(len(mine), device=rows.device)
