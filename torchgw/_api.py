@@ -51,7 +51,7 @@ from torchgw._solve.outcome import Asked
 from torchgw._solve.overlap import solve_overlap
 from torchgw._solve.passes import solve_problem
 from torchgw._solve.pipeline import strategy_of
-from torchgw._solve.reduced import of_all_points, reduced
+from torchgw._solve.reduced import of_all_points, reduced, told_of
 from torchgw._solve.route import Route
 from torchgw._solve.squares import solve_squares
 from torchgw._solve.state import Checkpoint, Recorder
@@ -474,7 +474,9 @@ def _solve(
                 question = reduced(question, reduction)
             if _explaining.get():
                 # for explain(), which is the only one to ask for it, and returns it
-                return cast("GWResult", strategy_of(question).route)
+                route = strategy_of(question).route
+                route = route if reduction is None else told_of(route, reduction)
+                return cast("GWResult", route)
             rule = options.rule
             squared, chosen = (rule.squares, rule.chosen) if rule is not None else (False, False)
             way = solve_squares if squared else solve_overlap if chosen else solve_problem

@@ -243,6 +243,14 @@ def sure(confidence: float, pairs=PAIRS):
     return np.column_stack([pairs, np.full(len(pairs), confidence)])
 
 
+def test_the_route_says_which_points_are_left_out():
+    route = torchgw.explain(X, Y, pairs=PAIRS, **FIXED)
+    assert f"{N - K} x {N - K} points" in route.size
+    assert f"beside {K} known pairs" in route.size
+    found = torchgw.solve(X, Y, pairs=PAIRS[:1], **FIXED)
+    assert "beside 1 known pair\n" in found.report.route
+
+
 def test_infinite_confidence_is_a_known_pair():
     options = FIXED | {"distances": "euclidean"}
     one, two = (torchgw.solve(X, Y, pairs=pairs, **options) for pairs in (PAIRS, sure(np.inf)))

@@ -19,6 +19,7 @@ from torchgw._search.alternatives import Alternative, Search
 from torchgw._sinkhorn.problem import Cost, DenseCost, softmin
 from torchgw._solve.evaluation import Evaluation, factored_linear
 from torchgw._solve.outcome import Asked, Outcome
+from torchgw._solve.route import Route
 from torchgw._typing import Indices, Marginals, Potentials
 
 
@@ -28,6 +29,12 @@ def reduced(asked: Asked, reduction: Reduction) -> Asked:
     return asked._replace(
         problem=reduction.problem, init=_start(asked.init, reduction), graphs=(None, None), made=()
     )
+
+
+def told_of(route: Route, reduction: Reduction) -> Route:
+    """Say in the route of the smaller problem which points it leaves out."""
+    count = len(reduction.mass)
+    return route._replace(size=f"{route.size}, beside {count} known pair{'s' * (count != 1)}")
 
 
 def _start(init: Any, reduction: Reduction) -> Any:
@@ -169,6 +176,7 @@ def of_all_points(asked: Asked, reduction: Reduction, found: Outcome) -> Outcome
         ),
         potentials=potentials,
         search=search,
+        route=told_of(found.route, reduction),
         known=gradient.remember(coupling, whole.marginals),
     )
 
