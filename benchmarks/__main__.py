@@ -33,6 +33,7 @@ STUDIES = {
     "graphs": ("distances.graphs", "neighbours, shortest paths and landmarks of up to 1e6 points"),
     "hvp": ("solves.hessians", "products with the Hessian beside their solve"),
     "kernels": ("sinkhorn.kernels", "one Triton variant a line, beside its floor"),
+    "known": ("solves.known", "groups and known pairs at scale, beside nothing known"),
     "ledger": ("harness.ledger", "rows of the ledger, by id or by words"),
     "low-rank": ("solves.low_rank", "low rank beside full rank and POT's"),
     "memory": ("solves.memory", "peak memory of one large solve on a CPU"),

@@ -14,8 +14,10 @@ from torchgw._boundary.cache import open_cache
 from torchgw._boundary.checks import number_of, reject_unknown
 from torchgw._boundary.console import verbose_progress
 from torchgw._derivatives.transforms import through_transforms
+from torchgw._errors import UnsupportedError
 from torchgw._gradients.choose import GradientName
 from torchgw._problem.given import Passed, warn_of_angles, warn_of_two_units, with_area
+from torchgw._problem.limits import limits_of
 from torchgw._problem.linear_term import (
     check_alpha,
     check_features,
@@ -28,11 +30,15 @@ from torchgw._problem.marginals import check_marginal_rule, divide_by_totals
 from torchgw._problem.named import DistanceName, ScaleName
 from torchgw._problem.problem import Problem
 from torchgw._problem.providers import DistanceOptions, build_providers
+from torchgw._problem.reduction import with_likely, without_pairs
 from torchgw._problem.signatures import SignatureName, is_signature, named_features
 from torchgw._problem.support import (
     Known,
+    are_likely,
     check_known_pairs,
     is_feasible,
+    read_blocks,
+    read_pairs,
     read_support,
     usable,
     without_infinite,
@@ -47,6 +53,7 @@ from torchgw._solve.outcome import Asked
 from torchgw._solve.overlap import solve_overlap
 from torchgw._solve.passes import solve_problem
 from torchgw._solve.pipeline import strategy_of
+from torchgw._solve.reduced import of_all_points, reduced, told_of
 from torchgw._solve.route import Route
 from torchgw._solve.squares import solve_squares
 from torchgw._solve.state import Checkpoint, Recorder
@@ -167,8 +174,9 @@ def solve(
     groups : (labels_x, labels_y), or (labels_x, labels_y, table), optional
         Labels of shapes (n,) and (m,): points are matched within their label alone, or between the
         pairs of labels that the table lists.
-    pairs : array-like of int, shape (k, 2), optional
-        Known pairs, a row of X and a row of Y each, which are matched with each other alone.
+    pairs : array-like, shape (k, 2) or (k, 3), optional
+        Known pairs, a row of X and a row of Y each, which are matched with each other alone; or
+        likely ones, with a confidence as third column (``inf``: known), see docs/known.md.
     alpha : float in [0, 1], optional
         Weight of the quadratic term; by default 1 without a linear cost, 0.5 with one, and 0.99
         with features made from the edges. 0 is a Wasserstein problem, which needs no X and Y.
@@ -350,7 +358,6 @@ def _solve(
         known,
         infinite=finite is not None,
         distributed=bool(asked.distributed),
-        mass=asked.mass,
     )
     tracked = differentiable is not None
     weights = a, b
@@ -392,7 +399,13 @@ def _solve(
     by_name = is_signature(features)
     features = named_features(features, (X, Y), (D_X, D_Y))
     pair = check_features(features, asked.feature_metric)
-    fused = is_fused(M, pair)
+    likely = are_likely(pairs)
+    if likely and tracked:
+        raise UnsupportedError(
+            "`pairs` with a confidence are a linear cost that is computed from the distances, of "
+            "which no derivatives are known. Pass known pairs (k, 2), or a table `M`."
+        )
+    fused = is_fused(M, pair) or likely
     weight = check_alpha(alpha, fused=fused, named=by_name, tracked=tracked)
     options.check_combination(linear=fused, weight=float(weight))
     check_known(options, kind, matrix=M is not None)
@@ -441,10 +454,23 @@ def _solve(
         )
         shape = source.n, target.n
         linear = linear_cost(table, pair, asked.feature_metric, shape, where)
-        support = told = read_support(known, finite, shape, where)
-        if support is not None:
+        pairs, every = read_pairs(pairs, shape, where), known
+        # where the mass of known pairs is fixed, the other points are a problem of their own
+        apart = pairs.known if options.rule is None and not tracked else None
+        blocks = None
+        if finite is None and not tracked:
+            blocks = read_blocks(known, marginals, options.rule, where)
+        if blocks is not None:
+            known = known._replace(groups=None)
+        support = read_support(known, finite, pairs.known if apart is None else None, shape, where)
+        told = support
+        if (apart is not None or blocks is not None) and limits_of(where).certifies(*shape):
+            told = read_support(every, finite, pairs.known, shape, where)
+        if support is not None and apart is None:
             support = usable(support, marginals, options.rule)
-        problem = Problem(source, target, marginals, weight, linear, kind, support)
+        problem = Problem(source, target, marginals, weight, linear, kind)
+        problem = replace(with_likely(problem, pairs), support=support, blocks=blocks)
+        reduction = None if apart is None else without_pairs(problem, apart)
         if asked.unbalanced_unit == "scale":
             options = replace(options, rule=in_units_of_cost(options.rule, problem))
         rule = heavy_as_strict(options.rule, problem)
@@ -466,16 +492,25 @@ def _solve(
             check_stored(differentiable, options.rule, marginals)
         with small_on_one_thread(source.n, target.n, where):
             question = Asked(problem, options, init, generator, sides.graphs, keeper, made)
+            if reduction is not None:
+                question = reduced(question, reduction)
             if _explaining.get():
                 # for explain(), which is the only one to ask for it, and returns it
-                return cast("GWResult", strategy_of(question).route)
+                route = strategy_of(question).route
+                route = route if reduction is None else told_of(route, reduction)
+                return cast("GWResult", route)
             rule = options.rule
             squared, chosen = (rule.squares, rule.chosen) if rule is not None else (False, False)
             way = solve_squares if squared else solve_overlap if chosen else solve_problem
             outcome = way(question, recorder)
+            if reduction is not None:
+                outcome = of_all_points(question, reduction, outcome)
             if pair is not None:
                 sides = sides.featured(pair, asked.feature_metric)
-            result = make_result(outcome, problem, sides, seed, told)
+            result = make_result(
+                outcome, problem, sides, seed, told, reduction, pairs if likely else None,
+                linear=linear is not None,
+            )  # fmt: skip
             warn_of_little_mass(options.rule, outcome)
     compile_rest(where)
     if differentiable is None:

@@ -72,6 +72,13 @@ class HessianProduct(NamedTuple):
     converged: bool
 
 
+class Indices(NamedTuple):
+    """Some points of the source and some of the target, by their numbers."""
+
+    source: Tensor  # int64
+    target: Tensor  # int64
+
+
 class Iteration(NamedTuple):
     """What the callback and the history see of one outer iteration.
 

@@ -80,7 +80,6 @@ def test_a_break_between_two_lines_is_found(place, levels):
         ({"checkpoint": "kept.pt"}, "keeps one"),
         ({"init": np.eye(6) / 6}, "Leave `init` out"),
         ({"distributed": True}, "without `mass`"),
-        ({"allowed": np.eye(6, dtype=bool)}, "may not fit them"),
         ({"regularization": "proximal"}, "given marginals"),
     ],
 )
@@ -88,7 +87,7 @@ def test_what_is_refused(options, why, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     table = cdist(*2 * [np.random.default_rng(0).normal(size=(6, 2))])
     data, given = {"D_X": table, "D_Y": table}, dict(options)
-    for name in {"init", "allowed"} & set(given):
+    for name in {"init"} & set(given):
         data[name] = given.pop(name)
     with pytest.raises(torchgw.UnsupportedError, match=why):
         torchgw.solve(**data, options=torchgw.Options(mass="auto", **given))
@@ -121,3 +120,25 @@ def test_a_linear_cost_a_picture_and_a_file(tmp_path):
     assert torchgw.load(tmp_path / "kept.npz").report.masses == result.report.masses
     with pytest.raises(torchgw.InvalidInputError, match="mass='auto'"):
         plot_masses(torchgw.solve(D_X=x, D_Y=y, n_init=1))
+
+
+def test_shares_that_do_not_fit_what_is_known_are_left_out():
+    x, y, partner = halves(0)
+    mask = np.ones((len(x), len(y)), dtype=bool)
+    # points of which four have no partner
+    mask[8:] = False
+    free = torchgw.solve(D_X=x, D_Y=y, mass="auto", random_state=0)
+    found = torchgw.solve(D_X=x, D_Y=y, mass="auto", allowed=mask, random_state=0)
+    shares = found.report.masses["shares"]
+    assert shares == tuple(share for share in SHARES if share <= 8 / 12)
+    assert (found.plan[~mask] == 0).all()
+    assert found.report.mass <= free.report.mass + 0.15
+    # all of the mass, where it fits
+    mask = partner[:, None] < 0
+    mask = mask | (partner[:, None] == np.arange(len(y)))
+    whole = torchgw.solve(D_X=x, D_Y=y, mass="auto", allowed=mask, random_state=0)
+    assert (whole.plan[~mask] == 0).all()
+    nothing = np.zeros((len(x), len(y)), dtype=bool)
+    nothing[0, 0] = True
+    with pytest.raises(torchgw.InvalidInputError, match="of the mass can move"):
+        torchgw.solve(D_X=x, D_Y=y, mass="auto", allowed=nothing)

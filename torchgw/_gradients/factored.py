@@ -13,7 +13,6 @@ from torchgw._gradients.contract import (
     Plan,
     QuadraticValue,
     StrictGradient,
-    add_linear,
     exact_own_terms,
     own_value,
     product_value,
@@ -21,7 +20,7 @@ from torchgw._gradients.contract import (
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.losses import transformed
 from torchgw._problem.problem import Problem
-from torchgw._sinkhorn.problem import Cost, DenseCost, FactoredCost
+from torchgw._sinkhorn.problem import Cost, DenseCost, FactoredCost, added
 from torchgw._tensors.draws import inner_products
 from torchgw._tensors.operations import lengths
 from torchgw._typing import Marginals
@@ -86,6 +85,7 @@ class FactoredGradient(StrictGradient):
         self._left, self._right = sides[::-1] if self._swapped else sides
         assert self._right.factors is not None
         self._factors = self._right.factors
+        self._shared, self._linear = self._in_same_factors(problem.linear)
 
     def start(self) -> Encoding:
         a, b = (weight.to(self.problem.dtype) for weight in self.problem.marginals)
@@ -99,9 +99,31 @@ class FactoredGradient(StrictGradient):
 
     def linearise(self, coupling: Encoding) -> LinearCost:
         left = 4 * self.problem.alpha * self._left.decode(self._measured(coupling))
+        if self._shared is not None:
+            left = left + self._shared
         cost = FactoredCost.of_products(left, self._factors.matrix)
         cost = cost.transpose() if self._swapped else cost
-        return LinearCost(add_linear(cost.centred(), self.problem), self.row, self.column)
+        if self._linear is None:
+            return LinearCost(cost.centred(), self.row, self.column)
+        whole = added(cost.centred(), self._linear, 1 - self.problem.alpha)
+        return LinearCost(whole, self.row, self.column)
+
+    def _in_same_factors(self, linear: Cost | None) -> tuple[Tensor | None, Cost | None]:
+        """Split off (1 - alpha) M what is in the factors of the distances, as of known pairs.
+
+        What they share costs nothing more.
+        """
+        known, rank = self._factors.matrix, self._factors.signs.numel()
+        if not isinstance(linear, FactoredCost) or linear.rank < rank:
+            return None, linear
+        turned = linear.transpose() if self._swapped else linear
+        # made of the same numbers in another dtype
+        rounding = 8 * torch.finfo(known.dtype).eps * known.abs().max()
+        if bool(((turned.right[:, :rank] - known).abs() > rounding).any()):
+            return None, linear
+        rest = turned._replace(left=turned.left[:, rank:], right=turned.right[:, rank:])
+        shared = (1 - self.problem.alpha) * turned.left[:, :rank]
+        return shared, rest.transpose() if self._swapped else rest
 
     def in_factors(self) -> "FactoredGradient | None":
         """Give itself if both sides have factors, and a linear term has them or is none."""

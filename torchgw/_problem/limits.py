@@ -132,6 +132,10 @@ class Limits(NamedTuple):
         """Whether a sampled solve is checked by an exact cost, of products or of minima."""
         return n * m * max(n, m) <= (self.checked if products else self.checked_minima)
 
+    def certifies(self, n: int, m: int) -> bool:
+        """Whether so many points may have a certificate."""
+        return max(n, m) <= self.certified_points
+
     def chains_of(self, how: str) -> int:
         """Count the chains of a search of some name."""
         return self.thorough_chains if how == "thorough" else self.chains

@@ -19,8 +19,9 @@ _LARGEST_SUM = 175.0
 # Penalty, over the natural scale, from which on marginals are taken as strict: it would let plans
 # miss them by 1e-8, and errors within the tolerances would weigh more than the cost. [L1061]
 STRICT = 1e8
-# The first share of the mass that is tried where it is to be chosen, or not known.
-_FIRST = 0.5
+# The first share of the mass that is tried where it is to be chosen, or not known, and the least.
+# [L1386]
+_FIRST, LEAST_SHARE = 0.5, 0.1
 
 
 def is_assignment(marginals: Marginals) -> bool:

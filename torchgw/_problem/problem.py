@@ -8,6 +8,7 @@ from torch import Tensor
 
 from torchgw._problem.losses import SQUARE, BothWays, Cross, Loss, MinimumCross, ProductCross
 from torchgw._problem.marginals import MarginalRule, is_assignment
+from torchgw._sinkhorn.blocks import Blocks
 from torchgw._sinkhorn.problem import Cost, DenseCost, FactoredCost
 from torchgw._tensors.memory import known_free
 from torchgw._typing import Marginals
@@ -33,12 +34,18 @@ class Problem:
     # (n, m) bool, the pairs that may hold mass; None: all. Such a problem has a linear cost, if
     # only of zeros: nothing that is true of distances alone is true of it.
     support: Tensor | None = None
+    # groups of points that do not mix, where there are too many points for a table
+    blocks: Blocks | None = None
 
     def __post_init__(self) -> None:
         """Give a problem on a support its linear cost."""
         if self.support is not None and self.linear is None:
             zeros = torch.zeros(self.support.shape, dtype=self.dtype, device=self.support.device)
             object.__setattr__(self, "linear", DenseCost(zeros))
+        if self.blocks is not None and self.linear is None:
+            a, b = (weight.to(self.dtype) for weight in self.marginals)
+            nothing = FactoredCost.of_products(a.new_zeros(len(a), 0), b.new_zeros(len(b), 0))
+            object.__setattr__(self, "linear", nothing)
 
     def to(self, dtype: torch.dtype) -> "Problem":
         """Convert the distances and the linear cost to another dtype."""
@@ -125,6 +132,7 @@ class Facts(NamedTuple):
     clouds: bool  # whether either side is measured straight between points
     free: int  # bytes that can be allocated, if three float64 tables of a plan may be too many
     restricted: bool = False  # whether some pairs may hold no mass
+    grouped: bool = False  # whether these are groups, each of which is a problem of its own
     spread: float = float("nan")  # natural scale of the cost; zero where every plan costs the same
     epsilon: float = float("nan")
 
@@ -144,7 +152,8 @@ class Facts(NamedTuple):
             linear=None if linear is None else columns, alpha=problem.alpha,
             rule="strict" if rule is None else "relaxed" if rule.mass is None else "partial",
             assignment=is_assignment(problem.marginals), graphs=graphs,
-            restricted=problem.support is not None,
+            restricted=problem.support is not None or problem.blocks is not None,
+            grouped=problem.blocks is not None,
             clouds=any(isinstance(side, PointDistance) for side in (source, target)),
             free=known_free(3 * 8 * source.n * target.n, source.device),
         )  # fmt: skip

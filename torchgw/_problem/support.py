@@ -9,6 +9,7 @@ allowed partners (P. Hall's theorem, for weights).
 import inspect
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,8 +21,9 @@ from torch import Tensor
 from torchgw._boundary.arrays import as_labels, is_sparse, to_numpy, to_tensor
 from torchgw._errors import InvalidInputError, InvalidTypeError, UnsupportedError
 from torchgw._problem.limits import limits_of
-from torchgw._problem.marginals import MarginalRule
-from torchgw._typing import Marginals
+from torchgw._problem.marginals import LEAST_SHARE, MarginalRule
+from torchgw._sinkhorn.blocks import Blocks
+from torchgw._typing import Indices, Marginals
 
 Mask = NDArray[np.bool_]
 
@@ -31,6 +33,8 @@ _UNITS = 2**29
 # Points of a violating set that a message lists, rows from which such sets are looked for, and
 # rows of a function's answer that are made at a time. Choices. [L1372]
 _LISTED, _SEEDS, _ROWS = 8, 64, 4096
+# Difference of the weights of a group on both sides that is rounding of sums. [L1392]
+_GROUP_ROUNDING = 1e-9
 
 
 class Known(NamedTuple):
@@ -38,7 +42,7 @@ class Known(NamedTuple):
 
     allowed: Any = None  # table (n, m), sparse matrix, candidates of each row, or a function
     groups: Any = None  # labels of both sides, and perhaps the pairs of them that may mix
-    pairs: Any = None  # (k, 2)
+    pairs: Any = None  # (k, 2), or (k, 3) with a confidence
 
     @property
     def given(self) -> list[str]:
@@ -46,14 +50,9 @@ class Known(NamedTuple):
         return [name for name, value in self._asdict().items() if value is not None]
 
 
-def check_known_pairs(known: Known, *, infinite: bool, distributed: bool, mass: Any = None) -> None:
+def check_known_pairs(known: Known, *, infinite: bool, distributed: bool) -> None:
     """Refuse what works on no support, before any work."""
     names = [f"`{name}`" for name in known.given] + ["infinite entries of `M`"] * infinite
-    if names and isinstance(mass, str):
-        raise UnsupportedError(
-            f"{' and '.join(names)} say which pairs may hold mass, and mass={mass!r} compares "
-            "masses that may not fit them. Pass a number."
-        )
     if names and distributed:
         raise UnsupportedError(
             f"{' and '.join(names)} say which pairs may hold mass, and the processes of a "
@@ -73,27 +72,31 @@ def without_infinite(table: Any) -> tuple[Any, Tensor | None]:
 
 
 def read_support(
-    known: Known, finite: Tensor | None, shape: tuple[int, int], device: torch.device
+    known: Known,
+    finite: Tensor | None,
+    pairs: Indices | None,
+    shape: tuple[int, int],
+    device: torch.device,
 ) -> Tensor | None:
     """Make the support (n, m), bool, of all that is known; ``None`` if nothing is.
 
-    ``finite`` are the finite entries of M, if there are infinite ones.
+    ``finite`` are the finite entries of M, if there are infinite ones, and ``pairs`` known pairs
+    that are no problem of their own.
     """
-    if finite is None and not known.given:
+    if finite is None and pairs is None and known.allowed is None and known.groups is None:
         return None
     if not limits_of(device).stores(*shape):
         raise UnsupportedError(
             f"`{(known.given or ['M'])[0]}` would store {shape[0]} x {shape[1]} entries that say "
-            "which pairs may hold mass, which is too many. Solve each group on its own, or take "
-            "fewer points."
+            "which pairs may hold mass, which is too many. Give `groups` of points that do not "
+            "mix, which are read from their labels, or take fewer points."
         )
     mask: Mask = np.ones(shape, dtype=bool)
     if known.allowed is not None:
         mask &= _allowed(known.allowed, shape)
     if known.groups is not None:
-        mask &= _same_groups(known.groups, shape)
-    if known.pairs is not None:
-        mask &= _paired(known.pairs, shape)
+        x, y, mix = _read_groups(known.groups, shape)
+        mask &= mix[x[:, None], y]
     support = torch.from_numpy(mask).to(device)
     if finite is not None:
         if tuple(finite.shape) != shape:
@@ -102,7 +105,7 @@ def read_support(
                 f"got {tuple(finite.shape)}."
             )
         support &= finite.to(device)
-    return support
+    return support if pairs is None else of_pairs(support, pairs, shape)
 
 
 def _allowed(value: Any, shape: tuple[int, int]) -> Mask:
@@ -164,8 +167,16 @@ def _check_index(name: str, index: NDArray[Any], size: int) -> None:
         )
 
 
-def _same_groups(value: Any, shape: tuple[int, int]) -> Mask:
-    """Allow pairs of points of one label, or of labels that a table lists."""
+class _Labels(NamedTuple):
+    """Numbers of the labels of both sides, and which may be matched with each other."""
+
+    source: NDArray[np.int64]  # (n,)
+    target: NDArray[np.int64]  # (m,)
+    mix: Mask  # (labels, labels)
+
+
+def _read_groups(value: Any, shape: tuple[int, int]) -> _Labels:
+    """Read pairs of points of one label, or of labels that a table lists, as allowed."""
     if not isinstance(value, (tuple, list)) or len(value) not in (2, 3):
         raise InvalidTypeError(
             "`groups` must be (labels_x, labels_y), one label for each point of X and of Y, or "
@@ -196,29 +207,140 @@ def _same_groups(value: Any, shape: tuple[int, int]) -> Mask:
             here, there = (place.get(label, place.get(str(label))) for label in pair)
             if here is not None and there is not None:
                 mix[here, there] = True
-    return mix[x[:, None], y]
+    return _Labels(x, y, mix)
 
 
-def _paired(value: Any, shape: tuple[int, int]) -> Mask:
-    """Allow points of known pairs for each other alone."""
-    table = to_numpy(to_tensor("pairs", value))
-    if table.ndim != 2 or table.shape[1] != 2 or table.dtype.kind not in "iu":
+def read_blocks(
+    known: Known, marginals: Marginals, rule: MarginalRule | None, device: torch.device
+) -> Blocks | None:
+    """Read groups of so many points that no table of them is made; ``None`` if there are none.
+
+    Labels that may be matched with each other make a group, within which all pairs have to be
+    allowed, and as much weight on both sides.
+    """
+    n, m = len(marginals.a), len(marginals.b)
+    if known.groups is None or known.allowed is not None or limits_of(device).stores(n, m):
+        return None
+    labels = _read_groups(known.groups, (n, m))
+    if rule is not None:
+        raise UnsupportedError(
+            f"`groups` of {n} x {m} points are solved one beside the other, which needs strict "
+            "marginals. Leave `unbalanced` and `mass` out, or solve each group on its own."
+        )
+    used = [np.isin(np.arange(len(labels.mix)), side) for side in labels[:2]]
+    mix = labels.mix & used[0][:, None] & used[1]
+    count, (i, j) = len(mix), mix.nonzero()
+    graph = scipy.sparse.csr_array((np.ones(len(i)), (i, j + count)), shape=(2 * count, 2 * count))
+    number = scipy.sparse.csgraph.connected_components(graph, directed=False)[1]
+    same = number[:count, None] == number[count:]
+    if bool((same & used[0][:, None] & used[1] & ~mix).any()):
+        raise UnsupportedError(
+            f"`groups[2]` lists pairs of labels that overlap, and a table of {n} x {m} points "
+            "would say which may be matched. Merge labels, or take fewer points."
+        )
+    blocks = Blocks(
+        *(
+            torch.from_numpy(part[side]).to(device, torch.int64)
+            for part, side in zip((number[:count], number[count:]), labels[:2], strict=True)
+        )
+    )
+    masses = [
+        torch.bincount(side, weight.double(), minlength=2 * count)
+        for side, weight in zip(blocks, marginals, strict=True)
+    ]
+    gap = masses[0] - masses[1]
+    if float(gap.abs().max()) > _GROUP_ROUNDING:
+        worst = int(gap.abs().argmax())
+        heavy = 0 if float(gap[worst]) > 0 else 1
+        point = int((blocks[heavy] == worst).nonzero()[0, 0])
+        weights = [float(mass[worst]) for mass in masses]
+        raise InvalidInputError(
+            f"No plan has the weights `a` and `b` on what is allowed. The group of point {point} "
+            f"of {'XY'[heavy]} weighs {weights[heavy]:.6g}, and that of its partners is "
+            f"{weights[1 - heavy]:.6g}. At most {float(torch.minimum(*masses).sum()):.6g} of the "
+            "mass can move. Give weights with which groups weigh the same on both sides."
+        )
+    return blocks
+
+
+class KnownPairs(NamedTuple):
+    """Pairs that are known, and pairs that are likely."""
+
+    known: Indices | None
+    likely: Indices | None = None
+    confidence: Tensor | None = None  # (k,) float64, of likely pairs
+
+    def weights(self, marginals: Marginals) -> Tensor:
+        """Weigh likely pairs in the linear cost, (k,): at confidence one as their mass would be."""
+        assert self.likely is not None
+        assert self.confidence is not None
+        a, b = marginals
+        return 2 * self.confidence * torch.minimum(a[self.likely.source], b[self.likely.target])
+
+
+def are_likely(value: Any) -> bool:
+    """Whether `pairs` says of some that they are likely, with a confidence."""
+    if value is None:
+        return False
+    table = to_tensor("pairs", value)
+    return table.ndim == 2 and table.shape[1] == 3 and not bool((table[:, 2] == math.inf).all())
+
+
+def read_pairs(value: Any, shape: tuple[int, int], device: torch.device) -> KnownPairs:
+    """Read known pairs, integers (k, 2), or pairs with a confidence, numbers (k, 3)."""
+    if value is None:
+        return KnownPairs(None)
+    table = to_tensor("pairs", value)
+    whole = table.dtype in (torch.int64, torch.int32)
+    if table.ndim != 2 or table.shape[1] not in (2, 3) or not (whole or table.shape[1] == 3):
         raise InvalidInputError(
             "`pairs` must be integers of shape (k, 2), a row of X and a row of Y for each known "
-            f"pair; got {table.dtype} of shape {table.shape}."
+            "pair, or numbers of shape (k, 3), with a confidence; got "
+            f"{table.dtype} of shape {tuple(table.shape)}."
         )
-    mask: Mask = np.ones(shape, dtype=bool)
+    index = table[:, :2].long()
+    if not whole and bool((index != table[:, :2]).any()):
+        raise InvalidInputError("`pairs[:, :2]` must be whole numbers, rows of X and of Y.")
     for side, size in enumerate(shape):
-        _check_index("pairs", table[:, side], size)
-        index, count = np.unique(table[:, side], return_counts=True)
-        if (count > 1).any():
+        _check_index("pairs", to_numpy(index[:, side].cpu()), size)
+    index = index.to(device)
+    if table.shape[1] == 2:
+        return KnownPairs(_known_once(index))
+    confidence = table[:, 2].to(device, torch.float64)
+    if not bool((confidence >= 0).all()):
+        raise InvalidInputError(
+            "`pairs[:, 2]`, how sure the pairs are, must not be negative or NaN; got "
+            f"{float(confidence.min()):g}. inf is a known pair, 1 counts as much as its mass does."
+        )
+    sure = confidence == math.inf
+    known = _known_once(index[sure]) if bool(sure.any()) else None
+    likely = Indices(*index[~sure].T) if not bool(sure.all()) else None
+    return KnownPairs(known, likely, None if likely is None else confidence[~sure])
+
+
+def _known_once(index: Tensor) -> Indices:
+    """Make known pairs of rows (k, 2); refuse points that are in two."""
+    for side in range(2):
+        points, count = index[:, side].unique(return_counts=True)
+        if bool((count > 1).any()):
             raise InvalidInputError(
-                f"`pairs` names row {index[count > 1][0]} of {'XY'[side]} twice, and a known "
-                "partner is one point. Drop one of them, or give several as `allowed`."
+                f"`pairs` names row {int(points[count > 1][0])} of {'XY'[side]} twice, and a known "
+                "partner is one point. Drop one of them, give several as `allowed`, or with a "
+                "confidence, as numbers (k, 3)."
             )
-    mask[table[:, 0]] = False
-    mask[:, table[:, 1]] = False
-    mask[table[:, 0], table[:, 1]] = True
+    return Indices(*index.T)
+
+
+def of_pairs(support: Tensor | None, pairs: Indices, shape: tuple[int, int]) -> Tensor:
+    """Allow points of known pairs for each other alone, (n, m) bool; others as a support does."""
+    device = pairs.source.device
+    mask = (
+        torch.ones(shape, dtype=torch.bool, device=device) if support is None else support.clone()
+    )
+    inside = mask[pairs.source, pairs.target].clone()
+    mask[pairs.source] = False
+    mask[:, pairs.target] = False
+    mask[pairs.source, pairs.target] = inside
     return mask
 
 
@@ -239,6 +361,10 @@ def usable(support: Tensor, marginals: Marginals, rule: MarginalRule | None) -> 
         return support
     flow = _Flow.of(mask, a, b)
     needed = 1.0 if rule is None or rule.mass is None else rule.mass
+    if rule is not None and rule.chosen:
+        # masses that do not fit are left out, if any fits
+        needed = LEAST_SHARE
+        rule = replace(rule, mass=needed)
     if flow.moved < needed - flow.rounding:
         raise _infeasible(mask, a, b, flow, rule)
     if rule is not None:
@@ -246,6 +372,12 @@ def usable(support: Tensor, marginals: Marginals, rule: MarginalRule | None) -> 
     # points without weight hold none anywhere, and may be matched as they were allowed to
     unused = (flow.rows < 0)[:, None] | (flow.columns < 0)
     return torch.from_numpy(np.where(unused, mask, flow.entries())).to(support.device)
+
+
+def most_mass(support: Tensor, marginals: Marginals) -> float:
+    """Compute how much mass can move on a support, up to rounding of the flow."""
+    flow = _Flow.of(to_numpy(support.cpu()), *(to_numpy(weight.cpu()) for weight in marginals))
+    return flow.moved + flow.rounding
 
 
 def is_feasible(support: Tensor, marginals: Marginals) -> bool:
@@ -405,13 +537,3 @@ def _named(side: str, points: Any) -> str:
     shown = ", ".join(map(str, points[:_LISTED].tolist()))
     more = f", ... ({len(points)} in all)" if len(points) > _LISTED else ""
     return f"point{'s' if len(points) != 1 else ''} {shown}{more} of {side}"
-
-
-def count_allowed(support: Tensor) -> dict[str, float]:
-    """Count the entries that a plan may use, and the source points with one partner left."""
-    count = support.sum(1)
-    return {
-        "entries": int(count.sum()),
-        "share": float(count.sum()) / support.numel(),
-        "decided": int((count == 1).sum()),
-    }

@@ -18,8 +18,11 @@ from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw._gradients.choose import cost_rows
 from torchgw._gradients.contract import Linearised
 from torchgw._plans.transport import TransportPlan
+from torchgw._problem.limits import limits_of
 from torchgw._problem.linear_term import feature_cost
+from torchgw._problem.support import of_pairs
 from torchgw._sinkhorn.problem import Cost, DenseCost, added
+from torchgw._typing import Indices
 from torchgw.distances.base import DistanceProvider, refuse_directed
 from torchgw.distances.new_points import CrossDistance, Space
 from torchgw.distances.precomputed import PrecomputedDistance
@@ -39,6 +42,10 @@ class Extension:
     table: Cost | None = None
     restricted: bool = False  # whether some pairs were allowed no mass
     support: Tensor | None = None  # (n, m) bool, the pairs that were; a file may lack it
+    pairs: Indices | None = None  # known pairs, of which the support says nothing
+    # likely pairs, and their weights (k,) in the linear cost
+    likely: Indices | None = None
+    likely_weights: Tensor | None = None
 
     def allowed(self) -> Tensor | None:
         """Give the pairs of points that may hold mass, (n, m) bool; ``None`` for all."""
@@ -47,12 +54,24 @@ class Extension:
                 "The solve was told which pairs may hold mass, and the file does not hold them. "
                 "Save with `result.save(path, dense=True)`, which stores them."
             )
-        return self.support
+        shape = self.known.distances(0).n, self.known.distances(1).n
+        device = self.known.distances(0).device
+        # large plans are read by their entries, which are zero outside
+        if self.pairs is None or not limits_of(device).stores(*shape):
+            return self.support
+        return of_pairs(self.support, self.pairs, shape)
 
     def linear_cost(self) -> Cost | None:
         """Give the linear cost M of the solve, (n, m)."""
-        if not self.linear or self.table is not None:
+        if self.table is not None:
             return self.table
+        if self.likely is not None:
+            raise UnsupportedError(
+                "The linear cost of likely pairs was stored as a table, and the file does not hold "
+                "it. Save with `result.save(path, dense=True)`, which stores it."
+            )
+        if not self.linear:
+            return None
         source, target = self.spaces
         if source.features is None or target.features is None:
             raise UnsupportedError(
@@ -84,11 +103,26 @@ class Extension:
             if linear is not None:
                 table = linear.rows(block).dense().matrix.to(cost.device, cost.dtype)
                 cost = added(cost, DenseCost(table), (1 - known.alpha) / self.mass)
+            if self.likely is not None:
+                likely = self._said_by_likely(side, cross.rows(block, self.likely[side]))
+                cost = added(cost, likely.to(cost.dtype), (1 - known.alpha) / self.mass)
             if known.own is not None:
                 column = known.own[1 - side].to(cost.dtype)
                 cost = cost.shifted(column.new_zeros(cost.shape[0]), column)
             mapped.append(plan.extend(cost.to(plan.dtype)).barycentric(values))
         return torch.cat(mapped)
+
+    def _said_by_likely(self, side: int, near: Tensor) -> DenseCost:
+        """Compute the linear cost of new points, of distances (q, k) to their side of the pairs."""
+        assert self.likely is not None
+        assert self.likely_weights is not None
+        loss = self.known.loss
+        far = self.known.distances(1 - side).columns(self.likely[1 - side]).double()
+        table = torch.zeros(len(near), len(far), dtype=torch.float64, device=near.device)
+        for weight, x, y in zip(self.likely_weights.tolist(), near.T, far.T, strict=True):
+            pair = (x[:, None], y) if side == 0 else (y, x[:, None])
+            table += weight * loss(*pair)
+        return DenseCost(table)
 
 
 def map_new(

@@ -26,15 +26,18 @@ from torchgw._gradients.contract import Linearised
 from torchgw._gradients.means import Levels, MeanDistances, SampledLoss
 from torchgw._plans.contract import Anchors
 from torchgw._plans.given import SparsePlan
+from torchgw._plans.paired import PairedPlan
 from torchgw._plans.transport import DualPlan, TransportPlan
 from torchgw._problem.losses import LOSSES, Loss
 from torchgw._results.mapping import Extension
 from torchgw._search.alternatives import Alternative
 from torchgw._search.chain import Trial
+from torchgw._sinkhorn.blocks import BlockBackend, Blocks
+from torchgw._sinkhorn.eager import EagerBackend
 from torchgw._sinkhorn.problem import DenseCost, FactoredCost
 from torchgw._solve.state import Status
 from torchgw._tensors.sparse import sparse_tensor
-from torchgw._typing import Iteration, Marginals, Potentials
+from torchgw._typing import Indices, Iteration, Marginals, Potentials
 from torchgw.distances.base import DistanceProvider, ScaledDistance
 from torchgw.distances.curved import CurvedDistance, CurvedModel
 from torchgw.distances.dijkstra import DijkstraDistance
@@ -56,8 +59,8 @@ _MISSING_MASS = 1e-6
 _RECORDS: dict[str, Any] = {
     kind.__name__: kind
     for kind in (
-        Anchors, DenseCost, FactoredCost, Iteration, Marginals, MeanDistances, Potentials, Space,
-        Trial,
+        Anchors, DenseCost, FactoredCost, Indices, Iteration, Marginals, MeanDistances, Potentials,
+        Space, Trial,
     )
 }  # fmt: skip
 DATACLASSES: dict[str, Any] = {"Alternative": Alternative}
@@ -110,6 +113,9 @@ def take_apart(value: Any, dense: bool) -> tuple[str, dict[str, Any]] | None:
         return "Status", {"name": value.name}
     if isinstance(value, (TransportPlan, SparsePlan)):
         return _plan_parts(value, dense)
+    if isinstance(value, PairedPlan):
+        names = "inner", "pairs", "kept", "potentials", "weights", "paired_cost"
+        return "PairedPlan", {name: getattr(value, name) for name in names}
     if isinstance(value, Extension):
         return "Extension", _extension_parts(value, dense)
     if isinstance(value, SolvedSide):
@@ -134,7 +140,16 @@ def _plan_parts(plan: TransportPlan | SparsePlan, dense: bool) -> tuple[str, dic
         return "SparsePlan", {"entries": _csr(kept.entries), **rest}
     # draws choose rows by these masses; old files have none
     masses = None if plan.masses is plan.weights else plan.masses
-    return "TransportPlan", {"cost": plan.cost, **rest, "masses": masses}
+    backend = plan.backend
+    groups = Indices(*backend.blocks) if isinstance(backend, BlockBackend) else None
+    return "TransportPlan", {"cost": plan.cost, **rest, "masses": masses, "groups": groups}
+
+
+def _build_plan(groups: Indices | None = None, **parts: Any) -> TransportPlan:
+    """Build a plan, of groups that do not mix if there were any."""
+    if groups is None:
+        return TransportPlan(**parts)
+    return TransportPlan(**parts, backend=BlockBackend(EagerBackend(), Blocks(*groups)))
 
 
 def _shorten(plan: TransportPlan) -> SparsePlan:
@@ -181,9 +196,12 @@ def _extension_parts(extension: Extension, dense: bool) -> dict[str, Any]:
         "own": known.own,
         "mass": extension.mass,
         "loss": known.loss,
-        "table": extension.table if dense else None,
+        "table": extension.table if dense or isinstance(extension.table, FactoredCost) else None,
         "restricted": extension.restricted,
         "support": extension.support if dense else None,
+        "pairs": extension.pairs,
+        "likely": extension.likely,
+        "likely_weights": extension.likely_weights,
     }
 
 
@@ -283,7 +301,8 @@ def _build_extension(**parts: Any) -> Extension:
     table, support = parts.get("table"), parts.get("support")
     return Extension(
         spaces, known, parts["linear"], parts["unpolished"], parts["mass"], table,
-        parts.get("restricted", False), support,
+        parts.get("restricted", False), support, parts.get("pairs"), parts.get("likely"),
+        parts.get("likely_weights"),
     )  # fmt: skip
 
 
@@ -320,6 +339,10 @@ _SHAPES = {
     "LowRankResult": {"lazy_plan": "nm", "marginal_a": "n", "marginal_b": "m"},
     "Marginals": {"a": "n", "b": "m"},
     "Potentials": {"f": "n", "g": "m"},
+    "PairedPlan": {
+        "inner": "rc", "kept.source": "r", "kept.target": "c", "pairs.source": "k",
+        "pairs.target": "k", "paired_cost": "k", **_VECTORS,
+    },
     "SparsePlan": {"entries": "nm", **_VECTORS},
     "TransportPlan": {"cost": "nm", **_VECTORS, "masses.a": "n", "masses.b": "m"},
 }  # fmt: skip
@@ -361,7 +384,8 @@ def _made() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
             "coupling": Tensor | Anchors | csr, "linear": bool, "mass": float, "loss": Loss,
             "unpolished": DualPlan | None, "own": Marginals | None,
             "table": DenseCost | FactoredCost | None, "restricted": bool,
-            "support": Tensor | None,
+            "support": Tensor | None, "pairs": Indices | None,
+            "likely": Indices | None, "likely_weights": Tensor | None,
         }),
         "Geodesics": (
             lambda graph, unreachable: Geodesics(scipy.sparse.csr_matrix(graph), unreachable),
@@ -374,12 +398,17 @@ def _made() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
         "Side": (_build_side, {
             **get_type_hints(SolvedSide), "provider": DistanceProvider | dict[str, Any] | None,
         }),
+        "PairedPlan": (PairedPlan, {
+            "inner": DualPlan, "pairs": Indices, "kept": Indices, "potentials": Potentials,
+            "weights": Marginals, "paired_cost": Tensor,
+        }),
         "SparsePlan": (lambda entries, potentials, **rest: SparsePlan(
             _coo(entries).to(potentials.f.device), potentials, **rest
         ), {"entries": csr, **plan}),
         "Status": (lambda name: Status[name], {"name": Literal[tuple(Status.__members__)]}),
-        "TransportPlan": (TransportPlan, {
-            "cost": DenseCost | FactoredCost, "masses": Marginals | None, **plan,
+        "TransportPlan": (_build_plan, {
+            "cost": DenseCost | FactoredCost, "masses": Marginals | None,
+            "groups": Indices | None, **plan,
         }),
         "csr": (_build_csr, {
             "data": np.ndarray, "indices": np.ndarray, "indptr": np.ndarray, "shape": list[int],

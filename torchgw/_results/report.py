@@ -6,7 +6,7 @@ from typing import Any, TypedDict
 from torchgw._errors import InvalidTypeError
 from torchgw._problem.problem import Problem
 from torchgw._problem.providers import Spaces
-from torchgw._problem.support import count_allowed
+from torchgw._problem.reduction import Reduction, count_allowed
 from torchgw._results.parts import stored
 from torchgw._solve.outcome import Outcome
 
@@ -89,7 +89,8 @@ class Report:
         clearly as ``contrast`` (from 7.5 on; infinite if all of the mass matches).
     allowed : dict or None
         Where some pairs may hold no mass: how many ``entries`` the plan may use, their ``share`` of
-        all, and how many ``decided`` source points have but one partner left.
+        all, and how many ``decided`` source points have but one partner left, with the share of
+        the ``mass`` that is theirs.
     route : str
         What was chosen before the solve and why, and what it was expected to take, as
         :func:`torchgw.explain` says it; empty in files of earlier versions.
@@ -121,7 +122,9 @@ class Report:
     allowed: dict[str, float] | None = None
 
     @classmethod
-    def of(cls, outcome: Outcome, problem: Problem, sides: Spaces) -> "Report":
+    def of(
+        cls, outcome: Outcome, problem: Problem, sides: Spaces, reduction: Reduction | None = None
+    ) -> "Report":
         """Collect the numbers of a finished solve."""
         ending, strategy, recorder = outcome.ending, outcome.strategy, outcome.recorder
         found, polished, noise = ending.evaluation, ending.polished, outcome.noise
@@ -151,7 +154,7 @@ class Report:
             resolution=outcome.resolution and outcome.resolution._asdict(),
             route=str(outcome.route),
             masses=outcome.overlap and outcome.overlap._asdict(),
-            allowed=None if problem.support is None else count_allowed(problem.support),
+            allowed=count_allowed(problem, reduction),
         )
 
     def log(self) -> Log:

@@ -31,6 +31,8 @@ from torchgw._problem.losses import LOSSES
 from torchgw._problem.marginals import MarginalRule
 from torchgw._problem.problem import Problem
 from torchgw._problem.providers import Spaces
+from torchgw._problem.reduction import Reduction
+from torchgw._problem.support import KnownPairs
 from torchgw._results.base import Result, as_numpy, tracked_loss
 from torchgw._results.certificates import distance_correlation, lower_bound
 from torchgw._results.certified import certify
@@ -591,8 +593,8 @@ class GWResult(Result):
         check_within("rank", rank, 0, size - 1, ", the number of processes less one")
         if not isinstance(self.lazy_plan, TransportPlan):
             raise UnsupportedError(
-                "This plan is known by its largest entries alone, which have no shares. Save with "
-                "`dense=True`, or take shares before."
+                "This plan is known by its largest entries alone, or beside known `pairs`, and has "
+                "no shares. In the first case save with `dense=True`, or take shares before."
             )
         n = self.lazy_plan.shape[0]
         rows = slice(n * rank // size, n * (rank + 1) // size)
@@ -824,9 +826,20 @@ def warn_of_little_mass(rule: MarginalRule | None, outcome: Outcome) -> None:
 
 
 def make_result(
-    outcome: Outcome, problem: Problem, sides: Spaces, seed: int, told: Tensor | None
+    outcome: Outcome,
+    problem: Problem,
+    sides: Spaces,
+    seed: int,
+    told: Tensor | None,
+    reduction: Reduction | None = None,
+    likely: KnownPairs | None = None,
+    *,
+    linear: bool = True,
 ) -> GWResult:
-    """Make the result of a solve that was told a support, and warn if it has not converged."""
+    """Make the result of a solve that was told a support, and warn if it has not converged.
+
+    Of ``likely`` pairs is part of the linear cost, or all of it if no other (``linear``) was given.
+    """
     ending, strategy, search = outcome.ending, outcome.strategy, outcome.search
     found, recorder = ending.evaluation, outcome.recorder
     if not ending.status.converged:
@@ -837,8 +850,11 @@ def make_result(
     table = None
     featured = sides.origins[0].features is not None
     # a support alone has a linear cost of zeros
-    fused = problem.linear is not None and (problem.support is None or problem.alpha < 1)
-    if fused and isinstance(problem.linear, DenseCost) and not featured:
+    restricted = problem.support is not None or problem.blocks is not None
+    fused = problem.linear is not None and (not restricted or problem.alpha < 1)
+    if likely is not None:
+        table, fused = problem.linear, linear
+    elif fused and isinstance(problem.linear, DenseCost) and not featured:
         table = DenseCost(problem.linear.matrix.detach())
     result = GWResult(
         # a SparsePlan has the same methods
@@ -858,7 +874,7 @@ def make_result(
         backend=outcome.backend,
         precision=strategy.route.precision.chosen,
         random_state=seed,
-        report=Report.of(outcome, problem, sides),
+        report=Report.of(outcome, problem, sides, reduction),
         alternatives=related(search.alternatives, problem.source, problem.target) if search else (),
         ambiguity=search.ambiguity if search else float("nan"),
         trials=search.trials if search else (),
@@ -871,7 +887,10 @@ def make_result(
             linear=fused,
             restricted=problem.support is not None,
             support=told,
-            unpolished=ending.unpolished,
+            pairs=None if reduction is None else reduction.pairs,
+            likely=None if likely is None else likely.likely,
+            likely_weights=None if likely is None else likely.weights(problem.marginals),
+            unpolished=cast("TransportPlan | None", ending.unpolished),
             mass=1.0 if strategy.options.rule is None else strategy.options.rule.unit,
             table=table,
         ),

@@ -202,7 +202,7 @@ def evaluate(
         linear = 0.0
     elif solved is not None:
         quadratic = gradient.evaluate(plan, masses, generator, solved.coupling)
-        linear = _factored_linear(plan, linear_cost)
+        linear = factored_linear(plan, linear_cost)
         # <C, P> from the couplings, without a product
         pairing = gradient.pairing(plan.cost, solved.point, solved.coupling)
         cost = pairing + (1 - setting.problem.alpha) * linear
@@ -291,7 +291,7 @@ def evaluate_extended(
         assert isinstance(problem.linear, FactoredCost)
         sides = (None, cells.target), (cells.source, None), (cells.source, cells.target)
         moved, more, twice = (
-            _factored_linear(plan, take(problem.linear, *side))
+            factored_linear(plan, take(problem.linear, *side))
             for plan, side in zip(plans, sides, strict=True)
         )
         moved += more - twice
@@ -408,7 +408,7 @@ def _entropy_and_linear(
     # P_ij / (a_i b_j) is the exponential alone, so the divergence is sum_ij P_ij log of that, taken
     # block by block; and for a cost in factors (<p, f> + <q, g> - <C, P>) / epsilon.
     if isinstance(plan.cost, FactoredCost) and not isinstance(linear_cost, DenseCost):
-        return _factored_entropy(plan, plan.cost, masses), _factored_linear(plan, linear_cost)
+        return _factored_entropy(plan, plan.cost, masses), factored_linear(plan, linear_cost)
     a, b = plan.weights
     kl = linear = 0.0
     if matrix is not None and linear_cost is None:
@@ -426,7 +426,7 @@ def _entropy_and_linear(
         if isinstance(linear_cost, DenseCost):
             linear += float((block * linear_cost.matrix[rows]).sum(dtype=torch.float64))
     if isinstance(linear_cost, FactoredCost):
-        linear = _factored_linear(plan, linear_cost)
+        linear = factored_linear(plan, linear_cost)
     return kl, linear
 
 
@@ -438,13 +438,13 @@ def _factored_entropy(plan: TransportPlan, cost: FactoredCost, masses: Marginals
     return float((p @ f + q @ g + cross) / plan.epsilon)
 
 
-def _factored_linear(plan: TransportPlan, linear: Cost | None) -> float:
+def factored_linear(plan: TransportPlan, linear: Cost | None) -> float:
     """Compute <M, P> from one product with the plan."""
     if linear is None:
         return 0.0
     assert isinstance(linear, FactoredCost)
     left, right, row, column = linear.to(torch.float64)
-    ones = torch.ones_like(right[:, :1])
+    ones = torch.ones_like(column[:, None])
     sums = plan @ torch.cat([right, column[:, None], ones], dim=1)
     return float((sums[:, -2] + sums[:, -1] * row).sum() - (sums[:, :-2] * left).sum())
 
@@ -458,6 +458,9 @@ def falls_further(
     problem = setting.problem
     limits, products = limits_of(plan.device), problem.loss.cross is not None
     if setting.gradient.exact or not limits.checks(*plan.shape, products=products):
+        return False
+    if problem.blocks is not None:
+        # an exact cost would be a table of all entries
         return False
     base = DenseGradient(problem)
     gradient: Gradient = base if setting.rule is None else RelaxedGradient(base, problem)

@@ -9,6 +9,7 @@ import torch
 from torchgw._gradients.contract import CostNoise, Coupling, Linearised
 from torchgw._plans.contract import Plan
 from torchgw._plans.given import SparsePlan
+from torchgw._plans.paired import PairedPlan
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.problem import Problem
 from torchgw._search.alternatives import Search
@@ -48,12 +49,14 @@ class Asked(NamedTuple):
 class Ending(NamedTuple):
     """The plan of a solve, and its numbers."""
 
-    plan: TransportPlan | SparsePlan
+    plan: TransportPlan | SparsePlan | PairedPlan
     evaluation: Evaluation
     epsilon: float  # entropic regularisation that the plan has
     status: Status
     polished: Polished | None
-    unpolished: TransportPlan | None  # the plan of the last cost, if ``plan`` is a polished one
+    unpolished: (
+        TransportPlan | PairedPlan | None
+    )  # the plan of the last cost, if ``plan`` is a polished one
 
 
 class Overlap(NamedTuple):

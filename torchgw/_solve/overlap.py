@@ -7,13 +7,14 @@ logarithm of the added cost, which two straight lines describe, breaks.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from torchgw._problem.marginals import MarginalRule
+from torchgw._problem.support import most_mass, usable
 from torchgw._search.alternatives import WHY_NO_ELBOW, WHY_TIME, Search
 from torchgw._solve.outcome import Asked, Outcome, Overlap
 from torchgw._solve.passes import solve_problem
@@ -38,12 +39,17 @@ def solve_overlap(asked: Asked, recorder: Recorder) -> Outcome:
     rule, ends = asked.options.rule, dict[float, Outcome]()
     assert rule is not None
     assert rule.mass is not None
+    support, shares = asked.problem.support, SHARES
+    if support is not None:
+        # what is allowed may leave no plan that moves more
+        most = most_mass(support, asked.problem.marginals)
+        shares = tuple(share for share in SHARES if share <= most)
     # a search begins at the mass of the rule and at all of it
-    for first in (rule.mass, 1.0):
+    for first in dict.fromkeys((min(rule.mass, shares[-1]), shares[-1])):
         if ends and is_over():
             break
         _take(ends, first, solve_problem(_moving(asked, first), Recorder()))
-        for path in (_below(first), _above(first)):
+        for path in (_below(first, shares), _above(first, shares)):
             near = ends[first]
             for share in path:
                 if is_over():
@@ -56,7 +62,7 @@ def solve_overlap(asked: Asked, recorder: Recorder) -> Outcome:
     best = ends[found.chosen]
     recorder.history, recorder.timings = best.recorder.history, best.recorder.timings
     doubt = ""
-    if len(ends) < len(SHARES):
+    if len(ends) < len(shares):
         doubt = WHY_TIME
     elif found.contrast < _CLEAR:
         doubt = WHY_NO_ELBOW.format(share=found.chosen)
@@ -66,18 +72,20 @@ def solve_overlap(asked: Asked, recorder: Recorder) -> Outcome:
     return best._replace(recorder=recorder, overlap=found)
 
 
-def _below(first: float) -> Iterator[float]:
-    return (share for share in reversed(SHARES) if share < first)
+def _below(first: float, shares: Sequence[float]) -> Iterator[float]:
+    return (share for share in reversed(shares) if share < first)
 
 
-def _above(first: float) -> Iterator[float]:
-    return (share for share in SHARES if share > first)
+def _above(first: float, shares: Sequence[float]) -> Iterator[float]:
+    return (share for share in shares if share > first)
 
 
 def _moving(asked: Asked, share: float) -> Asked:
     """Ask for a plan that moves a share of the mass."""
-    rule = MarginalRule(mass=share) if share < 1 else None
-    return asked._replace(options=replace(asked.options, rule=rule))
+    rule, problem = MarginalRule(mass=share) if share < 1 else None, asked.problem
+    if rule is None and problem.support is not None:
+        problem = replace(problem, support=usable(problem.support, problem.marginals, None))
+    return asked._replace(problem=problem, options=replace(asked.options, rule=rule))
 
 
 def _from_neighbour(asked: Asked, share: float, near: Outcome) -> Outcome:

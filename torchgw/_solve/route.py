@@ -255,6 +255,8 @@ def choose_storage(
     annealed: bool,
 ) -> Storage:
     """Choose whether costs are stored, and the width of tiles that are skipped."""
+    if facts.grouped:
+        return Storage(False, None, False, "the costs of each group are read from their factors")
     matrix = facts.linear == 0
     rank = facts.cost_rank(gradient, n_anchors)
     # relaxed problems have no sweeps over tiles, without which streaming is slow
@@ -325,6 +327,7 @@ def why_no_tiles(
 def can_subsample(facts: Facts, options: Options, limits: Limits, gradient: str) -> bool:
     """Whether a subsample is worth solving first, and can be."""
     able = gradient == "factored" and options.rule is None and facts.linear != 0
+    able &= not facts.grouped
     return able and None not in facts.factors and facts.entries > limits.subsample
 
 
@@ -340,6 +343,8 @@ def is_polished(facts: Facts, limits: Limits) -> bool:
 
 
 def _searched(facts: Facts, options: Options) -> bool:
+    if facts.grouped:
+        return False
     return options.n_init != 1 and facts.alpha != 0 and min(facts.n, facts.m) > 1
 
 
@@ -473,12 +478,13 @@ MOVES = (
 )  # fmt: skip
 
 
-def _begin(options: Options, moves: Sequence[Move], init: str) -> tuple[Choice, ...]:
+def _begin(facts: Facts, options: Options, moves: Sequence[Move], init: str) -> tuple[Choice, ...]:
     """List where a solve may begin; ``init`` names what was passed, if anything was."""
     if init:
         return (Choice("start", init, "passed as `init`"),)
     if not moves:
-        why = "n_init=1" if options.n_init == 1 else "there is but one optimum"
+        alone = "groups of so many points have no search" if facts.grouped else ""
+        why = "n_init=1" if options.n_init == 1 else alone or "there is but one optimum"
         return (Choice("start", "a x b", why),)
     search = Choice("start", "a search", f"search={options.search!r}")
     return (search, *(Choice(move.name, move.what, move.where) for move in moves))
@@ -550,7 +556,7 @@ def make_route(
         each *= slowness()
         seconds = solve_seconds(facts, options, limits, name, each, names)
     return Route(
-        _size(facts), gradient, precision, storage, _begin(options, moves, init),
+        _size(facts), gradient, precision, storage, _begin(facts, options, moves, init),
         _end(facts, options, name, limits), each, seconds,
         _bytes(facts, options, limits, name, storage, dtypes, n_anchors), dtypes, n_anchors,
         longest(facts, options),

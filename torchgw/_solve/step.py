@@ -29,6 +29,7 @@ from torchgw._sinkhorn.annealing import (
     STUCK_SHARE,
     Annealing,
 )
+from torchgw._sinkhorn.blocks import BlockProblem
 from torchgw._sinkhorn.contract import Backend, PreparedProblem
 from torchgw._sinkhorn.loop import SinkhornResult, sinkhorn
 from torchgw._sinkhorn.partial import partial_sinkhorn
@@ -98,10 +99,35 @@ def solve_linear(
     min_iter: int = 0,
 ) -> SinkhornResult:
     """Solve a linear problem, for strict or relaxed marginals."""
+    if isinstance(prepared, BlockProblem):
+        return _solve_blocks(prepared, start, max_iter=max_iter, min_iter=min_iter, tol=tol)
     mass = None if setting.rule is None else setting.rule.mass
     if mass is not None:
         return partial_sinkhorn(prepared, start, mass=mass, max_iter=max_iter, tol=tol)
     return sinkhorn(prepared, start, max_iter=max_iter, min_iter=min_iter, tol=tol)
+
+
+def _solve_blocks(
+    prepared: BlockProblem, start: Potentials | None, *, max_iter: int, min_iter: int, tol: float
+) -> SinkhornResult:
+    """Solve the problem of each group, to an error of its share of the mass."""
+    begun = [(part, None) for part in prepared.parts] if start is None else prepared.split(start)
+    found = [
+        sinkhorn(
+            part, at, max_iter=max_iter, min_iter=min_iter,
+            tol=tol * float(part.problem.marginals.a.sum()),
+        )
+        for part, at in begun
+    ]  # fmt: skip
+    return SinkhornResult(
+        Potentials(
+            prepared.joined([one.potentials.f for one in found], 0),
+            prepared.joined([one.potentials.g for one in found], 1),
+        ),
+        sum(one.error for one in found),
+        max(one.n_iters for one in found),
+        all(one.converged for one in found),
+    )
 
 
 class Pace:

@@ -22,6 +22,7 @@ from torchgw._problem.problem import Facts, Problem
 from torchgw._search.coarse import directed_points, loss_spread
 from torchgw._search.isometry import rounding_advice
 from torchgw._sinkhorn.annealing import Annealing
+from torchgw._sinkhorn.blocks import BlockBackend
 from torchgw._sinkhorn.choose import choose_backend
 from torchgw._sinkhorn.contract import Backend
 from torchgw._sinkhorn.tiles.tiling import Tiling
@@ -172,7 +173,9 @@ class Strategy:
     def backend(self, dtype: torch.dtype, tiling: Tiling | None) -> Backend:
         """Choose what solves linear problems of a dtype, by tiles if there is a tiling."""
         options, device = self.options, self.problem.source.device
-        return choose_backend(options.backend, device, dtype, tiling, options.ranks)
+        backend = choose_backend(options.backend, device, dtype, tiling, options.ranks)
+        blocks = self.problem.blocks
+        return backend if blocks is None else BlockBackend(backend, blocks)
 
     def _half(self, dtype: torch.dtype) -> bool:
         """Whether the products of a stage are made of half-precision ones."""
@@ -214,6 +217,13 @@ def choose_strategy(
     limits = limits_of(problem.source.device)
     facts = Facts.of(problem, options.rule, graphs=graphs)
     gradient = choose_gradient(facts, options, limits)
+    if facts.grouped and (gradient.chosen == "dense" or options.regularization == "proximal"):
+        raise UnsupportedError(
+            f"`groups` of {facts.n} x {facts.m} points are too many for a table, and "
+            f"{'proximal steps' if gradient.chosen != 'dense' else 'this gradient'} would store "
+            "one. Pass distances with factors (points, landmarks), gradient='factored' or "
+            "'sampled', and regularization='entropic'; or take fewer points."
+        )
     options.check_gradient(gradient.chosen, partial(rounding_advice, problem))
     if options.polish:
         check_polish(problem.marginals, options.rule)

@@ -158,6 +158,10 @@ class DistanceProvider(ABC):
         """Make the provider of the distances times a positive number."""
         return ScaledDistance(self, factor)
 
+    def subset(self, index: Tensor) -> DistanceProvider:
+        """Make the provider of the distances among some of the points, (k,) int64."""
+        return SubsetDistance(self, index)
+
     def mean(self, weights: Tensor) -> float:
         """Compute weights.T @ D @ weights, the mean distance."""
         return float(weights @ self.apply(weights[:, None])[:, 0])
@@ -266,3 +270,46 @@ class EntrywiseDistance(DerivedDistance):
     def apply(self, values: Tensor) -> Tensor:
         matrix = self.matrix()
         return super().apply(values) if matrix is None else matrix @ values
+
+
+class SubsetDistance(DistanceProvider):
+    """The distances among some points of another provider, which are read from its own."""
+
+    def __init__(self, provider: DistanceProvider, index: Tensor) -> None:
+        self.provider, self.index, self.n = provider, index, len(index)
+        self.device, self.dtype = provider.device, provider.dtype
+        self.cheap_columns, self.capturable = provider.cheap_columns, provider.capturable
+        refuse_directed(provider, "Give `subset` of its own to a provider of directed costs.")
+
+    def columns(self, index: Tensor) -> Tensor:
+        return self.provider.columns(self.index[index])[self.index]
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> DistanceProvider:
+        if self._lies_at(device, dtype):
+            return self
+        return SubsetDistance(self.provider.to(device, dtype), self.index.to(device))
+
+    def factors(self) -> Factors | None:
+        factors = self.provider.factors()
+        return factors and Factors(factors.matrix[self.index], factors.signs)
+
+    def matrix(self) -> Tensor | None:
+        matrix = self.provider.matrix()
+        return None if matrix is None else matrix[self.index][:, self.index]
+
+    def apply(self, values: Tensor) -> Tensor:
+        if self.provider.factors() is not None:
+            return super().apply(values)
+        whole = values.new_zeros(self.provider.n, values.shape[1])
+        return self.provider.apply(whole.index_copy_(0, self.index, values))[self.index]
+
+    def mean_square(self, weights: Tensor) -> Tensor:
+        whole = weights.new_zeros(self.provider.n).index_copy_(0, self.index, weights)
+        return self.provider.mean_square(whole)[self.index]
+
+    def maximum(self) -> float:
+        # a bound is enough where the largest distance is asked for
+        return self.provider.maximum()
+
+    def uncertainty(self) -> Tensor:
+        return self.provider.uncertainty()[self.index]

@@ -93,6 +93,14 @@ class PointDistance(DistanceProvider):
         moved._points = self._points - moved._weights @ self._points
         return moved
 
+    def subset(self, index: Tensor) -> DistanceProvider:
+        """Keep the factors that the distances of all points have, if they have any."""
+        if self.metric != "euclidean":
+            return super().subset(index)
+        chosen = self._moved(self.device, self.dtype, _points=self._points[index], n=len(index))
+        chosen._weights = None if self._weights is None else self._weights[index]
+        return chosen
+
     def columns(self, index: Tensor) -> Tensor:
         """Compute D[:, index], with exact zeros where a point meets itself."""
         return _between(self._points, self._points[index], self.metric)

@@ -86,6 +86,9 @@ class PrecomputedDistance(DistanceProvider):
     def matrix(self) -> Tensor:
         return self._matrix
 
+    def subset(self, index: Tensor) -> Self:
+        return self.unchecked(self.table[index][:, index])
+
     def apply(self, values: Tensor) -> Tensor:
         return self._matrix @ values
 

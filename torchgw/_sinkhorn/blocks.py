@@ -1,0 +1,197 @@
+"""Linear problems of points in groups that do not mix: a problem of its own for each group.
+
+Nothing between groups is read or computed: entries there are exactly zero, and a pass over the plan
+takes the sum of the products of the sizes of groups in place of n m.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchgw._sinkhorn.contract import Backend, PreparedProblem, Sweep
+from torchgw._sinkhorn.problem import LinearProblem
+from torchgw._typing import Marginals, Potentials
+
+
+class Blocks(NamedTuple):
+    """Groups of points of both sides, (n,) and (m,) int64 numbers from zero."""
+
+    source: Tensor
+    target: Tensor
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(n, m)."""
+        return len(self.source), len(self.target)
+
+    @property
+    def T(self) -> "Blocks":  # noqa: N802 - the name of every array library
+        """The groups with source and target exchanged."""
+        return Blocks(self.target, self.source)
+
+    def members(self) -> list[tuple[Tensor, Tensor]]:
+        """List the rows and the columns of each group that has both."""
+        count = 1 + int(max(side.max() for side in self))
+        parts = []
+        for side in self:
+            sizes = torch.bincount(side, minlength=count).tolist()
+            parts.append(side.argsort(stable=True).split(sizes))
+        return [(rows, columns) for rows, columns in zip(*parts, strict=True)
+                if len(rows) and len(columns)]  # fmt: skip
+
+    def entries(self) -> int:
+        """Count the entries within groups."""
+        return sum(len(rows) * len(columns) for rows, columns in self.members())
+
+
+class BlockBackend:
+    """A backend that solves the problem of each group by another one.
+
+    Problems of another shape, such as those of new points, have no groups.
+    """
+
+    def __init__(self, whole: Backend, blocks: Blocks) -> None:
+        self.whole, self.blocks, self.name = whole, blocks, whole.name
+
+    def prepare(self, problem: LinearProblem) -> PreparedProblem:
+        """Prepare the problems of all groups."""
+        if problem.cost.shape != self.blocks.shape:
+            return self.whole.prepare(problem)
+        return BlockProblem(problem, self)
+
+    def rows(self, part: slice) -> "BlockBackend":
+        """Make the backend of some source points."""
+        return BlockBackend(self.whole, Blocks(self.blocks.source[part], self.blocks.target))
+
+
+class BlockProblem(PreparedProblem):
+    """The problems of groups, as one."""
+
+    def __init__(self, problem: LinearProblem, backend: BlockBackend) -> None:
+        super().__init__(problem, backend)
+        self._groups = backend
+        (a, b), cost = problem.marginals, problem.cost
+        self.members = backend.blocks.members()
+        self.parts = [
+            backend.whole.prepare(
+                problem._replace(
+                    cost=cost.rows(rows).transpose().rows(columns).transpose(),
+                    marginals=Marginals(a[rows], b[columns]),
+                )
+            )
+            for rows, columns in self.members
+        ]
+
+    @property
+    def T(self) -> PreparedProblem:
+        return BlockBackend(self._groups.whole, self._groups.blocks.T).prepare(self.problem.T)
+
+    def rows(self, part: slice) -> PreparedProblem:
+        a, b = self.problem.marginals
+        cut = self.problem._replace(
+            cost=self.problem.cost.rows(part), marginals=Marginals(a[part], b)
+        )
+        return self._groups.rows(part).prepare(cut)
+
+    def split(self, potentials: Potentials) -> Iterator[tuple[PreparedProblem, Potentials]]:
+        """Go through the problems of groups, with their potentials."""
+        f, g = potentials
+        for part, (rows, columns) in zip(self.parts, self.members, strict=True):
+            yield part, Potentials(f[rows], g[columns])
+
+    def joined(self, parts: Sequence[Tensor], axis: int, fill: float = 0.0) -> Tensor:
+        """Put values of the source points (axis 0) or target points (axis 1) of groups together."""
+        size = self.problem.cost.shape[axis]
+        whole = parts[0].new_full((size, *parts[0].shape[1:]), fill)
+        for members, part in zip(self.members, parts, strict=True):
+            whole[members[axis]] = part
+        return whole
+
+    def softmin(self, potential: Tensor, axis: int) -> Tensor:
+        """Compute half-steps within groups."""
+        found = [
+            part.softmin(potential[members[axis]], axis)
+            for part, members in zip(self.parts, self.members, strict=True)
+        ]
+        return self.joined(found, 1 - axis)
+
+    def sweep(self, start: Potentials, count: int, relaxation: float = 1.0) -> Sweep:
+        return self._swept(start, lambda part, at: part.sweep(at, count, relaxation))
+
+    def safe_sweep(self, start: Potentials, count: int) -> Sweep:
+        return self._swept(start, lambda part, at: part.safe_sweep(at, count))
+
+    def _swept(
+        self, start: Potentials, run: Callable[[PreparedProblem, Potentials], Sweep]
+    ) -> Sweep:
+        found = [run(part, at) for part, at in self.split(start)]
+        checks = torch.stack([each.check for each in found])
+        return Sweep(
+            self.joined([each.f for each in found], 0),
+            self.joined([each.g for each in found], 1),
+            self.joined([each.g_next for each in found], 1),
+            Potentials(
+                self.joined([each.state.f for each in found], 0),
+                self.joined([each.state.g for each in found], 1),
+            ),
+            torch.stack([checks[:, 0].amin(), checks[:, 1].sum()]),
+        )
+
+    def end_sweeps(self) -> None:
+        for part in self.parts:
+            part.end_sweeps()
+
+    def apply(self, potentials: Potentials, values: Tensor) -> Tensor:
+        found = [
+            part.apply(at, values[columns])
+            for (part, at), (_, columns) in zip(self.split(potentials), self.members, strict=True)
+        ]
+        return self.joined(found, 0)
+
+    def block(self, potentials: Potentials, index: Tensor | slice) -> Tensor:
+        """Compute rows of the plan, (s, m)."""
+        n, m = self.problem.cost.shape
+        if isinstance(index, slice):
+            index = torch.arange(*index.indices(n), device=potentials.f.device)
+        place = torch.full((n,), -1, device=index.device)
+        found = torch.zeros(
+            len(index), m, dtype=self.problem.cost.dtype, device=potentials.f.device
+        )
+        for (part, at), (rows, columns) in zip(self.split(potentials), self.members, strict=True):
+            place.fill_(-1)
+            place[rows] = torch.arange(len(rows), device=index.device)
+            here = (place[index] >= 0).nonzero()[:, 0]
+            found[here[:, None], columns] = part.plan(at).rows(place[index[here]])
+        return found
+
+    def dense(self, potentials: Potentials) -> Tensor:
+        return self.block(potentials, slice(None))
+
+    def topk(self, potentials: Potentials, k: int) -> tuple[Tensor, Tensor]:
+        (n, m), dtype = self.problem.cost.shape, self.problem.cost.dtype
+        device = potentials.f.device
+        values = torch.zeros(n, k, dtype=dtype, device=device)
+        # zeros of small groups are those of the first columns of others
+        places = torch.arange(k, device=device).repeat(n, 1)
+        for (part, at), (rows, columns) in zip(self.split(potentials), self.members, strict=True):
+            few = min(k, len(columns))
+            best, where = part.topk(at, few)
+            inside = torch.zeros(m, dtype=torch.bool, device=device)
+            inside[columns] = True
+            rest = (~inside).nonzero()[: k - few, 0]
+            values[rows, :few] = best
+            places[rows] = torch.cat([columns[where], rest.expand(len(rows), -1)], dim=1)
+        return values, places
+
+    def draw(self, potentials: Potentials, rows: Tensor, generator: torch.Generator) -> Tensor:
+        drawn = torch.zeros_like(rows)
+        place = torch.full((len(potentials.f),), -1, device=rows.device)
+        for (part, at), (mine, columns) in zip(self.split(potentials), self.members, strict=True):
+            place.fill_(-1)
+            place[mine] = torch.arange(len(mine), device=rows.device)
+            here = (place[rows] >= 0).nonzero()[:, 0]
+            if len(here):
+                drawn[here] = columns[part.draw(at, place[rows[here]], generator)]
+        return drawn

@@ -1,0 +1,287 @@
+"""Solves with known pairs: the smaller problem of the other points, and its answer for all."""
+
+import math
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from torchgw._boundary.arrays import to_tensor
+from torchgw._errors import InvalidInputError, UnsupportedError
+from torchgw._gradients.choose import make_gradient
+from torchgw._plans.contract import Anchors
+from torchgw._plans.paired import PairedPlan
+from torchgw._plans.transport import DualPlan, TransportPlan
+from torchgw._problem.limits import limits_of
+from torchgw._problem.reduction import Reduction
+from torchgw._search.alternatives import Alternative, Search
+from torchgw._sinkhorn.problem import Cost, DenseCost, softmin
+from torchgw._solve.evaluation import Evaluation, factored_linear
+from torchgw._solve.outcome import Asked, Outcome
+from torchgw._solve.route import Route
+from torchgw._typing import Indices, Marginals, Potentials
+
+
+def reduced(asked: Asked, reduction: Reduction) -> Asked:
+    """Ask for the smaller problem, from what is left of the start that was given."""
+    # paths in whole graphs, and searches on all points, say nothing of some of them
+    return asked._replace(
+        problem=reduction.problem, init=_start(asked.init, reduction), graphs=(None, None), made=()
+    )
+
+
+def told_of(route: Route, reduction: Reduction) -> Route:
+    """Say in the route of the smaller problem which points it leaves out."""
+    count = len(reduction.mass)
+    return route._replace(size=f"{route.size}, beside {count} known pair{'s' * (count != 1)}")
+
+
+def _start(init: Any, reduction: Reduction) -> Any:
+    """Restrict what was given as a start to the points that are left."""
+    kept, shape = reduction.kept, reduction.whole.marginals
+    sizes = len(shape.a), len(shape.b)
+    if init is None:
+        return None
+    if isinstance(init, Alternative):
+        return _alternative(init, reduction) if init.shape == sizes else init
+    if isinstance(init, tuple) and not isinstance(init, Anchors):
+        parts = [to_tensor("init", part) for part in init]
+        # what does not fit is refused where starts are read
+        fits = tuple(map(len, parts)) == sizes
+        return tuple(p[i.to(p.device)] for p, i in zip(parts, kept, strict=True)) if fits else init
+    plan = getattr(init, "lazy_plan", init)
+    if isinstance(plan, DualPlan):
+        if plan.shape != sizes:
+            return init
+        if not limits_of(plan.device).stores(*map(len, kept)):
+            raise UnsupportedError(
+                f"`init` as a plan of {sizes[0]} x {sizes[1]} points would be stored for a solve "
+                "with `pairs`, which is too large. Pass a matching: init=plan.argmax()."
+            )
+        part = plan.giving(in_numpy=False).rows(kept.source)[:, kept.target].double()
+        return part / part.sum()
+    table = to_tensor("init", init)
+    if table.dtype.is_floating_point or table.dtype is torch.bool:
+        if tuple(table.shape) != sizes:
+            raise InvalidInputError(
+                f"`init` must be a plan of shape {sizes}; got {tuple(table.shape)}."
+            )
+        part = table.double()[kept.source.to(table.device)][:, kept.target.to(table.device)]
+        return part / part.sum()
+    return _matching(table.to(kept.source.device).long(), reduction)
+
+
+def _matching(table: Tensor, reduction: Reduction) -> Tensor:
+    """Restrict a matching, targets (n,) or pairs (p, 2), to pairs of points that are left."""
+    n, m = len(reduction.whole.marginals.a), len(reduction.whole.marginals.b)
+    if table.ndim == 2 and table.shape[1] == 2:
+        pairs = table
+    elif tuple(table.shape) == (n,):
+        pairs = torch.stack([torch.arange(n, device=table.device), table], dim=1)[table != -1]
+    else:
+        raise InvalidInputError(
+            f"`init` as a matching must be integers of shape ({n},), the target of each source "
+            f"point or -1 for none, or (pairs, 2); got shape {tuple(table.shape)}."
+        )
+    rows, columns = (
+        _numbered(part, index, size)
+        for part, index, size in zip(pairs.T, reduction.kept, (n, m), strict=True)
+    )
+    found = torch.stack([rows, columns], dim=1)[(rows >= 0) & (columns >= 0)]
+    if not len(found):
+        raise InvalidInputError(
+            "`init` matches no two points beside the known `pairs`. Leave `init` out."
+        )
+    return found
+
+
+def _numbered(points: Tensor, kept: Tensor, size: int) -> Tensor:
+    """Find the numbers of points among those that are left; -1 for others."""
+    if len(points) and not 0 <= int(points.min()) <= int(points.max()) < size:
+        raise InvalidInputError(
+            f"`init` as a matching must have indices within 0 and {size - 1}; got "
+            f"{int(points.min())} to {int(points.max())}."
+        )
+    number = torch.full((size,), -1, device=kept.device)
+    number[kept] = torch.arange(len(kept), device=kept.device)
+    return number[points]
+
+
+def _alternative(init: Alternative, reduction: Reduction) -> Any:
+    """Restrict an optimum of few points to those that are left."""
+    plan = to_tensor("init", init.plan)
+    sides = [
+        to_tensor("init", side).to(reduction.mass.device) for side in (init.source, init.target)
+    ]
+    sizes = len(reduction.whole.marginals.a), len(reduction.whole.marginals.b)
+    numbers = [
+        _numbered(points, kept, size)
+        for points, kept, size in zip(sides, reduction.kept, sizes, strict=True)
+    ]
+    inside = [(number >= 0).to(plan.device) for number in numbers]
+    part = plan[inside[0]][:, inside[1]]
+    source, target = (number[number >= 0] for number in numbers)
+    shape = len(reduction.kept.source), len(reduction.kept.target)
+    return replace(init, plan=part / part.sum(), source=source, target=target, shape=shape)
+
+
+def of_all_points(asked: Asked, reduction: Reduction, found: Outcome) -> Outcome:
+    """Answer for all points, from the answer for those that are left."""
+    whole, ending, strategy = reduction.whole, found.ending, found.strategy
+    options = strategy.options
+    problem = whole.to(torch.float64 if strategy.gradient == "factored" else ending.plan.dtype)
+    gradient = make_gradient(
+        strategy.gradient, problem, found.n_anchors or strategy.n_anchors, options.redraw
+    )
+    left, log_mass = reduction.left, _log(reduction.mass)
+    # of the plan whose cost is the last one, which new points are mapped by
+    first = ending.unpolished or ending.plan
+    coupling = gradient.update(_paired(reduction, first), None, asked.generator)
+    at = gradient.linearise(coupling)
+    cost = at.cost.to(torch.float64)
+    paired = _entries(cost, reduction.pairs)
+    mapping = _paired(reduction, first, paired, _leaning(reduction, cost, first))
+    plan, at_plan = mapping, coupling
+    if ending.unpolished is not None:
+        plan = _paired(reduction, ending.plan)
+        at_plan = gradient.update(plan, None, asked.generator)
+    # those of the plan are of a cost without terms of rows and columns alone
+    own = Potentials(gradient.row.double(), gradient.column.double())
+    shift = first.epsilon * math.log(left) / 2
+    potentials = Potentials(
+        *(
+            (term + part).index_copy(0, rest, inner - shift)
+            for term, part, rest, inner in zip(
+                own, mapping.potentials, reduction.kept, found.potentials, strict=True
+            )
+        )
+    )
+    masses = Marginals(*plan.masses)
+    small = ending.evaluation
+    evaluation = Evaluation(
+        masses=masses,
+        marginal_error=left * small.marginal_error,
+        quadratic=gradient.evaluate(cast(TransportPlan, plan), masses, asked.generator, at_plan),
+        linear=_linear(whole.linear, plan, reduction),
+        # of P = left P' on a x b = left^2 a' x b', and of pairs on w x w
+        kl=left * (small.kl - math.log(left)) - float(reduction.mass @ log_mass),
+    )
+    search = found.search and _search_of_all(found.search, reduction)
+    return found._replace(
+        ending=ending._replace(
+            plan=plan,
+            evaluation=evaluation,
+            unpolished=None if ending.unpolished is None else mapping,
+        ),
+        potentials=potentials,
+        search=search,
+        route=told_of(found.route, reduction),
+        known=gradient.remember(coupling, whole.marginals),
+    )
+
+
+def _log(mass: Tensor) -> Tensor:
+    """Take logarithms of weights; those of weight zero hold nothing whatever it is."""
+    return torch.where(mass > 0, mass, 1.0).log()
+
+
+def _leaning(reduction: Reduction, cost: Cost, plan: Any) -> Tensor:
+    """Compute how far potentials of known points of X lie above those of their partners, (k,).
+
+    Their sum is what the mass of a pair says. New points are mapped by each of them, so the
+    difference is that of the potentials which the points would have beside the plan of the others.
+    """
+    # the potentials of the smaller problem are of weights that sum to one, alike on both sides
+    weights = reduction.problem.marginals
+    sides = []
+    for side, whole in enumerate((cost, cost.transpose())):
+        block = whole.rows(reduction.pairs[side]).transpose().rows(reduction.kept[1 - side])
+        potential, weight = plan.potentials[1 - side].double(), weights[1 - side].log()
+        sides.append(softmin(block, weight, potential, plan.epsilon, axis=0))
+    found: Tensor = sides[0] - sides[1]
+    return found
+
+
+def _paired(
+    reduction: Reduction,
+    plan: Any,
+    paired: Tensor | None = None,
+    leaning: Tensor | float = 0.0,
+) -> PairedPlan:
+    """Put a plan of the points that are left and known pairs together."""
+    kept, pairs, weights = reduction.kept, reduction.pairs, reduction.whole.marginals
+    paired = torch.zeros_like(reduction.mass) if paired is None else paired
+    own = Marginals(*(part[index] for part, index in zip(weights, kept, strict=True)))
+    left = reduction.left
+    # the product of the weights is left^2 times that of the normalised ones, the plan left times
+    shift = plan.epsilon * math.log(left) / 2
+    inner = plan.replaced(
+        Potentials(*(part - shift for part in plan.potentials)), own,
+        Marginals(*(left * part for part in plan.masses)),
+    )  # fmt: skip
+    both = paired - plan.epsilon * _log(reduction.mass)
+    known = (both + leaning) / 2, (both - leaning) / 2
+    potentials = Potentials(
+        *(
+            weight.new_zeros(len(weight)).index_copy(0, rest, part).index_copy(0, index, own_part)
+            for weight, rest, part, index, own_part in zip(
+                weights, kept, inner.potentials, pairs, known, strict=True
+            )
+        )
+    )
+    return PairedPlan(inner, pairs, kept, potentials, weights, paired)
+
+
+def _entries(cost: Cost, pairs: Indices) -> Tensor:
+    """Read a cost at pairs of points, (k,)."""
+    i, j = pairs
+    if isinstance(cost, DenseCost):
+        return cost.matrix[i, j]
+    return cost.row[i] + cost.column[j] - (cost.left[i] * cost.right[j]).sum(1)
+
+
+def _linear(linear: Cost | None, plan: PairedPlan, reduction: Reduction) -> float:
+    """Compute <M, P>."""
+    if linear is None:
+        return 0.0
+    if isinstance(linear, DenseCost):
+        rows, columns = reduction.kept
+        inner = linear.matrix[rows][:, columns].double() * plan.inner.stored().double()
+        return float(inner.sum() + plan.mass @ _entries(linear, reduction.pairs).double())
+    return factored_linear(cast(TransportPlan, plan), linear)
+
+
+def _search_of_all(search: Search, reduction: Reduction) -> Search:
+    """Name the points of optima by their numbers among all; value them as plans of all."""
+    problem, kept = reduction.whole, reduction.kept
+    shape = len(problem.marginals.a), len(problem.marginals.b)
+    left, constant = reduction.left, _constant(reduction)
+    entropy = left * math.log(left) + float(reduction.mass @ _log(reduction.mass))
+    alternatives = tuple(
+        replace(
+            one, source=kept.source[one.source], target=kept.target[one.target], shape=shape,
+            value=left * one.value + constant,
+        )
+        for one in search.alternatives
+    )  # fmt: skip
+    trials = tuple(
+        one._replace(
+            objective=left * one.objective + constant - one.epsilon * entropy,
+            value=left * one.value + constant,
+        )
+        for one in search.trials
+    )
+    return search._replace(alternatives=alternatives, trials=trials)
+
+
+def _constant(reduction: Reduction) -> float:
+    """Compute what known pairs cost among themselves."""
+    problem, (i, j), mass = reduction.whole, reduction.pairs, reduction.mass
+    near, far = problem.source.columns(i)[i].double(), problem.target.columns(j)[j].double()
+    value = problem.alpha * float(mass @ problem.loss(near, far) @ mass)
+    if problem.linear is not None:
+        value += (1 - problem.alpha) * float(
+            mass @ _entries(problem.linear, reduction.pairs).double()
+        )
+    return value
