@@ -12,6 +12,7 @@ ORDER = (
     "cells",
     "snare",
     "graphs",
+    "roads",
     "hierarchies",
     "surfaces",
     "out_of_sample",

@@ -100,6 +100,8 @@ class Limits(NamedTuple):
     batch_searched: int
     # Entries up to which graphs are matched by their edges without a doubt. [L1283]
     edges: float
+    # Messages along the edges of graphs that are too large for chains, edges times nodes. [L1362]
+    messages: float
 
     # Matchings. Points of a side up to which a matching is improved, and triples of points up to
     # which it is for a loss that is no product; points up to which all matchings are searched, and
@@ -153,7 +155,7 @@ CPU = Limits(
     chains=16, thorough_chains=64, fewest_chains=4, chain_products=1e12, thorough=16,
     open_chains=4, open_least=2**14, open_most=2**16,
     together=2**17, tiny=2**10,
-    batch_searched=2**10, edges=200_000,
+    batch_searched=2**10, edges=200_000, messages=2e8,
     improved_points=1_500, improved_triples=2_000_000, matched_points=128, exchanged_rows=2_048,
     certified_points=5_000, sorted_points=2_500, lifted=3_600, semidefinite=30, cut_products=144,
 )  # fmt: skip
@@ -161,7 +163,8 @@ CUDA = CPU._replace(
     dense=40e6, triples=2e9, most_triples=1e11, half=2e6,
     float64=2e6, again=200e6, settled=1e9,
     stored_bytes=2**31, cells=1e11, kept_tables=200e6,
-    chain_products=1.2e13, open_chains=16, open_least=2**13, together=2**28, improved_points=5_000,
+    chain_products=1.2e13, messages=1e10, open_chains=16, open_least=2**13, together=2**28,
+    improved_points=5_000,
 )  # fmt: skip
 LIMITS = {"cpu": CPU, "cuda": CUDA}
 

@@ -148,7 +148,7 @@ def sums(provider: DistanceProvider, function: Entrywise, weights: Tensor) -> Te
 
 # Share of entries that are not zero up to which a CPU multiplies by these alone: an adjacency
 # matrix takes a fifth to a fifteenth of the time. Dense products are free on a GPU. [L140]
-_SPARSE_SHARE = 0.03
+SPARSE_SHARE = 0.03
 # Plans of this many entries and more are searched for few entries that are more than rounding.
 # [L592]
 _LOOKED_AT = 2**18
@@ -232,7 +232,7 @@ class ProductCross:
 
 def _sparse(table: Tensor) -> Tensor | None:
     """Convert a table to coordinate format if that makes products faster."""
-    if table.is_cuda or int(table.count_nonzero()) > _SPARSE_SHARE * table.numel():
+    if table.is_cuda or int(table.count_nonzero()) > SPARSE_SHARE * table.numel():
         return None
     return table.to_sparse()
 
@@ -250,7 +250,7 @@ def _sharp(plan: Tensor) -> Tensor | None:
         return None
     size = plan.abs()
     kept = size > torch.finfo(plan.dtype).eps / plan.shape[1] * size.max()
-    if int(kept.count_nonzero()) > _SPARSE_SHARE * plan.numel():
+    if int(kept.count_nonzero()) > SPARSE_SHARE * plan.numel():
         return None
     # a constructor takes twice as long, and warns in torch 2.11 whatever it is told
     return plan.sparse_mask(kept.to_sparse())

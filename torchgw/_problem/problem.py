@@ -6,7 +6,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgw._problem.losses import SQUARE, BothWays, Cross, Loss, MinimumCross, ProductCross
+from torchgw._problem.limits import limits_of
+from torchgw._problem.losses import (
+    SPARSE_SHARE,
+    SQUARE,
+    BothWays,
+    Cross,
+    Loss,
+    MinimumCross,
+    ProductCross,
+)
 from torchgw._problem.marginals import MarginalRule, is_assignment
 from torchgw._sinkhorn.blocks import Blocks
 from torchgw._sinkhorn.problem import Cost, DenseCost, FactoredCost
@@ -112,6 +121,17 @@ def stored_matrix(provider: DistanceProvider) -> Tensor:
     return matrix
 
 
+def _is_sparse(*sides: DistanceProvider) -> bool:
+    """Whether tables are mostly zeros; only asked where products of full ones are too large."""
+    if max(side.n for side in sides) ** 2 <= limits_of(sides[0].device).dense:
+        return False
+    tables = [side.matrix() for side in sides]
+    return all(
+        table is not None and int(table.count_nonzero()) <= SPARSE_SHARE * table.numel()
+        for table in tables
+    )
+
+
 class Facts(NamedTuple):
     """What is known of a problem before it is solved; plain numbers and names, no tensors."""
 
@@ -131,6 +151,7 @@ class Facts(NamedTuple):
     graphs: bool  # whether paths in two graphs were given
     clouds: bool  # whether either side is measured straight between points
     free: int  # bytes that can be allocated, if three float64 tables of a plan may be too many
+    sparse: bool = False  # whether both sides are stored tables of mostly zeros, and large
     restricted: bool = False  # whether some pairs may hold no mass
     grouped: bool = False  # whether these are groups, each of which is a problem of its own
     spread: float = float("nan")  # natural scale of the cost; zero where every plan costs the same
@@ -153,7 +174,7 @@ class Facts(NamedTuple):
             rule="strict" if rule is None else "relaxed" if rule.mass is None else "partial",
             assignment=is_assignment(problem.marginals), graphs=graphs,
             restricted=problem.support is not None or problem.blocks is not None,
-            grouped=problem.blocks is not None,
+            grouped=problem.blocks is not None, sparse=_is_sparse(source, target),
             clouds=any(isinstance(side, PointDistance) for side in (source, target)),
             free=known_free(3 * 8 * source.n * target.n, source.device),
         )  # fmt: skip

@@ -25,6 +25,7 @@ from torchgw._search.alternatives import (
     different_optima,
     is_whole,
 )
+from torchgw._search.beliefs import match_graphs
 from torchgw._search.chain import COMPARED_AT, SAME, STANDS_OUT, Climbed, affordable_chains, near
 from torchgw._search.chains import SMEARED, Guess, climb, follow_to_ends
 from torchgw._search.coarse import Coarsened, centre, coarse_problem
@@ -172,6 +173,9 @@ def search_all_points(
         return find_optima(problem, epsilon, n_init or DEFAULT_STARTS, backend, rough=True)
     affordable = _affordable(problem, how)
     if affordable < limits.fewest_chains:
+        match = None if how == "fast" else match_graphs(problem)
+        if match is not None:
+            first = first._replace(alternatives=(match,))
         return first._replace(doubt=WHY_SINGLE["thorough" if how == "thorough" else "auto"])
     few = first if left_open or unclear else None
     whole = coarse_problem(problem, max(n, m))

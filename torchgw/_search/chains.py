@@ -18,6 +18,7 @@ from torch import Tensor
 from torchgw._gradients.contract import START_NOISE
 from torchgw._plans.transport import round_to_marginals
 from torchgw._problem.limits import limits_of
+from torchgw._search.beliefs import Graph, believed_plan
 from torchgw._search.chain import (
     AGREEING,
     COMPARED_AT,
@@ -159,13 +160,14 @@ def _starts(
     world: World, level: float, low: float, heat: Chain | None
 ) -> Iterator[tuple[Chain | None, Chain]]:
     """Follow starts that only graphs have; yield each at a level that it passes, and at the end."""
-    heat = heat or _heat(world, level)
-    high = replace(heat)
-    if low < level:
-        world.descend([heat], world.refine, low)
-    yield high, heat
-    if is_over():
-        return
+    for begin in (_beliefs, _heat):
+        chain = heat if begin is _heat and heat is not None else begin(world, level)
+        high = replace(chain)
+        if low < level:
+            world.descend([chain], world.refine, low)
+        yield high, chain
+        if is_over():
+            return
     convex = _convex(world)
     world.descend([convex], _CONVEX, low)
     yield None, convex
@@ -206,6 +208,18 @@ def _first(world: World, level: float) -> Chain:
     """Follow the first of all chains to an epsilon."""
     chain = world.begin(FIRST[0], 0)
     world.descend([chain], chain.kind.ladder, level)
+    return chain
+
+
+def _beliefs(world: World, level: float) -> Chain:
+    """Begin at the partners that messages along edges tell of; follow that to an epsilon."""
+    clock = perf_counter()
+    sides = world.problem.source.table, world.problem.target.table
+    largest = max(float(table.abs().max()) for table in sides)
+    source, target = (Graph.of(table, largest) for table in sides)
+    chain = world.take("beliefs", believed_plan(source, target, world.marginals))
+    chain.seconds = perf_counter() - clock
+    world.descend([chain], world.refine, level)
     return chain
 
 

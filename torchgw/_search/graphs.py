@@ -73,8 +73,8 @@ class Graphs:
     def __init__(self, problem: CoarseProblem) -> None:
         x, y = problem.source.table.float(), problem.target.table.float()
         self.on_cpu = x.device.type == "cpu"
-        self.x: Tensor | _SparseRows = _SparseRows.of(x) if self.on_cpu else x
-        self.y: Tensor | _SparseRows = _SparseRows.of(y) if self.on_cpu else y
+        self.x: Tensor | SparseRows = SparseRows.of(x) if self.on_cpu else x
+        self.y: Tensor | SparseRows = SparseRows.of(y) if self.on_cpu else y
         self.parts = [(rows, self.x[rows]) for rows in self.blocks(len(x))]
 
     def blocks(self, count: int) -> Iterator[slice]:
@@ -96,7 +96,7 @@ class Graphs:
 
 
 @dataclass(frozen=True, eq=False)
-class _SparseRows:
+class SparseRows:
     """A matrix by its entries: each row of a product with it is a sum of few rows."""
 
     starts: Tensor  # (s + 1,) where each row begins among the entries, int32
@@ -104,17 +104,17 @@ class _SparseRows:
     values: Tensor
 
     @classmethod
-    def of(cls, table: Tensor) -> _SparseRows:
+    def of(cls, table: Tensor) -> SparseRows:
         """Collect the entries of a table that are not zero."""
         rows, columns = table.nonzero().T
         starts = torch.searchsorted(rows, torch.arange(len(table) + 1, device=rows.device))
         return cls(starts.int(), columns.int(), table[rows, columns])
 
-    def __getitem__(self, rows: slice) -> _SparseRows:
+    def __getitem__(self, rows: slice) -> SparseRows:
         start, stop, _ = rows.indices(len(self.starts) - 1)
         starts = self.starts[start : stop + 1]
         part = slice(int(starts[0]), int(starts[-1]))
-        return _SparseRows(starts - starts[0], self.columns[part], self.values[part])
+        return SparseRows(starts - starts[0], self.columns[part], self.values[part])
 
     def __matmul__(self, matrix: Tensor) -> Tensor:
         """Multiply a matrix, whose rows lie one after another."""
@@ -226,7 +226,7 @@ def _heat_kernels(table: Tensor) -> Iterator[Tensor]:
         values, vectors = torch.linalg.eigh(normalised)
         yield from ((vectors * (time * (values - 1)).exp()) @ vectors.T for time in _TIMES)
         return
-    few = _SparseRows.of(normalised)
+    few = SparseRows.of(normalised)
     term = torch.eye(len(table), dtype=table.dtype, device="cpu").div_(math.e)
     kernel = term.clone()
     for power in range(1, _TERMS + 1):

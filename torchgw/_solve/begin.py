@@ -129,7 +129,7 @@ def first_guess(
         )._replace(match=matched)  # fmt: skip
     if standard is not None:
         search = standard.lift(search)
-    if alone:
+    if alone and not search.alternatives:
         guess = Guess(matched if sample is not None else search.match, None, GUESS_EPSILON)
     elif search.compare or not search.alternatives:
         guess = PATIENT

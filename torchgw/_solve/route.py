@@ -181,6 +181,8 @@ def choose_gradient(facts: Facts, options: Options, limits: Limits) -> Choice:
         chosen, why = "factored", "factors make it exact without matrices"
     elif facts.cheap and fits:
         chosen, why = "dense", "both distance matrices fit, which makes it exact"
+    elif facts.cheap and facts.sparse:
+        chosen, why = "dense", "products of tables that are mostly zeros are sums over edges"
     elif facts.cheap and with_factors:
         chosen, why = "factored", "factors of one side make it exact"
     else:
@@ -395,6 +397,15 @@ MOVES = (
     Move(
         "chains", "up to 16 starts near a x b (64 if thorough), each followed down to the target",
         "where few points do not determine where all go", _follows, _points_of_chains,
+    ),
+    Move(
+        "messages", "messages along the edges of two graphs",
+        "where few points do not determine where all go, and tables are mostly zeros",
+        lambda facts, options, limits: (
+            _strict(facts, options) and options.search != "fast" and facts.square
+            and facts.linear is None and not any(facts.directed) and not facts.restricted
+        ),
+        lambda limits: f"{limits.messages:,.0f} edges times nodes; any number among chains",
     ),
     Move(
         "open", "a few chains beside the optima of few points",

@@ -1,0 +1,125 @@
+"""Messages along edges: what two graphs have in common is found, whatever their order."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import linear_sum_assignment
+
+import torchgw
+from torchgw._problem import limits
+from torchgw._problem.losses import SQUARE
+from torchgw._problem.problem import Problem
+from torchgw._search.beliefs import Graph, believed_plan, match_graphs
+from torchgw._typing import Marginals
+from torchgw.distances import DirectedDistance
+from torchgw.distances.precomputed import PrecomputedDistance
+
+
+def sparse_graph(n, rng, degree=3.0):
+    table = np.triu(rng.random((n, n)) < degree / n, 1)
+    return np.asarray(table | table.T, dtype=np.float64)
+
+
+def copy_of(table, rng, lost):
+    """Give a shuffled whole, and the table with a share of its edges lost."""
+    order = rng.permutation(len(table))
+    gone = np.triu(rng.random(table.shape) < lost, 1)
+    return table * ~(gone | gone.T), table[np.ix_(order, order)]
+
+
+def uniform(n, m):
+    return Marginals(torch.full((n,), 1 / n), torch.full((m,), 1 / m))
+
+
+def graphs(*tables):
+    return [Graph.of(torch.from_numpy(table), 1.0) for table in tables]
+
+
+def share_kept(x, y, plan):
+    partners = linear_sum_assignment(plan, maximize=True)[1]
+    return (x * y[np.ix_(partners, partners)]).sum() / x.sum()
+
+
+@pytest.mark.parametrize("lost", [0.0, 0.1])
+def test_most_edges_of_a_sparse_graph_are_kept(lost):
+    # the truth keeps all; degrees and their linearisation alone keep a fifth
+    kept = []
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        x, y = copy_of(sparse_graph(150, rng), rng, lost)
+        kept.append(share_kept(x, y, believed_plan(*graphs(x, y), uniform(150, 150))))
+    assert np.mean(kept) > 0.9
+
+
+def test_a_part_of_a_graph_is_found_in_it():
+    rng = np.random.default_rng(3)
+    whole = sparse_graph(120, rng)
+    some = np.sort(rng.permutation(120)[:100])
+    x = whole[np.ix_(some, some)]
+    plan = believed_plan(*graphs(x, whole), uniform(100, 120)).numpy()
+    # the last Sinkhorn iteration meets the marginal of the target
+    assert np.allclose(plan.sum(0), 1 / 120, rtol=1e-3)
+    assert share_kept(x, whole, plan) > 0.6
+
+
+def test_sides_may_be_exchanged():
+    rng = np.random.default_rng(0)
+    x, y = copy_of(sparse_graph(60, rng), rng, 0.1)
+    there, back = (believed_plan(*graphs(*pair), uniform(60, 60)) for pair in ((x, y), (y, x)))
+    assert torch.equal(there, back.T)
+
+
+def test_nodes_without_weight_and_graphs_without_edges_have_plans():
+    rng = np.random.default_rng(1)
+    x, y = copy_of(sparse_graph(40, rng), rng, 0.0)
+    a, b = torch.rand(2, 40, generator=torch.Generator().manual_seed(0))
+    a[3] = b[5] = 0
+    plan = believed_plan(*graphs(x, y), Marginals(a / a.sum(), b / b.sum()))
+    assert plan.isfinite().all()
+    assert float(plan[3].sum()) == 0
+    assert float(plan[:, 5].sum()) < 1e-6  # float32
+    nothing = believed_plan(*graphs(0 * x, 0 * y), uniform(40, 40))
+    assert torch.allclose(nothing.sum(0), torch.tensor(1 / 40), rtol=1e-3)
+
+
+def problem_of(x, y, **kw):
+    a, b = (torch.full((len(side),), 1 / len(side), dtype=torch.float64) for side in (x, y))
+    kind = kw.pop("kind", PrecomputedDistance)
+    sides = (kind(torch.from_numpy(side)) for side in (x, y))
+    return Problem(*sides, Marginals(a, b), kw.pop("alpha", 1.0), None, SQUARE)
+
+
+def test_the_value_is_that_of_the_plan():
+    rng = np.random.default_rng(2)
+    x, y = copy_of(sparse_graph(80, rng) * 3, rng, 0.1)
+    found = match_graphs(problem_of(x, y))
+    plan = found.plan.double().numpy()
+    squares = (x**2).mean() + (y**2).mean()
+    # sums in float32
+    assert found.value == pytest.approx(squares - 2 * (x @ plan @ y * plan).sum(), rel=1e-4)
+    assert found.shape == plan.shape == (80, 80)
+    assert share_kept(x / 3, y / 3, plan) > 0.9
+
+
+def test_other_tables_are_no_graphs():
+    rng = np.random.default_rng(2)
+    x = sparse_graph(40, rng)
+    other = x.copy()
+    other[0, 1] = 2.0
+    assert match_graphs(problem_of(x, x)) is not None
+    assert match_graphs(problem_of(other, other, kind=DirectedDistance)) is None
+    assert match_graphs(problem_of(-x, x)) is None
+    assert match_graphs(problem_of(x, np.ones((40, 40)))) is None
+
+
+def test_graphs_too_large_for_chains_are_matched(monkeypatch):
+    monkeypatch.setitem(limits.LIMITS, "cpu", limits.CPU._replace(chain_products=0.0))
+    rng = np.random.default_rng(5)
+    x, y = copy_of(sparse_graph(150, rng), rng, 0.1)
+    with pytest.warns(UserWarning, match="single start"):
+        result = torchgw.solve(D_X=x, D_Y=y, random_state=0)
+    assert result.alternatives[0].label == "beliefs"
+    kept = result.matching().target
+    assert (x * y[np.ix_(kept, kept)]).sum() > 0.9 * x.sum()
