@@ -6,6 +6,7 @@ are compared as tables, one where there is a road and zero elsewhere. What a jun
 told by its neighbours, by theirs, and so on: [messages along the edges](../algorithm.md) begin the
 search. The matching then keeps as many roads as it can; where a dead end could be either of two,
 nothing tells.
+"""
 
 import numpy as np
 from matplotlib import pyplot as plt
