@@ -104,6 +104,19 @@ def test_a_limit_holds_within_two_seconds(name, monkeypatch):
     assert np.isfinite(result.report.objective)
 
 
+def test_work_is_kept_time_for_by_the_load_of_the_processor(monkeypatch):
+    clocks = {"monotonic": 0.0, "process_time": 5.0}
+    for name in clocks:
+        monkeypatch.setattr(deadline, name, lambda name=name: clocks[name])
+    with deadline.within(20.0):
+        clocks.update(monotonic=8.0, process_time=7.0)
+        # two seconds of work took eight
+        deadline.keep_least(1.0, 0.1)
+        assert deadline._clock.get().least == 4.0
+        assert deadline.leaves(1.9)
+        assert not deadline.leaves(2.1)
+
+
 @pytest.mark.filterwarnings("ignore::torchgw.TorchGWWarning")
 def test_enough_time_changes_nothing():
     given = CASES["few points"]

@@ -163,6 +163,8 @@ def _logging(name: str, level: int, handler: logging.Handler) -> Iterator[None]:
     """Let a logger log to a handler as well, from a level on."""
     logger = logging.getLogger(name)
     before = logger.level
+    # what a child of the logger shows by a handler of its own is not said twice
+    handler.setLevel(level)
     logger.addHandler(handler)
     logger.setLevel(level)
     try:

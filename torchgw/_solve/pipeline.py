@@ -14,7 +14,7 @@ from torchgw._gradients.contract import Linearised, QuadraticValue
 from torchgw._gradients.factored import FactoredGradient
 from torchgw._plans.given import SparsePlan, StoredPlan
 from torchgw._plans.transport import TransportPlan, round_to_marginals
-from torchgw._search.alternatives import Search
+from torchgw._search.alternatives import WHY_TIME, Search
 from torchgw._search.isometry import Isometry, find_isometry
 from torchgw._search.subsample import Coarse, draw_subsample, extend
 from torchgw._sinkhorn.annealing import Annealing
@@ -22,6 +22,7 @@ from torchgw._sinkhorn.choose import alone, choose_backend
 from torchgw._solve.begin import (
     PRODUCT,
     Guess,
+    best_found,
     first_guess,
     named_start,
     search_relaxed,
@@ -37,7 +38,7 @@ from torchgw._solve.resolution import Resolved, choose_resolution, solve_on_cell
 from torchgw._solve.state import LoopState, Recorder, Saved, Setting, Status
 from torchgw._solve.step import prepare, solve_linear
 from torchgw._solve.strategy import Strategy, annealed, choose_strategy, strategy_of_copies
-from torchgw._tensors.deadline import keep_least
+from torchgw._tensors.deadline import keep_least, leaves
 from torchgw._tensors.sparse import sparse_tensor
 from torchgw._typing import Marginals, Potentials
 
@@ -143,7 +144,13 @@ def find_start(asked: Asked, strategy: Strategy, match: Isometry | None) -> Star
     found = first_guess(
         scaled, sample, asked.init, options, strategy.search_epsilon, match, asked.made, again
     )
-    return Start(*found, sample)
+    guess, others = found
+    least, _ = strategy.route.seconds or (0.0, 0.0)
+    if others is not None and others.compare and others.alternatives and not leaves(least):
+        # what is patient begins far from any optimum, and would end there
+        guess = best_found(scaled, others)
+        others = others._replace(compare=False, doubt=WHY_TIME)
+    return Start(guess, others, sample)
 
 
 def begin(

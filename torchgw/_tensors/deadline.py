@@ -7,11 +7,13 @@ to follow them: the last marginals, and the numbers of the plan.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
-from time import monotonic
+from dataclasses import dataclass, field
+from time import monotonic, process_time
 
 # Share of the time kept that the numbers of a plan take, beside its last marginals. [L1294]
 _LAST = 0.4
+# Share of a call's time that a loaded processor lets it keep at most. A choice.
+_MOST_KEPT = 0.5
 
 
 @dataclass
@@ -23,6 +25,12 @@ class _Clock:
     kept: float = 0.0  # seconds for what follows the phase that goes on
     least: float = 0.0  # of these
     shared: bool = False  # whether processes share the work, and have to agree on when it ends
+    spent: float = field(default_factory=lambda: process_time())  # CPU seconds before it began
+
+    @property
+    def load(self) -> float:
+        """How many times as long as its work the call takes, where others use the processor too."""
+        return max(1.0, (monotonic() - self.start) / max(process_time() - self.spent, 1e-3))
 
 
 _clock: ContextVar[_Clock | None] = ContextVar("clock", default=None)
@@ -48,11 +56,20 @@ def keep(seconds: float) -> None:
 
 
 def keep_least(seconds: float, share: float) -> None:
-    """Keep some seconds in any phase, and a share of all."""
+    """Keep the time for some seconds of work in any phase, and a share of all."""
     clock = _clock.get()
     if clock is not None:
-        clock.least = max(seconds, share * (clock.end - clock.start))
+        whole = clock.end - clock.start
+        clock.least = max(min(clock.load * seconds, _MOST_KEPT * whole), share * whole)
         clock.kept = max(clock.kept, clock.least)
+
+
+def leaves(seconds: float) -> bool:
+    """Whether there is time for some seconds of work before that is over."""
+    clock = _clock.get()
+    if clock is None or clock.shared:
+        return True
+    return monotonic() + clock.load * seconds <= clock.end - clock.kept
 
 
 def last_phase() -> None:
