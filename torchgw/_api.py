@@ -464,7 +464,9 @@ def _solve(
             known = known._replace(groups=None)
         support = read_support(known, finite, pairs.known if apart is None else None, shape, where)
         told = support
-        if (apart is not None or blocks is not None) and limits_of(where).certifies(*shape):
+        limits = limits_of(where)
+        small = limits.certifies(*shape) and limits.stores(*shape)
+        if (apart is not None or blocks is not None) and small:
             told = read_support(every, finite, pairs.known, shape, where)
         if support is not None and apart is None:
             support = usable(support, marginals, options.rule)

@@ -15,6 +15,14 @@ RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(20, 2)), RNG.normal(size=(25, 3))
 
 
+def lines_after_the_forecast(capsys):
+    """Read what was said after what a solve was said to take, which comes first."""
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("forecast: ")
+    assert sum(line.startswith("forecast: time: ") for line in lines) == 1
+    return [line for line in lines if not line.startswith("forecast: ")]
+
+
 class Terminal:
     """Standard error that says it is a terminal."""
 
@@ -33,7 +41,7 @@ class Terminal:
 
 def test_verbose_writes_a_line_per_iteration(capsys):
     result = torchgw.solve(X, Y, verbose=True, epsilon=0.1)
-    lines = capsys.readouterr().err.splitlines()
+    lines = lines_after_the_forecast(capsys)
     assert len(lines) == result.n_iters
     assert lines[-1].split()[0] == str(result.n_iters)
     torchgw.solve(X, Y, epsilon=0.1)
@@ -59,7 +67,7 @@ def test_verbose_tells_how_far_a_search_is(capsys):
     first, second = (np.triu(rng.random((n, n)), 1) for n in (14, 16))
     options = {"D_X": first + first.T, "D_Y": second + second.T, "epsilon": 0.1}
     result = torchgw.solve(verbose=True, random_state=0, **options)
-    told, *rest = capsys.readouterr().err.splitlines()
+    told, *rest = lines_after_the_forecast(capsys)
     assert told.startswith("search: 4 of at most 16 chains on all points in ")
     assert "s more until they are compared" in told
     lines = [line for line in rest if not line.startswith("search: ")]
@@ -78,7 +86,7 @@ def test_callback_stops_a_verbose_solve(capsys):
             options=torchgw.Options(callback=lambda entry: entry.iteration == 3),
         )
     assert result.status is torchgw.Status.STOPPED
-    assert len(capsys.readouterr().err.splitlines()) == 4
+    assert len(lines_after_the_forecast(capsys)) == 4
 
 
 def test_choices_are_logged(caplog):
