@@ -82,7 +82,7 @@ class Rival(NamedTuple):
     label: str = ""  # of its start; another search finds its own
 
 
-class Ends:
+class Incumbent:
     """The lowest end that the solves of a problem have come to, and what was found before."""
 
     def __init__(self, asked: Asked, lowest: Outcome) -> None:
@@ -99,6 +99,18 @@ class Ends:
     def strict(self) -> bool:
         """The same where marginals are strict."""
         return self.goes_on and self.asked.options.rule is None
+
+    @property
+    def thorough(self) -> bool:
+        """Whether chains of a thorough search were followed."""
+        how, first = self.asked.options.search, self.first
+        return self.strict and how == "thorough" and first is not None and bool(first.trials)
+
+    @property
+    def open(self) -> bool:
+        """Whether marginals are strict, and something that was found is yet to be followed."""
+        settled = self.first is not None and self.first.settled and not self.thorough
+        return self.strict and not settled
 
     @property
     def searched(self) -> bool:
@@ -137,12 +149,12 @@ def solve_problem(asked: Asked, recorder: Recorder) -> Outcome:
     if masses_differ and problem.linear is not None and 0 < problem.alpha < 1:
         return _solve_for_mass(asked, recorder)
     outcome = _solve_searched(asked, recorder)
-    ends = Ends(asked, outcome)
+    incumbent = Incumbent(asked, outcome)
     for move in MOVES:
         if is_over():
             break
-        move(ends)
-    lowest = _out_of_time(ends.lowest) if is_over() else ends.lowest
+        move(incumbent)
+    lowest = _out_of_time(incumbent.lowest) if is_over() else incumbent.lowest
     if problem.support is not None and lowest.search is not None:
         lowest = lowest._replace(search=_confined(lowest.search, problem.support))
     return lowest._replace(route=outcome.route)
@@ -169,48 +181,40 @@ def _out_of_time(outcome: Outcome) -> Outcome:
     return outcome._replace(search=search._replace(doubt=WHY_TIME))
 
 
-def _by_the_default(ends: Ends) -> None:
+def _by_the_default(incumbent: Incumbent) -> None:
     """Search by default as well: a thorough search crowds out some that it would follow."""
-    if _is_thorough(ends):
-        ends.follow(Rival(_again(ends.asked, search="auto"), "search"))
+    if incumbent.thorough:
+        incumbent.follow(Rival(_again(incumbent.asked, search="auto"), "search"))
 
 
-def _is_thorough(ends: Ends) -> bool:
-    first = ends.first
-    return ends.strict and ends.asked.options.search == "thorough" and bool(first and first.trials)
-
-
-def _is_settled(ends: Ends) -> bool:
-    """Whether the search has followed all that it found to its end, the product plan too."""
-    return ends.first is not None and ends.first.settled and not _is_thorough(ends)
-
-
-def _from_product(ends: Ends) -> None:
+def _from_product(incumbent: Incumbent) -> None:
     """Solve from the product plan."""
-    if ends.strict and not _is_settled(ends) and (_is_thorough(ends) or "product" in ends.moves):
-        ends.follow(Rival(_again(ends.asked, n_init=1), "start", "product"))
+    if incumbent.open and (incumbent.thorough or "product" in incumbent.moves):
+        incumbent.follow(Rival(_again(incumbent.asked, n_init=1), "start", "product"))
 
 
-def _from_match(ends: Ends) -> None:
+def _from_match(incumbent: Incumbent) -> None:
     """Solve from a match of points by their distances to all others."""
-    if ends.strict and not _is_settled(ends) and ends.first and ends.first.match is not None:
-        guess = Guess(ends.first.match, None, GUESS_EPSILON)
-        ends.follow(Rival(_again(ends.asked, guess), "optimum", _BY_MATCH))
+    first = incumbent.first
+    if incumbent.open and first and first.match is not None:
+        guess = Guess(first.match, None, GUESS_EPSILON)
+        incumbent.follow(Rival(_again(incumbent.asked, guess), "optimum", _BY_MATCH))
 
 
-def _from_few_points(ends: Ends) -> None:
+def _from_few_points(incumbent: Incumbent) -> None:
     """Solve from where the solve would have begun without chains."""
-    if ends.strict and not _is_settled(ends) and ends.first and ends.first.few is not None:
-        best, *_ = ends.first.few.alternatives
-        ends.follow(Rival(_again(ends.asked, best), "optimum", best.label))
+    first = incumbent.first
+    if incumbent.open and first and first.few is not None:
+        best, *_ = first.few.alternatives
+        incumbent.follow(Rival(_again(incumbent.asked, best), "optimum", best.label))
 
 
-def _from_optima(ends: Ends) -> None:
+def _from_optima(incumbent: Incumbent) -> None:
     """Solve from each optimum that the search has found, if it may end lower."""
-    if ends.strict and not _is_settled(ends) and ends.first and "optima" in ends.moves:
+    if incumbent.open and incumbent.first and "optima" in incumbent.moves:
         # those of few points have been among the guesses of chains
-        for one in _may_end_lower(ends.first):
-            ends.follow(Rival(_again(ends.asked, one), "optimum", one.label))
+        for one in _may_end_lower(incumbent.first):
+            incumbent.follow(Rival(_again(incumbent.asked, one), "optimum", one.label))
 
 
 def _may_end_lower(search: Search) -> Iterator[Alternative]:
@@ -270,19 +274,21 @@ def _from_few(asked: Asked, found: Outcome, search: Search, first: Trial) -> Out
     return _searched_by(search, best)
 
 
-def _from_congruent_pairs(ends: Ends) -> None:
+def _from_congruent_pairs(incumbent: Incumbent) -> None:
     """Solve a relaxed problem from pairs of points whose distances agree, as a shared part's do."""
-    problem, strategy, rule = ends.asked.problem, ends.lowest.strategy, ends.asked.options.rule
+    strategy, asked = incumbent.lowest.strategy, incumbent.asked
+    problem, rule = asked.problem, asked.options.rule
     n, m = problem.source.n, problem.target.n
     limits, larger = limits_of(problem.source.device), max(n, m)
     # smaller problems have begun with them
     few = larger > limits.relaxed_points and n * m < limits.open_most
     apart = can_stack(problem) and problem.linear is None
-    search, clock, before = ends.lowest.search, perf_counter(), _objective(ends.lowest)
-    if rule is None or rule.squares or not (ends.goes_on and ends.searched and few and apart):
+    search, clock, before = incumbent.lowest.search, perf_counter(), _objective(incumbent.lowest)
+    free = incumbent.goes_on and incumbent.searched
+    if rule is None or rule.squares or not (free and few and apart):
         return
     assert search is not None
-    with ends.lowest.recorder.timed("multistart"):
+    with incumbent.lowest.recorder.timed("multistart"):
         coarse, soft = coarse_problem(problem, larger).problem, strategy.soft_rule
         assert soft is not None
         (rows, x, a), (columns, y, b) = (
@@ -298,19 +304,19 @@ def _from_congruent_pairs(ends: Ends) -> None:
     met = sum(one - lowest <= AGREED * abs(lowest) for one in [before, *led.objectives.tolist()])
     # few points do not vouch for an optimum that leaves some of them out
     if met < _MET and not search.doubt:
-        ends.say(doubt=WHY_RELAXED)
+        incumbent.say(doubt=WHY_RELAXED)
     if lowest < before:
         best = int(led.objectives.argmin())
         plan, label = led.plans[best, :n, :m], f"congruent pairs {best + 1}"
         found = Alternative(lowest, label, plan / plan.sum(), rows, columns, (n, m), epsilon=0.0)
-        ends.follow_found(found, clock)
+        incumbent.follow_found(found, clock)
 
 
-def _by_edges(ends: Ends) -> None:
+def _by_edges(incumbent: Incumbent) -> None:
     """Where paths of graphs were compared and few edges kept, solve from a match of these too."""
-    asked, outcome = ends.asked, ends.lowest
+    asked, outcome = incumbent.asked, incumbent.lowest
     problem, options, search = asked.problem, asked.options, outcome.search
-    if not ends.strict or options.n_init is not None or options.search == "fast":
+    if not incumbent.strict or options.n_init is not None or options.search == "fast":
         return
     if search is None or not search.alternatives or not outcome.ending.status.converged:
         return
@@ -328,39 +334,40 @@ def _by_edges(ends: Ends) -> None:
     if match is None:
         return
     if match.keeps_more:
-        ends.follow_found(match.found, clock)
-    assert ends.lowest.search is not None
-    doubt = ends.lowest.search.doubt
+        incumbent.follow_found(match.found, clock)
+    assert incumbent.lowest.search is not None
+    doubt = incumbent.lowest.search.doubt
     # a match that is not certain vouches for no plan that came from it
-    ours = ends.lowest.ending.plan if match.certain else plan
+    ours = incumbent.lowest.ending.plan if match.certain else plan
     alike = sent_apart(problem, match.found, ours) <= OTHER
     if match.certain and alike and doubt != WHY_NOT_A_COPY:
         doubt = ""
     elif not (match.certain or alike):
         doubt = doubt or WHY_EDGES
-    ends.say(doubt=doubt)
+    incumbent.say(doubt=doubt)
 
 
-def _by_repair(ends: Ends) -> None:
+def _by_repair(incumbent: Incumbent) -> None:
     """Repair the better one of two whole solves in doubt, and solve from that too."""
-    outcome, search = ends.lowest, ends.lowest.search
-    if not ends.strict or search is None or not search.ended or not search.doubt:
+    outcome, search = incumbent.lowest, incumbent.lowest.search
+    if not incumbent.strict or search is None or not search.ended or not search.doubt:
         return
     best, epsilon, clock = search.alternatives[0], outcome.ending.epsilon, perf_counter()
     with outcome.recorder.timed("multistart"):
-        problem, how = ends.asked.problem.priced(outcome.strategy.scale), ends.asked.options.search
-        better = repair_found(problem, best, epsilon, how, _batches(ends.asked))
+        asked = incumbent.asked
+        problem, how = asked.problem.priced(outcome.strategy.scale), asked.options.search
+        better = repair_found(problem, best, epsilon, how, _batches(asked))
     if better is not None:
-        ends.follow_found(better, clock)
+        incumbent.follow_found(better, clock)
 
 
-def _by_exchanges(ends: Ends) -> None:
+def _by_exchanges(incumbent: Incumbent) -> None:
     """Solve from the best matching of few points too, where a polished plan costs more."""
-    asked, outcome, search = ends.asked, ends.lowest, ends.lowest.search
+    asked, outcome, search = incumbent.asked, incumbent.lowest, incumbent.lowest.search
     problem = asked.problem
     n, m = problem.source.n, problem.target.n
     few = n == m <= limits_of(problem.source.device).exchanged_points
-    if not (few and asked.options.sharp and ends.strict and problem.loss.cross is not None):
+    if not (few and asked.options.sharp and incumbent.strict and problem.loss.cross is not None):
         return
     if search is None or not outcome.ending.status.converged:
         return
@@ -380,11 +387,11 @@ def _by_exchanges(ends: Ends) -> None:
     guess = from_alternative(better, problem.source.device)._replace(sharp=True)
     options = replace(asked.options, regularization="proximal")
     rival = Rival(_again(asked._replace(options=options), guess), "start", better.label)
-    ends.follow_found(better, clock, rival)
+    incumbent.follow_found(better, clock, rival)
 
 
 # In the order in which they are made; each looks at what the moves before it have left.
-MOVES: tuple[Callable[[Ends], None], ...] = (
+MOVES: tuple[Callable[[Incumbent], None], ...] = (
     _by_the_default, _from_product, _from_match, _from_few_points, _from_optima,
     _from_congruent_pairs, _by_edges, _by_repair, _by_exchanges,
 )  # fmt: skip
