@@ -31,6 +31,7 @@ STUDIES = {
     "forecasts": ("solves.forecasts", "what solves were said to take, and took"),
     "fused": ("solves.fused", "features too, 200,000 points"),
     "graphs": ("distances.graphs", "neighbours, shortest paths and landmarks of up to 1e6 points"),
+    "heldout": ("quality.heldout", "families drawn after the defaults, beside other starts"),
     "hvp": ("solves.hessians", "products with the Hessian beside their solve"),
     "kernels": ("sinkhorn.kernels", "one Triton variant a line, beside its floor"),
     "known": ("solves.known", "groups and known pairs at scale, beside nothing known"),
