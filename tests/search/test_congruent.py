@@ -53,25 +53,35 @@ def test_points_without_weight_are_in_no_seed():
         assert not torch.isin(side, torch.tensor([0, 3])).any()
 
 
-@pytest.mark.parametrize("seed", [pytest.param(seed, marks=pytest.mark.slow) for seed in range(4)])
-def test_partial_overlaps_end_no_higher_than_their_truth(seed):
-    x, y = overlap(100 + seed, 24, 14, noise=0.01)
-    x, y = (np.linalg.norm(side[:, None] - side, axis=2) for side in (x, y))
-    truth = np.zeros((24, 24))
-    truth[np.arange(14), np.arange(14)] = 1 / 24
-    options = {"mass": 14 / 24, "scale": None}
-    found = torchgw.solve(D_X=x, D_Y=y, **options)
-    known = torchgw.solve(D_X=x, D_Y=y, init=truth, epsilon=found.epsilon, **options)
-    assert found.report.objective <= known.report.objective * (1 + 1e-3) or found.doubt
-
-
 @pytest.mark.slow
-def test_larger_overlaps_end_no_higher_than_their_truth_or_say_so():
-    x, y = overlap(7, 110, 60, noise=0.01)
+@pytest.mark.parametrize(
+    ("seed", "n", "shared"), [*((100 + seed, 24, 14) for seed in range(4)), (7, 110, 60)]
+)
+def test_overlaps_end_no_higher_than_their_truth_or_say_so(seed, n, shared):
+    x, y = overlap(seed, n, shared, noise=0.01)
     x, y = (np.linalg.norm(side[:, None] - side, axis=2) for side in (x, y))
-    truth = np.zeros((110, 110))
-    truth[np.arange(60), np.arange(60)] = 1 / 110
-    options = {"mass": 60 / 110, "scale": None}
+    truth = np.zeros((n, n))
+    truth[np.arange(shared), np.arange(shared)] = 1 / n
+    options = {"mass": shared / n, "scale": None}
     found = torchgw.solve(D_X=x, D_Y=y, **options)
     known = torchgw.solve(D_X=x, D_Y=y, init=truth, epsilon=found.epsilon, **options)
     assert found.report.objective <= known.report.objective * (1 + 1e-3) or found.doubt
+
+
+# whether starts agree is not what is asked here
+@pytest.mark.filterwarnings("ignore::torchgw.SearchWarning")
+@pytest.mark.parametrize("used", [90, 5])
+def test_points_without_weight_take_no_part_in_a_larger_search(used):
+    rng = np.random.default_rng(0)
+    x, y, a = rng.normal(size=(100, 2)), rng.normal(size=(100, 2)), np.zeros(100)
+    a[:used] = 1 / used
+    result = torchgw.solve(x, y, a=a, mass=0.5, scale=None)
+    assert result.report.mass == pytest.approx(0.5)
+    assert (result.plan[used:] == 0).all()
+
+
+def test_where_no_pairs_were_followed_none_disagree():
+    rng = np.random.default_rng(0)
+    t, s = rng.random(100), rng.random(7)
+    found = torchgw.solve(np.c_[t, t**2], np.c_[s, s**2], mass=0.5, scale=None)
+    assert not found.doubt

@@ -296,18 +296,23 @@ def _from_congruent_pairs(incumbent: Incumbent) -> None:
         )
         generator = torch.Generator("cpu").manual_seed(0)
         seeds = congruent_pairs(x, y, (a, b), soft.share, SEEDS, generator)
+        if not len(seeds.errors):
+            return
         epsilon = max(strategy.epsilon, LEAST_EPSILON * strategy.scale) * strategy.mass
         stack = Stack.of(coarse, epsilon, soft, problem.source.device)
         alone = torch.zeros(len(seeds.errors), dtype=torch.int64, device=x.device)
-        led = stack.follow(alone, stack.padded(seeds.plans(n, m)))
-    lowest = min([before, *led.objectives.tolist()])
-    met = sum(one - lowest <= AGREED * abs(lowest) for one in [before, *led.objectives.tolist()])
+        # of points that have a weight
+        s, t = len(rows), len(columns)
+        led = stack.follow(alone, stack.padded(seeds.plans(s, t)))
+    objectives = [before, *led.objectives.tolist()]
+    lowest = min(objectives)
+    met = sum(one - lowest <= AGREED * abs(lowest) for one in objectives)
     # few points do not vouch for an optimum that leaves some of them out
     if met < _MET and not search.doubt:
         incumbent.say(doubt=WHY_RELAXED)
     if lowest < before:
         best = int(led.objectives.argmin())
-        plan, label = led.plans[best, :n, :m], f"congruent pairs {best + 1}"
+        plan, label = led.plans[best, :s, :t], f"congruent pairs {best + 1}"
         found = Alternative(lowest, label, plan / plan.sum(), rows, columns, (n, m), epsilon=0.0)
         incumbent.follow_found(found, clock)
 
