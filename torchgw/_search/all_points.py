@@ -205,7 +205,7 @@ def search_all_points(
     stack = _stacked(whole, target, problem) if small and can_stack(problem) else None
     if clear:
         assert stack is not None
-        found = follow_to_ends(whole, target, guesses, stack)
+        found = follow_to_ends(whole, target, guesses, stack, batch_solver(backend))
         if found.agreed:
             alternatives, ambiguity = different_optima(whole, found.trials, found.plans, (n, m))
             return Search(alternatives, ambiguity, found.trials, settled=True)

@@ -317,10 +317,14 @@ def climb(
 
 
 def follow_to_ends(
-    coarse: Coarsened, target: float, guesses: Sequence[Guess], stack: Stack
+    coarse: Coarsened,
+    target: float,
+    guesses: Sequence[Guess],
+    stack: Stack,
+    solver: BatchSolver = solve_batch,
 ) -> Climbed:
     """Follow guesses between all points to their ends on a stack, without any chain."""
-    world = World(coarse)
+    world = World(coarse, solver)
     best = [world.take(guess.name, guess.plan) for guess in guesses]
     return _improved(world, stack, target / coarse.scale, [], best, [])
 

@@ -54,9 +54,8 @@ class Ending(NamedTuple):
     epsilon: float  # entropic regularisation that the plan has
     status: Status
     polished: Polished | None
-    unpolished: (
-        TransportPlan | PairedPlan | None
-    )  # the plan of the last cost, if ``plan`` is a polished one
+    # the plan of the last cost, if ``plan`` is a polished one
+    unpolished: TransportPlan | PairedPlan | None
 
 
 class Overlap(NamedTuple):
