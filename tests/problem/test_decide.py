@@ -303,3 +303,14 @@ def test_geodesic_is_a_name():
     same = solve(points, points[::-1], distances="precomputed", random_state=0)
     np.testing.assert_array_equal(named.plan, same.plan)
     assert named.log["distances"] is None
+
+
+@pytest.mark.parametrize(("n", "m"), [(320, 320), (320, 280)])
+def test_sides_may_be_swapped(n, m):
+    # paths between so many points are costly, so that their problems have no standard form
+    rng = np.random.default_rng(3)
+    centres = 3 * rng.normal(size=(8, 3))
+    X, Y = (centres[rng.integers(0, 8, k)] + 0.4 * rng.normal(size=(k, 3)) for k in (n, m))
+    one, other = decide(tensors(X, Y), agreement), decide(tensors(Y, X), agreement)
+    assert one.agreement
+    assert one[:3] == other[:3]

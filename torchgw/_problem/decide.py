@@ -109,13 +109,15 @@ def decide(
 ) -> Decision:
     """Decide how the points of both sides, (n, d) and (m, e), are measured.
 
-    In a ``relaxed`` problem some points have no partner.
+    In a ``relaxed`` problem some points have no partner. Which side is first makes no difference.
     """
+    turned = _comes_second(*points)
+    points = points[::-1] if turned else points
     some = [_some(side, seed) for seed, side in enumerate(points)]
     shapes = [neighbourhood(side, device or side.device) for side in some]
     fewer, most = sorted(map(len, points))
     few = _Few(some, shapes, most > _LOOKED_AT, fewer <= _FEW_POINTS, relaxed)
-    known = () if few.many else tuple(shapes)
+    known = () if few.many else tuple(shapes[::-1] if turned else shapes)
     sure = few.low and few.connected and not few.doubted and not relaxed
     if sure or most <= _TINY:
         why = f"neighbour graphs of dimension {few.dimension:.1f}"
@@ -181,6 +183,14 @@ def _is_better(name: str, found: dict[str, float]) -> bool:
     share = _SHARE_LEFT if angles else _SHARE_LEFT_PATHS
     enough = found[name] >= UNRELATED or not angles
     return enough and 1 - found[name] <= share * (1 - found["euclidean"])
+
+
+def _comes_second(points: Tensor, other: Tensor) -> bool:
+    """Whether a side has more points than the other or, of as many, is the more spread out."""
+    if len(points) != len(other):
+        return len(points) > len(other)
+    spreads = [float(side.detach().double().var(0, correction=0).sum()) for side in (points, other)]
+    return spreads[0] > spreads[1]
 
 
 def _some(points: Tensor, seed: int) -> Tensor:
