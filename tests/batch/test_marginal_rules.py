@@ -10,7 +10,7 @@ import scipy
 import torch
 from problems import random_weights
 
-from torchgw._batch.relaxed import Relaxed, _best_logarithm, _level
+from torchgw._batch.relaxed import Relaxed, _best_logarithm
 from torchgw._problem.marginals import MarginalRule
 from torchgw._typing import Marginals
 
@@ -125,17 +125,6 @@ def test_logarithms_of_masses_solve_their_equation():
     for change in (-0.1, 0.1):
         moved = log[3] + change
         assert slope[3] + linear[3] * (-moved).exp() + pull[3] * moved > left[3]
-
-
-def test_levels_fill_points_up_to_a_mass():
-    rng = np.random.default_rng(2)
-    weight = torch.from_numpy(rng.random((5, 1, 7)))
-    weight[:, :, 2] = 0.0
-    free = torch.from_numpy(rng.random((5, 1, 7)))
-    mass = torch.from_numpy(rng.uniform(0.1, 0.95, 5)) * weight.sum((1, 2))
-    height = _level(weight, free.where(weight > 0, 0.0), mass)
-    filled = torch.minimum(weight, height * free).where(weight > 0, 0.0)
-    assert torch.allclose(filled.sum((1, 2)), mass, rtol=1e-12)
 
 
 @pytest.mark.parametrize("name", RULES)

@@ -13,7 +13,7 @@ from problems import random_weights, solve_by_name
 from scipy.spatial.distance import cdist
 
 import torchgw
-from torchgw._batch.relaxed import Relaxed, _level
+from torchgw._batch.relaxed import Relaxed, _filled
 
 # of one start, whose bits and answers are those of the engine alone; searches have their own tests
 pairwise = partial(torchgw.pairwise, n_init=1)
@@ -154,30 +154,43 @@ def test_pairs_of_unequal_penalties_are_computed_both_ways():
     assert np.array_equal(partial, partial.T)
 
 
-def test_levels_fill_the_mass():
+@pytest.mark.parametrize("scale", [1, 8, 300])
+def test_points_are_filled_up_to_the_mass(scale):
+    """Their levels may be as far apart as costs over epsilon: hundreds, as logarithms.
+
+    Beyond 300 all plans ended where they began, CONVERGED.
+    """
     rng = np.random.default_rng(0)
     weight = torch.from_numpy(rng.dirichlet(np.ones(12), size=(5, 1)))
     weight[1, 0, 3] = 0
     weight[1] /= weight[1].sum()
-    free = torch.from_numpy(np.exp(rng.normal(scale=8, size=(5, 1, 12)))) * (weight > 0)
+    full = torch.from_numpy(rng.normal(scale=scale, size=(5, 1, 12)))
+    full = full.where(weight > 0, INF)
     # ties
-    weight[2], free[2] = 1 / 12, 1.0
+    weight[2], full[2] = 1 / 12, 0.0
     for share in (0.01, 0.5, 0.999):
-        height = _level(weight, free, torch.full((5,), share, dtype=torch.float64))
-        filled = torch.minimum(weight, height * free).sum((1, 2))
-        torch.testing.assert_close(filled, torch.full_like(filled, share), rtol=1e-12, atol=0)
+        mass = torch.full((5,), share, dtype=torch.float64)
+        shares = _filled(weight, full, mass)
+        torch.testing.assert_close((weight * shares).sum((1, 2)), mass, rtol=1e-12, atol=0)
+        # one level for all: below it points are full, and above it their shares tell what it is
+        level = (full + shares.log()).where((shares < 1) & (weight > 0), INF)
+        for row, part, own in zip(level[:, 0], shares[:, 0], full[:, 0], strict=True):
+            seen = row[row.isfinite() & (part > 1e-100)]
+            if len(seen):
+                assert float(seen.max() - seen.min()) < 1e-9
+                assert (own[part == 1] <= seen.min() + 1e-9).all()
 
 
-def test_levels_of_points_that_are_full_with_nothing_left():
+def test_points_that_are_full_with_nothing_left():
     """The mass was that of 12 of 20 points, and rounding left the level zero: all plans ended."""
     free = torch.tensor(12 * [0.05] + 8 * [1e-25], dtype=torch.float64)
     free = free * torch.linspace(0.9, 1.1, 20, dtype=torch.float64)
     generator = torch.Generator().manual_seed(0)
-    parts = [free[torch.randperm(20, generator=generator)] for _ in range(50)]
+    parts = torch.stack([free[torch.randperm(20, generator=generator)] for _ in range(50)])[:, None]
     weight = torch.full((50, 1, 20), 0.05, dtype=torch.float64)
-    found = _level(weight, torch.stack(parts)[:, None], torch.full((50,), 0.6, dtype=torch.float64))
-    filled = torch.minimum(weight, found * torch.stack(parts)[:, None]).sum((1, 2))
-    np.testing.assert_allclose(filled, 0.6, rtol=1e-12)
+    mass = torch.full((50,), 0.6, dtype=torch.float64)
+    shares = _filled(weight, (weight / parts).log(), mass)
+    np.testing.assert_allclose((weight * shares).sum((1, 2)), 0.6, rtol=1e-12)
 
 
 @pytest.mark.parametrize("starts", [1, 3])

@@ -50,10 +50,9 @@ class Relaxed(NamedTuple):
             exponent = tau * ratio.log() - (1 - tau) * potential
             found = exponent.clamp(-_LARGEST, _LARGEST).exp()
             return torch.where(used, found, 1.0)
-        top = torch.where(used, potential, -torch.inf).amax(2, keepdim=True)
-        raised = (top - potential).clamp(max=_LARGEST).exp()
-        height = _level(weight, torch.where(used, raised * sums, 0.0), self.mass)
-        return torch.where(used, torch.minimum(ratio, height * raised), 1.0)
+        # the level at which each point is full, as a logarithm
+        full = torch.where(used, ratio.log() + potential, torch.inf)
+        return torch.where(used, ratio * _filled(weight, full, self.mass), 1.0)
 
     def error(self, weight: Tensor, sums: Tensor, factor: Tensor) -> Tensor:
         """Measure the change, (k,) L1, of columns (k, 1, m) by a half-step with a ``factor``."""
@@ -147,21 +146,29 @@ def _best_logarithm(slope: Tensor, linear: Tensor, pull: Tensor) -> tuple[Tensor
     return found, slope + pull * (1 + least) > 0
 
 
-def _level(weight: Tensor, free: Tensor, mass: Tensor) -> Tensor:
-    """Find z (k, 1, 1) with sum_i min(weight_i, z free_i) = mass, for points (k, 1, n)."""
-    ratio = torch.where(weight > 0, weight / torch.where(weight > 0, free, 1.0), 0.0)
-    ordered, order = ratio.sort(2)
-    # the first points are full, and z follows from how many these are; cumsum has bits that depend
-    # on the number of problems, so its sums are made by products
+def _filled(weight: Tensor, full: Tensor, mass: Tensor) -> Tensor:
+    """Find which share of its weight each point (k, 1, n) has where all together have a mass (k,).
+
+    Up to a level the shares grow with it alike; ``full`` are logarithms of the levels at which
+    points have all of their weight.
+    """
+    ordered, order = full.sort(2)
+    weights = weight.gather(2, order)
+    # cumsum has bits that depend on the number of problems, so its sums are made by products
     before = weight.new_ones(weight.shape[2], weight.shape[2]).triu(1)
-    full = torch.bmm(weight.gather(2, order), before.expand(len(weight), -1, -1))
-    others = torch.bmm(free.gather(2, order), (1 - before).expand(len(weight), -1, -1))
-    height = (mass[:, None, None] - full) / others
-    fits = height <= ordered
+    taken = torch.bmm(weights, before.expand(len(weight), -1, -1))
+    # those before this point are full: levels may be too far apart for numbers, but for logarithms
+    last = (taken + weights >= mass[:, None, None]).to(torch.int8).argmax(2, keepdim=True)
+    levels = (ordered - ordered.gather(2, last)).clamp(-_LARGEST, _LARGEST).exp()
+    rest = torch.bmm(weights / levels, (1 - before).expand(len(weight), -1, -1))
+    height = (mass[:, None, None] - taken) / rest
+    fits = height <= levels
     # the search always ends at the last point, also after rounding
     fits[:, :, -1] = True
     place = fits.to(torch.int8).argmax(2, keepdim=True)
     # the level is never below that of the last full point, where rounding leaves nothing to others
-    last = ordered.gather(2, (place - 1).clamp_min(0))
+    lowest = levels.gather(2, (place - 1).clamp_min(0))
     found = height.gather(2, place)
-    return torch.where(place > 0, found.maximum(last), found)
+    found = torch.where(place > 0, found.maximum(lowest), found)
+    shares = (found / levels).clamp_max(1)
+    return torch.empty_like(shares).scatter_(2, order, shares)

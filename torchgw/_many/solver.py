@@ -497,7 +497,7 @@ def _lowest(solves: _Solves, rules: Rules, count: int) -> Tensor:
     # what misses its marginals may have any objective
     sound = meets(numbers.marginal_error, rules) & numbers.objective.isfinite()
     sound &= numbers.status != STATUSES.index(Status.IMPLAUSIBLE)
-    objective = numbers.objective.nan_to_num(nan=math.inf)
+    objective = numbers.objective.nan_to_num(nan=math.inf, posinf=math.inf)
     least = torch.full((count,), math.inf, dtype=objective.dtype, device=objective.device)
     least = least.scatter_reduce(0, problem, objective.where(sound, math.inf), "amin")[problem]
     near = sound & (objective <= least + BETTER * least.abs())

@@ -120,6 +120,13 @@ def is_whole(problem: Problem, found: Search) -> bool:
     return any(item.plan.shape == whole for item in found.alternatives[:1])
 
 
+def entropy(plan: Tensor, a: Tensor, b: Tensor) -> float:
+    """Compute what entropy adds to the objective of a plan (s, t) for an epsilon of one."""
+    product = torch.outer(a, b).to(plan)
+    tiny = torch.finfo(plan.dtype).tiny
+    return float(torch.special.xlogy(plan, plan / product.clamp_min(tiny)).sum())
+
+
 def among_all(found: Alternative, whole: CoarseProblem) -> tuple[Tensor, Tensor | None]:
     """Put a plan of some points into a table of all; return its rows, ``None`` for all."""
     sides = (whole.source.indices, found.source), (whole.target.indices, found.target)

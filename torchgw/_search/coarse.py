@@ -34,8 +34,9 @@ from torchgw.distances.sampling import (
 COARSEST = 0.2
 # Difference of distances and weights up to which they are the same. A choice. [L610]
 _SAME = 1e-5
-# Levels of a minimum on a coarse problem. [L278]
-_LEVELS = 16
+# Levels of a minimum on a coarse problem at least, and times the points of its larger side: few
+# points leave room for more. [L278, L1448]
+_LEVELS, _LEVELS_OF_ALL = 16, 1536
 # Quantiles of the distances of a side that the spread of a loss is computed from. [L278]
 _QUANTILES = 256
 # Share of the largest loss below which a spread is rounding. [L278]
@@ -283,7 +284,8 @@ def with_loss(coarse: Coarsened, problem: Problem) -> Coarsened:
     square = coarse.problem
     sides, alpha = directed_points(square[:2], problem), square.alpha
     reach = min(float(side.table.max()) for side in sides)
-    loss = SampledLoss.of(problem.loss, levels=Levels(reach, _LEVELS))
+    levels = max(_LEVELS, _LEVELS_OF_ALL // max(len(side.table) for side in sides))
+    loss = SampledLoss.of(problem.loss, levels=Levels(reach, levels))
     (x, row, mean_x, own_x), (y, column, mean_y, own_y) = (
         _centre(loss, number, side, both=problem.directed) for number, side in enumerate(sides)
     )

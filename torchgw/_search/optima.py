@@ -14,7 +14,14 @@ from torchgw._plans.transport import round_to_marginals
 from torchgw._problem.limits import limits_of
 from torchgw._problem.losses import SQUARE
 from torchgw._problem.problem import Problem
-from torchgw._search.alternatives import DISTINCT, Alternative, Search, ambiguity_of, first_of_each
+from torchgw._search.alternatives import (
+    DISTINCT,
+    Alternative,
+    Search,
+    ambiguity_of,
+    entropy,
+    first_of_each,
+)
 from torchgw._search.chain import LAST_INNER, LAST_RELAXATION
 from torchgw._search.coarse import (
     COARSEST,
@@ -203,7 +210,7 @@ def judge(coarse: CoarseProblem, batch: Batch) -> Judged:
     """Compute the values of plans, and how far they are apart, after rounding to the marginals."""
     rounded = round_to_marginals(batch.plans.double(), coarse.source.weights, coarse.target.weights)
     # a plan whose value overflowed counts as the worst
-    values = coarse.value(rounded).nan_to_num(nan=torch.inf)
+    values = coarse.value(rounded).nan_to_num(nan=torch.inf, posinf=torch.inf)
     return Judged(batch, rounded, torch.cat([values[:, None], coarse.distances(rounded)], dim=1))
 
 
@@ -393,12 +400,17 @@ def _with_plan(
     epsilons = coarse.base.new_full((_FINE_ITERATIONS, 2), target)
     place = torch.zeros(1, dtype=torch.int64, device=plan.device)
     judged = carry_over(solve, coarse, *points, plan, place, epsilons)
-    led = _distinct(judged, ("product", label))
-    better = led.values[0] < found[0].value - _SAME * abs(found[0].value)
-    if not better:
-        return found
     # at a larger epsilon it may be left
-    (taken,) = _alternatives(problem, coarse, led.part(None, 1))
+    (led,) = _alternatives(problem, coarse, _distinct(judged, ("product", label)).part(None, 1))
+    stayed = replace(led, value=float(coarse.value(plan)), label=label, plan=plan[0])
+    # and where costs are no distances of points, even at the target
+
+    def objective(one: Alternative) -> float:
+        return one.value + target * entropy(one.plan, coarse.source.weights, coarse.target.weights)
+
+    taken = min(led, stayed, key=objective)
+    if taken.value >= found[0].value - _SAME * abs(found[0].value):
+        return found
     others = [one for one in found if one.plan.shape == taken.plan.shape]
     apart = coarse.distances(torch.stack([taken.plan, *(one.plan for one in others)]))[0, 1:]
     same = {id(one) for one, far in zip(others, apart.tolist(), strict=True) if far <= DISTINCT}

@@ -174,7 +174,7 @@ class Stack:
             terms = terms.of_mass(relaxed, best.mass)
             plans, values = best.mass[:, None, None] * plans, terms.quadratic + terms.linear
             objectives = best.objective.where(best.violation.isfinite(), torch.inf)
-        return Ends(plans, objectives.nan_to_num(nan=torch.inf), values)
+        return Ends(plans, objectives.nan_to_num(nan=torch.inf, posinf=torch.inf), values)
 
     def _costs(self, which: Tensor, plans: Tensor) -> Tensor:
         """Linearise at plans, without what the engine adds."""

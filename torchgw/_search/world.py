@@ -577,7 +577,7 @@ def _meet(
     values = constant + 0.5 * _total(own.mul_(exact))
     a, b = tables.marginals
     entropy = _total(torch.special.xlogy(exact, exact / (a[:, None] * b)))
-    objectives = (values + epsilon * entropy).nan_to_num(nan=torch.inf)
+    objectives = (values + epsilon * entropy).nan_to_num(nan=torch.inf, posinf=torch.inf)
     return _Judged(plans, g, torch.stack([objectives, values]))
 
 

@@ -30,6 +30,8 @@ from torchgw._search.alternatives import (
     Search,
     compare_ends,
     ends_settle,
+    entropy,
+    is_whole,
     led_by,
     sent_apart,
 )
@@ -395,10 +397,38 @@ def _by_exchanges(incumbent: Incumbent) -> None:
     incumbent.follow_found(better, clock, rival)
 
 
+def _from_lowest_seen(incumbent: Incumbent) -> None:
+    """Solve from the lowest plan of all points that a search has listed, where all end higher."""
+    asked, outcome, search = incumbent.asked, incumbent.lowest, incumbent.first
+    problem, epsilon = asked.problem, outcome.ending.epsilon
+    if not incumbent.strict or problem.support is not None or search is None:
+        return
+    whole = [
+        one
+        for one in search.alternatives
+        if is_whole(problem, search._replace(alternatives=(one,)))
+    ]
+    if not whole:
+        return
+    a, b = problem.marginals
+    objectives = [
+        one.value + epsilon * entropy(one.plan, a[one.source], b[one.target]) for one in whole
+    ]
+    lowest = min(objectives)
+    better, own = whole[objectives.index(lowest)], _objective(outcome)
+    nothing = max(NOTHING * outcome.strategy.scale, AGREED * abs(own))
+    if lowest >= own - nothing:
+        return
+    # steps from a larger epsilon have left it; short ones from the plan itself stay
+    guess = from_alternative(better, problem.source.device)._replace(epsilon=0.0, ended=True)
+    rival = Rival(_again(asked, guess), "start", better.label)
+    incumbent.follow_found(better, perf_counter(), rival)
+
+
 # In the order in which they are made; each looks at what the moves before it have left.
 MOVES: tuple[Callable[[Incumbent], None], ...] = (
     _by_the_default, _from_product, _from_match, _from_few_points, _from_optima,
-    _from_congruent_pairs, _by_edges, _by_repair, _by_exchanges,
+    _from_congruent_pairs, _by_edges, _by_repair, _by_exchanges, _from_lowest_seen,
 )  # fmt: skip
 
 
