@@ -50,7 +50,7 @@ def test_a_few_cases(start):
     [
         202748, 203929, 204470, 410320, 500115, 500196, 501007, 501023, 501271, 502038, 800020,
         901389, 1200376, 1200481, 8000235, 8000538, 9001533, 9001557, 9001743, 9002503, 9003712,
-        9100588, 9603010, 12100456,
+        9100588, 9603010, 12100327, 12100456, 12100966, 12101508,
     ],
 )  # fmt: skip
 def test_cases_that_were_wrong_once(number):
@@ -138,6 +138,9 @@ def test_no_plan_of_few_points_is_better_or_there_is_doubt(count):
         # costs far beyond epsilon held partial plans where they began
         ("batches", 11100100),
         ("batches", 12100216),
+        # the last steps left the optimum that the search had ended at, to one side or the other
+        ("twins", 11100062),
+        ("twins", 13100159),
     ],
 )
 def test_what_was_missed_once(kind, number):

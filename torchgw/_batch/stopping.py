@@ -26,6 +26,11 @@ class Rules(NamedTuple):
     inner_max_iter: int = 2000
     inner_tol: float = 5e-7
 
+    def within(self, max_iter: int, inner_max_iter: int) -> "Rules":
+        """Allow at most so many outer and inner iterations."""
+        most = min(max_iter, self.max_iter), min(inner_max_iter, self.inner_max_iter)
+        return self._replace(max_iter=most[0], inner_max_iter=most[1])
+
 
 class Descent:
     """Objectives that no longer fall: the rule of ``_solve/loop.py``, for many problems."""

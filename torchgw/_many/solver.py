@@ -45,6 +45,9 @@ _SEARCHED = {"cpu": 2**16, "cuda": 2**22}
 UNSEARCHED = 2
 # Relative difference of two numbers that is rounding. [L1313]
 _ROUNDING = 1e-9
+# Outer and inner iterations of steps that are halved, at most: plans that go to and fro in the
+# shortest ones did so for minutes. [L1450]
+_DAMPED = 32, 128
 # Problems that a warning names; how many there are besides is said. A choice. [L1370]
 _NAMED = 10
 
@@ -395,7 +398,7 @@ def _search_block(group: _Group, found: Numbers, keep: Keep | None) -> None:
             # steps that have led away from plans that cost less are halved as they turn back
             ends = Ends(*(part[left] for part in lower))
             begun = _begun(packed.damped(), stack, problem[left], ends)
-            best = best.beside(_solved(group, begun, problem[left]))
+            best = best.beside(_solved(group, begun, problem[left], group.rules().within(*_DAMPED)))
         if bool((left := left | ~_converged(others.numbers)).any()):
             best = best.beside(_standing(stack, others.of(left), lower, falling, left))
     taken = _lowest(best, group.rules(), len(every))
@@ -433,8 +436,8 @@ class _Solves(NamedTuple):
         )
 
 
-def _solved(group: _Group, packed: Packed, problem: Tensor) -> _Solves:
-    """Solve entries of a group, and keep all plans."""
+def _solved(group: _Group, packed: Packed, problem: Tensor, rules: Rules | None = None) -> _Solves:
+    """Solve entries of a group, by its rules or others, and keep all plans."""
     (n, m), count = packed.shape, len(packed)
     kept = Ended(
         torch.arange(count, device=group.device),
@@ -445,7 +448,7 @@ def _solved(group: _Group, packed: Packed, problem: Tensor) -> _Solves:
         for mine, its in zip(kept, ended, strict=True):
             mine[ended.number] = its
 
-    return _Solves(group.numbers_of(run(packed, group.rules(), keep)), kept, problem)
+    return _Solves(group.numbers_of(run(packed, rules or group.rules(), keep)), kept, problem)
 
 
 def _standing(

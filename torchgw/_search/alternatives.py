@@ -192,6 +192,11 @@ WHY_TIME = (
     "The time limit ended the search before it had followed everything that it found; there may be "
     "a better optimum. Pass a larger `time_limit`, or an `init` that you know."
 )
+WHY_LEFT = (
+    "The search has seen a plan of a lower objective, from which the last steps lead away: "
+    "{share:.2g} lower. It is in `result.alternatives`; pass regularization='proximal', or "
+    "search='thorough'."
+)
 WHY_EDGES = (
     "The plan sends few of the edges of X to edges of Y, and starts that matched these alone did "
     "not agree on how; there may be a better optimum. Pass search='thorough' to search longer, or "

@@ -483,8 +483,13 @@ def _improved(
     labels = [*(label for label, _ in starts), "product"]
     seconds, epsilon = (perf_counter() - clock) / int(found.followed), low * world.scale
     (n, m), members = world.base.shape, found.members.alone()
+    # the stack leaves out what the least linear cost amounts to
+    floor = float(world.problem.value(members.plans[:1, :n, :m]) - members.values[0])
+    floor = floor if world.problem.linear is not None else 0.0
     trials = [
-        Trial(name_of(origin, labels), epsilon, objective, value, seconds, "refined")
+        Trial(
+            name_of(origin, labels), epsilon, objective + floor, value + floor, seconds, "refined"
+        )
         for objective, value, origin in zip(*map(Tensor.tolist, members[1:]), strict=True)
     ]
     plans = members.plans[:, :n, :m]

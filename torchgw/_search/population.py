@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchgw._batch.products import products
 from torchgw._search.chain import ALIKE, BETTER, SAME
-from torchgw._search.stack import Ends, Stack
+from torchgw._search.stack import Ends, Stack, descend
 from torchgw._tensors.deadline import is_over
 
 # Plans that are kept of each group, and new ones of each round. [L1291]
@@ -81,6 +81,10 @@ def improve(
     every = torch.arange(len(agreed), device=agreed.device)
     members = distinct(teams.together(every), 2 * _KEPT)
     met = _same(starts, Ends(*(part[:, :1] for part in members[:3]))).sum(1)
+    # solves go on from there: what has not settled leads twins of a problem to different optima
+    lowest, _ = descend(stack, every, members.plans[:, 0])
+    for mine, its in zip(members, lowest, strict=False):
+        mine[:, 0] = its
     return Population(members, agreed, teams.followed, met)
 
 

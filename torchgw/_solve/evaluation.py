@@ -43,6 +43,9 @@ SETTLE_ITERATIONS = 3
 # Column error to which a plan is settled that steps have gone on from, and that is polished then:
 # it only matters for where points go that were not solved for. [L1257]
 _BEFORE_POLISHING = 3e-3
+# The same of a plan at which a search has ended: so that twins of a problem have one objective.
+# [L1453]
+_OF_TWINS = 1e-11
 # A settled plan may differ from the point at which its cost was linearised by this multiple of the
 # last change, or of the marginal error. [L547]
 _GROWTH = 10.0
@@ -101,7 +104,9 @@ def _settled_tolerance(setting: Setting, epsilon: float) -> float:
     """Choose the column error of the settled plan."""
     options = setting.options
     rough = setting.anneal.goes_on and options.inner_tol is None
-    return max(inner_tolerance(setting, epsilon), _BEFORE_POLISHING if rough else 0.0)
+    exact = setting.anneal.shortened and options.inner_tol is None
+    least = inner_tolerance(setting, epsilon, _OF_TWINS if exact else None)
+    return max(least, _BEFORE_POLISHING if rough else 0.0)
 
 
 class LeftSaddle(NamedTuple):

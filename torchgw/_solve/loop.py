@@ -192,7 +192,8 @@ class NextPoint:
         self._gradient, self._anneal, self._generator = gradient, anneal, generator
         self._anderson = Anderson()
         self._nesterov = Nesterov(marginals, wanted=anneal.patient)
-        self._length = StepLength()
+        self._held = anneal.shortened and gradient.exact
+        self._length = StepLength(*((_FIRST_HELD, _SHORTEST_HELD) if self._held else ()))
 
     def __call__(
         self,
@@ -209,7 +210,7 @@ class NextPoint:
         # extrapolated.
         gradient, share = self._gradient, self._anneal.share(annealed)
         at_target = self._anneal(annealed) <= self._anneal.end
-        if share == 1 and (gradient.shortens or self._anneal.shortened):
+        if share == 1 and (gradient.shortens or self._held):
             share = self._length.next(latest.minus(point))
         if share < 1:
             return point.mean(latest, share, self._generator)
@@ -222,6 +223,9 @@ class NextPoint:
         return latest
 
 
+# The first and the shortest step from a plan at which a search has ended: a whole one may leave it.
+# [L1451]
+_FIRST_HELD, _SHORTEST_HELD = 1 / 8, 1 / 1024
 # Shortest step between couplings, and how much longer a step may be than the last one. [L135]
 _SHORTEST = 1 / 16
 _LENGTHENING = 1.2
@@ -230,8 +234,8 @@ _LENGTHENING = 1.2
 class StepLength:
     """Halve a step that turns back on the one before, and lengthen the others."""
 
-    def __init__(self) -> None:
-        self._share = 1.0
+    def __init__(self, first: float = 1.0, shortest: float = _SHORTEST) -> None:
+        self._share, self._shortest = first, shortest
         self._direction: Tensor | None = None
 
     def next(self, direction: Tensor) -> float:
@@ -239,7 +243,7 @@ class StepLength:
         if self._direction is not None:
             back = float((direction * self._direction).sum()) < 0
             longer = min(1.0, _LENGTHENING * self._share)
-            self._share = max(self._share / 2, _SHORTEST) if back else longer
+            self._share = max(self._share / 2, self._shortest) if back else longer
         self._direction = direction
         return self._share
 
@@ -303,6 +307,9 @@ class Nesterov:
 
 # Sinkhorn iterations that what follows the loop takes the time of, at least. [L1294]
 _TAIL = 40
+# Change of a plan, relative, up to which it is as good as the point that shortened steps have led
+# to. [L1451]
+_HELD = 1e-4
 # Ends of a run whose plan has settled.
 _SETTLED = Status.CONVERGED, Status.PRECISION_LIMIT
 
@@ -443,6 +450,8 @@ class _Ending:
         if at_target and not setting.gradient.exact and self.average.update(verdict.dual):
             return Status.STATIONARY
         falling = at_target and setting.anneal.share(reached.annealed) == 1
+        # a plan of steps that are shortened is where its point leads, and not what has settled
+        falling &= not setting.anneal.shortened or verdict.change <= _HELD
         if falling and self.descent.update(verdict, met=reached.met):
             return Status.FLAT
         return Status.INNER_LIMIT if stuck else None

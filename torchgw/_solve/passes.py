@@ -23,6 +23,7 @@ from torchgw._search.alternatives import (
     OTHER,
     WHY_APART,
     WHY_EDGES,
+    WHY_LEFT,
     WHY_OPEN,
     WHY_RELAXED,
     WHY_TIME,
@@ -69,6 +70,9 @@ _ALIKE, _ABOVE, _FORGOTTEN = 0.1, 0.015, 3
 _BY_MATCH = "distance distributions of all points"
 # Ends with the lowest objective that are enough to be sure of it. [L1401]
 _MET = 2
+# Share of the objective by which a plan that was seen may be lower, unsaid: what the laws promise.
+# [L1452]
+_LEFT = 1e-3
 # So many steps like the last one may be left of a path at its target. [L1291]
 _STEPS = 10
 # Value of a plan over the natural scale of the cost up to which it keeps distances so well that
@@ -403,6 +407,9 @@ def _from_lowest_seen(incumbent: Incumbent) -> None:
     problem, epsilon = asked.problem, outcome.ending.epsilon
     if not incumbent.strict or problem.support is not None or search is None:
         return
+    if not outcome.ending.status.converged:
+        # its numbers are those of a plan on its way
+        return
     whole = [
         one
         for one in search.alternatives
@@ -423,6 +430,11 @@ def _from_lowest_seen(incumbent: Incumbent) -> None:
     guess = from_alternative(better, problem.source.device)._replace(epsilon=0.0, ended=True)
     rival = Rival(_again(asked, guess), "start", better.label)
     incumbent.follow_found(better, perf_counter(), rival)
+    left = 1 - lowest / _objective(incumbent.lowest)
+    # values of losses that are no products are rough in a search
+    exact = problem.loss.cross is not None
+    if left > _LEFT and exact and incumbent.lowest.search is not None:
+        incumbent.say(doubt=incumbent.lowest.search.doubt or WHY_LEFT.format(share=left))
 
 
 # In the order in which they are made; each looks at what the moves before it have left.

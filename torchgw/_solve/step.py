@@ -236,9 +236,9 @@ def look_ahead(
     )
 
 
-def inner_tolerance(setting: Setting, epsilon: float) -> float:
+def inner_tolerance(setting: Setting, epsilon: float, asked: float | None = None) -> float:
     """Compute the L1 column error that a solve must reach in the end, as far as rounding allows."""
-    return max(_asked_error(setting), _ROUNDING_SHARE * setting.rounding(epsilon))
+    return max(asked or _asked_error(setting), _ROUNDING_SHARE * setting.rounding(epsilon))
 
 
 def promised_error(setting: Setting) -> float:
