@@ -468,6 +468,14 @@ MOVES = (
         lambda limits: f"{limits.edges:,} pairs; more where the plan is in doubt",
     ),
     Move(
+        "seen", "a solve by short steps from the lowest plan of all points that was listed",
+        "where every solve has ended above it",
+        lambda facts, options, limits: (
+            _strict(facts, options) and not facts.restricted and facts.entries <= limits.followed
+        ),
+        lambda limits: f"{limits.followed:,.0f} pairs",
+    ),
+    Move(
         "relaxed", "pairs at equal distances, maps, strict optima followed to their ends, mixed",
         "with `unbalanced` or `mass`",
         lambda facts, options, limits: (
