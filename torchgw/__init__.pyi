@@ -52,6 +52,8 @@ from torchgw._variants.embedding import joint_embedding as joint_embedding
 from torchgw._variants.sampled_gw import build_knn_graph as build_knn_graph
 from torchgw._variants.sampled_gw import sampled_gw as sampled_gw
 from torchgw._variants.sampled_gw import sampled_lowrank_gw as sampled_lowrank_gw
+from torchgw._variants.several import AllResult as AllResult
+from torchgw._variants.solve_all import solve_all as solve_all
 from torchgw._variants.solve_low_rank import LowRankResult as LowRankResult
 from torchgw._variants.solve_low_rank import solve_low_rank as solve_low_rank
 from torchgw._variants.warmup import warmup as warmup

@@ -11,7 +11,6 @@ from torch import Tensor
 from torchgw._api import solve
 from torchgw._errors import ConvergenceWarning, TorchGWWarning, warn_user
 from torchgw._results.result import GWResult
-from torchgw._search.alternatives import Alternative
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.factored import FactoredDistance
 from torchgw.distances.precomputed import PrecomputedDistance
@@ -68,10 +67,10 @@ class Alternation:
     # what the last search of each space warned of
     told: dict[int, list[warnings.WarningMessage]] = field(default_factory=dict)
 
-    def follow(self, start: Start, begin: Sequence[GWResult | None]) -> Reached:
+    def follow(self, start: Start, begin: Sequence[Any]) -> Reached:
         """Take turns until the value no longer changes; plans ``begin`` there, or with a search."""
         history: list[float] = []
-        now, settled, results = start, False, begin
+        now, settled, results = start, False, tuple(begin)
         while len(history) < self.max_iter and not settled:
             here = now
             found = tuple(self._align(here, place, item) for place, item in enumerate(results))
@@ -136,7 +135,7 @@ class Alternation:
                     warn_user(f"`spaces[{place}]`: {item.message}", item.category)
         return settled and not open_ones
 
-    def _align(self, common: Start, place: int, begin: GWResult | Alternative | None) -> GWResult:
+    def _align(self, common: Start, place: int, begin: Any) -> GWResult:
         """Align the common space with one space, from where it ``begin``s or with a search."""
         member = self.members[place]
         traits = None if common.features is None else (common.features, member.features)
