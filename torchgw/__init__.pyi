@@ -4,6 +4,7 @@ from torchgw import anndata as anndata
 from torchgw import backends as backends
 from torchgw import datasets as datasets
 from torchgw import distances as distances
+from torchgw import losses as losses
 from torchgw import metrics as metrics
 from torchgw import plotting as plotting
 from torchgw import pot as pot

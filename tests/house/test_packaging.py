@@ -55,7 +55,6 @@ RANKS = {
     "plotting": 13,
     "backends": 13,
     "losses": 13,
-    "representations": 13,
     "cli": 14,
     "__main__": 15,
 }
@@ -313,6 +312,7 @@ DOORS = [
     "cli",
     "datasets",
     "distances",
+    "losses",
     "metrics",
     "plotting",
     "pot",
