@@ -50,6 +50,8 @@ from torchgw._variants.barycenter import BarycenterResult as BarycenterResult
 from torchgw._variants.barycenter import barycenter as barycenter
 from torchgw._variants.embedding import JointEmbedding as JointEmbedding
 from torchgw._variants.embedding import joint_embedding as joint_embedding
+from torchgw._variants.representations import RepresentationMatch as RepresentationMatch
+from torchgw._variants.representations import Representations as Representations
 from torchgw._variants.sampled_gw import build_knn_graph as build_knn_graph
 from torchgw._variants.sampled_gw import sampled_gw as sampled_gw
 from torchgw._variants.sampled_gw import sampled_lowrank_gw as sampled_lowrank_gw

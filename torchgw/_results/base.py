@@ -37,6 +37,7 @@ _ELSEWHERE = {
     "GWResult": "torchgw._results.result",
     "BatchResult": "torchgw._many.result",
     "AllResult": "torchgw._variants.several",
+    "RepresentationMatch": "torchgw._variants.representations",
     "BarycenterResult": "torchgw._variants.barycenter",
     "JointEmbedding": "torchgw._variants.embedding",
     "LowRankResult": "torchgw._variants.solve_low_rank",
