@@ -36,8 +36,8 @@ def test_copies_find_their_partners(solved):
         assert (solved[i, j].argmax() == N).all()
     # a space and itself go through the common space too
     assert (solved[2, 2].argmax() == N).all()
-    # no pair costs more than what the common space leads to
-    assert (solved.own <= solved.through * (1 + 1e-5)).all()
+    # no pair costs more, by `tol`, than what the common space leads to
+    assert (solved.own <= solved.through * (1 + 1e-4)).all()
 
 
 def test_every_cycle_closes():

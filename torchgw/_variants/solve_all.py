@@ -55,8 +55,6 @@ from torchgw.distances.new_points import Space as Origin
 _TOGETHER = 64
 # Turns of the common space at most. [L1416]
 _TURNS = 50
-# Relative fall of an objective that is rounding. [L1416]
-_ROUNDING = 1e-6
 
 
 @reject_unknown
@@ -114,7 +112,8 @@ def solve_all(
         As in :func:`torchgw.solve`, but that ``distances="auto"`` does not compare the sides: it is
         geodesic for points.
     tol : float
-        Relative change of the value at which the common space has converged.
+        Relative change of the value at which the common space has converged, and relative fall
+        of the objective for which a pair changes its plan.
     resume : path, optional
         Folder in which the results of pairs are kept, a file for each; a call with the same spaces
         and options goes on from them. The result then reads them from there when they are asked
@@ -439,7 +438,7 @@ def _synchronise(
             found = solved.once(pair, _matched(*(groups[side] for side in pair)))
             through.append(found.report.objective)
             before = solved.objectives[pair]
-            if found.report.objective < before - _ROUNDING * abs(before):
+            if found.report.objective < before - tol * abs(before):
                 solved.keep(pair, found)
                 lower = True
         if not lower:
