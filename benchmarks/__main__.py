@@ -36,6 +36,7 @@ STUDIES = {
     "kernels": ("sinkhorn.kernels", "one Triton variant a line, beside its floor"),
     "known": ("solves.known", "groups and known pairs at scale, beside nothing known"),
     "ledger": ("harness.ledger", "rows of the ledger, by id or by words"),
+    "loss": ("batch.loss", "steps of a training loop, beside the gradient of a tight solve"),
     "low-rank": ("solves.low_rank", "low rank beside full rank and POT's"),
     "memory": ("solves.memory", "peak memory of one large solve on a CPU"),
     "pot-tests": ("solves.pot_tests", "POT's own tests, on torchgw.pot"),

@@ -17,8 +17,11 @@ ORDER = (
     "surfaces",
     "out_of_sample",
     "differentiable",
+    "training",
     "registration",
     "barycenter",
+    "several_spaces",
+    "representations",
     "scaling",
 )
 

@@ -4,6 +4,7 @@ from torchgw import anndata as anndata
 from torchgw import backends as backends
 from torchgw import datasets as datasets
 from torchgw import distances as distances
+from torchgw import losses as losses
 from torchgw import metrics as metrics
 from torchgw import plotting as plotting
 from torchgw import pot as pot
@@ -49,9 +50,13 @@ from torchgw._variants.barycenter import BarycenterResult as BarycenterResult
 from torchgw._variants.barycenter import barycenter as barycenter
 from torchgw._variants.embedding import JointEmbedding as JointEmbedding
 from torchgw._variants.embedding import joint_embedding as joint_embedding
+from torchgw._variants.representations import RepresentationMatch as RepresentationMatch
+from torchgw._variants.representations import Representations as Representations
 from torchgw._variants.sampled_gw import build_knn_graph as build_knn_graph
 from torchgw._variants.sampled_gw import sampled_gw as sampled_gw
 from torchgw._variants.sampled_gw import sampled_lowrank_gw as sampled_lowrank_gw
+from torchgw._variants.several import AllResult as AllResult
+from torchgw._variants.solve_all import solve_all as solve_all
 from torchgw._variants.solve_low_rank import LowRankResult as LowRankResult
 from torchgw._variants.solve_low_rank import solve_low_rank as solve_low_rank
 from torchgw._variants.warmup import warmup as warmup

@@ -10,7 +10,9 @@ from torchgw._boundary.arrays import as_labels, check_shape, to_tensor
 from torchgw._boundary.checks import check_within
 from torchgw._errors import InvalidInputError
 
-__all__ = ["foscttm", "label_accuracy", "transfer_labels"]
+__all__ = [
+    "category_accuracy", "foscttm", "label_accuracy", "top_k_accuracy", "transfer_labels",
+]  # fmt: skip
 
 # Elements of one block of distances. [L316]
 _BLOCK_ELEMENTS = 2**24
@@ -111,6 +113,41 @@ def label_accuracy(
     own = as_labels("labels", labels)
     check_shape("labels", own, found.shape, "one label per projected point")
     return float((found == own).mean())
+
+
+def top_k_accuracy(plan: Any, k: int = 1, *, truth: Any = None) -> float:
+    """Compute the share of source points whose true partner is among their k likeliest.
+
+    Parameters
+    ----------
+    plan : TransportPlan or array-like, shape (n, m)
+    k : int
+        At most m.
+    truth : array-like of int, shape (n,), optional
+        The true partner of each; by default the point of the same number.
+    """
+    table = plan if hasattr(plan, "topk") else to_tensor("plan", plan)
+    check_within("k", k, 1, table.shape[1], ", the number of target points")
+    best = to_tensor("plan", table.topk(k)[1]).cpu().numpy()
+    own = np.arange(len(best)) if truth is None else to_tensor("truth", truth).cpu().numpy()
+    check_shape("truth", own, (len(best),), "the partner of each source point")
+    return float((best == own[:, None]).any(1).mean())
+
+
+def category_accuracy(plan: Any, labels: Any, target_labels: Any) -> float:
+    """Compute the share of source points whose likeliest partner has their own label.
+
+    Parameters
+    ----------
+    plan : TransportPlan or array-like, shape (n, m)
+    labels, target_labels : array-like, shapes (n,) and (m,)
+    """
+    table = plan if hasattr(plan, "topk") else to_tensor("plan", plan)
+    best = to_tensor("plan", table.topk(1)[1]).cpu().numpy()[:, 0]
+    own, other = as_labels("labels", labels), as_labels("target_labels", target_labels)
+    check_shape("labels", own, (table.shape[0],), "one label per source point")
+    check_shape("target_labels", other, (table.shape[1],), "one label per target point")
+    return float((other[best] == own).mean())
 
 
 def _points(name: str, value: Any) -> NDArray[np.float64]:

@@ -626,7 +626,13 @@ def _low_rank(more: Options, rng: Generator, device: str) -> Call:
 
 def _barycenter(more: Options, rng: Generator, device: str) -> Call:
     spaces = [rng.normal(size=(n, 2)) for n in (14, 17, 20)]
-    options = {"n": 12, "distances": "euclidean", "max_iter": 5, "random_state": 0} | more
+    options = {
+        "n": 12,
+        "distances": "euclidean",
+        "max_iter": 5,
+        "n_init": 1,
+        "random_state": 0,
+    } | more
     if options.pop("fused", False):
         options["features"] = [np.sin(3 * space) for space in spaces]
     return partial(torchgw.barycenter, spaces, **options, device=device)

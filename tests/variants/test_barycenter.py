@@ -103,9 +103,68 @@ def test_same_seed_same_barycenter():
     assert np.array_equal(first.D, second.D)
 
 
+def hook(n, seed, noise=0.05):
+    """An arc that is nearly its own mirror image, end to end."""
+    rng = np.random.default_rng(seed)
+    t = np.sort(rng.uniform(0, 1, n))
+    return (1 + 0.15 * t[:, None]) * np.c_[np.cos(3 * t), np.sin(3 * t)] + noise * rng.normal(
+        size=(n, 2)
+    )
+
+
+def test_never_above_a_start_followed_to_its_end():
+    spaces = [hook(16, seed) for seed in range(4)]
+    options = {"distances": "euclidean", "epsilon": 0.01, "random_state": 3}
+    found = torchgw.barycenter(spaces, 12, **options)
+    assert len(found.starts) == 4
+    assert found.value <= min(found.starts)
+    single = torchgw.barycenter(spaces, 12, n_init=1, **options)
+    assert single.starts == (single.value,)
+    # the first start is the single one, up to a shorter search of its first plans
+    assert found.value <= single.value * (1 + 1e-3)
+    # every plan was searched for, and says what else was found
+    assert not any(np.isnan(item.ambiguity) for item in found.results)
+
+
+def test_what_is_fixed_stays():
+    spaces = [ring(14, seed) for seed in range(2)]
+    traits = [np.arange(14.0)[:, None], np.arange(14.0)[:, None] + 1]
+    start, colours = cdist(spaces[0][:6], spaces[0][:6]), np.arange(0.0, 12, 2)[:, None]
+    options = {
+        "features": traits, "distances": "euclidean", "epsilon": 0.05, "init": start,
+        "init_features": colours, "random_state": 0,
+    }  # fmt: skip
+    free = torchgw.barycenter(spaces, 6, **options)
+    for name, table in (("D", start), ("features", colours)):
+        fixed = {"fixed_structure" if name == "D" else "fixed_features": True}
+        held = torchgw.barycenter(spaces, 6, **options, **fixed)
+        np.testing.assert_allclose(getattr(held, name), table)
+        assert not np.allclose(getattr(free, name), table)
+    both = torchgw.barycenter(spaces, 6, fixed_structure=True, fixed_features=True, **options)
+    assert len(both.starts) == 1
+    assert both.value >= free.value - 1e-6
+
+
+def test_warnings_name_the_space():
+    """A circle is like its mirror image and all its turns; the other space is like nothing else."""
+    angle = np.arange(12) * np.pi / 6
+    circle = np.c_[np.cos(angle), np.sin(angle)]
+    with pytest.warns(torchgw.TorchGWWarning) as caught:
+        torchgw.barycenter(
+            [circle[:9] * [[1.0], [2], [3], [1], [1], [2], [1], [4], [1]], circle], 9,
+            weights=[0.7, 0.3], distances="euclidean", epsilon=0.01, random_state=0, max_iter=2,
+        )  # fmt: skip
+    said = [str(item.message) for item in caught]
+    assert all(text.startswith(("`spaces[", "The barycenter still moved")) for text in said)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ({"fixed_structure": True}, "pass `init`"),
+        ({"fixed_features": True}, "pass `init_features`"),
+        ({"init_features": np.ones((10, 1))}, "pass `features`"),
+        ({"n_init": 0}, "`n_init`"),
         ({"n": 0}, "`n` must be an integer"),
         ({"weights": [1.0]}, r"`weights` must have shape \(2,\), one weight per space"),
         ({"a": [1.0]}, "one weight per point of the barycenter"),

@@ -115,7 +115,8 @@ def enter(problems: Packed, numbers: Tensor) -> Pool:
     alpha = problems.alpha[numbers]
     linear, target, epsilon, relaxed = units(problems, numbers)
     zero, count = torch.zeros_like(alpha), torch.zeros_like(i)
-    g, point = torch.zeros_like(b), a[:, :, None] * b[:, None, :]
+    point = a[:, :, None] * b[:, None, :]
+    g = torch.zeros_like(b) if problems.columns is None else problems.columns[numbers]
     noise = start_noise(problems.shape, problems.device)
     cost = gradient(cross_product(x, y, point * noise), alpha, None)
     if problems.begin is not None:

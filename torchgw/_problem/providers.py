@@ -202,13 +202,21 @@ def build_provider(
     passed: Passed, distances: Any, options: DistanceOptions, device: torch.device
 ) -> DistanceProvider:
     """Build the provider of one space, as a side of a problem whose other side is one point."""
+    return build_space(passed, distances, options, device)[0]
+
+
+def build_space(
+    passed: Passed, distances: Any, options: DistanceOptions, device: torch.device
+) -> tuple[DistanceProvider, Space]:
+    """Build the provider of one space, and what it was made from."""
     spec = pair_of_distances(distances)[0]
     if passed.table is not None or isinstance(passed.space, DistanceProvider):
         # the name is meant for other spaces of a list
         spec = "auto" if isinstance(spec, str) else spec
     point = PrecomputedDistance.unchecked(torch.zeros(1, 1, dtype=torch.float64, device="cpu"))
     pair = passed, Passed("Y", point)
-    return build_providers(pair, (spec, "auto"), options, device).providers[0]
+    spaces = build_providers(pair, (spec, "auto"), options, device)
+    return spaces.providers[0], spaces.origins[0]
 
 
 def _recognised(

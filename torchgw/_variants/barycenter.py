@@ -1,14 +1,12 @@
 """Barycenters of metric spaces, by plans and distances in turn."""
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from torchgw._api import solve
 from torchgw._boundary.arrays import (
     as_weights,
     check_distances,
@@ -21,7 +19,7 @@ from torchgw._boundary.arrays import (
     without_tensors,
 )
 from torchgw._boundary.checks import check_count, reject_unknown
-from torchgw._errors import ConvergenceWarning, InvalidInputError, warn_user
+from torchgw._errors import InvalidInputError, InvalidTypeError
 from torchgw._problem.given import Passed
 from torchgw._problem.named import DistanceName, ScaleName, refuse_names
 from torchgw._problem.problem import stored_matrix
@@ -30,18 +28,12 @@ from torchgw._results.base import Result
 from torchgw._results.result import GWResult
 from torchgw._solve.table import check_options
 from torchgw._typing import Array, Seed
+from torchgw._variants.common_space import Alternation, Space, Start, drawn
 from torchgw.distances.base import DistanceProvider
-from torchgw.distances.factored import FactoredDistance
 from torchgw.distances.precomputed import PrecomputedDistance
 
-
-class _Space(NamedTuple):
-    """One of the spaces of a barycenter, with its share."""
-
-    provider: DistanceProvider
-    mass: Any  # of its points, as given
-    features: Tensor | None  # (n_s, k), float64
-    share: float  # its weight in the mean
+# Spaces from which a common space starts by default. [L1415]
+_STARTS = 4
 
 
 @reject_unknown
@@ -57,7 +49,11 @@ def barycenter(
     distances: DistanceName = "auto",
     scale: ScaleName | None = None,
     epsilon: float | Literal["auto"] = "auto",
+    n_init: int | None = None,
     init: Any = None,
+    init_features: Any = None,
+    fixed_structure: bool = False,
+    fixed_features: bool = False,
     max_iter: int = 50,
     tol: float = 1e-4,
     device: Any = None,
@@ -70,7 +66,7 @@ def barycenter(
         sum_s weights_s (alpha <L(P_s), P_s> + (1 - alpha) <|F - F_s|^2, P_s> + epsilon KL_s)
 
     by two steps in turn: plans for the present distances, each by :func:`torchgw.solve`, and the
-    best distances for these plans, D = sum_s weights_s P_s D_s P_s' / (a a').
+    best distances for these plans, D = sum_s weights_s P_s D_s P_s' / (a a'); from several starts.
 
     Parameters
     ----------
@@ -94,11 +90,19 @@ def barycenter(
         dividing each space by its own maximum would average shapes instead of spaces;
         ``epsilon="auto"`` is chosen in the first iteration and kept; and ``distances="auto"`` is
         all pairs of up to 3,000 points on every device.
+    n_init : int, optional
+        Starts of the common space, each followed to its end: n points drawn from each space in
+        turn, that of largest weight first; by default one from each of up to four spaces. The best
+        end is improved: each space is searched for again, and moved to other optima of its plan
+        while that lowers the value of all. 1 is a single start without moves.
     init : array-like of shape (n, n), optional
-        Distances to start from; by default those among n points drawn from the space of largest
-        weight, which also give the features.
+        Distances to start from, in place of points drawn; by default the only start.
+    init_features : array-like of shape (n, k), optional
+        Features to start from; by default those of the points drawn.
+    fixed_structure, fixed_features : bool
+        Whether distances stay at ``init``, and features at ``init_features``.
     max_iter : int
-        Updates at most.
+        Updates of a start at most.
     tol : float
         Relative change of the value at which to stop.
     random_state : int, torch.Generator, numpy.random.Generator, RandomState or None
@@ -117,6 +121,8 @@ def barycenter(
     -----
     ConvergenceWarning
         If ``max_iter`` updates were not enough, or a last solve did not converge.
+    SearchWarning, AmbiguityWarning
+        As those of :func:`torchgw.solve`, with the name of the space.
 
     Notes
     -----
@@ -140,7 +146,7 @@ def barycenter(
     True
     """
     check_count("n", n)
-    check_options(max_iter=max_iter, tol=tol, scale=scale)
+    check_options(max_iter=max_iter, tol=tol, scale=scale, n_init=n_init)
     spaces = check_list("spaces", spaces, "of points, graphs or distance providers")
     if not spaces:
         raise InvalidInputError("`spaces` must have at least one space.")
@@ -172,81 +178,22 @@ def barycenter(
                 f"`{name}` must have one item for each of the {len(providers)} spaces; got "
                 f"{len(items)}."
             )
-    members = list(map(_Space, providers, given, tables, shares))
-    first = _start(n, init, max(members, key=lambda member: member.share), generator)
-    barycenter = _Barycenter(members, mass, *first)
+    members = list(map(Space, providers, given, tables, shares))
+    fixed = fixed_structure, fixed_features
+    starts = _starts(n, members, generator, (init, init_features), fixed, n_init)
     asked = {"alpha": alpha, "epsilon": epsilon, "random_state": seed}
-    history: list[float] = []
-    settled = False
+    turns = Alternation(members, mass, asked, max_iter, tol, n_init != 1, fixed)
     # no graph is recorded, even if tensors of providers require gradients
     with torch.no_grad():
-        while len(history) < max_iter and not settled:
-            barycenter.align(asked)
-            value = barycenter.value()
-            settled = bool(history) and abs(history[-1] - value) <= tol * abs(value)
-            history.append(value)
-            barycenter.average()
-    results = barycenter.results
-    advice = next((item.status.advice for item in results if not item.converged), None)
-    converged = settled and advice is None
-    if not converged:
-        moved = f"The barycenter still moved after {max_iter} updates"
-        warn_user(advice or f"{moved}: raise `max_iter`, or loosen `tol`.", ConvergenceWarning)
+        ends = [turns.follow(start, nothing) for start in starts]
+        best = min(ends, key=lambda end: end.value)
+        if n_init != 1:
+            best = turns.improve(best)
+    converged = turns.warn(best.results, settled=best.settled, updates=max_iter)
     found = BarycenterResult(
-        barycenter.distances, barycenter.features, mass, tuple(results), tuple(history), converged
+        *best.mean, mass, best.results, best.history, converged, tuple(end.value for end in ends)
     )
     return found.in_numpy() if in_numpy else found
-
-
-class _Barycenter:
-    """A barycenter on its way: distances, features, and how it aligns with each space."""
-
-    def __init__(
-        self,
-        members: list[_Space],
-        mass: Tensor,
-        distances: DistanceProvider,
-        features: Tensor | None,
-    ) -> None:
-        self.members, self.mass = members, mass
-        self.distances, self.features = distances, features
-        self.results: list[GWResult] = []
-
-    def align(self, asked: dict[str, Any]) -> None:
-        """Align with each space, as ``asked`` at first, and from the last alignments later."""
-        before: list[GWResult | None] = [*self.results] or [None] * len(self.members)
-        # early plans need not be accurate; warnings are given for the last ones
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)
-            self.results = [
-                solve(
-                    D_X=self.distances,
-                    D_Y=member.provider,
-                    a=self.mass,
-                    b=member.mass,
-                    features=None if self.features is None else (self.features, member.features),
-                    init=last,
-                    **asked | ({} if last is None else {"epsilon": last.epsilon}),
-                )
-                for member, last in zip(self.members, before, strict=True)
-            ]
-
-    def value(self) -> float:
-        """Compute the weighted mean of the objectives."""
-        return sum(
-            member.share * item.report.objective
-            for member, item in zip(self.members, self.results, strict=True)
-        )
-
-    def average(self) -> None:
-        """Move distances and features to the means that the plans give."""
-        self.distances = _average(self.results, self.members, self.mass)
-        if self.features is not None:
-            means = [
-                member.share * result.lazy_plan.barycentric(member.features)
-                for result, member in zip(self.results, self.members, strict=True)
-            ]
-            self.features = torch.stack(means).sum(0)
 
 
 def _features(features: Sequence[Any], device: torch.device) -> list[Tensor]:
@@ -257,46 +204,55 @@ def _features(features: Sequence[Any], device: torch.device) -> list[Tensor]:
     ]
 
 
-def _start(
-    n: int, init: Any, space: _Space, generator: torch.Generator
-) -> tuple[DistanceProvider, Tensor | None]:
-    """Choose distances to start from, and the features of points drawn from a space."""
-    provider = space.provider
-    order = torch.randperm(provider.n, device=provider.device, generator=generator)
-    index = order.repeat(-(-n // provider.n))[:n]
-    traits = None if space.features is None else space.features[index]
+def _starts(
+    n: int,
+    members: list[Space],
+    generator: torch.Generator,
+    given: tuple[Any, Any],
+    fixed: tuple[bool, bool],
+    count: int | None,
+) -> list[Start]:
+    """Choose where to start: what is ``given`` first, then points of each space in turn."""
+    order = sorted(members, key=lambda member: -member.share)
+    init, init_features = given
+    featured = members[0].features is not None
+    for name, stays, needed, value in (
+        ("structure", fixed[0], "init", init),
+        ("features", fixed[1], "init_features", init_features),
+    ):
+        if not isinstance(stays, bool):
+            raise InvalidTypeError(f"`fixed_{name}` must be True or False; got {stays!r}.")
+        if stays and value is None:
+            raise InvalidInputError(
+                f"fixed_{name}=True keeps what the barycenter starts from: pass `{needed}`."
+            )
+    if init_features is not None and not featured:
+        raise InvalidInputError("`init_features` are features of the barycenter: pass `features`.")
+    if count is None:
+        count = min(_STARTS, len(order)) if init is None else 1
+    if fixed[0] and (fixed[1] or not featured):
+        # there is no other
+        count = 1
+    starts = [drawn(n, order[k % len(order)], generator) for k in range(count)]
+    where = members[0].provider.device
     if init is not None:
-        matrix = check_distances("init", init).to(provider.device).double()
+        matrix = check_distances("init", init).to(where).double()
         what = "the distances of the barycenter to start from"
         check_shape("init", matrix, (n, n), what)
-        return PrecomputedDistance(matrix), traits
-    factors = provider.factors()
-    if factors is not None:
-        return FactoredDistance(factors.matrix[index], factors.signs), traits
-    table = provider.columns(index)[index]
-    return PrecomputedDistance((table + table.T) / 2), traits
-
-
-def _average(results: list[GWResult], members: list[_Space], mass: Tensor) -> DistanceProvider:
-    """Compute sum_s share_s P_s D_s P_s' / (a a'), in factors if every D_s has them."""
-    factors = [member.provider.factors() for member in members]
-    scale = torch.where(mass > 0, 1 / mass, 0.0)[:, None]
-    if all(item is not None for item in factors):
-        parts = [
-            (scale * (result.lazy_plan @ item.matrix), member.share * item.signs)
-            for result, item, member in zip(results, factors, members, strict=True)
-            if item is not None
+        own = PrecomputedDistance(matrix)
+        starts = [
+            start._replace(distances=own) if fixed[0] or k == 0 else start
+            for k, start in enumerate(starts)
         ]
-        return FactoredDistance(
-            torch.cat([matrix for matrix, _ in parts], 1), torch.cat([signs for _, signs in parts])
-        )
-    unit = torch.eye(len(mass), dtype=torch.float64, device=mass.device)
-    total = torch.zeros_like(unit)
-    for result, member in zip(results, members, strict=True):
-        plan = result.lazy_plan
-        total += member.share * (plan @ member.provider.apply(plan.T @ unit))
-    total = scale * total * scale.T
-    return PrecomputedDistance(((total + total.T) / 2).clamp_min(0))
+    if init_features is not None:
+        table = check_points("init_features", init_features).to(where).double()
+        width = members[0].features.shape[1] if members[0].features is not None else 0
+        check_shape("init_features", table, (n, width), "the features of the barycenter")
+        starts = [
+            start._replace(features=table) if fixed[1] or k == 0 else start
+            for k, start in enumerate(starts)
+        ]
+    return starts
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -317,10 +273,12 @@ class BarycenterResult(Result):
     value : float
         Weighted mean of their objectives, ``report.objective``.
     history : tuple of float
-        The value at each iteration.
+        The value at each iteration since the last start or move.
     converged : bool
         Whether the value changed by ``tol`` at most in the last round, and the last alignments
         converged.
+    starts : tuple of float
+        The value at which each start ended, before the best was improved.
     """
 
     distances: DistanceProvider
@@ -329,6 +287,7 @@ class BarycenterResult(Result):
     results: tuple[GWResult, ...]
     history: tuple[float, ...]
     converged: bool
+    starts: tuple[float, ...] = ()
 
     @property
     def value(self) -> float:

@@ -1,0 +1,195 @@
+"""The loss to train with: values and gradients of a solve, without a search at each step."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+
+import pytest
+import torch
+
+import torchgw
+from torchgw.losses import GWLoss
+
+
+def cloud(*shape, seed=0, dtype=torch.float64):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def tight(**options):
+    return GWLoss(**({"epsilon": 0.2, "tol": 1e-8, "inner_tol": 1e-10, "max_iter": 500} | options))
+
+
+@pytest.mark.parametrize("distances", ["euclidean", "sqeuclidean", "cosine", "precomputed"])
+def test_value_and_gradient_are_those_of_a_solve(distances):
+    X, Y = cloud(9, 2), cloud(11, 3, seed=1)
+    if distances == "precomputed":
+        X, Y = torch.cdist(X, X), torch.cdist(Y, Y)
+    X.requires_grad_()
+    M = cloud(9, 11, seed=2).square().requires_grad_()
+    a = torch.linspace(1, 2, 9, dtype=torch.float64)
+    a = (a / a.sum()).requires_grad_()
+    value = tight(distances=distances)(X, Y, M, a=a)
+    given = {"D_X": X, "D_Y": Y} if distances == "precomputed" else {"X": X, "Y": Y}
+    metric = {} if distances == "precomputed" else {"distances": distances}
+    expected = torchgw.solve(
+        **given, **metric, M=M, a=a, alpha=0.5, epsilon=0.2, tol=1e-9, differentiable="value",
+        options=torchgw.Options(inner_tol=1e-11), random_state=0,
+    ).loss  # fmt: skip
+    torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-7)
+    for mine, its in zip(
+        torch.autograd.grad(3 * value, [X, M, a]),
+        torch.autograd.grad(3 * expected, [X, M, a]),
+        strict=True,
+    ):
+        torch.testing.assert_close(mine, its, rtol=1e-4, atol=1e-5)
+
+
+def test_batches_are_problems_side_by_side():
+    X, Y = cloud(3, 8, 2).requires_grad_(), cloud(3, 10, 2, seed=1)
+    values = tight(reduction="none")(X, Y)
+    single = torch.stack([tight()(x, y) for x, y in zip(X, Y, strict=True)])
+    torch.testing.assert_close(values, single, rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(tight()(X, Y), values.mean(), rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(tight(reduction="sum")(X, Y), values.sum(), rtol=1e-6, atol=1e-8)
+
+
+def test_steps_go_on_without_a_search_and_never_cost_more_than_one():
+    points, shape = torch.nn.Parameter(cloud(10, 2)), cloud(10, 3, seed=1)
+    loss, optimiser = GWLoss(epsilon=0.1, search_every=5), torch.optim.Adam([points], lr=0.02)
+    for step in range(11):
+        value = loss(points, shape)
+        optimiser.zero_grad()
+        value.backward()
+        optimiser.step()
+        assert loss.searches == 1 + step // 5
+    # what a search finds is kept only where it costs less
+    before = loss(points, shape).detach()
+    loss.search_every = 1
+    assert loss(points, shape).detach() <= before * (1 + 1e-5)
+    loss.reset()
+    loss(points, shape)
+    assert loss.searches == 5
+
+
+def test_a_jump_is_searched_for():
+    X, Y = cloud(8, 2), cloud(8, 2, seed=1)
+    loss = GWLoss(epsilon=0.1, search_every=None)
+    loss(X, X)
+    assert loss.searches == 1
+    loss(X, X)
+    assert loss.searches == 1
+    loss(X, 3 * Y)
+    assert loss.searches == 2
+    # batches with a name of their own have plans of their own
+    loss(X, X, key="other")
+    assert loss.searches == 3
+
+
+def test_debiased_is_zero_between_equals():
+    X = cloud(12, 3)
+    value = tight(debiased=True)(X, X.flip(0))
+    assert abs(float(value)) < 1e-6
+    away = X[:, :2].clone().requires_grad_()
+    value = tight(debiased=True)(away, X)
+    (gradient,) = torch.autograd.grad(value, away)
+    step = 1e-4 * gradient / gradient.norm()
+    down, up = (float(tight(debiased=True)(away.detach() + side * step, X)) for side in (-1, 1))
+    assert (up - down) / 2e-4 == pytest.approx(float(gradient.norm()), rel=1e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_precisions(dtype):
+    X = cloud(6, 2).to(dtype).requires_grad_()
+    value = GWLoss(epsilon=0.1)(X, cloud(7, 2, seed=1).to(dtype))
+    assert value.dtype == torch.promote_types(dtype, torch.float32)
+    value.backward()
+    assert X.grad.dtype == dtype
+    assert bool(X.grad.isfinite().all())
+
+
+def test_second_derivatives_are_refused():
+    X = cloud(6, 2).requires_grad_()
+    value = GWLoss(epsilon=0.1, distances="sqeuclidean")(X, cloud(6, 2, seed=1))
+    with pytest.raises(torchgw.UnsupportedError, match="first derivatives"):
+        torch.autograd.grad(value, X, create_graph=True)
+
+
+def test_automatic_epsilon_is_chosen_once_and_kept_in_the_state():
+    loss = GWLoss(distances="precomputed")
+    table = torch.cdist(cloud(8, 2), cloud(8, 2))
+    loss(table, table)
+    chosen = loss.epsilon
+    loss(10 * table, 10 * table)
+    assert loss.epsilon == chosen > 0
+    other = GWLoss(distances="precomputed")
+    other.load_state_dict(loss.state_dict())
+    assert other.epsilon == chosen
+    assert pickle.loads(pickle.dumps(loss)).epsilon == chosen
+    assert "precomputed" in repr(loss)
+
+
+def test_memory_is_flat():
+    points, shape = torch.nn.Parameter(cloud(6, 2)), cloud(6, 2, seed=1)
+    loss = GWLoss(epsilon=0.2, search_every=None)
+
+    def tensors():
+        gc.collect()
+        return sum(isinstance(item, torch.Tensor) for item in gc.get_objects())
+
+    counts = []
+    for step in range(30):
+        loss(points, shape).backward()
+        if step in (10, 29):
+            counts.append(tensors())
+    assert counts[1] <= counts[0] + 2
+    loss.n_init = 1
+    for name in range(70):
+        loss(points, shape, key=name)
+    assert len(loss._kept) <= 64
+
+
+@pytest.mark.slow
+def test_a_compiled_step_breaks_its_graph_once():
+    import torch._dynamo as dynamo
+
+    loss, shape = GWLoss(epsilon=0.2), cloud(6, 2, seed=1)
+
+    def step(points):
+        return loss(2 * points, shape) * 3
+
+    explained = dynamo.explain(step)(cloud(6, 2))
+    assert explained.graph_break_count <= 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"distances": "geodesic"}, "`distances`"),
+        ({"epsilon": -1.0}, "`epsilon`"),
+        ({"reduction": "max"}, "`reduction`"),
+        ({"search_every": 0}, "`search_every`"),
+        ({"jump": -1.0}, "`jump`"),
+        ({"debiased": 1}, "`debiased`"),
+        ({"max_iter": 0}, "`max_iter`"),
+    ],
+)
+def test_bad_options(options, message):
+    with pytest.raises(torchgw.TorchGWError, match=message):
+        GWLoss(**options)
+
+
+def test_bad_calls():
+    loss, X = GWLoss(epsilon=0.2), cloud(6, 2)
+    for given, message in (
+        ((X.long(), X), "`X` must be a floating-point tensor"),
+        ((X, X[0]), "`Y` must have shape"),
+        ((X.expand(2, 6, 2), X), "as many problems"),
+        ((X, X, cloud(5, 6)), "`M` must have shape"),
+    ):
+        with pytest.raises(torchgw.TorchGWError, match=message):
+            loss(*given)
+    with pytest.raises(torchgw.InvalidInputError, match="`a` must be non-negative"):
+        loss(X, X, a=-torch.ones(6))
+    with pytest.raises(torchgw.InvalidInputError, match="precomputed|distances"):
+        GWLoss(distances="precomputed")(X, X)

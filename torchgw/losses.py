@@ -1,0 +1,461 @@
+"""Gromov-Wasserstein as a loss to train with, which goes on from its last plans."""
+
+import math
+from collections import OrderedDict
+from collections.abc import Hashable
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchgw._batch.engine import run
+from torchgw._batch.packing import Packed, Stack, make_stack, natural_scale, padded_sizes, repad
+from torchgw._batch.stopping import FLAT, Rules
+from torchgw._batch.worth import Ended
+from torchgw._boundary.arrays import check_shape
+from torchgw._boundary.checks import check_choice, check_count, check_not_negative
+from torchgw._derivatives.loss import call
+from torchgw._errors import (
+    ConvergenceWarning,
+    InvalidInputError,
+    InvalidTypeError,
+    NumericalError,
+    UnsupportedError,
+    warn_user,
+)
+from torchgw._many.options import check_rules
+from torchgw._many.solve_many import solve_batch
+from torchgw._problem.limits import limits_of
+from torchgw._problem.linear_term import check_alpha
+from torchgw._solve.table import check_options
+
+__all__ = ["GWLoss"]
+
+LossDistance = Literal["euclidean", "sqeuclidean", "cosine", "precomputed"]
+Reduction = Literal["mean", "sum", "none"]
+
+# Starts of problems that a batch does not search by itself. [L1418]
+_STARTS = 4
+# epsilon="auto" as a share of the natural scale of the first batch. [L1418]
+_AUTO_EPSILON = 0.0025
+
+
+class _Problem(NamedTuple):
+    """Problems of one shape, float64, without graphs of derivatives."""
+
+    x: Tensor  # (B, n, n)
+    y: Tensor  # (B, m, m)
+    linear: Tensor | None  # (B, n, m)
+    a: Tensor  # (B, n)
+    b: Tensor  # (B, m)
+
+
+class _Kept(NamedTuple):
+    """Where the solves of a batch ended."""
+
+    plan: Tensor  # (B, n, m)
+    f: Tensor  # (B, n)
+    g: Tensor  # (B, m)
+    objective: Tensor  # (B,)
+    steps: int = 0  # since the last search
+
+    def lower(self, other: "_Kept") -> "_Kept":
+        """Take of each problem the plan that costs less."""
+        theirs = (other.objective < self.objective).nonzero()[:, 0]
+        for mine, its in zip(self[:4], other[:4], strict=True):
+            mine[theirs] = its[theirs]
+        return self._replace(steps=0)
+
+
+class GWLoss(torch.nn.Module):
+    """Entropic Gromov-Wasserstein objective of batches, as a module that remembers its last plans.
+
+    The first call of a shape searches. Later ones go on from the plan and the potentials where the
+    last call of the same shape (or ``key``) ended, and search again every ``search_every`` calls,
+    or where the value has risen by more than ``jump``; of two plans the one that costs less is
+    kept. The gradient is that at a fixed plan (the envelope theorem), as
+    ``solve(..., differentiable="value")`` gives it, so that nothing is recorded in the iterations,
+    and memory does not grow with the steps.
+
+    Parameters
+    ----------
+    distances : {"euclidean", "sqeuclidean", "cosine", "precomputed"}
+        Of points; or the arguments of a call are distance matrices.
+    epsilon : float or "auto"
+        Regularisation, in units of squared distances. ``"auto"`` is chosen at the first call, as in
+        :func:`torchgw.solve`, and kept, also in the state of the module; pass a number where
+        several processes are to have the same.
+    alpha : float in [0, 1], optional
+        Weight of the structure: 1 without a linear cost, 0.5 with one.
+    debiased : bool
+        Subtract half the objectives of each side with itself: zero for equal sides.
+    search_every : int or None
+        Calls between two searches; None searches at the first call only.
+    jump : float
+        Relative rise of a value over that of the last call at which a search is due.
+    n_init : int, optional
+        Starts of a search: by default what :func:`torchgw.solve_batch` does for up to 32 x 32
+        points, and four starts beyond.
+    max_iter, tol, inner_tol
+        As in :func:`torchgw.solve_batch`, of the solves that go on: looser than there, since the
+        next step moves the problem.
+    reduction : {"mean", "sum", "none"}
+        Over the problems of a batch.
+
+    Raises
+    ------
+    InvalidInputError, InvalidTypeError
+        For options that cannot be used, and by calls for input that cannot.
+    UnsupportedError
+        By ``backward(create_graph=True)``: second derivatives are those of ``solve``.
+    NumericalError
+        By calls, if the value is not finite.
+
+    Warns
+    -----
+    ConvergenceWarning
+        By calls, if solves did not converge within ``max_iter``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from torchgw.losses import GWLoss
+    >>> shape = torch.randn(12, 3, generator=torch.Generator().manual_seed(0))
+    >>> points = torch.nn.Parameter(shape[:, :2].clone())
+    >>> loss, optimiser = GWLoss(epsilon=0.1), torch.optim.SGD([points], lr=0.1)
+    >>> values = []
+    >>> for _ in range(20):
+    ...     value = loss(points, shape)
+    ...     optimiser.zero_grad()
+    ...     value.backward()
+    ...     optimiser.step()
+    ...     values.append(float(value.detach()))
+    >>> values[-1] < values[0], loss.searches
+    (True, 1)
+    """
+
+    def __init__(
+        self,
+        *,
+        distances: LossDistance = "euclidean",
+        epsilon: float | Literal["auto"] = "auto",
+        alpha: float | None = None,
+        debiased: bool = False,
+        search_every: int | None = 100,
+        jump: float = 0.5,
+        n_init: int | None = None,
+        max_iter: int = 100,
+        tol: float = 1e-3,
+        inner_tol: float = 1e-5,
+        reduction: Reduction = "mean",
+    ) -> None:
+        super().__init__()
+        check_choice("distances", distances, get_args(LossDistance))
+        check_choice("reduction", reduction, get_args(Reduction))
+        check_options(epsilon=epsilon)
+        check_not_negative("jump", jump)
+        if search_every is not None:
+            check_count("search_every", search_every)
+        if not isinstance(debiased, bool):
+            raise InvalidTypeError(f"`debiased` must be True or False; got {debiased!r}.")
+        self.rules: Rules = check_rules(max_iter, tol, 1e-4, 2000, inner_tol, n_init)
+        self.distances, self.alpha, self.debiased = distances, alpha, debiased
+        self.search_every, self.jump, self.n_init = search_every, float(jump), n_init
+        self.reduction = reduction
+        self.epsilon = math.nan if epsilon == "auto" else float(epsilon)
+        self.searches = 0  # that were made so far
+        self._kept: OrderedDict[Hashable, _Kept] = OrderedDict()
+
+    def reset(self) -> None:
+        """Forget all plans: the next call searches."""
+        self._kept.clear()
+
+    def get_extra_state(self) -> dict[str, float]:
+        """Return epsilon, for the state of the module."""
+        return {"epsilon": self.epsilon}
+
+    def set_extra_state(self, state: dict[str, float]) -> None:
+        """Take epsilon from the state of a module."""
+        self.epsilon = float(state["epsilon"])
+
+    def extra_repr(self) -> str:
+        """Name the options that matter."""
+        return f"{self.distances}, epsilon={self.epsilon:.4g}, debiased={self.debiased}"
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def forward(
+        self,
+        X: Tensor,
+        Y: Tensor,
+        M: Tensor | None = None,
+        *,
+        a: Tensor | None = None,
+        b: Tensor | None = None,
+        key: Hashable = None,
+    ) -> Tensor:
+        """Compute the loss of one problem or of B of them.
+
+        Parameters
+        ----------
+        X, Y : Tensor, shapes (n, d) and (m, d'), or (B, n, d) and (B, m, d')
+            Points, or distances (n, n) and (m, m) with ``distances="precomputed"``; floating point
+            of any precision. The solve is in float64.
+        M : Tensor, shape (n, m) or (B, n, m), optional
+            Linear cost.
+        a, b : Tensor, shapes (n,) and (m,), or (B, n) and (B, m), optional
+            Weights, of sum one; uniform by default.
+        key : hashable, optional
+            Name of the batch: plans are kept for each. By default a batch goes on from the last one
+            of its shape.
+
+        Returns
+        -------
+        Tensor, shape () or (B,) with ``reduction="none"``
+            Of the dtype of X, float32 at least.
+        """
+        x, y = self._table("X", X), self._table("Y", Y)
+        if len(x) != len(y):
+            raise InvalidInputError(
+                f"`X` and `Y` must have as many problems; got {len(x)} and {len(y)}."
+            )
+        shape = (len(x), x.shape[1], y.shape[1])
+        linear = None if M is None else _batched("M", M, x, shape)
+        masses = _weights("a", a, x), _weights("b", b, y)
+        alpha = check_alpha(self.alpha, fused=M is not None)
+        values = self._values("XY", key, x, y, linear, *masses, alpha)
+        if self.debiased:
+            # without a linear cost, which has no meaning between a side and itself
+            own = (("XX", x, masses[0]), ("YY", y, masses[1]))
+            for role, table, mass in own:
+                part = self._values(role, key, table, table, None, mass, mass, alpha)
+                values = values - part / 2
+        dtype = torch.promote_types(X.dtype, torch.float32)
+        values = values.to(dtype)
+        if self.reduction == "none":
+            return values
+        return values.mean() if self.reduction == "mean" else values.sum()
+
+    def _table(self, name: str, given: Tensor) -> Tensor:
+        """Compute distances (B, n, n) float64, attached to what they are made of."""
+        if not isinstance(given, Tensor) or not given.is_floating_point():
+            what = given.dtype if isinstance(given, Tensor) else type(given).__name__
+            raise InvalidTypeError(f"`{name}` must be a floating-point tensor; got {what}.")
+        if given.ndim not in (2, 3):
+            raise InvalidInputError(
+                f"`{name}` must have shape (n, d) or (B, n, d); got {tuple(given.shape)}."
+            )
+        points = given.double()
+        points = points if points.ndim == 3 else points[None]
+        if self.distances == "precomputed":
+            if points.shape[1] != points.shape[2]:
+                raise InvalidInputError(
+                    f"`{name}` must be distances (n, n) or (B, n, n); got {tuple(given.shape)}."
+                )
+            return (points + points.mT) / 2
+        if self.distances == "cosine":
+            points = torch.nn.functional.normalize(points, dim=2)
+            return 1 - points @ points.mT
+        if self.distances == "sqeuclidean":
+            length = points.square().sum(2)
+            squares = length[:, :, None] + length[:, None, :] - 2 * points @ points.mT
+            return squares.clamp_min(0)
+        return torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist")
+
+    def _values(
+        self, role: str, key: Hashable, x: Tensor, y: Tensor, linear: Tensor | None,
+        a: Tensor, b: Tensor, alpha: float,
+    ) -> Tensor:  # fmt: skip
+        """Compute the objectives (B,) of problems, attached to their tables."""
+        parts = (None if part is None else part.detach() for part in (x, y, linear, a, b))
+        problem = _Problem(*parts)  # type: ignore[arg-type]
+        name = role, key, len(x), x.shape[1], y.shape[1], x.device
+        with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+            now = self._kept_for(name, problem, alpha)
+        value: Tensor = call(_Envelope, x, y, linear, a, b, now, alpha)
+        return value
+
+    def _kept_for(self, name: Hashable, problem: _Problem, alpha: float) -> _Kept:
+        """Solve problems from where the last ones of that name have ended, or with a search."""
+        last = self._kept.pop(name, None)
+        if last is None:
+            now = self._searched(name, problem, alpha)
+        else:
+            now = self._go_on(problem, alpha, last.plan, last.g)
+            risen = now.objective > last.objective + self.jump * last.objective.abs()
+            due = self.search_every is not None and last.steps + 1 >= self.search_every
+            if due or bool(risen.any()):
+                now = now.lower(self._searched(name, problem, alpha))
+            else:
+                now = now._replace(steps=last.steps + 1)
+        self._kept[name] = now
+        while len(self._kept) > _MOST_KEPT:
+            self._kept.popitem(last=False)
+        return now
+
+    def _searched(self, name: Any, problem: _Problem, alpha: float) -> _Kept:
+        """Search from scratch; a side and itself begin at the plan that leaves all in place."""
+        x, y, linear, a, b = problem
+        if math.isnan(self.epsilon):
+            packed = _packed(problem, alpha, math.nan, None, None)
+            every = torch.arange(len(x), device=x.device)
+            share = None if linear is None else (1 - alpha) * linear
+            scale = natural_scale(packed, every, share)
+            self.epsilon = _AUTO_EPSILON * float(scale.mean())
+        if name[0] != "XY":
+            return self._go_on(problem, alpha, torch.diag_embed(a), None)
+        self.searches += 1
+        starts = self.n_init
+        if starts is None and x.shape[1] * y.shape[1] > limits_of(x.device).batch_searched:
+            starts = _STARTS
+        found = solve_batch(
+            x, y, linear, a=a, b=b, alpha=alpha, scale=None, epsilon=self.epsilon, n_init=starts
+        )
+        assert isinstance(found.entries, Tensor)
+        plan = found.entries.view(len(x), x.shape[1], y.shape[1])
+        return self._go_on(problem, alpha, plan, None)
+
+    def _go_on(
+        self, problem: _Problem, alpha: float, plan: Tensor, columns: Tensor | None
+    ) -> _Kept:
+        """Solve problems from plans, and from the potentials (B, m) of their columns."""
+        packed = _packed(problem, alpha, self.epsilon, plan, columns)
+        count, n, m = plan.shape
+        kept = _Kept(
+            torch.empty_like(plan), torch.empty_like(problem.a), torch.empty_like(problem.b),
+            plan.new_empty(count),
+        )  # fmt: skip
+
+        def keep(ended: Ended) -> None:
+            at = ended.number
+            kept.plan[at], kept.f[at], kept.g[at] = (
+                ended.plan[:, :n, :m], ended.f[:, :n], ended.g[:, :m],
+            )  # fmt: skip
+
+        solved = run(packed, self.rules, keep)
+        failed, lost = torch.stack(
+            [solved.ending > FLAT, ~solved.objective.isfinite()]
+        ).any(1).tolist()  # fmt: skip
+        if lost:
+            raise NumericalError(
+                "A value is not finite. Check the inputs for NaN and for distances that have "
+                "grown, and raise `epsilon`."
+            )
+        if failed:
+            warn_user(
+                f"Some solves of a step did not converge in {self.rules.max_iter} iterations: "
+                "their gradients are less accurate. Raise `max_iter`, `tol` or `epsilon`.",
+                ConvergenceWarning,
+            )
+        return kept._replace(objective=solved.objective)
+
+
+# Batches, by shape or `key`, whose plans are kept: a choice. [L1418]
+_MOST_KEPT = 64
+
+
+class _Envelope(torch.autograd.Function):
+    """Objectives of solved problems, whose derivatives are those at fixed plans."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, y: Tensor, linear: Tensor | None, a: Tensor, b: Tensor,
+        kept: _Kept, alpha: float,
+    ) -> Tensor:  # fmt: skip
+        ctx.kept, ctx.alpha, ctx.fused = kept, alpha, linear is not None
+        ctx.save_for_backward(x, y)
+        return kept.objective.clone()
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> Any:
+        if torch.is_grad_enabled():
+            # plans would have to follow the inputs
+            raise UnsupportedError(
+                "This loss has first derivatives: leave `create_graph` out, or use the second ones "
+                'of torchgw.solve(..., differentiable="value").'
+            )
+        x, y = ctx.saved_tensors
+        (plan, f, g, *_), alpha = ctx.kept, ctx.alpha
+        unit = upstream[:, None, None]
+        p, q = plan.sum(2), plan.sum(1)
+        of_x, of_y, of_linear, of_a, of_b = ctx.needs_input_grad[:5]
+        found: list[Tensor | None] = [None] * 5
+        if of_x:
+            crossed = p[:, :, None] * p[:, None, :] * x - plan @ y @ plan.mT
+            found[0] = 2 * alpha * unit * crossed
+        if of_y:
+            crossed = q[:, :, None] * q[:, None, :] * y - plan.mT @ x @ plan
+            found[1] = 2 * alpha * unit * crossed
+        if ctx.fused and of_linear:
+            found[2] = (1 - alpha) * unit * plan
+        sides = ((3, of_a, x, p, f), (4, of_b, y, q, g))
+        for place, wanted, table, mass, potential in sides:
+            if wanted:
+                # that of the whole cost, up to a constant that weights of sum one do not see
+                whole = potential + 2 * alpha * (table.square() @ mass[:, :, None])[:, :, 0]
+                whole = whole - (whole * mass).sum(1, keepdim=True)
+                found[place] = upstream[:, None] * whole
+        return (*found, None, None)
+
+
+def _packed(
+    problem: _Problem, alpha: float, epsilon: float, plan: Tensor | None, columns: Tensor | None
+) -> Packed:
+    """Pack problems for the engine, that begin with the costs of plans at their epsilon."""
+    x, y, linear, a, b = problem
+    count, n, m = len(x), x.shape[1], y.shape[1]
+    # programs of a GPU are for some sizes alone
+    padded = padded_sizes(np.array([n, m])).tolist() if x.device.type == "cuda" else [n, m]
+    sizes = [size or least for size, least in zip(padded, (n, m), strict=True)]
+
+    def stacked(table: Tensor, weights: Tensor, size: int) -> Stack:
+        counts = torch.full((count,), table.shape[1], device=x.device)
+        if size != table.shape[1]:
+            table = repad(repad(table, size, counts).mT, size, counts).mT
+            weights = repad(weights, size, counts)
+        return make_stack(table, weights, counts)
+
+    def wide(part: Tensor) -> Tensor:
+        grown = part.new_zeros(len(part), *sizes) if sizes != [n, m] else part
+        if sizes != [n, m]:
+            grown[:, :n, :m] = part
+        return grown
+
+    cost = None if plan is None else wide(-4 * (x @ plan @ y))
+    moved = None if linear is None else wide(linear)
+    if columns is not None and sizes[1] != m:
+        columns = torch.nn.functional.pad(columns, (0, sizes[1] - m))
+    every = torch.arange(count, device=x.device)
+    one = torch.ones(count, dtype=torch.float64, device=x.device)
+    linear_of = None if moved is None else moved.__getitem__
+
+    def begin(some: Tensor) -> tuple[Tensor, Tensor]:
+        assert cost is not None
+        return cost[some], one[some] > 0
+
+    return Packed(
+        stacked(x, a, sizes[0]), stacked(y, b, sizes[1]), every, every, alpha * one, epsilon * one,
+        torch.zeros_like(one) if cost is not None else one, linear_of,
+        begin if cost is not None else None, columns=columns,
+    )  # fmt: skip
+
+
+def _batched(name: str, given: Tensor, like: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Read a tensor of one problem or of B of them, float64."""
+    if not isinstance(given, Tensor):
+        raise InvalidTypeError(f"`{name}` must be a tensor; got {type(given).__name__}.")
+    part = given.to(like)
+    part = part if part.ndim == len(shape) else part[None]
+    check_shape(name, part, shape)
+    return part
+
+
+def _weights(name: str, given: Tensor | None, table: Tensor) -> Tensor:
+    """Read weights (B, n) of sum one."""
+    count, n = table.shape[:2]
+    if given is None:
+        return torch.full((count, n), 1 / n, dtype=torch.float64, device=table.device)
+    part = _batched(name, given, table, (count, n))
+    if bool((part < 0).any()) or not bool((part.sum(1) > 0).all()):
+        raise InvalidInputError(f"`{name}` must be non-negative, and not all zero.")
+    return part / part.sum(1, keepdim=True)
