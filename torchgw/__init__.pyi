@@ -28,6 +28,11 @@ from torchgw._errors import TorchGWError as TorchGWError
 from torchgw._errors import TorchGWWarning as TorchGWWarning
 from torchgw._errors import UnsupportedError as UnsupportedError
 from torchgw._many.pairwise import pairwise as pairwise
+from torchgw._many.permutation import MatchTest as MatchTest
+from torchgw._many.permutation import PairwiseTest as PairwiseTest
+from torchgw._many.permutation import test as test
+from torchgw._many.permutation import test_groups as test_groups
+from torchgw._many.permutation import test_pairwise as test_pairwise
 from torchgw._many.result import BatchResult as BatchResult
 from torchgw._many.solve_many import solve_batch as solve_batch
 from torchgw._many.solve_many import solve_many as solve_many

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from torchgw._many.permutation import MatchTest
     from torchgw._results.result import GWResult
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "plot_match",
     "plot_plan",
     "plot_points",
+    "plot_test",
     "plot_trials",
 ]
 
@@ -423,6 +425,27 @@ def plot_masses(result: GWResult, *, ax: Axes | None = None) -> Axes:
     ax.axvline(masses["chosen"], linestyle="--", color="0.4", label="chosen")
     ax.set(xlabel="share of the mass", ylabel="cost")
     ax.set_title(f"{masses['chosen']:.0%} of the mass match")
+    ax.legend(frameon=False, fontsize="small")
+    return ax
+
+
+@reject_unknown
+def plot_test(found: MatchTest, *, ax: Axes | None = None) -> Axes:
+    """Draw the null distribution of a test, and where the observed statistic lies in it.
+
+    Parameters
+    ----------
+    found : MatchTest
+        What :func:`torchgw.test` or :func:`torchgw.test_groups` returned.
+    """
+    if not hasattr(found, "null_distribution"):
+        raise InvalidTypeError(
+            f"`found` must be a MatchTest, as torchgw.test returns; got {type(found).__name__}."
+        )
+    ax = ax or _new_axes(2)
+    ax.hist(to_numpy(found.null_distribution), bins="auto", color="0.7", label=found.null)
+    ax.axvline(found.statistic, color="C3", label="observed")
+    ax.set(xlabel="statistic", ylabel="draws", title=f"p = {found.p_value:.3g}")
     ax.legend(frameon=False, fontsize="small")
     return ax
 

@@ -36,6 +36,8 @@ from torchgw._tensors.ranks import together
 _ELSEWHERE = {
     "GWResult": "torchgw._results.result",
     "BatchResult": "torchgw._many.result",
+    "MatchTest": "torchgw._many.permutation",
+    "PairwiseTest": "torchgw._many.permutation",
     "BarycenterResult": "torchgw._variants.barycenter",
     "JointEmbedding": "torchgw._variants.embedding",
     "LowRankResult": "torchgw._variants.solve_low_rank",
@@ -103,7 +105,8 @@ def load(
 
     Returns
     -------
-    GWResult, BatchResult, BarycenterResult, JointEmbedding, LowRankResult or torchgw.pot.OTResult
+    GWResult, BatchResult, MatchTest, PairwiseTest, BarycenterResult, JointEmbedding,
+    LowRankResult or torchgw.pot.OTResult
         Of the class that was saved, equal in every field. Plan operations and ``transform`` work as
         before, on the entries kept if the plan was stored by its largest entries.
 
