@@ -38,6 +38,7 @@ from torchgw._many.solve_many import solve_batch as solve_batch
 from torchgw._many.solve_many import solve_many as solve_many
 from torchgw._plans.transport import TransportPlan as TransportPlan
 from torchgw._results.base import load as load
+from torchgw._results.confidence import Confidence as Confidence
 from torchgw._results.maps import SpaceMap as SpaceMap
 from torchgw._results.matching import Matching as Matching
 from torchgw._results.report import Report as Report
@@ -54,6 +55,8 @@ from torchgw._variants.barycenter import BarycenterResult as BarycenterResult
 from torchgw._variants.barycenter import barycenter as barycenter
 from torchgw._variants.embedding import JointEmbedding as JointEmbedding
 from torchgw._variants.embedding import joint_embedding as joint_embedding
+from torchgw._variants.path import PathResult as PathResult
+from torchgw._variants.path import path as path
 from torchgw._variants.sampled_gw import build_knn_graph as build_knn_graph
 from torchgw._variants.sampled_gw import sampled_gw as sampled_gw
 from torchgw._variants.sampled_gw import sampled_lowrank_gw as sampled_lowrank_gw
