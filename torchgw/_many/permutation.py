@@ -178,7 +178,8 @@ def test(
     Parameters
     ----------
     X, Y : space, of n and m points
-        As in :func:`torchgw.solve`; in batches up to 512 points, beyond that one after the other.
+        As in :func:`torchgw.solve`, of equal weights; in batches up to 512 points, beyond that one
+        after the other.
     D_X, D_Y : array-like, shapes (n, n) and (m, m), optional
         Distance matrices, in place of X and Y.
     null : {"auto", "rotated", "columns", "entries", "rewired"}
@@ -263,7 +264,7 @@ def _null_of(null: Null, side: Listed) -> str:
     is_graph = not side.are_tables and as_graph(side.name, item) is not None
     if null == "auto":
         return "rewired" if is_graph else "rotated"
-    if null in ("columns", "rotated") and is_graph or null == "columns" and side.are_tables:
+    if null in ("columns", "rotated") and is_graph or null == "columns" and side.are_measured:
         raise InvalidInputError(
             f"null={null!r} needs points, and Y is a {'graph' if is_graph else 'table'}. Pass "
             f"null={'rewired' if is_graph else 'entries'!r}."

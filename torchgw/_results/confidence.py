@@ -30,6 +30,8 @@ _OTHERS = 3
 _TOGETHER = 5
 # When their solves end: what counts is which partner a point has. [L1405]
 _RULES = Rules(max_iter=60, tol=1e-3, objective_tol=1e-3)
+# Points of Y up to which those with the same distances are looked for, as all are read. A choice.
+_GROUPED = 5_000
 # Distances that differ by less than this share of the largest are the same: rounding. A choice.
 _SAME = 7.3e-7
 
@@ -46,7 +48,7 @@ class Confidence:
         Share that keep the partner or its group: at least ``partner``.
     groups : Tensor or ndarray, shape (m,), int64
         The group of each point of Y: the labels given, in sorted order; or points whose distances
-        to all others are the same, which distances do not tell apart.
+        to all others are the same, which distances do not tell apart, looked for among up to 5,000.
     n_resamples : int
         Resamples that were solved.
     random_state : int
@@ -161,6 +163,8 @@ def _read(extension: Extension, plan: TransportPlan, epsilon: float) -> _Problem
 def _alike(problem: _Problem) -> Tensor:
     """Give points of Y numbers by their distances to all others and their linear costs, (m,)."""
     every = torch.arange(len(problem.weights[1]), device=problem.weights[1].device)
+    if len(every) > _GROUPED:
+        return every
     table = problem.tables[1](every).sort(1).values
     parts = [table] if problem.linear is None else [table, problem.linear.T]
     rounded = [(part / (_SAME * part.abs().max().clamp_min(1e-300))).round() for part in parts]

@@ -764,7 +764,7 @@ class GWResult(Result):
             How many are solved.
         groups : array-like, shape (m,), optional
             A label for each point of Y, of which ``group`` of the answer counts the shares; by
-            default points whose distances to all others are the same, which nothing tells apart.
+            default points whose distances to all others are the same, of up to 5,000 points.
         time_limit : float, optional
             Seconds after which no more are solved.
         random_state : int, generator or None

@@ -19,6 +19,7 @@ from torchgw._typing import Array
 _WARM = ("epsilon", "alpha", "mass")
 _ALONG = (*_WARM, "distances", "n_neighbors")
 _WHY = {
+    "agreement": "the largest agreement, as confidence is not of relaxed marginals",
     "product": "the largest product of agreement and stability",
     "elbow": "the last mass before the cost of more leaves its level",
 }
@@ -38,7 +39,7 @@ class PathResult(Result):
         The transport objective; the correlation of the distances that the plan relates; KL(P |
         a x b) as a share of the largest that a plan of these sizes has, 1 for a matching and 0 for
         the product plan; and the mean of :meth:`GWResult.confidence`, by groups where there are
-        any, NaN for partial plans.
+        any, NaN for relaxed plans.
     recommended : int
         Place of the value to take.
     why : str
@@ -105,7 +106,8 @@ def path(
     each by itself.
 
     Recommended is the largest product of agreement (correlation of the distances that the plan
-    relates, negative ones count as 0) and stability (mean confidence). Either alone misleads: a
+    relates, negative ones count as 0) and stability (mean confidence); with ``unbalanced`` the
+    largest agreement alone. Either alone misleads: a
     blurred plan is stable and agrees in nothing, and a sharp one of unrelated data agrees in what
     it could choose, until points are drawn again. Of masses it is the last one before the cost of
     what is added leaves its level, as by ``mass="auto"``.
@@ -164,15 +166,15 @@ def path(
             plan = results[-1].lazy_plan.giving(in_numpy=False).to_dense()
             start = {"init": plan / plan.sum()}
         results.append(solve(X, Y, **fixed, **{option: point}, **start, **options))
-    partial = option == "mass" or mass is not None
-    stability = [math.nan if partial else _stability(one, n_resamples, groups) for one in results]
+    relaxed = mass is not None or options.get("unbalanced") is not None
+    stability = [math.nan if relaxed else _stability(one, n_resamples, groups) for one in results]
     agreement = np.array([one.distance_correlation for one in results])
     value = np.array([one.value for one in results])
     if option == "mass":
         place, why = _last_level(np.array(points), value), _WHY["elbow"]
     else:
-        worth = np.nan_to_num(agreement).clip(0) * np.nan_to_num(stability, nan=1.0)
-        place, why = int(worth.argmax()), _WHY["product"]
+        worth = np.nan_to_num(agreement).clip(0) * (1.0 if relaxed else stability)
+        place, why = int(worth.argmax()), _WHY["agreement" if relaxed else "product"]
     return PathResult(
         option,
         tuple(f"{point:.4g}" if isinstance(point, float) else str(point) for point in points),
