@@ -23,6 +23,7 @@ from benchmarks.quality.tables import quality_table
 STUDIES = {
     "batch": ("batch.many", "many small problems a second, beside POT"),
     "certificates": ("quality.certificates", "how far answers are from the best there is"),
+    "confidence": ("quality.confidence", "how often partners of each confidence are right"),
     "coldstart": ("solves.coldstart", "first calls of fresh processes, and what they compile"),
     "digits": ("batch.digits", "all pairs of digits beside POT's loop"),
     "distributed": ("solves.distributed", "bits and seconds of processes that share a solve"),

@@ -7,6 +7,7 @@ from pathlib import Path
 # Examples that are not named come last.
 ORDER = (
     "spiral",
+    "real",
     "digits",
     "many_digits",
     "cells",

@@ -29,11 +29,17 @@ from torchgw._errors import TorchGWError as TorchGWError
 from torchgw._errors import TorchGWWarning as TorchGWWarning
 from torchgw._errors import UnsupportedError as UnsupportedError
 from torchgw._many.pairwise import pairwise as pairwise
+from torchgw._many.permutation import MatchTest as MatchTest
+from torchgw._many.permutation import PairwiseTest as PairwiseTest
+from torchgw._many.permutation import test as test
+from torchgw._many.permutation import test_groups as test_groups
+from torchgw._many.permutation import test_pairwise as test_pairwise
 from torchgw._many.result import BatchResult as BatchResult
 from torchgw._many.solve_many import solve_batch as solve_batch
 from torchgw._many.solve_many import solve_many as solve_many
 from torchgw._plans.transport import TransportPlan as TransportPlan
 from torchgw._results.base import load as load
+from torchgw._results.confidence import Confidence as Confidence
 from torchgw._results.maps import SpaceMap as SpaceMap
 from torchgw._results.matching import Matching as Matching
 from torchgw._results.report import Report as Report
@@ -50,6 +56,8 @@ from torchgw._variants.barycenter import BarycenterResult as BarycenterResult
 from torchgw._variants.barycenter import barycenter as barycenter
 from torchgw._variants.embedding import JointEmbedding as JointEmbedding
 from torchgw._variants.embedding import joint_embedding as joint_embedding
+from torchgw._variants.path import PathResult as PathResult
+from torchgw._variants.path import path as path
 from torchgw._variants.representations import RepresentationMatch as RepresentationMatch
 from torchgw._variants.representations import Representations as Representations
 from torchgw._variants.sampled_gw import build_knn_graph as build_knn_graph

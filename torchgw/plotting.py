@@ -31,7 +31,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from torchgw._many.permutation import MatchTest
     from torchgw._results.result import GWResult
+    from torchgw._variants.path import PathResult
 
 __all__ = [
     "plot_alternatives",
@@ -40,8 +42,10 @@ __all__ = [
     "plot_demo",
     "plot_masses",
     "plot_match",
+    "plot_path",
     "plot_plan",
     "plot_points",
+    "plot_test",
     "plot_trials",
 ]
 
@@ -166,10 +170,11 @@ def plot_match(
     ----------
     X, Y : array-like, shape (n, d) and (m, d'), or graphs
         What was matched.
-    colour : array-like, shape (n,), or None
+    colour : array-like, shape (n,), "confidence", or None
         One number or label per point of X; None takes the order of
         the points if it says something, and else their places along the longest extent of X.
-        Labels have a legend, numbers a colour bar.
+        Labels have a legend, numbers a colour bar. ``"confidence"`` is the share of resamples that
+        keep the partner of a point, of ``result.stability``, or of ``result.confidence()``.
     lines : int
         How many lines to draw between points of X, spread over its extent, and their partners. They
         stay where they are if axes in space are turned afterwards.
@@ -292,6 +297,8 @@ def _on_page(ax: Any, points: NDArray[Any]) -> NDArray[Any]:
 def _source_shades(result: Any, colour: Any) -> _Shades:
     """Colour the points of X as asked for, or by their order or extent."""
     n = result.lazy_plan.shape[0]
+    if isinstance(colour, str) and colour == "confidence":
+        colour = (result.stability or result.confidence()).partner
     given = _default_colour(result) if colour is None else to_numpy(colour)
     if given.shape[:1] != (n,):
         raise InvalidInputError(
@@ -423,6 +430,54 @@ def plot_masses(result: GWResult, *, ax: Axes | None = None) -> Axes:
     ax.axvline(masses["chosen"], linestyle="--", color="0.4", label="chosen")
     ax.set(xlabel="share of the mass", ylabel="cost")
     ax.set_title(f"{masses['chosen']:.0%} of the mass match")
+    ax.legend(frameon=False, fontsize="small")
+    return ax
+
+
+@reject_unknown
+def plot_path(found: PathResult, *, ax: Axes | None = None) -> Axes:
+    """Draw agreement, entropy and stability along a path, its values, and the one recommended.
+
+    Parameters
+    ----------
+    found : PathResult
+        What :func:`torchgw.path` returned.
+    """
+    if not hasattr(found, "recommended"):
+        raise InvalidTypeError(
+            f"`found` must be a PathResult, as torchgw.path returns; got {type(found).__name__}."
+        )
+    ax = ax or _new_axes(2)
+    place = np.arange(len(found.points))
+    for name in ("agreement", "entropy", "stability"):
+        ax.plot(place, to_numpy(getattr(found, name)), ".-", label=name)
+    ax.axvline(found.recommended, linestyle="--", color="0.4", label="recommended")
+    ax.set(xlabel=found.option, title=f"{found.option} = {found.points[found.recommended]}")
+    ax.set_xticks(place, found.points, rotation=45)
+    right = ax.twinx()
+    right.plot(place, to_numpy(found.value), "--", color="0.7", label="value (right)")
+    handles = [*ax.get_lines(), *right.get_lines()]
+    right.legend(handles=handles, frameon=False, fontsize="small")
+    return ax
+
+
+@reject_unknown
+def plot_test(found: MatchTest, *, ax: Axes | None = None) -> Axes:
+    """Draw the null distribution of a test, and where the observed statistic lies in it.
+
+    Parameters
+    ----------
+    found : MatchTest
+        What :func:`torchgw.test` or :func:`torchgw.test_groups` returned.
+    """
+    if not hasattr(found, "null_distribution"):
+        raise InvalidTypeError(
+            f"`found` must be a MatchTest, as torchgw.test returns; got {type(found).__name__}."
+        )
+    ax = ax or _new_axes(2)
+    ax.hist(to_numpy(found.null_distribution), bins="auto", color="0.7", label=found.null)
+    ax.axvline(found.statistic, color="C3", label="observed")
+    ax.set(xlabel="statistic", ylabel="draws", title=f"p = {found.p_value:.3g}")
     ax.legend(frameon=False, fontsize="small")
     return ax
 

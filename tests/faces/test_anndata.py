@@ -387,3 +387,14 @@ def test_slices_are_placed_beside_each_other(pair, tmp_path):
     assert not again.uns["torchgw"]["spatial"]["reflects"]
     with pytest.raises(InvalidInputError, match="`spatial` must be"):
         align(source, target, **{**options, "spatial": "elastic"})
+
+
+def test_confidence_is_a_column_of_the_source(pair, tmp_path):
+    source, target, _ = pair
+    options = {"use_rep": ("X_lsi", "X_pca"), "solve_options": EXACT}
+    result = align(source, target, confidence=True, **options)
+    assert np.array_equal(source.obs["torchgw_confidence"], result.stability.partner)
+    assert source.obs["torchgw_confidence"].mean() > 0.9
+    source.write_h5ad(tmp_path / "out.h5ad")
+    align(source, target, **options)
+    assert "torchgw_confidence" not in source.obs

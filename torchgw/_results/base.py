@@ -26,6 +26,7 @@ from torchgw._boundary.arrays import in_numpy, resolve_device
 from torchgw._boundary.checks import check_count, check_within
 from torchgw._boundary.trees import Decoder, Encoder
 from torchgw._errors import InvalidInputError, InvalidTypeError, UnsupportedError
+from torchgw._results.confidence import Confidence
 from torchgw._results.matching import Matching
 from torchgw._results.parts import DATACLASSES, build, fields_of, stored, take_apart
 from torchgw._results.surface_map import SurfaceMap
@@ -38,8 +39,11 @@ _ELSEWHERE = {
     "BatchResult": "torchgw._many.result",
     "AllResult": "torchgw._variants.several",
     "RepresentationMatch": "torchgw._variants.representations",
+    "MatchTest": "torchgw._many.permutation",
+    "PairwiseTest": "torchgw._many.permutation",
     "BarycenterResult": "torchgw._variants.barycenter",
     "JointEmbedding": "torchgw._variants.embedding",
+    "PathResult": "torchgw._variants.path",
     "LowRankResult": "torchgw._variants.solve_low_rank",
     "OTResult": "torchgw.pot",
 }
@@ -105,7 +109,8 @@ def load(
 
     Returns
     -------
-    GWResult, BatchResult, BarycenterResult, AllResult, JointEmbedding, LowRankResult or OTResult
+    GWResult, BatchResult, MatchTest, PairwiseTest, PathResult, BarycenterResult, AllResult,
+    RepresentationMatch, JointEmbedding, LowRankResult or torchgw.pot.OTResult
         Of the class that was saved, equal in every field. Plan operations and ``transform`` work as
         before, on the entries kept if the plan was stored by its largest entries.
 
@@ -314,7 +319,7 @@ class Result:
 
 def as_numpy(value: Any) -> Any:
     """Turn the arrays of a result, and of what it is made of, into NumPy's."""
-    if isinstance(value, (Result, Alternative, Matching, SurfaceMap)):
+    if isinstance(value, (Result, Alternative, Confidence, Matching, SurfaceMap)):
         parts = {item.name: as_numpy(getattr(value, item.name)) for item in fields(value)}
         return replace(value, **parts)
     if type(value) is tuple:

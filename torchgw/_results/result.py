@@ -36,6 +36,7 @@ from torchgw._problem.support import KnownPairs
 from torchgw._results.base import Result, as_numpy, tracked_loss
 from torchgw._results.certificates import distance_correlation, lower_bound
 from torchgw._results.certified import certify
+from torchgw._results.confidence import Confidence, confidence
 from torchgw._results.handedness import handedness
 from torchgw._results.mapping import Extension, map_new
 from torchgw._results.maps import Pairs, SpaceMap, fit_map, placed_of
@@ -48,11 +49,12 @@ from torchgw._search.chain import Trial
 from torchgw._sinkhorn.problem import DenseCost
 from torchgw._solve.outcome import Outcome
 from torchgw._solve.state import Status
-from torchgw._typing import Array, HessianProduct, Iteration, Marginals
+from torchgw._typing import Array, HessianProduct, Iteration, Marginals, Seed
 
 # parts of a result in a file
 stored(Certificate)
 stored(Proof)
+stored(Confidence)
 
 # Ambiguity above which the summary of a result mentions it. [L276]
 _AMBIGUOUS = 0.9
@@ -137,6 +139,8 @@ class GWResult(Result):
         What :meth:`transform` maps new points by.
     certificate : Certificate or None
         What :meth:`certify` found when it was last called: files keep it, and the summary shows it.
+    stability : Confidence or None
+        What :meth:`confidence` found when it was last called: files keep it.
     tracked : Tensor or None, shape (), float64
         With ``differentiable``: ``report.objective`` as a tensor that carries gradients to the
         inputs; docs/differentiation.md. Pickles, deep copies and files leave the graph behind.
@@ -169,6 +173,7 @@ class GWResult(Result):
     extension: Extension | None = None
     tracked: Tensor | None = None
     certificate: Certificate | None = None
+    stability: Confidence | None = None
 
     @property
     def loss(self) -> Tensor:
@@ -732,6 +737,71 @@ class GWResult(Result):
             )  # fmt: skip
         # kept as `lower_bound` is, which takes as long
         vars(self)["certificate"] = found
+        return found
+
+    def confidence(
+        self,
+        n_resamples: int = 20,
+        *,
+        groups: Any = None,
+        time_limit: float | None = None,
+        random_state: Seed | None = 0,
+    ) -> Confidence:
+        """Tell how sure the partner of each point is, without a truth.
+
+        Four fifths of the points of either side, 128 at most, are drawn again and again and solved:
+        from the product plan, from this plan and from up to three ``alternatives``, of which the
+        lowest objective counts. Points that were not drawn are matched by a half-step, as new ones
+        are. A resample keeps a partner if it matches the point to it, or, where the partner was not
+        drawn, to the drawn point next to it. So a match that other starts improve on, that hangs on
+        a few points, or that others equal is kept by few; docs/real.md has how often shares are
+        right. A match that is wrong in all resamples alike is kept: that is for
+        :func:`torchgw.test`. ``stability`` keeps what was found.
+
+        Parameters
+        ----------
+        n_resamples : int
+            How many are solved.
+        groups : array-like, shape (m,), optional
+            A label for each point of Y, of which ``group`` of the answer counts the shares; by
+            default points whose distances to all others are the same, of up to 5,000 points.
+        time_limit : float, optional
+            Seconds after which no more are solved.
+        random_state : int, generator or None
+
+        Returns
+        -------
+        Confidence
+            ``partner`` and ``group``, shares in [0, 1] for each point of X.
+
+        Raises
+        ------
+        InvalidInputError, InvalidTypeError
+            For other arguments.
+        UnsupportedError
+            With another loss, relaxed marginals, known or allowed pairs, directed tables, and if
+            the result comes from a file that does not hold the distances.
+
+        Examples
+        --------
+        >>> import numpy as np, torchgw
+        >>> X = np.random.default_rng(0).normal(size=(30, 2)) * [3, 1]
+        >>> result = torchgw.solve(X, X + 5, distances="euclidean", random_state=0)
+        >>> bool(result.confidence(5).partner.mean() > 0.9)
+        True
+        """
+        check_count("n_resamples", n_resamples)
+        if time_limit is not None:
+            check_not_negative("time_limit", time_limit)
+        plan = self.lazy_plan.giving(in_numpy=False)
+        with torch.no_grad(), torch.autocast(plan.device.type, enabled=False):
+            found = confidence(
+                self._known(), plan, self.epsilon, self.alternatives, n_resamples=n_resamples,
+                groups=groups, time_limit=time_limit, random_state=random_state,
+            )  # fmt: skip
+        found = as_numpy(found) if self.lazy_plan.in_numpy else found
+        # kept as a certificate is
+        vars(self)["stability"] = found
         return found
 
     def _certified_plan(self, kind: CertifiedKind) -> Tensor:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchgw._api import DATA
+from torchgw._boundary.arrays import to_numpy
 from torchgw._boundary.checks import check_choice, check_count, reject_unknown
 from torchgw._errors import InvalidInputError, InvalidTypeError
 from torchgw._results.maps import MapKind, SpaceMap
@@ -47,6 +48,7 @@ class _Options(TypedDict, total=False):
     key_added: str
     sparse_topk: int
     spatial: MapKind | None
+    confidence: bool
     solve_options: Options | Mapping[str, Any] | None
 
 
@@ -79,6 +81,7 @@ def align(
     key_added: str = "torchgw",
     sparse_topk: int = 10,
     spatial: MapKind | None = None,
+    confidence: bool = False,
     copy: bool = False,
     solve_options: Options | Mapping[str, Any] | None = None,
 ) -> GWResult | tuple[GWResult, AnnData, AnnData]:
@@ -131,6 +134,8 @@ def align(
     spatial : {"rigid", "affine", "thin_plate"}, optional
         Slices: also fit such a map of the source's ``obsm["spatial"]`` onto the target's, robustly,
         as :meth:`torchgw.GWResult.rigid` and the others do.
+    confidence : bool
+        Whether to compute :meth:`torchgw.GWResult.confidence` of the cells of the source.
     copy : bool
         Whether to leave the objects as they are, and return copies with the results.
     solve_options : Options or mapping, optional
@@ -154,6 +159,8 @@ def align(
             With ``spatial``: places of the source where the map takes them, those of the target as
             they are. ``uns["torchgw"]["spatial"]`` of the source has the kind of the map, its
             ``error``, and whether it ``reflects``.
+        ``obs["torchgw_confidence"]`` of the source
+            With ``confidence``.
         ``obs["torchgw_LABEL"]`` and, but for numbers, ``obs["torchgw_LABEL_share"]``
             Values carried over, and the share of the mass that agrees with them.
         ``uns["torchgw_LABEL_colors"]``
@@ -189,8 +196,9 @@ def align(
     names = check_labels(labels, key_added)
     check_count("sparse_topk", sparse_topk)
     check_relaxation(tau_a, tau_b, check_options(solve_options))
-    if not isinstance(copy, bool):
-        raise InvalidTypeError(f"`copy` must be True or False; got {copy!r}.")
+    for flag, value in (("copy", copy), ("confidence", confidence)):
+        if not isinstance(value, bool):
+            raise InvalidTypeError(f"`{flag}` must be True or False; got {value!r}.")
     check_objects(("adata_src", adata_src), ("adata_tgt", adata_tgt))
     if copy:
         adata_src, adata_tgt = adata_src.copy(), adata_tgt.copy()
@@ -210,6 +218,11 @@ def align(
         adata_src.uns[key_added]["spatial"] = {
             "map": str(spatial), "error": there.error, "reflects": there.reflects,
         }  # fmt: skip
+    if confidence:
+        column, about = f"{key_added}_confidence", adata_src.uns[key_added]
+        adata_src.obs[column] = to_numpy(result.confidence().partner)
+        # which the next alignment of this name removes
+        about["carried"] = np.append(about["carried"], column)
     return (result, adata_src, adata_tgt) if copy else result
 
 

@@ -1,0 +1,57 @@
+"""Paths along one option: warm starts end where solves do, and what is recommended."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import torchgw
+
+RNG = np.random.default_rng(0)
+CLOUD = RNG.normal(size=(25, 3)) * [3, 2, 1]
+NOISY = CLOUD + 0.05 * RNG.normal(size=CLOUD.shape)
+OPTIONS = {"distances": "euclidean", "random_state": 0, "n_resamples": 3}
+
+
+def test_a_path_of_epsilon_sharpens(tmp_path):
+    found = torchgw.path(CLOUD, NOISY, epsilon=[0.003, 0.3, 0.03], **OPTIONS)
+    assert found.points == ("0.3", "0.03", "0.003")
+    assert [each.epsilon for each in found.results] == pytest.approx([0.3, 0.03, 0.003])
+    # as epsilon falls the value does too, and plans become sharper
+    assert (np.diff(found.value) < 0).all()
+    assert (np.diff(found.entropy) > 0).all()
+    assert 0 <= found.entropy.min() <= found.entropy.max() <= 1 + 1e-9
+    alone = torchgw.solve(CLOUD, NOISY, epsilon=0.003, distances="euclidean", random_state=0)
+    assert found.value[-1] == pytest.approx(alone.value, rel=1e-2)
+    worth = found.agreement * found.stability
+    assert found.recommended == worth.argmax()
+    assert found.best is found.results[found.recommended]
+    assert "recommended=" in repr(found)
+    plotting = pytest.importorskip("torchgw.plotting")
+    assert "epsilon = " in plotting.plot_path(found).get_title()
+    found.save(tmp_path / "path.npz")
+    assert np.array_equal(torchgw.load(tmp_path / "path.npz").value, found.value)
+
+
+def test_metrics_are_compared():
+    # one side is a blow-up in a direction that says nothing
+    options = {"random_state": 0, "n_resamples": 3, "scale": None}
+    found = torchgw.path(CLOUD, NOISY, distances=["cosine", "euclidean"], **options)
+    assert found.points == ("cosine", "euclidean")
+    assert found.points[found.recommended] == "euclidean"
+
+
+def test_masses_end_where_costs_rise():
+    Y = NOISY.copy()
+    Y[:10] = RNG.normal(size=(10, 3)) * [3, 2, 1]
+    masses = [0.2, 0.4, 0.5, 0.6, 0.7, 0.8, 1.0]
+    found = torchgw.path(CLOUD, Y, mass=masses, **OPTIONS)
+    assert found.points[0] == "1"
+    assert 0.4 <= float(found.points[found.recommended]) <= 0.8
+    assert np.isnan(found.stability).all()
+
+
+def test_one_list_is_needed():
+    for given in ({}, {"epsilon": [0.1]}, {"epsilon": [0.1, 1.0], "alpha": [0.5, 1.0]}):
+        with pytest.raises(torchgw.InvalidInputError, match="one option"):
+            torchgw.path(CLOUD, NOISY, **given)

@@ -1,0 +1,209 @@
+"""Solves along one option: what each value, metric or mass is worth, and which one to take."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from torchgw._api import solve
+from torchgw._boundary.checks import check_count
+from torchgw._errors import InvalidInputError
+from torchgw._results.base import Result
+from torchgw._results.result import GWResult
+from torchgw._solve.overlap import elbow
+from torchgw._typing import Array
+
+# Options that a path may go along; a solve of the first three begins at the plan before it.
+_WARM = ("epsilon", "alpha", "mass")
+_ALONG = (*_WARM, "distances", "n_neighbors")
+_WHY = {
+    "agreement": "the largest agreement, as confidence is not of relaxed marginals",
+    "product": "the largest product of agreement and stability",
+    "elbow": "the last mass before the cost of more leaves its level",
+}
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class PathResult(Result):
+    """Outcome of :func:`torchgw.path`, K solves in the order in which values are listed.
+
+    Attributes
+    ----------
+    option : str
+        What the path goes along.
+    points : tuple of str
+        Its values, in words.
+    value, agreement, entropy, stability : ndarray, shape (K,), float64
+        The transport objective; the correlation of the distances that the plan relates; KL(P |
+        a x b) as a share of the largest that a plan of these sizes has, 1 for a matching and 0 for
+        the product plan; and the mean of :meth:`GWResult.confidence`, by groups where there are
+        any, NaN for relaxed plans.
+    recommended : int
+        Place of the value to take.
+    why : str
+        By what rule.
+    results : tuple of GWResult
+        The solves.
+    """
+
+    option: str
+    points: tuple[str, ...]
+    value: Array
+    agreement: Array
+    entropy: Array
+    stability: Array
+    recommended: int
+    why: str
+    results: tuple[GWResult, ...] = ()
+
+    @property
+    def best(self) -> GWResult:
+        """The solve to take."""
+        return self.results[self.recommended]
+
+    def _summary(self) -> tuple[str, dict[str, str], str]:
+        place = self.recommended
+        figures = {
+            "recommended": self.points[place],
+            "value": f"{self.value[place]:.6g}",
+            "agreement": f"{self.agreement[place]:.3f}",
+            "stability": f"{self.stability[place]:.3f}",
+        }
+        return f"{len(self.points)} solves along {self.option}", figures, self.why
+
+    def __repr__(self) -> str:
+        """Summarise, with a line for each value."""
+        rows = zip(
+            self.points, self.value, self.agreement, self.entropy, self.stability, strict=True
+        )
+        lines = [super().__repr__(), f"  {self.option:>12} value      agreement entropy stability"]
+        lines += [
+            f"  {name:>12} {v:<10.4g} {a:<9.3f} {e:<7.3f} {s:.3f}" for name, v, a, e, s in rows
+        ]
+        return "\n".join(lines)
+
+
+def path(
+    X: Any = None,
+    Y: Any = None,
+    *,
+    epsilon: Any = None,
+    alpha: Any = None,
+    mass: Any = None,
+    distances: Any = None,
+    n_neighbors: Any = None,
+    n_resamples: int = 10,
+    groups: Any = None,
+    **options: Any,
+) -> PathResult:
+    """Solve along several values of one option, and recommend one, without a truth.
+
+    Pass a list for one of ``epsilon``, ``alpha``, ``mass``, ``distances`` and ``n_neighbors``.
+    Along the first three a solve begins at the plan of the one before it: from the largest epsilon
+    down, from the largest mass down, and up in alpha. Metrics and numbers of neighbours are solved
+    each by itself.
+
+    Recommended is the largest product of agreement (correlation of the distances that the plan
+    relates, negative ones count as 0) and stability (mean confidence); with ``unbalanced`` the
+    largest agreement alone. Either alone misleads: a
+    blurred plan is stable and agrees in nothing, and a sharp one of unrelated data agrees in what
+    it could choose, until points are drawn again. Of masses it is the last one before the cost of
+    what is added leaves its level, as by ``mass="auto"``.
+
+    Parameters
+    ----------
+    X, Y : space
+        As in :func:`torchgw.solve`.
+    epsilon, alpha, mass, distances, n_neighbors
+        As in ``solve``; one of them a list, of two values or more.
+    n_resamples : int
+        Of :meth:`GWResult.confidence`, at every value.
+    groups : array-like, shape (m,), optional
+        Labels of Y, within which a partner may change; see :meth:`GWResult.confidence`.
+    **options
+        All others of ``solve``, which refuses unknown ones.
+
+    Returns
+    -------
+    PathResult
+        ``torchgw.plotting.plot_path`` draws it; ``best`` is the solve recommended.
+
+    Raises
+    ------
+    InvalidInputError, InvalidTypeError
+        If not exactly one option is a list, and as in ``solve``.
+
+    Examples
+    --------
+    >>> import numpy as np, torchgw
+    >>> X = np.random.default_rng(0).normal(size=(30, 2)) * [3, 1]
+    >>> found = torchgw.path(
+    ...     X, X + 5, epsilon=[1.0, 0.1, 0.01], distances="euclidean", scale=None, random_state=0,
+    ...     n_resamples=3,
+    ... )
+    >>> found.points[found.recommended] != '1'
+    True
+    """
+    check_count("n_resamples", n_resamples)
+    passed = dict(zip(_ALONG, (epsilon, alpha, mass, distances, n_neighbors), strict=True))
+    lists = [name for name, given in passed.items() if isinstance(given, (list, np.ndarray))]
+    if len(lists) != 1 or len(passed[lists[0]]) < 2:
+        raise InvalidInputError(
+            f"A path goes along one option: pass a list of two values or more for one of "
+            f"{', '.join(_ALONG)}; got lists for {', '.join(lists) or 'none'}."
+        )
+    option = lists[0]
+    fixed = {name: given for name, given in passed.items() if given is not None and name != option}
+    points = [each.item() if hasattr(each, "item") else each for each in passed[option]]
+    if option in _WARM:
+        points = sorted(points, reverse=option != "alpha")
+    results: list[GWResult] = []
+    for point in points:
+        start = {}
+        if option in _WARM and results:
+            plan = results[-1].lazy_plan.giving(in_numpy=False).to_dense()
+            start = {"init": plan / plan.sum()}
+        results.append(solve(X, Y, **fixed, **{option: point}, **start, **options))
+    relaxed = mass is not None or options.get("unbalanced") is not None
+    stability = [math.nan if relaxed else _stability(one, n_resamples, groups) for one in results]
+    agreement = np.array([one.distance_correlation for one in results])
+    value = np.array([one.value for one in results])
+    if option == "mass":
+        place, why = _last_level(np.array(points), value), _WHY["elbow"]
+    else:
+        worth = np.nan_to_num(agreement).clip(0) * (1.0 if relaxed else stability)
+        place, why = int(worth.argmax()), _WHY["agreement" if relaxed else "product"]
+    return PathResult(
+        option,
+        tuple(f"{point:.4g}" if isinstance(point, float) else str(point) for point in points),
+        value, agreement, np.array([_sharpness(one) for one in results]), np.array(stability),
+        place, why, tuple(results),
+    )  # fmt: skip
+
+
+def _stability(result: GWResult, n_resamples: int, groups: Any) -> float:
+    """Compute the mean confidence of a result, by groups."""
+    return float(result.confidence(n_resamples, groups=groups).group.mean())
+
+
+def _sharpness(result: GWResult) -> float:
+    """Compute KL(P | a x b), as a share of the logarithm of the smaller side."""
+    plan = result.lazy_plan.giving(in_numpy=False)
+    a, b = (part.double() for part in plan.weights)
+    total, rows = 0.0, torch.arange(plan.shape[0], device=plan.device)
+    for block in rows.split(256):
+        mass = plan.rows(block).double()
+        tiny = torch.finfo(mass.dtype).tiny
+        product = (a[block].to(mass)[:, None] * b.to(mass)).clamp_min(tiny)
+        total += float(torch.special.xlogy(mass, mass / product).sum())
+    return total / max(math.log(min(plan.shape)), 1e-300)
+
+
+def _last_level(masses: Any, value: Any) -> int:
+    """Find the last mass before the cost of what is added leaves its level."""
+    order = masses.argsort()
+    shares, values = masses[order], np.maximum.accumulate(value[order])
+    added = np.diff(values, prepend=0) / np.diff(shares**2, prepend=0)
+    return int(order[elbow(shares, added)[0]])
