@@ -11,7 +11,10 @@ import torchgw
 from torchgw._problem import limits
 from torchgw._problem.losses import SQUARE
 from torchgw._problem.problem import Problem
+from torchgw._search import all_points
+from torchgw._search.alternatives import Alternative, Search
 from torchgw._search.beliefs import Graph, believed_plan, match_graphs
+from torchgw._solve import begin
 from torchgw._typing import Marginals
 from torchgw.distances import DirectedDistance
 from torchgw.distances.precomputed import PrecomputedDistance
@@ -118,8 +121,29 @@ def test_graphs_too_large_for_chains_are_matched(monkeypatch):
     monkeypatch.setitem(limits.LIMITS, "cpu", limits.CPU._replace(chain_products=0.0))
     rng = np.random.default_rng(5)
     x, y = copy_of(sparse_graph(150, rng), rng, 0.1)
-    with pytest.warns(UserWarning, match="single start"):
+    with pytest.warns(UserWarning, match="messages along edges"):
         result = torchgw.solve(D_X=x, D_Y=y, random_state=0)
     assert result.alternatives[0].label == "beliefs"
     kept = result.matching().target
     assert (x * y[np.ix_(kept, kept)]).sum() > 0.9 * x.sum()
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_match_that_misleads_is_compared_with_what_few_points_tell(told, monkeypatch):
+    # a match of too large graphs takes the place of other starts only where it ends lower
+    monkeypatch.setitem(limits.LIMITS, "cpu", limits.CPU._replace(chain_products=0.0))
+    rng = np.random.default_rng(7)
+    x, y = copy_of(sparse_graph(150, rng), rng, 0.1)
+    turned = torch.eye(150, dtype=torch.float64).roll(1, 0) / 150
+    rows = torch.arange(150)
+    wrong = Alternative(1.0, "beliefs", turned, rows, rows, (150, 150), epsilon=0.0)
+    monkeypatch.setattr(all_points, "match_graphs", lambda problem: None)
+    with pytest.warns(UserWarning, match="single start"):
+        without = torchgw.solve(D_X=x, D_Y=y, random_state=0)
+    monkeypatch.setattr(all_points, "match_graphs", lambda problem: wrong)
+    if not told:
+        monkeypatch.setattr(begin, "find_optima", lambda *given, **more: Search((), float("nan")))
+        without = torchgw.solve(D_X=x, D_Y=y, n_init=1, random_state=0)
+    with pytest.warns(UserWarning, match="may be a better one"):
+        result = torchgw.solve(D_X=x, D_Y=y, random_state=0)
+    assert result.value <= without.value * (1 + 1e-6)
