@@ -11,7 +11,12 @@ import torchgw
 from torchgw._problem import limits
 from torchgw._problem.losses import SQUARE
 from torchgw._problem.problem import Problem
+from torchgw._search import all_points, chains
+from torchgw._search.alternatives import Alternative, Search
 from torchgw._search.beliefs import Graph, believed_plan, match_graphs
+from torchgw._search.coarse import coarse_problem
+from torchgw._search.world import World
+from torchgw._solve import begin
 from torchgw._typing import Marginals
 from torchgw.distances import DirectedDistance
 from torchgw.distances.precomputed import PrecomputedDistance
@@ -118,8 +123,57 @@ def test_graphs_too_large_for_chains_are_matched(monkeypatch):
     monkeypatch.setitem(limits.LIMITS, "cpu", limits.CPU._replace(chain_products=0.0))
     rng = np.random.default_rng(5)
     x, y = copy_of(sparse_graph(150, rng), rng, 0.1)
-    with pytest.warns(UserWarning, match="single start"):
+    with pytest.warns(UserWarning, match="messages along edges"):
         result = torchgw.solve(D_X=x, D_Y=y, random_state=0)
     assert result.alternatives[0].label == "beliefs"
     kept = result.matching().target
     assert (x * y[np.ix_(kept, kept)]).sum() > 0.9 * x.sum()
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_match_that_misleads_is_compared_with_what_few_points_tell(told, monkeypatch):
+    # a match of too large graphs takes the place of other starts only where it ends lower
+    monkeypatch.setitem(limits.LIMITS, "cpu", limits.CPU._replace(chain_products=0.0))
+    rng = np.random.default_rng(7)
+    x, y = copy_of(sparse_graph(150, rng), rng, 0.1)
+    turned = torch.eye(150, dtype=torch.float64).roll(1, 0) / 150
+    rows = torch.arange(150)
+    wrong = Alternative(1.0, "beliefs", turned, rows, rows, (150, 150), epsilon=0.0)
+    monkeypatch.setattr(all_points, "match_graphs", lambda problem: None)
+    with pytest.warns(UserWarning, match="single start"):
+        without = torchgw.solve(D_X=x, D_Y=y, random_state=0)
+    monkeypatch.setattr(all_points, "match_graphs", lambda problem: wrong)
+    if not told:
+        monkeypatch.setattr(begin, "find_optima", lambda *given, **more: Search((), float("nan")))
+        without = torchgw.solve(D_X=x, D_Y=y, n_init=1, random_state=0)
+    with pytest.warns(UserWarning, match="may be a better one"):
+        result = torchgw.solve(D_X=x, D_Y=y, random_state=0)
+    assert result.value <= without.value * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_matching_of_all_edges_ends_the_search(seed):
+    # leaves of a node can be exchanged, and a plan that shares them out keeps fewer edges than a
+    # matching, which no plan beats: a doubt would be a warning, and an error here
+    rng = np.random.default_rng(seed)
+    x, y = copy_of(sparse_graph(130, rng, degree=2.2), rng, 0.05)
+    result = torchgw.solve(D_X=x, D_Y=y, random_state=0)
+    kept = result.matching().target
+    assert (x * y[np.ix_(kept, kept)]).sum() == x.sum()
+    assert {trial.start for trial in result.trials} == {"beliefs", "exchanges along edges"}
+
+
+def test_a_matching_along_edges_is_no_worse_than_the_assignment_of_a_chain():
+    rng = np.random.default_rng(3)
+    x, y = copy_of(sparse_graph(100, rng), rng, 0.1)
+    whole = coarse_problem(problem_of(x, y), 100)
+    world = World(whole)
+    low = 1e-3
+    chain = world.take("beliefs", believed_plan(*graphs(x, y), uniform(100, 100)))
+    world.settle([chain], low)
+    partners = linear_sum_assignment(chain.plan.numpy(), maximize=True)[1]
+    (found,), unbeaten = chains._matched(world, chain, low)
+    before = (x * y[np.ix_(partners, partners)]).sum()
+    after = found.plan.argmax(1).numpy()
+    assert (x * y[np.ix_(after, after)]).sum() >= before
+    assert unbeaten == ((x * y[np.ix_(after, after)]).sum() == x.sum())

@@ -14,6 +14,7 @@ from torchgw._problem.limits import limits_of
 from torchgw._problem.problem import Problem
 from torchgw._search.alternatives import (
     AGREED,
+    WHY_BESIDE,
     WHY_FAST,
     WHY_OPEN,
     WHY_SINGLE,
@@ -175,7 +176,8 @@ def search_all_points(
     if affordable < limits.fewest_chains:
         match = None if how == "fast" else match_graphs(problem)
         if match is not None:
-            first = first._replace(alternatives=(match,))
+            # values of few points are none of all: their optima are followed beside the match
+            return first._replace(alternatives=(match,), doubt=WHY_BESIDE, few=first)
         return first._replace(doubt=WHY_SINGLE["thorough" if how == "thorough" else "auto"])
     few = first if left_open or unclear else None
     whole = coarse_problem(problem, max(n, m))

@@ -110,7 +110,7 @@ class Search(NamedTuple):
     met: bool = False  # whether starts have led to the first plan, if not to its objective
     ended: bool = False  # whether the optima are those at which whole solves have ended
     settled: bool = False  # whether all plans, and the product plan, were followed to their ends
-    few: "Search | None" = None  # that of few points, if it left open which optimum is the best
+    few: "Search | None" = None  # that of few points, where chains or messages have led elsewhere
     match: PairPlan | None = None  # of distances alone, where few points leave open which is best
 
 
@@ -170,6 +170,11 @@ WHY_SINGLE = {
     "them all, so this is the optimum of a single start; there may be a better one. Pass an `init` "
     "that you know, or fewer points.",
 }
+WHY_BESIDE = (
+    "A few points do not represent these graphs, and there are too many nodes to search them all "
+    "by default, so this is the best end of a match by messages along edges and of what the few "
+    "tell; there may be a better one. Pass search='thorough', or an `init` that you know."
+)
 WHY_FAST = (
     "A few points, or rough plans, do not tell which optimum is best here, and search='fast' "
     "follows no start to its end on all points; there may be a better one. Pass search='auto', or "

@@ -13,6 +13,7 @@ from time import perf_counter
 from typing import NamedTuple
 
 import torch
+from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from torchgw._gradients.contract import START_NOISE
@@ -41,11 +42,12 @@ from torchgw._search.chain import (
     tell,
 )
 from torchgw._search.coarse import Coarsened
+from torchgw._search.edge_exchange import Edges, exchange_ends
 from torchgw._search.graphs import convex_path, heat_costs, is_graph, least_value
 from torchgw._search.population import improve, name_of
 from torchgw._search.rounds import Improvement
 from torchgw._search.stack import Ends, Stack
-from torchgw._search.tabu import best_matchings, can_exchange
+from torchgw._search.tabu import best_matchings, can_exchange, has_matchings
 from torchgw._search.world import World
 from torchgw._sinkhorn.batch import BatchSolver, solve_batch
 from torchgw._tensors.cuda_graphs import Call, call_directly
@@ -110,9 +112,11 @@ def begin_graphs(world: World, low: float, *, sharpened: bool) -> tuple[Climbed 
             continue
         compared += [] if high is None else [high]
         world.settle([chain], low)
-        if _is_unbeaten(world, chain):
+        matched, unbeaten = _matched(world, chain, low)
+        found += matched
+        if unbeaten or _is_unbeaten(world, chain):
             left = [one.trial("left behind") for one in before]
-            return world.report([chain], left, agreed=True), Begun()
+            return world.report([chain, *matched], left, agreed=True), Begun()
         if sharpened and _have_met(world, [*before, chain]):
             return world.report([*before, chain], agreed=True, met=True), Begun()
     return None, Begun(known, found, compared)
@@ -175,9 +179,36 @@ def _starts(
 
 def _is_unbeaten(world: World, chain: Chain) -> bool:
     """Whether no plan keeps more edges of two graphs than that of a chain, or few more."""
+    return _keeps_most(world, world.rounded([chain]))
+
+
+def _keeps_most(world: World, plan: Tensor) -> bool:
+    """Tell the same of a plan (1, s, t) of exact marginals."""
     edges = float(world.problem.source.table.square().mean())
-    enough = least_value(world.problem) + _ALL_EDGES * edges
-    return float(world.problem.value(world.rounded([chain]))) <= enough
+    return float(world.problem.value(plan)) <= least_value(world.problem) + _ALL_EDGES * edges
+
+
+def _matched(world: World, chain: Chain, low: float) -> tuple[list[Chain], bool]:
+    """Follow the matching of a chain, improved along edges; tell whether none keeps more of them.
+
+    Nodes that can be exchanged share their partners in a plan, which keeps fewer edges than either
+    way. Small problems have exchanges of all pairs.
+    """
+    problem, clock = world.problem, perf_counter()
+    if can_exchange(problem) or not has_matchings(problem):
+        return [], False
+    near_edges, far_edges = (Edges.of(side.table) for side in (problem.source, problem.target))
+    if near_edges is None or far_edges is None:
+        return [], False
+    plan = world.rounded([chain])
+    partners = linear_sum_assignment(plan[0].cpu(), maximize=True)[1]
+    partners = exchange_ends(near_edges, far_edges, partners)
+    matched = torch.nn.functional.one_hot(torch.from_numpy(partners), plan.shape[2])
+    matched = matched.to(plan) / len(partners)
+    found = world.take("exchanges along edges", matched)
+    found.seconds = perf_counter() - clock
+    world.settle([found], low)
+    return [found], _keeps_most(world, matched[None])
 
 
 def _have_met(world: World, chains: Sequence[Chain]) -> bool:

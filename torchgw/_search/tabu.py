@@ -230,12 +230,19 @@ class Assignments(NamedTuple):
 EQUAL_WEIGHTS = 1e-9
 
 
-def can_exchange(problem: CoarseProblem) -> bool:
-    """Whether both sides have as many points, not too many, and all of one weight."""
+def has_matchings(problem: CoarseProblem) -> bool:
+    """Whether both sides have as many points, all of one weight, so that matchings are plans."""
     a, b = problem.source.weights, problem.target.weights
-    if not len(a) == len(b) <= limits_of(a.device).exchanged_points:
+    if len(a) != len(b):
         return False
     return bool((torch.cat([a, b]) * len(a) - 1).abs().max() <= EQUAL_WEIGHTS)
+
+
+def can_exchange(problem: CoarseProblem) -> bool:
+    """Whether plans may be matchings, of not too many points."""
+    weights = problem.source.weights
+    few = len(weights) <= limits_of(weights.device).exchanged_points
+    return few and has_matchings(problem)
 
 
 def best_matchings(problem: CoarseProblem, plans: Tensor) -> tuple[Tensor, bool]:

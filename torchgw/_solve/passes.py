@@ -6,7 +6,7 @@ of the problem and what is known by then, and what ends lower takes the place of
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
 from dataclasses import replace
 from time import perf_counter
@@ -208,11 +208,19 @@ def _from_match(incumbent: Incumbent) -> None:
 
 
 def _from_few_points(incumbent: Incumbent) -> None:
-    """Solve from where the solve would have begun without chains."""
-    first = incumbent.first
-    if incumbent.open and first and first.few is not None:
-        best, *_ = first.few.alternatives
-        incumbent.follow(Rival(_again(incumbent.asked, best), "optimum", best.label))
+    """Solve from where the solve would have begun without chains, or messages along edges."""
+    first, asked = incumbent.first, incumbent.asked
+    if not incumbent.open or first is None or first.few is None:
+        return
+    best, *others = first.few.alternatives or (None,)
+    if best is None:
+        incumbent.follow(Rival(_again(asked, n_init=1), "start", "product"))
+        return
+    guess = best_found(asked.problem, first.few)
+    incumbent.follow(Rival(_again(asked, guess), "optimum", best.label))
+    # those are among the guesses of chains, where any were followed
+    for one in others if not first.trials else []:
+        incumbent.follow(Rival(_again(asked, one), "optimum", one.label))
 
 
 def _from_optima(incumbent: Incumbent) -> None:
@@ -261,7 +269,7 @@ def _from_few(asked: Asked, found: Outcome, search: Search, first: Trial) -> Out
         with _aside(asked, found) as aside:
             clock = perf_counter()
             if asked.options.regularization == "entropic":
-                aside.callback = _NoLower(found.recorder.history, alike=apart <= OTHER)
+                aside.callback = _NoLower(found, alike=apart <= OTHER)
             followed = follow(begun, aside)
             aside.callback = None
             if followed.state.status is Status.STOPPED:
@@ -452,12 +460,14 @@ def _batches(asked: Asked) -> Backend:
 class _NoLower:
     """Whether a solve will come to no lower objective than an earlier one, by those on its path."""
 
-    def __init__(self, path: Sequence[Iteration], *, alike: bool) -> None:
+    def __init__(self, earlier: Outcome, *, alike: bool) -> None:
+        path = earlier.recorder.history
         # if both are `alike` they lead to the same optimum, or to ones next to each other
         last = {step.epsilon: step.objective for step in path}
         self._falls, self._objectives = [-math.log(epsilon) for epsilon in last], [*last.values()]
         self._target, self._alike, self._above = path[-1].epsilon, alike, math.inf
-        self._lowest, self._before = path[-1].objective, math.inf
+        # on its path marginals may have been missed, and objectives lower
+        self._lowest, self._before = max(path[-1].objective, _objective(earlier)), math.inf
         self._start = path[0].epsilon
 
     def __call__(self, now: Iteration) -> bool:
@@ -536,7 +546,7 @@ def _no_higher_than(searched: Outcome, again: Rival) -> Outcome:
         return searched
     with _aside(asked, searched) as aside:
         if again.way == "optimum":
-            aside.callback = _NoLower(searched.recorder.history, alike=False)
+            aside.callback = _NoLower(searched, alike=False)
         if again.way == "search":
             other = _solve_searched(asked, aside)
         else:
