@@ -415,8 +415,8 @@ def _from_lowest_seen(incumbent: Incumbent) -> None:
     problem, epsilon = asked.problem, outcome.ending.epsilon
     if not incumbent.strict or problem.support is not None or search is None:
         return
-    if not outcome.ending.status.converged:
-        # its numbers are those of a plan on its way
+    if not outcome.ending.status.converged or outcome.noise is not None:
+        # numbers of a plan on its way, or of a sample
         return
     whole = [
         one
