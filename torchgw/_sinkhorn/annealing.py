@@ -71,6 +71,11 @@ class Annealing:
         """Compute epsilon of the plan that a solve ends with after so many steps."""
         return min(self.target, self(steps))
 
+    def reached(self, steps: int) -> float:
+        """Compute the same where no time is left to go on from the epsilon of the last step."""
+        latest = self(max(0, steps - 1))
+        return latest if latest > self.target else self.final(steps)
+
     @property
     def _arrival(self) -> int:
         """Steps until the end."""

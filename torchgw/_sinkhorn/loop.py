@@ -6,6 +6,7 @@ cannot.
 """
 
 import math
+from time import perf_counter
 from typing import NamedTuple
 
 import torch
@@ -19,7 +20,7 @@ from torchgw._sinkhorn.newton import (
     from_larger_epsilon,
 )
 from torchgw._sinkhorn.problem import STRICT, LinearProblem
-from torchgw._tensors.deadline import is_over
+from torchgw._tensors.deadline import fitting, is_over
 from torchgw._typing import Potentials
 
 # Increases of the error after which what is left of it is taken to be rounding. [L15]
@@ -81,12 +82,14 @@ def sinkhorn(
     newton = NewtonSteps(prepared, tol)
     done, restarts, error, relaxation = 0, 0, float("inf"), 1.0
     plateau = Plateau(tol, wanted=from_above)
+    each: float | None = None  # seconds of an iteration
     before: tuple[Potentials, float] | None = None  # potentials and error before it began anew
     while done < max_iter:
         every = _TWO_LEVEL_CHECK if prepared.two_level else check_every
-        count = min(every, max_iter - done)
-        previous = error
+        count = fitting(min(every, max_iter - done), each)
+        previous, clock = error, perf_counter()
         sweep, error = _sweep(prepared, current, count, relaxation)
+        each = (perf_counter() - clock) / count
         done += count
         current = sweep.state
         restarts += previous <= error < _MOST_ROUNDING[problem.cost.dtype]

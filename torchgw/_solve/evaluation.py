@@ -65,12 +65,17 @@ def settle(
     # This is where a mixed-precision solve gets its float64 marginals. Where the loop ended with a
     # problem that is solved as well, its plan is the result.
     clock = perf_counter()
-    options, epsilon = setting.options, setting.anneal.final(state.annealed)
+    options, anneal, start = setting.options, setting.anneal, state.start
+    epsilon = anneal.final(state.annealed)
     if state.solved is not None and state.solved.plan.dtype == dtype:
         plan = state.solved.plan
         state = state._replace(coupling=state.solved.point)
     else:
         state = state._replace(solved=None)
+        if is_over():
+            # a smaller epsilon would need iterations that there is no time for
+            epsilon = anneal.reached(state.annealed)
+            start = start if epsilon == anneal.final(state.annealed) else state.potentials
         linear = setting.gradient.linearise(state.coupling)
         cost = linear.seen(state.coupling.masses).to(dtype)
         prepared = prepare(setting, cost.dense() if setting.store else cost, epsilon)
@@ -78,7 +83,7 @@ def settle(
         inner = solve_linear(
             setting,
             prepared,
-            state.start,
+            start,
             max_iter=options.inner_max_iter,
             tol=_settled_tolerance(setting, epsilon),
             min_iter=SETTLE_ITERATIONS,

@@ -10,7 +10,8 @@ from torchgw._gradients.contract import CostNoise, Coupling, Linearised
 from torchgw._plans.contract import Plan
 from torchgw._plans.given import SparsePlan
 from torchgw._plans.paired import PairedPlan
-from torchgw._plans.transport import TransportPlan
+from torchgw._plans.transport import TransportPlan, round_to_marginals
+from torchgw._problem.limits import limits_of
 from torchgw._problem.problem import Problem
 from torchgw._search.alternatives import Search
 from torchgw._search.optima import Searched
@@ -23,7 +24,7 @@ from torchgw._solve.evaluation import (
     judge,
 )
 from torchgw._solve.options import Options
-from torchgw._solve.polish import Polished, polish
+from torchgw._solve.polish import Polished, plan_of, polish
 from torchgw._solve.resolution import Resolution
 from torchgw._solve.route import Route
 from torchgw._solve.state import RESOLVED, Checkpoint, LoopState, Recorder, Setting, Solved, Status
@@ -54,7 +55,7 @@ class Ending(NamedTuple):
     epsilon: float  # entropic regularisation that the plan has
     status: Status
     polished: Polished | None
-    # the plan of the last cost, if ``plan`` is a polished one
+    # the plan of the last cost, if ``plan`` is a polished one, or was rounded to its marginals
     unpolished: TransportPlan | PairedPlan | None
 
 
@@ -115,6 +116,9 @@ def finish(
         if status is not Status.STOPPED:
             status = Status.CONVERGED if polished.stationary else Status.POLISH_LIMIT
         clock = recorder.time("polish", clock)
+    rounded = _rounded(setting, plan) if status is Status.STOPPED and polished is None else None
+    if rounded is not None:
+        unpolished, plan, solved, coupling = plan, rounded, None, None
     plan, evaluation = _appraise(setting, plan, epsilon, solved, coupling)
     promised = promised_error(setting)
     # where all plans cost the same, rounding decides nothing, and its size does not matter
@@ -146,6 +150,26 @@ def finish(
     backend = alone(setting.backend)
     plan, unpolished = plan.released(backend), unpolished and unpolished.released(backend)
     return Ending(plan, evaluation, epsilon * strategy.mass, status, polished, unpolished)
+
+
+def _rounded(setting: Setting, plan: TransportPlan) -> TransportPlan | None:
+    """Round a plan whose solve was cut to its marginals, if it misses them and a table is kept.
+
+    What rounding spreads would leave a support, relaxed marginals are none to be met, and
+    derivatives are those of potentials. Larger plans would take longer than there is time.
+    """
+    problem, rule, options = setting.problem, setting.rule, setting.options
+    free = problem.support is None and problem.blocks is None
+    strict = rule is None and free and options.differentiable is None
+    if not strict or plan.shape[0] * plan.shape[1] > limits_of(plan.device).subsample:
+        return None
+    missed = sum(
+        float((mass - weight).abs().sum())
+        for mass, weight in zip(plan.marginals(), plan.weights, strict=True)
+    )
+    if missed <= promised_error(setting):
+        return None
+    return plan_of(round_to_marginals(plan.to_dense().double(), *plan.weights), plan.weights)
 
 
 def _appraise(

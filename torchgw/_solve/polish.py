@@ -183,11 +183,15 @@ def polish(
         # the objective is quadratic: twice its difference
         if float((slopes * (first - matrix)).sum()) < -_SMALLEST_GAP * float(slopes.abs().max()):
             matrix, polished = descend(first, marginals, rule, cost_at)
-    # the plan as an operator, of cost -log P / (a x b) and epsilon one
+    return plan_of(matrix, marginals), polished
+
+
+def plan_of(matrix: Tensor, marginals: Marginals) -> TransportPlan:
+    """Make an operator of a plan (n, m), of cost -log P / (a x b) and epsilon one."""
     product = torch.outer(*marginals)
     density = torch.where(product > 0, matrix / product, 1.0).clamp_min(_SMALLEST_DENSITY)
     zero = Potentials(*map(torch.zeros_like, marginals))
-    return TransportPlan(DenseCost(-density.log()), zero, marginals, 1.0), polished
+    return TransportPlan(DenseCost(-density.log()), zero, marginals, 1.0)
 
 
 def scale_to_marginals(matrix: Tensor, marginals: Marginals) -> Tensor | None:

@@ -24,6 +24,7 @@ class _Clock:
     end: float
     kept: float = 0.0  # seconds for what follows the phase that goes on
     least: float = 0.0  # of these
+    late: bool = False  # whether the time was up before the last phase
     shared: bool = False  # whether processes share the work, and have to agree on when it ends
     spent: float = field(default_factory=lambda: process_time())  # CPU seconds before it began
 
@@ -76,7 +77,22 @@ def last_phase() -> None:
     """Give the rest of the time to the phase that goes on, but for a part of what was kept."""
     clock = _clock.get()
     if clock is not None:
+        clock.late = is_over()
         clock.kept, clock.least = _LAST * clock.kept, 0.0
+
+
+def fitting(count: int, seconds: float | None) -> int:
+    """Count how many of some steps fit into the time, one at least.
+
+    A step takes some ``seconds``, of which nothing is known before the first.
+    """
+    clock = _clock.get()
+    if clock is None or clock.shared:
+        return count
+    if seconds is None:
+        return 1 if clock.late else count
+    left = clock.end - clock.kept - monotonic()
+    return count if left >= count * seconds else max(1, int(left / seconds))
 
 
 def is_over(*, agreed: bool = False) -> bool:
