@@ -33,7 +33,7 @@ STREAMED = torchgw.solve(
 LOW_RANK = torchgw.solve_low_rank(
     X, Y, rank=2, distances="sqeuclidean", tol=0.1, random_state=0, init=RESULT
 )
-COUNTS = ("max_iter", "n", "rank")
+COUNTS = ("max_iter", "n", "rank", "n_init")
 GENERATOR = torch.Generator().manual_seed(0)
 
 
