@@ -605,3 +605,24 @@ def test_a_plan_of_few_points_is_compared_with_one_of_all():
     ):
         told = sent_apart(problem, few, StoredPlan(plan.double() / 300))
         assert told == pytest.approx(apart, abs=0.1)
+
+
+@pytest.mark.parametrize("least", [-3.0, 0.0, 0.3])
+def test_listed_values_are_those_of_their_plans(least):
+    """Those of features lacked what the least linear cost amounts to."""
+    d_x, d_y = distance_matrices()
+    linear = least + np.random.default_rng(0).random((len(d_x), len(d_y)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", torchgw.TorchGWWarning)
+        result = solve_by_name(D_X=d_x, D_Y=d_y, M=linear, alpha=0.5, scale=None)
+    for found in result.alternatives:
+        plan = np.zeros(linear.shape)
+        plan[np.ix_(found.source, found.target)] = found.plan
+        own = 0.5 * reference.gw_value(d_x, d_y, plan) + 0.5 * (linear * plan).sum()
+        assert found.value == pytest.approx(own, rel=1e-5)
+    # and what is returned is none above them
+    assert (
+        result.value
+        <= min(found.value for found in result.alternatives) * (1 + 1e-3 * np.sign(result.value))
+        + 4 * result.epsilon
+    )

@@ -199,8 +199,8 @@ WHY_TIME = (
 )
 WHY_LEFT = (
     "The search has seen a plan of a lower objective, from which the last steps lead away: "
-    "{share:.2g} lower. It is in `result.alternatives`; pass regularization='proximal', or "
-    "search='thorough'."
+    "{lowest:.6g} for {own:.6g}. It is in `result.alternatives`; pass search='thorough', or "
+    "regularization='proximal'."
 )
 WHY_EDGES = (
     "The plan sends few of the edges of X to edges of Y, and starts that matched these alone did "

@@ -82,9 +82,10 @@ def improve(
     members = distinct(teams.together(every), 2 * _KEPT)
     met = _same(starts, Ends(*(part[:, :1] for part in members[:3]))).sum(1)
     # solves go on from there: what has not settled leads twins of a problem to different optima
-    lowest, _ = descend(stack, every, members.plans[:, 0])
-    for mine, its in zip(members, lowest, strict=False):
-        mine[:, 0] = its
+    if not is_over():
+        lowest, _ = descend(stack, every, members.plans[:, 0])
+        for mine, its in zip(members, lowest, strict=False):
+            mine[:, 0] = its
     return Population(members, agreed, teams.followed, met)
 
 

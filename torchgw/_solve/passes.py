@@ -32,7 +32,6 @@ from torchgw._search.alternatives import (
     compare_ends,
     ends_settle,
     entropy,
-    is_whole,
     led_by,
     sent_apart,
 )
@@ -418,11 +417,8 @@ def _from_lowest_seen(incumbent: Incumbent) -> None:
     if not outcome.ending.status.converged or outcome.noise is not None:
         # numbers of a plan on its way, or of a sample
         return
-    whole = [
-        one
-        for one in search.alternatives
-        if is_whole(problem, search._replace(alternatives=(one,)))
-    ]
+    shape = problem.source.n, problem.target.n
+    whole = [one for one in search.alternatives if one.plan.shape == shape]
     if not whole:
         return
     a, b = problem.marginals
@@ -438,11 +434,11 @@ def _from_lowest_seen(incumbent: Incumbent) -> None:
     guess = from_alternative(better, problem.source.device)._replace(epsilon=0.0, ended=True)
     rival = Rival(_again(asked, guess), "start", better.label)
     incumbent.follow_found(better, perf_counter(), rival)
-    left = 1 - lowest / _objective(incumbent.lowest)
     # values of losses that are no products are rough in a search
-    exact = problem.loss.cross is not None
-    if left > _LEFT and exact and incumbent.lowest.search is not None:
-        incumbent.say(doubt=incumbent.lowest.search.doubt or WHY_LEFT.format(share=left))
+    exact, own = problem.loss.cross is not None, _objective(incumbent.lowest)
+    if own - lowest > _LEFT * abs(own) and exact and incumbent.lowest.search is not None:
+        told = WHY_LEFT.format(lowest=lowest, own=own)
+        incumbent.say(doubt=incumbent.lowest.search.doubt or told)
 
 
 # In the order in which they are made; each looks at what the moves before it have left.
