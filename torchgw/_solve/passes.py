@@ -69,9 +69,6 @@ _ALIKE, _ABOVE, _FORGOTTEN = 0.1, 0.015, 3
 _BY_MATCH = "distance distributions of all points"
 # Ends with the lowest objective that are enough to be sure of it. [L1401]
 _MET = 2
-# Share of the objective by which a plan that was seen may be lower, unsaid: what the laws promise.
-# [L1452]
-_LEFT = 1e-3
 # So many steps like the last one may be left of a path at its target. [L1291]
 _STEPS = 10
 # Value of a plan over the natural scale of the cost up to which it keeps distances so well that
@@ -436,7 +433,7 @@ def _from_lowest_seen(incumbent: Incumbent) -> None:
     incumbent.follow_found(better, perf_counter(), rival)
     # values of losses that are no products are rough in a search
     exact, own = problem.loss.cross is not None, _objective(incumbent.lowest)
-    if own - lowest > _LEFT * abs(own) and exact and incumbent.lowest.search is not None:
+    if own - lowest > AGREED * abs(own) and exact and incumbent.lowest.search is not None:
         told = WHY_LEFT.format(lowest=lowest, own=own)
         incumbent.say(doubt=incumbent.lowest.search.doubt or told)
 
