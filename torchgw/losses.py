@@ -245,6 +245,10 @@ class GWLoss(torch.nn.Module):
             raise InvalidInputError(
                 f"`{name}` must have shape (n, d) or (B, n, d); got {tuple(given.shape)}."
             )
+        if given.numel() == 0:
+            raise InvalidInputError(f"`{name}` is empty: its shape is {tuple(given.shape)}.")
+        if not bool(given.isfinite().all()):
+            raise InvalidInputError(f"`{name}` has entries that are NaN or infinite.")
         points = given.double()
         points = points if points.ndim == 3 else points[None]
         if self.distances == "precomputed":

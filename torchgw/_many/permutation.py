@@ -382,6 +382,8 @@ def test_pairwise(
     lists.append(lists[0] if alone else Listed.of("Y", Ys, D_Y))
     generator, seed = make_generator(random_state, torch.device("cpu"))
     shape = tuple(len(listed.items) for listed in lists)
+    if alone and shape[0] < 2:
+        raise InvalidInputError("`Xs` must have at least two spaces, or `Ys` others; got one.")
     p_value, statistic = np.full((2, *shape), np.nan)
     for i, j in np.ndindex(*shape):
         if alone and i >= j:
