@@ -83,7 +83,7 @@ def _as_pot(problem: Problem, solver: LinearSolver, first: Array) -> bool:
     # rounding decides among ties; POT ends linear problems of partial plans after as many pivots as
     # there may be steps, and large ones go nowhere then
     if isinstance(solver, PartialTransport):
-        return min(first.shape) < LARGE
+        return bool(min(first.shape) < LARGE)
     tables = problem.C1, problem.C2, *(() if problem.M is None else (problem.M,))
     few = [table[:_ROWS] for table in tables]
     tied = [bool(_TIMES * len(np.unique(rows)) <= rows.size) for rows in few]
