@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchgw._batch.costs import AUTO_EPSILON
 from torchgw._batch.engine import run
 from torchgw._batch.packing import Packed, Stack, make_stack, natural_scale, padded_sizes, repad
 from torchgw._batch.stopping import FLAT, Rules
@@ -37,8 +38,6 @@ Reduction = Literal["mean", "sum", "none"]
 
 # Starts of problems that a batch does not search by itself. [L1418]
 _STARTS = 4
-# epsilon="auto" as a share of the natural scale of the first batch. [L1418]
-_AUTO_EPSILON = 0.0025
 
 
 class _Problem(NamedTuple):
@@ -301,7 +300,7 @@ class GWLoss(torch.nn.Module):
             every = torch.arange(len(x), device=x.device)
             share = None if linear is None else (1 - alpha) * linear
             scale = natural_scale(packed, every, share)
-            self.epsilon = _AUTO_EPSILON * float(scale.mean())
+            self.epsilon = AUTO_EPSILON * float(scale.mean())
         if name[0] != "XY":
             return self._go_on(problem, alpha, torch.diag_embed(a), None)
         self.searches += 1

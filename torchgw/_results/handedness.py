@@ -6,7 +6,6 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
-from time import monotonic
 from typing import Any
 
 import torch
@@ -23,13 +22,12 @@ from torchgw._plans.contract import Plan
 from torchgw._results.base import as_numpy
 from torchgw._search.alternatives import Alternative, related
 from torchgw._solve.table import Options
+from torchgw._tensors.deadline import countdown
 from torchgw.distances.new_points import Space
 from torchgw.distances.surface import Surface
 
 # Dimensions in which a turn cannot make a mirror image of itself, and people know left from right.
 _DIMENSIONS = (2, 3)
-# Seconds that a solve is given where none are left: it then returns what it begins with. A choice.
-_MOMENT = 1e-3
 
 
 def check_handed(spaces: tuple[Space, Space]) -> None:
@@ -118,12 +116,11 @@ def without_reflections(solve: Callable[..., Any], init: Any, asked: Options) ->
             "`checkpoint` keeps one solve, and `reflections=False` may take several. Leave one of "
             "them out; `result.handedness()` tells whether a match is a mirror image."
         )
-    end = None if asked.time_limit is None else monotonic() + asked.time_limit
+    left = countdown(asked.time_limit)
 
     def from_(start: Any) -> Any:
         # all solves together take the time that is given
-        left = None if end is None else max(_MOMENT, end - monotonic())
-        return solve(init=start, asked=asked.replace(reflections=True, time_limit=left))
+        return solve(init=start, asked=asked.replace(reflections=True, time_limit=left()))
 
     with warnings.catch_warnings():
         # that the mirror image costs nearly the same is what was asked about

@@ -4,7 +4,7 @@ A search, the outer loop and Sinkhorn's iterations end early once no time is lef
 to follow them: the last marginals, and the numbers of the plan.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -104,3 +104,10 @@ def is_over(*, agreed: bool = False) -> bool:
     if clock is None or (clock.shared and not agreed):
         return False
     return monotonic() >= clock.end - clock.kept
+
+
+def countdown(seconds: float | None) -> Callable[[], float | None]:
+    """Count the seconds that are left of some from now, a moment at least; ``None`` is any time."""
+    end = None if seconds is None else monotonic() + seconds
+    # a solve of a moment returns what it begins with
+    return lambda: None if end is None else max(1e-3, end - monotonic())
