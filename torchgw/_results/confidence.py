@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchgw._batch.engine import run
-from torchgw._batch.packing import Packed, make_stack, padded_sizes, repad
+from torchgw._batch.packing import Packed, pack
 from torchgw._batch.stopping import Rules
 from torchgw._batch.worth import Ended
 from torchgw._boundary.arrays import as_labels, make_generator
@@ -232,15 +232,9 @@ def _solved(
             guesses.append(-4 * x[source].T @ mass @ y[target])
         begun.append(torch.stack([torch.zeros_like(guesses[0]), *guesses]))
     for side in (0, 1):
-        used = torch.full((count,), sizes[side], device=device)
-        size = int(padded_sizes(np.array([sizes[side]]))[0])
-        tables = torch.stack(
-            [both[side][some[side]] for both, some in zip(blocks, drawn, strict=True)]
-        )
-        weights = torch.stack([problem.weights[side][some[side]] for some in drawn])
-        weights = weights / weights.sum(1, keepdim=True)
-        padded = repad(repad(tables, size, used).mT, size, used)
-        stacks.append(make_stack(padded, repad(weights, size, used), used))
+        tables = [both[side][some[side]] for both, some in zip(blocks, drawn, strict=True)]
+        masses = [problem.weights[side][some[side]] for some in drawn]
+        stacks.append(pack(tables, [mass / mass.sum() for mass in masses]))
     starts = 2 + len(others)
     which = torch.arange(count, device=device).repeat_interleave(starts)
     kind = torch.arange(starts, device=device).repeat(count)
@@ -250,23 +244,13 @@ def _solved(
     if problem.linear is not None:
         M = torch.stack([problem.linear[some[0]][:, some[1]] for some in drawn])
         tables_of_m = _padded(M, wide)
-        linear = lambda entries: tables_of_m[entries]  # noqa: E731
-    every = torch.arange(count, device=device)
-    full = torch.full((count,), 1.0, dtype=torch.float64, device=device)
+        linear = lambda entries: tables_of_m[which[entries]]  # noqa: E731
+    full = torch.ones(len(which), dtype=torch.float64, device=device)
     packed = Packed(
-        stacks[0],
-        stacks[1],
-        every,
-        every,
-        problem.alpha * full,
-        problem.epsilon * full,
-        full,
-        linear,
-    ).again(
-        which,
-        torch.where(kind == 0, 1.0, GUESS_EPSILON).double(),
+        *stacks, which, which, problem.alpha * full, problem.epsilon * full,
+        torch.where(kind == 0, 1.0, GUESS_EPSILON).double(), linear,
         lambda entries: (costs[entries], kind[entries] > 0),
-    )
+    )  # fmt: skip
     plans = torch.zeros(len(which), *wide, dtype=torch.float64, device=device)
     prices = torch.zeros(len(which), wide[1], dtype=torch.float64, device=device)
 
