@@ -247,7 +247,7 @@ def _solved(
         linear = lambda entries: tables_of_m[which[entries]]  # noqa: E731
     full = torch.ones(len(which), dtype=torch.float64, device=device)
     packed = Packed(
-        *stacks, which, which, problem.alpha * full, problem.epsilon * full,
+        stacks[0], stacks[1], which, which, problem.alpha * full, problem.epsilon * full,
         torch.where(kind == 0, 1.0, GUESS_EPSILON).double(), linear,
         lambda entries: (costs[entries], kind[entries] > 0),
     )  # fmt: skip
