@@ -26,15 +26,13 @@ from torchgw._tensors.deadline import countdown
 from torchgw.distances.new_points import Space
 from torchgw.distances.surface import Surface
 
-# Dimensions in which a turn cannot make a mirror image of itself, and people know left from right.
-_DIMENSIONS = (2, 3)
-
 
 def check_handed(spaces: tuple[Space, Space]) -> None:
     """Refuse sides that have no left and right in common."""
     surfaces = [space.faces is not None for space in spaces]
     wide = [None if space.points is None else space.points.shape[1] for space in spaces]
-    if surfaces[0] != surfaces[1] or wide[0] != wide[1] or wide[0] not in _DIMENSIONS:
+    # where a turn cannot make a mirror image of itself, and people know left from right
+    if surfaces[0] != surfaces[1] or wide[0] != wide[1] or wide[0] not in (2, 3):
         raise InvalidInputError(
             "Left and right are those of two sides of points in 2 or 3 dimensions, or of two "
             f"surfaces; got {_kind(surfaces[0], wide[0])} and {_kind(surfaces[1], wide[1])}. Leave "

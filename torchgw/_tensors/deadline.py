@@ -12,8 +12,6 @@ from time import monotonic, process_time
 
 # Share of the time kept that the numbers of a plan take, beside its last marginals. [L1294]
 _LAST = 0.4
-# Share of a call's time that a loaded processor lets it keep at most. A choice.
-_MOST_KEPT = 0.5
 
 
 @dataclass
@@ -61,7 +59,8 @@ def keep_least(seconds: float, share: float) -> None:
     clock = _clock.get()
     if clock is not None:
         whole = clock.end - clock.start
-        clock.least = max(min(clock.load * seconds, _MOST_KEPT * whole), share * whole)
+        # a loaded processor lets it keep half at most
+        clock.least = max(min(clock.load * seconds, 0.5 * whole), share * whole)
         clock.kept = max(clock.kept, clock.least)
 
 
