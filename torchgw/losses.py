@@ -22,9 +22,9 @@ from torchgw._errors import (
     InvalidInputError,
     InvalidTypeError,
     NumericalError,
-    UnsupportedError,
     warn_user,
 )
+from torchgw._many.gradients import Envelope
 from torchgw._many.options import check_rules
 from torchgw._many.solve_many import solve_batch
 from torchgw._problem.limits import limits_of
@@ -271,7 +271,7 @@ class GWLoss(torch.nn.Module):
         name = role, key, len(x), x.shape[1], y.shape[1], x.device
         with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
             now = self._kept_for(name, problem, alpha)
-        value: Tensor = call(_Envelope, x, y, linear, a, b, now, alpha)
+        value: Tensor = call(Envelope, x, y, linear, a, b, now, alpha)
         return value
 
     def _kept_for(self, name: Hashable, problem: _Problem, alpha: float) -> _Kept:
@@ -351,50 +351,6 @@ class GWLoss(torch.nn.Module):
 
 # Batches, by shape or `key`, whose plans are kept: a choice. [L1418]
 _MOST_KEPT = 64
-
-
-class _Envelope(torch.autograd.Function):
-    """Objectives of solved problems, whose derivatives are those at fixed plans."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, y: Tensor, linear: Tensor | None, a: Tensor, b: Tensor,
-        kept: _Kept, alpha: float,
-    ) -> Tensor:  # fmt: skip
-        ctx.kept, ctx.alpha, ctx.fused = kept, alpha, linear is not None
-        ctx.save_for_backward(x, y)
-        return kept.objective.clone()
-
-    @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> Any:
-        if torch.is_grad_enabled():
-            # plans would have to follow the inputs
-            raise UnsupportedError(
-                "This loss has first derivatives: leave `create_graph` out, or use the second ones "
-                'of torchgw.solve(..., differentiable="value").'
-            )
-        x, y = ctx.saved_tensors
-        (plan, f, g, *_), alpha = ctx.kept, ctx.alpha
-        unit = upstream[:, None, None]
-        p, q = plan.sum(2), plan.sum(1)
-        of_x, of_y, of_linear, of_a, of_b = ctx.needs_input_grad[:5]
-        found: list[Tensor | None] = [None] * 5
-        if of_x:
-            crossed = p[:, :, None] * p[:, None, :] * x - plan @ y @ plan.mT
-            found[0] = 2 * alpha * unit * crossed
-        if of_y:
-            crossed = q[:, :, None] * q[:, None, :] * y - plan.mT @ x @ plan
-            found[1] = 2 * alpha * unit * crossed
-        if ctx.fused and of_linear:
-            found[2] = (1 - alpha) * unit * plan
-        sides = ((3, of_a, x, p, f), (4, of_b, y, q, g))
-        for place, wanted, table, mass, potential in sides:
-            if wanted:
-                # that of the whole cost, up to a constant that weights of sum one do not see
-                whole = potential + 2 * alpha * (table.square() @ mass[:, :, None])[:, :, 0]
-                whole = whole - (whole * mass).sum(1, keepdim=True)
-                found[place] = upstream[:, None] * whole
-        return (*found, None, None)
 
 
 def _packed(
