@@ -30,7 +30,10 @@ def attach_losses(
             given = (None if inputs[name] is None else inputs[name][number] for name in "Mab")
             # arrays of NumPy have no gradients, but M tells that there is a linear cost
             parts = [
-                None if part is None else torch.as_tensor(part).to(plan)[None] for part in given
+                part
+                if part is None
+                else torch.as_tensor(part, dtype=plan.dtype, device=plan.device)[None]
+                for part in given
             ]
             solved = *(part[None] for part in kept[number][1:]), objective[number][None]
             found.append(
