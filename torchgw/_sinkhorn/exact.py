@@ -156,6 +156,13 @@ class ExactTransport:
         self.last, self._used = Vertex(plan, u, v), None
         return plan, value
 
+    def few(self, table: Any, pivots: int) -> tuple[Any, Array] | None:
+        """Solve on some entries (n, m), sparse: a plan and prices v (m,), if pivots suffice."""
+        plan, log = self._emd(
+            self.p, self.q, table, numItermax=pivots, log=True, check_marginals=False
+        )
+        return None if log["warning"] is not None else (plan.tocoo(), log["v"])
+
     def _by_simplex(self, cost: Any, pivots: int) -> tuple[Any, Array, Array, float]:
         # sums of both weights are equal here
         plan, log = self._emd(
