@@ -37,7 +37,7 @@ _SECANTS = 0.25
 # faces than there are dimensions. [L1354]
 _LOWERED = 1e-9
 # The part of the gap by which a cut has to raise its vertex: less takes a better solver. [L1407]
-_DEPTH = 0.75
+_DEPTH = 1.25
 # Relative gain that is worth another step from a plan to the next. [L1354]
 _GAIN = 1e-9
 
@@ -102,9 +102,13 @@ class CuttingPlanes:
         return float(self.question.linear[plan.row, plan.col] @ plan.data), z
 
     def _cut(
-        self, slope: Array, enough: float = np.inf, near: Places | None = None
+        self,
+        slope: Array,
+        near: Places | None = None,
+        floor: float = np.inf,
+        enough: float = np.inf,
     ) -> Array | None:
-        """Add the cut of a slope w, at a height that is ``enough`` or the largest.
+        """Add the cut of a slope w, at a height that is ``enough`` or about the largest.
 
         The prices to begin with are a mean of those of the cuts ``near``, or those of the nearest.
 
@@ -120,7 +124,7 @@ class CuttingPlanes:
             right = np.append(np.zeros(len(slope)), sums[-1, 0])
             shares = np.linalg.lstsq(sums, right)[0]
             self._transport.prices = shares @ np.array([self._prices[k] for k in near])
-        plan, f = self._transport.reach(cost, enough)
+        plan, f = self._transport.reach(cost, floor, enough)
         height = self._transport.bound(cost, f)
         if self._polytope is not None:
             height -= _LOWERED * self._scale * self._generator.random()
@@ -168,10 +172,10 @@ class CuttingPlanes:
             if len(self._polytope.vertices) > _VERTICES:
                 return
             before, vertex = self.value, self._lowest
-            # the largest height leaves the vertex below it by the gap at least
-            aim = self.bound + _DEPTH * (self.value - self.bound)
-            enough = aim - self._constant - float(self._k @ vertex**2)
-            z = self._cut(-2 * self._k * vertex, enough, self._near)
+            # t + w . z of the vertex; the largest height is above it by the gap at least
+            floor = self.bound - self._constant - float(self._k @ vertex**2)
+            enough = floor + _DEPTH * (self.value - self.bound)
+            z = self._cut(-2 * self._k * vertex, self._near, floor, enough)
             if self.value < before:
                 self._descend(z)
             self.bound, self._lowest = self._least()

@@ -16,7 +16,7 @@ _PIVOTS = 100_000_000
 # Entries a row, the cheapest beside earlier prices, of a partial problem; its pivots for each row
 # at most (from prices of a distant problem it would take longer than on all entries); and how often
 # prices are tried. [L1407]
-_KEPT, _TURNS, _TRIES = 20, 10, 3
+_KEPT, _TURNS, _TRIES, _MOST = 20, 50, 3, 0.8
 
 
 class Transport:
@@ -58,15 +58,18 @@ class Transport:
         self.prices = self.prices + _prices(rest, plan)
         return plan, (cost - self.prices).min(1)
 
-    def reach(self, cost: Array, enough: float) -> tuple[scipy.sparse.coo_array | None, Array]:
-        """Find a potential f (n,) that proves ``enough``, if there is one, and maybe a plan.
+    def reach(
+        self, cost: Array, floor: float, enough: float
+    ) -> tuple[scipy.sparse.coo_array | None, Array]:
+        """Find a potential f (n,) that proves ``enough``, or about the most, and maybe a plan.
 
-        The prices at hand may do, or those of a problem on a few entries; the last is the exact one.
+        The prices at hand may do, or those of a problem on a few entries where they prove most of
+        what its plan has above ``floor``. For an infinite ``floor`` the problem is solved exactly.
         """
         if self._simplex is not None and self._simplex.by_parts and self._allowed is None:
-            plan, columns = None, self.prices
-            for _ in range(_TRIES):
-                f, self.prices = _lifted(cost, columns)
+            plan, tries = None, _TRIES if np.isfinite(floor) else 0
+            for _ in range(tries):
+                f, self.prices = _lifted(cost, self.prices)
                 if self._a @ f + self._b @ self.prices >= enough:
                     return plan, f
                 rest = cost - f[:, None]
@@ -75,8 +78,8 @@ class Transport:
                 if found is None:
                     break
                 plan, v = found
-                self._used = plan
-                columns = self.prices + v
+                self._used, self.prices = plan, self.prices + v
+                enough = floor + _MOST * (float(cost[plan.row, plan.col] @ plan.data) - floor)
         plan, f = self(cost)
         self._used = scipy.sparse.coo_array(plan)
         return self._used, f
