@@ -36,7 +36,7 @@ _SECANTS = 0.25
 # Cuts are lowered by random shares of this part of the range of t, so that no vertex lies on more
 # faces than there are dimensions. [L1354]
 _LOWERED = 1e-9
-# The part of the gap by which a cut has to raise its vertex: less takes a better solver. [L1407]
+# Times the gap by which a cut has to raise its vertex: less takes a better solver. [L1408]
 _DEPTH = 1.25
 # Relative gain that is worth another step from a plan to the next. [L1354]
 _GAIN = 1e-9
@@ -111,7 +111,6 @@ class CuttingPlanes:
         """Add the cut of a slope w, at a height that is ``enough`` or about the largest.
 
         The prices to begin with are a mean of those of the cuts ``near``, or those of the nearest.
-
         Return z of the plan there, if there is one, after the best has seen it.
         """
         cost = self._linear + (self._u * slope) @ self._v.T
@@ -119,11 +118,12 @@ class CuttingPlanes:
             away = (np.array(self._slopes) - slope) * self._width
             if near is None:
                 near = (away**2).sum(1).argmin()[None]
-            # a mean of slopes that is this one, as far as it goes
+            # a mean of slopes that is about this one
             sums = np.vstack([away[near].T, np.full(len(near), np.abs(away[near]).max() or 1.0)])
             right = np.append(np.zeros(len(slope)), sums[-1, 0])
-            shares = np.linalg.lstsq(sums, right)[0]
-            self._transport.prices = shares @ np.array([self._prices[k] for k in near])
+            shares = np.linalg.lstsq(sums, right)[0].clip(min=0)
+            near_prices = np.array([self._prices[k] for k in near])
+            self._transport.prices = shares @ near_prices / (shares.sum() or 1.0)
         plan, f = self._transport.reach(cost, floor, enough)
         height = self._transport.bound(cost, f)
         if self._polytope is not None:

@@ -14,9 +14,9 @@ _ROUNDING = 1e-15
 # Pivots of the simplex at most: where they run out, potentials prove less. A choice. [L1376]
 _PIVOTS = 100_000_000
 # Entries a row, the cheapest beside earlier prices, of a partial problem; its pivots for each row
-# at most (from prices of a distant problem it would take longer than on all entries); and how often
-# prices are tried. [L1407]
-_KEPT, _TURNS, _TRIES, _MOST = 20, 50, 3, 0.8
+# at most, beyond which all entries are as fast; how many of them; and the share of a cut that
+# their prices have to prove. [L1407]
+_KEPT, _TURNS, _TRIES, _MOST = 20, 50, 2, 0.8
 
 
 class Transport:
@@ -67,14 +67,15 @@ class Transport:
         what its plan has above ``floor``. For an infinite ``floor`` the problem is solved exactly.
         """
         if self._simplex is not None and self._simplex.by_parts and self._allowed is None:
-            plan, tries = None, _TRIES if np.isfinite(floor) else 0
-            for _ in range(tries):
+            plan = None
+            for tried in range(_TRIES + 1 if np.isfinite(floor) else 0):
                 f, self.prices = _lifted(cost, self.prices)
                 if self._a @ f + self._b @ self.prices >= enough:
                     return plan, f
                 rest = cost - f[:, None]
                 rest -= self.prices
-                found = self._simplex.few(self._cheapest(rest), _TURNS * len(cost))
+                pivots = _TURNS * len(cost)
+                found = self._simplex.few(self._cheapest(rest), pivots) if tried < _TRIES else None
                 if found is None:
                     break
                 plan, v = found
