@@ -161,18 +161,20 @@ def attempt_derivative(number, device):
     warned = any(issubclass(one.category, ConvergenceWarning) for one in said)
     wrong, notes = [], [options["differentiable"]]
     plan = to_numpy(result.plan)
-    case = given, metric, alpha, options["epsilon"]
+    case, fixed = (given, metric, alpha, options["epsilon"]), False
     for newton in (False, True):
         known = settle(*case, plan, newton=newton)
         differences = None
         if known[2] < 1e-11 and np.abs(known[1] - plan).sum() < 1e-6:
+            fixed = True
             differences = _differences(case, directions, weights, known[1], newton=newton)
         if differences is not None:
             break
         notes.append("no fixed point" if newton else "a saddle point, or slow")
     else:
-        # there are no differences to compare with
-        if result.status in GOOD and not warned:
+        # there are no differences to compare with; where Newton's method has not followed the fixed
+        # point of moved input that says nothing of the plan, which may be one
+        if not fixed and result.status in GOOD and not warned:
             wrong.append(f"{result.status.name} at no fixed point: {known[2]:.2g}")
         return _outcome(result, warned, notes, wrong)
     objective, total = differences

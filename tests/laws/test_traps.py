@@ -318,6 +318,15 @@ def test_categories_of_weight_zero_are_never_drawn(dtype):
     assert (drawn == 500).all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_categories_of_infinite_weight_are_drawn(dtype):
+    """So are those of a plan in float32 whose exponents are rounding."""
+    weights = torch.ones(3, 1000, dtype=dtype)
+    weights[:, [3, 7]] = torch.inf
+    drawn = sample_categories(weights, 200, torch.Generator().manual_seed(0))
+    assert set(drawn.flatten().tolist()) == {3, 7}
+
+
 # -- weights, matrices and graphs -------------------------------------------------------------
 
 

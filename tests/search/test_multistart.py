@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
@@ -49,6 +50,16 @@ def curve(n, seed=0, noise=0.01):
     t = np.sort(rng.uniform(size=n) ** 1.3)
     points = np.column_stack([np.cos(2 * t), np.sin(2 * t)])
     return points + noise * rng.normal(size=points.shape), t
+
+
+def test_matches_of_similarities_are_apart():
+    """The larger of two entries is the nearer point there, and a point is most like itself."""
+    factors = np.random.default_rng(0).normal(size=(2, 5, 2))
+    coarse = coarsen(coarse_input(factors @ factors.swapaxes(1, 2)), 5).problem
+    orders = torch.tensor(list(itertools.permutations(range(5))))
+    apart = coarse.distances(torch.eye(5, dtype=torch.float64)[orders] / 5)
+    assert (apart.diagonal().abs() < 1e-12).all()
+    assert (apart + torch.eye(len(apart)) > 1e-6).all()
 
 
 @pytest.mark.parametrize("batch", [(), (4,)])

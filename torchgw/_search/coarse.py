@@ -82,9 +82,12 @@ class CoarseProblem(NamedTuple):
         """Return how far plans (B, s, t) send a point apart, shape (B, B), 1 for unrelated plans.
 
         The energy distance of a source point's partners under two plans, averaged over the points,
-        relative to the mean distance of two target points.
+        relative to the mean distance of two target points. Points of similarities are as far apart
+        as each is more like itself than like the other.
         """
         table, b = self.target.table, self.target.weights
+        own = table.diagonal() / 2
+        table = (table - own[:, None] - own).abs()
         conditional = plans / self.source.weights[:, None]
         gram = (plans @ table).flatten(1) @ conditional.flatten(1).T
         gram = (gram + gram.T) / 2

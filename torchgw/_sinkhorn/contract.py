@@ -14,7 +14,14 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from torchgw._sinkhorn.problem import EntropicPlan, LinearProblem, checked, row_blocks, softmin
+from torchgw._sinkhorn.problem import (
+    EntropicPlan,
+    LinearProblem,
+    block_height,
+    checked,
+    row_blocks,
+    softmin,
+)
 from torchgw._tensors.draws import sample_categories
 from torchgw._typing import Marginals, Potentials
 
@@ -183,9 +190,9 @@ class PreparedProblem:
     def draw(self, potentials: Potentials, rows: Tensor, generator: torch.Generator) -> Tensor:
         """Draw one column from each of ``rows``, shape (s,); none may have weight zero."""
         plan = self.plan(potentials)
-        height = max(1, next(row_blocks(plan.cost)).stop)
         drawn = [
-            sample_categories(plan.rows(part), 1, generator)[:, 0] for part in rows.split(height)
+            sample_categories(plan.rows(part), 1, generator)[:, 0]
+            for part in rows.split(block_height(plan.cost))
         ]
         return torch.cat(drawn)
 

@@ -188,11 +188,15 @@ def added(one: Cost, two: Cost, weight: float = 1.0) -> Cost:
     return DenseCost(one.dense().matrix.add(two.dense().matrix, alpha=weight))
 
 
+def block_height(cost: Cost) -> int:
+    """Count the rows of which a (rows, m) block stays within the memory of its device."""
+    budget = _BLOCK_BYTES.get(cost.device.type, _BLOCK_BYTES["cpu"])
+    return max(1, budget // (cost.shape[1] * cost.dtype.itemsize))
+
+
 def row_blocks(cost: Cost) -> Iterator[slice]:
     """Split the rows so that one (rows, m) block stays within the memory of its device."""
-    n, m = cost.shape
-    budget = _BLOCK_BYTES.get(cost.device.type, _BLOCK_BYTES["cpu"])
-    height = max(1, budget // (m * cost.dtype.itemsize))
+    n, height = cost.shape[0], block_height(cost)
     return (slice(start, min(start + height, n)) for start in range(0, n, height))
 
 

@@ -27,7 +27,11 @@ def distinct(n: int, count: int, generator: torch.Generator) -> Tensor:
 
 
 def sample_categories(weights: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """Draw categories (..., count) in proportion to weights (..., c) of positive sum."""
+    """Draw categories (..., count) in proportion to weights (..., c) of positive sum.
+
+    Infinite weights, as of plans whose exponents are rounding alone, are the largest there are.
+    """
+    weights = weights.clamp(max=torch.finfo(weights.dtype).max / weights.shape[-1])
     if weights.shape[-1] <= _MULTINOMIAL_LIMIT:
         return torch.multinomial(weights, count, replacement=True, generator=generator)
     shape = (*weights.shape[:-1], count)
