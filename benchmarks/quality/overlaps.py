@@ -1,4 +1,4 @@
-"""Slices and clouds that share an unknown part (L1393, L1394): what is right in it, and what is said.
+"""Slices and clouds that share an unknown part (L1393, L1394): what is right and what is said.
 
 ``python -m benchmarks overlaps``: two slices of one tissue, cut by a line, turned, with noise on
 their places and, where asked, smooth genes with noise; and clouds that share some points. One line
