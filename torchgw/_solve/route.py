@@ -570,16 +570,15 @@ def make_route(
         facts, name, facts.cost_rank(name, n_anchors), dtypes.loop, stored=storage.stored,
         tiled=storage.width is not None,
     )  # fmt: skip
-    seconds = None
+    seconds, names = None, {move.name for move in moves}
     if facts.device == "cpu":
-        names = {move.name for move in moves}
         each *= slowness()
         seconds = solve_seconds(facts, options, limits, name, each, names)
     return Route(
         _size(facts), gradient, precision, storage, _begin(facts, options, moves, init),
         _end(facts, options, name, limits), each, seconds,
         _bytes(facts, options, limits, name, storage, dtypes, n_anchors), dtypes, n_anchors,
-        longest(facts, options),
+        longest(facts, options, names),
     )  # fmt: skip
 
 
