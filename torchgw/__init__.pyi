@@ -17,11 +17,13 @@ from torchgw._certify.verify import Verified as Verified
 from torchgw._certify.verify import verify as verify
 from torchgw._errors import AmbiguityWarning as AmbiguityWarning
 from torchgw._errors import BackendUnavailableError as BackendUnavailableError
+from torchgw._errors import CacheWarning as CacheWarning
 from torchgw._errors import ConvergenceWarning as ConvergenceWarning
 from torchgw._errors import GraphWarning as GraphWarning
 from torchgw._errors import InvalidInputError as InvalidInputError
 from torchgw._errors import InvalidTypeError as InvalidTypeError
 from torchgw._errors import NumericalError as NumericalError
+from torchgw._errors import PerformanceWarning as PerformanceWarning
 from torchgw._errors import PlanTooLargeError as PlanTooLargeError
 from torchgw._errors import RankError as RankError
 from torchgw._errors import SearchWarning as SearchWarning

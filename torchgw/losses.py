@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchgw._batch.costs import AUTO_EPSILON
 from torchgw._batch.engine import run
 from torchgw._batch.packing import Packed, Stack, make_stack, natural_scale, padded_sizes, repad
 from torchgw._batch.stopping import FLAT, Rules
@@ -21,9 +22,9 @@ from torchgw._errors import (
     InvalidInputError,
     InvalidTypeError,
     NumericalError,
-    UnsupportedError,
     warn_user,
 )
+from torchgw._many.gradients import Envelope
 from torchgw._many.options import check_rules
 from torchgw._many.solve_many import solve_batch
 from torchgw._problem.limits import limits_of
@@ -37,8 +38,6 @@ Reduction = Literal["mean", "sum", "none"]
 
 # Starts of problems that a batch does not search by itself. [L1418]
 _STARTS = 4
-# epsilon="auto" as a share of the natural scale of the first batch. [L1418]
-_AUTO_EPSILON = 0.0025
 
 
 class _Problem(NamedTuple):
@@ -245,6 +244,10 @@ class GWLoss(torch.nn.Module):
             raise InvalidInputError(
                 f"`{name}` must have shape (n, d) or (B, n, d); got {tuple(given.shape)}."
             )
+        if given.numel() == 0:
+            raise InvalidInputError(f"`{name}` is empty: its shape is {tuple(given.shape)}.")
+        if not bool(given.isfinite().all()):
+            raise InvalidInputError(f"`{name}` has entries that are NaN or infinite.")
         points = given.double()
         points = points if points.ndim == 3 else points[None]
         if self.distances == "precomputed":
@@ -272,7 +275,7 @@ class GWLoss(torch.nn.Module):
         name = role, key, len(x), x.shape[1], y.shape[1], x.device
         with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
             now = self._kept_for(name, problem, alpha)
-        value: Tensor = call(_Envelope, x, y, linear, a, b, now, alpha)
+        value: Tensor = call(Envelope, x, y, linear, a, b, now, alpha)
         return value
 
     def _kept_for(self, name: Hashable, problem: _Problem, alpha: float) -> _Kept:
@@ -301,7 +304,7 @@ class GWLoss(torch.nn.Module):
             every = torch.arange(len(x), device=x.device)
             share = None if linear is None else (1 - alpha) * linear
             scale = natural_scale(packed, every, share)
-            self.epsilon = _AUTO_EPSILON * float(scale.mean())
+            self.epsilon = AUTO_EPSILON * float(scale.mean())
         if name[0] != "XY":
             return self._go_on(problem, alpha, torch.diag_embed(a), None)
         self.searches += 1
@@ -352,50 +355,6 @@ class GWLoss(torch.nn.Module):
 
 # Batches, by shape or `key`, whose plans are kept: a choice. [L1418]
 _MOST_KEPT = 64
-
-
-class _Envelope(torch.autograd.Function):
-    """Objectives of solved problems, whose derivatives are those at fixed plans."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, y: Tensor, linear: Tensor | None, a: Tensor, b: Tensor,
-        kept: _Kept, alpha: float,
-    ) -> Tensor:  # fmt: skip
-        ctx.kept, ctx.alpha, ctx.fused = kept, alpha, linear is not None
-        ctx.save_for_backward(x, y)
-        return kept.objective.clone()
-
-    @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> Any:
-        if torch.is_grad_enabled():
-            # plans would have to follow the inputs
-            raise UnsupportedError(
-                "This loss has first derivatives: leave `create_graph` out, or use the second ones "
-                'of torchgw.solve(..., differentiable="value").'
-            )
-        x, y = ctx.saved_tensors
-        (plan, f, g, *_), alpha = ctx.kept, ctx.alpha
-        unit = upstream[:, None, None]
-        p, q = plan.sum(2), plan.sum(1)
-        of_x, of_y, of_linear, of_a, of_b = ctx.needs_input_grad[:5]
-        found: list[Tensor | None] = [None] * 5
-        if of_x:
-            crossed = p[:, :, None] * p[:, None, :] * x - plan @ y @ plan.mT
-            found[0] = 2 * alpha * unit * crossed
-        if of_y:
-            crossed = q[:, :, None] * q[:, None, :] * y - plan.mT @ x @ plan
-            found[1] = 2 * alpha * unit * crossed
-        if ctx.fused and of_linear:
-            found[2] = (1 - alpha) * unit * plan
-        sides = ((3, of_a, x, p, f), (4, of_b, y, q, g))
-        for place, wanted, table, mass, potential in sides:
-            if wanted:
-                # that of the whole cost, up to a constant that weights of sum one do not see
-                whole = potential + 2 * alpha * (table.square() @ mass[:, :, None])[:, :, 0]
-                whole = whole - (whole * mass).sum(1, keepdim=True)
-                found[place] = upstream[:, None] * whole
-        return (*found, None, None)
 
 
 def _packed(

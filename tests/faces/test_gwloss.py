@@ -186,6 +186,8 @@ def test_bad_calls():
         ((X, X[0]), "`Y` must have shape"),
         ((X.expand(2, 6, 2), X), "as many problems"),
         ((X, X, cloud(5, 6)), "`M` must have shape"),
+        ((X[:0], X), "`X` is empty"),
+        ((X, X * torch.nan), "`Y` has entries that are NaN"),
     ):
         with pytest.raises(torchgw.TorchGWError, match=message):
             loss(*given)

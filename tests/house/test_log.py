@@ -114,7 +114,7 @@ def test_rows_are_printed(capsys):
     assert re.findall(r"^L\d+", printed, flags=re.M) == ["L3", "L5", "L6"]
     for field in ("tried", "gate", "result"):
         assert LEDGER["L6"][field] in " ".join(printed.split())
-    assert ledger.main(["_SMALLEST_GAP", "backing", "off"]) == 0
+    assert ledger.main(["SMALLEST_GAP", "backing", "off"]) == 0
     assert re.findall(r"^L\d+", capsys.readouterr().out, flags=re.M) == ["L6"]
     last = list(LEDGER)[-1]
     assert ledger.main([f"L{int(last[1:]) + 1}"]) == 1

@@ -277,6 +277,9 @@ def test_exported_members() -> None:
     assert all(asname == name for asname, (_, name) in exported.items())
     assert {name for name in dir(torchgw) if not name.startswith("_")} == set(exported)
     assert {name: home for name, (home, _) in exported.items()} == torchgw._HOMES
+    # all that is raised or warned of can be caught by a public name
+    errors = importlib.import_module("torchgw._errors")
+    assert {name for name in vars(errors) if name.endswith(("Error", "Warning"))} <= set(exported)
     # what users import from, but for the command line, comes with `import torchgw` alone
     modules = {name for name in DOORS if "." not in name} - {"cli"}
     assert modules == {name for name, (home, _) in exported.items() if home == "torchgw"}

@@ -62,7 +62,7 @@ def test_a_changed_constant_is_told(monkeypatch):
     name = "options/0"
     with one_thread():
         before = attempt(problems()[name])
-        monkeypatch.setattr(loop, "_SMALLEST_GAP", 0.5)
+        monkeypatch.setattr(loop, "SMALLEST_GAP", 0.5)
         after = attempt(problems()[name])
     assert "bits" in {one.kind for one in compare.differences(before, after, same=True)}
 

@@ -137,6 +137,11 @@ def test_nulls_that_a_space_does_not_have_are_refused():
             torchgw.test(**given)
 
 
+def test_pairs_of_one_space_are_refused():
+    with pytest.raises(torchgw.InvalidInputError, match="at least two spaces"):
+        torchgw.test_pairwise([ARC])
+
+
 def test_q_values_are_those_of_scipy():
     rng = np.random.default_rng(0)
     spaces = [ARC[::4], ARC[::4] + 0.02 * rng.normal(size=(10, 2)), rng.normal(size=(10, 2))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 
 import numpy as np
@@ -126,6 +127,57 @@ def test_a_plan_that_is_cut_meets_its_marginals_and_is_a_result_as_any(tmp_path)
     new = np.random.default_rng(1).normal(size=(5, 3))
     assert np.isfinite(whole.transform(new)).all()
     assert np.allclose(whole.transform(new), loaded.transform(new))
+
+
+@pytest.mark.parametrize("kind", ["groups", "allowed"])
+def test_a_plan_that_is_cut_and_not_rounded_says_what_it_misses(kind):
+    """What rounding spreads would leave a support."""
+    labels = np.arange(40) % 2
+    support = {
+        "groups": {"groups": (labels, labels)},
+        "allowed": {"allowed": labels[:, None] == labels},
+    }
+    given = clouds(40, 40) | {"epsilon": 1e-5, "inner_max_iter": 1, "n_init": 1}
+    with pytest.warns(torchgw.ConvergenceWarning, match="Its marginals are missed by") as caught:
+        cut = solve_by_name(**given, **support[kind], callback=lambda _: True)
+    assert cut.marginal_error > MET
+    assert any(f"{cut.marginal_error:.2g}" in str(one.message) for one in caught)
+
+
+# What takes 100 to 800 thousand calls of functions without a limit, and 34 thousand at most if
+# nothing but the plan of the start is made.
+LONG = {
+    "paths": {side: clouds(400, 380)[side] for side in "XY"},
+    "graphs": networks(200),
+    "sampled": clouds(200, 210) | {"gradient": "sampled", "n_init": 1},
+    "relaxed": clouds(100, 110) | {"unbalanced": 0.1},
+    "fused": clouds(60, 70) | {"M": np.random.default_rng(2).random((60, 70)), "alpha": 0.9},
+    "groups": clouds(150, 150) | {"groups": (np.arange(150) % 3, np.arange(150) % 3)},
+    "pairs": clouds(150, 150) | {"pairs": [(i, i) for i in range(10)]},
+}
+
+
+@pytest.mark.parametrize("name", list(LONG))
+@pytest.mark.filterwarnings("ignore::torchgw.TorchGWWarning")
+def test_no_phase_goes_on_without_a_look_at_the_clock(name, monkeypatch):
+    """Time passes by calls of functions, a thousand a second, in any phase."""
+    made = [0]
+
+    def count(frame, event, argument):
+        made[0] += event in ("call", "c_call")
+
+    for clock in ("monotonic", "process_time"):
+        monkeypatch.setattr(deadline, clock, lambda: made[0] / 1000)
+    # what is imported or made once is not counted
+    solve_by_name(**LONG[name], time_limit=1e-3, random_state=0)
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        made[0] = 0
+        solve_by_name(**LONG[name], time_limit=30, random_state=0)
+    finally:
+        sys.setprofile(before)
+    assert 20_000 < made[0] < 60_000
 
 
 def test_what_is_left_of_the_time_says_how_many_steps_fit(monkeypatch):

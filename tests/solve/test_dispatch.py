@@ -138,8 +138,8 @@ def test_what_is_explained_is_what_is_done(options, moves, not_moves):
     assert named >= moves
     assert not named & not_moves
     assert all(str(choice) in str(route) for choice in (route.gradient, route.end))
-    least, most = route.seconds
-    assert 0 < least <= most
+    usual, longer = route.seconds
+    assert 0 < usual <= longer
 
 
 def test_what_is_refused_is_not_explained():

@@ -72,6 +72,20 @@ def test_pairs_and_a_mask_of_them_have_one_answer(way: str):
     assert pairs.report.allowed == pytest.approx(mask.report.allowed)
 
 
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [
+        ("solve_many", "allowed"), ("solve_many", "groups"), ("solve_many", "pairs"),
+        ("pairwise", "groups"), ("solve_low_rank", "allowed"), ("solve_low_rank", "pairs"),
+        ("barycenter", "groups"), ("solve_all", "pairs"),
+    ],
+)  # fmt: skip
+def test_what_is_known_is_refused_by_name_before_any_work(function: str, name: str):
+    """Where it is not taken; the data are not even read."""
+    with pytest.raises(TypeError, match=f"no argument '{name}'. What is known of pairs is taken"):
+        getattr(torchgw, function)(object(), **{name: PAIRS})
+
+
 def test_a_sampled_cost_takes_pairs():
     found = torchgw.solve(X, Y, pairs=PAIRS, gradient="sampled", distances="euclidean", **FIXED)
     assert found.gradient == "sampled"

@@ -6,15 +6,11 @@ import torch
 from torch import Tensor
 
 from torchgw._batch.products import products
+from torchgw._sinkhorn.newton import LARGEST_STEP
 
-# Column error from which on a step may lead near the solution. [L464]
-NEWTON_BELOW = 1e-3
 # Ridge against rounding: the share of the mass of a column that is added to its second derivative.
 # [L464]
 RIDGE = 1e-13
-# Largest change of a potential, over epsilon, for which quadratic convergence can be expected.
-# [L464]
-LARGEST_STEP = 10.0
 
 
 class NewtonStep(NamedTuple):

@@ -126,7 +126,7 @@ def make_stack(tables: Tensor, weights: Tensor, sizes: Tensor) -> Stack:
 def repad(tables: Tensor, size: int, sizes: Tensor) -> Tensor:
     """Copy the used part of tables (S, n, ...), padded by zeros to another size along axis 1."""
     least = min(size, tables.shape[1])
-    inside = _inside(least, sizes).view(len(tables), least, *[1] * (tables.ndim - 2))
+    inside = inside_of(least, sizes).view(len(tables), least, *[1] * (tables.ndim - 2))
     copied = tables.new_zeros(len(tables), size, *tables.shape[2:])
     copied[:, :least] = torch.where(inside, tables[:, :least], 0.0)
     return copied
@@ -156,13 +156,13 @@ def natural_scale(problems: Packed, numbers: Tensor, linear: Tensor | None) -> T
     if linear is not None:
         count = (problems.x.sizes[i] * problems.y.sizes[j]).to(scale.dtype)
         mean = linear.sum((1, 2)) / count
-        inside = _inside(linear.shape[1], problems.x.sizes[i])[:, :, None]
-        inside = inside & _inside(linear.shape[2], problems.y.sizes[j])[:, None, :]
+        inside = inside_of(linear.shape[1], problems.x.sizes[i])[:, :, None]
+        inside = inside & inside_of(linear.shape[2], problems.y.sizes[j])[:, None, :]
         centred = torch.where(inside, linear - mean[:, None, None], 0.0)
         scale = scale + (centred.square().sum((1, 2)) / count).sqrt()
     return torch.where(scale > 0, scale, 1.0)
 
 
-def _inside(size: int, counts: Tensor) -> Tensor:
+def inside_of(size: int, counts: Tensor) -> Tensor:
     """Tell which places (k, size) belong to points."""
     return torch.arange(size, device=counts.device) < counts[:, None]

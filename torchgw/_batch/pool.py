@@ -23,10 +23,8 @@ from torchgw._batch.relaxed import Relaxed
 from torchgw._batch.stopping import Descent
 from torchgw._batch.sweep import BUDGET, exact_rows
 from torchgw._sinkhorn.annealing import ANNEALING_TOLERANCE
+from torchgw._sinkhorn.loop import MOST_RESTARTS
 
-# How often the error may grow before what is left of it is taken for rounding, and errors that are
-# too large for that. [L391]
-MOST_RESTARTS = 5
 # Column error and iterations of the first linear problem of a plan that begins at its target: it
 # may be next to where it ends, and a plan that misses its marginals leads away. [L1313]
 _BEGUN_TOLERANCE, _BEGUN_BUDGET = 1e-4, 512

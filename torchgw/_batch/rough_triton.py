@@ -10,6 +10,7 @@ import triton.language as tl
 
 from torchgw._batch.anneal_triton import anneal_kernel, exponentials
 from torchgw._batch.inner_triton import solved
+from torchgw._batch.sweep import BUDGET
 from torchgw._batch.tile_triton import (
     by_columns,
     by_rows,
@@ -40,7 +41,7 @@ _ERROR, _RELAXATION, _INERTIA = 5e-3, 1.0, 0.4
 NEAR = 3e-2
 # Iterations of a linear problem at most, and the error from which on they are twice as many.
 # [L595]
-_BUDGET, _MOST, _BEHIND = 48, 2000, 1e-2
+_MOST, _BEHIND = 2000, 1e-2
 # Change of a plan that is not near its fixed point. [L595]
 FAR = 1e-2
 # Entries of a matrix for each thread, and registers of that: two programs of 128 points share a
@@ -228,7 +229,7 @@ def rough(
         starts = weight[:, None, None] * begin[0].float(), begin[1].long()
     (tiles, warps), work = tiles_of(n, m, ENTRIES), torch.empty_like(made.plan)
     shared = {
-        "LINEAR": linear is not None, "BUDGET": _BUDGET, "MOST": _MOST,
+        "LINEAR": linear is not None, "BUDGET": BUDGET, "MOST": _MOST,
         "num_warps": warps, "num_stages": STAGES, "maxnreg": REGISTERS,
     }  # fmt: skip
     launch(

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from torchgw._batch.relaxed import Relaxed
+from torchgw._sinkhorn.loop import BACK_OFF, SMALLEST_GAP
 
 # Full iterations of a sweep, a power of two: the rate of one iteration is then found by three
 # square roots. [L391]
@@ -21,10 +22,6 @@ LARGEST_EXPONENT = 300.0
 # Ratios of two successive scalings within which a step is over-relaxed; the power is taken to first
 # order. [L391]
 _RELAXED = 0.5, 2.0
-# Least distance of a rate to one that over-relaxation assumes, and what is left of the factor's
-# excess over one after a sweep that shows it to be too large. [L391]
-_SMALLEST_GAP = 1e-6
-_BACK_OFF = 0.97
 
 
 class Sweep(NamedTuple):
@@ -103,7 +100,7 @@ def next_relaxation(factor: Tensor, reduction: Tensor) -> Tensor:
     # Roots are rounded alike wherever a number stands in a vector, and other powers are not.
     rate = reduction.clamp(max=1).sqrt().sqrt().sqrt()
     plain = (rate + factor - 1).square() / (rate * factor.square())
-    fitted = 2 / (1 + (1 - plain).clamp_min(_SMALLEST_GAP).sqrt())
-    fitted = torch.where(rate <= factor - 1, 1 + _BACK_OFF * (factor - 1), fitted)
+    fitted = 2 / (1 + (1 - plain).clamp_min(SMALLEST_GAP).sqrt())
+    fitted = torch.where(rate <= factor - 1, 1 + BACK_OFF * (factor - 1), fitted)
     fitted = torch.where(reduction >= 1, 1.0, fitted)
     return torch.where(reduction == 0, factor, fitted)

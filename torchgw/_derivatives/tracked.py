@@ -21,7 +21,7 @@ from torchgw._problem.linear_term import FeatureMetric, feature_cost
 from torchgw._problem.losses import Loss
 from torchgw._problem.marginals import MarginalRule
 from torchgw._problem.named import ScaleName
-from torchgw._problem.problem import Problem, stored_matrix
+from torchgw._problem.problem import Problem
 from torchgw._sinkhorn.problem import Cost, DenseCost
 from torchgw._solve.options import Options
 from torchgw._solve.table import Differentiable
@@ -264,9 +264,6 @@ class _ProvidedSide:
         ways = self.provider.ways()
         return (self,) if len(ways) == 1 else tuple(map(_ProvidedSide, ways))
 
-    def inner(self, table: Tensor) -> Tensor:
-        return (stored_matrix(self.provider) * table).sum()
-
 
 class _FactoredSide:
     """Squared Euclidean or cosine distances of points."""
@@ -293,10 +290,6 @@ class _FactoredSide:
         matrix, form = self._form
         return matrix @ (form @ matrix[index].T)
 
-    def inner(self, table: Tensor) -> Tensor:
-        matrix, form = self._form
-        return ((matrix @ form) * (table @ matrix)).sum()
-
 
 class _StreamedSide:
     """Distances of points by their coordinates, streamed by blocks of ``rows``, (n, k)."""
@@ -312,29 +305,24 @@ class _StreamedSide:
     def ways(self) -> tuple[TrackedSide, ...]:
         return (self,)
 
-    def _by_blocks(self, function: Callable[..., Tensor], *rows: Tensor) -> list[Tensor]:
-        """Call a function on blocks of rows of D, which its derivative computes again."""
+    def _by_blocks(self, function: Callable[[Tensor], Tensor]) -> Tensor:
+        """Join a function of blocks of rows of D, which its derivative computes again."""
         height = max(1, BLOCK_ENTRIES // self.rows.numel())
 
-        def block(near: Tensor, *parts: Tensor) -> Tensor:
-            return function(self.between(near, self.rows), *parts)
+        def block(near: Tensor) -> Tensor:
+            return function(self.between(near, self.rows))
 
         if height >= len(self.rows):
             # nothing to save, and the first checkpoint of a process loads torch.compile
-            return [block(self.rows, *rows)]
-        split = zip(*(item.split(height) for item in (self.rows, *rows)), strict=True)
-        return [checkpoint(block, *parts, use_reentrant=False) for parts in split]
+            return block(self.rows)
+        parts = (checkpoint(block, part, use_reentrant=False) for part in self.rows.split(height))
+        return torch.cat(list(parts))
 
     def apply(self, values: Tensor) -> Tensor:
-        return torch.cat(self._by_blocks(lambda distance: distance @ values))
-
-    def inner(self, table: Tensor) -> Tensor:
-        return torch.stack(
-            self._by_blocks(lambda distance, part: (distance * part).sum(), table)
-        ).sum()
+        return self._by_blocks(lambda distance: distance @ values)
 
     def mean_square(self, weights: Tensor) -> Tensor:
-        return torch.cat(self._by_blocks(lambda distance: distance.square() @ weights))
+        return self._by_blocks(lambda distance: distance.square() @ weights)
 
     def columns(self, index: Tensor) -> Tensor:
         return self.between(self.rows, self.rows[index])
@@ -352,8 +340,7 @@ class _EuclideanSide(_StreamedSide):
 
 # The distances D of one side, differentiable in inputs and arguments: ``form()``, factors if there
 # are any; ``ways()``, itself or costs there and back; ``apply(values)``, D @ values;
-# ``mean_square(weights)``, (D * D) @ weights; ``columns(index)``, D[:, index]; ``inner(table)``,
-# <D, table> for a stored table.
+# ``mean_square(weights)``, (D * D) @ weights; ``columns(index)``, D[:, index].
 TrackedSide = _ProvidedSide | _FactoredSide | _StreamedSide
 
 

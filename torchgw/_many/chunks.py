@@ -1,11 +1,9 @@
 """Numbers of many pairs of spaces: in chunks, resumable, on all cores."""
 
 import functools
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +21,7 @@ from torchgw._many.shelves import Shelves
 from torchgw._many.solver import Numbers, solve_questions
 from torchgw._many.spaces import Space
 from torchgw._tensors.ranks import Ranks
+from torchgw.distances.geodesics import progress_bar
 
 # Seconds of a chunk, problems of the first chunk, and of any. A chunk is lost when the process is
 # killed; in a short chunk the engine waits for the last problems. [L396]
@@ -82,7 +81,9 @@ def compute_pairs(
         table = _read_table(resume, key, table.shape)
     left = order[np.isnan(table[0, order])]
     written = time.monotonic()
-    with _workers(n_jobs) as (together, run), _bar(len(order), len(left), shown) as advance:
+    done = len(order) - len(left)
+    bar = progress_bar(len(order), "torchgw", " pairs", shown=shown, done=done, leave=True)
+    with _workers(n_jobs) as (together, run), bar as advance:
         size, at = _FIRST_CHUNK, 0
         while at < len(left):
             started = time.monotonic()
@@ -181,16 +182,3 @@ def _workers(n_jobs: int) -> Iterator[tuple[int, Callable[[list[Any]], list[Any]
             parallel._effective_n_jobs(),
             lambda tasks: parallel(delayed(_solve_chunk)(*task) for task in tasks),
         )
-
-
-@contextmanager
-def _bar(total: int, left: int, shown: bool) -> Iterator[Any]:
-    """Show progress, if standard error is a terminal or a notebook."""
-    seen = shown and sys.stderr is not None and sys.stderr.isatty()
-    if not seen or find_spec("tqdm") is None:
-        yield lambda count: None
-        return
-    from tqdm.auto import tqdm
-
-    with tqdm(total=total, initial=total - left, desc="torchgw", unit=" pairs") as bar:
-        yield bar.update

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchgw._derivatives.loss import call
 from torchgw._errors import UnsupportedError
 from torchgw._many.questions import Questions
 from torchgw._many.solver import Kept
@@ -20,31 +21,71 @@ def attach_losses(
 ) -> Tensor:
     """Return the objectives (B,) as a tensor whose gradients reach the inputs."""
     # `inputs` holds, as the user gave them, the lists X and Y, M, a and b.
-    terms = []
+    found = []
     with torch.enable_grad():
         for number in range(len(asked)):
-            plan, alpha = kept[number].plan, float(asked.alpha[number])
+            plan = kept[number].plan
             x = _table(inputs["X"], number, distances, 0, plan)
             y = _table(inputs["Y"], number, distances, 1, plan)
-            p, q = plan.sum(1), plan.sum(0)
-            own = torch.outer(p, p) * x.square(), torch.outer(q, q) * y.square()
-            term = alpha * (own[0].sum() + own[1].sum() - 2 * ((x @ plan @ y) * plan).sum())
-            if inputs["M"] is not None:
-                cost = torch.as_tensor(inputs["M"][number], device=plan.device).to(plan)
-                term = term + (1 - alpha) * (cost * plan).sum()
-            potentials = kept[number].f, kept[number].g
-            sides = zip("ab", (x, y), (p, q), potentials, strict=True)
-            for name, table, mass, potential in sides:
-                weights = None if inputs[name] is None else inputs[name][number]
-                if isinstance(weights, Tensor) and weights.requires_grad:
-                    # the potential of the whole cost, up to a constant, which weights of sum one do
-                    # not see
-                    whole = potential + 2 * alpha * (table.detach().square() @ mass)
-                    whole = whole - mass @ whole
-                    term = term + (whole * weights.to(plan)).sum()
-            terms.append(term)
-        surrogate = torch.stack(terms)
-        return objective + (surrogate - surrogate.detach())
+            given = (None if inputs[name] is None else inputs[name][number] for name in "Mab")
+            # arrays of NumPy have no gradients, but M tells that there is a linear cost
+            parts = [
+                part
+                if part is None
+                else torch.as_tensor(part, dtype=plan.dtype, device=plan.device)[None]
+                for part in given
+            ]
+            solved = *(part[None] for part in kept[number][1:]), objective[number][None]
+            found.append(
+                call(Envelope, x[None], y[None], *parts, solved, float(asked.alpha[number]))
+            )
+    return torch.cat(found)
+
+
+class Envelope(torch.autograd.Function):
+    """Objectives of solved problems, whose derivatives are those at fixed plans."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, y: Tensor, linear: Tensor | None, a: Tensor, b: Tensor,
+        kept: Any, alpha: float,
+    ) -> Tensor:  # fmt: skip
+        # `kept` begins with the plans, their potentials f and g, and the objectives
+        ctx.kept, ctx.alpha, ctx.fused = kept, alpha, linear is not None
+        ctx.save_for_backward(x, y)
+        objective: Tensor = kept[3].clone()
+        return objective
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> Any:
+        if torch.is_grad_enabled():
+            # plans would have to follow the inputs
+            raise UnsupportedError(
+                "This loss has first derivatives: leave `create_graph` out, or use the second ones "
+                'of torchgw.solve(..., differentiable="value").'
+            )
+        x, y = ctx.saved_tensors
+        (plan, f, g, *_), alpha = ctx.kept, ctx.alpha
+        unit = upstream[:, None, None]
+        p, q = plan.sum(2), plan.sum(1)
+        of_x, of_y, of_linear, of_a, of_b = ctx.needs_input_grad[:5]
+        found: list[Tensor | None] = [None] * 5
+        if of_x:
+            crossed = p[:, :, None] * p[:, None, :] * x - plan @ y @ plan.mT
+            found[0] = 2 * alpha * unit * crossed
+        if of_y:
+            crossed = q[:, :, None] * q[:, None, :] * y - plan.mT @ x @ plan
+            found[1] = 2 * alpha * unit * crossed
+        if ctx.fused and of_linear:
+            found[2] = (1 - alpha) * unit * plan
+        sides = ((3, of_a, x, p, f), (4, of_b, y, q, g))
+        for place, wanted, table, mass, potential in sides:
+            if wanted:
+                # that of the whole cost, up to a constant that weights of sum one do not see
+                whole = potential + 2 * alpha * (table.square() @ mass[:, :, None])[:, :, 0]
+                whole = whole - (whole * mass).sum(1, keepdim=True)
+                found[place] = upstream[:, None] * whole
+        return (*found, None, None)
 
 
 def _table(listed: Listed, number: int, distances: Any, place: int, plan: Tensor) -> Tensor:

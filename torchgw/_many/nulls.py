@@ -12,13 +12,8 @@ from torchgw._errors import InvalidInputError
 
 Null = Literal["auto", "rotated", "columns", "entries", "rewired"]
 
-# Exchanges of two edges, times the edges, that a graph is away from the one that all copies begin
-# at. A p-value is valid for any number; a choice, beyond which samples are taken as independent.
-_SWAPS = 10
-# Entries of adjacency matrices that are rewired side by side: 64 MB. A choice.
-_ENTRIES = 2**26
-# Negative eigenvalues, relative to the largest, up to which a table is of points: rounding.
-_EUCLIDEAN = 1e-8
+# Entries of tables of null spaces that are kept at a time: 512 MB. A choice.
+ENTRIES = 2**26
 
 
 def rotated(points: Tensor, count: int, generator: torch.Generator) -> Tensor:
@@ -60,7 +55,8 @@ def points_of(name: str, table: Tensor) -> Tensor:
     square = table.double().square()
     gram = -(square - square.mean(0) - square.mean(1, keepdim=True) + square.mean()) / 2
     sizes, vectors = torch.linalg.eigh(gram)
-    if bool(sizes[0] < -_EUCLIDEAN * sizes[-1]):
+    # negative eigenvalues up to a share of the largest are rounding
+    if bool(sizes[0] < -1e-8 * sizes[-1]):
         raise InvalidInputError(
             f"null='rotated' turns points, and `{name}` has distances of none in a Euclidean space "
             f"(eigenvalues down to {float(sizes[0] / sizes[-1]):.2g} of the largest). Pass the "
@@ -85,7 +81,7 @@ def rewired(graph: Any, count: int, seed: int) -> list[scipy.sparse.csr_array]:
     n: int = upper.shape[0]
     edges = np.stack([upper.row, upper.col], 1).astype(np.int64)
     hub = _exchanged(edges[None], n, rng)
-    width = max(1, _ENTRIES // n**2)
+    width = max(1, ENTRIES // n**2)
     made = []
     for begin in range(0, count, width):
         some = min(width, count - begin)
@@ -104,7 +100,8 @@ def _exchanged(edges: NDArray[np.int64], n: int, rng: np.random.Generator) -> ND
     every = np.arange(count)
     for first, second in ((0, 1), (1, 0)):
         known[every[:, None], edges[:, :, first], edges[:, :, second]] = True
-    for _ in range(_SWAPS * total):
+    # ten times the edges: a p-value is valid for any number, and samples are about independent
+    for _ in range(10 * total):
         one, other = rng.integers([[total], [total - 1]], size=(2, count))
         other += (other >= one).astype(np.int64)
         turn = rng.integers(2, size=(2, count))

@@ -21,6 +21,7 @@ from torchgw._boundary.checks import check_choice, check_count, reject_unknown
 from torchgw._boundary.graphs import as_graph
 from torchgw._errors import ConvergenceWarning, GraphWarning, InvalidInputError, SearchWarning
 from torchgw._many.nulls import (
+    ENTRIES,
     Null,
     columns_shuffled,
     entries_shuffled,
@@ -37,10 +38,6 @@ from torchgw._typing import Array, Seed
 
 # Distances of points that are computed for all null spaces at once.
 _AT_ONCE = ("auto", "euclidean")
-# Entries of null tables that are kept at a time, 512 MB. A choice.
-_ENTRIES = 2**26
-# Relative difference of two statistics that is rounding: they are equal. A choice.
-_ROUNDING = 1e-9
 # What each null says, for the summary.
 _SAYS = {
     "rotated": "Y is a shapeless (Gaussian) cloud of its mean and covariance",
@@ -234,7 +231,7 @@ def test(
         source, target = (read(side, side=place)[0].table for place, side in enumerate(sides))
         chosen = _null_of(null, sides[1])
         found = []
-        width = max(1, _ENTRIES // (len(target) ** 2 + len(source) ** 2))
+        width = max(1, ENTRIES // (len(target) ** 2 + len(source) ** 2))
         for begin in range(0, n_permutations + 1, width):
             # the space given is the first, made as those drawn are
             first, count = begin == 0, min(width, n_permutations + 1 - begin)
@@ -256,8 +253,8 @@ def test(
 
 def _compared(observed: float, drawn: Any, null: str, seed: int) -> MatchTest:
     """Compare a statistic with those of the draws, of which small ones count."""
-    # a number that was lost counts against the match
-    above = drawn > observed + _ROUNDING * abs(observed)
+    # a number that was lost counts against the match, and so does one equal but for rounding
+    above = drawn > observed + 1e-9 * abs(observed)
     p_value = (1 + int((~above).sum())) / (1 + len(drawn))
     return MatchTest(p_value, float(observed), drawn, null, seed)
 
@@ -382,6 +379,8 @@ def test_pairwise(
     lists.append(lists[0] if alone else Listed.of("Y", Ys, D_Y))
     generator, seed = make_generator(random_state, torch.device("cpu"))
     shape = tuple(len(listed.items) for listed in lists)
+    if alone and shape[0] < 2:
+        raise InvalidInputError("`Xs` must have at least two spaces, or `Ys` others; got one.")
     p_value, statistic = np.full((2, *shape), np.nan)
     for i, j in np.ndindex(*shape):
         if alone and i >= j:

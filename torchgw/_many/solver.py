@@ -14,7 +14,7 @@ from torch import Tensor
 
 from torchgw._api import solve
 from torchgw._batch.engine import Solved, run
-from torchgw._batch.packing import LARGEST, Packed, repad
+from torchgw._batch.packing import LARGEST, Packed, inside_of, repad
 from torchgw._batch.relaxed import Relaxed
 from torchgw._batch.stopping import ENDINGS, Rules
 from torchgw._batch.worth import Ended, meets
@@ -291,8 +291,7 @@ class _Group:
             *(features[size][side] for size, side in zip(self.sizes, sides, strict=True))
         )
         for size, stack, side, axis in zip(self.sizes, self.stacks, sides, (2, 1), strict=True):
-            inside = torch.arange(size, device=self.device) < stack.sizes[side][:, None]
-            cost *= inside.unsqueeze(axis)
+            cost *= inside_of(size, stack.sizes[side]).unsqueeze(axis)
         return cost
 
     def _first_costs(self, entries: Tensor) -> tuple[Tensor, Tensor]:

@@ -7,6 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from torchgw._batch.packing import inside_of
 from torchgw._boundary.arrays import check_finite, check_magnitude, check_shape, to_numpy, to_tensor
 from torchgw._errors import InvalidInputError
 
@@ -27,7 +28,7 @@ def read_stack(
         )
     count, most = stack.shape[:2]
     used = torch.from_numpy(_read_sizes(sizes_name, sizes, count, most)).to(device)
-    inside = _used(used, most)
+    inside = inside_of(most, used)
     stack = stack.to(device, torch.float64)
     if not bool(inside.all()):
         stack = torch.where(inside[:, :, None] & inside[:, None, :], stack, 0.0)
@@ -59,16 +60,11 @@ def _read_sizes(name: str, sizes: Any, count: int, most: int) -> NDArray[np.int6
     return found.astype(np.int64)
 
 
-def _used(sizes: Tensor, most: int) -> Tensor:
-    """Tell which places of a padded stack are points, (B, most)."""
-    return torch.arange(most, device=sizes.device) < sizes[:, None]
-
-
 def read_costs(M: Any, x: Tensor, rows: Tensor, y: Tensor, columns: Tensor) -> Tensor:
     """Read linear costs (B, n, m), zero beyond the points in use."""
     costs = to_tensor("M", M).detach().to(x)
     check_shape("M", costs, (len(x), x.shape[1], y.shape[1]))
-    inside = _used(rows, x.shape[1])[:, :, None] & _used(columns, y.shape[1])[:, None, :]
+    inside = inside_of(x.shape[1], rows)[:, :, None] & inside_of(y.shape[1], columns)[:, None, :]
     costs = torch.where(inside, costs, 0.0)
     check_finite("M", costs)
     check_magnitude("M", costs, smallest=0.0)
@@ -77,7 +73,7 @@ def read_costs(M: Any, x: Tensor, rows: Tensor, y: Tensor, columns: Tensor) -> T
 
 def read_weights(name: str, value: Any, sizes: Tensor, like: Tensor) -> Tensor:
     """Read weights (B, n), each row of sum one, zero beyond the points in use."""
-    inside = _used(sizes, like.shape[1])
+    inside = inside_of(like.shape[1], sizes)
     if value is None:
         return inside.to(like) / sizes[:, None]
     weights = to_tensor(name, value).detach().to(like)

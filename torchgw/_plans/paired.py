@@ -1,4 +1,4 @@
-"""Plans of which some pairs of points are known, beside a plan of the others."""
+"""Plans made of others: with known pairs of points beside, or through a third space."""
 
 from __future__ import annotations
 
@@ -14,7 +14,45 @@ from torchgw._plans.transport import DualPlan, TransportPlan
 from torchgw._typing import Indices, Marginals, Potentials
 
 
-class PairedPlan(DualPlan):
+class _Pairs:
+    """Entries of known pairs beside those of a plan of the points that are left."""
+
+    inner: Any  # a plan (n - k, m - k)
+    pairs: Indices
+    kept: Indices
+    mass: Tensor  # (k,) of the pairs
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        n, m = self.inner.shape
+        return n + len(self.mass), m + len(self.mass)
+
+    def _like(self) -> Plan:
+        found: Plan = self.inner
+        return found
+
+    def _product(self, table: Tensor) -> Tensor:
+        found = self.inner._product(table[self.kept.target])
+        whole: Tensor = found.new_zeros(self.shape[0], table.shape[1])
+        paired = self.mass[:, None].to(found.dtype) * table[self.pairs.target].to(found.dtype)
+        return whole.index_copy(0, self.kept.source, found).index_copy(0, self.pairs.source, paired)
+
+    def _block(self, index: Tensor | slice) -> Tensor:
+        n, m = self.shape
+        if isinstance(index, slice):
+            index = torch.arange(*index.indices(n), device=self.mass.device)
+        place = _places(self.kept.source, n)[index]
+        rows = torch.zeros(len(index), m, dtype=self.inner.dtype, device=self.inner.device)
+        left = (place >= 0).nonzero()[:, 0]
+        rows[left[:, None], self.kept.target] = self.inner._block(place[left])
+        of_pairs = _places(self.pairs.source, n)[index]
+        here = (of_pairs >= 0).nonzero()[:, 0]
+        number = of_pairs[here]
+        rows[here, self.pairs.target[number]] = self.mass[number].to(rows.dtype)
+        return rows
+
+
+class PairedPlan(_Pairs, DualPlan):
     """A plan of some points, and pairs of the others that hold all of each other's mass.
 
     Entries of known points with any other are exactly zero. Nothing (n, m) is stored.
@@ -64,13 +102,6 @@ class PairedPlan(DualPlan):
         )
 
     @property
-    def shape(self) -> tuple[int, int]:
-        return len(self.weights.a), len(self.weights.b)
-
-    def _like(self) -> Plan:
-        return self.inner
-
-    @property
     def T(self) -> PairedPlan:
         """The plan from target to source."""
         turned = PairedPlan(
@@ -104,12 +135,6 @@ class PairedPlan(DualPlan):
         """Say what the plan is without computing it."""
         return f"PairedPlan(shape={self.shape}, {len(self.mass)} known pairs, rest={self.inner})"
 
-    def _product(self, table: Tensor) -> Tensor:
-        return _joined_product(self.inner, self, table)
-
-    def _block(self, index: Tensor | slice) -> Tensor:
-        return _joined_rows(self.inner, self, index)
-
     def _largest(self, k: int) -> tuple[Tensor, Tensor]:
         if k > self.inner.shape[1]:
             return super()._largest(k)
@@ -137,52 +162,46 @@ class PairedPlan(DualPlan):
         return found
 
 
-class _Joined(Plan):
+class _Joined(_Pairs, Plan):
     """Known pairs beside a plan of the others that has no potentials."""
 
-    def __init__(self, inner: Plan, known: PairedPlan) -> None:
-        self.inner, self.known = inner, known
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.known.shape
-
-    def _like(self) -> Plan:
-        return self.inner
+    def __init__(self, inner: Plan, known: _Pairs) -> None:
+        self.inner, self.pairs, self.kept, self.mass = inner, known.pairs, known.kept, known.mass
 
     @property
     def T(self) -> _Joined:
-        return _Joined(self.inner.T, self.known.T).giving(self.in_numpy)
+        turned = _Joined(self.inner.T, self)
+        turned.pairs, turned.kept = Indices(*self.pairs[::-1]), Indices(*self.kept[::-1])
+        return turned.giving(self.in_numpy)
+
+
+class ComposedPlan(Plan):
+    """P = A' diag(1 / w) B of plans A (c, n) and B (c, m) from one space of masses w (c,).
+
+    Nothing of shape (n, m) is stored.
+    """
+
+    def __init__(self, near: Plan, far: Plan, masses: Tensor, *, in_numpy: bool = False) -> None:
+        self.near, self.far = (plan.giving(in_numpy=False) for plan in (near, far))
+        self.masses, self.in_numpy = masses, in_numpy
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(n, m)."""
+        return self.near.shape[1], self.far.shape[1]
+
+    def _like(self) -> Tensor:
+        return self.masses
+
+    @property
+    def T(self) -> ComposedPlan:
+        """The plan from target to source."""
+        return ComposedPlan(self.far, self.near, self.masses, in_numpy=self.in_numpy)
 
     def _product(self, table: Tensor) -> Tensor:
-        return _joined_product(self.inner, self.known, table)
-
-    def _block(self, index: Tensor | slice) -> Tensor:
-        return _joined_rows(self.inner, self.known, index)
-
-
-def _joined_product(inner: Plan, known: PairedPlan, table: Tensor) -> Tensor:
-    """Multiply the plan of the points that are left, and known pairs, by values (m, c)."""
-    found = inner._product(table[known.kept.target])
-    whole = found.new_zeros(known.shape[0], table.shape[1])
-    paired = known.mass[:, None].to(found.dtype) * table[known.pairs.target].to(found.dtype)
-    return whole.index_copy(0, known.kept.source, found).index_copy(0, known.pairs.source, paired)
-
-
-def _joined_rows(inner: Plan, known: PairedPlan, index: Tensor | slice) -> Tensor:
-    """Compute rows of the plan of the points that are left, and of known pairs, (s, m)."""
-    n, m = known.shape
-    if isinstance(index, slice):
-        index = torch.arange(*index.indices(n), device=known.device)
-    place = _places(known.kept.source, n)[index]
-    rows = torch.zeros(len(index), m, dtype=inner.dtype, device=inner.device)
-    left = (place >= 0).nonzero()[:, 0]
-    rows[left[:, None], known.kept.target] = inner._block(place[left])
-    of_pairs = _places(known.pairs.source, n)[index]
-    here = (of_pairs >= 0).nonzero()[:, 0]
-    number = of_pairs[here]
-    rows[here, known.pairs.target[number]] = known.mass[number].to(rows.dtype)
-    return rows
+        share = torch.where(self.masses > 0, 1 / self.masses, 0.0)[:, None]
+        found: Tensor = self.near.T @ (share * (self.far @ table))
+        return found
 
 
 def _places(index: Tensor, size: int) -> Tensor:

@@ -3,7 +3,6 @@
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
-from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -24,15 +23,15 @@ from torchgw._sinkhorn.problem import DenseCost
 from torchgw._solve.polish import descend, scale_to_marginals
 from torchgw._solve.step import confined
 from torchgw._solve.table import Options
+from torchgw._tensors.deadline import countdown
 from torchgw._typing import Marginals
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.new_points import Space
 from torchgw.distances.precomputed import DirectedDistance
 
 # What `solve(certify=True)` proves, as a share of the value, and in how many seconds beyond the
-# solve unless there is a time limit: those of `result.certify()`. Seconds that a solve is given
-# where none are left. Choices. [L1375]
-_GAP, _SECONDS, _MOMENT = 1e-3, 10.0, 1e-3
+# solve unless there is a time limit: those of `result.certify()`. Choices. [L1375]
+_GAP, _SECONDS = 1e-3, 10.0
 
 
 def question_of(extension: Extension, weights: Marginals) -> Question:
@@ -99,11 +98,7 @@ def certified_solve(solve: Callable[..., Any], init: Any, asked: Options) -> Any
                 f"`certify` solves again from the best plan that its bounds come by, and `{name}` "
                 "is about one solve. Leave it out, or call result.certify()."
             )
-    end = None if asked.time_limit is None else monotonic() + asked.time_limit
-
-    def left() -> float | None:
-        return None if end is None else max(_MOMENT, end - monotonic())
-
+    left = countdown(asked.time_limit)
     gap = _GAP if asked.certify is True else float(asked.certify)
     plain = asked.replace(certify=False)
     with warnings.catch_warnings():

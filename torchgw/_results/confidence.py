@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchgw._batch.engine import run
-from torchgw._batch.packing import Packed, make_stack, padded_sizes, repad
+from torchgw._batch.packing import Packed, pack
 from torchgw._batch.stopping import Rules
 from torchgw._batch.worth import Ended
 from torchgw._boundary.arrays import as_labels, make_generator
@@ -26,14 +26,8 @@ _SHARE, _MOST = 0.9, 128
 _MORE = 2.0
 # Optima beside the answer that a resample begins at, at most. [L1405]
 _OTHERS = 3
-# Resamples that are solved side by side, between looks at the clock. A choice.
-_TOGETHER = 5
 # When their solves end: what counts is which partner a point has. [L1405]
 _RULES = Rules(max_iter=60, tol=1e-3, objective_tol=1e-3)
-# Points of Y up to which those with the same distances are looked for, as all are read. A choice.
-_GROUPED = 5_000
-# Distances that differ by less than this share of the largest are the same: rounding. A choice.
-_SAME = 7.3e-7
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +104,8 @@ def confidence(
     kept = torch.zeros(2, plan.shape[0], dtype=torch.float64, device=device)
     end, done = None if time_limit is None else monotonic() + time_limit, 0
     while done < n_resamples and (done == 0 or end is None or monotonic() < end):
-        count = min(_TOGETHER, n_resamples - done)
+        # some side by side, between looks at the clock
+        count = min(5, n_resamples - done)
         for resample, there in _solved(problem, plan, partners, alternatives, count, generator):
             same = _nearest(problem, resample[1])[partners] == there
             kept[0] += same
@@ -163,11 +158,13 @@ def _read(extension: Extension, plan: TransportPlan, epsilon: float) -> _Problem
 def _alike(problem: _Problem) -> Tensor:
     """Give points of Y numbers by their distances to all others and their linear costs, (m,)."""
     every = torch.arange(len(problem.weights[1]), device=problem.weights[1].device)
-    if len(every) > _GROUPED:
+    # all distances of few points are read
+    if len(every) > 5_000:
         return every
     table = problem.tables[1](every).sort(1).values
     parts = [table] if problem.linear is None else [table, problem.linear.T]
-    rounded = [(part / (_SAME * part.abs().max().clamp_min(1e-300))).round() for part in parts]
+    # distances that differ by less than this share of the largest are the same
+    rounded = [(part / (7.3e-7 * part.abs().max().clamp_min(1e-300))).round() for part in parts]
     found: Tensor = torch.cat(rounded, 1).unique(dim=0, return_inverse=True)[1]
     return found
 
@@ -232,15 +229,9 @@ def _solved(
             guesses.append(-4 * x[source].T @ mass @ y[target])
         begun.append(torch.stack([torch.zeros_like(guesses[0]), *guesses]))
     for side in (0, 1):
-        used = torch.full((count,), sizes[side], device=device)
-        size = int(padded_sizes(np.array([sizes[side]]))[0])
-        tables = torch.stack(
-            [both[side][some[side]] for both, some in zip(blocks, drawn, strict=True)]
-        )
-        weights = torch.stack([problem.weights[side][some[side]] for some in drawn])
-        weights = weights / weights.sum(1, keepdim=True)
-        padded = repad(repad(tables, size, used).mT, size, used)
-        stacks.append(make_stack(padded, repad(weights, size, used), used))
+        tables = [both[side][some[side]] for both, some in zip(blocks, drawn, strict=True)]
+        masses = [problem.weights[side][some[side]] for some in drawn]
+        stacks.append(pack(tables, [mass / mass.sum() for mass in masses]))
     starts = 2 + len(others)
     which = torch.arange(count, device=device).repeat_interleave(starts)
     kind = torch.arange(starts, device=device).repeat(count)
@@ -250,23 +241,13 @@ def _solved(
     if problem.linear is not None:
         M = torch.stack([problem.linear[some[0]][:, some[1]] for some in drawn])
         tables_of_m = _padded(M, wide)
-        linear = lambda entries: tables_of_m[entries]  # noqa: E731
-    every = torch.arange(count, device=device)
-    full = torch.full((count,), 1.0, dtype=torch.float64, device=device)
+        linear = lambda entries: tables_of_m[which[entries]]  # noqa: E731
+    full = torch.ones(len(which), dtype=torch.float64, device=device)
     packed = Packed(
-        stacks[0],
-        stacks[1],
-        every,
-        every,
-        problem.alpha * full,
-        problem.epsilon * full,
-        full,
-        linear,
-    ).again(
-        which,
-        torch.where(kind == 0, 1.0, GUESS_EPSILON).double(),
+        stacks[0], stacks[1], which, which, problem.alpha * full, problem.epsilon * full,
+        torch.where(kind == 0, 1.0, GUESS_EPSILON).double(), linear,
         lambda entries: (costs[entries], kind[entries] > 0),
-    )
+    )  # fmt: skip
     plans = torch.zeros(len(which), *wide, dtype=torch.float64, device=device)
     prices = torch.zeros(len(which), wide[1], dtype=torch.float64, device=device)
 

@@ -6,7 +6,6 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
-from time import monotonic
 from typing import Any
 
 import torch
@@ -23,20 +22,17 @@ from torchgw._plans.contract import Plan
 from torchgw._results.base import as_numpy
 from torchgw._search.alternatives import Alternative, related
 from torchgw._solve.table import Options
+from torchgw._tensors.deadline import countdown
 from torchgw.distances.new_points import Space
 from torchgw.distances.surface import Surface
-
-# Dimensions in which a turn cannot make a mirror image of itself, and people know left from right.
-_DIMENSIONS = (2, 3)
-# Seconds that a solve is given where none are left: it then returns what it begins with. A choice.
-_MOMENT = 1e-3
 
 
 def check_handed(spaces: tuple[Space, Space]) -> None:
     """Refuse sides that have no left and right in common."""
     surfaces = [space.faces is not None for space in spaces]
     wide = [None if space.points is None else space.points.shape[1] for space in spaces]
-    if surfaces[0] != surfaces[1] or wide[0] != wide[1] or wide[0] not in _DIMENSIONS:
+    # where a turn cannot make a mirror image of itself, and people know left from right
+    if surfaces[0] != surfaces[1] or wide[0] != wide[1] or wide[0] not in (2, 3):
         raise InvalidInputError(
             "Left and right are those of two sides of points in 2 or 3 dimensions, or of two "
             f"surfaces; got {_kind(surfaces[0], wide[0])} and {_kind(surfaces[1], wide[1])}. Leave "
@@ -118,12 +114,11 @@ def without_reflections(solve: Callable[..., Any], init: Any, asked: Options) ->
             "`checkpoint` keeps one solve, and `reflections=False` may take several. Leave one of "
             "them out; `result.handedness()` tells whether a match is a mirror image."
         )
-    end = None if asked.time_limit is None else monotonic() + asked.time_limit
+    left = countdown(asked.time_limit)
 
     def from_(start: Any) -> Any:
         # all solves together take the time that is given
-        left = None if end is None else max(_MOMENT, end - monotonic())
-        return solve(init=start, asked=asked.replace(reflections=True, time_limit=left))
+        return solve(init=start, asked=asked.replace(reflections=True, time_limit=left()))
 
     with warnings.catch_warnings():
         # that the mirror image costs nearly the same is what was asked about

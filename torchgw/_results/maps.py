@@ -28,12 +28,8 @@ _TUKEY = 4.685
 _NORMAL = 1.4826
 # Residuals below this share of the spread are rounding. A choice.
 _ROUNDING = 1e-10
-# Steps of reweighting at most: of absolute residuals, which find the bulk, and of the biweight.
-# Choices: they end where weights no longer change.
-_STEPS = {"absolute": 20, "biweight": 30}
-# Smoothing that is tried, per pair; and pairs that decide at most. Choices.
+# Smoothing that is tried, per pair. Choices.
 _SMOOTHINGS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)
-_DECIDING = 1_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -285,7 +281,7 @@ def _thin_plate(pairs: Pairs, smoothing: float, neighbors: int | None) -> Placin
 
 def _best_smoothing(pairs: Pairs, neighbors: int | None) -> float:
     """Choose the smoothing with which half of the pairs tell most of the other half."""
-    order = np.random.default_rng(0).permutation(len(pairs.weights))[:_DECIDING]
+    order = np.random.default_rng(0).permutation(len(pairs.weights))[:1_000]
     halves = order[::2], order[1::2]
     missed = []
     for smoothing in _SMOOTHINGS:
@@ -307,7 +303,8 @@ def _robust(
     """Reweight pairs by their residuals until the weights no longer change."""
     _, _, _, y = pairs.centred()
     least = _ROUNDING * float(np.sqrt(pairs.weights @ (y**2).sum(1)) or 1.0)
-    for _ in range(_STEPS["absolute" if absolute else "biweight"]):
+    # steps end where weights no longer change; absolute residuals find the bulk
+    for _ in range(20 if absolute else 30):
         missed = pairs.missed(fit(pairs.weighed(weights)))
         if absolute:
             factor = 1 / np.maximum(missed, least)

@@ -914,7 +914,14 @@ def make_result(
     ending, strategy, search = outcome.ending, outcome.strategy, outcome.search
     found, recorder = ending.evaluation, outcome.recorder
     if not ending.status.converged:
-        warn_user(ending.status.advice, ConvergenceWarning)
+        advice = ending.status.advice
+        # what was rounded has the plan before that beside it
+        rounded = strategy.options.rule is not None or ending.unpolished is not None
+        if ending.status is Status.STOPPED and not rounded:
+            free = problem.support is None and problem.blocks is None
+            way_out = " (`lazy_plan.rounded()` meets them)" if free else ""
+            advice += f" Its marginals{way_out} are missed by {found.marginal_error:.2g}."
+        warn_user(advice, ConvergenceWarning)
     if search and search.doubt:
         warn_user(search.doubt, SearchWarning)
     # a linear cost of features is not kept: it is computed again from these

@@ -1,5 +1,6 @@
 """The search on all points, where few of them do not represent a problem."""
 
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -46,6 +47,8 @@ from torchgw.distances.base import DistanceProvider
 from torchgw.distances.geodesics import Geodesics
 from torchgw.distances.precomputed import PrecomputedDistance
 from torchgw.distances.sampling import choose_points
+
+logger = logging.getLogger(__name__)
 
 # Loneliness (see there) above which a few points say nothing about the others: 0.05 to 0.9 for
 # curves, clouds in up to 10 dimensions, clusters; 0.9 to 14 for word vectors, networks, noise.
@@ -201,6 +204,7 @@ def search_all_points(
         return first
     if how == "fast":
         return first._replace(doubt=WHY_FAST)
+    logger.info("forecast: the longer time, as few points do not tell where all go")
     # for a far smaller epsilon a ladder of stages would not end
     target = max(epsilon, LEAST_EPSILON * whole.scale)
     device = problem.source.device

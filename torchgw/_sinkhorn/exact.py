@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from torchgw._errors import NumericalError
 
 Array = NDArray[np.float64]
-Places = NDArray[np.intp]
 
 # Problems with more points on both sides are solved on part of their entries: so many a row, and so
 # many more where prices of a partial problem are wrong, told by every few rows; for some rounds, of
@@ -33,19 +32,9 @@ _EXACT = 1e-11
 class Vertex(NamedTuple):
     """A plan of least cost, and the dual potentials that prove it."""
 
-    plan: Array  # (n, m)
+    plan: Any  # (n, m), sparse on some entries
     u: Array  # (n,)
     v: Array  # (m,)
-
-
-class Nearby(NamedTuple):
-    """A plan on some entries, and its prices, to be added to those subtracted from the costs."""
-
-    plan: Any  # (n, m), sparse
-    u: Array  # (n,)
-    v: Array  # (m,)
-    gain: float  # by how much it is below the value that was reached
-    left: tuple[Array, Array] | None  # prices that were not subtracted yet
 
 
 class ExactTransport:
@@ -75,8 +64,7 @@ class ExactTransport:
             and "potentials_init" in inspect.signature(emd).parameters
         )
         self.last: Vertex | None = None
-        self._used: Places | None = None  # entries of the last plan, if they are known
-        self.short = False  # whether pivots ever ran out
+        self._used: NDArray[np.intp] | None = None  # entries of the last plan, if they are known
 
     def __call__(self, cost: Array, reached: float = -np.inf, below: float = -np.inf) -> Vertex:
         """Solve; a plan with half of the largest possible gain on a value reached will do.
@@ -93,7 +81,7 @@ class ExactTransport:
             value, least = float(self.p @ u + self.q @ v), cost.min()
             worth = value - least * self.p.sum(), max(cost.max(), -least)
             here = np.flatnonzero(plan) if self._used is None else self._used
-            found = self.nearby(rest, here, worth, reached - value, below=below - value)
+            found = self._nearby(rest, here, worth, reached - value, below - value)
             self._used = found.plan.row.astype(np.intp) * cost.shape[1] + found.plan.col
             self.last = Vertex(found.plan.toarray(), u + found.u, v + found.v)
         else:
@@ -105,26 +93,26 @@ class ExactTransport:
         assert self.last is not None
         return self.last
 
-    def nearby(
+    def _nearby(
         self,
         rest: Array,
-        here: Places,
+        here: NDArray[np.intp],
         worth: tuple[float, float],
-        reached: float = -np.inf,
-        enough: float = np.inf,
-        kept: int = _KEPT,
-        below: float = -np.inf,
-    ) -> Nearby:
+        reached: float,
+        below: float,
+    ) -> Vertex:
         """Solve costs less the last prices on the entries that are cheapest, or that are used here.
 
-        A plan with half of the largest possible gain on the value ``reached``, with a gain of
-        ``enough``, or with a value ``below`` a number will do. ``worth`` are the value of the last
-        prices above the least cost, and the largest cost. Prices found are subtracted unless the
-        plan gains enough. After some rounds all entries are taken.
+        Prices are to be added to the last ones, and the plan is sparse. ``worth`` are the value of
+        the last prices above the least cost, and the largest cost. After some rounds all entries
+        are taken.
         """
         u, v = np.zeros(len(self.p)), np.zeros(len(self.q))
-        used = rest <= _cheap(rest, kept)
-        used.reshape(-1)[here] = True
+        used = rest <= _cheap(rest)
+        assert self.last is not None
+        used.reshape(-1)[np.flatnonzero(self.last.plan) if self._used is None else self._used] = (
+            True
+        )
         rounds = 0
         while True:
             rounds += 1
@@ -134,12 +122,12 @@ class ExactTransport:
             few = rest.reshape(-1)[places]
             few -= (least := few.min())
             table = scipy.sparse.coo_array((few, np.divmod(places, rest.shape[1])), rest.shape)
-            plan, first, second, _ = self._by_simplex(table, _PIVOTS)
+            plan, first, second = self._by_simplex(table, _PIVOTS)
             first += least
             u, v = u + first, v + second
             value = float(self.p @ u + self.q @ v)
-            if reached - value > enough or value < below:
-                return Nearby(plan, u, v, reached - value, (first, second))
+            if value < below:
+                return Vertex(plan, u, v)
             rest -= first[:, None]
             rest -= second
             bounds = self.p @ rest.min(1).clip(max=0), self.q @ rest.min(0).clip(max=0)
@@ -147,14 +135,12 @@ class ExactTransport:
             proven = missed <= _EXACT * (worth[0] + value)
             exact = proven or rounds > _ROUNDS or rest.min() >= wrong
             if exact or reached - value > missed:
-                return Nearby(plan, u, v, reached - value, None)
-            used |= rest < (min(wrong, _cheap(rest, kept)) if reached > -np.inf else wrong)
+                return Vertex(plan, u, v)
+            used |= rest < (min(wrong, _cheap(rest)) if reached > -np.inf else wrong)
 
-    def on(self, cost: Array, pivots: int = _PIVOTS) -> tuple[Array, float]:
-        """Solve by POT on all entries; also return the value."""
-        plan, u, v, value = self._by_simplex(cost, pivots)
-        self.last, self._used = Vertex(plan, u, v), None
-        return plan, value
+    def on(self, cost: Array, pivots: int = _PIVOTS) -> None:
+        """Solve by POT on all entries."""
+        self.last, self._used = self._by_simplex(cost, pivots), None
 
     def few(self, table: Any, pivots: int) -> tuple[Any, Array] | None:
         """Solve on some entries (n, m), sparse: a plan and prices v (m,), if pivots suffice."""
@@ -163,19 +149,18 @@ class ExactTransport:
         )
         return None if log["warning"] is not None else (plan.tocoo(), log["v"])
 
-    def _by_simplex(self, cost: Any, pivots: int) -> tuple[Any, Array, Array, float]:
+    def _by_simplex(self, cost: Any, pivots: int) -> Vertex:
         # sums of both weights are equal here
         plan, log = self._emd(
             self.p, self.q, cost, numItermax=pivots, log=True, check_marginals=False
         )
-        self.short |= log["warning"] is not None
-        return plan, log["u"], log["v"], float(log["cost"])
+        return Vertex(plan, log["u"], log["v"])
 
 
-def _cheap(rest: Array, kept: int) -> float:
+def _cheap(rest: Array) -> float:
     """Estimate from some rows the cost below which only the cheapest entries lie."""
     few = rest[::_EVERY]
-    place = few.size * kept // min(rest.shape)
+    place = few.size * _KEPT // min(rest.shape)
     return float(np.partition(few, place, axis=None)[place])
 
 
@@ -260,15 +245,10 @@ class PartialTransport:
     def __call__(self, cost: Array, reached: float = -np.inf, below: float = -np.inf) -> Linear:
         """Solve, or find a plan that is good enough."""
         least = cost.min()
-        table = self.with_rest(cost - least, cost.max() - least + 1)
+        self._table[:-1, :-1] = cost - least
+        self._table[-1, -1] = cost.max() - least + 1
         shift = least * self.mass
-        return Linear(self.general(table, reached - shift, below - shift).plan[:-1, :-1])
-
-    def with_rest(self, cost: Array, corner: float) -> Array:
-        """Add the two points to a cost, given what mass between them costs."""
-        self._table[:-1, :-1] = cost
-        self._table[-1, -1] = corner
-        return self._table
+        return Linear(self.general(self._table, reached - shift, below - shift).plan[:-1, :-1])
 
 
 def partial_transport(p: Array, q: Array, mass: float, total: float | None = None) -> LinearSolver:
@@ -297,14 +277,3 @@ def _assign(cost: Array, weight: float) -> Linear:
         return first, second
 
     return Linear(plan, potentials)
-
-
-def in_order(p: Array, q: Array, mass: float = np.inf) -> Array:
-    """Make a plan that moves the first to the first, (n, m): a vertex, without a cost."""
-    ends = [np.minimum(weights.cumsum(), mass) for weights in (p, q)]
-    steps = np.unique(np.concatenate([[0.0], *ends]))
-    middles = (steps[1:] + steps[:-1]) / 2
-    rows, columns = (np.searchsorted(end[:-1], middles) for end in ends)
-    plan = np.zeros((len(p), len(q)))
-    np.add.at(plan, (rows, columns), np.diff(steps))
-    return plan

@@ -23,22 +23,23 @@ from torchgw._sinkhorn.problem import STRICT, LinearProblem
 from torchgw._tensors.deadline import fitting, is_over
 from torchgw._typing import Potentials
 
-# Increases of the error after which what is left of it is taken to be rounding. [L15]
-_MOST_RESTARTS = 5
+# Increases of the error after which what is left of it is taken to be rounding. [L15] [L391]
+MOST_RESTARTS = 5
 # Errors above these are no rounding: the error of a plan that has yet to change partners may stay
 # the same for as long as potentials take to get there. [L288]
 _MOST_ROUNDING = {torch.float32: 0.05, torch.float64: 1e-6}
 # Multiple of the machine epsilon below which a marginal error is noise. [L288]
 _ROUNDING = 16
 # Least distance of a rate to one that over-relaxation assumes: it bounds the factor by 1.98, where
-# an overestimate still contracts. [L6]
-_SMALLEST_GAP = 1e-6
+# an overestimate still contracts. [L6] [L391]
+SMALLEST_GAP = 1e-6
 # Iterations between looks at the error of a sweeper of two levels: each leaves a tenth. [L288]
 _TWO_LEVEL_CHECK = 1
 # The factor by which epsilon rises where an error stays. [L471]
 _RISE = 10.0
 # What is left of the factor's excess over one after a sweep that shows it to be too large. [L6]
-_BACK_OFF = 0.97
+# [L391]
+BACK_OFF = 0.97
 
 
 class SinkhornResult(NamedTuple):
@@ -94,7 +95,7 @@ def sinkhorn(
         current = sweep.state
         restarts += previous <= error < _MOST_ROUNDING[problem.cost.dtype]
         met = error <= tol and (done >= min_iter or error >= previous)
-        if met or not math.isfinite(error) or restarts == _MOST_RESTARTS or is_over():
+        if met or not math.isfinite(error) or restarts == MOST_RESTARTS or is_over():
             break
         if not prepared.two_level:
             relaxation = next_relaxation(relaxation, error / previous, count)
@@ -164,9 +165,9 @@ def next_relaxation(factor: float, reduction: float, count: int) -> float:
         return 1.0
     rate = reduction ** (1 / count)
     if rate <= factor - 1:
-        return 1 + _BACK_OFF * (factor - 1)
+        return 1 + BACK_OFF * (factor - 1)
     plain = (rate + factor - 1) ** 2 / (rate * factor**2)
-    return 2 / (1 + math.sqrt(max(1 - plain, _SMALLEST_GAP)))
+    return 2 / (1 + math.sqrt(max(1 - plain, SMALLEST_GAP)))
 
 
 def iterations_left(reduction: float, excess: float, count: int) -> float:

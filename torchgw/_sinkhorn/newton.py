@@ -15,7 +15,7 @@ from torchgw._sinkhorn.problem import STRICT, DenseCost
 from torchgw._typing import Potentials
 
 # Iterations after which a linear problem counts as slow, and the column error from which on a step
-# may lead near its solution. [L443]
+# may lead near its solution. [L443] [L464]
 NEWTON_AFTER, NEWTON_BELOW = 20, 1e-3
 # Up to so many points per side a step takes no longer than some ten iterations. [L443]
 _MOST_POINTS = 256
@@ -23,8 +23,8 @@ _MOST_POINTS = 256
 # a plan that share no mass the derivative is nothing but rounding. [L841]
 RIDGE = 1e-11
 # Largest change of a potential, over epsilon, for which quadratic convergence can be expected.
-# [L443]
-_LARGEST_STEP = 10.0
+# [L443] [L464]
+LARGEST_STEP = 10.0
 # On a CPU plans with more and with at most so many points on a side get steps on the entries that
 # matter; the least density of such entries, and their largest share of all entries. [L564]
 _SHARP, _LEAST_DENSITY, _MOST_ENTRIES = (300, 4096), 1e-9, 0.1
@@ -100,7 +100,7 @@ def newton_step(prepared: PreparedProblem, potentials: Potentials) -> Potentials
     step = torch.cholesky_solve((b - columns)[:, None], factor)[:, 0]
     wrong, size = torch.stack([failed.double(), step.abs().amax()]).tolist()
     # NaN compares as false
-    if wrong or not size <= _LARGEST_STEP:
+    if wrong or not size <= LARGEST_STEP:
         return None
     return Potentials(f, g + problem.epsilon * step.to(g.dtype))
 
@@ -158,7 +158,7 @@ def _longest(plan: Any, a: Any, b: Any, step: Any) -> tuple[Any, Any, bool]:
         mass = plan @ np.exp(step)
         return b @ step - a @ np.log(np.where(mass > 0, mass, 1.0)), mass
 
-    step = step * min(1.0, _LARGEST_STEP / abs(step).max())
+    step = step * min(1.0, LARGEST_STEP / abs(step).max())
     value, mass = rise(step)
     factor = 2.0 if value > 0 else 0.5
     while _SHORTEST < abs(factor * step).max() < FURTHEST:

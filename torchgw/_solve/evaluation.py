@@ -66,19 +66,25 @@ def settle(
     # problem that is solved as well, its plan is the result.
     clock = perf_counter()
     options, anneal, start = setting.options, setting.anneal, state.start
-    epsilon = anneal.final(state.annealed)
-    if state.solved is not None and state.solved.plan.dtype == dtype:
-        plan = state.solved.plan
-        state = state._replace(coupling=state.solved.point)
+    epsilon, solved = anneal.final(state.annealed), state.solved
+    if solved is not None and (solved.cut or solved.plan.dtype == dtype):
+        state = state._replace(coupling=solved.point)
+    if solved is not None and solved.plan.dtype == dtype and not solved.cut:
+        plan = solved.plan
     else:
         state = state._replace(solved=None)
-        if is_over():
-            # a smaller epsilon would need iterations that there is no time for
-            epsilon = anneal.reached(state.annealed)
-            start = start if epsilon == anneal.final(state.annealed) else state.potentials
-        linear = setting.gradient.linearise(state.coupling)
-        cost = linear.seen(state.coupling.masses).to(dtype)
-        prepared = prepare(setting, cost.dense() if setting.store else cost, epsilon)
+        if solved is not None and solved.cut:
+            problem, start = solved.plan.prepared.problem, solved.plan.potentials
+            cost, epsilon = problem.cost.to(dtype), problem.epsilon
+            prepared = setting.backend.prepare(problem._replace(cost=cost))
+        else:
+            if is_over():
+                # a smaller epsilon would need iterations that there is no time for
+                epsilon = anneal.reached(state.annealed)
+                start = start if epsilon == anneal.final(state.annealed) else state.potentials
+            linear = setting.gradient.linearise(state.coupling)
+            cost = linear.seen(state.coupling.masses).to(dtype)
+            prepared = prepare(setting, cost.dense() if setting.store else cost, epsilon)
         last_phase()
         inner = solve_linear(
             setting,
@@ -97,7 +103,7 @@ def settle(
             state = state._replace(status=Status.STOPPED)
         elif not inner.converged and inner.error > met:
             state = state._replace(status=_INNER_FAILED.get(state.status, state.status))
-        if setting.store:
+        if setting.store and not (solved and solved.cut):
             prepared = prepare(setting, cost, epsilon)
         plan = TransportPlan.of(prepared, inner.potentials)
     potentials = _reach_unused(plan.prepared, plan.potentials)

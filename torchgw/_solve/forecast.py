@@ -5,6 +5,7 @@ said is that times how much slower the processor at hand is, which is measured a
 """
 
 import logging
+import math
 from collections.abc import Collection
 from typing import NamedTuple
 
@@ -13,7 +14,6 @@ import torch
 from torchgw._errors import PerformanceWarning, warn_user
 from torchgw._problem.limits import Limits
 from torchgw._problem.problem import Facts
-from torchgw._search.chain import chain_products
 from torchgw._solve.options import Options
 from torchgw._tensors.speed import slowness
 
@@ -93,22 +93,21 @@ _PRODUCT, _MINIMUM = 55.0, 60_000.0
 
 def usual_iterations(facts: Facts, gradient: str) -> tuple[int, int]:
     """Return the least and the most outer iterations of most solves."""
-    if facts.rule == "partial":
+    if facts.rule != "strict":
         return _PARTIAL
     return _USUAL if facts.products or gradient != "sampled" else _SAMPLED
 
 
-# Outer iterations of most solves, the least and the most; where a mass is given; and for a sampled
+# Outer iterations of most solves, the least and the most; with relaxed marginals; and for a sampled
 # loss that is no product. [L375, L454]
 _USUAL, _PARTIAL, _SAMPLED = (15, 60), (80, 130), (40, 70)
 
 
-# Seconds of a solve beside its iterations; of a search on few points; of a chain of the fewest
-# points; of one of its multiplications, which repairs and the way to the target add to; of the ends
-# of the fewest plans; and of the largest that are followed. By how many whole solves the most is
-# more where others are made for comparison: of relaxed problems one is strict. [L1293]
-_START, _COARSE, _CHAIN, _MULTIPLICATION, _FEWEST_ENDS, _ENDS = 0.01, 0.03, 0.3, 5e-11, 1.5, 4.0
-_SOLVES, _RELAXED_SOLVES = 2, 3
+# Seconds of a solve beside its iterations, and of a search on few points; of starts that are
+# followed on all points, and of these for each point of the larger side; by how many times these
+# take longer with relaxed marginals, and how many solves a relaxed problem has that is too large
+# for starts of its own. [L1379]
+_START, _COARSE, _FOLLOWED, _POINT, _RELAXED, _SOLVES = 0.01, 0.07, 0.15, 0.02, 2.2, 2
 
 
 def solve_seconds(
@@ -119,35 +118,24 @@ def solve_seconds(
     each: float,
     moves: Collection[str],
 ) -> tuple[float, float]:
-    """Model the least and the most that most solves take on this CPU, searched by some moves.
+    """Model what a solve takes on this CPU, and what if starts are followed on all points.
 
-    ``each`` are the seconds of an iteration there.
+    ``each`` are the seconds of an iteration there, and ``moves`` those of its search.
     """
-    slow = slowness()
-    least, most = _search_seconds(facts, options, limits, moves)
+    slow, relaxed = slowness(), options.rule is not None
     few, many = (min(part, options.max_iter) for part in usual_iterations(facts, gradient))
-    solves = _SOLVES if moves else 1
-    solves = solves if options.rule is None else _RELAXED_SOLVES
-    least, most = (slow * (_START + part) for part in (least, most))
-    return least + few * each, most + solves * many * each
-
-
-def _search_seconds(
-    facts: Facts, options: Options, limits: Limits, moves: Collection[str]
-) -> tuple[float, float]:
-    """Model the least and the most that a search by some moves takes on a CPU."""
+    seconds = slow * _START + math.sqrt(few * many) * each
     if not moves:
-        return 0.0, 0.0
-    least = most = _COARSE
-    strict_too = options.rule is not None and facts.larger > limits.relaxed_points
-    if not {"chains", "open"}.isdisjoint(moves) or strict_too:
-        each = _MULTIPLICATION * chain_products(facts.n, facts.m)
-        # those of few points are followed side by side
-        each += _CHAIN if facts.entries > limits.stacked else 0
-        most += limits.chains_of(options.search) * each
-    if not {"ends", "relaxed"}.isdisjoint(moves):
-        most += _FEWEST_ENDS + _ENDS * facts.entries / limits.stacked
-    return least, most
+        return seconds, seconds
+    seconds += slow * _COARSE
+    strict_too = relaxed and facts.larger > limits.relaxed_points
+    if {"chains", "relaxed"}.isdisjoint(moves) and not strict_too:
+        return seconds, seconds
+    times = (_RELAXED if relaxed else 1.0) * limits.chains_of(options.search) / limits.chains
+    longer = seconds + slow * times * (_FOLLOWED + _POINT * facts.larger)
+    if relaxed and not strict_too:
+        return longer, longer
+    return (_SOLVES if strict_too else 1) * seconds, longer
 
 
 # Sinkhorn iterations of each linear problem of a sampled loss that is no product. [L454]

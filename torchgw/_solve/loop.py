@@ -28,7 +28,7 @@ from torchgw._solve.step import (
     prepare,
     solve_linear,
 )
-from torchgw._tensors.deadline import keep
+from torchgw._tensors.deadline import is_over, keep
 from torchgw._typing import Iteration, Marginals
 
 # Standard deviations of a moving average that count as progress at least. [L125]
@@ -368,7 +368,11 @@ def iterate(setting: Setting, state: LoopState, most: int | None = None) -> Loop
         # the last marginals and the numbers of the plan take about so long in float64
         keep(_TAIL * (perf_counter() - clock) / max(1, inner.n_iters))
         if recorder.add(entry):
-            return state._replace(status=Status.STOPPED)
+            plan, solved = TransportPlan.of(prepared, inner.potentials), None
+            dense = gradient.exact and gradient.in_factors() is None
+            if dense and is_over() and not step.overwrites:
+                solved = Solved(plan, point, latest, cut=True)
+            return state._replace(status=Status.STOPPED, solved=solved)
 
         settled = at_target and gradient.exact and verdict.change <= reachable
         pace.learn(inner, verdict.change, at_target=at_target, settled=settled)

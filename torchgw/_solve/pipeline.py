@@ -38,7 +38,7 @@ from torchgw._solve.resolution import Resolved, choose_resolution, solve_on_cell
 from torchgw._solve.state import LoopState, Recorder, Saved, Setting, Status
 from torchgw._solve.step import prepare, solve_linear
 from torchgw._solve.strategy import Strategy, annealed, choose_strategy, strategy_of_copies
-from torchgw._tensors.deadline import keep_least, leaves
+from torchgw._tensors.deadline import is_over, keep_least, leaves
 from torchgw._tensors.sparse import sparse_tensor
 from torchgw._typing import Marginals, Potentials
 
@@ -230,7 +230,10 @@ def run_stages(
     """Iterate in the dtype of the loop; then with more anchors, or in the settling dtype."""
     options, dtypes = strategy.options, strategy.dtypes
     rough = guess.epsilon > 0 and setting.recorder.checkpoint is None
-    if rough and strategy.proximal_polished and strategy.problem.linear is None:
+    if is_over() and not state.coupling.empty:
+        # settling makes a plan of the start; iterations before that would be late
+        state = state._replace(status=Status.STOPPED)
+    elif rough and strategy.proximal_polished and strategy.problem.linear is None:
         setting, state = _choose_path(setting, state)
     state = iterate(setting, state)
     if options.n_anchors is None and options.rule is None and not setting.gradient.exact:

@@ -10,6 +10,7 @@ from torch import Tensor
 from torchgw._boundary.arrays import to_tensor
 from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw._gradients.choose import make_gradient
+from torchgw._gradients.contract import QuadraticValue
 from torchgw._plans.contract import Anchors
 from torchgw._plans.paired import PairedPlan
 from torchgw._plans.transport import DualPlan, TransportPlan
@@ -21,6 +22,7 @@ from torchgw._solve.evaluation import Evaluation, factored_linear
 from torchgw._solve.outcome import Asked, Outcome
 from torchgw._solve.route import Route
 from torchgw._typing import Indices, Marginals, Potentials
+from torchgw.distances.base import both_ways
 
 
 def reduced(asked: Asked, reduction: Reduction) -> Asked:
@@ -142,10 +144,7 @@ def of_all_points(asked: Asked, reduction: Reduction, found: Outcome) -> Outcome
     cost = at.cost.to(torch.float64)
     paired = _entries(cost, reduction.pairs)
     mapping = _paired(reduction, first, paired, _leaning(reduction, cost, first))
-    plan, at_plan = mapping, coupling
-    if ending.unpolished is not None:
-        plan = _paired(reduction, ending.plan)
-        at_plan = gradient.update(plan, None, asked.generator)
+    plan = mapping if ending.unpolished is None else _paired(reduction, ending.plan)
     # those of the plan are of a cost without terms of rows and columns alone
     own = Potentials(gradient.row.double(), gradient.column.double())
     shift = first.epsilon * math.log(left) / 2
@@ -157,13 +156,16 @@ def of_all_points(asked: Asked, reduction: Reduction, found: Outcome) -> Outcome
             )
         )
     )
-    masses = Marginals(*plan.masses)
-    small = ending.evaluation
+    small, linear = ending.evaluation, _linear(whole.linear, plan, reduction)
+    # what the problem of fewer points minimises is the value of all, but for a constant
+    value = left * small.value(strategy.problem.alpha) + _constant(reduction)
+    quadratic = (value - (1 - whole.alpha) * linear) / whole.alpha if whole.alpha > 0 else 0.0
+    error = left**2 * small.quadratic.standard_error
     evaluation = Evaluation(
-        masses=masses,
+        masses=Marginals(*plan.masses),
         marginal_error=left * small.marginal_error,
-        quadratic=gradient.evaluate(cast(TransportPlan, plan), masses, asked.generator, at_plan),
-        linear=_linear(whole.linear, plan, reduction),
+        quadratic=QuadraticValue(quadratic, error),
+        linear=linear,
         # of P = left P' on a x b = left^2 a' x b', and of pairs on w x w
         kl=left * (small.kl - math.log(left)) - float(reduction.mass @ log_mass),
     )
@@ -278,8 +280,10 @@ def _search_of_all(search: Search, reduction: Reduction) -> Search:
 def _constant(reduction: Reduction) -> float:
     """Compute what known pairs cost among themselves."""
     problem, (i, j), mass = reduction.whole, reduction.pairs, reduction.mass
-    near, far = problem.source.columns(i)[i].double(), problem.target.columns(j)[j].double()
-    value = problem.alpha * float(mass @ problem.loss(near, far) @ mass)
+    ways = both_ways(problem.source, problem.target)
+    tables = ((near.columns(i)[i].double(), far.columns(j)[j].double()) for near, far in ways)
+    costs = sum(float(mass @ problem.loss(near, far) @ mass) for near, far in tables)
+    value = problem.alpha * costs / len(ways)
     if problem.linear is not None:
         value += (1 - problem.alpha) * float(
             mass @ _entries(problem.linear, reduction.pairs).double()

@@ -83,8 +83,9 @@ class Route(NamedTuple):
     storage : Storage
         Whether the (n, m) cost of an iteration is stored or streamed.
     seconds : tuple of float, or None
-        Least and most that most solves like this take on one quiet core of this machine, whose
-        speed is measured once, distances not counted; ``None`` on a GPU.
+        What a solve like this takes, and what if few points do not tell where all go, on one quiet
+        core of this machine, whose speed is measured once, distances not counted; ``None`` on a
+        GPU.
     bytes : int
         Memory that the solve takes at most, beside its input, by a model.
     longest : float, or None
@@ -141,9 +142,9 @@ class Route(NamedTuple):
             )
         if self.seconds is None:
             return memory
-        least, most = (in_units(part, _TIMES) for part in self.seconds)
-        rest = "" if len(self.begin) == 1 else " if few points tell where all go"
-        return f"time: from {least}{rest} to {most}, on one quiet core of this machine; {memory}"
+        usual, longer = (in_units(part, _TIMES) for part in self.seconds)
+        rest = "" if usual == longer else f", or {longer} if few points do not tell where all go"
+        return f"time: about {usual}{rest}, on one quiet core of this machine; {memory}"
 
 
 _BYTES = (1, "B"), (2**10, "KiB"), (2**20, "MiB"), (2**30, "GiB"), (2**40, "TiB")

@@ -182,11 +182,12 @@ class Setting:
 
 
 class Solved(NamedTuple):
-    """The last linear problem of a loop, if it is solved as well as a result needs."""
+    """The last linear problem of a loop, if it is solved as well as a result needs, or cut."""
 
     plan: TransportPlan
     point: Coupling  # where its cost is linearised
     coupling: Coupling  # of the plan
+    cut: bool = False  # time is over, and the cost takes too long to be computed again
 
 
 class LoopState(NamedTuple):

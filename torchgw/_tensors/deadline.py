@@ -4,7 +4,7 @@ A search, the outer loop and Sinkhorn's iterations end early once no time is lef
 to follow them: the last marginals, and the numbers of the plan.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -12,8 +12,6 @@ from time import monotonic, process_time
 
 # Share of the time kept that the numbers of a plan take, beside its last marginals. [L1294]
 _LAST = 0.4
-# Share of a call's time that a loaded processor lets it keep at most. A choice.
-_MOST_KEPT = 0.5
 
 
 @dataclass
@@ -61,7 +59,8 @@ def keep_least(seconds: float, share: float) -> None:
     clock = _clock.get()
     if clock is not None:
         whole = clock.end - clock.start
-        clock.least = max(min(clock.load * seconds, _MOST_KEPT * whole), share * whole)
+        # a loaded processor lets it keep half at most
+        clock.least = max(min(clock.load * seconds, 0.5 * whole), share * whole)
         clock.kept = max(clock.kept, clock.least)
 
 
@@ -104,3 +103,10 @@ def is_over(*, agreed: bool = False) -> bool:
     if clock is None or (clock.shared and not agreed):
         return False
     return monotonic() >= clock.end - clock.kept
+
+
+def countdown(seconds: float | None) -> Callable[[], float | None]:
+    """Count the seconds that are left of some from now, a moment at least; ``None`` is any time."""
+    end = None if seconds is None else monotonic() + seconds
+    # a solve of a moment returns what it begins with
+    return lambda: None if end is None else max(1e-3, end - monotonic())

@@ -16,8 +16,8 @@ from torch import Tensor
 from torchgw._boundary.arrays import as_labels, to_numpy, to_tensor
 from torchgw._boundary.checks import check_within
 from torchgw._errors import InvalidInputError, UnsupportedError
-from torchgw._plans.composed import ComposedPlan
 from torchgw._plans.contract import Plan
+from torchgw._plans.paired import ComposedPlan
 from torchgw._results.base import Result, load
 from torchgw._results.result import GWResult
 from torchgw._typing import Array

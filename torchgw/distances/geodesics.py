@@ -6,11 +6,11 @@ import contextlib
 import logging
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from importlib.util import find_spec
 from tempfile import TemporaryDirectory
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -195,9 +195,10 @@ def path_lengths(
             for start in range(0, len(sources), step)
         ]
         # no bar for a single process, which is done in a second
-        with _bar(sum(map(len, results)), progress and n_jobs > 1) as bar:
+        total = sum(map(len, results))
+        with progress_bar(total, "geodesics", "row", shown=progress and n_jobs > 1) as advance:
             for count in _run(calls, n_jobs):
-                bar.update(count)
+                advance(count)
     tables = [torch.from_numpy(rows) for rows in results]
     for table, (task, _) in zip(tables, tasks, strict=True):
         if task.unreachable is not None:
@@ -243,19 +244,21 @@ def _run(
 
 
 @contextlib.contextmanager
-def _bar(total: int, shown: bool) -> Iterator[Any]:
-    """Show a progress bar, or do nothing in its place."""
+def progress_bar(
+    total: int, what: str, unit: str, *, shown: bool, done: int = 0, leave: bool = False
+) -> Iterator[Callable[[int], Any]]:
+    """Show progress on standard error, if that is a terminal or a notebook."""
     if shown and find_spec("tqdm") is None:
         logger.info("no progress bar without tqdm: pip install tqdm")
         shown = False
-    if not shown:
-        yield SimpleNamespace(update=lambda count: None)
+    if not shown or sys.stderr is None:
+        yield lambda count: None
         return
     from tqdm.auto import tqdm
 
     # disable=None shows it in terminals only
-    with tqdm(total=total, unit="row", desc="geodesics", disable=None, leave=False) as bar:
-        yield bar
+    with tqdm(total=total, initial=done, unit=unit, desc=what, disable=None, leave=leave) as bar:
+        yield bar.update
 
 
 def _worth_jobs(tasks: Sequence[tuple[Geodesics, NDArray[np.int64]]], n_jobs: int | None) -> int:

@@ -18,6 +18,7 @@ from torchgw._tensors.ranks import Ranks
 from torchgw.distances._graph.edges import components
 from torchgw.distances.base import DistanceProvider, Factors
 from torchgw.distances.graph import as_geodesics
+from torchgw.distances.sampling import SPREAD
 
 # Landmarks found as farthest points. [L101] [L539]
 _EXTREMES = 3
@@ -36,8 +37,6 @@ _TOLERANCE = 0.02
 _LEAST_GAIN = 0.1
 # Landmarks of a round that are drawn together. [L101]
 _PART = 15
-# A vertex is drawn in proportion to this power of its distance to the landmarks so far. [L311]
-_SPREAD = 4
 # Up to so many vertices the host makes the random numbers, so that they are the same as on a CPU.
 # [L790]
 _HOST_DRAWN = 2**20
@@ -248,7 +247,7 @@ def _draw_spread(closest: Tensor, size: int, generator: torch.Generator) -> Tens
         generator = torch.Generator(device).manual_seed(seed)
     uniform = torch.rand(len(closest), generator=generator, dtype=torch.float64, device=device)
     # the power of a small number would underflow
-    weight = power(closest / closest.max(), _SPREAD)
+    weight = power(closest / closest.max(), SPREAD)
     keys = uniform.to(closest.device).log() / weight
     possible = int((weight > 0).sum())
     return keys.topk(min(size, possible)).indices

@@ -12,8 +12,8 @@ from torchgw.distances.base import DistanceProvider, Factors
 from torchgw.distances.points import PointDistance
 
 # A point is drawn in proportion to this power of its distance to the points so far: large enough to
-# spread them evenly, small enough not to collect outliers. [L108]
-_SPREAD = 4
+# spread them evenly, small enough not to collect outliers. [L108, L311]
+SPREAD = 4
 # All distances among so few points are computed to draw some of them. A choice. [L447]
 _STORED_POINTS = 512
 # Among so few points some are drawn by random numbers of the host, so that they are the same on a
@@ -135,7 +135,7 @@ def draw_points(
     closest, drawn = columns[0].amin(1), [weights.new_zeros(1)]
     # after all distinct points of positive weight have been drawn, others follow
     for logarithm in uniform.log():
-        share = weights * power(closest.double().clamp_min(0), _SPREAD)
+        share = weights * power(closest.double().clamp_min(0), SPREAD)
         # approximate distances may keep a point away from itself
         share = share.index_fill(0, index, 0.0)
         share = share / share.amax().clamp_min(torch.finfo(share.dtype).tiny)

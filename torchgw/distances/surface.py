@@ -24,8 +24,6 @@ from torchgw.distances._graph.edges import Edges, symmetric_edges
 
 # Triangles that a straight edge may cross. [L1357]
 _CROSSED = 4
-# Angles up to this are rounding: a window of lines that is no wider holds none. A choice.
-_ANGLE = 1e-12
 
 Points = NDArray[np.float64]
 Index = NDArray[np.int64]
@@ -249,7 +247,8 @@ def _lines(points: Points, faces: Index) -> tuple[Index, Points]:
             _Fan(_other(sides, behind, count, far), source, corner, far, there, right, upper, last),
         )
         both = _Fan(*(np.concatenate(part) for part in zip(*parts, strict=True)))
-        width = _ANGLE * np.r_[base, base] ** 2
+        # angles up to this are rounding: a window of lines that is no wider holds none
+        width = 1e-12 * np.r_[base, base] ** 2
         fan = both.taken(_turn(both.last, both.first) > width)
     ends, lengths = zip(*found, strict=True)
     return np.concatenate(ends), np.concatenate(lengths)

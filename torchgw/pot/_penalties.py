@@ -15,7 +15,6 @@ from torchgw._errors import InvalidInputError
 from torchgw._problem.marginals import MarginalRule
 from torchgw.pot._arrays import Array
 from torchgw.pot._mirror import INEXACT, Entropic, Mirrored, Stop, iterate
-from torchgw.pot._quadratic import table_slopes
 from torchgw.pot.gromov._read import Problem
 
 Divergence = Literal["kl", "l2"]
@@ -214,18 +213,15 @@ def _of_squares(mu: Array, nu: Array) -> float:
     return float((mu**2).sum() ** 2 + (nu**2).sum() ** 2 - 2 * (mu * nu).sum() ** 2) / 2
 
 
-def slopes(
-    problem: Problem, loss: str, penalties: Penalties, plan: Array
-) -> tuple[Array, Array, Array, Array]:
-    """Differentiate the value at a plan by both tables and, with KL penalties, both weights."""
-    first, second = table_slopes(problem.C1, problem.C2, loss, plan, plan)
+def weight_slopes(problem: Problem, penalties: Penalties, plan: Array) -> list[Array]:
+    """Differentiate the value at a plan with KL penalties by both weights."""
     mass, sides = float(plan.sum()), ((problem.p, problem.q), (problem.q, problem.p))
-    of_weights = []
+    found = []
     for weight, sums, (own, other) in zip(
         penalties.rho, (plan.sum(1), plan.sum(0)), sides, strict=True
     ):
         ratio = sums / own
         slope = weight * (own.sum() - mass * ratio)
         slope += penalties.epsilon * (own.sum() * other.sum() ** 2 - mass * ratio)
-        of_weights.append(2 * slope)
-    return problem.alpha * first, problem.alpha * second, of_weights[0], of_weights[1]
+        found.append(2 * slope)
+    return found

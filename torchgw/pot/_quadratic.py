@@ -102,12 +102,12 @@ def quadratic(C1: Array, C2: Array, loss: str, symmetric: bool | None) -> Quadra
     return Quadratic(transform(C1, C2, loss), bool(symmetric))
 
 
-def table_slopes(C1: Array, C2: Array, loss: str, plan: Array, other: Array) -> tuple[Array, Array]:
-    """Differentiate sum L(C1_ik, C2_jl) P_ij Q_kl by the two tables, at fixed plans."""
-    first, second = np.outer(plan.sum(1), other.sum(1)), np.outer(plan.sum(0), other.sum(0))
+def table_slopes(C1: Array, C2: Array, loss: str, plan: Array) -> tuple[Array, Array]:
+    """Differentiate sum L(C1_ik, C2_jl) P_ij P_kl by the two tables, at a fixed plan."""
+    first, second = (np.outer(sums, sums) for sums in (plan.sum(1), plan.sum(0)))
     if loss == "square_loss":
-        return (2 * (C1 * first - plan @ C2 @ other.T), 2 * (C2 * second - plan.T @ C1 @ other))
+        return (2 * (C1 * first - plan @ C2 @ plan.T), 2 * (C2 * second - plan.T @ C1 @ plan))
     return (
-        np.log(C1 + _TINY_SLOPE) * first - plan @ np.log(C2 + _TINY_SLOPE) @ other.T,
-        second - plan.T @ C1 @ other / (C2 + _TINY_SLOPE),
+        np.log(C1 + _TINY_SLOPE) * first - plan @ np.log(C2 + _TINY_SLOPE) @ plan.T,
+        second - plan.T @ C1 @ plan / (C2 + _TINY_SLOPE),
     )

@@ -246,13 +246,13 @@ def solve_gromov(
                 "held, or without `reg`. Detach the inputs, or see torchgw.solve(differentiable=)."
             )
         if kind == "semirelaxed":
-            found = _semirelaxed(problem, loss_fun, float(reg), plan_init, stop)
+            found = _semirelaxed(problem, float(reg), plan_init, stop)
         else:
             found = _regularised(problem, kind, float(reg), method, unbalanced, plan_init, stop)
     else:
         found = _exact(problem, kind, unbalanced, plan_init, stop)
     weights = found.potentials if kind == "balanced" else None
-    value = value_of(problem, loss_fun, found.plan, found.value, given, weights)
+    value = value_of(problem, found.plan, found.value, given, weights)
     return result_of(problem.arrays, found, value)
 
 
@@ -376,15 +376,15 @@ def _regularised(
     return _with_entropy(problem, reg, plan, found.potentials, found.converged, found.errors)
 
 
-def _semirelaxed(problem: Problem, loss: str, reg: float, start: Any, stop: _mirror.Stop) -> Found:
+def _semirelaxed(problem: Problem, reg: float, start: Any, stop: _mirror.Stop) -> Found:
     """Take POT's proximal steps, which are in closed form where columns are free."""
     shape = len(problem.p), len(problem.q)
     if start is not None and not isinstance(start, str):
         start = problem.arrays.read("G0", start, shape)
     call = {
-        "p": problem.p, "loss_fun": loss, "symmetric": problem.term.symmetric, "epsilon": reg,
-        "G0": start, "max_iter": stop.max_iter, "tol": stop.tol, "verbose": stop.verbose,
-        "log": True,
+        "p": problem.p, "loss_fun": problem.loss, "symmetric": problem.term.symmetric,
+        "epsilon": reg, "G0": start, "max_iter": stop.max_iter, "tol": stop.tol,
+        "verbose": stop.verbose, "log": True,
     }  # fmt: skip
     if problem.M is None:
         solve = handed("entropic_semirelaxed_gromov_wasserstein")
@@ -457,7 +457,7 @@ def _penalised(
                 "Gradients of values with L2 penalties are not implemented; detach the inputs, or "
                 "use unbalanced_type='KL'."
             )
-        found_slopes = _penalties.slopes(problem, loss, penalties, plan)
+        found_slopes = *problem.slopes(plan), *_penalties.weight_slopes(problem, penalties, plan)
         names = "C1", "C2", "p", "q"
         derivatives += [
             (given[name], slope) for name, slope in zip(names, found_slopes, strict=True)

@@ -13,7 +13,7 @@ from torch import Tensor
 from torchgw._sinkhorn.contract import Sweeper
 from torchgw._sinkhorn.eager import sparse_sweeper, usable_sums
 from torchgw._sinkhorn.problem import STRICT, exp_
-from torchgw._sinkhorn.tiles.prepared import Engine, TiledProblem, TwoLevelSweeper
+from torchgw._sinkhorn.tiles.prepared import TiledProblem, TwoLevelSweeper
 from torchgw._sinkhorn.tiles.tiling import SLACK, Cut, TileLists, TileProblem
 from torchgw._tensors.draws import sample_categories
 from torchgw._tensors.ranks import Ranks
@@ -43,20 +43,12 @@ class TiledEagerProblem(TiledProblem):
         sparse = None if tiled else sparse_sweeper(self.problem, start)
         return sparse or TwoLevelSweeper(engine, self.problem, self._all_tiles)
 
-    def _engine(self, start: Potentials) -> Engine:
-        ranks = self.backend.ranks
-        return _EagerEngine(self, start) if ranks is None else _SharedEngine(self, start, ranks)
-
     def _all_tiles(self, start: Potentials) -> Sweeper:
         if not self.tiling.storable:
             return super()._all_tiles(start)
         # stored, as each of the hundreds of iterations to come would compute all entries again
         problem = self.problem._replace(cost=self.problem.cost.dense())
         return self.backend.whole.prepare(problem).sweeper(start)
-
-    def _cut(self, lists: TileLists) -> Cut:
-        """Choose which blocks of rows are computed here."""
-        return Cut(self.backend.ranks, lists.start, self.problem.cost.shape[0], lists.width)
 
     def _softmin(self, g: Tensor) -> Tensor:
         tiles, columns = self.tiles, self.tiles.columns
@@ -66,7 +58,7 @@ class TiledEagerProblem(TiledProblem):
         lists = self.tiling.softmin_lists(tiles, v)
         bias = (v + columns.order.split(weight.log().double(), -torch.inf)).to(tiles.dtype)
         result = bias.new_empty(tiles.rows.weight.shape)
-        cut = self._cut(lists)
+        cut = self.cut(lists)
         for block, kept in _blocks(lists, cut.blocks):
             exponent = tiles.products(block, kept).add_(bias[kept].flatten())
             largest = exponent.amax(1)
@@ -137,7 +129,7 @@ class _Walk:
         self.tiles = prepared.tiles
         u, v = self.tiles.exponents(prepared.problem.marginals.mask(potentials))
         self.lists = prepared.tiling.lists(self.tiles, u, v)
-        self.cut = prepared._cut(self.lists)
+        self.cut = prepared.cut(self.lists)
         self.u, self.v = u.to(self.tiles.dtype), v.to(self.tiles.dtype)
 
     def __iter__(self) -> Iterator[tuple[int, Tensor, Tensor]]:
@@ -290,3 +282,6 @@ class _SharedEngine(_EagerEngine):
         return self._cut_across.join_blocks(result[self._cut_across.own]).masked_fill_(
             self.columns.weight == 0, 1.0
         )
+
+
+TiledEagerProblem.engines = _EagerEngine, _SharedEngine

@@ -8,7 +8,7 @@ Anderson's method removes what slow modes are left.
 import math
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from torch import Tensor
 from torchgw._sinkhorn.anderson import Anderson
 from torchgw._sinkhorn.contract import Backend, PreparedProblem, Sweep, Sweeper
 from torchgw._sinkhorn.problem import STRICT, LinearProblem, checked
-from torchgw._sinkhorn.tiles.tiling import Tiling, skipped_share
+from torchgw._sinkhorn.tiles.tiling import Cut, Tiling, skipped_share
 from torchgw._tensors.operations import both, greater
 from torchgw._tensors.ranks import Ranks
 from torchgw._typing import Potentials
@@ -218,6 +218,7 @@ class TiledProblem(PreparedProblem):
     # others go over all tiles, by the problem that whole has prepared.
 
     backend: TiledBackend
+    engines: tuple[Any, Any]  # of one process, and of ranks together
 
     def __init__(self, problem: LinearProblem, backend: TiledBackend) -> None:
         super().__init__(problem, backend)
@@ -286,9 +287,15 @@ class TiledProblem(PreparedProblem):
         """Make sweeps over all tiles."""
         return self.whole.sweeper(start)
 
-    @abstractmethod
+    def cut(self, lists: Any) -> Cut:
+        """Choose which blocks of rows of the lists, or of a walk over them, are computed here."""
+        return Cut(self.backend.ranks, lists.start, self.problem.cost.shape[0], lists.width)
+
     def _engine(self, start: Potentials) -> Engine:
         """Make an engine, whose tiles are chosen near ``start``."""
+        (alone, shared), ranks = self.engines, self.backend.ranks
+        made: Engine = alone(self, start) if ranks is None else shared(self, start, ranks)
+        return made
 
     @abstractmethod
     def _softmin(self, g: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from torchgw._sinkhorn.kernels.softmin import Groups, KernelSide, Rule, half_ste
 from torchgw._sinkhorn.kernels.sweeps import Workspace
 from torchgw._sinkhorn.kernels.vectors import begin_
 from torchgw._sinkhorn.problem import STRICT, Cost, FactoredCost, LinearProblem
-from torchgw._sinkhorn.tiles.prepared import Engine, TiledBackend, TiledProblem, grouped
+from torchgw._sinkhorn.tiles.prepared import TiledBackend, TiledProblem, grouped
 from torchgw._sinkhorn.tiles.tiling import SLACK, Cut, TileLists, TileProblem
 from torchgw._tensors.operations import both, negative, power_of_two
 from torchgw._tensors.ranks import Ranks
@@ -68,14 +68,6 @@ class TiledTritonProblem(TiledProblem):
         self._chosen = None
         self._chosen = _Chosen.near(self, potentials, slack)
         return self._chosen
-
-    def _engine(self, start: Potentials) -> Engine:
-        ranks = self.backend.ranks
-        return _TritonEngine(self, start) if ranks is None else _SharedEngine(self, start, ranks)
-
-    def cut(self, walk: Walk) -> Cut:
-        """Choose which blocks of rows are computed here."""
-        return Cut(self.backend.ranks, walk.start, self.problem.cost.shape[0], walk.width)
 
     def _softmin(self, g: Tensor) -> Tensor:
         cost, (_, b), epsilon, _ = self.problem
@@ -361,3 +353,6 @@ class _SharedEngine(_TritonEngine):
         cut = self._cuts[1]
         own = [factor @ self._sums[:, piece].contiguous() for piece in cut.pieces]
         return cut.join(torch.cat([factor[:0], *own]))
+
+
+TiledTritonProblem.engines = _TritonEngine, _SharedEngine

@@ -72,7 +72,7 @@ class Call(SimpleNamespace):
         if not valued:
             return problem.arrays.give(plan), problem.arrays.give_all(log)
         given = {key: self.get(key) for key in ("C1", "C2", "p", "q", "M", "alpha")}
-        found = value_of(problem, self.loss_fun, plan, float(value), given, potentials)
+        found = value_of(problem, plan, float(value), given, potentials)
         return (found, problem.arrays.give_all({**log, "T": plan})) if self.log else found
 
 

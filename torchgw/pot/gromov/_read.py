@@ -30,6 +30,7 @@ class Problem(NamedTuple):
     """Minimise (1 - alpha) <M, T> + alpha sum L(C1_ik, C2_jl) T_ij T_kl."""
 
     arrays: Arrays
+    loss: str
     term: Quadratic
     C1: Array
     C2: Array
@@ -52,22 +53,23 @@ class Problem(NamedTuple):
         linear = 0.0 if self.M is None else (1 - self.alpha) * float(np.vdot(self.M, plan))
         return linear, self.alpha * self.term.value(plan)
 
-    def keep(self, rows: Mask | None, columns: Mask | None) -> "Problem":
+    def slopes(self, plan: Array) -> tuple[Array, Array]:
+        """Differentiate the objective at a fixed plan by the two tables."""
+        first, second = table_slopes(self.C1, self.C2, self.loss, plan)
+        return self.alpha * first, self.alpha * second
+
+    def keep(self, first: Mask, second: Mask) -> "Problem":
         """Leave out points, by masks of those that stay."""
-        first = np.ones(len(self.p), dtype=bool) if rows is None else rows
-        second = np.ones(len(self.q), dtype=bool) if columns is None else columns
         f1, f2, h1, h2 = self.term.parts
         of_rows, of_columns = np.ix_(first, first), np.ix_(second, second)
         parts = Transformed(f1[of_rows], f2[of_columns], h1[of_rows], h2[of_columns])
-        return Problem(
-            self.arrays,
-            self.term._replace(parts=parts),
-            self.C1[of_rows],
-            self.C2[of_columns],
-            self.p[first],
-            self.q[second],
-            None if self.M is None else self.M[np.ix_(first, second)],
-            self.alpha,
+        return self._replace(
+            term=self.term._replace(parts=parts),
+            C1=self.C1[of_rows],
+            C2=self.C2[of_columns],
+            p=self.p[first],
+            q=self.q[second],
+            M=None if self.M is None else self.M[np.ix_(first, second)],
         )
 
 
@@ -156,6 +158,7 @@ def read_problem(
     linear = None if M is None else arrays.read("M", M, (n, m))
     return Problem(
         arrays,
+        loss,
         quadratic(first, second, loss, symmetric),
         first,
         second,
@@ -191,15 +194,8 @@ def read_start(problem: Problem, start: Any, *, exact: bool = True) -> Array:
     return plan
 
 
-def _slopes(problem: Problem, loss: str, plan: Array) -> tuple[Array, Array]:
-    """Differentiate the quadratic term at a fixed plan by the two tables."""
-    first, second = table_slopes(problem.C1, problem.C2, loss, plan, plan)
-    return problem.alpha * first, problem.alpha * second
-
-
 def value_of(
     problem: Problem,
-    loss: str,
     plan: Array,
     value: float,
     given: dict[str, Any],
@@ -208,7 +204,7 @@ def value_of(
     """Hand out a value with its derivatives at a plan; the potentials are those by weights."""
     derivatives: list[tuple[Any, Any]] = []
     if needs_gradients(*given.values()):
-        derivatives += zip((given["C1"], given["C2"]), _slopes(problem, loss, plan), strict=True)
+        derivatives += zip((given["C1"], given["C2"]), problem.slopes(plan), strict=True)
         if potentials is not None:
             f, g = potentials
             derivatives += [(given["p"], f - f.mean()), (given["q"], g - g.mean())]

@@ -1,7 +1,11 @@
 """Problems of each kind, solved from a start: without entropy by vertices, with it by scaling."""
 
+import itertools
+import sys
+import warnings
 from collections.abc import Callable
 from functools import partial
+from importlib.util import find_spec
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -9,16 +13,13 @@ import torch
 
 from torchgw._errors import ConvergenceWarning, InvalidInputError, warn_user
 from torchgw._problem.marginals import MarginalRule
-from torchgw._sinkhorn.exact import LARGE, PartialTransport
+from torchgw._sinkhorn.exact import LARGE, LinearSolver, PartialTransport
 from torchgw._solve.polish import best_length, oracle, take_steps
 from torchgw._typing import Marginals
 from torchgw.pot import _mirror
 from torchgw.pot._arrays import Array, product, uniform
-from torchgw.pot._as_pot import ShortTransport, StoredAsPot, tied, transport_as_pot
-from torchgw.pot._coarse import coarse_start
-from torchgw.pot._few import FewEntries
 from torchgw.pot._handed import handed
-from torchgw.pot._stored import Stored
+from torchgw.pot._quadratic import Quadratic
 from torchgw.pot.gromov._call import Call
 from torchgw.pot.gromov._read import Problem, check_epsilon, check_limits, read_start
 
@@ -27,10 +28,67 @@ Kind = Literal["balanced", "partial", "semirelaxed"]
 # Starts of semi-relaxed problems by name.
 _PARTITIONS = ("fluid", "spectral", "kmeans", "fluid_soft", "spectral_soft", "kmeans_soft")
 _STARTS = ("product", "random_product", "random", *_PARTITIONS)
+# A table counts as tied by so many of its rows: on average an entry of them is repeated so many
+# times. [L660]
+_ROWS, _TIMES = 8, 4
 # Armijo's rule asks for a decrease of this share of what the slope promises. [L386]
 _ARMIJO = 1e-4
 # A plan may miss its weights, or exceed them, by this share of its mass without a warning. [L1060]
 _EXCESS = 0.01
+
+
+class Stored:
+    """A plan under the objective <M, T> + weight * quadratic(T), ``linear`` being M."""
+
+    # Its gradient is linear in T, so that of the direction gives the line and the next gradient
+    # too.
+
+    def __init__(
+        self,
+        term: Quadratic,
+        weight: float,
+        linear: Array | float,
+        start: Array,
+        solver: LinearSolver,
+    ) -> None:
+        self.term, self.weight, self.linear = term, weight, linear
+        self.plan, self.solver = start, solver
+
+    def begin(self) -> float:
+        """Return the objective at the plan."""
+        self._slope = self.weight * self.term.gradient(self.plan)
+        # the quadratic term at a plan is half the product of the plan with its gradient
+        half = 0.5 * float(np.vdot(self._slope, self.plan))
+        self._slope += self.linear
+        return float(np.sum(self.linear * self.plan)) + half
+
+    def look(self) -> tuple[float, float]:
+        """Solve the linear problem; find the objective towards its solution."""
+        self._turn(self._slope)
+        self._change = self.term.gradient(self._direction)
+        self._change *= self.weight
+        bend = 0.5 * float(np.vdot(self._change, self._direction))
+        return bend, float(np.vdot(self._slope, self._direction))
+
+    def go(self, length: float) -> None:
+        """Go a share of the way to the solution."""
+        if length == 1:
+            # at the vertex itself its zeros are exact, without rounding
+            self._slope = self._slope + self._change
+            self.plan = self._found.plan
+            return
+        self._slope = self._slope + length * self._change
+        self.plan = self.plan + length * self._direction
+
+    def _turn(self, slope: Array) -> None:
+        self._found = self.solver(slope, float(np.vdot(slope, self.plan)))
+        self._direction = self._found.plan - self.plan
+
+    @property
+    def potentials(self) -> tuple[Array, Array] | None:
+        """Those of the last linear problem, if they are known."""
+        known = self._found.potentials
+        return None if known is None else known()
 
 
 class Exact(NamedTuple):
@@ -60,36 +118,68 @@ def exact(
     rule = _read_rule(problem, kind, mass)
     first = _read_first(problem, rule, start, random_state)
     solver = oracle(p, q, rule)
-    bounds, large = kind == "partial", min(first.shape) >= LARGE
+    losses: list[float] = []
     if armijo or limits != (None, None):
         stop["length_of"] = partial(_length, armijo, limits)
-    stored = Stored(*pieces, first, solver)
-    # large partial problems do not begin where POT begins
-    ties = tied(problem.C1, problem.C2) and (problem.M is None or tied(problem.M))
-    if ties and not armijo and not (bounds and large):
-        same = transport_as_pot(p, q) if kind == "balanced" else solver
-        held = {"p": None if bounds else p, "q": q if kind == "balanced" else None}
-        stored = StoredAsPot(*pieces, first, same, **held)
-    losses: list[float] = []
-    path: Stored | FewEntries = stored
+    elif start is None and find_spec("ot") is not None and _as_pot(problem, solver, first):
+        found, is_over = _by_pot(problem, kind, rule, max_iter, stop)
+        if is_over:
+            return found
+        first, losses = found.plan, found.losses[:-1]
+        max_iter -= len(losses)
+    path = Stored(*pieces, first, solver)
+    done = take_steps(path, max_iter=max_iter, **stop)
+    return Exact(path.plan, done.value, losses + done.losses, path.potentials, done.converged)
+
+
+def _as_pot(problem: Problem, solver: LinearSolver, first: Array) -> bool:
+    """Say whether steps have to be POT's: where costs tie, and of small partial problems."""
+    # rounding decides among ties; POT ends linear problems of partial plans after as many pivots as
+    # there may be steps, and large ones go nowhere then
     if isinstance(solver, PartialTransport):
-        if start is None and problem.M is None and solver.general.by_parts:
-            path = coarse_start(*pieces[:2], solver)
-        elif solver.general.by_pot and not large:
-            # POT ends its linear problems after `max_iter` pivots, the number of steps that it may
-            # take; from there steps go on
-            stored.solver = short = ShortTransport(solver, problem.linear, max_iter)
-            found = take_steps(stored, max_iter=max_iter, **stop)
-            if short.solved(stored.plan):
-                return Exact(stored.plan, found.value, found.losses, None, found.converged)
-            reached = short.within(stored.plan)
-            if reached is not None:
-                first, losses = reached, found.losses[:-1]
-                max_iter -= len(losses)
-            path = Stored(*pieces, first, solver)
-    found = take_steps(path, max_iter=max_iter, **stop)
-    losses += found.losses
-    return Exact(path.plan, found.value, losses, path.potentials, found.converged)
+        return bool(min(first.shape) < LARGE)
+    tables = problem.C1, problem.C2, *(() if problem.M is None else (problem.M,))
+    few = [table[:_ROWS] for table in tables]
+    tied = [bool(_TIMES * len(np.unique(rows)) <= rows.size) for rows in few]
+    return (tied[0] or tied[1]) and all(tied[2:])
+
+
+def _by_pot(
+    problem: Problem, kind: Kind, rule: MarginalRule | None, max_iter: int, stop: dict[str, Any]
+) -> tuple[Exact, bool]:
+    """Take POT's steps, from which those of a partial plan may have to go on; tell if not."""
+    fused, before = problem.M is not None, {"semirelaxed": "semirelaxed_", "partial": "partial_"}
+    solve = handed(f"{before.get(kind, '')}{'fused_' if fused else ''}gromov_wasserstein")
+    given: dict[str, Any] = {"M": problem.M, "alpha": problem.alpha} if fused else {}
+    if kind == "partial":
+        assert rule is not None
+        given |= {"m": rule.mass, "numItermax": max_iter, "tol": stop["tol_rel"], "warn": False}
+    else:
+        given |= {"max_iter": max_iter, "tol_rel": stop["tol_rel"], "tol_abs": stop["tol_abs"]}
+    if kind != "semirelaxed":
+        given["q"] = problem.q
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        plan, log = solve(
+            C1=problem.C1, C2=problem.C2, p=problem.p, loss_fun=problem.loss,
+            symmetric=problem.term.symmetric, log=True, **given,
+        )  # fmt: skip
+    losses = [float(loss) for loss in log["loss"]]
+    if stop.get("verbose"):
+        for step, (last, loss) in enumerate(itertools.pairwise(losses), 1):
+            sys.stderr.write(f"{step:5d}|{loss:8e}|{abs(loss - last):8e}\n")
+    pair = (log["u"], log["v"]) if kind == "balanced" else None
+    found = Exact(plan, losses[-1], losses, pair, len(losses) <= max_iter)
+    if rule is None or rule.mass is None:
+        return found, True
+    moved = float(plan.sum())
+    if moved < rule.mass * (1 - 1e-9):
+        # a plan of less mass is none to go on from
+        begun = product(problem.p, problem.q, rule.mass)
+        return found._replace(plan=begun, losses=losses[:1]), False
+    if moved > rule.mass:
+        plan *= rule.mass / moved
+    return found, log["warning"] is None and moved <= rule.mass * (1 + 1e-9)
 
 
 def _length(
