@@ -153,13 +153,15 @@ _HOST_ITERATION = 1.2e-3
 _SHARPEST, _SHARPEST_ITERATIONS, _SHARPEST_ENTRY = 2.5e-5, 30_000, 3e-9
 
 
-def forecast(facts: Facts, options: Options, gradient: str, each: float, cost: str) -> None:
+def forecast(
+    facts: Facts, options: Options, gradient: str, each: float, cost: str, worst: float | None
+) -> None:
     """Log what a solve will ``cost``, on a CPU an iteration too, and warn if a solve takes long.
 
-    ``each`` are the seconds of an iteration, but for those of a sampled loss that is no product.
+    ``each`` are the seconds of an iteration, but for those of a sampled loss that is no product,
+    and ``worst`` those of all solves at a small epsilon.
     """
     proximal = options.regularization == "proximal"
-    worst = longest(facts, options)
     if worst is not None:
         _foresee_sharp(facts, options, worst)
     if facts.device != "cpu":
@@ -221,14 +223,21 @@ def _unit(seconds: float) -> tuple[int, str]:
     return (60, "minutes") if seconds > 120 else (1, "seconds")
 
 
-def longest(facts: Facts, options: Options) -> float | None:
-    """Model the longest that a solve at a small epsilon may take; ``None`` at others."""
+# Whole solves from other optima of a search: as many as it reports beside the first. A choice.
+_OTHERS = 4
+
+
+def longest(facts: Facts, options: Options, moves: Collection[str]) -> float | None:
+    """Model the longest that all solves at a small epsilon may take; ``None`` at others."""
     proximal = options.regularization == "proximal"
     if proximal or not facts.epsilon < _SHARP * (facts.spread or 1.0):
         return None
     each = slowness() * (_ITERATION + _ENTRY * facts.entries)
     each = _HOST_ITERATION if facts.device != "cpu" else each
-    return options.max_iter * options.inner_max_iter * each
+    # where ends are followed side by side few whole solves are made
+    alone = "ends" in moves
+    others = 0 if alone else ("product" in moves) + _OTHERS * ("optima" in moves)
+    return (1 + others) * options.max_iter * options.inner_max_iter * each
 
 
 def _foresee_sharp(facts: Facts, options: Options, worst: float) -> None:

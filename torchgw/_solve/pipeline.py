@@ -355,7 +355,7 @@ def follow(asked: Asked, recorder: Recorder, match: Isometry | None = None) -> F
     untold = options.told == "nothing"
     told = strategy.facts, strategy.options, strategy.gradient, strategy.route.each
     if untold:
-        forecast(*told, strategy.route.cost)
+        forecast(*told, strategy.route.cost, strategy.route.longest)
     start = find_start(asked, strategy, match)
     if untold and start.search is not None and start.search.compare:
         forecast_again(*told)

@@ -491,9 +491,9 @@ MOVES = (
         lambda facts, options, limits: (
             _searched(facts, options) and options.rule is not None and facts.square
             and not any(facts.directed) and facts.linear is None
-            and facts.larger > limits.relaxed_points and facts.entries < limits.open_most
+            and facts.larger > limits.relaxed_points and facts.entries <= limits.congruent
         ),
-        lambda limits: f"{limits.open_most - 1:,} pairs",
+        lambda limits: f"{limits.congruent:,} pairs",
     ),
 )  # fmt: skip
 
@@ -570,16 +570,15 @@ def make_route(
         facts, name, facts.cost_rank(name, n_anchors), dtypes.loop, stored=storage.stored,
         tiled=storage.width is not None,
     )  # fmt: skip
-    seconds = None
+    seconds, names = None, {move.name for move in moves}
     if facts.device == "cpu":
-        names = {move.name for move in moves}
         each *= slowness()
         seconds = solve_seconds(facts, options, limits, name, each, names)
     return Route(
         _size(facts), gradient, precision, storage, _begin(facts, options, moves, init),
         _end(facts, options, name, limits), each, seconds,
         _bytes(facts, options, limits, name, storage, dtypes, n_anchors), dtypes, n_anchors,
-        longest(facts, options),
+        longest(facts, options, names),
     )  # fmt: skip
 
 
