@@ -198,6 +198,16 @@ def test_tensors_in_tensors_out():
         ({"unbalanced": 0.5, "unbalanced_type": "TV"}, "'partial'"),
         ({"method": "BAPG", "reg": 0.1}, "'PPA'"),
         ({"method": "PGD"}, "regularised"),
+        (
+            {
+                "M": np.ones((N, M)),
+                "alpha": 0,
+                "unbalanced": 0.5,
+                "unbalanced_type": "L2",
+                "reg": 0.1,
+            },
+            "no entropy here",
+        ),
     ],
 )
 def test_what_is_not_solved_is_refused(change, message):

@@ -427,6 +427,11 @@ def _penalised(
         raise InvalidInputError("`alpha=0` leaves only the linear cost: pass `M`.")
     if alpha == 0 and needs_gradients(*given.values()):
         raise UnsupportedError("`alpha=0` with penalised marginals has no gradients: use ot.solve.")
+    if alpha == 0 and kind == "l2" and reg > 0:
+        raise UnsupportedError(
+            "`alpha=0` with L2 penalties has no entropy here: leave `reg` out, or use "
+            "ot.solve(M, a, b, reg=reg, unbalanced=unbalanced, unbalanced_type='L2')."
+        )
     problem = read_problem(
         given["C1"], given["C2"], given["p"], given["q"], loss, symmetric, M=M, alpha=alpha,
         also=(start,), names=_NAMES,
