@@ -41,6 +41,7 @@ STUDIES = {
     "low-rank": ("solves.low_rank", "low rank beside full rank and POT's"),
     "memory": ("solves.memory", "peak memory of one large solve on a CPU"),
     "networks": ("quality.sparse", "sparse networks that lost edges, beside published numbers"),
+    "overlaps": ("quality.overlaps", "slices and clouds that share a part, beside POT's partial"),
     "pot-tests": ("solves.pot_tests", "POT's own tests, on torchgw.pot"),
     "pot-times": ("solves.pot_times", "small dense problems by torchgw.pot and by POT"),
     "precision": ("sinkhorn.precision", "plan error and time of each precision"),

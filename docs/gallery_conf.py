@@ -16,6 +16,7 @@ ORDER = (
     "roads",
     "hierarchies",
     "surfaces",
+    "slices",
     "out_of_sample",
     "differentiable",
     "training",

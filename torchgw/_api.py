@@ -16,7 +16,7 @@ from torchgw._boundary.console import verbose_progress
 from torchgw._derivatives.transforms import through_transforms
 from torchgw._errors import UnsupportedError
 from torchgw._gradients.choose import GradientName
-from torchgw._problem.given import Passed, warn_of_angles, warn_of_two_units, with_area
+from torchgw._problem.given import Passed, warn_of_angles, with_area
 from torchgw._problem.limits import limits_of
 from torchgw._problem.linear_term import (
     check_alpha,
@@ -188,8 +188,9 @@ def solve(
         Neighbours in the graph; about log n by default.
     scale : {"auto", "max", "mean"} or None
         What each side's distances are divided by, once, among the points of positive weight.
-        ``"auto"`` divides distances that are computed here by the maximum, and leaves given ones.
-        Pass None to relaxed problems (``unbalanced``, ``mass``) whose sides share a unit.
+        ``"auto"`` divides distances that are computed here by the maximum, and leaves given ones;
+        both sides of a relaxed problem (``unbalanced``, ``mass``) by the larger one, as they share
+        a unit where both are points with as many columns, or both are graphs.
     epsilon : float or "auto"
         Regularisation, in units of squared scaled distances, as in POT. ``"auto"`` is 0.0025 times
         the natural scale of the cost, 4 alpha std(D_X) std(D_Y) (+ (1 - alpha) std(M)); or 0.1
@@ -448,8 +449,6 @@ def _solve(
         source, target = sides.providers
         if sides.decision is not None:
             warn_of_angles(options.rule is not None, sides.decision.chosen)
-        if options.rule is not None and scale == "auto" and weight > 0:
-            warn_of_two_units(sides.origins)
         check_loss(kind, target)
         marginals = Marginals(
             as_weights("a", a, source.n, where), as_weights("b", b, target.n, where)

@@ -231,6 +231,9 @@ def _with_options(number: int, what: Any, single: bool, rng: Generator, device: 
     options |= what(rng, x, y) if callable(what) else what
     if "init" in options:
         del options["n_init"]
+    if {"mass", "unbalanced"} & options.keys() and isinstance(options["X"], np.ndarray):
+        # the unit of when they were frozen
+        options["scale"] = "max"
     return partial(torchgw.solve, **as_arguments(options))
 
 

@@ -124,6 +124,40 @@ def test_prices_prove_the_least_cost():
     assert largest_pairing(u, a, v, b) == pytest.approx(u @ plan @ v)
 
 
+def test_prices_of_other_problems_prove_what_they_say():
+    """Of many points: prices at hand, those of few entries, and at last the exact ones."""
+    rng = np.random.default_rng(0)
+    n, m = 150, 160
+    a, b = (rng.dirichlet(np.ones(size)) for size in (n, m))
+    x, y = rng.normal(size=(n, 2)), rng.normal(size=(m, 2))
+    transport = Transport(a, b)
+    transport.reach(-x @ y.T, np.inf, np.inf)
+    for turn in (0.0, 0.03, 0.1, 1.5, 3.0):
+        cost = -x @ np.array([[np.cos(turn), -np.sin(turn)], [np.sin(turn), np.cos(turn)]]) @ y.T
+        exact, f = Transport(a, b)(cost)
+        most = least(cost, f, a, b)
+        for floor, enough in ((most - 1, most - 0.5), (most - 1, most), (np.inf, np.inf)):
+            plan, f = transport.reach(cost, floor, enough)
+            proven = transport.bound(cost, f)
+            assert proven <= most + ROUNDING
+            # of a plan that was seen, most of what it has above the floor
+            assert proven >= (most - 0.5 if floor < np.inf else most) - ROUNDING
+            if plan is None:
+                assert proven >= enough
+            else:
+                assert plan.sum(1) == pytest.approx(a)
+                assert plan.sum(0) == pytest.approx(b)
+        assert proven == pytest.approx((cost * exact).sum())
+
+
+def test_many_points_have_a_proof():
+    """Cuts by the prices of others, above no plan, and verified."""
+    X, Y, result = solved(0, n=160, polish=True)
+    found = result.certify(60, gap=0.05)
+    assert found.best_value - found.lower_bound <= 0.05 * found.best_value * (1 + 1e-9)
+    torchgw.verify(found.proof, X, Y)
+
+
 def test_vertices_are_those_of_the_cuts():
     """Every choice of three faces that meet inside is a vertex, and there is no other."""
     rng = np.random.default_rng(0)

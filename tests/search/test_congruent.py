@@ -36,6 +36,22 @@ def test_seeds_lie_in_the_part_that_is_shared():
     assert float(torch.stack(right).mean()) > 0.7
 
 
+def test_seeds_of_many_points_lie_in_the_part_that_is_shared():
+    """Two windows that share half of 150 spots: few pairs of many are as far apart by truth."""
+    weights = torch.full((150,), 1 / 150, dtype=torch.float64)
+    right = []
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        spots = np.stack(np.meshgrid(np.arange(23), np.arange(10)), -1).reshape(-1, 2)[:225]
+        spots = spots + 0.25 * rng.normal(size=spots.shape)
+        spots = spots[spots[:, 0].argsort()]
+        x, y = spots[:150] + 0.03 * rng.normal(size=(150, 2)), spots[75:] @ [[0, 1], [1, 0]]
+        generator = torch.Generator("cpu").manual_seed(0)
+        found = congruent_pairs(table(x), table(y), (weights, weights), 0.5, 4, generator)
+        right.append((found.source[0] == found.target[0] + 75).double().mean())
+    assert float(torch.stack(right).mean()) > 0.7
+
+
 def test_few_points_have_no_seeds():
     x, y = overlap(0, 6, 4)
     weights = torch.full((6,), 1 / 6, dtype=torch.float64)

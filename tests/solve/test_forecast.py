@@ -199,13 +199,13 @@ def test_forecasts_hold_within_a_factor_of_two():
     rows = [measured(f"{kind}, {n}", 1) for kind in kinds for n in (12, 60, 200, 350)]
     missed = [row["problem"] for row in rows if not holds(row)]
     assert len(missed) <= 0.5 * len(rows), missed
-    # between both times nearly all are
+    # between both times most are
     outside = [
         row["problem"]
         for row in rows
         if not row["usual"] / 2 <= row["seconds"] <= 2 * row["longer"]
     ]
-    assert len(outside) <= 0.1 * len(rows), outside
+    assert len(outside) <= 0.15 * len(rows), outside
 
 
 def test_a_forecast_is_corrected_by_the_search(caplog):

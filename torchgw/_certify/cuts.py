@@ -18,11 +18,12 @@ References
 from time import monotonic
 
 import numpy as np
+import scipy
 
 from torchgw._certify.question import Array, Question
 from torchgw._certify.tables import Bound
 from torchgw._certify.transport import Transport, largest_pairing
-from torchgw._certify.vertices import Polytope
+from torchgw._certify.vertices import Places, Polytope
 
 # Numbers whose square is followed exactly: a polytope in ten dimensions has tens of thousands of
 # vertices after fifty cuts. Vertices at most. [L1354]
@@ -35,6 +36,8 @@ _SECANTS = 0.25
 # Cuts are lowered by random shares of this part of the range of t, so that no vertex lies on more
 # faces than there are dimensions. [L1354]
 _LOWERED = 1e-9
+# Times the gap by which a cut has to raise its vertex: less takes a better solver. [L1408]
+_DEPTH = 1.25
 # Relative gain that is worth another step from a plan to the next. [L1354]
 _GAIN = 1e-9
 
@@ -50,7 +53,7 @@ class CuttingPlanes:
         self._c = c = 2 * question.alpha * np.outer(sigma, tau).ravel()
         low, high = self._ranges()
         self.plan, self.value = plan, question.value(plan)
-        t, z = self._read(plan)
+        _, z = self._read(scipy.sparse.coo_array(plan))
         matter = np.where(c > 0, c * (high - low) ** 2, 0)
         order = np.argsort(-matter)
         # what the secants of those from each on are below the squares at most
@@ -93,18 +96,35 @@ class CuttingPlanes:
         low = [-largest_pairing(-u, a, v, b) for u, v in pairs]
         return np.array(low), np.array([largest_pairing(u, a, v, b) for u, v in pairs])
 
-    def _read(self, plan: Array) -> tuple[float, Array]:
+    def _read(self, plan: scipy.sparse.coo_array) -> tuple[float, Array]:
         """Compute t and z of a plan."""
         z = np.einsum("ik,ik->k", self._left, plan @ self._right)
-        return float((self.question.linear * plan).sum()), z
+        return float(self.question.linear[plan.row, plan.col] @ plan.data), z
 
-    def _cut(self, slope: Array) -> Array:
-        """Add the cut of a slope w; return z of the plan there, after the best has seen it."""
+    def _cut(
+        self,
+        slope: Array,
+        near: Places | None = None,
+        floor: float = np.inf,
+        enough: float = np.inf,
+    ) -> Array | None:
+        """Add the cut of a slope w, at a height that is ``enough`` or about the largest.
+
+        The prices to begin with are a mean of those of the cuts ``near``, or those of the nearest.
+        Return z of the plan there, if there is one, after the best has seen it.
+        """
         cost = self._linear + (self._u * slope) @ self._v.T
         if self._slopes:
             away = (np.array(self._slopes) - slope) * self._width
-            self._transport.prices = self._prices[int((away**2).sum(1).argmin())]
-        plan, f = self._transport(cost)
+            if near is None:
+                near = (away**2).sum(1).argmin()[None]
+            # a mean of slopes that is about this one
+            sums = np.vstack([away[near].T, np.full(len(near), np.abs(away[near]).max() or 1.0)])
+            right = np.append(np.zeros(len(slope)), sums[-1, 0])
+            shares = np.linalg.lstsq(sums, right)[0].clip(min=0)
+            near_prices = np.array([self._prices[k] for k in near])
+            self._transport.prices = shares @ near_prices / (shares.sum() or 1.0)
+        plan, f = self._transport.reach(cost, floor, enough)
         height = self._transport.bound(cost, f)
         if self._polytope is not None:
             height -= _LOWERED * self._scale * self._generator.random()
@@ -116,17 +136,19 @@ class CuttingPlanes:
         self._potentials.append(f)
         self._heights.append(height)
         self._prices.append(self._transport.prices)
+        if plan is None:
+            return None
         t, z = self._read(plan)
         value = self.question.constant + t - float(self._c @ z**2)
         if value < self.value:
-            self.plan, self.value = plan, value
+            self.plan, self.value = plan.toarray(), value
         kept: Array = z[self._active]
         return kept
 
-    def _descend(self, z: Array) -> None:
+    def _descend(self, z: Array | None) -> None:
         """Follow the linearised objective from z as long as plans cost less."""
         before = np.inf
-        while self.value < before - _GAIN * abs(self.value):
+        while z is not None and self.value < before - _GAIN * abs(self.value):
             before = self.value
             z = self._cut(-2 * self._k * z)
 
@@ -137,6 +159,9 @@ class CuttingPlanes:
         z = self._low + x[:, :-1] * self._width
         costs = self._heights[0] + self._scale * x[:, -1] - z**2 @ self._k
         place = int(costs.argmin())
+        # its cuts; of those before there are the faces of the box, and the first is none of these
+        cuts = self._polytope.faces[place] - 2 * x.shape[1] + 1
+        self._near = cuts[cuts > 0] if (cuts > 0).any() else None
         return self._constant + float(costs[place]), z[place]
 
     def run(self, seconds: float, gap: float) -> None:
@@ -147,7 +172,10 @@ class CuttingPlanes:
             if len(self._polytope.vertices) > _VERTICES:
                 return
             before, vertex = self.value, self._lowest
-            z = self._cut(-2 * self._k * vertex)
+            # t + w . z of the vertex; the largest height is above it by the gap at least
+            floor = self.bound - self._constant - float(self._k @ vertex**2)
+            enough = floor + _DEPTH * (self.value - self.bound)
+            z = self._cut(-2 * self._k * vertex, self._near, floor, enough)
             if self.value < before:
                 self._descend(z)
             self.bound, self._lowest = self._least()

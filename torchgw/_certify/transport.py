@@ -13,6 +13,10 @@ _ROUNDS = 500
 _ROUNDING = 1e-15
 # Pivots of the simplex at most: where they run out, potentials prove less. A choice. [L1376]
 _PIVOTS = 100_000_000
+# Entries a row, the cheapest beside earlier prices, of a partial problem; its pivots for each row
+# at most, beyond which all entries are as fast; how many of them; and the share of a cut that
+# their prices have to prove. [L1407]
+_KEPT, _TURNS, _TRIES, _MOST = 20, 50, 2, 0.8
 
 
 class Transport:
@@ -26,6 +30,7 @@ class Transport:
         self._simplex = None if assigned and not simplex.by_parts else simplex
         # of the columns, from which the next problem begins; others can be given
         self.prices = np.zeros(len(b))
+        self._used: scipy.sparse.coo_array | None = None  # the last plan of `reach`
 
     def __call__(self, cost: Array) -> tuple[Array, Array]:
         """Find a plan of least cost (n, m), and a potential f (n,) that proves it."""
@@ -53,10 +58,55 @@ class Transport:
         self.prices = self.prices + _prices(rest, plan)
         return plan, (cost - self.prices).min(1)
 
+    def reach(
+        self, cost: Array, floor: float, enough: float
+    ) -> tuple[scipy.sparse.coo_array | None, Array]:
+        """Find a potential f (n,) that proves ``enough``, or about the most, and maybe a plan.
+
+        The prices at hand may do, or those of a problem on a few entries where they prove most of
+        what its plan has above ``floor``. For an infinite ``floor`` the problem is solved exactly.
+        """
+        if self._simplex is not None and self._simplex.by_parts and self._allowed is None:
+            plan = None
+            for tried in range(_TRIES + 1 if np.isfinite(floor) else 0):
+                f, self.prices = _lifted(cost, self.prices)
+                if self._a @ f + self._b @ self.prices >= enough:
+                    return plan, f
+                rest = cost - f[:, None]
+                rest -= self.prices
+                pivots = _TURNS * len(cost)
+                found = self._simplex.few(self._cheapest(rest), pivots) if tried < _TRIES else None
+                if found is None:
+                    break
+                plan, v = found
+                self._used, self.prices = plan, self.prices + v
+                enough = floor + _MOST * (float(cost[plan.row, plan.col] @ plan.data) - floor)
+        plan, f = self(cost)
+        self._used = scipy.sparse.coo_array(plan)
+        return self._used, f
+
+    def _cheapest(self, rest: Array) -> scipy.sparse.coo_array:
+        """Take the entries that cost least and those of the last plan, which make some plan."""
+        few = rest[:: max(1, len(rest) // _KEPT)]
+        least = np.partition(few, few.size * _KEPT // rest.shape[1], axis=None)
+        used = rest <= least[few.size * _KEPT // rest.shape[1]]
+        if self._used is not None:
+            used[self._used.row, self._used.col] = True
+        places = np.flatnonzero(used)
+        return scipy.sparse.coo_array(
+            (rest.reshape(-1)[places], np.divmod(places, rest.shape[1])), rest.shape
+        )
+
     def bound(self, cost: Array, f: Array) -> float:
         """Bound <cost, P> of all plans from below by a potential f (n,)."""
         open_ = cost if self._allowed is None else np.where(self._allowed, cost, np.inf)
         return least(open_, f, self._a, self._b)
+
+
+def _lifted(cost: Array, prices: Array) -> tuple[Array, Array]:
+    """Raise prices (m,) as far as they go, beside the potentials f (n,) that they leave."""
+    f = (cost - prices).min(1)
+    return f, (cost - f[:, None]).min(0)
 
 
 def _prices(cost: Array, plan: Array) -> Array:

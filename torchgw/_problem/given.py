@@ -40,8 +40,9 @@ _COMPARED = 15
 _PROBED = 4096
 # Points up to which a host does that for a GPU. A choice. [L1243]
 _FEW = 1_000
-# Ratio of two units from which on relaxed problems come out wrong if they are the same. [L1130]
-_UNITS = 1.05
+# Ratio of two largest distances from which on they may have other units: half of a shape is more
+# than half as wide as the whole. [L1393]
+_UNITS = 2.0
 # Points up to which two spaces are compared by eigenvalues, and how far those may differ as a share
 # of the largest. [L415]
 _MOST_POINTS = 1500
@@ -94,21 +95,29 @@ def _nearest_on_diagonal(table: Tensor) -> str:
     return "smallest" if int((table <= own).sum()) == len(table) > 1 else "neither"
 
 
-def warn_of_two_units(sides: tuple[Space, Space]) -> None:
-    """Warn where sides of a relaxed problem may share a unit and are divided by two scales."""
-    # the sides may share a unit if both are points with as many columns, or both are graphs
-    kinds = [
+def common_unit(x: Space, y: Space) -> float | None:
+    """Find the larger of the numbers that sides of a relaxed problem were divided by.
+
+    The largest distance of a side may be that of a point without a partner, so the sides share a
+    unit if both may: if both are points with as many columns, or both are graphs.
+    """
+    first, second = (
         (s.metric, s.geodesics is None, None if s.points is None else s.points.shape[1])
-        for s in sides
-    ]
-    x, y = (1 / side.scale for side in sides)
-    if kinds[0] == kinds[1] and max(x, y) > _UNITS * min(x, y):
+        for s in (x, y)
+    )
+    if first != second or x.scale == y.scale:
+        return None
+    sizes = 1 / x.scale, 1 / y.scale
+    unit = max(sizes)
+    if unit > _UNITS * min(sizes):
         warn_user(
-            f"Distances of X were divided by the largest, {x:.4g}, and those of Y by theirs, "
-            f"{y:.4g}, which may be that of points without a partner. If both sides are in one "
-            "unit, pass scale=None; if not, scale='max', which is the same without this warning.",
+            f"The largest distance of X is {sizes[0]:.4g}, that of Y {sizes[1]:.4g}. As `mass` and "
+            "`unbalanced` leave points out, both were divided by the larger one: distances of "
+            "both sides are taken to be in one unit. If they are, pass scale=None; if not, "
+            "scale='max'.",
             TorchGWWarning,
         )
+    return unit
 
 
 def warn_of_unlike_edges(names: tuple[str, str], steps: tuple[bool | None, bool | None]) -> None:

@@ -45,17 +45,17 @@ _NOTHING = 1e-9
 def scaled(
     provider: DistanceProvider,
     points: Tensor | None,
-    scale: ScaleName | None,
+    scale: ScaleName | float | None,
     weights: Tensor | None,
     *,
     computed: bool,
 ) -> tuple[DistanceProvider, float]:
-    """Divide distances by their maximum or mean; also return what they were multiplied by."""
+    """Divide distances by their maximum, mean or a number; also return what multiplies them."""
     if weights is not None and isinstance(provider, PointDistance):
         provider = provider.centred_on(weights)
     if scale is None or (scale == "auto" and not computed):
         return provider, 1.0
-    size = _size(provider, points, scale, weights)
+    size = scale if isinstance(scale, float) else _size(provider, points, scale, weights)
     if size == 0:
         # A single point, or identical points: nothing to scale.
         return provider, 1.0

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
 from typing import Any, NamedTuple, get_args
@@ -19,6 +19,7 @@ from torchgw._problem.given import (
     GivenSpace,
     Passed,
     check_tables_fit,
+    common_unit,
     recognise,
     warn_of_far_points,
     warn_of_two_kinds,
@@ -71,7 +72,7 @@ class DistanceOptions:
 
     n_neighbors: int | None
     n_landmarks: int | None
-    scale: ScaleName | None
+    scale: ScaleName | float | None  # a number is the unit of both sides
     disconnected: ConnectPolicy
     cache: Cache | None = None
     progress: bool = False
@@ -188,6 +189,14 @@ def build_providers(
         side.in_units(provider, options, decided=decision is not None)
         for provider, side in zip(providers, pair, strict=True)
     ]
+    shared = options.relaxed and options.scale == "auto"
+    unit = common_unit(made[0][1], made[1][1]) if shared else None
+    if unit is not None:
+        options = replace(options, scale=unit)
+        made = [
+            side.in_units(provider, options, decided=False)
+            for provider, side in zip(providers, pair, strict=True)
+        ]
     clock("distances", started + stages.seconds)
     landmarks = {
         side.given.name: {"count": len(one.landmarks), "rank": one.rank, "error": one.error}

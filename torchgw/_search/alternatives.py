@@ -189,6 +189,11 @@ WHY_RELAXED = (
     "Starts of this problem, whose marginals are relaxed, did not agree on an optimum; there may "
     "be a better one. See `result.alternatives`; pass an `init` that you know."
 )
+WHY_BLUR = (
+    "Another plan of the same mass keeps distances better and loses by its entropy alone, so "
+    "epsilon decides which one is found, as it is too large to tell points from their neighbours. "
+    "Pass a smaller `epsilon`, such as a tenth of `result.epsilon`."
+)
 WHY_SUBSAMPLE = (
     "The problem is so large that its solve began on a subsample, and no starts were followed on "
     "all points; there may be a better optimum. Pass search='auto', or an `init` that you know."

@@ -60,11 +60,15 @@ def congruent_pairs(
         return Congruent(nothing, nothing, x.new_zeros(0))
     dx, dy = x[used[:, None], used], y[there[:, None], there]
     mass = weights[0][used]
-    source, target = _drawn(dx, dy, mass, generator)
+    drawn = _drawn(dx, dy, mass, generator), _alike_nearby(dx, dy, mass, generator)
+    source, target = (torch.cat(parts) for parts in zip(*drawn, strict=True))
     probes = _chosen(mass, min(_PROBES, len(mass)), generator)
-    errors = _trimmed(dx[probes], dy, mass[probes], source, target, share)
-    best = errors.argsort(stable=True)[: _GROWN * count]
-    source, target = _grown(dx, dy, mass, source[best], target[best], share, generator)
+    # most disagree with a few of the probes already
+    for some, kept in ((probes[: _PROBES // 4], _DRAWN // 4), (probes, _GROWN * count)):
+        errors = _trimmed(dx[some], dy, mass[some], source, target, share)
+        best = errors.argsort(stable=True)[:kept]
+        source, target = source[best], target[best]
+    source, target = _grown(dx, dy, mass, source, target, share, generator)
     errors = _trimmed(dx, dy, mass, source, target, share)
     best = errors.argsort(stable=True)[:count]
     return Congruent(used[source[best]], there[target[best]], errors[best])
@@ -96,6 +100,35 @@ def _drawn(
     rows = torch.arange(_DRAWN, device=device)
     fits[rows, one] = fits[rows, other] = torch.inf
     return torch.stack([first, second, third], 1), torch.stack([one, other, fits.argmin(1)], 1)
+
+
+def _alike_nearby(
+    dx: Tensor, dy: Tensor, mass: Tensor, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Draw source points, partners whose nearest points are as far, and two more pairs that fit.
+
+    Among many points few pairs are as far apart as two given ones by no chance; what surrounds a
+    point is left to chance less, and is the same within a shared part but at its rim.
+    """
+    m, device = len(dy), dx.device
+    near, there = (table.sort(1).values[:, 1 : _PAIRS + 1] for table in (dx, dy))
+    unlike = torch.cdist(near, there).square_() / _PAIRS
+    uniform = torch.rand(4, _DRAWN, device="cpu", generator=generator, dtype=torch.float64)
+    edges = (mass.cumsum(0) / mass.sum()).contiguous()
+    uniform = uniform.to(device)
+    source = torch.searchsorted(edges, uniform[:3].contiguous()).clamp_(max=len(dx) - 1).T
+    # how much is alike is not known: partners are drawn from all ranks, those first most often
+    rank = torch.exp(uniform[3] * math.log(max(2.0, _WIDEST * m))).long() - 1
+    target = unlike.argsort(dim=1, stable=True)[source[:, 0], rank][:, None]
+    rows = torch.arange(_DRAWN, device=device)[:, None]
+    for place in (1, 2):
+        new, before = source[:, place], source[:, :place]
+        fits = unlike[new].clone()
+        for one, other in zip(before.T, target.T, strict=True):
+            fits += (dx[new, one][:, None] - dy[other]).square_()
+        fits[rows, target] = torch.inf
+        target = torch.cat([target, fits.argmin(1)[:, None]], 1)
+    return source, target
 
 
 def _chosen(mass: Tensor, count: int, generator: torch.Generator) -> Tensor:

@@ -142,6 +142,13 @@ class ExactTransport:
         """Solve by POT on all entries."""
         self.last, self._used = self._by_simplex(cost, pivots), None
 
+    def few(self, table: Any, pivots: int) -> tuple[Any, Array] | None:
+        """Solve on some entries (n, m), sparse: a plan and prices v (m,), if pivots suffice."""
+        plan, log = self._emd(
+            self.p, self.q, table, numItermax=pivots, log=True, check_marginals=False
+        )
+        return None if log["warning"] is not None else (plan.tocoo(), log["v"])
+
     def _by_simplex(self, cost: Any, pivots: int) -> Vertex:
         # sums of both weights are equal here
         plan, log = self._emd(

@@ -22,6 +22,7 @@ from torchgw._search.alternatives import (
     AGREED,
     OTHER,
     WHY_APART,
+    WHY_BLUR,
     WHY_EDGES,
     WHY_LEFT,
     WHY_OPEN,
@@ -35,7 +36,7 @@ from torchgw._search.alternatives import (
     led_by,
     sent_apart,
 )
-from torchgw._search.chain import COMPARED_AT, Trial
+from torchgw._search.chain import ALIKE, COMPARED_AT, Trial
 from torchgw._search.coarse import coarse_problem
 from torchgw._search.congruent import congruent_pairs
 from torchgw._search.optima import LEAST_EPSILON
@@ -67,6 +68,9 @@ _CLOSE, _NEAR = 0.2, 0.05
 _ALIKE, _ABOVE, _FORGOTTEN = 0.1, 0.015, 3
 # What a start is called that is a match of points by their distances to all others.
 _BY_MATCH = "distance distributions of all points"
+# Epsilon at which seeds of congruent pairs are taken up, as a share of the natural scale: plans
+# between so few pairs settle within few iterations from there. [L1394]
+_SEEDED = 0.01
 # Ends with the lowest objective that are enough to be sure of it. [L1401]
 _MET = 2
 # So many steps like the last one may be left of a path at its target. [L1291]
@@ -291,9 +295,9 @@ def _from_congruent_pairs(incumbent: Incumbent) -> None:
     n, m = problem.source.n, problem.target.n
     limits, larger = limits_of(problem.source.device), max(n, m)
     # smaller problems have begun with them
-    few = larger > limits.relaxed_points and n * m < limits.open_most
+    few = larger > limits.relaxed_points and n * m <= limits.congruent
     apart = can_stack(problem) and problem.linear is None
-    search, clock, before = incumbent.lowest.search, perf_counter(), _objective(incumbent.lowest)
+    search, clock = incumbent.lowest.search, perf_counter()
     free = incumbent.goes_on and incumbent.searched
     if rule is None or rule.squares or not (free and few and apart):
         return
@@ -313,18 +317,25 @@ def _from_congruent_pairs(incumbent: Incumbent) -> None:
         alone = torch.zeros(len(seeds.errors), dtype=torch.int64, device=x.device)
         # of points that have a weight
         s, t = len(rows), len(columns)
-        led = stack.follow(alone, stack.padded(seeds.plans(s, t)))
-    objectives = [before, *led.objectives.tolist()]
-    lowest = min(objectives)
-    met = sum(one - lowest <= AGREED * abs(lowest) for one in objectives)
+        led = stack.follow(alone, stack.padded(seeds.plans(s, t)), _SEEDED)
+    best = int(led.objectives.argmin())
+    plan, label = led.plans[best, :s, :t], f"congruent pairs {best + 1}"
+    lowest = float(led.objectives[best])
+    found = Alternative(lowest, label, plan / plan.sum(), rows, columns, (n, m), epsilon=0.0)
+    # few iterations do not tell where small epsilons end: the best seed is followed in any case
+    lower = incumbent.follow_found(found, clock)
+    ending, doubt = incumbent.lowest.ending, ""
+    value = ending.evaluation.value(problem.alpha)
+    own = ending.plan.to_dense().to(led.plans)[rows[:, None], columns].flatten()
+    ends = led.plans[:, :s, :t].flatten(1)
+    agree = torch.nn.functional.cosine_similarity(ends, own, dim=1) > ALIKE
     # few points do not vouch for an optimum that leaves some of them out
-    if met < _MET and not search.doubt:
-        incumbent.say(doubt=WHY_RELAXED)
-    if lowest < before:
-        best = int(led.objectives.argmin())
-        plan, label = led.plans[best, :s, :t], f"congruent pairs {best + 1}"
-        found = Alternative(lowest, label, plan / plan.sum(), rows, columns, (n, m), epsilon=0.0)
-        incumbent.follow_found(found, clock)
+    if int(agree.sum()) + (not lower) < _MET:
+        doubt = WHY_RELAXED
+    elif rule.mass is not None and float(led.values.min()) < (1 - AGREED) * value:
+        doubt = WHY_BLUR
+    assert incumbent.lowest.search is not None
+    incumbent.say(doubt=incumbent.lowest.search.doubt or doubt)
 
 
 def _by_edges(incumbent: Incumbent) -> None:

@@ -491,9 +491,9 @@ MOVES = (
         lambda facts, options, limits: (
             _searched(facts, options) and options.rule is not None and facts.square
             and not any(facts.directed) and facts.linear is None
-            and facts.larger > limits.relaxed_points and facts.entries < limits.open_most
+            and facts.larger > limits.relaxed_points and facts.entries <= limits.congruent
         ),
-        lambda limits: f"{limits.open_most - 1:,} pairs",
+        lambda limits: f"{limits.congruent:,} pairs",
     ),
 )  # fmt: skip
 
