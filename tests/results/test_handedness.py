@@ -63,8 +63,10 @@ def test_a_mirror_image_is_left_out_where_that_is_asked():
     assert kept.alternatives[0].relation == ""
     assert any("mirrored" in one.relation for one in kept.alternatives[1:])
     assert isinstance(kept.alternatives[0].plan, np.ndarray)
-    # which of both is meant has been said
-    assert not kept.is_ambiguous
+    # which of both is meant has been said: others alone leave it open
+    others = [one.value for one in kept.alternatives[1:] if "mirrored" not in one.relation]
+    expected = min(1.0, kept.alternatives[0].value / min(others)) if others else 0.0
+    assert kept.ambiguity == pytest.approx(expected)
     assert len(kept.alternatives) == len(free.alternatives)
 
 
