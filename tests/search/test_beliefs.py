@@ -172,8 +172,9 @@ def test_a_matching_along_edges_is_no_worse_than_the_assignment_of_a_chain():
     chain = world.take("beliefs", believed_plan(*graphs(x, y), uniform(100, 100)))
     world.settle([chain], low)
     partners = linear_sum_assignment(chain.plan.numpy(), maximize=True)[1]
-    (found,), unbeaten = chains._matched(world, chain, low)
+    matched = chains._along_edges(whole.problem, world.rounded([chain]))
     before = (x * y[np.ix_(partners, partners)]).sum()
-    after = found.plan.argmax(1).numpy()
+    after = matched[0].argmax(1).numpy()
     assert (x * y[np.ix_(after, after)]).sum() >= before
+    unbeaten = chains._keeps_most(whole.problem, matched)
     assert unbeaten == ((x * y[np.ix_(after, after)]).sum() == x.sum())

@@ -29,11 +29,11 @@ from torchgw._search.alternatives import (
 )
 from torchgw._search.beliefs import match_graphs
 from torchgw._search.chain import COMPARED_AT, SAME, STANDS_OUT, Climbed, affordable_chains, near
-from torchgw._search.chains import SMEARED, Guess, climb, follow_to_ends
+from torchgw._search.chains import SMEARED, Guess, climb
 from torchgw._search.coarse import Coarsened, centre, coarse_problem
 from torchgw._search.graphs import is_sparse
 from torchgw._search.optima import DEFAULT_STARTS, LEAST_EPSILON, find_optima, way_to_call
-from torchgw._search.rounds import Repair
+from torchgw._search.repair import Repair
 from torchgw._search.stack import Stack, can_stack
 from torchgw._search.standard import put_in_standard_form
 from torchgw._search.world import World
@@ -211,7 +211,7 @@ def search_all_points(
     stack = _stacked(whole, target, problem) if small and can_stack(problem) else None
     if clear:
         assert stack is not None
-        found = follow_to_ends(whole, target, guesses, stack, batch_solver(backend))
+        found = climb(whole, target, 0, guesses, solver=batch_solver(backend), stack=stack)
         if found.agreed:
             alternatives, ambiguity = different_optima(whole, found.trials, found.plans, (n, m))
             return Search(alternatives, ambiguity, found.trials, settled=True)
@@ -221,7 +221,7 @@ def search_all_points(
     read = whole.problem.x, whole.problem.y, whole.problem.base
     found = climb(
         whole, target, count, guesses, count if brief else 2 * affordable,
-        solver=batch_solver(backend), in_time=plain, told=told, sharpened=sharpened and plain,
+        solver=batch_solver(backend), told=told, sharpened=sharpened and plain,
         # few points have told where clusters go
         repair=not left_open,
         stack=stack,
@@ -399,7 +399,9 @@ def match_edges(
     whole = coarse_problem(of_edges, max(shape))
     low, count = AUTO_EPSILON * whole.scale, _CHAINS[how]
     count *= _TIMES if len(x) * len(y) <= limits.open_most else 1
-    chains = climb(whole, low, count, solver=batch_solver(backend), in_time=True)
+    few = len(x) * len(y) <= limits.stacked and can_stack(of_edges)
+    stack = _stacked(whole, low, of_edges) if few else None
+    chains = climb(whole, low, count, solver=batch_solver(backend), stack=stack)
     optima, ambiguity = different_optima(whole, chains.trials, chains.plans, shape)
     best, certain = optima[0], chains.agreed or ambiguity < _FOUND
     best = best if standard is None else standard.lift_optimum(best)

@@ -1,14 +1,14 @@
 """Chains of solves on all points, for problems that few points do not represent.
 
 Each chain begins near the product plan, breaks its symmetry in a way of its own, and follows
-epsilon down a ladder. Chains are compared by the objective with entropy: first where epsilon is
-still large enough to be cheap and small enough to tell good optima from bad ones, and the best of
-them again at the target.
+epsilon down a ladder. What they and other moves have found is compared by the objective with
+entropy: first where epsilon is still large enough to be cheap and small enough to tell good optima
+from bad ones, and the best again at the target.
 """
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import NamedTuple
 
@@ -16,22 +16,22 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from torchgw._gradients.contract import START_NOISE
 from torchgw._plans.transport import round_to_marginals
 from torchgw._problem.limits import limits_of
 from torchgw._search.beliefs import Graph, believed_plan
 from torchgw._search.chain import (
-    AGREEING,
+    ALIKE,
     COMPARED_AT,
     FIRST,
     LONG,
+    MOMENTUM,
     QUICK,
+    REFINE,
     REFINED,
     SAME,
     Chain,
     Climbed,
     Ladder,
-    Trial,
     agree,
     enough,
     kinds_of_chains,
@@ -40,18 +40,20 @@ from torchgw._search.chain import (
     stacked,
     stands_out,
     tell,
+    tell_repaired,
 )
-from torchgw._search.coarse import Coarsened
+from torchgw._search.coarse import Coarsened, CoarseProblem
 from torchgw._search.edge_exchange import Edges, exchange_ends
 from torchgw._search.graphs import convex_path, heat_costs, is_graph, least_value
-from torchgw._search.population import improve, name_of
-from torchgw._search.rounds import Improvement
+from torchgw._search.population import follow_starts, improve, name_of
+from torchgw._search.repair import Repair
 from torchgw._search.stack import Ends, Stack
 from torchgw._search.tabu import best_matchings, can_exchange, has_matchings
-from torchgw._search.world import World
+from torchgw._search.world import INNER, World
 from torchgw._sinkhorn.batch import BatchSolver, solve_batch
 from torchgw._tensors.cuda_graphs import Call, call_directly
 from torchgw._tensors.deadline import is_over
+from torchgw._typing import Marginals
 
 # L1 distance to the product plan, at most 2, up to which an optimum is too blurred to start from:
 # .4 to .5 of random graphs with entropy, 1.7 to 2 elsewhere. [L1127]
@@ -60,218 +62,24 @@ SMEARED = 1.0
 _CONVEX = Ladder(0.01, 0.5, 20)
 # Epsilon and Sinkhorn iterations of the plan between signatures, whose costs have mean one. [L618]
 _SIGNED_AT, _SIGNED_INNER = 0.01, 100
-# Chains of large graphs that are followed first, each to the target: the search is over once so
-# many of them, the very first among them, keep all edges but for a share of these. [L404]
-_TRIED_FIRST, _ALL_EDGES = 2, 1e-4
+# Share of the edges that a plan may lose and still count as one that keeps all. [L404]
+_ALL_EDGES = 1e-4
 # Cosine of the angle between plans that come from different starts, above which they lead to one
 # optimum without entropy, though their objectives still differ by a few percent. [L1236]
 _MET = 0.95
 # How fast epsilon falls from there: the optimum has been found. [L1260]
 _STEEP = 0.2
-
-
-class Begun(NamedTuple):
-    """What chains between two graphs have found before the others begin."""
-
-    known: Mapping[Chain, Chain] = {}  # where chains are compared first, and at the target
-    found: Sequence[Chain] = ()  # from starts that only graphs have, at the target
-    compared: Sequence[Chain] = ()  # copies of those, where chains are compared first
-
-
-def begin_graphs(world: World, low: float, *, sharpened: bool) -> tuple[Climbed | None, Begun]:
-    """Follow chains between two graphs down to an epsilon; return a result where they end early.
-
-    They do where no plan keeps more edges, or, if the plan is ``sharpened`` afterwards, where two
-    starts have the same one but for its entropy.
-    """
-    if is_over():
-        return None, Begun()
-    level = max(low, COMPARED_AT)
-    sharp = low < level
-    sharpened = sharpened and sharp and not world.tiny
-    first = heat = None
-    if sharpened:
-        first, heat = _first(world, level), _heat(world, level)
-        over = _follow_one(world, [first, heat], low)
-        if over is not None:
-            return over, Begun()
-    known: dict[Chain, Chain] = {}
-    # smaller problems advance all chains together, in the same time
-    if world.large:
-        over, known = _first_chains(world, level, low, first)
-        if over is not None:
-            return over, Begun()
-    found: list[Chain] = []
-    compared: list[Chain] = []
-    for high, chain in _starts(world, level, low, heat):
-        if is_over() and found:
-            break
-        before = [*known.values(), *found]
-        found.append(chain)
-        if not sharp:
-            continue
-        compared += [] if high is None else [high]
-        world.settle([chain], low)
-        matched, unbeaten = _matched(world, chain, low)
-        found += matched
-        if unbeaten or _is_unbeaten(world, chain):
-            left = [one.trial("left behind") for one in before]
-            return world.report([chain, *matched], left, agreed=True), Begun()
-        if sharpened and _have_met(world, [*before, chain]):
-            return world.report([*before, chain], agreed=True, met=True), Begun()
-    return None, Begun(known, found, compared)
-
-
-def _first_chains(
-    world: World, level: float, low: float, begun: Chain | None = None
-) -> tuple[Climbed | None, dict[Chain, Chain]]:
-    """Follow few chains on two large graphs; no more are needed if none can beat the first.
-
-    The first may have ``begun``. If one may be better, return the first chain at the epsilon of
-    the comparison and at the target.
-    """
-    unbeaten: list[Chain] = []
-    behind: list[Chain] = []
-    for number, kind in enumerate(FIRST):
-        if number == 0 and begun is not None:
-            chain = begun
-        else:
-            chain = world.begin(kind, number)
-            world.descend([chain], kind.ladder, level)
-        high = replace(chain)
-        world.finish([chain], low)
-        (unbeaten if _is_unbeaten(world, chain) else behind).append(chain)
-        if not unbeaten:
-            return None, {high: chain}
-        if len(unbeaten) == _TRIED_FIRST or is_over():
-            break
-    left = [chain.trial("left behind") for chain in behind]
-    return world.report(unbeaten, left, agreed=True), {}
-
-
-def _follow_one(world: World, chains: list[Chain], low: float) -> Climbed | None:
-    """Follow the best of different starts to the target if another one has the same plan."""
-    if not _have_met(world, chains):
-        return None
-    best, *others = sorted(chains, key=lambda chain: chain.objective)
-    world.descend([best], world.refine._replace(decay=_STEEP), low)
-    world.settle([best], low)
-    left = [chain.trial("left behind") for chain in others]
-    return world.report([best], left, agreed=True, met=True)
-
-
-def _starts(
-    world: World, level: float, low: float, heat: Chain | None
-) -> Iterator[tuple[Chain | None, Chain]]:
-    """Follow starts that only graphs have; yield each at a level that it passes, and at the end."""
-    for begin in (_beliefs, _heat):
-        chain = heat if begin is _heat and heat is not None else begin(world, level)
-        high = replace(chain)
-        if low < level:
-            world.descend([chain], world.refine, low)
-        yield high, chain
-        if is_over():
-            return
-    convex = _convex(world)
-    world.descend([convex], _CONVEX, low)
-    yield None, convex
-
-
-def _is_unbeaten(world: World, chain: Chain) -> bool:
-    """Whether no plan keeps more edges of two graphs than that of a chain, or few more."""
-    return _keeps_most(world, world.rounded([chain]))
-
-
-def _keeps_most(world: World, plan: Tensor) -> bool:
-    """Tell the same of a plan (1, s, t) of exact marginals."""
-    edges = float(world.problem.source.table.square().mean())
-    return float(world.problem.value(plan)) <= least_value(world.problem) + _ALL_EDGES * edges
-
-
-def _matched(world: World, chain: Chain, low: float) -> tuple[list[Chain], bool]:
-    """Follow the matching of a chain, improved along edges; tell whether none keeps more of them.
-
-    Nodes that can be exchanged share their partners in a plan, which keeps fewer edges than either
-    way. Small problems have exchanges of all pairs.
-    """
-    problem, clock = world.problem, perf_counter()
-    if can_exchange(problem) or not has_matchings(problem):
-        return [], False
-    near_edges, far_edges = (Edges.of(side.table) for side in (problem.source, problem.target))
-    if near_edges is None or far_edges is None:
-        return [], False
-    plan = world.rounded([chain])
-    partners = linear_sum_assignment(plan[0].cpu(), maximize=True)[1]
-    partners = exchange_ends(near_edges, far_edges, partners)
-    matched = torch.nn.functional.one_hot(torch.from_numpy(partners), plan.shape[2])
-    matched = matched.to(plan) / len(partners)
-    found = world.take("exchanges along edges", matched)
-    found.seconds = perf_counter() - clock
-    world.settle([found], low)
-    return [found], _keeps_most(world, matched[None])
-
-
-def _have_met(world: World, chains: Sequence[Chain]) -> bool:
-    """Whether the best of some chains has the plan of another one, far from the product plan."""
-    product = torch.outer(*world.marginals)
-    best, *others = sorted(chains, key=lambda chain: chain.objective)
-    away = best.plan - product
-    if float(away.abs().sum()) <= SMEARED:
-        return False
-    moves = ((one.plan - product).flatten() for one in others)
-    return any(float(torch.cosine_similarity(away.flatten(), one, 0)) > _MET for one in moves)
-
-
-def _convex(world: World) -> Chain:
-    """Begin where the convex problem of two graphs has its minimum."""
-    clock = perf_counter()
-
-    def project(cost: Tensor, epsilon: float, iterations: int) -> Tensor:
-        start = cost.new_zeros(1, 1, cost.shape[1])
-        return world.solve(cost[None], start, epsilon, iterations)[0][0]
-
-    chain = world.take("convex start", convex_path(world.problem, project))
-    chain.seconds = perf_counter() - clock
-    return chain
-
-
-def _first(world: World, level: float) -> Chain:
-    """Follow the first of all chains to an epsilon."""
-    chain = world.begin(FIRST[0], 0)
-    world.descend([chain], chain.kind.ladder, level)
-    return chain
-
-
-def _beliefs(world: World, level: float) -> Chain:
-    """Begin at the partners that messages along edges tell of; follow that to an epsilon."""
-    clock = perf_counter()
-    sides = world.problem.source.table, world.problem.target.table
-    largest = max(float(table.abs().max()) for table in sides)
-    source, target = (Graph.of(table, largest) for table in sides)
-    chain = world.take("beliefs", believed_plan(source, target, world.marginals))
-    chain.seconds = perf_counter() - clock
-    world.descend([chain], world.refine, level)
-    return chain
-
-
-def _heat(world: World, level: float) -> Chain:
-    """Begin where the nodes of two graphs have alike signatures; follow that to an epsilon."""
-    clock = perf_counter()
-    costs = heat_costs(world.problem).float()[None]
-    start = costs.new_zeros(1, 1, costs.shape[2])
-    chain = world.take("heat", world.solve(costs, start, _SIGNED_AT, _SIGNED_INNER)[0][0])
-    chain.seconds = perf_counter() - clock
-    world.descend([chain], world.refine, level)
-    return chain
-
-
 # Later chains run in groups of so many; after each group the search looks at what has been found.
 # [L333]
 _ROUND = 4
-# Optima that rounds at the target keep, at most. [L345, L563]
-_KEPT = 8
-# Chains whose plans are followed to their ends, and rounds that improve them, at most. [L1291]
-_WIDE, _ROUNDS = 8, 4
+# Rounds that improve plans, where these are followed to their ends, and where chains are compared;
+# and plans of each of these, which have to be affordable.
+# [L1291, L1298]
+_ROUNDS, _MOST_ROUNDS, _WIDTH = 4, 16, 16
+# The ladder from the epsilon of kicks to that of the first comparison. [L559, L616]
+_BETWEEN = REFINE._replace(outer=4, meeting=20, momentum=MOMENTUM)
+# Chains that are repaired at most; so many unless these come lower by a share. [L1280]
+_REPAIRED, _FIRST, _HELPED = 6, 2, 0.02
 
 
 class Guess(NamedTuple):
@@ -282,20 +90,59 @@ class Guess(NamedTuple):
     rows: Tensor | None  # the source points that it has, unless it has all
 
 
-class _Followed(NamedTuple):
-    """Independent chains, where they agree or all have been followed."""
+@dataclass
+class Climb:
+    """What the moves of a search on all points have found so far."""
 
-    best: list[Chain]  # at the target, unless that is above the epsilon of the first comparison
-    behind: list[Chain]  # those that did not go on to the target
-    compared: list[Chain]  # copies, at the epsilon of the first comparison
-    done: int  # how many there are
-    most: int  # how many there could have been
-    affordable: int  # how many more there may be
+    world: World
+    low: float  # target epsilon, as a share of the natural scale
+    count: int  # chains at most
+    affordable: int  # plans at most
+    guesses: Sequence[Guess]
+    stack: Stack | None  # on which plans are followed to their ends
+    told: bool  # whether it was said how long chains take
+    sharpened: bool  # whether the plan is sharpened afterwards
+    repair: bool  # whether regions may be wrong
+    best: list[Chain] = field(default_factory=list)  # at the target
+    behind: list[Chain] = field(default_factory=list)  # that were left on their way
+    compared: list[Chain] = field(default_factory=list)  # copies, at the first comparison
+    repaired: list[Chain] = field(default_factory=list)
+    agreed: bool = False  # whether what is independent has led to the best
+    met: bool = False  # whether that is told by plans, which are yet to be sharpened
+    settled: bool = False  # whether all plans were followed to their ends
 
     @property
-    def spare(self) -> tuple[list[Chain], int]:
-        """The chains that halves are made of, and how many more there may be."""
-        return self.compared, self.affordable - self.done
+    def level(self) -> float:
+        """Return the epsilon of the first comparison."""
+        return max(self.low, COMPARED_AT)
+
+    @property
+    def sharp(self) -> bool:
+        """Whether chains are compared before the target."""
+        return self.low < COMPARED_AT
+
+    @property
+    def small(self) -> bool:
+        """Whether plans are so small that to be surer takes little."""
+        base = self.world.base
+        return base.numel() <= limits_of(base.device).stacked
+
+    @property
+    def lowest(self) -> Chain:
+        """Return the best chain so far."""
+        return min(self.best, key=_objective)
+
+    def report(self) -> Climbed:
+        """Report what was found, the best first."""
+        best = sorted(self.best, key=_objective)
+        trials = [chain.trial("refined") for chain in best]
+        trials += [chain.trial("left behind") for chain in self.behind]
+        own = [chain for chain in best if near(chain, best[0], SAME)]
+        alone = not self.agreed and all(chain in self.repaired for chain in own)
+        return Climbed(
+            self.world.rounded(best), tuple(trials), self.agreed, self.met, best[0].g[0], alone,
+            self.settled,
+        )  # fmt: skip
 
 
 def climb(
@@ -306,232 +153,191 @@ def climb(
     affordable: int = 0,
     *,
     solver: BatchSolver = solve_batch,
-    in_time: bool = False,
     told: bool = False,
     sharpened: bool = False,
     repair: bool = True,
     stack: Stack | None = None,
     call: Call = call_directly,
 ) -> Climbed:
-    """Search all points from ``count`` starts, fewer if the first ones agree, down to an epsilon.
+    """Search all points move by move, down to an epsilon, until what is independent agrees.
 
-    Guesses are compared with the best at the end, by their names. If the starts disagree, their
-    optima are kicked and mixed, up to ``affordable`` chains in all. Small plans are matched by
-    exchanges as well. The ``solver`` runs Sinkhorn's iterations. ``in_time`` leaves out starts
-    that would take a CPU long where nothing but chance tells them apart above the target. Nothing
-    is said of how long that takes if it has been ``told``. If the plan is ``sharpened`` afterwards,
-    a search of graphs is over once the best plan is that of two starts but for its entropy. Chains
-    that disagree are only put right by regions if they are to ``repair``. Plans are followed to
-    their ends on a ``stack``, if there is one. Steps run by ``call``.
+    At most ``count`` chains begin near the product plan, none if that is zero; up to ``affordable``
+    plans in all come of kicks and mixtures. Guesses are compared with them, by their names. The
+    ``solver`` runs Sinkhorn's iterations, and steps run by ``call``. Nothing is said of how long
+    chains take if it has been ``told``. If the plan is ``sharpened`` afterwards, a search of graphs
+    is over once two starts have the same plan but for its entropy. Regions are only put right if
+    they are to be (``repair``). Plans are followed to their ends on a ``stack``, if there is one.
     """
     world = World(coarse, solver, call)
     low = target / coarse.scale
-    begun = Begun()
-    if is_graph(coarse.problem):
-        over, begun = begin_graphs(world, low, sharpened=sharpened)
-        if over is not None:
-            return over
-        # half as many chains: starts of graphs find what most of them do not
-        count = max(len(FIRST), count // 2)
-    rounds = Improvement(world, itertools.count(count))
-    told = told or world.warn_if_long(count, low)
-    followed = _follow(world, low, count, affordable, begun, in_time=in_time, told=told)
-    best = [*followed.best, *begun.found, *_follow_guesses(world, guesses, low)]
-    if stack is not None:
-        if low < COMPARED_AT and not is_over():
-            best += rounds.halves(*followed.spare)[0][:_WIDE]
-        starts = [(chain.name, chain.plan) for chain in (*followed.best, *followed.behind)]
-        return _improved(world, stack, low, starts, best, rounds.left)
-    if low < COMPARED_AT:
-        return _sharp(world, rounds, low, best, followed, repair=repair)
-    return _blurred(world, rounds, low, best, followed)
+    found = Climb(world, low, count, affordable, guesses, stack, told, sharpened, repair)
+    for move in MOVES:
+        if found.agreed or (found.best and is_over()):
+            break
+        move(found)
+    return found.report()
 
 
-def follow_to_ends(
-    coarse: Coarsened,
-    target: float,
-    guesses: Sequence[Guess],
-    stack: Stack,
-    solver: BatchSolver = solve_batch,
-) -> Climbed:
-    """Follow guesses between all points to their ends on a stack, without any chain."""
-    world = World(coarse, solver)
-    best = [world.take(guess.name, guess.plan) for guess in guesses]
-    return _improved(world, stack, target / coarse.scale, [], best, [])
+def _from_graphs(found: Climb) -> None:
+    """Follow starts that only graphs have, until one keeps all edges that any plan can.
+
+    If the plan is sharpened afterwards, until two have the same one but for its entropy.
+    """
+    world, low = found.world, found.low
+    problem = world.problem
+    if not (found.count and is_graph(problem)):
+        return
+    sharpened = found.sharpened and found.sharp and not world.tiny
+    # chains of large graphs take less than messages do, and are mostly right
+    quick = sharpened or world.large
+    begun: list[Chain] = []
+    for begin in (_noise, _heat, _beliefs, _convex) if quick else (_beliefs, _heat, _convex):
+        clock = perf_counter()
+        chain = begin(world)
+        chain.seconds = perf_counter() - clock
+        begun.append(chain)
+        if begin is not _convex:
+            world.descend([chain], chain.kind.ladder, found.level)
+            found.compared += [replace(chain)] if found.sharp else []
+        if sharpened and _have_met(world, found.compared):
+            best, *others = sorted(found.compared, key=_objective)
+            world.descend([best], world.refine._replace(decay=_STEEP), low)
+            world.settle([best], low)
+            found.best, found.behind, found.agreed, found.met = [best], others, True, True
+            return
+        if sharpened and begin is _noise:
+            # two starts are compared before either is followed
+            continue
+        for chain in begun:
+            world.descend([chain], _CONVEX if begin is _convex else world.refine, low)
+            world.settle([chain], low)
+            found.best.append(chain)
+            plans = world.rounded([chain])
+            matched = _along_edges(problem, plans) if found.lowest is chain else None
+            if matched is not None:
+                along = world.take("exchanges along edges", matched[0])
+                along.seconds = chain.seconds
+                world.settle([along], low)
+                found.best.append(along)
+                plans = torch.cat([plans, matched])
+            found.agreed = _keeps_most(problem, plans)
+            if found.agreed or is_over():
+                return
+        begun = []
+    # the first of all chains is followed again, with the others, and counts once
+    found.best = [chain for chain in found.best if chain.kind != FIRST[0]]
+    # half as many chains: starts of graphs find what most of them do not
+    found.count = max(len(FIRST), found.count // 2)
 
 
-def _blurred(
-    world: World, rounds: Improvement, low: float, best: list[Chain], followed: _Followed
-) -> Climbed:
-    """Improve the best chains where the target is above the epsilon of the first comparison."""
-    behind, agreed = followed.behind, None
-    if _is_small(world) and not is_over():
-        again, agreed = rounds.again(best, low, followed.most)
-        best, behind = again[:_KEPT], again[_KEPT:] + behind
-    world.settle(best, low)
-    left = [*rounds.left, *(chain.trial("left behind") for chain in behind)]
-    return world.report(best, left, agreed=enough(best) if agreed is None else agreed)
+def _keeps_most(problem: CoarseProblem, plans: Tensor) -> bool:
+    """Whether one of plans (k, s, t) of exact marginals keeps all edges that any plan can."""
+    edges = float(problem.source.table.square().mean())
+    return float(problem.value(plans).min()) <= least_value(problem) + _ALL_EDGES * edges
 
 
-def _sharp(
-    world: World,
-    rounds: Improvement,
-    low: float,
-    best: list[Chain],
-    followed: _Followed,
-    *,
-    repair: bool,
-) -> Climbed:
-    """Improve the best chains at the target, move by move, until enough of them agree."""
-    matched, alike, repaired, independent = list[Chain](), False, list[Chain](), None
-    if _is_small(world) and can_exchange(world.problem):
-        matched, alike = _exchanged(world, best, low)
-        best += matched
-    if not enough(best) and not is_over():
-        if repair and not matched:
-            repaired, independent = rounds.repaired(best, low)
-            best += repaired
-        if not independent and not stands_out(best):
-            improved, independent = rounds.halves(*followed.spare)
-            improved = [chain for chain in improved if chain not in followed.compared][:REFINED]
-            world.finish(improved, low)
-            best += improved
-            if alike:
-                # unless the best plan is no matching, for which the other chains have looked
-                independent |= near(matched[0], min(best, key=_objective), SAME)
-            if _is_small(world):
-                world.rest(best, LONG._replace(start=low))
-    left = [*rounds.left, *(chain.trial("left behind") for chain in followed.behind)]
-    agreed = enough(best) if independent is None else independent
-    lowest = min(best, key=_objective)
-    alone = not agreed and all(chain in repaired for chain in best if near(chain, lowest, SAME))
-    return world.report(best, left, agreed=agreed, alone=alone)
+def _along_edges(problem: CoarseProblem, plan: Tensor) -> Tensor | None:
+    """Improve the matching of a plan (1, s, t) along edges; return its plan.
+
+    Nodes that can be exchanged share their partners in a plan, which keeps fewer edges than either
+    way. Small problems have exchanges of all pairs.
+    """
+    if can_exchange(problem) or not has_matchings(problem):
+        return None
+    near_edges, far_edges = (Edges.of(side.table) for side in (problem.source, problem.target))
+    if near_edges is None or far_edges is None:
+        return None
+    partners = linear_sum_assignment(plan[0].cpu(), maximize=True)[1]
+    partners = exchange_ends(near_edges, far_edges, partners)
+    return _matchings(torch.from_numpy(partners)[None], plan)
 
 
-def _is_small(world: World) -> bool:
-    """Whether plans are so small that to be surer takes little."""
-    return world.base.numel() <= limits_of(world.base.device).stacked
+def _matchings(partners: Tensor, like: Tensor) -> Tensor:
+    """Make plans (k, n, n) of partners (k, n)."""
+    n = partners.shape[1]
+    return torch.nn.functional.one_hot(partners.to(like.device), n).to(like) / n
 
 
-def _follow(
-    world: World,
-    low: float,
-    count: int,
-    affordable: int,
-    begun: Begun,
-    *,
-    in_time: bool,
-    told: bool,
-) -> _Followed:
-    """Follow independent chains by groups until the best ones agree at the target."""
-    above = level = max(low, COMPARED_AT)
-    sharp = low < level
-    known = begun.known
-    chains, compared = list(known), list(begun.compared)
-    opposed: list[Chain] = []
-    behind: list[Chain] = []
-    kinds = itertools.islice(kinds_of_chains(), len(chains), None)
-    done, clock = len(chains), perf_counter()
-    while True:
+def _have_met(world: World, chains: Sequence[Chain]) -> bool:
+    """Whether the best of some chains has the plan of another one, far from the product plan."""
+    product = torch.outer(*world.marginals)
+    best, *others = sorted(chains, key=_objective)
+    away = best.plan - product
+    if float(away.abs().sum()) <= SMEARED:
+        return False
+    moves = ((one.plan - product).flatten() for one in others)
+    return any(float(torch.cosine_similarity(away.flatten(), one, 0)) > _MET for one in moves)
+
+
+def _noise(world: World) -> Chain:
+    """Begin as the first of all chains does."""
+    return world.begin(FIRST[0], 0)
+
+
+def _beliefs(world: World) -> Chain:
+    """Begin at the partners that messages along edges tell of."""
+    sides = world.problem.source.table, world.problem.target.table
+    largest = max(float(table.abs().max()) for table in sides)
+    source, target = (Graph.of(table, largest) for table in sides)
+    return world.take("beliefs", believed_plan(source, target, world.marginals))
+
+
+def _heat(world: World) -> Chain:
+    """Begin where the nodes of two graphs have alike signatures."""
+    costs = heat_costs(world.problem).float()[None]
+    start = costs.new_zeros(1, 1, costs.shape[2])
+    return world.take("heat", world.solve(costs, start, _SIGNED_AT, _SIGNED_INNER)[0][0])
+
+
+def _convex(world: World) -> Chain:
+    """Begin where the convex problem of two graphs has its minimum."""
+
+    def project(cost: Tensor, epsilon: float, iterations: int) -> Tensor:
+        start = cost.new_zeros(1, 1, cost.shape[1])
+        return world.solve(cost[None], start, epsilon, iterations)[0][0]
+
+    return world.take("convex start", convex_path(world.problem, project))
+
+
+def _from_product(found: Climb) -> None:
+    """Follow independent chains by groups until the best ones agree, and these to the target."""
+    world, count = found.world, found.count
+    chains, opposed, clock = list[Chain](), list[Chain](), perf_counter()
+    kinds = kinds_of_chains()
+    told = found.told or (count > 0 and world.warn_if_long(count, found.low))
+    while len(chains) - len(opposed) < count:
+        done = len(chains) - len(opposed)
         if done == len(FIRST) and not told:
-            world.warn_if_more(count, low)
-        most = done + _ROUND if done >= len(FIRST) else len(FIRST)
-        if is_over():
-            # one chain is needed, to be compared
-            most = max(done, 1)
-        numbers = range(done, min(count, most))
+            world.warn_if_more(count, found.low)
+        # one chain is needed, to be compared
+        some = 1 if is_over() else _ROUND
+        numbers = range(done, min(count, done + some))
         fresh = [world.begin(kind, number) for number, kind in zip(numbers, kinds, strict=False)]
         for ladder in dict.fromkeys(chain.kind.ladder for chain in fresh):
-            world.descend([one for one in fresh if one.kind.ladder == ladder], ladder, above)
-        if sharp:
-            compared += map(replace, fresh)
-        if level < above:
-            world.descend(fresh, world.refine, level)
+            some_of = [one for one in fresh if one.kind.ladder == ladder]
+            world.descend(some_of, ladder, found.level)
         chains = sorted(chains + fresh, key=_objective)
         if not opposed and not is_over():
             # what breaks the symmetry of the product plan grows to one side, often the same for all
             # chains, and the best optimum may be on the other [L1289]
-            opposed = _opposites(world, chains[:1], above)
-            if near(chains[0], opposed[0], SAME):
-                behind += opposed
-            else:
-                opposed += _opposites(world, chains[1:], above)
-                chains = sorted(chains + opposed, key=_objective)
+            opposed = _opposites(world, chains[:1], found.level)
+            if not near(chains[0], opposed[0], SAME):
+                opposed += _opposites(world, chains[1:], found.level)
+            chains = sorted(chains + opposed, key=_objective)
+        tell(numbers.stop, count, perf_counter() - clock, chains[0].objective)
         # opposites of chains that were wrong together are not independent of each other
-        agreed = agree([chain for chain in chains if chain not in opposed[1:]])
-        done = numbers.stop
-        tell(done, count, perf_counter() - clock, chains[0].objective)
-        if not agreed and done < count and not is_over():
-            continue
-        best = promising(chains)
-        rest = [chain for chain in best if chain not in known]
-        if low < level:
-            world.descend(rest, world.refine, low)
-            best = [known.get(chain, chain) for chain in best]
-        if sharp:
-            # unequal weights are met late: chains of one optimum differ until they are [L438]
-            world.settle(rest, low)
-        best.sort(key=_objective)
-        behind += [chain for chain in chains if known.get(chain, chain) not in best]
-        if not agreed or agree(best) or done >= count or is_over():
+        if agree([chain for chain in chains if chain not in opposed[1:]]) or is_over():
             break
-        # chains that looked alike have parted, so the others are compared at the target too
-        chains, level = best, low
-        if in_time:
-            affordable = count = world.within_time(done, count, low)
-            if done >= count:
-                break
-    return _Followed(best, behind, compared, done, count, affordable)
-
-
-def _improved(
-    world: World,
-    stack: Stack,
-    low: float,
-    starts: Sequence[tuple[str, Tensor]],
-    best: Sequence[Chain],
-    left: Sequence[Trial],
-) -> Climbed:
-    """Follow starts and the best chains to their ends on a stack, and improve them there."""
-    clock = perf_counter()
-    best = sorted(best, key=_objective)
-    starts = [*starts, *((chain.name, chain.plan) for chain in best)]
-    if can_exchange(world.problem):
-        partners, _ = best_matchings(world.problem, stacked(best)[0])
-        matched = torch.nn.functional.one_hot(partners, partners.shape[1]).to(world.base)
-        starts += [(f"exchanges {place + 1}", plan) for place, plan in enumerate(matched)]
-    # the product plan, annealed
-    product = torch.outer(*world.marginals)
-    generator = torch.Generator("cpu").manual_seed(0)
-    noise = torch.randn(product.shape, device="cpu", generator=generator)
-    product = stack.padded(product[None] * (1 + START_NOISE * noise.to(product)))
-    alone = torch.zeros(len(starts) + 1, dtype=torch.int64, device=product.device)
-    annealed = stack.follow(alone[:1], product, first=1.0).plans
-    plans = torch.cat([stack.padded(torch.stack([plan for _, plan in starts])), annealed])
-    ends = Ends(*(part[None] for part in stack.follow(alone, plans)))
-    # every other plan is of a group: chains know nothing of each other
-    found = improve(stack, ends, _ROUNDS)
-    labels = [*(label for label, _ in starts), "product"]
-    seconds, epsilon = (perf_counter() - clock) / int(found.followed), low * world.scale
-    (n, m), members = world.base.shape, found.members.alone()
-    # the stack leaves out what the least linear cost amounts to
-    floor = float(world.problem.value(members.plans[:1, :n, :m]) - members.values[0])
-    floor = floor if world.problem.linear is not None else 0.0
-    trials = [
-        Trial(
-            name_of(origin, labels), epsilon, objective + floor, value + floor, seconds, "refined"
-        )
-        for objective, value, origin in zip(*map(Tensor.tolist, members[1:]), strict=True)
-    ]
-    plans = members.plans[:, :n, :m]
-    weights = world.problem.source.weights, world.problem.target.weights
-    first = world.take("", plans[0])
-    world.settle([first], low)
-    return Climbed(
-        round_to_marginals(plans, *weights), (*trials, *left),
-        bool(found.agreed | (found.met >= AGREEING)), met=False, g=first.g[0], alone=False,
-        settled=True,
-    )  # fmt: skip
+    if not chains:
+        return
+    found.compared += map(replace, chains)
+    best = promising(chains)
+    if found.sharp:
+        world.descend(best, world.refine, found.low)
+        # unequal weights are met late: chains of one optimum differ until they are [L438]
+        world.settle(best, found.low)
+    found.best += best
+    found.behind += [chain for chain in chains if chain not in best]
 
 
 def _opposites(world: World, chains: Sequence[Chain], above: float) -> list[Chain]:
@@ -541,42 +347,180 @@ def _opposites(world: World, chains: Sequence[Chain], above: float) -> list[Chai
     return found
 
 
-def _follow_guesses(world: World, guesses: Sequence[Guess], low: float) -> list[Chain]:
+def _from_guesses(found: Climb) -> None:
     """Follow plans that were found by other means to the target."""
-    guessed = [world.take(name, plan) for name, plan, rows in guesses if rows is None]
+    world, low = found.world, found.low
+    guessed = [world.take(name, plan) for name, plan, rows in found.guesses if rows is None]
     few = world.base.numel() <= limits_of(world.base.device).open_most
     stayed, smoothed = ([replace(chain) for chain in guessed if few] for _ in range(2))
-    # by a ladder: at the target at once they would be far from their marginals, and look worse than
-    # they are
-    world.descend(guessed, world.refine, low)
-    # but an optimum at the target may be none on the way there
+    # an optimum at the target may be none on the way there
     world.settle(stayed, low)
-    # and from a larger epsilon they come to better ones next to them
-    world.descend(smoothed, QUICK, low)
-    if low < COMPARED_AT:
-        world.settle(smoothed, low)
-    for place, ways in enumerate(zip(guessed, stayed, smoothed, strict=False)):
-        guessed[place] = min(ways, key=_objective)
-    lifted = [world.lift(name, plan, rows) for name, plan, rows in guesses if rows is not None]
+    if found.stack is not None:
+        found.best += stayed
+    else:
+        # but at the target at once plans are far from their marginals, and look worse than they are
+        world.descend(guessed, world.refine, low)
+        # and from a larger epsilon they come to better ones next to them
+        world.descend(smoothed, QUICK, low)
+        if found.sharp:
+            world.settle(smoothed, low)
+        ways = itertools.zip_longest(guessed, stayed, smoothed)
+        chosen = [min(filter(None, each), key=_objective) for each in ways]
+        # once more, if they were lower at once
+        world.settle(chosen if found.sharp else [], low)
+        found.best += chosen
+    lifted = [
+        world.lift(name, plan, rows) for name, plan, rows in found.guesses if rows is not None
+    ]
     world.descend(lifted, QUICK, low)
-    if low < COMPARED_AT:
-        world.settle([*guessed, *lifted], low)
-    return [*guessed, *lifted]
+    if found.sharp:
+        world.settle(lifted, low)
+    found.best += lifted
+    # what is followed to its end is judged there
+    found.agreed = found.stack is None and found.sharp and enough(found.best)
 
 
-def _exchanged(world: World, best: Sequence[Chain], low: float) -> tuple[list[Chain], bool]:
-    """Follow the best matchings at the target, and tell whether independent starts agree."""
-    clock = perf_counter()
-    known = sorted(best, key=_objective)
+def _by_exchanges(found: Climb) -> None:
+    """Follow the best matchings at the target."""
+    world, clock = found.world, perf_counter()
+    if not (found.small and can_exchange(world.problem)):
+        return
+    known = sorted(found.best, key=_objective)
     partners, alike = best_matchings(world.problem, stacked(known)[0])
-    seconds = perf_counter() - clock
-    count, n = partners.shape
-    plans = torch.nn.functional.one_hot(partners, n).to(world.base) / n
-    found = [world.take(f"exchanges {place + 1}", plan) for place, plan in enumerate(plans)]
-    for chain in found:
-        chain.seconds = seconds / count
-    world.settle(found, low)
-    return sorted(found, key=_objective), alike
+    matched = _matchings(partners, world.base)
+    seconds = (perf_counter() - clock) / len(matched)
+    chains = [world.take(f"exchanges {k + 1}", plan) for k, plan in enumerate(matched)]
+    for chain in chains:
+        chain.seconds = seconds
+    world.settle(chains, found.low)
+    found.best += chains
+    # unless the best plan is no matching, for which chains have looked
+    sure = alike and near(min(chains, key=_objective), found.lowest, SAME)
+    found.repair = False
+    found.agreed = found.stack is None and (sure or enough(found.best))
+
+
+def _by_repair(found: Climb) -> None:
+    """Repair the best of different chains, and follow them to the target, until two agree."""
+    if not (found.repair and found.sharp and found.stack is None):
+        return
+    repair, lowest = Repair(found.world, COMPARED_AT), found.lowest
+    # one that stands out is the best, unless it can be repaired
+    alone = stands_out(found.best)
+    for chain in _apart(found.best, _REPAIRED):
+        fresh = repair.improved(chain)
+        found.world.finish([fresh], found.low)
+        found.repaired = sorted([*found.repaired, fresh], key=_objective)
+        best, done = found.repaired[:2], len(found.repaired)
+        tell_repaired(done, _REPAIRED, best[0].objective)
+        # chains that are no better may differ in nothing but their plans
+        if len(best) > 1 and near(best[1], best[0], SAME) and len(_apart(best, 2)) == 1:
+            found.agreed = True
+            break
+        if done == (1 if alone else _FIRST) and near(lowest, best[0], SAME if alone else _HELPED):
+            break
+    found.best += found.repaired
+
+
+def _apart(chains: list[Chain], count: int) -> list[Chain]:
+    """Choose chains of different plans, the best first."""
+    chains = sorted(chains, key=_objective)
+    flat = torch.nn.functional.normalize(stacked(chains)[0].flatten(1))
+    alike = (flat @ flat.mT > ALIKE).tolist()
+    kept: list[int] = []
+    for place, row in enumerate(alike):
+        # plans are compared, not objectives: a plan on its way to an optimum is not a different one
+        if not any(row[other] for other in kept):
+            kept.append(place)
+    return [chains[place] for place in kept[:count]]
+
+
+class _Level(NamedTuple):
+    """What follows plans of all points to an epsilon, as a stack does to the target."""
+
+    world: World
+    share: float
+
+    def follow(self, which: Tensor, plans: Tensor, first: float = 0.0) -> Ends:
+        """Follow plans (k, s, t) from a ``first`` epsilon."""
+        world, first = self.world, max(first, self.share)
+        start = torch.zeros_like(plans[:, :1])
+        plans, g = world.solve(
+            world.costs_anywhere(plans, first), start, first * world.scale, INNER
+        )
+        chains = [replace(world.take("", plan), g=own) for plan, own in zip(plans, g, strict=True)]
+        world.descend(chains, _BETWEEN._replace(start=first), self.share)
+        return ends_of(chains)
+
+    def rows(self, which: Tensor) -> Tensor:
+        """Count the rows of plans, (k,)."""
+        return torch.full_like(which, self.world.base.shape[0])
+
+
+def ends_of(chains: Sequence[Chain]) -> Ends:
+    """Put chains beside each other."""
+    numbers = [[chain.objective, chain.value] for chain in chains]
+    table = torch.tensor(numbers, dtype=torch.float64, device=chains[0].plan.device)
+    return Ends(stacked(list(chains))[0], *table.T)
+
+
+def _by_rounds(found: Climb) -> None:
+    """Kick and mix the best plans in two groups that know nothing of each other."""
+    world = found.world
+    spare = (found.affordable - found.count) // _WIDTH
+    rounds = min(_MOST_ROUNDS, spare)
+    stack, some = found.stack, found.sharp if found.stack else found.sharp or found.small
+    if rounds > 0 and some and not stands_out(found.best):
+        starts = sorted(found.compared if found.sharp else found.best, key=_objective)
+        ends = Ends(*(part[None] for part in ends_of(starts)))
+        improved = improve(_Level(world, found.level), ends, rounds)
+        members = improved.members.alone()
+        fresh = [
+            replace(world.take(name_of(origin, ()), plan), objective=objective, value=value)
+            for plan, objective, value, origin in zip(
+                members.plans, *map(Tensor.tolist, members[1:]), strict=True
+            )
+            if origin >= len(starts)
+        ][:REFINED]
+        if stack is None:
+            world.finish(fresh, found.low)
+            found.agreed = bool(improved.agreed)
+        found.best += fresh
+    if found.small and stack is None:
+        world.rest(found.best, LONG._replace(start=found.low))
+
+
+def _to_ends(found: Climb) -> None:
+    """Follow all plans to their ends, and improve them there."""
+    clock, world, stack = perf_counter(), found.world, found.stack
+    if stack is None:
+        return
+    chains = [*found.behind, *sorted(found.best, key=_objective)]
+    weights = Marginals(world.problem.source.weights, world.problem.target.weights)
+    starts = [(chain.name, chain.plan) for chain in chains]
+    ends = follow_starts(stack, starts, weights, _ROUNDS)
+    seconds = (perf_counter() - clock) / ends.followed
+    plans = round_to_marginals(ends.plans, *weights)
+    # the stack leaves out what the least linear cost amounts to
+    linear = world.problem.linear is not None
+    floor = float(world.problem.value(ends.plans[:1]) - ends.values[0]) if linear else 0.0
+    best = [
+        replace(world.take(name, plan), plan=plan)
+        for name, plan in zip(ends.names, plans, strict=True)
+    ]
+    for chain, objective, value in zip(best, ends.objectives, ends.values, strict=True):
+        chain.epsilon, chain.seconds = found.low * world.scale, seconds
+        chain.objective, chain.value = objective + floor, value + floor
+    first = world.take("", plans[0])
+    world.settle([first], found.low)
+    best[0].g = first.g
+    found.best, found.behind, found.agreed, found.settled = best, [], ends.certain, True
+
+
+# In the order in which they are made, until what is independent agrees.
+MOVES = (
+    _from_graphs, _from_product, _from_guesses, _by_exchanges, _by_repair, _by_rounds, _to_ends,
+)  # fmt: skip
 
 
 def _objective(chain: Chain) -> float:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from torchgw._batch.products import products
-from torchgw._search.chain import ALIKE, BETTER, SAME
+from torchgw._gradients.contract import START_NOISE
+from torchgw._search.chain import AGREEING, ALIKE, BETTER, SAME
 from torchgw._search.stack import Ends, Stack, descend
 from torchgw._tensors.deadline import is_over
+from torchgw._typing import Marginals
 
 # Plans that are kept of each group, and new ones of each round. [L1291]
 _KEPT, _FRESH = 8, 16
@@ -52,6 +54,16 @@ class Members(NamedTuple):
             mine[rows] = its
 
 
+class Followed(Protocol):
+    """What follows plans of B problems to where they are compared."""
+
+    def follow(self, which: Tensor, plans: Tensor, first: float = 0.0) -> Ends:
+        """Follow plans (k, n, m) of problems (k,) from a ``first`` epsilon."""
+
+    def rows(self, which: Tensor) -> Tensor:
+        """Count the rows of plans that belong to points, (k,)."""
+
+
 class Population(NamedTuple):
     """Different optima of B problems."""
 
@@ -61,12 +73,7 @@ class Population(NamedTuple):
     met: Tensor  # (B,) int64, how many of the plans that were given have led to the lowest
 
 
-def improve(
-    stack: Stack,
-    starts: Ends,
-    rounds: int,
-    tell: Callable[[int, float], None] = lambda *_: None,
-) -> Population:
+def improve(stack: Followed, starts: Ends, rounds: int) -> Population:
     """Improve the starts (B, S) of all problems of a stack for some rounds.
 
     Every other start belongs to the same group. Each group is improved apart, so that groups which
@@ -76,17 +83,56 @@ def improve(
     for _ in range(rounds):
         if is_over() or not teams.advance():
             break
-        tell(int(teams.followed.sum()), float(teams.lowest().amin(1)[0]))
     agreed = teams.agreed | teams.agree()
     every = torch.arange(len(agreed), device=agreed.device)
     members = distinct(teams.together(every), 2 * _KEPT)
     met = _same(starts, Ends(*(part[:, :1] for part in members[:3]))).sum(1)
+    return Population(members, agreed, teams.followed, met)
+
+
+class Found(NamedTuple):
+    """Where starts of one problem have led, the lowest first."""
+
+    names: list[str]
+    plans: Tensor  # (k, n, m) float64
+    objectives: list[float]
+    values: list[float]
+    certain: bool  # whether groups, or enough of the starts, have found the lowest
+    followed: int  # plans in all
+
+
+def noisy_product(a: Tensor, b: Tensor) -> Tensor:
+    """Make the product plan (n, m) of weights, whose symmetry noise breaks."""
+    generator = torch.Generator("cpu").manual_seed(0)
+    noise = torch.randn(len(a), len(b), device="cpu", generator=generator, dtype=torch.float64)
+    return torch.outer(a, b) * (1 + START_NOISE * noise.to(a.device))
+
+
+def follow_starts(
+    stack: Stack, starts: Sequence[tuple[str, Tensor]], marginals: Marginals, rounds: int
+) -> Found:
+    """Follow named plans (n, m) of one problem, and the annealed product; improve where they lead.
+
+    Every other one is of the same group: those that know nothing of each other are to take turns.
+    """
+    a, b = marginals
+    product = stack.padded(noisy_product(a, b)[None])
+    alone = torch.zeros(len(starts) + 1, dtype=torch.int64, device=product.device)
+    annealed = stack.follow(alone[:1], product, first=1.0).plans
+    plans = torch.cat([stack.padded(torch.stack([plan for _, plan in starts])), annealed])
+    ends = stack.follow(alone, plans)
+    found = improve(stack, Ends(*(part[None] for part in ends)), rounds)
+    members, labels = found.members.alone(), [*(label for label, _ in starts), "annealed"]
     # solves go on from there: what has not settled leads twins of a problem to different optima
     if not is_over():
-        lowest, _ = descend(stack, every, members.plans[:, 0])
+        lowest, _ = descend(stack, alone[:1], members.plans[:1])
         for mine, its in zip(members, lowest, strict=False):
-            mine[:, 0] = its
-    return Population(members, agreed, teams.followed, met)
+            mine[:1] = its
+    names = [name_of(origin, labels) for origin in members.origins.tolist()]
+    return Found(
+        names, members.plans[:, : len(a), : len(b)], members.objectives.tolist(),
+        members.values.tolist(), bool(found.agreed | (found.met >= AGREEING)), int(found.followed),
+    )  # fmt: skip
 
 
 def name_of(origin: int, labels: Sequence[str]) -> str:
@@ -100,7 +146,7 @@ def name_of(origin: int, labels: Sequence[str]) -> str:
 class _Teams:
     """Two groups of plans for each problem; the rows of one problem's follow each other."""
 
-    def __init__(self, stack: Stack, starts: Ends) -> None:
+    def __init__(self, stack: Followed, starts: Ends) -> None:
         self.stack = stack
         device, (count, self.starts) = starts.objectives.device, starts.objectives.shape
         self.generator = torch.Generator("cpu").manual_seed(0)
@@ -165,12 +211,14 @@ class _Teams:
     def _improve(self, live: Tensor, problems: Tensor, counts: Tensor) -> None:
         """Follow new plans, so many of each group that is at work, and keep the best."""
         kept = self.kept.of(live)
-        plans, mixed = _moved(kept, live % _GROUPS, self._sizes(problems), counts, self.generator)
+        plans, mixed = _moved(
+            kept, live % _GROUPS, self.stack.rows(problems), counts, self.generator
+        )
         row, place = (torch.arange(_FRESH, device=live.device) < counts[:, None]).nonzero().T
         ends = self.stack.follow(problems[row], plans[row, place], _BLURRED)
         number = self.made + (live % _GROUPS * (_FRESH // _GROUPS))[:, None]
         number = number + torch.arange(_FRESH, device=live.device)
-        unknown = torch.full_like(plans[:, :, 0, 0], torch.inf)
+        unknown = kept.objectives.new_full(plans.shape[:2], torch.inf)
         fresh = Members(plans, unknown, unknown.clone(), self.starts + 2 * number + mixed)
         for mine, its in zip(fresh, ends, strict=False):
             mine[row, place] = its
@@ -182,10 +230,6 @@ class _Teams:
         idle[live] = torch.where(better, 0, idle[live] + 1)
         self.followed.index_add_(0, problems, counts)
         self.made += _FRESH
-
-    def _sizes(self, problems: Tensor) -> Tensor:
-        """Count the rows of plans that belong to points."""
-        return self.stack.problems.x.sizes[self.stack.problems.i[problems]]
 
 
 def _only(given: Members, group: int) -> Tensor:

@@ -196,6 +196,10 @@ class Stack:
         share = (1 - alpha) / alpha * (1 / mass - 1)
         return costs + share[:, None, None] * self.problems.linear(which)
 
+    def rows(self, which: Tensor) -> Tensor:
+        """Count the rows of plans that belong to points, (k,)."""
+        return self.problems.x.sizes[self.problems.i[which]]
+
     def _tables(self, which: Tensor) -> tuple[Tensor, Tensor]:
         """Take the distances of both sides."""
         x, y, i, j = self.problems.x, self.problems.y, self.problems.i, self.problems.j

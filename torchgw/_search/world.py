@@ -444,12 +444,6 @@ class World:
                 PerformanceWarning,
             )
 
-    def within_time(self, done: int, count: int, low: float) -> int:
-        """Count the chains, those that are done too, that are followed to the target in time."""
-        # each chain is followed to the target, not the best ones alone
-        each = self.seconds(range(len(FIRST)), low) / len(FIRST)
-        return count if each == 0 else min(count, max(done, int(_LONG / each)))
-
     def repairs_within(self, ladder: Ladder, most: int) -> int:
         """Count the repairs that may be made in time, which end with a ladder's first stage."""
         if self.base.device.type != "cpu":

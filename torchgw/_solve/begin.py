@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchgw._boundary.arrays import check_plan, to_tensor
 from torchgw._errors import InvalidInputError, InvalidTypeError
-from torchgw._gradients.contract import START_NOISE, Plan
+from torchgw._gradients.contract import Plan
 from torchgw._plans.contract import Anchors
 from torchgw._plans.given import PairPlan, StoredPlan
 from torchgw._plans.transport import DualPlan, TransportPlan
@@ -25,13 +25,12 @@ from torchgw._search.all_points import (
     tells_all,
 )
 from torchgw._search.alternatives import WHY_RELAXED, WHY_SUBSAMPLE, Alternative, Search, is_whole
-from torchgw._search.chain import AGREEING
 from torchgw._search.coarse import coarse_table, directed_points, represent, support_of
 from torchgw._search.congruent import congruent_pairs
 from torchgw._search.isometry import Isometry, match_points
 from torchgw._search.optima import DEFAULT_STARTS, LEAST_EPSILON, Searched, find_optima
-from torchgw._search.population import improve, name_of
-from torchgw._search.stack import Ends, Stack, can_stack
+from torchgw._search.population import follow_starts, noisy_product
+from torchgw._search.stack import Stack, can_stack
 from torchgw._search.standard import StandardForm, put_in_standard_form
 from torchgw._search.starts import GUESS_EPSILON
 from torchgw._search.subsample import Coarse
@@ -425,18 +424,13 @@ def _improved(
 ) -> tuple[list[_Found], bool]:
     """Follow many starts to their ends on a stack, and improve them; whether groups agreed."""
     a, b = small.marginals
-    product = torch.outer(a, b)
-    generator = torch.Generator("cpu").manual_seed(0)
-    noise = torch.randn(product.shape, device="cpu", generator=generator, dtype=torch.float64)
-    product = product * (1 + START_NOISE * noise)
+    product = noisy_product(a, b)
     starts = [("product", product)]
-    alone = torch.zeros(1, dtype=torch.int64, device="cpu")
-    annealed = stack.follow(alone, stack.padded(product[None]), first=1.0).plans[0]
-    starts.append(("annealed", annealed[: len(a), : len(b)]))
     for one in strict.alternatives:
         plan = torch.zeros_like(product)
         plan[one.source.cpu()[:, None], one.target.cpu()] = one.plan.cpu()
         starts.append((one.label, plan))
+    generator = torch.Generator("cpu").manual_seed(0)
     every = (*(torch.arange(side.n, device="cpu") for side in (small.source, small.target)),)
     tables = small.source.columns(every[0]), small.target.columns(every[1])
     seeds = congruent_pairs(*tables, (a, b), rule.share, SEEDS, generator).plans(len(a), len(b))
@@ -444,23 +438,16 @@ def _improved(
     maps = _maps(tables, small, rule, torch.stack([plan for _, plan in starts]))
     starts += [(f"map {place + 1}", plan) for place, plan in enumerate(maps)]
     # from a larger epsilon they come to other optima
-    alone = alone.expand(len(starts))
-    plans = stack.padded(torch.stack([plan for _, plan in starts]))
-    plans = torch.cat([plans, stack.follow(alone, plans, GUESS_EPSILON).plans])
-    ends = stack.follow(alone.repeat(2), plans)
-    found = improve(stack, Ends(*(part[None] for part in ends)), _ROUNDS)
-    labels = [label for label, _ in starts]
-    labels += [f"{label}, blurred" for label in labels]
-    members = found.members.alone()
+    alone = torch.zeros(len(starts), dtype=torch.int64, device="cpu")
+    blurred = stack.follow(alone, stack.padded(torch.stack([p for _, p in starts])), GUESS_EPSILON)
+    plans = blurred.plans[:, : len(a), : len(b)]
+    starts += [(f"{label}, blurred", plan) for (label, _), plan in zip(starts, plans, strict=True)]
+    found = follow_starts(stack, starts, small.marginals, _ROUNDS)
     # values without entropy are not compared here: the penalty decides what the mass is
-    told = zip(*members[:2], members.origins.tolist(), strict=True)
     return [
-        _Found(
-            name_of(origin, labels), float(objective), False,
-            plan[: len(a), : len(b)] / plan.sum(),
-        )
-        for plan, objective, origin in told
-    ], bool(found.agreed | (found.met >= AGREEING))  # fmt: skip
+        _Found(label, objective, False, plan / plan.sum())
+        for label, objective, plan in zip(found.names, found.objectives, found.plans, strict=True)
+    ], found.certain
 
 
 def _maps(
