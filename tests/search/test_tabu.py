@@ -175,7 +175,7 @@ def test_no_matching_is_better(kind, seed):
 def test_what_is_found_is_distinct_and_the_best_comes_first():
     problem = coarse("square", 14)
     found, _ = best_matchings(problem, torch.full((1, 14, 14), 1 / 196))
-    assert len(found.unique(dim=0)) == len(found) > 3
+    assert len(found.unique(dim=0)) == len(found) > 1
     # rounding of the values
     assert bool((problem.value(plans_of(found)).diff() >= -1e-12).all())
 

@@ -111,8 +111,9 @@ def _alike_nearby(
     point is left to chance less, and is the same within a shared part but at its rim.
     """
     m, device = len(dy), dx.device
-    near, there = (table.sort(1).values[:, 1 : _PAIRS + 1] for table in (dx, dy))
-    unlike = torch.cdist(near, there).square_() / _PAIRS
+    count = min(_PAIRS, len(dx) - 1, m - 1)
+    near, there = (table.sort(1).values[:, 1 : count + 1] for table in (dx, dy))
+    unlike = torch.cdist(near, there).square_() / count
     uniform = torch.rand(4, _DRAWN, device="cpu", generator=generator, dtype=torch.float64)
     edges = (mass.cumsum(0) / mass.sum()).contiguous()
     uniform = uniform.to(device)
