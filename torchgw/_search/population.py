@@ -253,7 +253,7 @@ def distinct(members: Members, count: int) -> Members:
     order = members.objectives.argsort(dim=1, stable=True)
     at = torch.arange(len(order), device=order.device)[:, None]
     ranked = Members(*(part[at, order] for part in members))
-    flat = torch.nn.functional.normalize(ranked.plans.flatten(2), dim=2)
+    flat = torch.nn.functional.normalize(ranked.plans.flatten(2).double(), dim=2)
     alike = products(flat, flat.mT) > ALIKE
     kept = ranked.objectives.isfinite()
     for place in range(1, kept.shape[1]):
