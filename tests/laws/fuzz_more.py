@@ -162,32 +162,42 @@ def attempt_derivative(number, device):
     wrong, notes = [], [options["differentiable"]]
     plan = to_numpy(result.plan)
     case, fixed = (given, metric, alpha, options["epsilon"]), False
+    off = None
     for newton in (False, True):
         known = settle(*case, plan, newton=newton)
         differences = None
         if known[2] < 1e-11 and np.abs(known[1] - plan).sum() < 1e-6:
             fixed = True
             differences = _differences(case, directions, weights, known[1], newton=newton)
-        if differences is not None:
+        if differences is None:
+            notes.append("no fixed point" if newton else "a saddle point, or slow")
+            continue
+        off = [*_far_from((found, pushed), differences)]
+        # what is iterated slowly seems to stay before it does
+        if not off:
             break
-        notes.append("no fixed point" if newton else "a saddle point, or slow")
-    else:
+    if off is None:
         # there are no differences to compare with; where Newton's method has not followed the fixed
         # point of moved input that says nothing of the plan, which may be one
         if not fixed and result.status in GOOD and not warned:
             wrong.append(f"{result.status.name} at no fixed point: {known[2]:.2g}")
         return _outcome(result, warned, notes, wrong)
-    objective, total = differences
-    for name, pair, differences in (("loss", found, objective), ("plan", pushed, total)):
+    if warned:
+        notes += ["warned: off"] * len(off)
+    else:
+        wrong += off
+    return _outcome(result, warned, notes, wrong)
+
+
+def _far_from(pairs, differences):
+    """Say which derivatives are not those that differences have."""
+    for name, pair, (expected, error) in zip(("loss", "plan"), pairs, differences, strict=True):
         if pair is None:
             continue
         value, size = pair
-        expected, error = differences
         if abs(value - expected) > AGREED * (size + abs(expected)) + 20 * error + 1e-9:
             share = abs(value - expected) / (size + abs(expected))
-            text = f"{name} {value:.9g} for {expected:.9g}, off by {share:.2g}"
-            (notes if warned else wrong).append("warned: off" if warned else text)
-    return _outcome(result, warned, notes, wrong)
+            yield f"{name} {value:.9g} for {expected:.9g}, off by {share:.2g}"
 
 
 def _outcome(result, warned, notes, wrong):

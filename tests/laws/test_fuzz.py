@@ -135,6 +135,9 @@ def test_no_plan_of_few_points_is_better_or_there_is_doubt(count):
         # and a search by levels of the absolute loss took another one for it
         ("enumerated", 11100112),
         ("enumerated", 13100117),
+        # matches between similarities seemed the same, and those that exchange two near points
+        ("enumerated", 22000170),
+        ("enumerated", 32000103),
         # costs far beyond epsilon held partial plans where they began
         ("batches", 11100100),
         ("batches", 12100216),

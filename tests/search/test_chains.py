@@ -339,7 +339,8 @@ def test_chains_settle_on_unrelated_dense_networks(seed):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("shape", [(60, 70), (100, 90), (300, 280)])
+@pytest.mark.filterwarnings("ignore::torchgw.SearchWarning")
+@pytest.mark.parametrize("shape", [(24, 24), (60, 70), (100, 90), (300, 280)])
 def test_recorded_chains_find_what_others_find(shape):
     """Thrice on a GPU, as chains are recorded and replayed, beside the CPU."""
     rng = np.random.default_rng(0)

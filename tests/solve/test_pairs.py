@@ -68,7 +68,8 @@ def test_pairs_and_a_mask_of_them_have_one_answer(way: str):
     assert pairs.report.kl == pytest.approx(mask.report.kl, abs=1e-6)
     assert pairs.report.objective == pytest.approx(mask.report.objective, abs=1e-7)
     sums = [(one.potential_a[:, None] + one.potential_b)[MASK] for one in (pairs, mask)]
-    assert sums[0] == pytest.approx(sums[1], abs=1e-6)
+    # where an entry is small its potentials are known less well than the plan
+    assert sums[0] == pytest.approx(sums[1], abs=1e-5)
     assert pairs.report.allowed == pytest.approx(mask.report.allowed)
 
 

@@ -393,9 +393,11 @@ def _with_plan(
     solve: BatchSolver,
 ) -> tuple[Alternative, ...]:
     """Put what a plan (1, s, t) leads to first, if that is another optimum and costs less."""
-    both = torch.cat([plan, found[0].plan[None]])
-    if found[0].plan.shape == plan.shape[1:] and float(coarse.distances(both)[0, 1]) <= DISTINCT:
-        return found
+    least = found[0].value - _SAME * abs(found[0].value)
+    if found[0].plan.shape == plan.shape[1:] and float(coarse.value(plan)) >= least:
+        both = torch.cat([plan, found[0].plan[None]])
+        if float(coarse.distances(both)[0, 1]) <= DISTINCT:
+            return found
     points = coarse.source.indices, coarse.target.indices
     epsilons = coarse.base.new_full((_FINE_ITERATIONS, 2), target)
     place = torch.zeros(1, dtype=torch.int64, device=plan.device)
@@ -409,7 +411,7 @@ def _with_plan(
         return one.value + target * entropy(one.plan, coarse.source.weights, coarse.target.weights)
 
     taken = min(led, stayed, key=objective)
-    if taken.value >= found[0].value - _SAME * abs(found[0].value):
+    if taken.value >= least:
         return found
     others = [one for one in found if one.plan.shape == taken.plan.shape]
     apart = coarse.distances(torch.stack([taken.plan, *(one.plan for one in others)]))[0, 1:]
