@@ -124,7 +124,7 @@ def follow_starts(
     found = improve(stack, Ends(*(part[None] for part in ends)), rounds)
     members, labels = found.members.alone(), [*(label for label, _ in starts), "annealed"]
     # solves go on from there: what has not settled leads twins of a problem to different optima
-    if not is_over():
+    if len(members.plans) and not is_over():
         lowest, _ = descend(stack, alone[:1], members.plans[:1])
         for mine, its in zip(members, lowest, strict=False):
             mine[:1] = its
