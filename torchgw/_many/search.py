@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -20,6 +21,7 @@ from torchgw._search.optima import LEAST_EPSILON
 from torchgw._search.population import Members, improve
 from torchgw._search.stack import Ends, Stack
 from torchgw._search.starts import GUESS_EPSILON
+from torchgw._search.tabu import Sides, best_maps
 
 # Starts by random mixtures of quantiles of distances; random costs, at most, and entries of them;
 # and rounds that improve the best of all starts, at most. [L1311]
@@ -131,6 +133,7 @@ def search(stack: Stack, starts: Starts, plans: Tensor) -> Searched:
         strict = Stack(replace(stack.problems, relaxed=None)).settle(which, first, begin)
         balls = _balls(stack, every)
         more = torch.cat([strict.plans.view(count, -1, *balls.shape[2:]), balls], 1)
+        more = torch.cat([more, _maps(stack, plans)], 1)
         groups.append(stack.follow(every.repeat_interleave(more.shape[1]), more.flatten(0, 1)))
     ends = Ends(
         *(
@@ -168,6 +171,33 @@ def _balls(stack: Stack, every: Tensor) -> Tensor:
         inside = ordered.cumsum(2) - ordered < share[:, None, None] - _ROUNDING
         near.append(torch.zeros_like(rows).scatter_(2, order, ordered * inside))
     return near[0][:, :, :, None] * near[1][:, :, None, :]
+
+
+def _maps(stack: Stack, plans: Tensor) -> Tensor:
+    """Find the best map of each problem whose one side is strict and the other free, (B, k, n, m).
+
+    As a search of one problem does; none for other rules.
+    """
+    problems = stack.problems
+    rho = None if problems.relaxed is None else problems.relaxed.rho
+    if rho is None or sorted(rho[0].tolist()) != [0.0, math.inf] or bool((rho != rho[0]).any()):
+        return plans[:, None][:, :0]
+    found = torch.zeros_like(plans)
+    every, turned = torch.arange(len(plans), device=plans.device), float(rho[0, 0]) == 0
+    linear = None if problems.linear is None else problems.linear(every).cpu()
+    for number, (i, j) in enumerate(zip(problems.i.tolist(), problems.j.tolist(), strict=True)):
+        n, m = int(problems.x.sizes[i]), int(problems.y.sizes[j])
+        x, y = problems.x.tables[i, :n, :n].cpu(), problems.y.tables[j, :m, :m].cpu()
+        a, b = problems.x.weights[i, :n].cpu(), problems.y.weights[j, :m].cpu()
+        table = None if linear is None else linear[number, :n, :m]
+        plan, alpha = plans[number : number + 1, :n, :m].cpu(), float(problems.alpha[number])
+        if turned:
+            table = None if table is None else table.mT
+            best = best_maps(Sides(y, x, b, alpha, table), plan.mT)[0].mT
+        else:
+            best = best_maps(Sides(x, y, a, alpha, table), plan)[0]
+        found[number, :n, :m] = best.to(found)
+    return found[:, None]
 
 
 def _ambiguity(stack: Stack, members: Members) -> Tensor:
