@@ -21,7 +21,7 @@ from torchgw._search.optima import LEAST_EPSILON
 from torchgw._search.population import Members, improve
 from torchgw._search.stack import Ends, Stack
 from torchgw._search.starts import GUESS_EPSILON
-from torchgw._search.tabu import Sides, best_maps
+from torchgw._search.tabu import maps_where_free
 
 # Starts by random mixtures of quantiles of distances; random costs, at most, and entries of them;
 # and rounds that improve the best of all starts, at most. [L1311]
@@ -132,8 +132,8 @@ def search(stack: Stack, starts: Starts, plans: Tensor) -> Searched:
         # relaxed plans may leave points out before these have found their place
         strict = Stack(replace(stack.problems, relaxed=None)).settle(which, first, begin)
         balls = _balls(stack, every)
-        more = torch.cat([strict.plans.view(count, -1, *balls.shape[2:]), balls], 1)
-        more = torch.cat([more, _maps(stack, plans)], 1)
+        strict_plans = strict.plans.view(count, -1, *balls.shape[2:])
+        more = torch.cat([strict_plans, balls, _maps(stack, plans)], 1)
         groups.append(stack.follow(every.repeat_interleave(more.shape[1]), more.flatten(0, 1)))
     ends = Ends(
         *(
@@ -182,22 +182,25 @@ def _maps(stack: Stack, plans: Tensor) -> Tensor:
     rho = None if problems.relaxed is None else problems.relaxed.rho
     if rho is None or sorted(rho[0].tolist()) != [0.0, math.inf] or bool((rho != rho[0]).any()):
         return plans[:, None][:, :0]
-    found = torch.zeros_like(plans)
-    every, turned = torch.arange(len(plans), device=plans.device), float(rho[0, 0]) == 0
+    every, penalties = torch.arange(len(plans), device=plans.device), rho[0].tolist()
     linear = None if problems.linear is None else problems.linear(every).cpu()
-    for number, (i, j) in enumerate(zip(problems.i.tolist(), problems.j.tolist(), strict=True)):
-        n, m = int(problems.x.sizes[i]), int(problems.y.sizes[j])
-        x, y = problems.x.tables[i, :n, :n].cpu(), problems.y.tables[j, :m, :m].cpu()
-        a, b = problems.x.weights[i, :n].cpu(), problems.y.weights[j, :m].cpu()
-        table = None if linear is None else linear[number, :n, :m]
-        plan, alpha = plans[number : number + 1, :n, :m].cpu(), float(problems.alpha[number])
-        if turned:
-            table = None if table is None else table.mT
-            best = best_maps(Sides(y, x, b, alpha, table), plan.mT)[0].mT
-        else:
-            best = best_maps(Sides(x, y, a, alpha, table), plan)[0]
-        found[number, :n, :m] = best.to(found)
-    return found[:, None]
+    sides = [
+        (side.tables.cpu(), side.weights.cpu(), side.sizes[at].tolist(), at.tolist())
+        for side, at in ((problems.x, problems.i), (problems.y, problems.j))
+    ]
+    known = plans.cpu()
+    found = torch.zeros_like(known)
+    for number, alpha in enumerate(problems.alpha.tolist()):
+        (x, a), (y, b) = (
+            (tables[at[number], :size, :size], weights[at[number], :size])
+            for tables, weights, sizes, at in sides
+            for size in sizes[number : number + 1]
+        )
+        n, m = len(a), len(b)
+        cost = None if linear is None else linear[number, :n, :m]
+        begin = known[number : number + 1, :n, :m]
+        found[number, :n, :m] = maps_where_free(penalties, (x, y), (a, b), alpha, cost, begin)[0]
+    return found[:, None].to(plans)
 
 
 def _ambiguity(stack: Stack, members: Members) -> Tensor:

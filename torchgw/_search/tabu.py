@@ -481,3 +481,24 @@ def best_maps(sides: Sides, plans: Tensor) -> Tensor:
     kept = torch.from_numpy(search(walk, known, _LOOKED_AT).states[:_FOLLOWED])
     found: Tensor = torch.nn.functional.one_hot(kept, walk.shape[1]) * sides.a.cpu()[:, None]
     return found
+
+
+def maps_where_free(
+    rho: Sequence[float],
+    tables: tuple[Tensor, Tensor],
+    weights: tuple[Tensor, Tensor],
+    alpha: float,
+    linear: Tensor | None,
+    plans: Tensor,
+) -> Tensor:
+    """Find the best maps of a side whose marginal is strict into one that is free, (k, n, m).
+
+    None for other penalties ``rho``.
+    """
+    if sorted(rho) != [0, math.inf]:
+        return plans[:0]
+    (x, y), (a, b) = tables, weights
+    if rho[1] == 0:
+        return best_maps(Sides(x, y, a, alpha, linear), plans)
+    turned = None if linear is None else linear.mT
+    return best_maps(Sides(y, x, b, alpha, turned), plans.mT).mT

@@ -34,7 +34,7 @@ from torchgw._search.stack import Stack, can_stack
 from torchgw._search.standard import StandardForm, put_in_standard_form
 from torchgw._search.starts import GUESS_EPSILON
 from torchgw._search.subsample import Coarse
-from torchgw._search.tabu import Sides, best_maps
+from torchgw._search.tabu import maps_where_free
 from torchgw._sinkhorn.annealing import ANNEALING_TOLERANCE, Annealing
 from torchgw._sinkhorn.choose import choose_backend
 from torchgw._sinkhorn.problem import DenseCost
@@ -435,7 +435,11 @@ def _improved(
     tables = small.source.columns(every[0]), small.target.columns(every[1])
     seeds = congruent_pairs(*tables, (a, b), rule.share, SEEDS, generator).plans(len(a), len(b))
     starts += [(f"congruent pairs {place + 1}", plan) for place, plan in enumerate(seeds)]
-    maps = _maps(tables, small, rule, torch.stack([plan for _, plan in starts]))
+    known = torch.stack([plan for _, plan in starts])
+    linear = None if small.linear is None else small.linear.dense().matrix
+    maps = known[:0]
+    if rule.mass is None:
+        maps = maps_where_free(rule.rho, tables, (a, b), small.alpha, linear, known)
     starts += [(f"map {place + 1}", plan) for place, plan in enumerate(maps)]
     # from a larger epsilon they come to other optima
     alone = torch.zeros(len(starts), dtype=torch.int64, device="cpu")
@@ -448,22 +452,6 @@ def _improved(
         _Found(label, objective, False, plan / plan.sum())
         for label, objective, plan in zip(found.names, found.objectives, found.plans, strict=True)
     ], found.certain
-
-
-def _maps(
-    tables: tuple[Tensor, Tensor], small: Problem, rule: MarginalRule, plans: Tensor
-) -> Tensor:
-    """Find the best maps of a side whose marginal is strict into one that is free, (k, n, m)."""
-    if rule.mass is not None or sorted(rule.rho) != [0, math.inf]:
-        return plans[:0]
-    linear = None if small.linear is None else small.linear.dense().matrix
-    sides = Sides(*tables, small.marginals.a, small.alpha, linear)
-    if rule.rho[1] == 0:
-        return best_maps(sides, plans)
-    turned = None if linear is None else linear.mT
-    return best_maps(
-        sides._replace(x=sides.y, y=sides.x, a=small.marginals.b, linear=turned), plans.mT
-    ).mT
 
 
 def _solve(strategy: Strategy, label: str, guess: Guess, generator: torch.Generator) -> _Found:

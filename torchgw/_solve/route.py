@@ -89,8 +89,8 @@ class Route(NamedTuple):
     bytes : int
         Memory that the solve takes at most, beside its input, by a model.
     longest : float, or None
-        Seconds of a solve whose linear problems all take `inner_max_iter`, where epsilon is so
-        small that they may.
+        Seconds if all linear problems take `inner_max_iter`, where epsilon is so small that they
+        may, also in solves from other optima.
     """
 
     size: str
