@@ -16,7 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchgw._gradients.contract import own_value
 from torchgw._problem.limits import limits_of
+from torchgw._problem.problem import Problem
 from torchgw._search.all_points import few_enough, match_edges, repair_found
 from torchgw._search.alternatives import (
     AGREED,
@@ -445,7 +447,8 @@ def _from_lowest_seen(incumbent: Incumbent) -> None:
         return
     a, b = problem.marginals
     objectives = [
-        one.value + epsilon * entropy(one.plan, a[one.source], b[one.target]) for one in whole
+        _value(problem, one) + epsilon * entropy(one.plan, a[one.source], b[one.target])
+        for one in whole
     ]
     lowest = min(objectives)
     better, own = whole[objectives.index(lowest)], _objective(outcome)
@@ -456,11 +459,24 @@ def _from_lowest_seen(incumbent: Incumbent) -> None:
     guess = from_alternative(better, problem.source.device)._replace(epsilon=0.0, ended=True)
     rival = Rival(_again(asked, guess), "start", better.label)
     incumbent.follow_found(better, perf_counter(), rival)
-    # values of losses that are no products are rough in a search
-    exact, own = problem.loss.cross is not None, _objective(incumbent.lowest)
-    if own - lowest > AGREED * abs(own) and exact and incumbent.lowest.search is not None:
+    own = _objective(incumbent.lowest)
+    if own - lowest > AGREED * abs(own) and incumbent.lowest.search is not None:
         told = WHY_LEFT.format(lowest=lowest, own=own)
         incumbent.say(doubt=incumbent.lowest.search.doubt or told)
+
+
+def _value(problem: Problem, one: Alternative) -> float:
+    """Evaluate a plan of all points; for losses that are no products, a search does so roughly."""
+    if problem.loss.cross is not None:
+        return one.value
+    shape = problem.source.n, problem.target.n
+    plan = torch.zeros(shape, dtype=torch.float64, device=one.plan.device)
+    plan[one.source[:, None], one.target] = one.plan.double()
+    crossed = (problem.cross()(plan.to(problem.dtype)) * plan).sum()
+    value = problem.alpha * float(own_value(problem, problem.marginals) - 2 * crossed)
+    if problem.linear is not None:
+        value += (1 - problem.alpha) * float((problem.linear.dense().matrix * plan).sum())
+    return value
 
 
 # In the order in which they are made; each looks at what the moves before it have left.
