@@ -107,6 +107,7 @@ class Climb:
     behind: list[Chain] = field(default_factory=list)  # that were left on their way
     compared: list[Chain] = field(default_factory=list)  # copies, at the first comparison
     repaired: list[Chain] = field(default_factory=list)
+    graphs: list[Chain] = field(default_factory=list)  # whose partners were not exchanged yet
     agreed: bool = False  # whether what is independent has led to the best
     met: bool = False  # whether that is told by plans, which are yet to be sharpened
     settled: bool = False  # whether all plans were followed to their ends
@@ -212,15 +213,10 @@ def _from_graphs(found: Climb) -> None:
             world.descend([chain], _CONVEX if begin is _convex else world.refine, low)
             world.settle([chain], low)
             found.best.append(chain)
+            found.graphs.append(chain)
             plans = world.rounded([chain])
-            matched = _along_edges(problem, plans) if found.lowest is chain else None
-            if matched is not None:
-                along = world.take("exchanges along edges", matched[0])
-                along.seconds = chain.seconds
-                world.settle([along], low)
-                found.best.append(along)
-                plans = torch.cat([plans, matched])
-            found.agreed = _keeps_most(problem, plans)
+            matched = _exchanged(found) if found.lowest is chain else plans[:0]
+            found.agreed = _keeps_most(problem, torch.cat([plans, matched]))
             if found.agreed or is_over():
                 return
         begun = []
@@ -236,17 +232,29 @@ def _keeps_most(problem: CoarseProblem, plans: Tensor) -> bool:
     return float(problem.value(plans).min()) <= least_value(problem) + _ALL_EDGES * edges
 
 
-def _along_edges(problem: CoarseProblem, plan: Tensor) -> Tensor | None:
-    """Improve the matching of a plan (1, s, t) along edges; return its plan.
+def _exchanged(found: Climb) -> Tensor:
+    """Exchange partners of the last start of graphs, follow that to the target; return its plan."""
+    world, chain = found.world, found.graphs.pop()
+    matched = _along_edges(world.problem, world.rounded([chain]))
+    for plan in matched:
+        along = world.take("exchanges along edges", plan)
+        along.seconds = chain.seconds
+        world.settle([along], found.low)
+        found.best.append(along)
+    return matched
+
+
+def _along_edges(problem: CoarseProblem, plan: Tensor) -> Tensor:
+    """Improve the matching of a plan (1, s, t) along edges; return its plan, or none (0, s, t).
 
     Nodes that can be exchanged share their partners in a plan, which keeps fewer edges than either
     way. Small problems have exchanges of all pairs.
     """
     if can_exchange(problem) or not has_matchings(problem):
-        return None
+        return plan[:0]
     near_edges, far_edges = (Edges.of(side.table) for side in (problem.source, problem.target))
     if near_edges is None or far_edges is None:
-        return None
+        return plan[:0]
     partners = linear_sum_assignment(plan[0].cpu(), maximize=True)[1]
     partners = exchange_ends(near_edges, far_edges, partners)
     return _matchings(torch.from_numpy(partners)[None], plan)
@@ -404,6 +412,9 @@ def _by_repair(found: Climb) -> None:
     """Repair the best of different chains, and follow them to the target, until two agree."""
     if not (found.repair and found.sharp and found.stack is None):
         return
+    # of more starts there are more that are right in some regions
+    while found.graphs:
+        _exchanged(found)
     repair, lowest = Repair(found.world, COMPARED_AT), found.lowest
     # one that stands out is the best, unless it can be repaired
     alone = stands_out(found.best)
