@@ -37,12 +37,12 @@ from torchgw._search.alternatives import (
     sent_apart,
 )
 from torchgw._search.chain import ALIKE, COMPARED_AT, Trial
-from torchgw._search.coarse import coarse_problem
+from torchgw._search.coarse import coarse_problem, cross_terms
 from torchgw._search.congruent import congruent_pairs
 from torchgw._search.optima import LEAST_EPSILON
 from torchgw._search.stack import Stack, can_stack
 from torchgw._search.starts import GUESS_EPSILON
-from torchgw._search.tabu import best_matchings, can_exchange
+from torchgw._search.tabu import best_matchings, can_exchange, exchange
 from torchgw._sinkhorn.choose import choose_backend
 from torchgw._sinkhorn.contract import Backend
 from torchgw._solve.begin import MISSED, SEEDS, Guess, best_found, from_alternative
@@ -388,32 +388,46 @@ def _by_repair(incumbent: Incumbent) -> None:
 
 
 def _by_exchanges(incumbent: Incumbent) -> None:
-    """Solve from the best matching of few points too, where a polished plan costs more."""
+    """Solve from the best matching of few points, or from plans whose entries exchange partners."""
+    options, problem = incumbent.asked.options, incumbent.asked.problem
+    limits = limits_of(problem.source.device)
+    few = max(problem.source.n, problem.target.n) <= limits.exchanged_points
+    if not (few and options.sharp and incumbent.strict and problem.loss.cross is not None):
+        return
+    while _exchange(incumbent):
+        pass
+
+
+def _exchange(incumbent: Incumbent) -> bool:
+    """Follow the best matching, or the best exchange; tell whether another may be lower still."""
     asked, outcome, search = incumbent.asked, incumbent.lowest, incumbent.lowest.search
-    problem = asked.problem
-    n, m = problem.source.n, problem.target.n
-    few = n == m <= limits_of(problem.source.device).exchanged_points
-    if not (few and asked.options.sharp and incumbent.strict and problem.loss.cross is not None):
-        return
+    problem, clock = asked.problem, perf_counter()
+    shape = problem.source.n, problem.target.n
     if search is None or not outcome.ending.status.converged:
-        return
-    clock, whole = perf_counter(), coarse_problem(problem.priced(outcome.strategy.scale), n)
-    if not can_exchange(whole.problem):
-        return
-    source, target = (side.indices for side in whole.problem[:2])
-    plan = outcome.ending.plan.to_dense()[source[:, None], target]
-    partners, _ = best_matchings(whole.problem, plan[None].to(whole.problem.base))
-    best = torch.nn.functional.one_hot(partners[:1], n).to(whole.problem.base) / n
-    value = float(whole.problem.value(best))
-    nothing = max(NOTHING * outcome.strategy.scale, whole.problem.rounding())
+        return False
+    whole = coarse_problem(problem.priced(outcome.strategy.scale), max(shape)).problem
+    source, target = (side.indices for side in whole[:2])
+    before = outcome.ending.plan.to_dense()[source[:, None], target].to(whole.base)
+    matched = can_exchange(whole)
+    if matched:
+        partners, _ = best_matchings(whole, before[None])
+        plan = torch.nn.functional.one_hot(partners[0], shape[1]).to(whole.base) / len(before)
+    else:
+        plan, better = before, None if problem.directed else before
+        while better is not None:
+            plan = better
+            cost = whole.base - 4 * whole.alpha * cross_terms(whole.x, plan[None], whole.y)[0]
+            better = exchange(-2 * whole.alpha * whole.x, whole.y, cost, plan)
+    value = float(whole.value(plan[None]))
+    nothing = max(NOTHING * outcome.strategy.scale, whole.rounding())
     if value >= outcome.ending.evaluation.value(problem.alpha) - nothing:
-        return
-    better = Alternative(value, "exchanges", best[0], source, target, (n, m), epsilon=0.0)
+        return False
+    better = Alternative(value, "exchanges", plan, source, target, shape, epsilon=0.0)
     # steps with entropy would leave it: it is followed to its end whatever it passes on its way
     guess = from_alternative(better, problem.source.device)._replace(sharp=True)
     options = replace(asked.options, regularization="proximal")
     rival = Rival(_again(asked._replace(options=options), guess), "start", better.label)
-    incumbent.follow_found(better, clock, rival)
+    return incumbent.follow_found(better, clock, rival) and not matched
 
 
 def _from_lowest_seen(incumbent: Incumbent) -> None:

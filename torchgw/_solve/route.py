@@ -420,14 +420,14 @@ MOVES = (
         f"{limits.open_most - 1:,} pairs; all of them up to {limits.stacked:,}",
     ),
     Move(
-        "exchanges", "tabu search over matchings",
-        "where chains are followed, or the plan is polished, and weights equal",
+        "exchanges", "tabu search over matchings, or entries that exchange partners",
+        "where chains are followed and weights equal, or the plan is polished",
         lambda facts, options, limits: (
-            (_follows(facts, options, limits)
+            (_follows(facts, options, limits) and facts.assignment
              or (_strict(facts, options) and options.sharp and facts.products))
-            and facts.assignment and facts.larger <= limits.exchanged_points
+            and facts.larger <= limits.exchanged_points
         ),
-        lambda limits: f"{limits.exchanged_points} points a side, as many on both",
+        lambda limits: f"{limits.exchanged_points} points a side",
     ),
     Move(
         "ends", "all that was found followed to the end, kicked and mixed, for up to 4 rounds",
