@@ -45,7 +45,7 @@ class Limits(NamedTuple):
     # between features, densities of plans that derivatives read again and again. [L266, L273]
     kept_tables: float
     # Pairs of points that may hold mass up to which they are listed where a table of all is not
-    # kept: some 50 bytes each. A choice. [L1460]
+    # kept: some 80 bytes each. A choice. [L1459]
     listed: float
 
     # Ends. Entries up to which dense proximal steps are polished unless that is refused. [L950]
