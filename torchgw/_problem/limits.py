@@ -131,10 +131,6 @@ class Limits(NamedTuple):
         """Whether a table that no factors stand for is kept."""
         return n * m <= self.kept_tables
 
-    def settles(self, n: int, m: int) -> bool:
-        """Whether marginals settle in float64 whatever its rounding."""
-        return n * m <= self.settled
-
     def checks(self, n: int, m: int, *, products: bool) -> bool:
         """Whether a sampled solve is checked by an exact cost, of products or of minima."""
         return n * m * max(n, m) <= (self.checked if products else self.checked_minima)
