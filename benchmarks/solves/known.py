@@ -2,8 +2,9 @@
 
 A cloud of clusters is matched to its noisy copy in another order three times: with clusters as
 groups, with known pairs, and with nothing known; if asked (``--only mask``), with a random mask of
-a share of all pairs of points beside the right ones, where no table of it is kept. Exit status 1 if mass is outside of what is
-allowed, or what is known takes longer than nothing. Epsilon is given, so that all solve the same.
+a share of all pairs of points beside the right ones, where no table of it is kept. Exit status 1 if
+mass is outside of what is allowed, or groups or pairs take longer than nothing. Epsilon is given,
+so that all solve the same.
 """
 
 from __future__ import annotations

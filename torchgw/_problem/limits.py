@@ -45,7 +45,7 @@ class Limits(NamedTuple):
     # between features, densities of plans that derivatives read again and again. [L266, L273]
     kept_tables: float
     # Pairs of points that may hold mass up to which they are listed where a table of all is not
-    # kept: some 50 bytes each. A choice. [L1460]
+    # kept: some 80 bytes each. A choice. [L1459]
     listed: float
 
     # Ends. Entries up to which dense proximal steps are polished unless that is refused. [L950]
@@ -132,10 +132,6 @@ class Limits(NamedTuple):
     def stores(self, n: int, m: int) -> bool:
         """Whether a table that no factors stand for is kept."""
         return n * m <= self.kept_tables
-
-    def settles(self, n: int, m: int) -> bool:
-        """Whether marginals settle in float64 whatever its rounding."""
-        return n * m <= self.settled
 
     def checks(self, n: int, m: int, *, products: bool) -> bool:
         """Whether a sampled solve is checked by an exact cost, of products or of minima."""

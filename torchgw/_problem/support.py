@@ -35,7 +35,7 @@ _UNITS = 2**29
 # entries of a table or of a function's answer that are read at a time. Choices. [L1372]
 _LISTED, _SEEDS, _BLOCK = 8, 64, 2**24
 # Entries of each row and column among which a flow is looked for first, of those that are listed.
-# A choice.
+# [L1459]
 _FEW = 32
 # Difference of the weights of a group on both sides that is rounding of sums. [L1392]
 _GROUP_ROUNDING = 1e-9

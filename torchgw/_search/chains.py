@@ -402,6 +402,11 @@ def _by_exchanges(found: Climb) -> None:
         chain.seconds = seconds
     world.settle(chains, found.low)
     found.best += chains
+    if found.stack is not None:
+        # from the matchings themselves a stack may come to lower ends
+        found.best += [
+            replace(chain, plan=plan) for chain, plan in zip(chains, matched, strict=True)
+        ]
     # unless the best plan is no matching, for which chains have looked
     sure = alike and near(min(chains, key=_objective), found.lowest, SAME)
     found.repair = False

@@ -25,6 +25,9 @@ class Restriction(Protocol):
     def partners(self) -> Tensor:
         """Count the target points allowed for each source point, (n,) int64."""
 
+    def total(self) -> int:
+        """Count the pairs of points that may hold mass."""
+
     def hold(self, pairs: Indices) -> Tensor:
         """Tell which pairs may hold mass, (k,) bool."""
 
@@ -103,6 +106,10 @@ class Blocks(NamedTuple):
         """Count the target points in the group of each source point, (n,) int64."""
         count = 1 + int(max(side.max() for side in self))
         return torch.bincount(self.target, minlength=count)[self.source]
+
+    def total(self) -> int:
+        """Count the pairs of one group."""
+        return int(self.partners().sum())
 
     def hold(self, pairs: Indices) -> Tensor:
         """Tell which pairs are of one group, (k,) bool."""

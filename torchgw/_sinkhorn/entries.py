@@ -30,7 +30,7 @@ from torchgw._sinkhorn.problem import (
 from torchgw._tensors.sparse import csr_tensor
 from torchgw._typing import Indices, Marginals, Potentials
 
-# Entries of the rows that a half-step takes at a time: some MB, which a cache holds. A choice.
+# Entries of the rows that a half-step takes at a time: some MB, which a cache holds. [L1459]
 _PIECE = 2**20
 
 
@@ -110,6 +110,10 @@ class Entries:
         """Keep the entries between some points of both sides."""
         source, target = (side.cpu().numpy() for side in kept)
         return Entries.of(self.listed()[source][:, target], self.start.device)
+
+    def total(self) -> int:
+        """Count the entries."""
+        return len(self.column)
 
     def hold(self, pairs: Indices) -> Tensor:
         """Tell which pairs may hold mass, (k,) bool."""
