@@ -4,7 +4,7 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from torchgw._certify.question import Array
+from torchgw._certify.question import Array, Cost
 from torchgw._sinkhorn.exact import ExactTransport
 
 # Rounds of shortest paths from a plan to its prices: more are of no use but to rounding; and the
@@ -13,10 +13,13 @@ _ROUNDS = 500
 _ROUNDING = 1e-15
 # Pivots of the simplex at most: where they run out, potentials prove less. A choice. [L1376]
 _PIVOTS = 100_000_000
-# Entries a row, the cheapest beside earlier prices, of a partial problem; its pivots for each row
-# at most, beyond which all entries are as fast; how many of them; and the share of a cut that
-# their prices have to prove. [L1407]
-_KEPT, _TURNS, _TRIES, _MOST = 20, 50, 2, 0.8
+# Pivots for each row of a partial problem at most, beyond which all entries are as fast; how many
+# such problems; and the share of a cut that these prices have to prove. [L1407, L1475]
+_TURNS, _TRIES, _MOST = 50, 4, 0.8
+# Entries of a row and of a column, the cheapest beside earlier prices, told by every few others;
+# a point of how many in a coarse problem; and how far prices move to those of a partial one, until
+# half as far proves less. [L1475]
+_KEPT, _EVERY, _COARSE, _STEPS = 24, 8, 4, (1.0, 0.5, 0.25)
 
 
 class Transport:
@@ -59,37 +62,83 @@ class Transport:
         return plan, (cost - self.prices).min(1)
 
     def reach(
-        self, cost: Array, floor: float, enough: float
-    ) -> tuple[scipy.sparse.coo_array | None, Array]:
+        self, cost: Cost, floor: float, enough: float
+    ) -> tuple[scipy.sparse.coo_array | None, Array, float]:
         """Find a potential f (n,) that proves ``enough``, or about the most, and maybe a plan.
 
         The prices at hand may do, or those of a problem on a few entries where they prove most of
         what its plan has above ``floor``. For an infinite ``floor`` the problem is solved exactly.
+        What f proves comes last.
         """
-        if self._simplex is not None and self._simplex.by_parts and self._allowed is None:
-            plan = None
-            for tried in range(_TRIES + 1 if np.isfinite(floor) else 0):
-                f, self.prices = _lifted(cost, self.prices)
-                if self._a @ f + self._b @ self.prices >= enough:
-                    return plan, f
-                rest = cost - f[:, None]
+        plan, free = None, self._allowed is None
+        if self._simplex is not None and self._simplex.by_parts and free and np.isfinite(floor):
+            f, self.prices = cost.lifted(self.prices)
+            height = self._proven(f)
+            if height < floor:
+                # of another problem: those of a few points are nearer
+                height, f, self.prices = max(
+                    (height, f, self.prices), self._coarse(cost), key=lambda known: known[0]
+                )
+            for _ in range(_TRIES):
+                if height >= enough:
+                    return plan, f, height
+                rest = cost.dense()
                 rest -= self.prices
-                pivots = _TURNS * len(cost)
-                found = self._simplex.few(self._cheapest(rest), pivots) if tried < _TRIES else None
+                rest -= f[:, None]
+                found = self._simplex.few(self._cheapest(rest), _TURNS * len(rest))
                 if found is None:
                     break
                 plan, v = found
-                self._used, self.prices = plan, self.prices + v
-                enough = floor + _MOST * (float(cost[plan.row, plan.col] @ plan.data) - floor)
-        plan, f = self(cost)
-        self._used = scipy.sparse.coo_array(plan)
-        return self._used, f
+                self._used = plan
+                enough = min(enough, floor + _MOST * (cost.of(plan) - floor))
+                height, f, self.prices = self._moved(cost, v)
+            if height >= enough:
+                return plan, f, height
+        exact, f = self(cost.dense())
+        self._used = scipy.sparse.coo_array(exact)
+        if not free:
+            return self._used, f, self.bound(cost.dense(), f)
+        f, last = cost.lifted(self.prices)
+        return self._used, f, float(self._a @ f + self._b @ last)
+
+    def _proven(self, f: Array) -> float:
+        """Compute what the prices at hand prove with the potentials that they leave."""
+        return float(self._a @ f + self._b @ self.prices)
+
+    def _moved(self, cost: Cost, v: Array) -> tuple[float, Array, Array]:
+        """Move the prices along v (m,), less far as long as that proves more."""
+        # what they prove is concave
+        best = (-np.inf, v, v)
+        for step in _STEPS:
+            f, prices = cost.lifted(self.prices + step * v)
+            height = float(self._a @ f + self._b @ prices)
+            if height < best[0]:
+                break
+            best = height, f, prices
+        return best
+
+    def _coarse(self, cost: Cost) -> tuple[float, Array, Array]:
+        """Solve for some of the points, and give all others the prices that these leave."""
+        assert self._simplex is not None
+        (a, own), (b, others) = (
+            (part[::_COARSE] / part[::_COARSE].sum(), slice(None, None, _COARSE))
+            for part in (self._a, self._b)
+        )
+        few = Cost(
+            cost.left[own], cost.right[others], None if cost.own is None else cost.own[own, others]
+        ).dense()
+        v = ExactTransport(a, b)(few).v
+        f = (cost.dense()[:, others] - v).min(1)
+        f, prices = cost.lifted((cost.dense() - f[:, None]).min(0))
+        return float(self._a @ f + self._b @ prices), f, prices
 
     def _cheapest(self, rest: Array) -> scipy.sparse.coo_array:
-        """Take the entries that cost least and those of the last plan, which make some plan."""
-        few = rest[:: max(1, len(rest) // _KEPT)]
-        least = np.partition(few, few.size * _KEPT // rest.shape[1], axis=None)
-        used = rest <= least[few.size * _KEPT // rest.shape[1]]
+        """Take the entries that cost least in each row and column, and those of the last plan."""
+        # told by some of the others
+        rows, columns = rest[:, ::_EVERY], rest[::_EVERY]
+        place = max(1, _KEPT // _EVERY)
+        used = rest <= np.partition(rows, place, axis=1)[:, place, None]
+        used |= rest <= np.partition(columns, place, axis=0)[place]
         if self._used is not None:
             used[self._used.row, self._used.col] = True
         places = np.flatnonzero(used)
@@ -101,12 +150,6 @@ class Transport:
         """Bound <cost, P> of all plans from below by a potential f (n,)."""
         open_ = cost if self._allowed is None else np.where(self._allowed, cost, np.inf)
         return least(open_, f, self._a, self._b)
-
-
-def _lifted(cost: Array, prices: Array) -> tuple[Array, Array]:
-    """Raise prices (m,) as far as they go, beside the potentials f (n,) that they leave."""
-    f = (cost - prices).min(1)
-    return f, (cost - f[:, None]).min(0)
 
 
 def _prices(cost: Array, plan: Array) -> Array:

@@ -366,7 +366,7 @@ def related(
 
 def _squares(side: DistanceProvider, others: Tensor, points: Tensor) -> Any:
     """Read the squared distances of some points to others, (p, o)."""
-    table = side.columns(others.to(side.device))[points.to(side.device)]
+    table = side.between(points.to(side.device), others.to(side.device))
     return table.cpu().numpy().astype(np.float64) ** 2
 
 

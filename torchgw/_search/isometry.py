@@ -459,7 +459,7 @@ def _quantiles(provider: DistanceProvider, weights: Tensor, index: Tensor) -> Te
 def _correlation(problem: Problem, pairs: Anchors) -> float:
     """Return the correlation of the doubly centred distances among pairs, but those to itself."""
     sides = zip((problem.source, problem.target), pairs, strict=True)
-    x, y = (_centred(side.columns(index)[index].double()) for side, index in sides)
+    x, y = (_centred(side.between(index, index).double()) for side, index in sides)
     size = (x.norm() * y.norm()).clamp_min(torch.finfo(x.dtype).tiny)
     return float((x * y).sum() / size)
 

@@ -165,8 +165,8 @@ def best_found(problem: Problem, search: Search) -> Guess:
 def searchable(problem: Problem, init: Any, options: Options) -> bool:
     """Whether to search for a start: none is given, and there may be several optima."""
     trivial = problem.alpha == 0 or min(problem.source.n, problem.target.n) == 1
-    # few points of each group say little of how groups stand to each other
-    trivial |= problem.blocks is not None
+    # few points say little of what others may be matched with, or of how groups stand to each other
+    trivial |= problem.restriction is not None
     return init is None and options.n_init != 1 and not trivial
 
 
