@@ -628,16 +628,13 @@ def _to_ends(found: Climb) -> None:
     ends = follow_starts(stack, starts, weights, _ROUNDS)
     seconds = (perf_counter() - clock) / ends.followed
     plans = round_to_marginals(ends.plans, *weights)
-    # the stack leaves out what the least linear cost amounts to
-    linear = world.problem.linear is not None
-    floor = float(world.problem.value(ends.plans[:1]) - ends.values[0]) if linear else 0.0
     best = [
         replace(world.take(name, plan), plan=plan)
         for name, plan in zip(ends.names, plans, strict=True)
     ]
     for chain, objective, value in zip(best, ends.objectives, ends.values, strict=True):
         chain.epsilon, chain.seconds = found.low * world.scale, seconds
-        chain.objective, chain.value = objective + floor, value + floor
+        chain.objective, chain.value = objective, value
     first = world.take("", plans[0])
     world.settle([first], found.low)
     best[0].g = first.g

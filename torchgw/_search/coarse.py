@@ -58,7 +58,7 @@ class CoarseProblem(NamedTuple):
     source: SpreadPoints
     target: SpreadPoints
     alpha: Tensor  # ()
-    linear: Tensor | None  # (s, t), the least entry zero
+    linear: Tensor | None  # (s, t)
     x: Tensor  # (r, s, s)
     y: Tensor  # (r, t, t)
     column: Tensor  # (r, t), centred row means of the target's tables
@@ -256,9 +256,8 @@ def _constants(
         chosen = cost.rows(source.indices).transpose().rows(target.indices).transpose()
         linear = chosen.dense().matrix.double()
         # a constant moves no plan, and float32 would lose digits to it
-        offset = linear.min()
-        linear, floor = linear - offset, (1 - alpha) * offset
-        base = base + (1 - alpha) * linear
+        floor = (1 - alpha) * linear.min()
+        base = base + ((1 - alpha) * linear - floor)
         spread = spread + (1 - alpha) * linear.std(correction=0)
     ratios = [
         side.square / square.clamp_min(torch.finfo(square.dtype).tiny)
@@ -303,7 +302,7 @@ def with_loss(coarse: Coarsened, problem: Problem) -> Coarsened:
     y = y.mT if problem.directed else y
     base = -4 * alpha * row.T @ column
     if square.linear is not None:
-        base = base + (1 - alpha) * square.linear
+        base = base + (1 - alpha) * (square.linear - square.linear.min())
     quadratic = 2 * problem.alpha * loss_spread(problem.loss, sides, problem.marginals)
     before = 2 * problem.alpha * loss_spread(SQUARE, sides, problem.marginals)
     unit = quadratic / before if quadratic > 0 and before > 0 else 1.0

@@ -102,7 +102,7 @@ def start_costs(problem: CoarseProblem, hints: Hints, rotations: Tensor, count: 
     # lower bounds alpha |x_i - y_j|^2 + (1 - alpha) M by signatures x and y
     bounds = problem.alpha * problem.unit * hints.apart
     if problem.linear is not None:
-        bounds = bounds + (1 - problem.alpha) * problem.linear
+        bounds = bounds + (1 - problem.alpha) * (problem.linear - problem.linear.min())
     guesses = torch.stack([problem.base, bounds[0], bounds[0], bounds[1]])[:count]
     # all together: on a GPU each product would take longer to launch than to compute
     weight = 4 * problem.alpha * problem.unit
