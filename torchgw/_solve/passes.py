@@ -38,12 +38,11 @@ from torchgw._search.alternatives import (
     led_by,
     sent_apart,
 )
-from torchgw._search.chain import ALIKE, COMPARED_AT, Trial
+from torchgw._search.chain import ALIKE, COMPARED_AT, GUESS_EPSILON, Trial
 from torchgw._search.coarse import coarse_problem, cross_terms
-from torchgw._search.congruent import congruent_pairs
 from torchgw._search.optima import LEAST_EPSILON
 from torchgw._search.stack import Stack, can_stack
-from torchgw._search.starts import GUESS_EPSILON
+from torchgw._search.starts import congruent_pairs
 from torchgw._search.tabu import best_matchings, can_exchange, exchange
 from torchgw._sinkhorn.choose import choose_backend
 from torchgw._sinkhorn.contract import Backend
