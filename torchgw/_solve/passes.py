@@ -38,12 +38,11 @@ from torchgw._search.alternatives import (
     led_by,
     sent_apart,
 )
-from torchgw._search.chain import ALIKE, COMPARED_AT, Trial
+from torchgw._search.chain import ALIKE, COMPARED_AT, GUESS_EPSILON, Trial
 from torchgw._search.coarse import coarse_problem, cross_terms
-from torchgw._search.congruent import congruent_pairs
 from torchgw._search.optima import LEAST_EPSILON
 from torchgw._search.stack import Stack, can_stack
-from torchgw._search.starts import GUESS_EPSILON
+from torchgw._search.starts import congruent_pairs
 from torchgw._search.tabu import best_matchings, can_exchange, exchange
 from torchgw._search.turns import best_turned
 from torchgw._sinkhorn.choose import choose_backend
@@ -474,7 +473,8 @@ def _from_lowest_seen(incumbent: Incumbent) -> None:
         return
     a, b = problem.marginals
     objectives = [
-        _value(problem, one) + epsilon * entropy(one.plan, a[one.source], b[one.target])
+        (one.value if problem.loss.cross is not None else _value(problem, one))
+        + epsilon * entropy(one.plan, a[one.source], b[one.target])
         for one in whole
     ]
     lowest = min(objectives)
@@ -493,9 +493,7 @@ def _from_lowest_seen(incumbent: Incumbent) -> None:
 
 
 def _value(problem: Problem, one: Alternative) -> float:
-    """Evaluate a plan of all points; for losses that are no products, a search does so roughly."""
-    if problem.loss.cross is not None:
-        return one.value
+    """Evaluate a plan of all points; a search does so roughly for losses that are no products."""
     shape = problem.source.n, problem.target.n
     plan = torch.zeros(shape, dtype=torch.float64, device=one.plan.device)
     plan[one.source[:, None], one.target] = one.plan.double()
