@@ -352,3 +352,14 @@ def test_relaxed_problems_without_a_stack_are_no_higher_than_random_starts_or_sa
         start /= 14 * start.sum(1, keepdims=True)
         ends.append(ends_at(given | {"epsilon": found.epsilon}, start))
     assert says_so(found) or found.report.objective <= min(ends) * (1 + SAME)
+
+
+@pytest.mark.parametrize(
+    "options", [{"mass": 0.7}, {"unbalanced": 1.0}, {"unbalanced": (np.inf, 0.0)}]
+)
+def test_listed_objectives_of_relaxed_problems_have_all_of_the_linear_cost(options):
+    g = RNG(0)
+    x, y = g.normal(size=(14, 2)), g.normal(size=(17, 2))
+    cost = 3 + g.random((14, 17))
+    found = quietly(X=x, Y=y, M=cost, alpha=0.5, epsilon=0.05, **options)
+    assert found.alternatives[0].value == pytest.approx(found.report.objective, rel=SAME)

@@ -15,12 +15,11 @@ from torchgw._batch.products import products
 from torchgw._batch.worth import own_squares
 from torchgw._many.shelves import Shelves
 from torchgw._search.alternatives import OTHER
-from torchgw._search.chain import AGREEING, STANDS_OUT
+from torchgw._search.chain import AGREEING, GUESS_EPSILON, STANDS_OUT
 from torchgw._search.coarse import SQUARE_OF_FLOAT32
 from torchgw._search.optima import LEAST_EPSILON
 from torchgw._search.population import Members, improve
 from torchgw._search.stack import Ends, Stack
-from torchgw._search.starts import GUESS_EPSILON
 from torchgw._search.tabu import maps_where_free
 
 # Starts by random mixtures of quantiles of distances; random costs, at most, and entries of them;

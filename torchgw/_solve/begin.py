@@ -25,14 +25,14 @@ from torchgw._search.all_points import (
     tells_all,
 )
 from torchgw._search.alternatives import WHY_RELAXED, WHY_SUBSAMPLE, Alternative, Search, is_whole
+from torchgw._search.chain import GUESS_EPSILON
 from torchgw._search.coarse import coarse_table, directed_points, represent, support_of
-from torchgw._search.congruent import congruent_pairs
 from torchgw._search.isometry import Isometry, match_points
 from torchgw._search.optima import DEFAULT_STARTS, LEAST_EPSILON, Searched, find_optima
 from torchgw._search.population import Ending, follow_starts, noisy_product
 from torchgw._search.stack import Ends, Stack, can_stack
 from torchgw._search.standard import StandardForm, put_in_standard_form
-from torchgw._search.starts import GUESS_EPSILON
+from torchgw._search.starts import congruent_pairs
 from torchgw._search.subsample import Coarse
 from torchgw._search.tabu import maps_where_free
 from torchgw._sinkhorn.annealing import ANNEALING_TOLERANCE, Annealing
