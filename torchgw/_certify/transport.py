@@ -17,7 +17,7 @@ _ROUNDING = 1e-15
 _PIVOTS = 100_000_000
 # Pivots for each row of a partial problem at most, beyond which all entries are as fast; how many
 # such problems; and the share of a cut that these prices have to prove. [L1407, L1475]
-_TURNS, _TRIES, _MOST = 50, 4, 0.8
+_TURNS, _TRIES, _MOST = 50, 6, 0.95
 # Entries of a row and of a column, the cheapest beside earlier prices, told by every few others;
 # a point of how many in a coarse problem; and how far prices move to those of a partial one, until
 # half as far proves less. [L1475]
