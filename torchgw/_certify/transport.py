@@ -1,5 +1,7 @@
 """Least costs of linear transport, with dual potentials; and of numbers, by sorting."""
 
+from typing import NamedTuple
+
 import numpy as np
 import scipy
 from numpy.typing import NDArray
@@ -19,7 +21,15 @@ _TURNS, _TRIES, _MOST = 50, 4, 0.8
 # Entries of a row and of a column, the cheapest beside earlier prices, told by every few others;
 # a point of how many in a coarse problem; and how far prices move to those of a partial one, until
 # half as far proves less. [L1475]
-_KEPT, _EVERY, _COARSE, _STEPS = 24, 8, 4, (1.0, 0.5, 0.25)
+_KEPT, _EVERY, _COARSE, _SHARES = 24, 8, 4, (0.5, 0.25)
+
+
+class _Known(NamedTuple):
+    """What prices prove."""
+
+    height: float
+    f: Array  # (n,) the potentials that they leave
+    prices: Array  # (m,) as high as they go beside these
 
 
 class Transport:
@@ -72,65 +82,79 @@ class Transport:
         """
         plan, free = None, self._allowed is None
         if self._simplex is not None and self._simplex.by_parts and free and np.isfinite(floor):
-            f, self.prices = cost.lifted(self.prices)
-            height = self._proven(f)
-            if height < floor:
+            known = self._lifted(cost, self.prices)
+            if known.height < floor:
                 # of another problem: those of a few points are nearer
-                height, f, self.prices = max(
-                    (height, f, self.prices), self._coarse(cost), key=lambda known: known[0]
-                )
+                known = max(known, self._coarse(cost), key=lambda one: one.height)
             for _ in range(_TRIES):
-                if height >= enough:
-                    return plan, f, height
-                rest = cost.dense()
-                rest -= self.prices
-                rest -= f[:, None]
-                found = self._simplex.few(self._cheapest(rest), _TURNS * len(rest))
+                if known.height >= enough:
+                    break
+                found = self._few(cost, known)
                 if found is None:
                     break
-                plan, v = found
-                self._used = plan
+                plan, known = found
                 enough = min(enough, floor + _MOST * (cost.of(plan) - floor))
-                height, f, self.prices = self._moved(cost, v)
-            if height >= enough:
-                return plan, f, height
+            self.prices = known.prices
+            if known.height >= enough:
+                return plan, known.f, known.height
         exact, f = self(cost.dense())
         self._used = scipy.sparse.coo_array(exact)
         if not free:
             return self._used, f, self.bound(cost.dense(), f)
-        f, last = cost.lifted(self.prices)
-        return self._used, f, float(self._a @ f + self._b @ last)
+        known = self._lifted(cost, self.prices)
+        return self._used, known.f, known.height
 
-    def _proven(self, f: Array) -> float:
-        """Compute what the prices at hand prove with the potentials that they leave."""
-        return float(self._a @ f + self._b @ self.prices)
+    def begin(self, plan: scipy.sparse.coo_array, prices: Array) -> None:
+        """Begin the next problem at an earlier plan and its prices (m,)."""
+        self._used, self.prices = plan, prices
 
-    def _moved(self, cost: Cost, v: Array) -> tuple[float, Array, Array]:
-        """Move the prices along v (m,), less far as long as that proves more."""
-        # what they prove is concave
-        best = (-np.inf, v, v)
-        for step in _STEPS:
-            f, prices = cost.lifted(self.prices + step * v)
-            height = float(self._a @ f + self._b @ prices)
-            if height < best[0]:
-                break
-            best = height, f, prices
-        return best
+    def near(self, cost: Cost) -> scipy.sparse.coo_array:
+        """Find a plan of about the least cost, near the last one if there are many points."""
+        found = None
+        if self._used is not None and self._simplex is not None and self._simplex.by_parts:
+            found = self._few(cost, self._lifted(cost, self.prices))
+        if found is None:
+            exact, _, _ = self.reach(cost, np.inf, np.inf)
+            assert exact is not None
+            return exact
+        plan, known = found
+        self.prices = known.prices
+        return plan
 
-    def _coarse(self, cost: Cost) -> tuple[float, Array, Array]:
-        """Solve for some of the points, and give all others the prices that these leave."""
+    def _lifted(self, cost: Cost, prices: Array) -> _Known:
+        """Raise prices (m,) as far as they go."""
+        f, prices = cost.lifted(prices)
+        return _Known(float(self._a @ f + self._b @ prices), f, prices)
+
+    def _few(self, cost: Cost, known: _Known) -> tuple[scipy.sparse.coo_array, _Known] | None:
+        """Solve on few entries beside what is known, and move the prices as long as they gain."""
         assert self._simplex is not None
-        (a, own), (b, others) = (
-            (part[::_COARSE] / part[::_COARSE].sum(), slice(None, None, _COARSE))
-            for part in (self._a, self._b)
-        )
-        few = Cost(
-            cost.left[own], cost.right[others], None if cost.own is None else cost.own[own, others]
-        ).dense()
-        v = ExactTransport(a, b)(few).v
-        f = (cost.dense()[:, others] - v).min(1)
-        f, prices = cost.lifted((cost.dense() - f[:, None]).min(0))
-        return float(self._a @ f + self._b @ prices), f, prices
+        rest = cost.dense()
+        rest -= known.prices
+        rest -= known.f[:, None]
+        found = self._simplex.few(self._cheapest(rest), _TURNS * len(rest))
+        if found is None:
+            return None
+        self._used, v = found
+        # what prices prove is concave
+        best = self._lifted(cost, known.prices + v)
+        for share in _SHARES:
+            other = self._lifted(cost, known.prices + share * v)
+            if other.height < best.height:
+                break
+            best = other
+        return self._used, best
+
+    def _coarse(self, cost: Cost) -> _Known:
+        """Solve for some of the points, and give all others the prices that these leave."""
+        (left, right, own), few = cost, slice(None, None, _COARSE)
+        part = Cost(left[few], right[few], None if own is None else own[few, few])
+        a, b = self._a[few], self._b[few]
+        v = ExactTransport(a / a.sum(), b / b.sum())(part.dense()).v
+        # the potentials of all rows by the columns of that problem
+        dense = cost.dense()
+        f = (dense[:, few] - v).min(1)
+        return self._lifted(cost, (dense - f[:, None]).min(0))
 
     def _cheapest(self, rest: Array) -> scipy.sparse.coo_array:
         """Take the entries that cost least in each row and column, and those of the last plan."""

@@ -72,6 +72,8 @@ class Limits(NamedTuple):
     least_points: int
     exchanged_points: int
     relaxed_points: int
+    # Entries up to which a plane is laid on another at many turns: 3 s for a million. [L1476]
+    turned: float
     # Entries up to which relaxed problems are also begun at pairs at equal distances. [L1394]
     congruent: int
     # Entries up to which plans are followed to their ends side by side; and up to which the product
@@ -152,7 +154,7 @@ CPU = Limits(
     polished=4e6, checked=2**26, checked_minima=2**20, bounded=4_000_000,
     differentiated=2_000_000,
     few_points=96, all_points=512, ordered_points=1_000, least_points=5, exchanged_points=64,
-    relaxed_points=96, congruent=2**17,
+    relaxed_points=96, turned=2e6, congruent=2**17,
     stacked=2**13, product=2**14, followed=9e6,
     chains=16, thorough_chains=64, fewest_chains=4, chain_products=1e12, thorough=16,
     open_chains=4, open_least=2**14, open_most=2**16,

@@ -36,6 +36,8 @@ _FEWEST_BLOCKS = 8
 # How many matrices of the size of a plan a stored problem holds: the cost, the kernel, and one that
 # is being made. [L92]
 _STORED_MATRICES = 3
+# Factors of squared distances in the plane. A choice.
+_PLANE = 4
 
 
 class Choice(NamedTuple):
@@ -469,6 +471,16 @@ MOVES = (
         "edges", "a match of the edges of two graphs", "where the plan keeps less than 90% of them",
         lambda facts, options, limits: _follows(facts, options, limits) and facts.graphs,
         lambda limits: f"{limits.edges:,} pairs; more where the plan is in doubt",
+    ),
+    Move(
+        "turns", "all points laid on the others at 96 turns of the plane, a solve from the best",
+        "where distances are squared, the plan is polished and optima may cost as much",
+        lambda facts, options, limits: (
+            _strict(facts, options) and options.search != "fast" and options.sharp
+            and facts.square and facts.linear is None and not facts.restricted
+            and facts.factors == (_PLANE, _PLANE) and facts.entries <= limits.turned
+        ),
+        lambda limits: f"{limits.turned:,.0f} pairs",
     ),
     Move(
         "seen", "a solve by short steps from the lowest plan of all points that was listed",
