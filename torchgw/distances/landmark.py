@@ -403,9 +403,9 @@ class LandmarkDistance(NystromDistance):
         n_components = components(self.geodesics.edges)[0]
         if n_components > n_landmarks:
             warn_user(
-                f"{n_landmarks} landmarks cannot tell the {n_components} components of the graph "
-                f"apart. Pass `n_landmarks={n_components}` or more, or join the components with "
-                "`connect(graph, points)`.",
+                "Too few landmarks to tell the components of the graph apart: "
+                f"{n_landmarks} for {n_components}. Pass `n_landmarks={n_components}` or more, or "
+                "join the components with `connect(graph, points)`.",
                 GraphWarning,
             )
 
