@@ -136,6 +136,8 @@ def solve_on_cells(
         # its points
         finer = min(max(left / (_AIM * tolerance), 2), _MOST_FINER)
         joined = max(1, joined // 2 ** math.ceil(math.log2(finer)))
+        # its plan is as large as the factors
+        del found
 
 
 def _solve(
@@ -233,8 +235,11 @@ def _extend(
     # in the dtype in which the plan will be read
     dtype = _resolving(strategy, setting.scale, tolerance)
     backend = strategy.backend(dtype, strategy.tiling)
-    plan = TransportPlan(cost.to(dtype), potentials, fine, epsilon, backend)
+    parts = list(cost)
     del cost
+    # one part after the other, so that both copies are never whole
+    rounded = FactoredCost(*(parts.pop(0).to(dtype) for _ in range(len(parts))))
+    plan = TransportPlan(rounded, potentials, fine, epsilon, backend)
     error = max(_measure(plan, setting), _measure(plan.T, setting))
     couplings = state.coupling, coupling
     found = evaluate_extended(setting, cells, small, potentials, masses, couplings, moved, error)
