@@ -37,8 +37,8 @@ from torchgw._problem.support import (
     are_likely,
     check_known_pairs,
     is_feasible,
-    read_blocks,
     read_pairs,
+    read_restriction,
     read_support,
     usable,
     without_infinite,
@@ -48,6 +48,7 @@ from torchgw._results.handedness import without_reflections
 from torchgw._results.result import GWResult, make_result, warn_of_little_mass
 from torchgw._search.alternatives import SearchName
 from torchgw._search.optima import Searched, agreement
+from torchgw._solve.balance import alike, check_chosen, is_chosen, solve_balanced
 from torchgw._solve.options import Options as SolverOptions
 from torchgw._solve.outcome import Asked
 from torchgw._solve.overlap import solve_overlap
@@ -102,7 +103,7 @@ def solve(
     allowed: Any = None,
     groups: tuple[Any, ...] | None = None,
     pairs: Any = None,
-    alpha: float | torch.Tensor | None = None,
+    alpha: float | torch.Tensor | Literal["auto"] | None = None,
     loss: LossName = "square",
     n_neighbors: int | None = None,
     scale: ScaleName | None = "auto",
@@ -177,9 +178,10 @@ def solve(
     pairs : array-like, shape (k, 2) or (k, 3), optional
         Known pairs, a row of X and a row of Y each, which are matched with each other alone; or
         likely ones, with a confidence as third column (``inf``: known), see docs/known.md.
-    alpha : float in [0, 1], optional
-        Weight of the quadratic term; by default 1 without a linear cost, 0.5 with one, and 0.99
-        with features made from the edges. 0 is a Wasserstein problem, which needs no X and Y.
+    alpha : float in [0, 1] or "auto", optional
+        Weight of the quadratic term; by default 1 without a linear cost, 0.5 with one, 0.99 with
+        features made from the edges, and with ``mass`` ``"auto"``: both terms count alike at the
+        match. 0 is a Wasserstein problem, which needs no X and Y.
     loss : {"square", "kl", "absolute"}
         How a distance x of two points of X is compared with a distance y of two points of Y:
         (x - y)^2; or x log(x / y) - x + y, as in POT; or |x - y|, which is exact for some hundred
@@ -409,6 +411,13 @@ def _solve(
             "which no derivatives are known. Pass known pairs (k, 2), or a table `M`."
         )
     fused = is_fused(M, pair) or likely
+    balanced = is_chosen(alpha, fused=is_fused(M, pair), named=by_name, mass=asked.mass)
+    if balanced:
+        check_chosen(
+            checkpoint=asked.checkpoint, distributed=asked.distributed or None,
+            unbalanced=asked.unbalanced,
+        )  # fmt: skip
+        alpha = None
     weight = check_alpha(alpha, fused=fused, named=by_name, tracked=tracked)
     options.check_combination(linear=fused, weight=float(weight))
     check_known(options, kind, matrix=M is not None)
@@ -457,22 +466,24 @@ def _solve(
         linear = linear_cost(table, pair, asked.feature_metric, shape, where)
         pairs, every = read_pairs(pairs, shape, where), known
         # where the mass of known pairs is fixed, the other points are a problem of their own
-        apart = pairs.known if options.rule is None and not tracked else None
-        blocks = None
+        apart = pairs.known if options.rule is None and not (tracked or balanced) else None
+        listed = None
         if finite is None and not tracked:
-            blocks = read_blocks(known, marginals, options.rule, where)
-        if blocks is not None:
-            known = known._replace(groups=None)
+            listed = read_restriction(known, marginals, options.rule, where)
+        if listed is not None:
+            known = known._replace(allowed=None, groups=None)
         support = read_support(known, finite, pairs.known if apart is None else None, shape, where)
         told = support
         limits = limits_of(where)
         small = limits.certifies(*shape) and limits.stores(*shape)
-        if (apart is not None or blocks is not None) and small:
+        if (apart is not None or listed is not None) and small:
             told = read_support(every, finite, pairs.known, shape, where)
         if support is not None and apart is None:
             support = usable(support, marginals, options.rule)
         problem = Problem(source, target, marginals, weight, linear, kind)
-        problem = replace(with_likely(problem, pairs), support=support, blocks=blocks)
+        problem = replace(with_likely(problem, pairs), support=support, restriction=listed)
+        if balanced:
+            problem = replace(problem, alpha=alike(problem))
         reduction = None if apart is None else without_pairs(problem, apart)
         if asked.unbalanced_unit == "scale":
             options = replace(options, rule=in_units_of_cost(options.rule, problem))
@@ -505,7 +516,11 @@ def _solve(
             rule = options.rule
             squared, chosen = (rule.squares, rule.chosen) if rule is not None else (False, False)
             way = solve_squares if squared else solve_overlap if chosen else solve_problem
-            outcome = way(question, recorder)
+            if balanced:
+                outcome = solve_balanced(question, recorder, way)
+                problem = replace(problem, alpha=outcome.strategy.problem.alpha)
+            else:
+                outcome = way(question, recorder)
             if reduction is not None:
                 outcome = of_all_points(question, reduction, outcome)
             if pair is not None:

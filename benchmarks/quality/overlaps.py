@@ -1,4 +1,4 @@
-"""Slices and clouds that share an unknown part (L1393, L1394): what is right and what is said.
+"""Slices and clouds that share an unknown part (L1393, L1394, L1467): what is right, what is said.
 
 ``python -m benchmarks overlaps``: two slices of one tissue, cut by a line, turned, with noise on
 their places and, where asked, smooth genes with noise; and clouds that share some points. One line
@@ -78,7 +78,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--auto", action="store_true", help="mass='auto' in place of the true share"
     )
-    parser.add_argument("--genes", action="store_true", help="slices with genes as features")
+    parser.add_argument("--genes", type=int, default=0, help="so many genes as features")
     parser.add_argument("--clouds", action="store_true", help="12 clouds of 22 x 23 points too")
     parser.add_argument("--pot", action="store_true", help="POT's partial solver beside")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/out/overlaps.jsonl"))
@@ -87,7 +87,8 @@ def main(arguments: list[str] | None = None) -> int:
     seeds = range(asked.first_seed, asked.first_seed + asked.seeds)
     drawn = {
         f"{'grid' if grid else 'random'} {share:g} {seed}": slices(
-            np.random.default_rng([seed, int(100 * share), grid]), asked.spots, share, grid=grid
+            np.random.default_rng([seed, int(100 * share), grid]), asked.spots, share, grid=grid,
+            genes=asked.genes or 10,
         )
         for share in asked.shares for grid in (True, False) for seed in seeds
     }  # fmt: skip
@@ -99,7 +100,7 @@ def main(arguments: list[str] | None = None) -> int:
         }
     with asked.out.open("a") as out:
         for name, one in drawn.items():
-            row = {"case": name} | _judged(one, auto=asked.auto, genes=asked.genes)
+            row = {"case": name} | _judged(one, auto=asked.auto, genes=asked.genes > 0)
             if asked.pot:
                 row |= _by_pot(one)
             print(json.dumps(row), flush=True)
@@ -130,11 +131,14 @@ def _judged(one: Overlap, *, auto: bool, genes: bool) -> dict[str, Any]:
         found = torchgw.solve(one.x, one.y, mass="auto" if auto else mass, **options)
         seconds = process_time() - clock
         plan = (one.partner[:, None] == np.arange(len(one.y))) / max(len(one.x), len(one.y))
-        held = torchgw.solve(one.x, one.y, mass=mass, init=plan, epsilon=found.epsilon, **options)
+        options |= {"epsilon": found.epsilon}
+        if genes:
+            options["alpha"] = found.alpha
+        held = torchgw.solve(one.x, one.y, mass=mass, init=plan, **options)
     return {
         "right": _right(one, found.plan), "mass": found.report.mass, "share": mass,
         "objective": found.report.objective, "from_truth": held.report.objective,
-        "right_from_truth": _right(one, held.plan), "cpu_s": seconds,
+        "right_from_truth": _right(one, held.plan), "alpha": found.alpha, "cpu_s": seconds,
         "said": bool(found.doubt) or bool(found.is_ambiguous),
     }  # fmt: skip
 

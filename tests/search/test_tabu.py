@@ -11,7 +11,7 @@ import torchgw
 from torchgw._problem.losses import find_loss
 from torchgw._problem.problem import Problem
 from torchgw._search import tabu
-from torchgw._search.coarse import coarse_problem
+from torchgw._search.coarse import coarse_problem, cross_terms
 from torchgw._search.tabu import (
     Assignments,
     Exchanges,
@@ -20,6 +20,7 @@ from torchgw._search.tabu import (
     best_maps,
     best_matchings,
     can_exchange,
+    exchange,
     search,
 )
 from torchgw._sinkhorn.problem import DenseCost
@@ -192,6 +193,43 @@ def test_only_few_points_of_equal_weights_have_partners_to_exchange():
     assert not can_exchange(coarse("square", 65))
     unequal = torch.tensor([1.0, 2, 3, 4, 5, 6], dtype=torch.float64) / 21
     assert not can_exchange(coarse("square", 6, weights=unequal))
+
+
+def lowest_exchange(problem, plan):
+    """Try each exchange of the partners of two entries, (n, m)."""
+    best, entries = plan, plan.nonzero().tolist()
+    for (i, p), (k, q) in itertools.combinations(entries, 2):
+        tried, moved = plan.clone(), min(plan[i, p], plan[k, q])
+        tried[[i, k], [p, q]] -= moved
+        tried[[i, k], [q, p]] += moved
+        best = min(best, tried, key=lambda one: float(problem.value(one[None])))
+    return best
+
+
+@pytest.mark.parametrize("kind", ["square", "fused", "kl"])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_best_exchange_of_two_entries_is_found(kind, seed):
+    rng, problem = np.random.default_rng(seed), coarse(kind, 6, seed=seed)
+    orders = [torch.from_numpy(rng.permutation(6)) for _ in range(2)]
+    plan = plans_of(torch.stack(orders)).mean(0)
+    cost = problem.base - 4 * problem.alpha * cross_terms(problem.x, plan[None], problem.y)[0]
+    found = exchange(-2 * problem.alpha * problem.x, problem.y, cost, plan)
+    best = lowest_exchange(problem, plan)
+    if found is None:
+        found = plan
+    torch.testing.assert_close(problem.value(found[None]), problem.value(best[None]))
+
+
+def test_absolute_values_of_few_points_are_exact():
+    rng = np.random.default_rng(0)
+    clouds, plan = [rng.normal(size=(n, 2)) for n in (6, 7)], torch.from_numpy(rng.random((6, 7)))
+    plan, tables = plan / plan.sum(), [np.linalg.norm(p[:, None] - p, axis=2) for p in clouds]
+    sides = (PrecomputedDistance(torch.from_numpy(table)) for table in tables)
+    whole = Problem(*sides, Marginals(plan.sum(1), plan.sum(0)), 1.0, None, find_loss("absolute"))
+    few = coarse_problem(whole, 7).problem
+    value = float(few.value(plan[few.source.indices[:, None], few.target.indices][None]))
+    losses = np.abs(tables[0][:, None, :, None] - tables[1][None, :, None, :])
+    assert value == pytest.approx(np.einsum("ijkl,ij,kl->", losses, plan, plan), rel=1e-12)
 
 
 def least_of_starts(x, y, epsilon, count):

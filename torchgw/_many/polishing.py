@@ -8,6 +8,7 @@ from torch import Tensor
 from torchgw._batch.worth import VALUE_ROUNDING, Terms
 from torchgw._many.questions import Questions
 from torchgw._problem.marginals import MarginalRule, check_marginal_rule
+from torchgw._search.tabu import exchange
 from torchgw._solve.polish import descend
 from torchgw._solve.state import Status
 from torchgw._typing import Marginals
@@ -33,9 +34,13 @@ def sharpen(asked: Questions, number: int, plan: Tensor) -> Sharp:
     rule = check_marginal_rule(given["unbalanced"], given["mass"])
     # steps are between plans of mass one
     mass = 1.0 if rule is None or rule.fixed_mass is None else rule.fixed_mass
-    matrix, polished = descend(
-        plan.cpu(), weights, rule, lambda matrix: problem.gradient(matrix, mass)
-    )
+    better: Tensor | None = plan.cpu()
+    while better is not None:
+        matrix, polished = descend(
+            better, weights, rule, lambda matrix: problem.gradient(matrix, mass)
+        )
+        near = -2 * alpha * problem.x[None]
+        better = exchange(near, problem.y[None], problem.gradient(matrix, mass), matrix)
     matrix = mass * matrix
     terms = problem.terms(matrix)
     status = Status.CONVERGED if polished.stationary else Status.POLISH_LIMIT

@@ -226,6 +226,9 @@ class Assignments(NamedTuple):
         return 4 * float(self.linear.abs().max() + 2 * near @ far)
 
 
+# By what share of its cost an exchange has to lower a plan, and masses, of the largest, that count
+# as none. A choice. [L1509]
+_LOWER = 1e-9
 # Relative difference up to which weights are equal. A choice. [L1274]
 EQUAL_WEIGHTS = 1e-9
 
@@ -259,6 +262,35 @@ def best_matchings(problem: CoarseProblem, plans: Tensor) -> tuple[Tensor, bool]
     walk = Exchanges(Assignments.of(parts, problem.base.double() / n))
     found = search(walk, np.array(known, dtype=np.int64).reshape(-1, n), _LOOKED_AT)
     return torch.from_numpy(found.states[:_FOLLOWED]).to(device), found.agreed
+
+
+def exchange(near: Tensor, far: Tensor, cost: Tensor, plan: Tensor) -> Tensor | None:
+    """Let the two entries of a plan (n, m) exchange partners that lower it most, if any do.
+
+    Its objective is that of the tables ``near`` (r, n, n) and ``far`` (r, m, m), sum_r <A_r P B_r,
+    P>, with linear terms, and ``cost`` (n, m) is the gradient. Where a plan stays to first order,
+    as steps towards vertices of the polytope of plans leave it, an exchange may still lower it.
+    """
+    i, p = (plan > _LOWER * plan.max()).nonzero().T
+    masses, slopes = plan[i, p], cost[i[:, None], p[None, :]]
+    moved = torch.minimum(masses[:, None], masses[None, :])
+    own = slopes.diagonal()
+    slopes = slopes + slopes.mT - own[:, None] - own[None, :]
+    # <A D B, D> of D = (e_i - e_k) (e_q - e_p)'
+    bends = torch.ones_like(slopes)[None]
+    for tables, at in ((near, i), (far, p)):
+        across, own = tables[:, at[:, None], at[None, :]], tables.diagonal(dim1=1, dim2=2)[:, at]
+        bends = bends * (own[:, :, None] + own[:, None, :] - across - across.mT)
+    changes = moved * (slopes + moved * bends.sum(0))
+    place = int(changes.argmin())
+    if float(changes.flatten()[place]) >= -_LOWER * float((cost * plan).abs().sum()):
+        return None
+    pair = list(divmod(place, len(masses)))
+    rows, columns = i[pair], p[pair]
+    better = plan.clone()
+    better[rows, columns] -= moved.flatten()[place]
+    better[rows, columns.flip(0)] += moved.flatten()[place]
+    return better
 
 
 class Exchanges(Walk):

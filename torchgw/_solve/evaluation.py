@@ -467,7 +467,7 @@ def falls_further(
     limits, products = limits_of(plan.device), problem.loss.cross is not None
     if setting.gradient.exact or not limits.checks(*plan.shape, products=products):
         return False
-    if problem.blocks is not None:
+    if problem.restriction is not None:
         # an exact cost would be a table of all entries
         return False
     base = DenseGradient(problem)

@@ -165,9 +165,9 @@ class Parameters:
         'Distance of ``features``, in the units given. Nothing of size (n, m) is stored but by '
         '``"euclidean"``.', flag=None,
     )  # fmt: skip
-    alpha: float | torch.Tensor | None = _common(
-        None, lambda _, value: check_alpha(value, fused=True),
-        "Weight of the distances, beside a linear cost.",
+    alpha: float | torch.Tensor | Literal["auto"] | None = _common(
+        None, lambda _, value: None if value == "auto" else check_alpha(value, fused=True),
+        'Weight of the distances, beside a linear cost; ``"auto"``: both count alike at the match.',
     )  # fmt: skip
     loss: LossName = _common(
         "square", lambda _, value: find_loss(value),

@@ -179,7 +179,7 @@ class TranslationProblem:
     @reject_unknown
     def solve(
         self,
-        alpha: float | None = None,
+        alpha: float | Literal["auto"] | None = None,
         epsilon: float | Literal["auto"] | None = None,
         tau_a: float | None = None,
         tau_b: float | None = None,

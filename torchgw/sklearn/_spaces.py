@@ -69,7 +69,7 @@ class GWDistance(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     distances: DistanceName | tuple[Any, Any] = "auto"
     features: str | None = None
     feature_metric: FeatureMetric = "sqeuclidean"
-    alpha: float | None = None
+    alpha: float | Literal["auto"] | None = None
     n_neighbors: int | None = None
     scale: ScaleName | None = "auto"
     epsilon: float | Literal["auto"] = "auto"
