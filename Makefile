@@ -66,5 +66,5 @@ format: $(VENV)/.installed-test ## rewrite the files as ruff wants them
 	$(BIN)/ruff format .
 
 clean: ## remove the environment, caches and build results
-	rm -rf $(VENV) build dist site docs/gallery docs/made docs/optimization-log.md .mypy_cache .pytest_cache .ruff_cache .hypothesis demo.png
+	rm -rf $(VENV) build dist site docs/gallery docs/made docs/changelog.md docs/optimization-log.md .mypy_cache .pytest_cache .ruff_cache .hypothesis demo.png
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

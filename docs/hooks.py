@@ -1,7 +1,8 @@
 """What mkdocs does besides reading the pages.
 
-Before it reads them, the optimization log, which lies above the pages, is copied among them, and
-the pictures of the first page and of the performance page are drawn into docs/made/.
+Before it reads them, the optimization log and the changelog, which lie above the pages, are copied
+among them, and the pictures of the first pages and of the performance page are drawn into
+docs/made/.
 """
 
 from __future__ import annotations
@@ -37,9 +38,10 @@ def on_config(config: Any) -> None:
 
 def on_pre_build(config: Any) -> None:
     """Write the files that are made."""
-    shutil.copy(DOCS.parent / "OPTIMIZATION_LOG.md", DOCS / "optimization-log.md")
+    for above, page in (("OPTIMIZATION_LOG", "optimization-log"), ("CHANGELOG", "changelog")):
+        shutil.copy(DOCS.parent / f"{above}.md", DOCS / f"{page}.md")
     MADE.mkdir(exist_ok=True)
-    for draw in (match, cells, graphs, shapes):
+    for draw in (match, cells, graphs, shapes, training):
         draw()
         plt.savefig(MADE / f"{draw.__name__}.png", dpi=160, transparent=True)
         plt.close("all")
@@ -221,3 +223,25 @@ def shapes() -> None:
     ax = empty(4, 2.4)
     ax.scatter(*left.T, c=angle, cmap="hsv", vmin=0, vmax=2 * np.pi, s=9, linewidths=0)
     ax.scatter(*right.T, c=angle[partner], cmap="hsv", vmin=0, vmax=2 * np.pi, s=9, linewidths=0)
+
+
+def training() -> None:
+    """Draw what a map makes of hidden points of a curve, before and after it was trained."""
+    import torch
+
+    from torchgw.losses import GWLoss
+
+    torch.manual_seed(0)
+    angle = torch.linspace(0, 5.5, 64)
+    curve = torch.stack([angle.cos(), angle.sin()], 1)
+    hidden = torch.cat([curve, 0.3 * torch.randn(64, 3)], 1)
+    encoder, loss = torch.nn.Linear(5, 2), GWLoss(epsilon=0.02)
+    optimiser = torch.optim.Adam(encoder.parameters(), lr=0.02)
+    before = encoder(hidden).detach().numpy()
+    for _ in range(100):
+        optimiser.zero_grad()
+        loss(encoder(hidden), curve).backward()
+        optimiser.step()
+    ax = empty(4, 2.4)
+    for cloud in side_by_side(before, encoder(hidden).detach().numpy(), 0.25):
+        ax.scatter(*cloud.T, c=angle, cmap="turbo", vmin=-0.7, vmax=6.2, s=14, linewidths=0)

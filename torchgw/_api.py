@@ -37,8 +37,8 @@ from torchgw._problem.support import (
     are_likely,
     check_known_pairs,
     is_feasible,
-    read_blocks,
     read_pairs,
+    read_restriction,
     read_support,
     usable,
     without_infinite,
@@ -467,21 +467,21 @@ def _solve(
         pairs, every = read_pairs(pairs, shape, where), known
         # where the mass of known pairs is fixed, the other points are a problem of their own
         apart = pairs.known if options.rule is None and not (tracked or balanced) else None
-        blocks = None
+        listed = None
         if finite is None and not tracked:
-            blocks = read_blocks(known, marginals, options.rule, where)
-        if blocks is not None:
-            known = known._replace(groups=None)
+            listed = read_restriction(known, marginals, options.rule, where)
+        if listed is not None:
+            known = known._replace(allowed=None, groups=None)
         support = read_support(known, finite, pairs.known if apart is None else None, shape, where)
         told = support
         limits = limits_of(where)
         small = limits.certifies(*shape) and limits.stores(*shape)
-        if (apart is not None or blocks is not None) and small:
+        if (apart is not None or listed is not None) and small:
             told = read_support(every, finite, pairs.known, shape, where)
         if support is not None and apart is None:
             support = usable(support, marginals, options.rule)
         problem = Problem(source, target, marginals, weight, linear, kind)
-        problem = replace(with_likely(problem, pairs), support=support, blocks=blocks)
+        problem = replace(with_likely(problem, pairs), support=support, restriction=listed)
         if balanced:
             problem = replace(problem, alpha=alike(problem))
         reduction = None if apart is None else without_pairs(problem, apart)

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torchgw._boundary.arrays import as_labels, check_shape, to_numpy, to_tensor
 from torchgw._boundary.checks import reject_unknown
 from torchgw._boundary.graphs import as_graph
+from torchgw._boundary.surfaces import as_triangles
 from torchgw._errors import InvalidInputError, InvalidTypeError, UnsupportedError
 from torchgw._variants.solve_low_rank import LowRankResult
 from torchgw.distances.base import DistanceProvider
@@ -61,6 +62,8 @@ _LAYOUT_STEPS = 100
 # The order of points has a meaning if successive points are apart by less than this share of the
 # distance of any two. [L379]
 _ORDERED = 0.5
+# Area of a marker that is not to be seen. A choice.
+_UNSEEN = 1e-6
 # The first coordinate of a side is found from the distances to so many points. [L318]
 _SCALING_POINTS = 200
 
@@ -164,11 +167,12 @@ def plot_match(
     """Draw both clouds, each point of Y in the colour of the X point that it matches best.
 
     Graphs are drawn with their edges, where NetworkX is installed: those whose ends are matched to
-    the ends of an edge of the other graph in grey, others dashed and red.
+    the ends of an edge of the other graph in grey, others dashed and red. Surfaces are drawn as
+    such, each triangle in the mean colour of its corners, or the label of the first.
 
     Parameters
     ----------
-    X, Y : array-like, shape (n, d) and (m, d'), or graphs
+    X, Y : array-like, shape (n, d) and (m, d'), graphs or surfaces
         What was matched.
     colour : array-like, shape (n,), "confidence", or None
         One number or label per point of X; None takes the order of
@@ -193,6 +197,11 @@ def plot_match(
     if graphs[1] is not None:
         # from the places of partners, so that both look alike
         Y = _layout("Y", graphs[1], m, X[partner] if graphs[0] is not None else None)
+    surfaces = [as_triangles(name, side) for name, side in (("X", X), ("Y", Y))]
+    X, Y = (
+        side if surface is None else to_numpy(surface[0])
+        for side, surface in zip((X, Y), surfaces, strict=True)
+    )
     source, target = _columns_of(X, "X", n), _columns_of(Y, "Y", m)
     if not isinstance(lines, Integral) or lines < 0:
         raise InvalidInputError(f"`lines` must be a number of lines, 0 or more; got {lines!r}.")
@@ -212,13 +221,18 @@ def plot_match(
         _check_depth(axes, cloud)
     # no bar for a default colour, whose numbers mean nothing
     bar = () if colour is None else ax
-    _draw_points(ax[0], source, shades, size=size)
-    _draw_points(ax[1], target, shades.at(partner), size=size, named=False, bar=bar)
+    # the points of a surface are in it; a legend and a bar are made of what is too small to see
+    first, second = (size if surface is None else _UNSEEN for surface in surfaces)
+    _draw_points(ax[0], source, shades, size=first)
+    _draw_points(ax[1], target, shades.at(partner), size=second, named=False, bar=bar)
     ax[0].set_title("X")
     ax[1].set_title("Y, coloured by its match in X")
     for place, (images, cloud) in enumerate(((partners, source), (partner, target))):
         if graphs[place] is not None:
             _draw_edges(ax[place], cloud, graphs[place], graphs[1 - place], images)
+        surface = surfaces[place]
+        if surface is not None:
+            _draw_triangles(ax[place], cloud, surface[1], shades.at(partner) if place else shades)
     if lines:
         _draw_lines(result, source, target, ax, int(lines))
     return ax
@@ -257,6 +271,25 @@ def _draw_edges(axes: Any, cloud: Any, graph: Any, other: Any, images: NDArray[A
         )
     axes.set_xticks([])
     axes.set_yticks([])
+
+
+def _draw_triangles(axes: Any, cloud: Any, faces: NDArray[np.int64], shades: _Shades) -> None:
+    """Draw triangles in the mean colours of their corners, or those of the first one's label."""
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.collections import PolyCollection
+    from matplotlib.colors import Normalize
+    from mpl_toolkits.mplot3d.art3d import Poly3DCollection
+
+    if shades.names is None:
+        values = np.asarray(shades.values, float)[faces].mean(1)
+        colours = ScalarMappable(Normalize(*(shades.limits or ()))).to_rgba(values)
+    else:
+        colours = _colours_of(len(shades.names))[shades.values[faces[:, 0]]]
+    corners = np.column_stack(cloud)[faces]
+    if len(cloud) == 3:
+        axes.add_collection3d(Poly3DCollection(corners, facecolors=colours, shade=True))
+    else:
+        axes.add_collection(PolyCollection(list(corners), facecolors=colours))
 
 
 def _draw_lines(

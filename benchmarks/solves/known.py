@@ -1,8 +1,10 @@
 """What is known of a match, at scale: ``python -m benchmarks known --n 1000000 --device cuda``.
 
 A cloud of clusters is matched to its noisy copy in another order three times: with clusters as
-groups, with known pairs, and with nothing known. Exit status 1 if mass is outside of what is
-allowed, or what is known takes longer than nothing. Epsilon is given, so that all solve the same.
+groups, with known pairs, and with nothing known; if asked (``--only mask``), with a random mask of
+a share of all pairs of points beside the right ones, where no table of it is kept. Exit status 1 if
+mass is outside of what is allowed, or groups or pairs take longer than nothing. Epsilon is given,
+so that all solve the same.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--epsilon", type=float, default=1e-3)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--repeat", type=int, default=2)
-    parser.add_argument("--only", nargs="*", choices=["nothing", "pairs", "groups"])
+    parser.add_argument("--only", nargs="*", choices=["nothing", "pairs", "groups", "mask"])
+    parser.add_argument("--share", type=float, default=0.1, help="allowed by a mask")
     options = parser.parse_args(arguments)
     n, device = options.n, torch.device(options.device)
     rng = np.random.default_rng(0)
@@ -43,6 +46,10 @@ def main(arguments: list[str] | None = None) -> int:
         "pairs": {"pairs": np.stack([order, np.arange(n)], 1)[: options.pairs]},
         "groups": {"groups": (kind, kind[order])},
     }
+    if "mask" in (options.only or []):
+        mask = rng.random((n, n), dtype=np.float32) < options.share
+        mask[order, np.arange(n)] = True
+        known["mask"] = {"allowed": mask}
     seconds, wrong = {}, 0.0
     for name in options.only or known:
         for _ in range(options.repeat):
@@ -63,6 +70,8 @@ def main(arguments: list[str] | None = None) -> int:
         allowed = kind[rows, None] == kind[order]
         if name == "pairs":
             allowed = np.arange(n) == place[rows, None]
+        elif name == "mask":
+            allowed = mask[rows]
         if name != "nothing":
             wrong = max(wrong, float(np.where(allowed, 0, mass).max()))
         print(
@@ -88,7 +97,8 @@ def main(arguments: list[str] | None = None) -> int:
             ),
             flush=True,
         )
-    slower = [name for name in seconds if seconds[name] > 1.25 * seconds.get("nothing", np.inf)]
+    most = 1.25 * seconds.get("nothing", np.inf)
+    slower = [name for name in seconds if name != "mask" and seconds[name] > most]
     if slower or wrong:
         print(f"outside of what is allowed: {wrong:g}; slower than with nothing: {slower}")
     return int(bool(wrong or slower))

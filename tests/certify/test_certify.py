@@ -14,7 +14,7 @@ from scipy.spatial.distance import cdist
 import torchgw
 from torchgw._certify.certificate import Proof
 from torchgw._certify.cuts import CuttingPlanes
-from torchgw._certify.question import Incumbent, Question
+from torchgw._certify.question import Cost, Incumbent, Question
 from torchgw._certify.semidefinite import squares
 from torchgw._certify.tables import Lifting, eigenvalues, in_order
 from torchgw._certify.transport import Transport, largest_pairing, least
@@ -131,14 +131,16 @@ def test_prices_of_other_problems_prove_what_they_say():
     a, b = (rng.dirichlet(np.ones(size)) for size in (n, m))
     x, y = rng.normal(size=(n, 2)), rng.normal(size=(m, 2))
     transport = Transport(a, b)
-    transport.reach(-x @ y.T, np.inf, np.inf)
+    transport.reach(Cost(-x, y), np.inf, np.inf)
     for turn in (0.0, 0.03, 0.1, 1.5, 3.0):
-        cost = -x @ np.array([[np.cos(turn), -np.sin(turn)], [np.sin(turn), np.cos(turn)]]) @ y.T
+        turned = np.array([[np.cos(turn), -np.sin(turn)], [np.sin(turn), np.cos(turn)]])
+        factors = Cost(-x @ turned, y)
+        cost = factors.dense()
         exact, f = Transport(a, b)(cost)
         most = least(cost, f, a, b)
         for floor, enough in ((most - 1, most - 0.5), (most - 1, most), (np.inf, np.inf)):
-            plan, f = transport.reach(cost, floor, enough)
-            proven = transport.bound(cost, f)
+            plan, f, proven = transport.reach(factors, floor, enough)
+            assert proven == pytest.approx(transport.bound(cost, f))
             assert proven <= most + ROUNDING
             # of a plan that was seen, most of what it has above the floor
             assert proven >= (most - 0.5 if floor < np.inf else most) - ROUNDING

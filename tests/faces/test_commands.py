@@ -14,6 +14,7 @@ from scipy.sparse import csr_array
 import torchgw
 from torchgw._errors import InvalidInputError
 from torchgw.cli import main
+from torchgw.cli._arguments import spoken
 from torchgw.cli._files import read_array, read_labels
 
 
@@ -221,12 +222,12 @@ def test_readers_that_are_absent(tmp_path, monkeypatch):
             read_array(str(tmp_path / f"t.{suffix}"))
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh"])
+@pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh", "fish", "powershell"])
 def test_completion(shell, capsys):
     pytest.importorskip("shtab", reason="needs shtab")
     assert main(["completion", shell]) == 0
     script = capsys.readouterr().out
-    for word in ("align", "transform", "n-neighbors", "convergence"):
+    for word in ("align", "transform", "n-neighbors", "convergence", "sqeuclidean"):
         assert word in script
 
 
@@ -252,7 +253,25 @@ def test_bash_completes(capsys, tmp_path):
     assert complete("torchgw", "align", "--ep") == {"--epsilon"}
     assert complete("torchgw", "plot", "out.npz", "--kind", "con") == {"convergence", "confusion"}
     assert complete("torchgw", "align", "X.npy", "Y.npy", "--storage", "str") == {"streamed"}
+    assert complete("torchgw", "align", "X.npy", "--distances", "geo") == {"geodesic"}
+    assert complete("torchgw", "align", "X.npy", "--epsilon", "a") == {"auto"}
     assert complete("torchgw", "info", "out") == {"out.npz"}
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ("`mass` must be", "--mass must be"),
+        ("`alpha=0.5` weighs", "--alpha 0.5 weighs"),
+        ("a larger `n_init`, search='thorough', or", "a larger --n-init, --search thorough, or"),
+        ("Pass `M`, or polish=True.", "Pass --linear-cost, or --polish."),
+        ('`polish=False` and mass="auto"', "--no-polish and --mass auto"),
+        # what is no option of the command line stays
+        ("`callback` and `X.npy`, n=3, alpha of X", "`callback` and `X.npy`, n=3, alpha of X"),
+    ],
+)
+def test_messages_name_flags(message, expected):
+    assert spoken(message) == expected
 
 
 def test_completion_names_what_is_missing(capsys, monkeypatch):

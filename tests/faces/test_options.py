@@ -20,6 +20,7 @@ from torchgw._api import DATA, solve
 from torchgw._solve.table import FORMER, TABLE, Former, spelled
 from torchgw.cli import main
 from torchgw.cli._align import _solve_settings
+from torchgw.cli._arguments import spoken
 from torchgw.cli._main import _parser
 
 X = np.random.default_rng(0).normal(size=(12, 2))
@@ -119,7 +120,7 @@ def test_a_wrong_value_is_refused_everywhere_alike(name, tmp_path, capsys):
         np.save(tmp_path / "X.npy", X)
         if not flag.startswith(("--polish", "--skip", "--reflections")):
             assert main(["explain", *[str(tmp_path / "X.npy")] * 2, f"{flag}={wrong}"]) == 2
-            assert expected in capsys.readouterr().err
+            assert spoken(expected) in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("call", MANY)

@@ -345,6 +345,28 @@ def test_graphs_are_drawn_with_edges_kept_and_lost():
         plot_match(result, networkx.path_graph(3), other)
 
 
+def test_surfaces_are_drawn_as_such():
+    """All triangles in the colours of their corners: in space, in the plane, numbers or labels."""
+    from matplotlib.collections import PolyCollection
+    from mpl_toolkits.mplot3d.art3d import Poly3DCollection
+
+    rng = np.random.default_rng(0)
+    ring = np.arange(12) * np.pi / 6
+    vertices = np.r_[np.c_[np.cos(ring), np.sin(ring), rng.random(12)], [[0, 0, 1.5]]]
+    faces = np.c_[np.arange(12), np.roll(np.arange(12), -1), np.full(12, 12)]
+    mesh = SimpleNamespace(vertices=vertices, faces=faces)
+    other = vertices[:, :2] * [1, 1.5], faces
+    result = torchgw.solve(vertices, other[0], distances="euclidean", random_state=0, n_init=1)
+    for colour in (None, vertices[:, 0], np.where(vertices[:, 0] > 0, "right", "left")):
+        axes = plot_match(result, mesh, other, colour=colour)
+        for ax, kind in zip(axes, (Poly3DCollection, PolyCollection), strict=True):
+            (drawn,) = (one for one in ax.collections if type(one) is kind)
+            assert len(drawn.get_facecolor()) == len(faces)
+            assert len(np.unique(drawn.get_facecolor().round(6), axis=0)) > 1
+    with pytest.raises(InvalidInputError, match="one row per point"):
+        plot_match(result, (vertices[:3], [[0, 1, 2]]), other)
+
+
 def test_graphs_without_networkx_say_what_to_install(monkeypatch):
     import scipy.sparse
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import re
 import sys
@@ -75,6 +76,8 @@ def test_pot_can_be_imported_as_ot():
     for name in names:
         expected = getattr(gromov, name) if name in gromov.__all__ else getattr(ot, name)
         assert (getattr(pot, name) is expected) == (name not in ("gromov", "solve_gromov")), name
+    # a part of POT that `import ot` leaves out
+    assert pot.plot.plot1D_mat is importlib.import_module("ot.plot").plot1D_mat
     assert pot.unif(4) @ pot.dist(np.ones((4, 1))) == pytest.approx(0)
     for module, where in ((gromov, "torchgw.pot.gromov"), (pot, "torchgw.pot")):
         with pytest.raises(AttributeError, match=f"'{where}' has no attribute 'gromov_distance'"):

@@ -368,6 +368,16 @@ def test_metadata() -> None:
     assert (PACKAGE / "py.typed").is_file()
 
 
+def test_the_citation_is_of_this_version() -> None:
+    """What `cffconvert --validate` accepts, of the version that is here."""
+    root = Path(torchgw.__file__).parents[1]
+    lines = (root / "CITATION.cff").read_text(encoding="utf-8").splitlines()
+    fields = dict(line.split(": ", 1) for line in lines if re.match(r"[\w-]+: ", line))
+    assert fields["cff-version"] == "1.2.0"
+    assert fields["version"] == torchgw.__version__
+    assert {"message", "title", "license"} <= set(fields)
+
+
 def test_console_script() -> None:
     (script,) = importlib.metadata.entry_points(group="console_scripts", name="torchgw")
     assert script.value == "torch_gromov.cli:main"

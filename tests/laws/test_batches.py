@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import warnings
 
 import networkx
@@ -152,10 +153,18 @@ def test_what_a_search_has_found_is_an_answer(rule, monkeypatch):
 
 @pytest.mark.exact
 @pytest.mark.parametrize(
-    "options", [{}, {"mass": 0.7}, {"regularization": "proximal"}, {"polish": True}]
-)
+    "options",
+    [
+        {}, {"mass": 0.7}, {"regularization": "proximal"}, {"polish": True},
+        {"unbalanced": (0, math.inf)},
+    ],
+)  # fmt: skip
 def test_a_problem_has_the_same_bits_in_any_batch(options):
-    problems = [mixed(seed, 8) for seed in (0, 3, 7)]
+    problems, rng = [mixed(seed, 8) for seed in (0, 3, 7)], np.random.default_rng(1)
+    # sides of two sizes are exchanged, so that the smaller one comes first
+    for sizes in ((9, 2), (2, 9)):
+        sides = [table("points", rng, n) for n in sizes]
+        problems.append(dict(zip(("D_X", "D_Y"), sides, strict=True), a=None, b=None))
     whole, turned = listed(problems, **options), listed(problems[::-1], **options)
     for k in range(len(problems)):
         alone = listed(problems[k : k + 1], **options)

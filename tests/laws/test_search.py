@@ -328,3 +328,38 @@ def test_noise_ends_at_the_best_of_many_descents():
             # optima of these are a thousandth apart
             found += made.judge(np.asarray(result.plan)) <= 1 + SAME / 10
     assert found >= 10
+
+
+@pytest.mark.parametrize("kind", ["kl", "directed"])
+def test_relaxed_problems_without_a_stack_are_no_higher_than_random_starts_or_say_so(kind):
+    g = RNG([14, kind == "kl", 3])
+    x = g.normal(size=(14, 3))
+    order = g.permutation(14)[:11]
+    y = x[order] + 0.1 * g.normal(size=(11, 3))
+    tables = cdist(x, x), cdist(y, y)
+    tables = [table / tables[0].max() for table in tables]
+    if kind == "kl":
+        given = {"D_X": np.exp(-tables[0]) + 0.05, "D_Y": np.exp(-tables[1]) + 0.05, "loss": "kl"}
+    else:
+        noise = 0.3 * g.random((14, 14))
+        sides = tables[0] + noise, tables[1] + noise[order][:, order]
+        given = dict(zip("XY", map(torchgw.distances.DirectedDistance, sides), strict=True))
+    given["unbalanced"] = (np.inf, 0.0)
+    found = quietly(**given)
+    ends = []
+    for _ in range(4):
+        start = g.random((14, 11)) ** 8
+        start /= 14 * start.sum(1, keepdims=True)
+        ends.append(ends_at(given | {"epsilon": found.epsilon}, start))
+    assert says_so(found) or found.report.objective <= min(ends) * (1 + SAME)
+
+
+@pytest.mark.parametrize(
+    "options", [{"mass": 0.7}, {"unbalanced": 1.0}, {"unbalanced": (np.inf, 0.0)}]
+)
+def test_listed_objectives_of_relaxed_problems_have_all_of_the_linear_cost(options):
+    g = RNG(0)
+    x, y = g.normal(size=(14, 2)), g.normal(size=(17, 2))
+    cost = 3 + g.random((14, 17))
+    found = quietly(X=x, Y=y, M=cost, alpha=0.5, epsilon=0.05, **options)
+    assert found.alternatives[0].value == pytest.approx(found.report.objective, rel=SAME)

@@ -18,8 +18,8 @@ from torchgw._errors import PerformanceWarning
 from torchgw._problem.problem import Problem
 from torchgw._search.alternatives import all_sent_apart
 from torchgw._search.chain import FIRST, Chain, agree, enough
-from torchgw._search.coarse import coarsen
-from torchgw._search.graphs import Graphs, _heat_kernels, _slopes, is_graph, least_value
+from torchgw._search.coarse import coarsen, is_graph
+from torchgw._search.graphs import Graphs, _heat_kernels, _slopes, least_value
 from torchgw._search.world import World
 from torchgw._typing import Marginals
 from torchgw.distances.precomputed import PrecomputedDistance

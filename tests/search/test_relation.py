@@ -4,7 +4,7 @@ import pytest
 
 import torchgw
 from torchgw._search.alternatives import _name_of
-from torchgw._search.starts import eigenpairs
+from torchgw._search.coarse import eigenpairs
 
 
 def points_on(kind):

@@ -220,6 +220,18 @@ def test_the_best_exchange_of_two_entries_is_found(kind, seed):
     torch.testing.assert_close(problem.value(found[None]), problem.value(best[None]))
 
 
+def test_absolute_values_of_few_points_are_exact():
+    rng = np.random.default_rng(0)
+    clouds, plan = [rng.normal(size=(n, 2)) for n in (6, 7)], torch.from_numpy(rng.random((6, 7)))
+    plan, tables = plan / plan.sum(), [np.linalg.norm(p[:, None] - p, axis=2) for p in clouds]
+    sides = (PrecomputedDistance(torch.from_numpy(table)) for table in tables)
+    whole = Problem(*sides, Marginals(plan.sum(1), plan.sum(0)), 1.0, None, find_loss("absolute"))
+    few = coarse_problem(whole, 7).problem
+    value = float(few.value(plan[few.source.indices[:, None], few.target.indices][None]))
+    losses = np.abs(tables[0][:, None, :, None] - tables[1][None, :, None, :])
+    assert value == pytest.approx(np.einsum("ijkl,ij,kl->", losses, plan, plan), rel=1e-12)
+
+
 def least_of_starts(x, y, epsilon, count):
     rng = np.random.default_rng(0)
     starts = [rng.permutation(len(x)) for _ in range(count)]

@@ -106,9 +106,8 @@ def test_what_has_no_blocks_is_refused(no_table):
     groups = KIND, OTHER
     for named, message in (
         ({"groups": groups, "unbalanced": 1.0}, "strict"),
-        ({"groups": (*groups, [(0, 0), (0, 1), (1, 1)])}, "overlap"),
-        ({"groups": groups, "allowed": SAME}, "too many"),
-        ({"groups": groups, "gradient": "dense"}, "too many for a table"),
+        ({"groups": groups, "M": RNG.random((N, M)), "alpha": 0.5}, "linear cost as a table"),
+        ({"groups": groups, "gradient": "dense"}, "this gradient would store"),
         ({"groups": groups, "regularization": "proximal"}, "proximal"),
     ):
         with pytest.raises(UnsupportedError, match=message):

@@ -183,11 +183,11 @@ def _write_line(entry: Iteration) -> None:
 
 
 @contextmanager
-def messages(verbosity: int, quiet: bool) -> Iterator[None]:
-    """Send warnings and logs of the package to standard error, as a command line tool does."""
+def messages(verbosity: int, quiet: bool, spoken: Callable[[object], str] = str) -> Iterator[None]:
+    """Send warnings, as `spoken`, and logs to standard error, as a command line tool does."""
 
     def show(message: Warning | str, *_: Any, **__: Any) -> None:
-        sys.stderr.write(f"torchgw: warning: {message}\n")
+        sys.stderr.write(f"torchgw: warning: {spoken(message)}\n")
 
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))

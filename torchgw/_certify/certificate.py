@@ -185,7 +185,7 @@ def _bounds(
         left = max(end - monotonic(), 0.0) * _TIME[way] / sum(_TIME[one] for one in ways[place:])
         if way == "cut":
             planes = CuttingPlanes(question, best.plan, gap)
-            planes.run(left, gap * abs(planes.value))
+            planes.run(left, gap)
             best.see(planes.plan)
             yield planes.proof()
         else:

@@ -20,7 +20,7 @@ from time import monotonic
 import numpy as np
 import scipy
 
-from torchgw._certify.question import Array, Question
+from torchgw._certify.question import Array, Cost, Question
 from torchgw._certify.tables import Bound
 from torchgw._certify.transport import Transport, largest_pairing
 from torchgw._certify.vertices import Places, Polytope
@@ -67,7 +67,10 @@ class CuttingPlanes:
         self._touched = z
         rest = np.where(c > 0, c * low * high, c * z**2)[passive].sum()
         self._constant = question.constant + float(rest)
-        self._linear = question.linear + (self._left * self._slope) @ self._right.T
+        left, right, own = question.linear
+        self._linear = Cost(
+            np.hstack([left, self._left * self._slope]), np.hstack([right, self._right]), own
+        )
         kept = self._active
         self._u, self._v, self._k = self._left[:, kept], self._right[:, kept], c[kept]
         self._low, self._width = low[kept], (high - low)[kept]
@@ -99,7 +102,7 @@ class CuttingPlanes:
     def _read(self, plan: scipy.sparse.coo_array) -> tuple[float, Array]:
         """Compute t and z of a plan."""
         z = np.einsum("ik,ik->k", self._left, plan @ self._right)
-        return float(self.question.linear[plan.row, plan.col] @ plan.data), z
+        return self.question.linear.of(plan), z
 
     def _cut(
         self,
@@ -113,7 +116,8 @@ class CuttingPlanes:
         The prices to begin with are a mean of those of the cuts ``near``, or those of the nearest.
         Return z of the plan there, if there is one, after the best has seen it.
         """
-        cost = self._linear + (self._u * slope) @ self._v.T
+        left, right, own = self._linear
+        cost = Cost(np.hstack([left, self._u * slope]), np.hstack([right, self._v]), own)
         if self._slopes:
             away = (np.array(self._slopes) - slope) * self._width
             if near is None:
@@ -124,8 +128,7 @@ class CuttingPlanes:
             shares = np.linalg.lstsq(sums, right)[0].clip(min=0)
             near_prices = np.array([self._prices[k] for k in near])
             self._transport.prices = shares @ near_prices / (shares.sum() or 1.0)
-        plan, f = self._transport.reach(cost, floor, enough)
-        height = self._transport.bound(cost, f)
+        plan, f, height = self._transport.reach(cost, floor, enough)
         if self._polytope is not None:
             height -= _LOWERED * self._scale * self._generator.random()
             normal = np.append(slope * self._width / self._scale, 1.0)
@@ -165,10 +168,10 @@ class CuttingPlanes:
         return self._constant + float(costs[place]), z[place]
 
     def run(self, seconds: float, gap: float) -> None:
-        """Cut until no plan costs less than the best by more than ``gap``, or time is up."""
+        """Cut until no plan costs less than the best by more than a share of it, or time is up."""
         end = monotonic() + seconds
         assert self._polytope is not None
-        while self.value - self.bound > gap and monotonic() < end:
+        while self.value - self.bound > gap * abs(self.value) and monotonic() < end:
             if len(self._polytope.vertices) > _VERTICES:
                 return
             before, vertex = self.value, self._lowest

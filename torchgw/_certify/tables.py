@@ -105,8 +105,9 @@ def eigenvalues(question: Question, *, matchings: bool) -> Bound:
         x, y = (np.delete(part, np.abs(part).argmin()) for part in (x, y))
         most = min(most, float(x @ y))
     transport = Transport(question.a, question.b, question.allowed)
-    _, f = transport(question.linear)
-    value = question.constant + transport.bound(question.linear, f)
+    linear = question.linear.dense()
+    _, f = transport(linear)
+    value = question.constant + transport.bound(linear, f)
     value -= 2 * question.alpha * most
     return Bound("eigenvalues", value, {"f": f})
 

@@ -1,10 +1,12 @@
 """Least costs of linear transport, with dual potentials; and of numbers, by sorting."""
 
+from typing import NamedTuple
+
 import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from torchgw._certify.question import Array
+from torchgw._certify.question import Array, Cost
 from torchgw._sinkhorn.exact import ExactTransport
 
 # Rounds of shortest paths from a plan to its prices: more are of no use but to rounding; and the
@@ -13,10 +15,21 @@ _ROUNDS = 500
 _ROUNDING = 1e-15
 # Pivots of the simplex at most: where they run out, potentials prove less. A choice. [L1376]
 _PIVOTS = 100_000_000
-# Entries a row, the cheapest beside earlier prices, of a partial problem; its pivots for each row
-# at most, beyond which all entries are as fast; how many of them; and the share of a cut that
-# their prices have to prove. [L1407]
-_KEPT, _TURNS, _TRIES, _MOST = 20, 50, 2, 0.8
+# Pivots for each row of a partial problem at most, beyond which all entries are as fast; how many
+# such problems; and the share of a cut that these prices have to prove. [L1407, L1475]
+_TURNS, _TRIES, _MOST = 50, 4, 0.8
+# Entries of a row and of a column, the cheapest beside earlier prices, told by every few others;
+# a point of how many in a coarse problem; and how far prices move to those of a partial one, until
+# half as far proves less. [L1475]
+_KEPT, _EVERY, _COARSE, _SHARES = 24, 8, 4, (0.5, 0.25)
+
+
+class _Known(NamedTuple):
+    """What prices prove."""
+
+    height: float
+    f: Array  # (n,) the potentials that they leave
+    prices: Array  # (m,) as high as they go beside these
 
 
 class Transport:
@@ -59,37 +72,97 @@ class Transport:
         return plan, (cost - self.prices).min(1)
 
     def reach(
-        self, cost: Array, floor: float, enough: float
-    ) -> tuple[scipy.sparse.coo_array | None, Array]:
+        self, cost: Cost, floor: float, enough: float
+    ) -> tuple[scipy.sparse.coo_array | None, Array, float]:
         """Find a potential f (n,) that proves ``enough``, or about the most, and maybe a plan.
 
         The prices at hand may do, or those of a problem on a few entries where they prove most of
         what its plan has above ``floor``. For an infinite ``floor`` the problem is solved exactly.
+        What f proves comes last.
         """
-        if self._simplex is not None and self._simplex.by_parts and self._allowed is None:
-            plan = None
-            for tried in range(_TRIES + 1 if np.isfinite(floor) else 0):
-                f, self.prices = _lifted(cost, self.prices)
-                if self._a @ f + self._b @ self.prices >= enough:
-                    return plan, f
-                rest = cost - f[:, None]
-                rest -= self.prices
-                pivots = _TURNS * len(cost)
-                found = self._simplex.few(self._cheapest(rest), pivots) if tried < _TRIES else None
+        plan, free = None, self._allowed is None
+        if self._simplex is not None and self._simplex.by_parts and free and np.isfinite(floor):
+            known = self._lifted(cost, self.prices)
+            if known.height < floor:
+                # of another problem: those of a few points are nearer
+                known = max(known, self._coarse(cost), key=lambda one: one.height)
+            for _ in range(_TRIES):
+                if known.height >= enough:
+                    break
+                found = self._few(cost, known)
                 if found is None:
                     break
-                plan, v = found
-                self._used, self.prices = plan, self.prices + v
-                enough = floor + _MOST * (float(cost[plan.row, plan.col] @ plan.data) - floor)
-        plan, f = self(cost)
-        self._used = scipy.sparse.coo_array(plan)
-        return self._used, f
+                plan, known = found
+                enough = min(enough, floor + _MOST * (cost.of(plan) - floor))
+            self.prices = known.prices
+            if known.height >= enough:
+                return plan, known.f, known.height
+        exact, f = self(cost.dense())
+        self._used = scipy.sparse.coo_array(exact)
+        if not free:
+            return self._used, f, self.bound(cost.dense(), f)
+        known = self._lifted(cost, self.prices)
+        return self._used, known.f, known.height
+
+    def begin(self, plan: scipy.sparse.coo_array, prices: Array) -> None:
+        """Begin the next problem at an earlier plan and its prices (m,)."""
+        self._used, self.prices = plan, prices
+
+    def near(self, cost: Cost) -> scipy.sparse.coo_array:
+        """Find a plan of about the least cost, near the last one if there are many points."""
+        found = None
+        if self._used is not None and self._simplex is not None and self._simplex.by_parts:
+            found = self._few(cost, self._lifted(cost, self.prices))
+        if found is None:
+            exact, _, _ = self.reach(cost, np.inf, np.inf)
+            assert exact is not None
+            return exact
+        plan, known = found
+        self.prices = known.prices
+        return plan
+
+    def _lifted(self, cost: Cost, prices: Array) -> _Known:
+        """Raise prices (m,) as far as they go."""
+        f, prices = cost.lifted(prices)
+        return _Known(float(self._a @ f + self._b @ prices), f, prices)
+
+    def _few(self, cost: Cost, known: _Known) -> tuple[scipy.sparse.coo_array, _Known] | None:
+        """Solve on few entries beside what is known, and move the prices as long as they gain."""
+        assert self._simplex is not None
+        rest = cost.dense()
+        rest -= known.prices
+        rest -= known.f[:, None]
+        found = self._simplex.few(self._cheapest(rest), _TURNS * len(rest))
+        if found is None:
+            return None
+        self._used, v = found
+        # what prices prove is concave
+        best = self._lifted(cost, known.prices + v)
+        for share in _SHARES:
+            other = self._lifted(cost, known.prices + share * v)
+            if other.height < best.height:
+                break
+            best = other
+        return self._used, best
+
+    def _coarse(self, cost: Cost) -> _Known:
+        """Solve for some of the points, and give all others the prices that these leave."""
+        (left, right, own), few = cost, slice(None, None, _COARSE)
+        part = Cost(left[few], right[few], None if own is None else own[few, few])
+        a, b = self._a[few], self._b[few]
+        v = ExactTransport(a / a.sum(), b / b.sum())(part.dense()).v
+        # the potentials of all rows by the columns of that problem
+        dense = cost.dense()
+        f = (dense[:, few] - v).min(1)
+        return self._lifted(cost, (dense - f[:, None]).min(0))
 
     def _cheapest(self, rest: Array) -> scipy.sparse.coo_array:
-        """Take the entries that cost least and those of the last plan, which make some plan."""
-        few = rest[:: max(1, len(rest) // _KEPT)]
-        least = np.partition(few, few.size * _KEPT // rest.shape[1], axis=None)
-        used = rest <= least[few.size * _KEPT // rest.shape[1]]
+        """Take the entries that cost least in each row and column, and those of the last plan."""
+        # told by some of the others
+        rows, columns = rest[:, ::_EVERY], rest[::_EVERY]
+        place = max(1, _KEPT // _EVERY)
+        used = rest <= np.partition(rows, place, axis=1)[:, place, None]
+        used |= rest <= np.partition(columns, place, axis=0)[place]
         if self._used is not None:
             used[self._used.row, self._used.col] = True
         places = np.flatnonzero(used)
@@ -101,12 +174,6 @@ class Transport:
         """Bound <cost, P> of all plans from below by a potential f (n,)."""
         open_ = cost if self._allowed is None else np.where(self._allowed, cost, np.inf)
         return least(open_, f, self._a, self._b)
-
-
-def _lifted(cost: Array, prices: Array) -> tuple[Array, Array]:
-    """Raise prices (m,) as far as they go, beside the potentials f (n,) that they leave."""
-    f = (cost - prices).min(1)
-    return f, (cost - f[:, None]).min(0)
 
 
 def _prices(cost: Array, plan: Array) -> Array:

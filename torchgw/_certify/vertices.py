@@ -39,12 +39,13 @@ class Polytope:
         self._signs = np.append(self._signs, self._draw(1))
         if not gone.any():
             return
-        # an edge leaves D - 1 faces; those of which one end is cut off end in a new vertex
-        names = self._signs[self.faces]
+        # an edge leaves D - 1 faces and has two ends: if one is cut off, there is a new vertex
+        names = self._signs[self.faces[gone]]
         edges = names.sum(1, dtype=np.uint64)[:, None] - names
-        crossed = np.isin(edges[gone], edges[~gone])
-        faces = self.faces[gone][crossed.nonzero()[0]]
-        faces[np.arange(len(faces)), crossed.nonzero()[1]] = place
+        _, ends, counts = np.unique(edges, return_index=True, return_counts=True)
+        row, missing = np.divmod(ends[counts == 1], edges.shape[1])
+        faces = self.faces[gone][row]
+        faces[np.arange(len(faces)), missing] = place
         made = np.linalg.solve(self.normals[faces], self.heights[faces][:, :, None])[:, :, 0]
         self.vertices = np.concatenate([self.vertices[~gone], made])
         self.faces = np.concatenate([self.faces[~gone], faces])

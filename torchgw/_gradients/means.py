@@ -69,6 +69,28 @@ class SampledLoss(Loss):
         return above.to(distance.dtype) * (self.levels.reach if side == 0 else 1.0)
 
 
+@dataclass(frozen=True)
+class StepLoss(Loss):
+    """A loss whose minimum is cut where distances of two small tables lie: exact for these."""
+
+    cuts: Tensor | None = None  # (parts + 1,) ascending
+
+    @classmethod
+    def of(cls, loss: Loss, cuts: Tensor) -> Loss:
+        """Cut a loss that is no product."""
+        return cls(**{field.name: getattr(loss, field.name) for field in fields(Loss)}, cuts=cuts)
+
+    @property
+    def parts(self) -> int:
+        assert self.cuts is not None
+        return len(self.cuts) - 1
+
+    def part(self, side: int, distance: Tensor, parts: Tensor) -> Tensor:
+        assert self.cuts is not None
+        above = (distance > self.cuts[parts]).to(distance.dtype)
+        return above * (self.cuts.diff()[parts] * self.parts) if side == 0 else above
+
+
 def _raised(function: Entrywise, floor: float, distance: Tensor) -> Tensor:
     """Evaluate a function of distances, each at least the floor."""
     return function(distance.clamp_min(floor))

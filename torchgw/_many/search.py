@@ -15,12 +15,11 @@ from torchgw._batch.products import products
 from torchgw._batch.worth import own_squares
 from torchgw._many.shelves import Shelves
 from torchgw._search.alternatives import OTHER
-from torchgw._search.chain import AGREEING, STANDS_OUT
+from torchgw._search.chain import AGREEING, GUESS_EPSILON, STANDS_OUT
 from torchgw._search.coarse import SQUARE_OF_FLOAT32
 from torchgw._search.optima import LEAST_EPSILON
 from torchgw._search.population import Members, improve
 from torchgw._search.stack import Ends, Stack
-from torchgw._search.starts import GUESS_EPSILON
 from torchgw._search.tabu import maps_where_free
 
 # Starts by random mixtures of quantiles of distances; random costs, at most, and entries of them;
@@ -133,8 +132,9 @@ def search(stack: Stack, starts: Starts, plans: Tensor) -> Searched:
         strict = Stack(replace(stack.problems, relaxed=None)).settle(which, first, begin)
         balls = _balls(stack, every)
         strict_plans = strict.plans.view(count, -1, *balls.shape[2:])
-        more = torch.cat([strict_plans, balls, _maps(stack, plans)], 1)
+        more = torch.cat([strict_plans, balls], 1)
         groups.append(stack.follow(every.repeat_interleave(more.shape[1]), more.flatten(0, 1)))
+        groups += _maps(stack, plans)
     ends = Ends(
         *(
             torch.cat([part.view(count, -1, *part.shape[1:]) for part in parts], 1)
@@ -173,24 +173,24 @@ def _balls(stack: Stack, every: Tensor) -> Tensor:
     return near[0][:, :, :, None] * near[1][:, :, None, :]
 
 
-def _maps(stack: Stack, plans: Tensor) -> Tensor:
-    """Find the best map of each problem whose one side is strict and the other free, (B, k, n, m).
+def _maps(stack: Stack, plans: Tensor) -> list[Ends]:
+    """Follow the best map of each problem whose one side is strict and the other free.
 
-    As a search of one problem does; none for other rules.
+    As a search of one problem does; the others have no such end, and an infinite objective there.
     """
-    problems = stack.problems
+    problems, every = stack.problems, torch.arange(len(plans), device=plans.device)
     rho = None if problems.relaxed is None else problems.relaxed.rho
-    if rho is None or sorted(rho[0].tolist()) != [0.0, math.inf] or bool((rho != rho[0]).any()):
-        return plans[:, None][:, :0]
-    every, penalties = torch.arange(len(plans), device=plans.device), rho[0].tolist()
+    if rho is None:
+        return []
+    known, found = plans.cpu(), torch.zeros(plans.shape, dtype=plans.dtype, device="cpu")
     linear = None if problems.linear is None else problems.linear(every).cpu()
     sides = [
         (side.tables.cpu(), side.weights.cpu(), side.sizes[at].tolist(), at.tolist())
         for side, at in ((problems.x, problems.i), (problems.y, problems.j))
     ]
-    known = plans.cpu()
-    found = torch.zeros_like(known)
-    for number, alpha in enumerate(problems.alpha.tolist()):
+    mapped = []
+    each = zip(problems.alpha.tolist(), rho.tolist(), strict=True)
+    for number, (alpha, penalties) in enumerate(each):
         (x, a), (y, b) = (
             (tables[at[number], :size, :size], weights[at[number], :size])
             for tables, weights, sizes, at in sides
@@ -199,8 +199,16 @@ def _maps(stack: Stack, plans: Tensor) -> Tensor:
         n, m = len(a), len(b)
         cost = None if linear is None else linear[number, :n, :m]
         begin = known[number : number + 1, :n, :m]
-        found[number, :n, :m] = maps_where_free(penalties, (x, y), (a, b), alpha, cost, begin)[0]
-    return found[:, None].to(plans)
+        best = maps_where_free(penalties, (x, y), (a, b), alpha, cost, begin)[:1]
+        found[number, :n, :m] = best.sum(0)
+        mapped += [number] * len(best)
+    if not mapped:
+        return []
+    which, nowhere = every[mapped], plans.new_full((len(plans),), math.inf)
+    ends = Ends(found.to(plans), nowhere, nowhere.clone())
+    for part, led in zip(ends, stack.follow(which, ends.plans[which]), strict=True):
+        part[which] = led
+    return [ends]
 
 
 def _ambiguity(stack: Stack, members: Members) -> Tensor:

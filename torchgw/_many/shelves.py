@@ -12,7 +12,8 @@ from torch import Tensor
 
 from torchgw._batch.packing import Stack, make_stack, pack, padded_sizes
 from torchgw._many.spaces import Space
-from torchgw._search.starts import AXES, distance_quantiles
+from torchgw._search.starts import AXES
+from torchgw.distances.profiles import distance_quantiles
 
 
 class Shelves:

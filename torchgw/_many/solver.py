@@ -24,9 +24,8 @@ from torchgw._many.questions import Questions
 from torchgw._many.search import Starts, search, stack_of
 from torchgw._problem.limits import limits_of
 from torchgw._search.alternatives import AGREED
-from torchgw._search.chain import BETTER
+from torchgw._search.chain import BETTER, GUESS_EPSILON
 from torchgw._search.stack import Ends, Stack, descend, linear_solutions
-from torchgw._search.starts import GUESS_EPSILON
 from torchgw._solve.pipeline import POLISH_TOLERANCE
 from torchgw._solve.state import Status
 from torchgw._solve.table import Options

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchgw._boundary.checks import as_mass, check_equal_masses
 from torchgw._plans.contract import Plan, exactly
-from torchgw._sinkhorn.blocks import BlockBackend, BlockProblem
+from torchgw._sinkhorn.blocks import RestrictedBackend
 from torchgw._sinkhorn.choose import alone, shared
 from torchgw._sinkhorn.contract import Backend, PreparedProblem
 from torchgw._sinkhorn.eager import EagerBackend
@@ -130,9 +130,9 @@ class DualPlan(Plan):
         """
         count, (a, b), g = cost.shape[0], self.weights, self.potentials.g
         equal = a.new_full((count,), 1 / count)
-        # new points are in no group
+        # what new points may be matched with is not restricted
         backend = self.backend
-        backend = backend.whole if isinstance(backend, BlockBackend) else backend
+        backend = backend.whole if isinstance(backend, RestrictedBackend) else backend
         prepared = backend.prepare(LinearProblem(cost, Marginals(equal, b), self.epsilon))
         return TransportPlan.of(prepared, Potentials(prepared.softmin(g, axis=1), g))
 
@@ -234,7 +234,7 @@ class TransportPlan(DualPlan):
             Marginals(a[rows].clone(), b),
             self.epsilon,
             self.backend.rows(rows)
-            if isinstance(self.backend, BlockBackend)
+            if isinstance(self.backend, RestrictedBackend)
             else alone(self.backend, cost.shape),
             Marginals(p[rows].clone(), q),
         )
@@ -318,9 +318,7 @@ class TransportPlan(DualPlan):
         return self.prepared.apply(self.potentials, table.detach())
 
     def _block(self, index: Tensor | slice) -> Tensor:
-        if isinstance(self.prepared, BlockProblem):
-            return torch.threshold_(self.prepared.block(self.potentials, index), _ZERO, 0.0)
-        return torch.threshold_(self.prepared.plan(self.potentials).rows(index), _ZERO, 0.0)
+        return torch.threshold_(self.prepared.block(self.potentials, index), _ZERO, 0.0)
 
     def _height(self) -> int:
         return int(next(row_blocks(self.cost)).stop)

@@ -102,7 +102,7 @@ def common_unit(x: Space, y: Space) -> float | None:
     unit if both may: if both are points with as many columns, or both are graphs.
     """
     first, second = (
-        (s.metric, s.geodesics is None, None if s.points is None else s.points.shape[1])
+        (s.metric, s.given_graph is None, None if s.points is None else s.points.shape[1])
         for s in (x, y)
     )
     if first != second or x.scale == y.scale:

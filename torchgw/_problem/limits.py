@@ -44,6 +44,9 @@ class Limits(NamedTuple):
     # Entries of a table that no factors stand for up to which it is kept: Euclidean distances
     # between features, densities of plans that derivatives read again and again. [L266, L273]
     kept_tables: float
+    # Pairs of points that may hold mass up to which they are listed where a table of all is not
+    # kept: some 80 bytes each. A choice. [L1459]
+    listed: float
 
     # Ends. Entries up to which dense proximal steps are polished unless that is refused. [L950]
     polished: float
@@ -69,6 +72,8 @@ class Limits(NamedTuple):
     least_points: int
     exchanged_points: int
     relaxed_points: int
+    # Entries up to which a plane is laid on another at many turns: 3 s for a million. [L1476]
+    turned: float
     # Entries up to which relaxed problems are also begun at pairs at equal distances of all points;
     # of larger ones some points, with as many entries, are looked at. [L1394, L1468]
     congruent: int
@@ -129,10 +134,6 @@ class Limits(NamedTuple):
         """Whether a table that no factors stand for is kept."""
         return n * m <= self.kept_tables
 
-    def settles(self, n: int, m: int) -> bool:
-        """Whether marginals settle in float64 whatever its rounding."""
-        return n * m <= self.settled
-
     def checks(self, n: int, m: int, *, products: bool) -> bool:
         """Whether a sampled solve is checked by an exact cost, of products or of minima."""
         return n * m * max(n, m) <= (self.checked if products else self.checked_minima)
@@ -150,10 +151,11 @@ CPU = Limits(
     dense=12e6, triples=10e6, most_triples=1e9, half=float("inf"),
     float64=100_000, again=25e6, settled=100e6,
     stored_bytes=2**28, subsample=9e6, cells=4e10, precise_cells=2**28, kept_tables=25e6,
+    listed=100e6,
     polished=4e6, checked=2**26, checked_minima=2**20, bounded=4_000_000,
     differentiated=2_000_000,
     few_points=96, all_points=512, ordered_points=1_000, least_points=5, exchanged_points=64,
-    relaxed_points=96, congruent=2**17,
+    relaxed_points=96, turned=2e6, congruent=2**17,
     stacked=2**13, product=2**14, followed=9e6,
     chains=16, thorough_chains=64, fewest_chains=4, chain_products=1e12, thorough=16,
     open_chains=4, open_least=2**14, open_most=2**16,
@@ -165,7 +167,7 @@ CPU = Limits(
 CUDA = CPU._replace(
     dense=40e6, triples=2e9, most_triples=1e11, half=2e6,
     float64=2e6, again=200e6, settled=1e9,
-    stored_bytes=2**31, cells=1e11, kept_tables=200e6,
+    stored_bytes=2**31, cells=1e11, kept_tables=200e6, listed=1e9,
     chain_products=1.2e13, messages=1e10, open_chains=16, open_least=2**13, together=2**28,
     improved_points=5_000,
 )  # fmt: skip

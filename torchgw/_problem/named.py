@@ -108,6 +108,7 @@ class KeyedGraph(NamedTuple):
 
     geodesics: Geodesics
     key: str | None
+    given: bool  # or made of points, whose distances need it no longer once factors are known
 
 
 @dataclass
@@ -140,7 +141,7 @@ class Preparation:
 
         with self._timed("graph"):
             state, key = self._fetch("graph", (points, n_neighbors, policy), make, ranks)
-            return KeyedGraph(Geodesics.restore(state), key)
+            return KeyedGraph(Geodesics.restore(state), key, given=False)
 
     def given_graph(self, name: str, graph: Any, policy: ConnectPolicy) -> KeyedGraph:
         """Check and connect a graph that the user gave."""
@@ -151,7 +152,7 @@ class Preparation:
                 check_magnitude(name, geodesics.edges.length)
             content = (*geodesics.edges, geodesics.unreachable)
             key = None if self.cache is None else content_key("given graph", *content)
-            return KeyedGraph(geodesics, key)
+            return KeyedGraph(geodesics, key, given=True)
 
     def all_pairs(self, graphs: list[KeyedGraph]) -> list[Tensor]:
         """Find the geodesics of all pairs: on a GPU, or by processes that share the sources."""
@@ -165,7 +166,7 @@ class Preparation:
         """Find the Nystrom factors of the geodesics."""
         states = self.divide([partial(self._landmarks, graph) for graph in graphs])
         return [
-            LandmarkDistance.restore(graph.geodesics, state)
+            LandmarkDistance.restore(graph.geodesics if graph.given else None, state)
             for graph, state in zip(graphs, states, strict=True)
         ]
 

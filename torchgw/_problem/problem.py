@@ -17,7 +17,7 @@ from torchgw._problem.losses import (
     ProductCross,
 )
 from torchgw._problem.marginals import MarginalRule, is_assignment
-from torchgw._sinkhorn.blocks import Blocks
+from torchgw._sinkhorn.blocks import Restriction
 from torchgw._sinkhorn.problem import Cost, DenseCost, FactoredCost
 from torchgw._tensors.memory import known_free
 from torchgw._typing import Marginals
@@ -43,15 +43,15 @@ class Problem:
     # (n, m) bool, the pairs that may hold mass; None: all. Such a problem has a linear cost, if
     # only of zeros: nothing that is true of distances alone is true of it.
     support: Tensor | None = None
-    # groups of points that do not mix, where there are too many points for a table
-    blocks: Blocks | None = None
+    # the same as groups that do not mix, or as a list, where a table would be too large
+    restriction: Restriction | None = None
 
     def __post_init__(self) -> None:
         """Give a problem on a support its linear cost."""
         if self.support is not None and self.linear is None:
             zeros = torch.zeros(self.support.shape, dtype=self.dtype, device=self.support.device)
             object.__setattr__(self, "linear", DenseCost(zeros))
-        if self.blocks is not None and self.linear is None:
+        if self.restriction is not None and self.linear is None:
             a, b = (weight.to(self.dtype) for weight in self.marginals)
             nothing = FactoredCost.of_products(a.new_zeros(len(a), 0), b.new_zeros(len(b), 0))
             object.__setattr__(self, "linear", nothing)
@@ -153,7 +153,7 @@ class Facts(NamedTuple):
     free: int  # bytes that can be allocated, if three float64 tables of a plan may be too many
     sparse: bool = False  # whether both sides are stored tables of mostly zeros, and large
     restricted: bool = False  # whether some pairs may hold no mass
-    grouped: bool = False  # whether these are groups, each of which is a problem of its own
+    listed: bool = False  # whether these are read from labels or from a list, without a table
     spread: float = float("nan")  # natural scale of the cost; zero where every plan costs the same
     epsilon: float = float("nan")
 
@@ -173,8 +173,8 @@ class Facts(NamedTuple):
             linear=None if linear is None else columns, alpha=problem.alpha,
             rule="strict" if rule is None else "relaxed" if rule.mass is None else "partial",
             assignment=is_assignment(problem.marginals), graphs=graphs,
-            restricted=problem.support is not None or problem.blocks is not None,
-            grouped=problem.blocks is not None, sparse=_is_sparse(source, target),
+            restricted=problem.support is not None or problem.restriction is not None,
+            listed=problem.restriction is not None, sparse=_is_sparse(source, target),
             clouds=any(isinstance(side, PointDistance) for side in (source, target)),
             free=known_free(3 * 8 * source.n * target.n, source.device),
         )  # fmt: skip

@@ -345,6 +345,9 @@ def _origin(side: _Side, options: DistanceOptions, scale: float) -> Space:
     points = None if metric is None and side.graph is None else side.given.points
     n_neighbors = options.n_neighbors or max(1, default_n_neighbors(side.given.n))
     geodesics = None if side.graph is None else side.graph.geodesics
+    if side.graph is not None and side.name == "landmark" and not side.graph.given:
+        # as large as the factors, and needed no longer
+        geodesics = None
     space = Space(points, metric, geodesics, n_neighbors, scale)
     if isinstance(side.given.graph, Surface):
         # new points on the surface are joined to vertices near them

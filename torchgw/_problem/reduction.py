@@ -20,8 +20,8 @@ from torch import Tensor
 from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw._problem.limits import limits_of
 from torchgw._problem.problem import Problem
-from torchgw._problem.support import KnownPairs, usable
-from torchgw._sinkhorn.blocks import Blocks
+from torchgw._problem.support import KnownPairs, usable, usable_entries
+from torchgw._sinkhorn.entries import Entries
 from torchgw._sinkhorn.problem import Cost, DenseCost, FactoredCost, added
 from torchgw._typing import Indices, Marginals
 from torchgw.distances.base import both_ways
@@ -62,9 +62,8 @@ def without_pairs(problem: Problem, pairs: Indices) -> Reduction:
         )
     if problem.support is not None:
         _check_supported(problem.support[pairs.source, pairs.target], pairs)
-    if problem.blocks is not None:
-        x, y = problem.blocks
-        _check_supported(x[pairs.source] == y[pairs.target], pairs)
+    if problem.restriction is not None:
+        _check_supported(problem.restriction.hold(pairs), pairs)
     # something is left to solve for: the heaviest pair, if all mass is known
     if float(a.sum() - here.sum()) <= _SAME or len(pairs.source) in (len(a), len(b)):
         rest = torch.arange(len(here), device=here.device) != here.argmax()
@@ -81,10 +80,12 @@ def without_pairs(problem: Problem, pairs: Indices) -> Reduction:
     if support is not None:
         support = usable(support[kept.source][:, kept.target], weights, None)
     source, target = problem.source.subset(kept.source), problem.target.subset(kept.target)
-    blocks = problem.blocks
-    if blocks is not None:
-        blocks = Blocks(blocks.source[kept.source], blocks.target[kept.target])
-    small = Problem(source, target, weights, alpha, linear, problem.loss, support, blocks)
+    restriction = problem.restriction
+    if restriction is not None:
+        restriction = restriction.at(kept)
+    if isinstance(restriction, Entries):
+        restriction = usable_entries(restriction, weights)
+    small = Problem(source, target, weights, alpha, linear, problem.loss, support, restriction)
     return Reduction(problem, small, pairs, here, kept)
 
 
@@ -185,13 +186,10 @@ def count_allowed(problem: Problem, reduction: Reduction | None) -> dict[str, fl
     pairs = 0 if reduction is None else len(reduction.mass)
     small = problem if reduction is None else reduction.problem
     n, m = len(small.marginals.a), len(small.marginals.b)
-    if small.support is not None:
-        count = small.support.sum(1)
+    known = small.support if small.restriction is None else small.restriction
+    if known is not None:
+        count = known.sum(1) if isinstance(known, Tensor) else known.partners()
         entries, alone = int(count.sum()), count == 1
-    elif small.blocks is not None:
-        x, y = small.blocks
-        sizes = torch.bincount(y, minlength=int(x.max()) + 1)
-        entries, alone = small.blocks.entries(), sizes[x] == 1
     elif reduction is None:
         return None
     else:

@@ -8,7 +8,7 @@ allowed partners (P. Hall's theorem, for weights).
 
 import inspect
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -22,7 +22,8 @@ from torchgw._boundary.arrays import as_labels, is_sparse, to_numpy, to_tensor
 from torchgw._errors import InvalidInputError, InvalidTypeError, UnsupportedError
 from torchgw._problem.limits import limits_of
 from torchgw._problem.marginals import LEAST_SHARE, MarginalRule
-from torchgw._sinkhorn.blocks import Blocks
+from torchgw._sinkhorn.blocks import Blocks, Restriction
+from torchgw._sinkhorn.entries import Entries
 from torchgw._typing import Indices, Marginals
 
 Mask = NDArray[np.bool_]
@@ -31,8 +32,11 @@ Mask = NDArray[np.bool_]
 # integers. A choice. [L1372]
 _UNITS = 2**29
 # Points of a violating set that a message lists, rows from which such sets are looked for, and
-# rows of a function's answer that are made at a time. Choices. [L1372]
-_LISTED, _SEEDS, _ROWS = 8, 64, 4096
+# entries of a table or of a function's answer that are read at a time. Choices. [L1372]
+_LISTED, _SEEDS, _BLOCK = 8, 64, 2**24
+# Entries of each row and column among which a flow is looked for first, of those that are listed.
+# [L1459]
+_FEW = 32
 # Difference of the weights of a group on both sides that is rounding of sums. [L1392]
 _GROUP_ROUNDING = 1e-9
 
@@ -88,12 +92,13 @@ def read_support(
     if not limits_of(device).stores(*shape):
         raise UnsupportedError(
             f"`{(known.given or ['M'])[0]}` would store {shape[0]} x {shape[1]} entries that say "
-            "which pairs may hold mass, which is too many. Give `groups` of points that do not "
-            "mix, which are read from their labels, or take fewer points."
+            "which pairs may hold mass, which is too many. Give `allowed` or `groups`, which are "
+            "listed for solves without derivatives, or take fewer points."
         )
     mask: Mask = np.ones(shape, dtype=bool)
     if known.allowed is not None:
-        mask &= _allowed(known.allowed, shape)
+        allowed = _allowed(known.allowed, shape)
+        mask &= allowed(slice(None)) if callable(allowed) else allowed.toarray()
     if known.groups is not None:
         x, y, mix = _read_groups(known.groups, shape)
         mask &= mix[x[:, None], y]
@@ -108,55 +113,77 @@ def read_support(
     return support if pairs is None else of_pairs(support, pairs, shape)
 
 
-def _allowed(value: Any, shape: tuple[int, int]) -> Mask:
-    """Read a table, a sparse matrix, a list of candidates for each row, or a function."""
+def _allowed(
+    value: Any, shape: tuple[int, int]
+) -> scipy.sparse.csr_array | Callable[[slice], Mask]:
+    """Read a sparse matrix or a list of candidates; a table or a function row by row."""
     n, m = shape
-    if callable(value):
-        try:
-            inspect.signature(value).bind(0, 0)
-        except TypeError as error:
-            raise InvalidTypeError(
-                f"`allowed` as a function must take two arrays of indices, of rows and of columns: "
-                f"{error}."
-            ) from error
-        columns = np.arange(m)[None, :]
-        blocks = [
-            np.asarray(value(np.arange(start, min(start + _ROWS, n))[:, None], columns))
-            for start in range(0, n, _ROWS)
-        ]
-        value = np.concatenate([np.broadcast_to(block, (len(block), m)) for block in blocks])
-    elif is_sparse(value):
-        value = scipy.sparse.csr_array(value).astype(bool).toarray()
-    elif isinstance(value, (list, tuple)):
+    if is_sparse(value):
+        listed = scipy.sparse.csr_array(value).astype(bool)
+        listed.eliminate_zeros()
+        _check_table(listed, shape)
+        return listed
+    if isinstance(value, (list, tuple)):
         return _candidates(value, shape)
-    table = to_numpy(value) if isinstance(value, Tensor) else np.asarray(value)
+    if not callable(value):
+        table = to_numpy(value) if isinstance(value, Tensor) else np.asarray(value)
+        _check_table(table, shape)
+        return lambda rows: table[rows]
+    try:
+        inspect.signature(value).bind(0, 0)
+    except TypeError as error:
+        raise InvalidTypeError(
+            f"`allowed` as a function must take two arrays of indices, of rows and of columns: "
+            f"{error}."
+        ) from error
+
+    def read(rows: slice) -> Mask:
+        every, columns = np.arange(n)[rows], np.arange(m)[None, :]
+        height = max(1, _BLOCK // m)
+        blocks = [every[first : first + height, None] for first in range(0, len(every), height)]
+        found = [np.asarray(value(block, columns)) for block in blocks]
+        answer = np.concatenate(
+            [
+                np.broadcast_to(one, (len(block), m))
+                for one, block in zip(found, blocks, strict=True)
+            ]
+        )
+        _check_table(answer, (len(every), m))
+        return answer
+
+    return read
+
+
+def _check_table(table: Any, shape: tuple[int, int]) -> None:
     if table.dtype != bool or table.shape != shape:
         raise InvalidInputError(
             f"`allowed` must be a table of bool of shape {shape}, True where a pair may hold mass, "
             "a SciPy sparse matrix, a list of the allowed columns of each row, or a function of "
             f"indices; got {table.dtype} of shape {table.shape}."
         )
-    return table
 
 
-def _candidates(rows: Sequence[Any], shape: tuple[int, int]) -> Mask:
+def _candidates(rows: Sequence[Any], shape: tuple[int, int]) -> scipy.sparse.csr_array:
     n, m = shape
     if len(rows) != n:
         raise InvalidInputError(
             f"`allowed` as a list must have the allowed columns of each of {n} rows; got "
             f"{len(rows)} items."
         )
-    mask = np.zeros(shape, dtype=bool)
-    for row, columns in enumerate(rows):
-        index = np.asarray(columns)
+    listed = [np.asarray(columns).ravel() for columns in rows]
+    for row, index in enumerate(listed):
         if index.size and index.dtype.kind not in "iu":
             raise InvalidInputError(
                 f"`allowed[{row}]` must list columns, integers; got {index.dtype}. A table of bool "
                 "is passed as an array: np.array(allowed)."
             )
         _check_index(f"allowed[{row}]", index, m)
-        mask[row, index.astype(np.int64)] = True
-    return mask
+    start = np.cumsum([0, *map(len, listed)])
+    column = np.concatenate([index.astype(np.int64) for index in listed])
+    found = scipy.sparse.csr_array((np.ones(len(column), bool), column, start), shape=shape)
+    # a column that is listed twice
+    found.sum_duplicates()
+    return found
 
 
 def _check_index(name: str, index: NDArray[Any], size: int) -> None:
@@ -210,23 +237,80 @@ def _read_groups(value: Any, shape: tuple[int, int]) -> _Labels:
     return _Labels(x, y, mix)
 
 
-def read_blocks(
+def read_restriction(
     known: Known, marginals: Marginals, rule: MarginalRule | None, device: torch.device
-) -> Blocks | None:
-    """Read groups of so many points that no table of them is made; ``None`` if there are none.
+) -> Restriction | None:
+    """Read what is known of so many points that no table of it is made; ``None`` if nothing is.
+
+    That are groups that do not mix, or a list of all pairs of points that may hold mass.
+    """
+    n, m = len(marginals.a), len(marginals.b)
+    if (known.groups is None and known.allowed is None) or limits_of(device).stores(n, m):
+        return None
+    if rule is not None:
+        given = "allowed" if known.groups is None else "groups"
+        raise UnsupportedError(
+            f"`{given}` of {n} x {m} points, too many for a table, needs strict marginals. Leave "
+            "`unbalanced` and `mass` out, solve groups one by one, or take fewer points."
+        )
+    labels = None if known.groups is None else _read_groups(known.groups, (n, m))
+    if known.allowed is None:
+        assert labels is not None
+        blocks = _read_blocks(labels, marginals, device)
+        if blocks is not None:
+            return blocks
+    allowed = None if known.allowed is None else _allowed(known.allowed, (n, m))
+    most = limits_of(device).listed
+    listed = _list(allowed, labels, (n, m), most)
+    return usable_entries(Entries.of(listed, device), marginals)
+
+
+def _list(
+    allowed: scipy.sparse.csr_array | Callable[[slice], Mask] | None,
+    labels: _Labels | None,
+    shape: tuple[int, int],
+    most: float,
+) -> scipy.sparse.csr_array:
+    """List the entries that are allowed, reading blocks of rows of what is no list; bounded."""
+    n, m = shape
+    if isinstance(allowed, scipy.sparse.csr_array):
+        allowed.sort_indices()
+        start, column = allowed.indptr, allowed.indices
+        if labels is not None:
+            row = np.repeat(np.arange(n), np.diff(start))
+            inside = labels.mix[labels.source[row], labels.target[column]]
+            start = np.concatenate([[0], np.cumsum(inside)])[start]
+            column = column[inside]
+        parts, count = [column], len(column)
+    else:
+        start, parts, count = np.zeros(n + 1, dtype=np.int64), [], 0
+        height = max(1, _BLOCK // m)
+        for first in range(0, n, height):
+            rows = slice(first, min(first + height, n))
+            mask = np.ones((rows.stop - first, m), bool) if allowed is None else allowed(rows)
+            if labels is not None:
+                mask = mask & labels.mix[labels.source[rows, None], labels.target]
+            start[first + 1 : rows.stop + 1] = count + mask.sum(1).cumsum()
+            parts.append(mask.nonzero()[1].astype(np.int32))
+            count = int(start[rows.stop])
+            if count > most:
+                break
+    if count > most:
+        raise UnsupportedError(
+            f"More than {most:,.0f} of {n} x {m} pairs of points are allowed, which is too many to "
+            "list. Allow fewer, or give `groups` that do not mix, which are read from their "
+            "labels; or take fewer points."
+        )
+    column = np.concatenate(parts)
+    return scipy.sparse.csr_array((np.ones(count, bool), column, start), shape=shape)
+
+
+def _read_blocks(labels: _Labels, marginals: Marginals, device: torch.device) -> Blocks | None:
+    """Read labels that make groups that do not mix; ``None`` if some overlap.
 
     Labels that may be matched with each other make a group, within which all pairs have to be
     allowed, and as much weight on both sides.
     """
-    n, m = len(marginals.a), len(marginals.b)
-    if known.groups is None or known.allowed is not None or limits_of(device).stores(n, m):
-        return None
-    labels = _read_groups(known.groups, (n, m))
-    if rule is not None:
-        raise UnsupportedError(
-            f"`groups` of {n} x {m} points are solved one beside the other, which needs strict "
-            "marginals. Leave `unbalanced` and `mass` out, or solve each group on its own."
-        )
     used = [np.isin(np.arange(len(labels.mix)), side) for side in labels[:2]]
     mix = labels.mix & used[0][:, None] & used[1]
     count, (i, j) = len(mix), mix.nonzero()
@@ -234,10 +318,7 @@ def read_blocks(
     number = scipy.sparse.csgraph.connected_components(graph, directed=False)[1]
     same = number[:count, None] == number[count:]
     if bool((same & used[0][:, None] & used[1] & ~mix).any()):
-        raise UnsupportedError(
-            f"`groups[2]` lists pairs of labels that overlap, and a table of {n} x {m} points "
-            "would say which may be matched. Merge labels, or take fewer points."
-        )
+        return None
     blocks = Blocks(
         *(
             torch.from_numpy(part[side]).to(device, torch.int64)
@@ -366,12 +447,31 @@ def usable(support: Tensor, marginals: Marginals, rule: MarginalRule | None) -> 
         needed = LEAST_SHARE
         rule = replace(rule, mass=needed)
     if flow.moved < needed - flow.rounding:
-        raise _infeasible(mask, a, b, flow, rule)
+        raise _infeasible(flow, None if rule else _Flow.of(mask.T, b, a), a, b, rule)
     if rule is not None:
         return support
     # points without weight hold none anywhere, and may be matched as they were allowed to
     unused = (flow.rows < 0)[:, None] | (flow.columns < 0)
     return torch.from_numpy(np.where(unused, mask, flow.entries())).to(support.device)
+
+
+def usable_entries(entries: Entries, marginals: Marginals) -> Entries:
+    """Keep those of listed entries that some plan with these strict marginals has, as `usable`."""
+    listed = entries.listed()
+    a, b = (to_numpy(weight.cpu()) for weight in marginals)
+    flow = _Flow.of_listed(listed, a, b)
+    if flow.moved < 1 - flow.rounding:
+        turned = scipy.sparse.csr_array(listed.T)
+        raise _infeasible(flow, _Flow.of_listed(turned, b, a), a, b, None)
+    row, column = np.repeat(np.arange(len(a)), np.diff(listed.indptr)), listed.indices
+    # points without weight hold none anywhere, and may be matched as they were allowed to
+    kept = np.ones(listed.nnz, dtype=bool)
+    kept[(flow.rows[row] >= 0) & (flow.columns[column] >= 0)] = flow.inside()
+    if kept.all():
+        return entries
+    start = np.concatenate([[0], np.cumsum(kept)])[listed.indptr]
+    parts = kept[kept], column[kept], start
+    return Entries.of(scipy.sparse.csr_array(parts, shape=listed.shape), entries.start.device)
 
 
 def most_mass(support: Tensor, marginals: Marginals) -> float:
@@ -399,7 +499,7 @@ def _check_partners(mask: Mask, weights: Any, others: Any, side: str) -> None:
 class _Flow(NamedTuple):
     """A largest flow between points of weight, those with the same partners taken together."""
 
-    mask: Mask  # (r, c), between classes
+    table: Any  # (r, c) sparse bool, between classes
     rows: NDArray[np.int64]  # (n,) class of each row, -1 where it has no weight
     columns: NDArray[np.int64]  # (m,)
     supply: NDArray[np.int64]  # (r,) units
@@ -410,7 +510,7 @@ class _Flow(NamedTuple):
 
     @classmethod
     def of(cls, mask: Mask, a: Any, b: Any) -> "_Flow":
-        """Find one by SciPy's maximum flow."""
+        """Find one on a table."""
         (rows, used), (columns, wanted) = (
             _classes(table, weight) for table, weight in ((mask, a), (mask.T, b))
         )
@@ -418,10 +518,28 @@ class _Flow(NamedTuple):
             np.flatnonzero(part >= 0)[np.unique(part[part >= 0], return_index=True)[1]]
             for part in (rows, columns)
         ]
-        classes = mask[np.ix_(*first)]
-        (supply, demand), units, slack = _integers(a, b, rows, columns, (used, wanted))
-        r, c = classes.shape
-        i, j = classes.nonzero()
+        table = scipy.sparse.csr_array(mask[np.ix_(*first)])
+        return cls._between(table, rows, columns, _integers(a, b, rows, columns, (used, wanted)))
+
+    @classmethod
+    def of_listed(cls, listed: scipy.sparse.csr_array, a: Any, b: Any) -> "_Flow":
+        """Find one on listed entries, on a few of each row and column if that is enough."""
+        used, wanted = a > 0, b > 0
+        rows, columns = (np.where(part, part.cumsum() - 1, -1) for part in (used, wanted))
+        table = listed if used.all() and wanted.all() else listed[used][:, wanted]
+        numbers = _integers(a, b, rows, columns, table.shape)
+        few = _few(table) + scipy.sparse.csr_array(_few(scipy.sparse.csr_array(table.T)).T)
+        flow = cls._between(few, rows, columns, numbers)
+        if flow.moved < 1 - flow.rounding:
+            return cls._between(table, rows, columns, numbers)
+        return flow._replace(table=table)
+
+    @classmethod
+    def _between(cls, table: Any, rows: Any, columns: Any, numbers: Any) -> "_Flow":
+        """Find one between classes by SciPy's maximum flow."""
+        (supply, demand), units, slack = numbers
+        r, c = table.shape
+        i, j = table.nonzero()
         capacity = np.concatenate([supply, np.minimum(supply[i], demand[j]), demand])
         start = np.concatenate([np.zeros(r, int), i + 1, np.arange(c) + r + 1])
         end = np.concatenate([np.arange(r) + 1, j + r + 1, np.full(c, r + c + 1)])
@@ -430,7 +548,7 @@ class _Flow(NamedTuple):
         )
         found = scipy.sparse.csgraph.maximum_flow(graph, 0, r + c + 1)
         sent = scipy.sparse.csr_array(found.flow)[1 : r + 1, r + 1 : r + c + 1].maximum(0)
-        return cls(classes, rows, columns, supply, demand, sent, units, slack)
+        return cls(table, rows, columns, supply, demand, sent, units, slack)
 
     @property
     def moved(self) -> float:
@@ -442,26 +560,35 @@ class _Flow(NamedTuple):
         """What rounding to units may change of it."""
         return self.slack / self.units + 1e-12
 
+    def inside(self) -> NDArray[np.bool_]:
+        """Tell which entries some largest flow uses: those on cycles of what is left."""
+        r, _ = self.table.shape
+        graph = scipy.sparse.block_array(
+            [[None, self.table], [self.sent.T > 0, None]], format="csr"
+        )
+        part = scipy.sparse.csgraph.connected_components(graph, connection="strong")[1]
+        if part.max() == 0:
+            return np.ones(self.table.nnz, dtype=bool)
+        row = np.repeat(np.arange(r), np.diff(self.table.indptr))
+        flown = np.asarray(self.sent[row, self.table.indices]).ravel() > 0
+        same: NDArray[np.bool_] = part[row] == part[r + self.table.indices]
+        return same | flown
+
     def entries(self) -> Mask:
-        """Find the entries that some largest flow uses, (n, m): those on cycles of what is left.
+        """Find the entries that some largest flow uses, (n, m).
 
         Rows and columns without weight have no class, and say nothing.
         """
-        r, c = self.mask.shape
-        table = scipy.sparse.csr_array(self.mask)
-        graph = scipy.sparse.block_array([[None, table], [self.sent.T > 0, None]], format="csr")
-        part = scipy.sparse.csgraph.connected_components(graph, connection="strong")[1]
-        classes = self.mask & (part[:r, None] == part[r:])
-        classes |= self.sent.toarray() > 0
+        classes = np.zeros(self.table.shape, dtype=bool)
+        classes[self.table.nonzero()] = self.inside()
         found: Mask = classes[self.rows[:, None], self.columns]
         return found
 
     def violating(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Find rows that outweigh all columns allowed for them, and these; the fewest if easy."""
-        r, c = self.mask.shape
-        table, back = scipy.sparse.csr_array(self.mask), self.sent.T > 0
+        r, _ = self.table.shape
         graph = scipy.sparse.csr_array(
-            scipy.sparse.block_array([[None, table], [back, None]], format="csr")
+            scipy.sparse.block_array([[None, self.table], [self.sent.T > 0, None]], format="csr")
         )
         left = self.supply - self.sent.sum(1)
         best: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
@@ -477,6 +604,19 @@ class _Flow(NamedTuple):
             np.flatnonzero(np.isin(self.rows, best[0])),
             np.flatnonzero(np.isin(self.columns, best[1])),
         )
+
+
+def _few(table: scipy.sparse.csr_array) -> scipy.sparse.csr_array:
+    """Keep some entries of each row, at equal steps."""
+    count = np.diff(table.indptr)
+    kept = np.minimum(count, _FEW)
+    start = np.concatenate([[0], kept.cumsum()])
+    step = np.arange(start[-1]) - np.repeat(start[:-1], kept)
+    place = np.repeat(table.indptr[:-1], kept) + step * np.repeat(count, kept) // np.repeat(
+        kept, kept
+    )
+    parts = np.ones(len(place), bool), table.indices[place], start
+    return scipy.sparse.csr_array(parts, shape=table.shape)
 
 
 def _classes(mask: Mask, weights: Any) -> tuple[NDArray[np.int64], int]:
@@ -509,14 +649,15 @@ def _integers(
 
 
 def _infeasible(
-    mask: Mask, a: Any, b: Any, flow: _Flow, rule: MarginalRule | None
+    flow: _Flow, back: _Flow | None, a: Any, b: Any, rule: MarginalRule | None
 ) -> InvalidInputError:
-    """Say which points outweigh what is allowed for them, and what can be done."""
+    """Say which points outweigh what is allowed for them, and what can be done.
+
+    ``back`` is the flow of the other side of strict marginals, whose set may be smaller.
+    """
     found = [(*flow.violating(), 0)]
-    if rule is None:
-        # by the other side, whose set may be smaller
-        rows, columns = _Flow.of(mask.T, b, a).violating()
-        found.append((rows, columns, 1))
+    if back is not None:
+        found.append((*back.violating(), 1))
     mine, theirs, side = min(found, key=lambda each: len(each[0]) + len(each[1]))
     weights = (a, b) if side == 0 else (b, a)
     near, far = "XY"[side], "YX"[side]

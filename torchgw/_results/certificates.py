@@ -199,7 +199,7 @@ def distance_correlation(plan: Plan, extension: Extension) -> float:
         generator = torch.Generator(plan.device).manual_seed(0)
         pairs = plan.sample(_DRAWN_PAIRS, generator)
         tables = (
-            side.columns(index)[index].double()
+            side.between(index, index).double()
             for side, index in zip((source, target), pairs, strict=True)
         )
         # a pair is not compared with itself: the two were not drawn independently

@@ -17,7 +17,7 @@ from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw._plans.transport import TransportPlan
 from torchgw._results.mapping import Extension
 from torchgw._search.alternatives import Alternative
-from torchgw._search.starts import GUESS_EPSILON
+from torchgw._search.chain import GUESS_EPSILON
 from torchgw._typing import Array, Seed
 
 # Share of the points of a resample, and how many they are at most. [L1405]

@@ -21,7 +21,7 @@ from torchgw._problem.problem import stored_matrix
 from torchgw._problem.signatures import edges_of
 from torchgw._results.mapping import Extension
 from torchgw._results.rounding import Assignment, assign, improve, places
-from torchgw._search.edge_exchange import Edges, exchange_ends
+from torchgw._search.graphs import Edges, exchange_ends
 from torchgw._search.tabu import EQUAL_WEIGHTS
 from torchgw._sinkhorn.problem import Cost
 from torchgw._typing import Marginals

@@ -32,8 +32,9 @@ from torchgw._problem.losses import LOSSES, Loss
 from torchgw._results.mapping import Extension
 from torchgw._search.alternatives import Alternative
 from torchgw._search.chain import Trial
-from torchgw._sinkhorn.blocks import BlockBackend, Blocks
+from torchgw._sinkhorn.blocks import Blocks, RestrictedBackend
 from torchgw._sinkhorn.eager import EagerBackend
+from torchgw._sinkhorn.entries import Entries
 from torchgw._sinkhorn.problem import DenseCost, FactoredCost
 from torchgw._solve.state import Status
 from torchgw._tensors.sparse import sparse_tensor
@@ -141,15 +142,23 @@ def _plan_parts(plan: TransportPlan | SparsePlan, dense: bool) -> tuple[str, dic
     # draws choose rows by these masses; old files have none
     masses = None if plan.masses is plan.weights else plan.masses
     backend = plan.backend
-    groups = Indices(*backend.blocks) if isinstance(backend, BlockBackend) else None
-    return "TransportPlan", {"cost": plan.cost, **rest, "masses": masses, "groups": groups}
+    known = backend.restriction if isinstance(backend, RestrictedBackend) else None
+    listed = {
+        "groups": Indices(*known) if isinstance(known, Blocks) else None,
+        "allowed": known.listed() if isinstance(known, Entries) else None,
+    }
+    return "TransportPlan", {"cost": plan.cost, **rest, "masses": masses, **listed}
 
 
-def _build_plan(groups: Indices | None = None, **parts: Any) -> TransportPlan:
-    """Build a plan, of groups that do not mix if there were any."""
-    if groups is None:
+def _build_plan(
+    groups: Indices | None = None, allowed: scipy.sparse.csr_array | None = None, **parts: Any
+) -> TransportPlan:
+    """Build a plan, of groups that do not mix or of listed entries if it was of these."""
+    if groups is None and allowed is None:
         return TransportPlan(**parts)
-    return TransportPlan(**parts, backend=BlockBackend(EagerBackend(), Blocks(*groups)))
+    device = parts["potentials"].f.device
+    known = Entries.of(allowed, device) if groups is None else Blocks(*groups)
+    return TransportPlan(**parts, backend=RestrictedBackend(EagerBackend(), known))
 
 
 def _shorten(plan: TransportPlan) -> SparsePlan:
@@ -408,7 +417,7 @@ def _made() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
         "Status": (lambda name: Status[name], {"name": Literal[tuple(Status.__members__)]}),
         "TransportPlan": (_build_plan, {
             "cost": DenseCost | FactoredCost, "masses": Marginals | None,
-            "groups": Indices | None, **plan,
+            "groups": Indices | None, "allowed": csr | None, **plan,
         }),
         "csr": (_build_csr, {
             "data": np.ndarray, "indices": np.ndarray, "indptr": np.ndarray, "shape": list[int],

@@ -918,7 +918,7 @@ def make_result(
         # what was rounded has the plan before that beside it
         rounded = strategy.options.rule is not None or ending.unpolished is not None
         if ending.status is Status.STOPPED and not rounded:
-            free = problem.support is None and problem.blocks is None
+            free = problem.support is None and problem.restriction is None
             way_out = " (`lazy_plan.rounded()` meets them)" if free else ""
             advice += f" Its marginals{way_out} are missed by {found.marginal_error:.2g}."
         warn_user(advice, ConvergenceWarning)
@@ -928,7 +928,7 @@ def make_result(
     table = None
     featured = sides.origins[0].features is not None
     # a support alone has a linear cost of zeros
-    restricted = problem.support is not None or problem.blocks is not None
+    restricted = problem.support is not None or problem.restriction is not None
     fused = problem.linear is not None and (not restricted or problem.alpha < 1)
     if likely is not None:
         table, fused = problem.linear, linear

@@ -29,11 +29,9 @@ from torchgw._search.alternatives import (
 )
 from torchgw._search.beliefs import match_graphs
 from torchgw._search.chain import COMPARED_AT, SAME, STANDS_OUT, Climbed, affordable_chains, near
-from torchgw._search.chains import SMEARED, Guess, climb
-from torchgw._search.coarse import Coarsened, centre, coarse_problem
-from torchgw._search.graphs import is_sparse
+from torchgw._search.chains import SMEARED, Guess, Repair, climb
+from torchgw._search.coarse import Coarsened, centre, coarse_problem, is_sparse
 from torchgw._search.optima import DEFAULT_STARTS, LEAST_EPSILON, find_optima, way_to_call
-from torchgw._search.repair import Repair
 from torchgw._search.stack import Stack, can_stack
 from torchgw._search.standard import put_in_standard_form
 from torchgw._search.world import World

@@ -15,9 +15,8 @@ from torchgw._plans.contract import Plan
 from torchgw._plans.given import PairPlan
 from torchgw._plans.transport import round_to_marginals
 from torchgw._problem.problem import Problem
-from torchgw._search.chain import SAME, STANDS_OUT, Trial
-from torchgw._search.coarse import Coarsened, CoarseProblem, coarse_problem
-from torchgw._search.starts import GUESS_EPSILON, eigenpairs
+from torchgw._search.chain import GUESS_EPSILON, SAME, STANDS_OUT, Trial
+from torchgw._search.coarse import Coarsened, CoarseProblem, coarse_problem, eigenpairs
 from torchgw._tensors.operations import same
 from torchgw._typing import Potentials
 from torchgw.distances.base import DistanceProvider
@@ -367,7 +366,7 @@ def related(
 
 def _squares(side: DistanceProvider, others: Tensor, points: Tensor) -> Any:
     """Read the squared distances of some points to others, (p, o)."""
-    table = side.columns(others.to(side.device))[points.to(side.device)]
+    table = side.between(points.to(side.device), others.to(side.device))
     return table.cpu().numpy().astype(np.float64) ** 2
 
 

@@ -26,7 +26,8 @@ from torchgw._problem.limits import limits_of
 from torchgw._problem.problem import Problem
 from torchgw._search.alternatives import Alternative
 from torchgw._search.chain import COMPARED_AT
-from torchgw._search.graphs import SparseRows, is_sparse
+from torchgw._search.coarse import is_sparse
+from torchgw._search.graphs import SparseRows
 from torchgw._tensors.deadline import is_over
 from torchgw._tensors.memory import known_free
 from torchgw._typing import Marginals

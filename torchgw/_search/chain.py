@@ -15,6 +15,8 @@ from torchgw._problem.limits import Limits
 # Epsilons of this file are shares of the natural scale.
 # Where chains are compared first: those that lead to a poor optimum are in it by then. [L323]
 COMPARED_AT = 0.02
+# Where a guess is taken up: above it is forgotten. [L105]
+GUESS_EPSILON = 0.1
 # Sinkhorn iterations in which plans meet their marginals, and over-relaxation. [L333]
 LAST_INNER, LAST_RELAXATION = 60, 1.7
 

@@ -42,11 +42,9 @@ from torchgw._search.chain import (
     tell,
     tell_repaired,
 )
-from torchgw._search.coarse import Coarsened, CoarseProblem
-from torchgw._search.edge_exchange import Edges, exchange_ends
-from torchgw._search.graphs import convex_path, heat_costs, is_graph, least_value
+from torchgw._search.coarse import Coarsened, CoarseProblem, is_graph, is_sparse
+from torchgw._search.graphs import Edges, convex_path, exchange_ends, heat_costs, least_value
 from torchgw._search.population import follow_starts, improve, name_of
-from torchgw._search.repair import Repair
 from torchgw._search.stack import Ends, Stack
 from torchgw._search.tabu import best_matchings, can_exchange, has_matchings
 from torchgw._search.world import INNER, World
@@ -80,6 +78,22 @@ _ROUNDS, _MOST_ROUNDS, _WIDTH = 4, 16, 16
 _BETWEEN = REFINE._replace(outer=4, meeting=20, momentum=MOMENTUM)
 # Chains that are repaired at most; so many unless these come lower by a share. [L1280]
 _REPAIRED, _FIRST, _HELPED = 6, 2, 0.02
+# Shares of the points that are held, by turns; plans in a row that may be no better before any has
+# been, after which all shares may; and plans of all chains at most. [L1280]
+_HELD_SHARES, _REPAIR_PATIENCE, _MOST_REPAIRS = (0.2, 0.4, 0.6, 0.8, 0.3, 0.5, 0.7, 0.9), 4, 64
+# Repairs of one plan by different shares, of which the best is taken. [L1284]
+_AT_ONCE = 4
+# How epsilon falls while points are held.
+_REPAIR_LADDER = QUICK._replace(meeting=INNER)
+# Sinkhorn iterations at the end of a ladder. [L559, L1280]
+_MEETING = 20
+# Neighbours of a point where the table is no graph, and how often means over them are taken.
+# [L1280]
+_NEIGHBORS, _MEANS = 8, 4
+# Entries of a row that is held, as shares of the largest one; columns that are full if held rows
+# have so much of their weight; and what all others cost, as a multiple of the natural scale.
+# Choices. [L1280]
+_HELD, _FULL, _BARRED = 0.01, 0.9, 10.0
 
 
 class Guess(NamedTuple):
@@ -107,6 +121,7 @@ class Climb:
     behind: list[Chain] = field(default_factory=list)  # that were left on their way
     compared: list[Chain] = field(default_factory=list)  # copies, at the first comparison
     repaired: list[Chain] = field(default_factory=list)
+    graphs: list[Chain] = field(default_factory=list)  # whose partners were not exchanged yet
     agreed: bool = False  # whether what is independent has led to the best
     met: bool = False  # whether that is told by plans, which are yet to be sharpened
     settled: bool = False  # whether all plans were followed to their ends
@@ -212,15 +227,10 @@ def _from_graphs(found: Climb) -> None:
             world.descend([chain], _CONVEX if begin is _convex else world.refine, low)
             world.settle([chain], low)
             found.best.append(chain)
+            found.graphs.append(chain)
             plans = world.rounded([chain])
-            matched = _along_edges(problem, plans) if found.lowest is chain else None
-            if matched is not None:
-                along = world.take("exchanges along edges", matched[0])
-                along.seconds = chain.seconds
-                world.settle([along], low)
-                found.best.append(along)
-                plans = torch.cat([plans, matched])
-            found.agreed = _keeps_most(problem, plans)
+            matched = _exchanged(found) if found.lowest is chain else plans[:0]
+            found.agreed = _keeps_most(problem, torch.cat([plans, matched]))
             if found.agreed or is_over():
                 return
         begun = []
@@ -236,17 +246,29 @@ def _keeps_most(problem: CoarseProblem, plans: Tensor) -> bool:
     return float(problem.value(plans).min()) <= least_value(problem) + _ALL_EDGES * edges
 
 
-def _along_edges(problem: CoarseProblem, plan: Tensor) -> Tensor | None:
-    """Improve the matching of a plan (1, s, t) along edges; return its plan.
+def _exchanged(found: Climb) -> Tensor:
+    """Exchange partners of the last start of graphs, follow that to the target; return its plan."""
+    world, chain = found.world, found.graphs.pop()
+    matched = _along_edges(world.problem, world.rounded([chain]))
+    for plan in matched:
+        along = world.take("exchanges along edges", plan)
+        along.seconds = chain.seconds
+        world.settle([along], found.low)
+        found.best.append(along)
+    return matched
+
+
+def _along_edges(problem: CoarseProblem, plan: Tensor) -> Tensor:
+    """Improve the matching of a plan (1, s, t) along edges; return its plan, or none (0, s, t).
 
     Nodes that can be exchanged share their partners in a plan, which keeps fewer edges than either
     way. Small problems have exchanges of all pairs.
     """
     if can_exchange(problem) or not has_matchings(problem):
-        return None
+        return plan[:0]
     near_edges, far_edges = (Edges.of(side.table) for side in (problem.source, problem.target))
     if near_edges is None or far_edges is None:
-        return None
+        return plan[:0]
     partners = linear_sum_assignment(plan[0].cpu(), maximize=True)[1]
     partners = exchange_ends(near_edges, far_edges, partners)
     return _matchings(torch.from_numpy(partners)[None], plan)
@@ -394,16 +416,121 @@ def _by_exchanges(found: Climb) -> None:
         chain.seconds = seconds
     world.settle(chains, found.low)
     found.best += chains
+    if found.stack is not None:
+        # from the matchings themselves a stack may come to lower ends
+        found.best += [
+            replace(chain, plan=plan) for chain, plan in zip(chains, matched, strict=True)
+        ]
     # unless the best plan is no matching, for which chains have looked
     sure = alike and near(min(chains, key=_objective), found.lowest, SAME)
     found.repair = False
     found.agreed = found.stack is None and (sure or enough(found.best))
 
 
+class Repair:
+    """Plans that are right in some regions: what is left of them is matched anew, given those.
+
+    Where a space has clusters, a plan may send whole ones to wrong partners: all distances within
+    them are kept, so that no kick leads out of it, and few others are. How well the points of a
+    region keep their distances tells which regions those are. The best ones are held, the others
+    forgotten, and epsilon falls again from where no match has begun.
+    """
+
+    def __init__(self, world: World, level: float) -> None:
+        self.world, self.level = world, level
+        self.nearby = _nearby(world)
+        self.ladder = world.refine._replace(start=level, meeting=_MEETING)
+        # that may still be made
+        self.left = max(_REPAIR_PATIENCE, world.repairs_within(self.ladder, _MOST_REPAIRS))
+
+    def improved(self, chain: Chain) -> Chain:
+        """Take a chain to the epsilon of the repairs, and repair it until it gets no better."""
+        best = self.world.take("repair", chain.plan)
+        self._follow([best])
+        idle, patience = 0, _REPAIR_PATIENCE
+        shares = itertools.cycle(_HELD_SHARES)
+        while idle < patience and self.left > 0 and not is_over():
+            some = tuple(itertools.islice(shares, min(_AT_ONCE, self.left)))
+            self.left -= len(some)
+            chains = self._held(best.plan, some)
+            self._follow(chains)
+            seconds = sum(chain.seconds for chain in (best, *chains))
+            fresh = min(chains, key=lambda chain: chain.objective)
+            if near(best, fresh, SAME):
+                idle += len(some)
+            else:
+                best, idle, patience = fresh, 0, len(_HELD_SHARES)
+            best.seconds = seconds
+        return best
+
+    def _follow(self, chains: list[Chain]) -> None:
+        self.world.descend(chains, self.ladder, self.level)
+
+    def _held(self, plan: Tensor, shares: tuple[float, ...]) -> list[Chain]:
+        """Match all but a share of the points anew, down to the epsilon of the repairs."""
+        a, b = self.world.marginals
+        order = self._faults(plan).argsort()
+        elsewhere = plan < _HELD * plan.amax(1, keepdim=True)
+        chains, barred = list[Chain](), list[Tensor]()
+        for share in shares:
+            held = torch.zeros_like(a, dtype=torch.bool)
+            held[order[: round(share * len(order))]] = True
+            kept = plan.where(held[:, None], 0)
+            left, right = (a - kept.sum(1)).clamp_min(0), (b - kept.sum(0)).clamp_min(0)
+            rest = torch.outer(left, right / right.sum().clamp_min(torch.finfo(b.dtype).tiny))
+            chains.append(self.world.take("repair", kept + rest))
+            barred.append(torch.where(held[:, None], elsewhere, kept.sum(0) > _FULL * b))
+        penalties = (_BARRED * self.world.scale) * torch.stack(barred)
+        batches = zip(self.world.together(chains), penalties.split(self.world.batch), strict=True)
+        for some, own in batches:
+            self.world.beside(own).descend(some, _REPAIR_LADDER, self.level)
+        return chains
+
+    def _faults(self, plan: Tensor) -> Tensor:
+        """Tell how badly the points around each one keep their distances, (s,): 0 is perfect."""
+        found = 1 - _correlations(self.world, plan)
+        for _ in range(_MEANS):
+            found = (found + self.nearby @ found) / 2
+        return found
+
+
+def _correlations(world: World, plan: Tensor) -> Tensor:
+    """Correlate the centred distances of each source point with those of its images, (s,)."""
+    a, b = world.marginals
+    tiny = torch.finfo(plan.dtype).tiny
+    images = plan / a[:, None].clamp_min(tiny)
+    # linearised costs are a linear cost less the products, by the factor that the world's x has
+    products = world.base - world.costs(plan[None])[0]
+    both = (products * images).sum(1)
+    own = world.x.square().sum(0) @ a
+    other = images @ (world.y.square().sum(0) @ b)
+    return both / (own * other).clamp_min(tiny).sqrt()
+
+
+def _nearby(world: World) -> Tensor:
+    """Return the matrix (s, s) of means over the points near each one."""
+    table = world.problem.source.table.float()
+    if is_sparse(table):
+        weights = table.abs()
+    else:
+        # points that see all others alike, whether the table is one of distances or similarities
+        rows = torch.nn.functional.normalize(world.problem.x[0].float())
+        alike = (rows @ rows.mT).fill_diagonal_(-2)
+        nearest = alike.topk(min(_NEIGHBORS, len(alike) - 1)).indices
+        weights = torch.zeros_like(alike).scatter_(1, nearest, 1.0)
+        weights = weights + weights.mT
+    # nodes without an edge have nothing but themselves
+    weights = weights + (weights.sum(1) == 0).to(weights).diag()
+    return weights / weights.sum(1, keepdim=True)
+
+
 def _by_repair(found: Climb) -> None:
     """Repair the best of different chains, and follow them to the target, until two agree."""
     if not (found.repair and found.sharp and found.stack is None):
         return
+    # of more starts there are more that are right in some regions
+    while found.graphs:
+        _exchanged(found)
     repair, lowest = Repair(found.world, COMPARED_AT), found.lowest
     # one that stands out is the best, unless it can be repaired
     alone = stands_out(found.best)
@@ -501,16 +628,13 @@ def _to_ends(found: Climb) -> None:
     ends = follow_starts(stack, starts, weights, _ROUNDS)
     seconds = (perf_counter() - clock) / ends.followed
     plans = round_to_marginals(ends.plans, *weights)
-    # the stack leaves out what the least linear cost amounts to
-    linear = world.problem.linear is not None
-    floor = float(world.problem.value(ends.plans[:1]) - ends.values[0]) if linear else 0.0
     best = [
         replace(world.take(name, plan), plan=plan)
         for name, plan in zip(ends.names, plans, strict=True)
     ]
     for chain, objective, value in zip(best, ends.objectives, ends.values, strict=True):
         chain.epsilon, chain.seconds = found.low * world.scale, seconds
-        chain.objective, chain.value = objective + floor, value + floor
+        chain.objective, chain.value = objective, value
     first = world.take("", plans[0])
     world.settle([first], found.low)
     best[0].g = first.g

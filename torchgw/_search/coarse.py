@@ -7,12 +7,13 @@ it can be recorded in a CUDA graph; :func:`coarsen` and :func:`choose_points` lo
 
 import math
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import scipy
 import torch
 from torch import Tensor
 
-from torchgw._gradients.means import Levels, SampledLoss
+from torchgw._gradients.means import Levels, SampledLoss, StepLoss
 from torchgw._problem.limits import limits_of
 from torchgw._problem.losses import SQUARE, Loss
 from torchgw._problem.problem import Problem
@@ -42,6 +43,8 @@ _QUANTILES = 256
 # Share of the largest loss below which a spread is rounding. [L278]
 _ROUNDING = 1e-9
 SQUARE_OF_FLOAT32 = torch.finfo(torch.float32).eps ** 2
+# Share of entries that are not zero up to which two tables are taken for graphs. [L337]
+_DENSITY = 0.2
 
 
 class CoarseProblem(NamedTuple):
@@ -55,7 +58,7 @@ class CoarseProblem(NamedTuple):
     source: SpreadPoints
     target: SpreadPoints
     alpha: Tensor  # ()
-    linear: Tensor | None  # (s, t), the least entry zero
+    linear: Tensor | None  # (s, t)
     x: Tensor  # (r, s, s)
     y: Tensor  # (r, t, t)
     column: Tensor  # (r, t), centred row means of the target's tables
@@ -253,9 +256,8 @@ def _constants(
         chosen = cost.rows(source.indices).transpose().rows(target.indices).transpose()
         linear = chosen.dense().matrix.double()
         # a constant moves no plan, and float32 would lose digits to it
-        offset = linear.min()
-        linear, floor = linear - offset, (1 - alpha) * offset
-        base = base + (1 - alpha) * linear
+        floor = (1 - alpha) * linear.min()
+        base = base + ((1 - alpha) * linear - floor)
         spread = spread + (1 - alpha) * linear.std(correction=0)
     ratios = [
         side.square / square.clamp_min(torch.finfo(square.dtype).tiny)
@@ -289,13 +291,18 @@ def with_loss(coarse: Coarsened, problem: Problem) -> Coarsened:
     reach = min(float(side.table.max()) for side in sides)
     levels = max(_LEVELS, _LEVELS_OF_ALL // max(len(side.table) for side in sides))
     loss = SampledLoss.of(problem.loss, levels=Levels(reach, levels))
+    if problem.loss.cross is None:
+        # distances of few points, between which nothing is to be told
+        tables = torch.cat([side.table.flatten() for side in sides])
+        cuts = torch.cat([tables.new_zeros(1), tables]).clamp(0, reach).unique()
+        loss = StepLoss.of(problem.loss, cuts) if 1 < len(cuts) <= levels else loss
     (x, row, mean_x, own_x), (y, column, mean_y, own_y) = (
         _centre(loss, number, side, both=problem.directed) for number, side in enumerate(sides)
     )
     y = y.mT if problem.directed else y
     base = -4 * alpha * row.T @ column
     if square.linear is not None:
-        base = base + (1 - alpha) * square.linear
+        base = base + (1 - alpha) * (square.linear - square.linear.min())
     quadratic = 2 * problem.alpha * loss_spread(problem.loss, sides, problem.marginals)
     before = 2 * problem.alpha * loss_spread(SQUARE, sides, problem.marginals)
     unit = quadratic / before if quadratic > 0 and before > 0 else 1.0
@@ -395,3 +402,31 @@ def _distribution(side: SpreadPoints, weights: Tensor) -> tuple[Tensor, Tensor]:
     same = (weights @ weights).to(values)
     mass = torch.full_like(values, 1 / _QUANTILES) * (1 - same)
     return torch.cat([values.new_zeros(1), values]), torch.cat([same[None], mass])
+
+
+def density(problem: CoarseProblem) -> float:
+    """Share of entries that are not zero, of the fuller table; 1 for losses that transform them."""
+    if len(problem.x) > 1 or problem.unit != 1:
+        return 1.0
+    tables = problem.source.table, problem.target.table
+    return max(int(table.count_nonzero()) / table.numel() for table in tables)
+
+
+def is_graph(problem: CoarseProblem) -> bool:
+    """Tell whether both tables are mostly zeros, as of graphs, and nothing else has a say."""
+    return problem.linear is None and density(problem) <= _DENSITY
+
+
+def is_sparse(table: Tensor) -> bool:
+    """Tell whether a table is mostly zeros."""
+    return int(table.count_nonzero()) <= _DENSITY * table.numel()
+
+
+def eigenpairs(matrix: Any, first: int, last: int) -> tuple[Any, Any]:
+    """Compute eigenvalues of some places in ascending order (k,), and their vectors (n, k)."""
+    values, vectors = scipy.linalg.eigh(matrix, subset_by_index=(first, last), driver="evr")
+    if len(values) <= last - first:
+        # of many equal ones LAPACK's fastest way loses some
+        values, vectors = scipy.linalg.eigh(matrix, driver="evd")
+        values, vectors = values[first : last + 1], vectors[:, first : last + 1]
+    return values, vectors

@@ -16,11 +16,10 @@ from torchgw._plans.contract import Anchors
 from torchgw._plans.given import PairPlan
 from torchgw._problem.limits import limits_of
 from torchgw._problem.problem import Problem, stored_matrix
-from torchgw._search.graphs import is_sparse
-from torchgw._search.starts import distance_quantiles
+from torchgw._search.coarse import is_sparse
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.precomputed import PrecomputedDistance
-from torchgw.distances.profiles import decays, differences, moments
+from torchgw.distances.profiles import decays, differences, distance_quantiles, moments
 
 # Sums count as the same if they differ by at most this share of their spread over random numbers.
 # A choice. [L1273]
@@ -460,7 +459,7 @@ def _quantiles(provider: DistanceProvider, weights: Tensor, index: Tensor) -> Te
 def _correlation(problem: Problem, pairs: Anchors) -> float:
     """Return the correlation of the doubly centred distances among pairs, but those to itself."""
     sides = zip((problem.source, problem.target), pairs, strict=True)
-    x, y = (_centred(side.columns(index)[index].double()) for side, index in sides)
+    x, y = (_centred(side.between(index, index).double()) for side, index in sides)
     size = (x.norm() * y.norm()).clamp_min(torch.finfo(x.dtype).tiny)
     return float((x * y).sum() / size)
 

@@ -22,7 +22,7 @@ from torchgw._search.alternatives import (
     entropy,
     first_of_each,
 )
-from torchgw._search.chain import LAST_INNER, LAST_RELAXATION
+from torchgw._search.chain import GUESS_EPSILON, LAST_INNER, LAST_RELAXATION
 from torchgw._search.coarse import (
     COARSEST,
     Coarsened,
@@ -36,7 +36,7 @@ from torchgw._search.coarse import (
     side_by_side,
 )
 from torchgw._search.standard import put_in_standard_form
-from torchgw._search.starts import GUESS_EPSILON, Hints, find_hints, make_starts, start_costs
+from torchgw._search.starts import Hints, find_hints, make_starts, start_costs
 from torchgw._sinkhorn.annealing import Annealing
 from torchgw._sinkhorn.batch import BatchSolver
 from torchgw._sinkhorn.choose import BackendName, batch_solver, choose_backend
@@ -496,5 +496,5 @@ def agreement(
 def _centred(provider: DistanceProvider, points: SpreadPoints) -> Tensor:
     """Centre the distances of another provider among some points, (1, s, s)."""
     index = points.indices.to(provider.device)
-    table = provider.columns(index)[index].to(points.table)
+    table = provider.between(index, index).to(points.table)
     return centre(points._replace(table=table))[0][None]

@@ -11,7 +11,7 @@ from torch import Tensor
 from torchgw._batch.products import products
 from torchgw._gradients.contract import START_NOISE
 from torchgw._search.chain import AGREEING, ALIKE, BETTER, SAME
-from torchgw._search.stack import Ends, Stack, descend
+from torchgw._search.stack import Ends
 from torchgw._tensors.deadline import is_over
 from torchgw._typing import Marginals
 
@@ -64,6 +64,16 @@ class Followed(Protocol):
         """Count the rows of plans that belong to points, (k,)."""
 
 
+class Ending(Followed, Protocol):
+    """What follows plans of a problem to their ends."""
+
+    def padded(self, plans: Tensor) -> Tensor:
+        """Pad plans (k, n, m) of a problem that is alone."""
+
+    def descend(self, which: Tensor, plans: Tensor) -> Ends:
+        """Lead plans (k, n, m) of problems (k,) down until they stay."""
+
+
 class Population(NamedTuple):
     """Different optima of B problems."""
 
@@ -109,7 +119,7 @@ def noisy_product(a: Tensor, b: Tensor) -> Tensor:
 
 
 def follow_starts(
-    stack: Stack, starts: Sequence[tuple[str, Tensor]], marginals: Marginals, rounds: int
+    stack: Ending, starts: Sequence[tuple[str, Tensor]], marginals: Marginals, rounds: int
 ) -> Found:
     """Follow named plans (n, m) of one problem, and the annealed product; improve where they lead.
 
@@ -125,7 +135,7 @@ def follow_starts(
     members, labels = found.members.alone(), [*(label for label, _ in starts), "annealed"]
     # solves go on from there: what has not settled leads twins of a problem to different optima
     if len(members.plans) and not is_over():
-        lowest, _ = descend(stack, alone[:1], members.plans[:1])
+        lowest = stack.descend(alone[:1], members.plans[:1])
         for mine, its in zip(members, lowest, strict=False):
             mine[:1] = its
     names = [name_of(origin, labels) for origin in members.origins.tolist()]

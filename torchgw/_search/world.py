@@ -20,6 +20,7 @@ from torchgw._problem.limits import limits_of
 from torchgw._search.chain import (
     COMPARED_AT,
     FIRST,
+    GUESS_EPSILON,
     LAST_INNER,
     LAST_RELAXATION,
     QUICK,
@@ -35,9 +36,8 @@ from torchgw._search.chain import (
     kinds_of_chains,
     stacked,
 )
-from torchgw._search.coarse import Coarsened, CoarseProblem, side_by_side
-from torchgw._search.graphs import SparseProducts, is_graph
-from torchgw._search.starts import GUESS_EPSILON
+from torchgw._search.coarse import Coarsened, CoarseProblem, is_graph, side_by_side
+from torchgw._search.graphs import SparseProducts
 from torchgw._sinkhorn.batch import BatchPlans, BatchSolver, solve_batch
 from torchgw._tensors.cuda_graphs import Call, Replayer, call_directly, clone
 from torchgw._tensors.deadline import is_over

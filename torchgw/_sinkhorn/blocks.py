@@ -5,14 +5,75 @@ takes the sum of the products of the sizes of groups in place of n m.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from torchgw._sinkhorn.contract import Backend, PreparedProblem, Sweep
 from torchgw._sinkhorn.problem import LinearProblem
-from torchgw._typing import Marginals, Potentials
+from torchgw._typing import Indices, Marginals, Potentials
+
+
+class Restriction(Protocol):
+    """Which pairs of points may hold mass, where a table of all would be too large."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(n, m)."""
+
+    def partners(self) -> Tensor:
+        """Count the target points allowed for each source point, (n,) int64."""
+
+    def total(self) -> int:
+        """Count the pairs of points that may hold mass."""
+
+    def hold(self, pairs: Indices) -> Tensor:
+        """Tell which pairs may hold mass, (k,) bool."""
+
+    def at(self, kept: Indices) -> "Restriction":
+        """Keep what is said of some points of both sides."""
+
+    def rows(self, part: slice) -> "Restriction":
+        """Keep what is said of some source points."""
+
+    def prepare(self, problem: LinearProblem, backend: "RestrictedBackend") -> PreparedProblem:
+        """Prepare a linear problem of which nothing else is read."""
+
+
+class RestrictedBackend:
+    """A backend that keeps to what a restriction allows, and leaves the rest to another one.
+
+    Problems of another shape, such as those of new points, are not restricted.
+    """
+
+    def __init__(self, whole: Backend, restriction: Restriction) -> None:
+        self.whole, self.restriction, self.name = whole, restriction, whole.name
+
+    def prepare(self, problem: LinearProblem) -> PreparedProblem:
+        """Prepare a linear problem."""
+        if problem.cost.shape != self.restriction.shape:
+            return self.whole.prepare(problem)
+        return self.restriction.prepare(problem, self)
+
+    def rows(self, part: slice) -> "RestrictedBackend":
+        """Make the backend of some source points."""
+        return RestrictedBackend(self.whole, self.restriction.rows(part))
+
+
+class RestrictedProblem(PreparedProblem):
+    """A problem of which some entries alone are read."""
+
+    def __init__(self, problem: LinearProblem, backend: RestrictedBackend) -> None:
+        super().__init__(problem, backend)
+        self.restricted = backend
+
+    def rows(self, part: slice) -> PreparedProblem:
+        a, b = self.problem.marginals
+        cut = self.problem._replace(
+            cost=self.problem.cost.rows(part), marginals=Marginals(a[part], b)
+        )
+        return self.restricted.rows(part).prepare(cut)
 
 
 class Blocks(NamedTuple):
@@ -41,39 +102,41 @@ class Blocks(NamedTuple):
         return [(rows, columns) for rows, columns in zip(*parts, strict=True)
                 if len(rows) and len(columns)]  # fmt: skip
 
-    def entries(self) -> int:
-        """Count the entries within groups."""
-        return sum(len(rows) * len(columns) for rows, columns in self.members())
+    def partners(self) -> Tensor:
+        """Count the target points in the group of each source point, (n,) int64."""
+        count = 1 + int(max(side.max() for side in self))
+        return torch.bincount(self.target, minlength=count)[self.source]
 
+    def total(self) -> int:
+        """Count the pairs of one group."""
+        return int(self.partners().sum())
 
-class BlockBackend:
-    """A backend that solves the problem of each group by another one.
+    def hold(self, pairs: Indices) -> Tensor:
+        """Tell which pairs are of one group, (k,) bool."""
+        return self.source[pairs.source] == self.target[pairs.target]
 
-    Problems of another shape, such as those of new points, have no groups.
-    """
+    def at(self, kept: Indices) -> "Blocks":
+        """Keep some points of both sides."""
+        return Blocks(self.source[kept.source], self.target[kept.target])
 
-    def __init__(self, whole: Backend, blocks: Blocks) -> None:
-        self.whole, self.blocks, self.name = whole, blocks, whole.name
+    def rows(self, part: slice) -> "Blocks":
+        """Keep some source points."""
+        return Blocks(self.source[part], self.target)
 
-    def prepare(self, problem: LinearProblem) -> PreparedProblem:
+    def prepare(self, problem: LinearProblem, backend: RestrictedBackend) -> PreparedProblem:
         """Prepare the problems of all groups."""
-        if problem.cost.shape != self.blocks.shape:
-            return self.whole.prepare(problem)
-        return BlockProblem(problem, self)
-
-    def rows(self, part: slice) -> "BlockBackend":
-        """Make the backend of some source points."""
-        return BlockBackend(self.whole, Blocks(self.blocks.source[part], self.blocks.target))
+        return BlockProblem(problem, backend)
 
 
-class BlockProblem(PreparedProblem):
+class BlockProblem(RestrictedProblem):
     """The problems of groups, as one."""
 
-    def __init__(self, problem: LinearProblem, backend: BlockBackend) -> None:
+    def __init__(self, problem: LinearProblem, backend: RestrictedBackend) -> None:
         super().__init__(problem, backend)
-        self._groups = backend
+        assert isinstance(backend.restriction, Blocks)
+        self.blocks = backend.restriction
         (a, b), cost = problem.marginals, problem.cost
-        self.members = backend.blocks.members()
+        self.members = self.blocks.members()
         self.parts = [
             backend.whole.prepare(
                 problem._replace(
@@ -86,14 +149,7 @@ class BlockProblem(PreparedProblem):
 
     @property
     def T(self) -> PreparedProblem:
-        return BlockBackend(self._groups.whole, self._groups.blocks.T).prepare(self.problem.T)
-
-    def rows(self, part: slice) -> PreparedProblem:
-        a, b = self.problem.marginals
-        cut = self.problem._replace(
-            cost=self.problem.cost.rows(part), marginals=Marginals(a[part], b)
-        )
-        return self._groups.rows(part).prepare(cut)
+        return RestrictedBackend(self.restricted.whole, self.blocks.T).prepare(self.problem.T)
 
     def split(self, potentials: Potentials) -> Iterator[tuple[PreparedProblem, Potentials]]:
         """Go through the problems of groups, with their potentials."""
@@ -163,7 +219,7 @@ class BlockProblem(PreparedProblem):
             place.fill_(-1)
             place[rows] = torch.arange(len(rows), device=index.device)
             here = (place[index] >= 0).nonzero()[:, 0]
-            found[here[:, None], columns] = part.plan(at).rows(place[index[here]])
+            found[here[:, None], columns] = part.block(at, place[index[here]])
         return found
 
     def dense(self, potentials: Potentials) -> Tensor:

@@ -165,6 +165,10 @@ class PreparedProblem:
         product = torch.cat([density @ weighted for _, density in plan.densities()])
         return product.to(values.dtype) * a[:, None]
 
+    def block(self, potentials: Potentials, index: Tensor | slice) -> Tensor:
+        """Compute rows of the plan, shape (s, m), a new tensor."""
+        return self.plan(potentials).rows(index)
+
     def dense(self, potentials: Potentials) -> Tensor:
         """Build the plan as a matrix, shape (n, m)."""
         plan = self.plan(potentials)
@@ -189,10 +193,9 @@ class PreparedProblem:
 
     def draw(self, potentials: Potentials, rows: Tensor, generator: torch.Generator) -> Tensor:
         """Draw one column from each of ``rows``, shape (s,); none may have weight zero."""
-        plan = self.plan(potentials)
         drawn = [
-            sample_categories(plan.rows(part), 1, generator)[:, 0]
-            for part in rows.split(block_height(plan.cost))
+            sample_categories(self.block(potentials, part), 1, generator)[:, 0]
+            for part in rows.split(block_height(self.problem.cost))
         ]
         return torch.cat(drawn)
 

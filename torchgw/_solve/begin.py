@@ -25,14 +25,14 @@ from torchgw._search.all_points import (
     tells_all,
 )
 from torchgw._search.alternatives import WHY_RELAXED, WHY_SUBSAMPLE, Alternative, Search, is_whole
+from torchgw._search.chain import GUESS_EPSILON
 from torchgw._search.coarse import coarse_table, directed_points, represent, support_of
-from torchgw._search.congruent import congruent_pairs
 from torchgw._search.isometry import Isometry, match_points
 from torchgw._search.optima import DEFAULT_STARTS, LEAST_EPSILON, Searched, find_optima
-from torchgw._search.population import follow_starts, noisy_product
-from torchgw._search.stack import Stack, can_stack
+from torchgw._search.population import Ending, follow_starts, noisy_product
+from torchgw._search.stack import Ends, Stack, can_stack
 from torchgw._search.standard import StandardForm, put_in_standard_form
-from torchgw._search.starts import GUESS_EPSILON
+from torchgw._search.starts import congruent_pairs
 from torchgw._search.subsample import Coarse
 from torchgw._search.tabu import maps_where_free
 from torchgw._sinkhorn.annealing import ANNEALING_TOLERANCE, Annealing
@@ -165,8 +165,8 @@ def best_found(problem: Problem, search: Search) -> Guess:
 def searchable(problem: Problem, init: Any, options: Options) -> bool:
     """Whether to search for a start: none is given, and there may be several optima."""
     trivial = problem.alpha == 0 or min(problem.source.n, problem.target.n) == 1
-    # few points of each group say little of how groups stand to each other
-    trivial |= problem.blocks is not None
+    # few points say little of what others may be matched with, or of how groups stand to each other
+    trivial |= problem.restriction is not None
     return init is None and options.n_init != 1 and not trivial
 
 
@@ -300,22 +300,12 @@ def _most_even(setting: Setting, support: Tensor) -> Plan:
 # How far each start of a relaxed problem is solved: enough to tell which optimum it has come to.
 # [L297]
 _OUTER, _INNER, _TOLERANCE = 60, 200, 1e-3
-# L1 distance of normalised plans above which they are different optima. [L297]
-_DISTINCT = 0.1
 # Relaxed plans that break strict marginals or bounds by more than this share of their mass are not
 # compared. [L239]
 MISSED = 1e-2
-# Starts from congruent pairs; rounds that improve the best. [L1292, L1401]
-SEEDS, _ROUNDS = 16, 8
-
-
-class _Found(NamedTuple):
-    """Where a start has ended."""
-
-    label: str
-    objective: float  # with penalty and entropy
-    missed: bool
-    plan: Tensor  # (s, t) float64, of mass one
+# Starts from congruent pairs; rounds that improve the best, and where they are whole solves.
+# [L1292, L1401, L1492]
+SEEDS, _ROUNDS, _SOLVED = 16, 8, 2
 
 
 def search_relaxed(
@@ -354,8 +344,6 @@ def _search(
     """Search for the best optimum of a relaxed problem."""
     # Where few points do not represent the spaces that is a x b, or what few have found; a second
     # solve, if there can be one by a gradient, is compared with it.
-    # The starts are a x b annealed from a large epsilon, a x b at the target epsilon, and the best
-    # optima of strict marginals.
     # All of it runs on the CPU: launches would take longer than the work. Nothing is drawn from the
     # generator, as the gradients here are exact.
     # iterations of a loss that is no product take too long for many starts
@@ -391,23 +379,24 @@ def _search(
         skip_tiles=False,
     )  # fmt: skip
     strict = find_optima(small, epsilon, options.n_init or DEFAULT_STARTS)
-    cpu, device, doubt = torch.device("cpu"), problem.source.device, ""
+    device, solved = problem.source.device, _Solves(choose_strategy(small, options), generator)
+    stack: Ending = solved
     if can_stack(small) and not level.squares:
         scale = None if support is None else represented.scale
         stack = Stack.of(coarse, epsilon, level, scale=scale)
-        found, agreed = _improved(stack, small, level, strict)
-        doubt = "" if agreed else WHY_RELAXED
-    else:
-        starts = [("annealed", PRODUCT), ("product", Guess(None, None, 0.0))]
-        starts += [(one.label, from_alternative(one, cpu)) for one in strict.alternatives]
-        few = choose_strategy(small, options)
-        found = [_solve(few, label, guess, generator) for label, guess in starts]
-        found = _distinct(sorted(found, key=lambda one: (one.missed, one.objective)))
+    starts, whole = _starts(stack, small, level, strict), stack is solved
+    found = follow_starts(stack, starts, small.marginals, 0 if whole else _ROUNDS)
+    if whole and not found.certain and found.plans.numel():
+        # whole solves take long, and mostly agree
+        starts = list(zip(found.names, found.plans, strict=True))
+        found = follow_starts(stack, starts, small.marginals, _SOLVED)
+    doubt = "" if found.certain else WHY_RELAXED
     shape = problem.source.n, problem.target.n
-    points = [side.indices for side in sides]
+    first, second = (side.indices for side in sides)
+    # values without entropy are not compared here: the penalty decides what the mass is
     alternatives = tuple(
-        Alternative(one.objective, one.label, one.plan.to(device), points[0], points[1], shape)
-        for one in found
+        Alternative(objective, label, (plan / plan.sum()).to(device), first, second, shape)
+        for label, objective, plan in zip(found.names, found.objectives, found.plans, strict=True)
     )
     if small.source.n == shape[0] and small.target.n == shape[1]:
         # all points were searched: a larger epsilon would only lead away from the optimum
@@ -419,10 +408,10 @@ def _search(
     return found_by_few._replace(alternatives=alternatives)
 
 
-def _improved(
-    stack: Stack, small: Problem, rule: MarginalRule, strict: Search
-) -> tuple[list[_Found], bool]:
-    """Follow many starts to their ends on a stack, and improve them; whether groups agreed."""
+def _starts(
+    stack: Ending, small: Problem, rule: MarginalRule, strict: Search
+) -> list[tuple[str, Tensor]]:
+    """Make the plans from which a relaxed problem is followed."""
     a, b = small.marginals
     product = noisy_product(a, b)
     starts = [("product", product)]
@@ -430,49 +419,62 @@ def _improved(
         plan = torch.zeros_like(product)
         plan[one.source.cpu()[:, None], one.target.cpu()] = one.plan.cpu()
         starts.append((one.label, plan))
-    generator = torch.Generator("cpu").manual_seed(0)
-    every = (*(torch.arange(side.n, device="cpu") for side in (small.source, small.target)),)
-    tables = small.source.columns(every[0]), small.target.columns(every[1])
-    seeds = congruent_pairs(*tables, (a, b), rule.share, SEEDS, generator).plans(len(a), len(b))
-    starts += [(f"congruent pairs {place + 1}", plan) for place, plan in enumerate(seeds)]
-    known = torch.stack([plan for _, plan in starts])
-    linear = None if small.linear is None else small.linear.dense().matrix
-    maps = known[:0]
-    if rule.mass is None:
-        maps = maps_where_free(rule.rho, tables, (a, b), small.alpha, linear, known)
-    starts += [(f"map {place + 1}", plan) for place, plan in enumerate(maps)]
+    if can_stack(small):
+        generator = torch.Generator("cpu").manual_seed(0)
+        every = (*(torch.arange(side.n, device="cpu") for side in (small.source, small.target)),)
+        tables = small.source.columns(every[0]), small.target.columns(every[1])
+        pairs = congruent_pairs(*tables, (a, b), rule.share, SEEDS, generator)
+        seeds = pairs.plans(len(a), len(b))
+        starts += [(f"congruent pairs {place + 1}", plan) for place, plan in enumerate(seeds)]
+        known = torch.stack([plan for _, plan in starts])
+        linear = None if small.linear is None else small.linear.dense().matrix
+        maps = known[:0]
+        if rule.mass is None:
+            maps = maps_where_free(rule.rho, tables, (a, b), small.alpha, linear, known)
+        starts += [(f"map {place + 1}", plan) for place, plan in enumerate(maps)]
     # from a larger epsilon they come to other optima
     alone = torch.zeros(len(starts), dtype=torch.int64, device="cpu")
     blurred = stack.follow(alone, stack.padded(torch.stack([p for _, p in starts])), GUESS_EPSILON)
     plans = blurred.plans[:, : len(a), : len(b)]
-    starts += [(f"{label}, blurred", plan) for (label, _), plan in zip(starts, plans, strict=True)]
-    found = follow_starts(stack, starts, small.marginals, _ROUNDS)
-    # values without entropy are not compared here: the penalty decides what the mass is
-    return [
-        _Found(label, objective, False, plan / plan.sum())
-        for label, objective, plan in zip(found.names, found.objectives, found.plans, strict=True)
-    ], found.certain
+    return starts + [(f"{label}, blurred", p) for (label, _), p in zip(starts, plans, strict=True)]
 
 
-def _solve(strategy: Strategy, label: str, guess: Guess, generator: torch.Generator) -> _Found:
-    """Solve the coarse problem from a start."""
-    start = max(strategy.epsilon, guess.epsilon * strategy.scale)
-    anneal = Annealing(start, strategy.epsilon)
-    setting = strategy.setting(torch.float64, _TOLERANCE, anneal, generator, Recorder())
-    state = iterate(setting, starting_point(setting, guess))
-    plan, _ = settle(setting, state, torch.float64)
-    assert setting.rule is not None
-    plan, found = evaluate_relaxed(setting, plan, setting.rule)
-    table = plan.to_dense()
-    missed = found.marginal_error > MISSED * found.mass
-    objective = found.objective(setting.problem.alpha, strategy.epsilon * strategy.mass)
-    return _Found(label, objective, missed, table / table.sum())
+class _Solves(NamedTuple):
+    """What follows plans to their ends by whole solves, where no stack does."""
 
+    strategy: Strategy
+    generator: torch.Generator
 
-def _distinct(found: list[_Found]) -> list[_Found]:
-    """Keep the first of plans that are alike."""
-    kept: list[_Found] = []
-    for one in found:
-        if all(float((one.plan - other.plan).abs().sum()) > _DISTINCT for other in kept):
-            kept.append(one)
-    return kept
+    def padded(self, plans: Tensor) -> Tensor:
+        """Return plans (k, n, m), as there are no other sizes."""
+        return plans
+
+    def rows(self, which: Tensor) -> Tensor:
+        """Count the rows of plans, (k,)."""
+        return torch.full_like(which, self.strategy.problem.source.n)
+
+    def follow(self, which: Tensor, plans: Tensor, first: float = 0.0) -> Ends:
+        """Solve from plans (k, n, m), annealed from a ``first`` epsilon."""
+        found = [self._solve(Guess(StoredPlan(plan / plan.sum()), None, first)) for plan in plans]
+        tables, objectives, values = zip(*found, strict=True)
+        numbers = torch.tensor([objectives, values], dtype=torch.float64, device="cpu")
+        return Ends(torch.stack(tables), *numbers)
+
+    def descend(self, which: Tensor, plans: Tensor) -> Ends:
+        """Solve again from plans where solves have ended."""
+        return self.follow(which, plans)
+
+    def _solve(self, guess: Guess) -> tuple[Tensor, float, float]:
+        """Solve from a start; give the plan, its objective and that without entropy."""
+        strategy = self.strategy
+        anneal = Annealing(max(strategy.epsilon, guess.epsilon * strategy.scale), strategy.epsilon)
+        setting = strategy.setting(torch.float64, _TOLERANCE, anneal, self.generator, Recorder())
+        state = iterate(setting, starting_point(setting, guess))
+        plan, _ = settle(setting, state, torch.float64)
+        assert setting.rule is not None
+        plan, found = evaluate_relaxed(setting, plan, setting.rule)
+        missed = found.marginal_error > MISSED * found.mass
+        alpha = setting.problem.alpha
+        ends = (found.objective(alpha, part * strategy.mass) for part in (strategy.epsilon, 0.0))
+        objective, value = ends
+        return plan.to_dense().double(), math.inf if missed else objective, value

@@ -23,7 +23,7 @@ from torchgw._problem.marginals import (
     relative_entropy,
 )
 from torchgw._problem.problem import Problem
-from torchgw._search.subsample import Coarse, take
+from torchgw._search.subsample import Coarse
 from torchgw._sinkhorn.contract import PreparedProblem
 from torchgw._sinkhorn.problem import Cost, DenseCost, FactoredCost, exp_, row_blocks
 from torchgw._solve.state import RESOLVED, LoopState, Setting, Solved, Status
@@ -283,40 +283,32 @@ def _inner(first: Tensor, second: Tensor) -> Tensor:
 def evaluate_extended(
     setting: Setting,
     cells: Coarse,
-    plans: tuple[TransportPlan, TransportPlan, TransportPlan],
+    small: TransportPlan,
+    potentials: Potentials,
     masses: Marginals,
     couplings: tuple[Coupling, Coupling],
+    linear: float,
     error: float,
 ) -> Evaluation:
     """Compute the numbers of a plan that extends one of cells, without a pass over all pairs."""
-    # `plans` are three: between all source points and the cells of the target, between the cells of
-    # the source and all target points, and between cells alone. The first two less the third make
-    # up for the blur within the cells. `masses` are those of the cells of either side where all
-    # points of the other have their weights. `couplings` are the one at which their cost is
-    # linearised, and that of the sum, in the form that the gradient takes. `error` is the measured
-    # marginal error, and all points count with their weights.
-    near, far, small = plans
+    # The plan is that between all source points and the cells of the target, and that between the
+    # cells of the source and all target points, less the `small` one between cells alone, which
+    # makes up for the blur within the cells. `masses` are those of the cells of either side where
+    # all points of the other have their weights. `couplings` are the one at which their cost is
+    # linearised, and that of the sum, in the form that the gradient takes; `linear` is its <M, P>.
+    # `error` is the measured marginal error, and all points count with their weights.
     gradient, problem, weights = setting.gradient, setting.problem, setting.marginals
-    few = cells.problem.marginals
-    quadratic = gradient.evaluate(near, weights, setting.generator, couplings[1])
+    few, epsilon = cells.problem.marginals, small.epsilon
+    quadratic = gradient.evaluate(small, weights, setting.generator, couplings[1])
     f, g = (part.double() for part in small.potentials)
     excess = float((masses.a - few.a) @ f + (masses.b - few.b) @ g)
     quadratic = _without_excess(quadratic, excess, problem.alpha)
-    moved = 0.0
-    if problem.linear is not None:
-        assert isinstance(problem.linear, FactoredCost)
-        sides = (None, cells.target), (cells.source, None), (cells.source, cells.target)
-        moved, more, twice = (
-            factored_linear(plan, take(problem.linear, *side))
-            for plan, side in zip(plans, sides, strict=True)
-        )
-        moved += more - twice
-    cost = gradient.pairing(near.cost, *couplings) + (1 - problem.alpha) * moved
-    duals = weights.a @ near.potentials.f.double() + weights.b @ far.potentials.g.double()
-    kl = float((duals + excess - cost) / near.epsilon)
-    for value in (quadratic.value, kl, moved):
-        check_finite(value, error, near.epsilon)
-    return Evaluation(weights, error, quadratic, moved, kl)
+    cost = gradient.pairing(small.cost, *couplings) + (1 - problem.alpha) * linear
+    duals = weights.a @ potentials.f.double() + weights.b @ potentials.g.double()
+    kl = float((duals + excess - cost) / epsilon)
+    for value in (quadratic.value, kl, linear):
+        check_finite(value, error, epsilon)
+    return Evaluation(weights, error, quadratic, linear, kl)
 
 
 def evaluate_relaxed(
@@ -475,7 +467,7 @@ def falls_further(
     limits, products = limits_of(plan.device), problem.loss.cross is not None
     if setting.gradient.exact or not limits.checks(*plan.shape, products=products):
         return False
-    if problem.blocks is not None:
+    if problem.restriction is not None:
         # an exact cost would be a table of all entries
         return False
     base = DenseGradient(problem)

@@ -159,7 +159,7 @@ def _rounded(setting: Setting, plan: TransportPlan) -> TransportPlan | None:
     derivatives are those of potentials. Larger plans would take longer than there is time.
     """
     problem, rule, options = setting.problem, setting.rule, setting.options
-    free = problem.support is None and problem.blocks is None
+    free = problem.support is None and problem.restriction is None
     strict = rule is None and free and options.differentiable is None
     if not strict or plan.shape[0] * plan.shape[1] > limits_of(plan.device).subsample:
         return None

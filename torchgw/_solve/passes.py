@@ -16,7 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchgw._gradients.contract import own_value
 from torchgw._problem.limits import limits_of
+from torchgw._problem.problem import Problem
 from torchgw._search.all_points import few_enough, match_edges, repair_found
 from torchgw._search.alternatives import (
     AGREED,
@@ -36,13 +38,13 @@ from torchgw._search.alternatives import (
     led_by,
     sent_apart,
 )
-from torchgw._search.chain import ALIKE, COMPARED_AT, Trial
+from torchgw._search.chain import ALIKE, COMPARED_AT, GUESS_EPSILON, Trial
 from torchgw._search.coarse import coarse_problem, cross_terms
-from torchgw._search.congruent import congruent_pairs
 from torchgw._search.optima import LEAST_EPSILON
-from torchgw._search.stack import Stack
-from torchgw._search.starts import GUESS_EPSILON
+from torchgw._search.stack import Stack, can_stack
+from torchgw._search.starts import congruent_pairs
 from torchgw._search.tabu import best_matchings, can_exchange, exchange
+from torchgw._search.turns import best_turned
 from torchgw._sinkhorn.choose import choose_backend
 from torchgw._sinkhorn.contract import Backend
 from torchgw._solve.begin import MISSED, SEEDS, Guess, best_found, from_alternative
@@ -295,7 +297,7 @@ def _from_congruent_pairs(incumbent: Incumbent) -> None:
     n, m = problem.source.n, problem.target.n
     limits, larger = limits_of(problem.source.device), max(n, m)
     # smaller problems have begun with them; of larger ones some points are looked at
-    whole = n * m <= limits.congruent
+    whole = n * m <= limits.congruent and can_stack(problem)
     size = larger if whole else math.isqrt(limits.congruent)
     few = larger > limits.relaxed_points and limits.stores(n, m)
     apart = problem.loss.is_square and not problem.directed and problem.linear is None
@@ -431,11 +433,37 @@ def _exchange(incumbent: Incumbent) -> bool:
     if value >= outcome.ending.evaluation.value(problem.alpha) - nothing:
         return False
     better = Alternative(value, "exchanges", plan, source, target, shape, epsilon=0.0)
-    # steps with entropy would leave it: it is followed to its end whatever it passes on its way
-    guess = from_alternative(better, problem.source.device)._replace(sharp=True)
-    options = replace(asked.options, regularization="proximal")
-    rival = Rival(_again(asked._replace(options=options), guess), "start", better.label)
-    return incumbent.follow_found(better, clock, rival) and not matched
+    return _follow_sharp(incumbent, better, clock) and not matched
+
+
+def _follow_sharp(incumbent: Incumbent, better: Alternative, clock: float) -> bool:
+    """Solve from a plan that steps with entropy would leave, whatever it passes on its way."""
+    guess = from_alternative(better, incumbent.asked.problem.source.device)._replace(sharp=True)
+    options = replace(incumbent.asked.options, regularization="proximal")
+    rival = Rival(_again(incumbent.asked._replace(options=options), guess), "start", better.label)
+    return incumbent.follow_found(better, clock, rival)
+
+
+def _by_turns(incumbent: Incumbent) -> None:
+    """Solve from the best plan of all turns of the plane, where few points leave open which."""
+    asked, outcome, search = incumbent.asked, incumbent.lowest, incumbent.first
+    problem = asked.problem
+    if "turns" not in incumbent.moves or not incumbent.strict or problem.support is not None:
+        return
+    if search is None or not any(_may_end_lower(search)) or not outcome.ending.status.converged:
+        return
+    clock = perf_counter()
+    with outcome.recorder.timed("multistart"):
+        plan = best_turned(problem, outcome.ending.plan.to_dense().double().cpu().numpy())
+    if plan is None:
+        return
+    found = torch.from_numpy(plan).to(problem.source.device)
+    shape = problem.source.n, problem.target.n
+    source, target = (torch.arange(size, device=found.device) for size in shape)
+    better = Alternative(0.0, "turns", found, source, target, shape, epsilon=0.0)
+    value, own = _value(problem, better), outcome.ending.evaluation.value(problem.alpha)
+    if value < own - max(NOTHING * outcome.strategy.scale, AGREED * abs(own)):
+        _follow_sharp(incumbent, replace(better, value=value), clock)
 
 
 def _from_lowest_seen(incumbent: Incumbent) -> None:
@@ -453,7 +481,8 @@ def _from_lowest_seen(incumbent: Incumbent) -> None:
         return
     a, b = problem.marginals
     objectives = [
-        one.value + epsilon * entropy(one.plan, a[one.source], b[one.target]) for one in whole
+        _value(problem, one) + epsilon * entropy(one.plan, a[one.source], b[one.target])
+        for one in whole
     ]
     lowest = min(objectives)
     better, own = whole[objectives.index(lowest)], _objective(outcome)
@@ -464,17 +493,30 @@ def _from_lowest_seen(incumbent: Incumbent) -> None:
     guess = from_alternative(better, problem.source.device)._replace(epsilon=0.0, ended=True)
     rival = Rival(_again(asked, guess), "start", better.label)
     incumbent.follow_found(better, perf_counter(), rival)
-    # values of losses that are no products are rough in a search
-    exact, own = problem.loss.cross is not None, _objective(incumbent.lowest)
-    if own - lowest > AGREED * abs(own) and exact and incumbent.lowest.search is not None:
+    own = _objective(incumbent.lowest)
+    if own - lowest > AGREED * abs(own) and incumbent.lowest.search is not None:
         told = WHY_LEFT.format(lowest=lowest, own=own)
         incumbent.say(doubt=incumbent.lowest.search.doubt or told)
+
+
+def _value(problem: Problem, one: Alternative) -> float:
+    """Evaluate a plan of all points; for losses that are no products, a search does so roughly."""
+    if problem.loss.cross is not None:
+        return one.value
+    shape = problem.source.n, problem.target.n
+    plan = torch.zeros(shape, dtype=torch.float64, device=one.plan.device)
+    plan[one.source[:, None], one.target] = one.plan.double()
+    crossed = (problem.cross()(plan.to(problem.dtype)) * plan).sum()
+    value = problem.alpha * float(own_value(problem, problem.marginals) - 2 * crossed)
+    if problem.linear is not None:
+        value += (1 - problem.alpha) * float((problem.linear.dense().matrix * plan).sum())
+    return value
 
 
 # In the order in which they are made; each looks at what the moves before it have left.
 MOVES: tuple[Callable[[Incumbent], None], ...] = (
     _by_the_default, _from_product, _from_match, _from_few_points, _from_optima,
-    _from_congruent_pairs, _by_edges, _by_repair, _by_exchanges, _from_lowest_seen,
+    _from_congruent_pairs, _by_edges, _by_repair, _by_turns, _by_exchanges, _from_lowest_seen,
 )  # fmt: skip
 
 

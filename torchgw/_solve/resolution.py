@@ -12,20 +12,29 @@ is hundreds of times as large as the value, so that in float32 the third digit w
 
 import logging
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from torchgw._gradients.contract import Coupling
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.limits import limits_of
-from torchgw._search.subsample import Cells, Coarse, make_cells, take
+from torchgw._search.subsample import Cells, Coarse, Part, make_cells, take
 from torchgw._sinkhorn.annealing import Annealing
 from torchgw._sinkhorn.contract import PreparedProblem
 from torchgw._sinkhorn.problem import FactoredCost, LinearProblem
 from torchgw._sinkhorn.tiles.tiling import Tiling, block_orders
-from torchgw._solve.evaluation import Evaluation, evaluate_extended, judge, settle, weighted_means
+from torchgw._solve.evaluation import (
+    Evaluation,
+    evaluate_extended,
+    factored_linear,
+    judge,
+    settle,
+    weighted_means,
+)
 from torchgw._solve.loop import iterate
 from torchgw._solve.state import RESOLVED, LoopState, Setting, Status, rounding
 from torchgw._solve.strategy import Strategy, choose_strategy
@@ -53,6 +62,8 @@ _SLOWEST = 0.5
 # The number of the next cells is chosen so that the predicted error is this share of the allowed
 # one. [L424]
 _AIM = 0.7
+# Points that a plan is extended to at once: tables of some 600 bytes a point. [L1499]
+_PART = {"cpu": 2**14, "cuda": 2**19}
 # Divisor in place of a value of zero. [L424]
 _TINY = 1e-300
 
@@ -190,40 +201,43 @@ def _extend(
     gradient, problem, epsilon = setting.gradient.in_factors(), setting.problem, small.epsilon
     assert gradient is not None
     cost, fine, few = gradient.factored(state.coupling), setting.marginals, cells.problem.marginals
-    # plans between all points of one side and the cells of the other: no pass over all pairs
-    halves = (
-        _prepare(strategy, take(cost, None, cells.target), Marginals(fine.a, few.b), cells),
-        _prepare(strategy, take(cost, cells.source, None), Marginals(few.a, fine.b), cells),
-    )
-    f, g = small.potentials
-    potentials = Potentials(halves[0].softmin(g, axis=1), halves[1].softmin(f, axis=0))
-    near = TransportPlan.of(halves[0], Potentials(potentials.f, g))
-    far = TransportPlan.of(halves[1], Potentials(f, potentials.g))
+    linear = problem.linear
+    assert linear is None or isinstance(linear, FactoredCost)
     source, target = problem.source.factors(), problem.target.factors()
     assert source is not None
     assert target is not None
     x, y = cells.source.take(source.matrix), cells.target.take(target.matrix)
-    means, rows = weighted_means(near, y)
-    turned, columns = weighted_means(far.T, x)
+    # plans between all points of one side and the cells of the other: no pass over all pairs
+    near = _half(
+        strategy, take(cost, None, cells.target), Marginals(fine.a, few.b), cells.source,
+        small.potentials.g, y, lambda some, means: gradient.encode(source.matrix[some], means),
+        linear and take(linear, None, cells.target),
+    )  # fmt: skip
+    far = _half(
+        strategy, take(cost, cells.source, None).transpose(), Marginals(fine.b, few.a),
+        cells.target, small.potentials.f, x,
+        lambda some, means: gradient.encode(means, target.matrix[some]),
+        linear and take(linear, cells.source, None).transpose(),
+    )  # fmt: skip
+    potentials = Potentials(near.potential, far.potential)
     few_means, shares = weighted_means(small, y)
-    parts = (
-        gradient.encode(source.matrix, means),
-        gradient.encode(turned, target.matrix),
-        gradient.encode(x, few_means),
-    )
+    both = gradient.encode(x, few_means)
     # the excess of the target cells, given rows with their weights; less the excess that the
     # problem between cells has already, as it is solved to a tolerance only
     missed = few.b - _weighted(small.T @ shares)
-    masses = Marginals(_weighted(far @ columns), _weighted(near.T @ rows) + missed)
-    first, second, both = (part.vector() for part in parts)
-    coupling = parts[0].with_vector(first + second - both)
+    masses = Marginals(_weighted(far.masses), _weighted(near.masses) + missed)
+    coupling = both.with_vector(near.coupling + far.coupling - both.vector())
+    moved = near.linear + far.linear
+    if linear is not None:
+        moved -= factored_linear(small, take(linear, cells.source, cells.target))
     # in the dtype in which the plan will be read
     dtype = _resolving(strategy, setting.scale, tolerance)
     backend = strategy.backend(dtype, strategy.tiling)
     plan = TransportPlan(cost.to(dtype), potentials, fine, epsilon, backend)
+    del cost
     error = max(_measure(plan, setting), _measure(plan.T, setting))
     couplings = state.coupling, coupling
-    found = evaluate_extended(setting, cells, (near, far, small), masses, couplings, error)
+    found = evaluate_extended(setting, cells, small, potentials, masses, couplings, moved, error)
     status = state.status
     # the status promises marginals up to the tolerance, so rounding beyond it is reported
     if status.converged and rounding(setting.scale, epsilon, dtype) > max(RESOLVED, tolerance):
@@ -243,20 +257,58 @@ def _extend(
     return Resolved(plan, state, found, status, resolution)
 
 
-def _prepare(
-    strategy: Strategy, cost: FactoredCost, weights: Marginals, cells: Coarse
-) -> PreparedProblem:
-    """Prepare the problem of all points of one side and the cells of the other, by tiles if any."""
+class _Half(NamedTuple):
+    """What is read of a plan between all points of one side and the cells of the other."""
+
+    potential: Tensor  # (n,) of the points
+    coupling: Tensor  # where all points have their weights, as a vector
+    masses: Tensor  # (cells,) float64, of the cells then
+    linear: float  # <M, P>
+
+
+def _half(
+    strategy: Strategy,
+    cost: FactoredCost,
+    weights: Marginals,
+    points: Part,
+    other: Tensor,
+    factors: Tensor,
+    encode: Callable[[Tensor, Tensor], Coupling],
+    linear: FactoredCost | None,
+) -> _Half:
+    """Go over the points, rows of the cost, some of near cells at a time."""
+    # `other` are the potentials of the cells of the other side, `factors` those of their distances,
+    # and `encode` makes a coupling of the product of some rows of the plan with them.
+    assert isinstance(points, Cells)
+    order, n = points.order, cost.shape[0]
+    count = -(-n // _PART[cost.device.type])
+    height = -(-order.blocks // count) * order.width
+    potential, found = other.new_empty(n), list[tuple[Tensor, Tensor, float]]()
+    for some in order.point.split(height):
+        prepared = _prepare(strategy, cost.rows(some), Marginals(weights.a[some], weights.b))
+        potential[some] = own = prepared.softmin(other, axis=1)
+        plan = TransportPlan.of(prepared, Potentials(own, other))
+        means, shares = weighted_means(plan, factors)
+        moved = factored_linear(plan, linear and linear.rows(some))
+        found.append((encode(some, means).vector(), plan.T @ shares, moved))
+    couplings, masses, moves = zip(*found, strict=True)
+    return _Half(
+        potential,
+        torch.stack(couplings).sum(0),
+        torch.stack(masses).sum(0, dtype=torch.float64),
+        math.fsum(moves),
+    )
+
+
+def _prepare(strategy: Strategy, cost: FactoredCost, weights: Marginals) -> PreparedProblem:
+    """Prepare the problem of some points and the cells of the other side, by tiles if any."""
     tiling = strategy.tiling
     if tiling is not None:
         tiling = Tiling.of(cost.shape, cost.device)
         # both cells and points are in the order in which the cells were made
-        orders = [
-            side.order if isinstance(side, Cells) and len(side.order.point) == size
-            else Order.of(torch.arange(size, device=cost.device), tiling.width)
-            for side, size in zip(cells[1:], cost.shape, strict=True)
-        ]  # fmt: skip
-        tiling = tiling.ordered((orders[0], orders[1]))
+        places = (torch.arange(size, device=cost.device) for size in cost.shape)
+        first, second = (Order.of(place, tiling.width) for place in places)
+        tiling = tiling.ordered((first, second))
     backend = strategy.backend(cost.dtype, tiling)
     return backend.prepare(LinearProblem(cost, weights, strategy.epsilon))
 

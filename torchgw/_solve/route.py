@@ -36,6 +36,8 @@ _FEWEST_BLOCKS = 8
 # How many matrices of the size of a plan a stored problem holds: the cost, the kernel, and one that
 # is being made. [L92]
 _STORED_MATRICES = 3
+# Factors of squared distances in the plane. A choice.
+_PLANE = 4
 
 
 class Choice(NamedTuple):
@@ -258,8 +260,10 @@ def choose_storage(
     annealed: bool,
 ) -> Storage:
     """Choose whether costs are stored, and the width of tiles that are skipped."""
-    if facts.grouped:
-        return Storage(False, None, False, "the costs of each group are read from their factors")
+    if facts.listed:
+        return Storage(
+            False, None, False, "costs of what is allowed are computed from their factors"
+        )
     matrix = facts.linear == 0
     rank = facts.cost_rank(gradient, n_anchors)
     # relaxed problems have no sweeps over tiles, without which streaming is slow
@@ -330,7 +334,7 @@ def why_no_tiles(
 def can_subsample(facts: Facts, options: Options, limits: Limits, gradient: str) -> bool:
     """Whether a subsample is worth solving first, and can be."""
     able = gradient == "factored" and options.rule is None and facts.linear != 0
-    able &= not facts.grouped
+    able &= not facts.listed
     return able and None not in facts.factors and facts.entries > limits.subsample
 
 
@@ -346,7 +350,7 @@ def is_polished(facts: Facts, limits: Limits) -> bool:
 
 
 def _searched(facts: Facts, options: Options) -> bool:
-    if facts.grouped:
+    if facts.listed:
         return False
     return options.n_init != 1 and facts.alpha != 0 and min(facts.n, facts.m) > 1
 
@@ -469,6 +473,16 @@ MOVES = (
         lambda limits: f"{limits.edges:,} pairs; more where the plan is in doubt",
     ),
     Move(
+        "turns", "all points laid on the others at 96 turns of the plane, a solve from the best",
+        "where distances are squared, the plan is polished and optima may cost as much",
+        lambda facts, options, limits: (
+            _strict(facts, options) and options.search != "fast" and options.sharp
+            and facts.square and facts.linear is None and not facts.restricted
+            and facts.factors == (_PLANE, _PLANE) and facts.entries <= limits.turned
+        ),
+        lambda limits: f"{limits.turned:,.0f} pairs",
+    ),
+    Move(
         "seen", "a solve by short steps from the lowest plan of all points that was listed",
         "where every solve has ended above it",
         lambda facts, options, limits: (
@@ -503,7 +517,9 @@ def _begin(facts: Facts, options: Options, moves: Sequence[Move], init: str) -> 
     if init:
         return (Choice("start", init, "passed as `init`"),)
     if not moves:
-        alone = "groups of so many points have no search" if facts.grouped else ""
+        alone = (
+            "so many points of which some may not be matched have no search" if facts.listed else ""
+        )
         why = "n_init=1" if options.n_init == 1 else alone or "there is but one optimum"
         return (Choice("start", "a x b", why),)
     search = Choice("start", "a search", f"search={options.search!r}")

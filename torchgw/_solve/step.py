@@ -249,7 +249,9 @@ def promised_error(setting: Setting) -> float:
 
 def _asked_error(setting: Setting) -> float:
     a, b = setting.marginals
-    asked = setting.options.precision == "float64" or limits_of(a.device).settles(len(a), len(b))
+    known, limits = setting.problem.restriction, limits_of(a.device)
+    entries = len(a) * len(b) if known is None else known.total()
+    asked = setting.options.precision == "float64" or entries <= limits.settled
     precise = setting.store or (setting.dtype == torch.float64 and asked)
     return setting.options.inner_tol or _INNER_TOLERANCE[precise]
 

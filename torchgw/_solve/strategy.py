@@ -22,9 +22,10 @@ from torchgw._problem.problem import Facts, Problem
 from torchgw._search.coarse import directed_points, loss_spread
 from torchgw._search.isometry import rounding_advice
 from torchgw._sinkhorn.annealing import Annealing
-from torchgw._sinkhorn.blocks import BlockBackend
+from torchgw._sinkhorn.blocks import RestrictedBackend
 from torchgw._sinkhorn.choose import choose_backend
 from torchgw._sinkhorn.contract import Backend
+from torchgw._sinkhorn.problem import DenseCost
 from torchgw._sinkhorn.tiles.tiling import Tiling
 from torchgw._solve.options import Options
 from torchgw._solve.polish import can_polish, check_polish
@@ -174,8 +175,8 @@ class Strategy:
         """Choose what solves linear problems of a dtype, by tiles if there is a tiling."""
         options, device = self.options, self.problem.source.device
         backend = choose_backend(options.backend, device, dtype, tiling, options.ranks)
-        blocks = self.problem.blocks
-        return backend if blocks is None else BlockBackend(backend, blocks)
+        listed = self.problem.restriction
+        return backend if listed is None else RestrictedBackend(backend, listed)
 
     def _half(self, dtype: torch.dtype) -> bool:
         """Whether the products of a stage are made of half-precision ones."""
@@ -217,12 +218,17 @@ def choose_strategy(
     limits = limits_of(problem.source.device)
     facts = Facts.of(problem, options.rule, graphs=graphs)
     gradient = choose_gradient(facts, options, limits)
-    if facts.grouped and (gradient.chosen == "dense" or options.regularization == "proximal"):
+    stored = {
+        "this gradient": gradient.chosen == "dense",
+        "a linear cost as a table": isinstance(problem.linear, DenseCost),
+        "proximal steps": options.regularization == "proximal",
+    }  # fmt: skip
+    if facts.listed and any(stored.values()):
         raise UnsupportedError(
-            f"`groups` of {facts.n} x {facts.m} points are too many for a table, and "
-            f"{'proximal steps' if gradient.chosen != 'dense' else 'this gradient'} would store "
-            "one. Pass distances with factors (points, landmarks), gradient='factored' or "
-            "'sampled', and regularization='entropic'; or take fewer points."
+            f"What is known of {facts.n} x {facts.m} points is too much for a table, and "
+            f"{next(name for name in stored if stored[name])} would store one. Pass distances with "
+            "factors (points, landmarks), gradient='factored' or 'sampled', features in place of "
+            "`M`, and regularization='entropic'; or take fewer points."
         )
     options.check_gradient(gradient.chosen, partial(rounding_advice, problem))
     if options.polish:

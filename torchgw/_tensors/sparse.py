@@ -33,3 +33,11 @@ def in_rows(table: Tensor) -> Tensor:
     """Convert a table to a CSR tensor."""
     with _told():
         return table.to_sparse_csr()
+
+
+def csr_tensor(start: Tensor, column: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
+    """Make a CSR tensor (n, m) of values (e,) whose places are known to be right."""
+    with _told():
+        return torch.sparse_csr_tensor(
+            start, column, values, shape, check_invariants=False, device=values.device
+        )

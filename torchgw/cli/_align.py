@@ -16,7 +16,7 @@ from torchgw._boundary.arrays import to_numpy
 from torchgw._boundary.console import progress
 from torchgw._errors import InvalidInputError, PlanTooLargeError, warn_user
 from torchgw._solve.table import TABLE
-from torchgw.cli._arguments import add_output_options, flag_of, positive
+from torchgw.cli._arguments import add_output_options, flag_of, positive, spoken
 from torchgw.cli._files import (
     Side,
     check_output,
@@ -221,7 +221,7 @@ def align(options: argparse.Namespace) -> int:
     if options.partners is not None:
         write_table(options.partners, _partners(result, sides))
     if not options.quiet:
-        print(f"status           {result.status.name}: {result.status.advice}")
+        print(f"status           {result.status.name}: {spoken(result.status.advice)}")
         print(f"value            {result.value:.6g}")
         print(f"marginal error   {result.marginal_error:.2e}")
         print(f"iterations       {result.n_iters}")
@@ -301,7 +301,7 @@ def _add_plan(contents: dict[str, Any], result: GWResult, options: argparse.Name
         try:
             contents["plan"] = to_numpy(result.plan)
         except PlanTooLargeError as error:
-            print(f"torchgw: the plan is not stored: {error}", file=sys.stderr)
+            print(f"torchgw: the plan is not stored: {spoken(error)}", file=sys.stderr)
             return False
     return True
 

@@ -2,11 +2,40 @@
 
 import argparse
 import os
+import re
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
-from torchgw._solve.table import Option
+from torchgw._solve.table import TABLE, Option
 from torchgw.distances.base import DistanceProvider
+
+# Arguments of a solve that are files here.
+_INPUTS = {
+    "a": "--a", "b": "--b", "M": "--linear-cost", "allowed": "--allowed", "pairs": "--pairs",
+    "groups": "--same-labels", "D_X": "X with --distance-matrices",
+    "D_Y": "Y with --distance-matrices",
+}  # fmt: skip
+
+
+def spoken(message: object) -> str:
+    """Write the names in a message, as `mass=0.7` or search='fast', as flags."""
+    flags = {name: option.flag for name, option in TABLE.items() if option.flag} | _INPUTS
+    quotes = str.maketrans("", "", "'\"")
+
+    def flag(found: re.Match[str]) -> str:
+        tick, name, value, end = found.groups()
+        if name not in flags or tick != end or (not tick and value is None):
+            return found[0]
+        said = {
+            "True": flags[name],
+            "False": f"--no-{flags[name][2:]}",
+            "None": f"no {flags[name]}",
+        }
+        if value in said:
+            return said[value]
+        return flags[name] if value is None else f"{flags[name]} {value.translate(quotes)}"
+
+    return re.sub(r"(`?)\b(\w+)(?:=('[^']*'|\"[^\"]*\"|[\w.+-]*\w))?(`?)", flag, str(message))
 
 
 def add_output_options(parser: argparse.ArgumentParser) -> None:
@@ -84,7 +113,7 @@ def flag_of(option: Option) -> dict[str, Any]:
     if option.name == "time_limit":
         reading = {"type": seconds, "metavar": "TIME"}
     elif DistanceProvider in kinds:
-        reading = {"type": pair, "metavar": "NAME[,NAME]"}
+        reading = {"type": pair, "metavar": "NAME[,NAME]", "choices": _Words(words)}
     elif {bool, float} <= kinds:
         reading = {"nargs": "?", "const": True, "type": float, "metavar": "NUMBER"}
     elif bool in kinds:
@@ -94,7 +123,9 @@ def flag_of(option: Option) -> dict[str, Any]:
     elif float in kinds:
         reading = {"type": float, "metavar": "NUMBER"}
         if words:
-            reading = {"type": number_or_auto, "metavar": "NUMBER|auto"}
+            reading = {
+                "type": number_or_auto, "metavar": "NUMBER|auto", "choices": _Words(words)
+            }  # fmt: skip
     elif os.PathLike[str] in kinds:
         reading = {"metavar": "DIR" if option.name == "cache" else "FILE"}
     elif words:

@@ -22,7 +22,7 @@ from torchgw._boundary.arrays import to_numpy
 from torchgw._boundary.console import progress
 from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw._sinkhorn.choose import unavailable_backends
-from torchgw.cli._arguments import add_output_options, positive
+from torchgw.cli._arguments import add_output_options, positive, spoken
 from torchgw.cli._files import check_output, read_array, read_labels, write_array
 from torchgw.metrics import foscttm, label_accuracy
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _OPTIONAL = ("matplotlib", "tqdm", "scikit-learn", "anndata", "pandas", "pyarrow", "networkx")
 _KINDS = ("plan", "clouds", "convergence", "confusion", "alternatives")
-_SHELLS = ("bash", "zsh", "tcsh")
+_SHELLS = ("bash", "zsh", "tcsh", "fish", "powershell")
 # Arguments without a placeholder that are files.
 _FILES = {"X", "Y", "result", "points"}
 
@@ -420,7 +420,7 @@ def _demo(options: argparse.Namespace) -> int:
         print(f"GW value         {result.value:.6g}")
         print(f"marginal error   {result.marginal_error:.2e}")
         print(f"time             {seconds:.2f} s")
-        print(f"status           {result.status.name}: {result.status.advice}")
+        print(f"status           {result.status.name}: {spoken(result.status.advice)}")
         print(written)
     return 0 if result.converged else 1
 

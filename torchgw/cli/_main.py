@@ -18,7 +18,7 @@ import torchgw
 from torchgw._boundary.console import messages
 from torchgw._errors import InvalidInputError, TorchGWError
 from torchgw.cli._align import EXIT_CODES, add_align, align
-from torchgw.cli._arguments import positive
+from torchgw.cli._arguments import positive, spoken
 from torchgw.cli._commands import add_commands
 from torchgw.cli._processes import in_processes, rank
 
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         count = options.gpus or options.processes
         if count is not None and rank() is None:
             return _shared(options, count, arguments)
-        with _terminable(), messages(options.verbose, options.quiet):
+        with _terminable(), messages(options.verbose, options.quiet, spoken):
             code = int(options.run(options))
             sys.stdout.flush()
             return code
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(error, OSError):
             # what is left to print would fail in the same way, as where the disk is full
             _let_go_of_output()
-        print(f"torchgw: error: {error}", file=sys.stderr)
+        print(f"torchgw: error: {spoken(error)}", file=sys.stderr)
         return EXIT_REFUSED
     except _Terminated:
         print("torchgw: terminated", file=sys.stderr)

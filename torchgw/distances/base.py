@@ -41,6 +41,10 @@ class Factors(NamedTuple):
         """Compute D[:, index], shape (n, s)."""
         return (self.matrix * self.signs) @ self.matrix[index].T
 
+    def between(self, rows: Tensor, columns: Tensor) -> Tensor:
+        """Compute D[rows][:, columns], shape (k, s)."""
+        return (self.matrix[rows] * self.signs) @ self.matrix[columns].T
+
     def apply(self, values: Tensor) -> Tensor:
         """Compute D @ values, shape (n, c), in O(n r c)."""
         return self.matrix @ (self.signs[:, None] * (self.matrix.T @ values))
@@ -95,6 +99,10 @@ class DistanceProvider(ABC):
     @abstractmethod
     def to(self, device: torch.device, dtype: torch.dtype) -> DistanceProvider:
         """Move the distances to another device or dtype; ``self`` if they are there already."""
+
+    def between(self, rows: Tensor, columns: Tensor) -> Tensor:
+        """Read D[rows][:, columns], shape (k, s), for int64 indices of shapes (k,) and (s,)."""
+        return self.columns(columns)[rows]
 
     def _lies_at(self, device: torch.device, dtype: torch.dtype) -> bool:
         """Tell whether the distances are on a device, in a dtype."""
@@ -216,6 +224,11 @@ class DerivedDistance(DistanceProvider):
             return self._matrix[index].T
         return self.made(self.provider.columns(index))
 
+    def between(self, rows: Tensor, columns: Tensor) -> Tensor:
+        if self._matrix is not None:
+            return self._matrix[rows][:, columns]
+        return self.made(self.provider.between(rows, columns))
+
     def matrix(self) -> Tensor | None:
         if self._matrix is None and (matrix := self.provider.matrix()) is not None:
             self._matrix = self.made(matrix)
@@ -282,7 +295,10 @@ class SubsetDistance(DistanceProvider):
         refuse_directed(provider, "Give `subset` of its own to a provider of directed costs.")
 
     def columns(self, index: Tensor) -> Tensor:
-        return self.provider.columns(self.index[index])[self.index]
+        return self.between(torch.arange(self.n, device=self.device), index)
+
+    def between(self, rows: Tensor, columns: Tensor) -> Tensor:
+        return self.provider.between(self.index[rows], self.index[columns])
 
     def to(self, device: torch.device, dtype: torch.dtype) -> DistanceProvider:
         if self._lies_at(device, dtype):

@@ -59,6 +59,9 @@ class FactoredDistance(DistanceProvider):
     def columns(self, index: Tensor) -> Tensor:
         return self._factors.columns(index)
 
+    def between(self, rows: Tensor, columns: Tensor) -> Tensor:
+        return self._factors.between(rows, columns)
+
     def factors(self) -> Factors:
         return self._factors
 

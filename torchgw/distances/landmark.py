@@ -11,12 +11,13 @@ from torch import Tensor
 
 from torchgw._boundary.arrays import resolve_device
 from torchgw._boundary.checks import check_within
-from torchgw._errors import GraphWarning, warn_user
+from torchgw._errors import GraphWarning, UnsupportedError, warn_user
 from torchgw._tensors.draws import distinct
 from torchgw._tensors.operations import lesser, power
 from torchgw._tensors.ranks import Ranks
 from torchgw.distances._graph.edges import components
 from torchgw.distances.base import DistanceProvider, Factors
+from torchgw.distances.geodesics import Geodesics
 from torchgw.distances.graph import as_geodesics
 from torchgw.distances.sampling import SPREAD
 
@@ -169,6 +170,9 @@ class NystromDistance(DistanceProvider):
     def columns(self, index: Tensor) -> Tensor:
         """Compute D[:, index] of the approximation, whose diagonal is small, not zero."""
         return self._factors.columns(index)
+
+    def between(self, rows: Tensor, columns: Tensor) -> Tensor:
+        return self._factors.between(rows, columns)
 
     def factors(self) -> Factors:
         return self._factors
@@ -329,6 +333,8 @@ class LandmarkDistance(NystromDistance):
     warning says so.
     """
 
+    geodesics: Geodesics | None
+
     def __init__(
         self,
         graph: Any,
@@ -344,10 +350,11 @@ class LandmarkDistance(NystromDistance):
         self._warn_if_too_few(len(self.landmarks))
 
     def _begin(self, graph: Any, device: torch.device, dtype: torch.dtype) -> None:
-        self.geodesics = as_geodesics(graph)
-        self.n, self.device, self.dtype = self.geodesics.n, device, dtype
+        self.geodesics = geodesics = as_geodesics(graph)
+        self.n, self.device, self.dtype = geodesics.n, device, dtype
 
     def _reader(self) -> Callable[[Tensor], Tensor]:
+        assert self.geodesics is not None
         return self.geodesics.reader(
             self.device, torch.float32 if self.n > _ROUGH else torch.float64
         )
@@ -379,16 +386,18 @@ class LandmarkDistance(NystromDistance):
         }
 
     @classmethod
-    def restore(cls, graph: Any, state: dict[str, Any]) -> "LandmarkDistance":
-        """Make the provider that had this state, on the device of its tensors."""
+    def restore(cls, graph: Geodesics | None, state: dict[str, Any]) -> "LandmarkDistance":
+        """Make the provider that had this state; without its graph it does not tell its error."""
         provider, factors = cls.__new__(cls), Factors(*state["factors"])
-        provider._begin(graph, factors.matrix.device, factors.matrix.dtype)
+        provider.geodesics, provider.n = graph, len(factors.matrix)
+        provider.device, provider.dtype = factors.matrix.device, factors.matrix.dtype
         provider.landmarks, provider.error = state["landmarks"], state["error"]
         provider._largest, provider._factors = state["largest"], factors
         return provider
 
     def _warn_if_too_few(self, n_landmarks: int) -> None:
         """Warn if there are more components than landmarks."""
+        assert self.geodesics is not None
         if self.geodesics.unreachable is None:
             return
         n_components = components(self.geodesics.edges)[0]
@@ -411,7 +420,17 @@ class LandmarkDistance(NystromDistance):
             Columns to compare; each costs a run of Dijkstra.
         generator : torch.Generator or None
             Generator on the CPU that draws them; ``None`` has a fixed seed.
+
+        Raises
+        ------
+        UnsupportedError
+            If the graph was not kept, as by a solve of points.
         """
+        if self.geodesics is None:
+            raise UnsupportedError(
+                "The graph of these distances was not kept: a solve needs their factors alone. "
+                "Make a LandmarkDistance of the graph, and ask that."
+            )
         index = draw(self.n, min(sample, self.n), generator)
         exact = self.geodesics.rows(index)
         error = self.columns(torch.from_numpy(index).to(self.device)).T.cpu().double() - exact

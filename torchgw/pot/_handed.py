@@ -1,6 +1,7 @@
 """Names of POT that POT does as well as we would: its own, imported when they are asked for."""
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 from torchgw._errors import UnsupportedError
@@ -17,9 +18,10 @@ def handed(name: str, module: str = "ot.gromov") -> Any:
         raise UnsupportedError(
             f"`{name}` is not solved by torchgw, but handed out of POT: pip install POT."
         ) from None
-    if not hasattr(found, name):
+    if not hasattr(found, name) and find_spec(f"{module}.{name}") is None:
         raise AttributeError(f"{missing}, nor has {module}")
-    return getattr(found, name)
+    # parts of POT that it imports only when they are asked for, such as `ot.plot`
+    return getattr(found, name) if hasattr(found, name) else import_module(f"{module}.{name}")
 
 
 def names(module: str = "ot.gromov") -> list[str]:
