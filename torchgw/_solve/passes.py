@@ -342,7 +342,7 @@ def _from_congruent_pairs(incumbent: Incumbent) -> None:
     # few points do not vouch for an optimum that leaves some of them out
     if not known or int(agree.sum()) + (not lower) < _MET:
         doubt = WHY_RELAXED
-    elif rule.mass is not None and float(led.values.min()) < (1 - AGREED) * value:
+    elif whole and rule.mass is not None and float(led.values.min()) < (1 - AGREED) * value:
         doubt = WHY_BLUR
     assert incumbent.lowest.search is not None
     incumbent.say(doubt=incumbent.lowest.search.doubt or doubt)
