@@ -481,7 +481,8 @@ def _from_lowest_seen(incumbent: Incumbent) -> None:
         return
     a, b = problem.marginals
     objectives = [
-        _value(problem, one) + epsilon * entropy(one.plan, a[one.source], b[one.target])
+        (one.value if problem.loss.cross is not None else _value(problem, one))
+        + epsilon * entropy(one.plan, a[one.source], b[one.target])
         for one in whole
     ]
     lowest = min(objectives)
@@ -500,9 +501,7 @@ def _from_lowest_seen(incumbent: Incumbent) -> None:
 
 
 def _value(problem: Problem, one: Alternative) -> float:
-    """Evaluate a plan of all points; for losses that are no products, a search does so roughly."""
-    if problem.loss.cross is not None:
-        return one.value
+    """Evaluate a plan of all points; a search does so roughly for losses that are no products."""
     shape = problem.source.n, problem.target.n
     plan = torch.zeros(shape, dtype=torch.float64, device=one.plan.device)
     plan[one.source[:, None], one.target] = one.plan.double()
