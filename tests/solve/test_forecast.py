@@ -200,7 +200,7 @@ def test_forecasts_hold_within_a_factor_of_two():
     kinds = "cloud in 3", "cloud in 10", "mass .7", "clusters", "copies", "spirals"
     rows = [measured(f"{kind}, {n}", 1) for kind in kinds for n in (12, 60, 200, 350)]
     missed = [row["problem"] for row in rows if not holds(row)]
-    assert len(missed) <= 0.5 * len(rows), missed
+    assert len(missed) <= 0.35 * len(rows), missed
     # between both times most are
     outside = [
         row["problem"]
