@@ -11,6 +11,7 @@ import argparse
 import json
 import logging
 import os
+import re
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -70,12 +71,13 @@ def cases() -> dict[str, Callable[[np.random.Generator], Inputs]]:
 
 
 class _Said(logging.Handler):
-    """Whether a search has said that the longer time is the one."""
+    """The share of the longer time that a search has said last, if any."""
 
-    longer = False
+    share = 0.0
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.longer = self.longer or "the longer time" in record.getMessage()
+        found = re.match(r"forecast: (\d+)% of the longer time", record.getMessage())
+        self.share = self.share if found is None else int(found[1]) / 100
 
 
 def measured(name: str, seed: int) -> Inputs:
@@ -99,7 +101,7 @@ def measured(name: str, seed: int) -> Inputs:
     usual, longer = route.seconds or (np.nan, np.nan)
     return {
         "problem": name, "seed": seed, "size": route.size, "usual": usual, "longer": longer,
-        "said": longer if said.longer else usual, "seconds": spent - before,
+        "said": max(usual, said.share * longer), "share": said.share, "seconds": spent - before,
         "gradient": route.gradient.chosen,
         "moves": [choice.what for choice in route.begin], "iterations": result.n_iters,
         "multistart": result.timings.get("multistart", 0.0),

@@ -8,7 +8,8 @@ fitted to the last row of each size of a million points and more, for each space
 - cells take the same time whatever n is; every process solves them;
 - the passes between points and cells take c n times the number of cells, shared by the GPUs;
 - prepared sides, potentials and products are sent over NVLink, or 400 Gb/s beyond eight GPUs;
-- memory is c n, on each GPU, since every process holds all points.
+- memory is c n, on each GPU, since every process holds all points; :func:`bytes_a_pair` counts the
+  arrays.
 
 It is printed beside every row, with its error, and with that of the same model fitted to the other
 rows alone (preparation grows linearly where they have one size). A row without phases is only
@@ -55,6 +56,31 @@ def fit(rows: list[dict[str, Any]]) -> dict[str, float]:
         # what a first call takes longer: kernels are compiled
         "first": float(np.median([max(_calls(row)) - row["seconds"] for row in rows])),
         "bytes": float(np.max([row["peak_mib"] * 2**20 for row in rows] / n)),
+    }
+
+
+def bytes_a_pair(
+    columns: int, ranks: tuple[int, int], landmarks: int, edges: tuple[float, float]
+) -> dict[str, float]:
+    """Count the bytes that live at once for each pair of points, in the phases that hold most.
+
+    Of points in so many ``columns`` of float64, both sides together, with paths in graphs of so
+    many ``edges`` a point, both directions counted, to so many ``landmarks``, and factors of such
+    ``ranks``. What does not grow with the points, such as cells and parts of them, is left out.
+    """
+    points, vector = 8 * columns, 8
+    factors = vector * sum(ranks)
+    # rows of landmarks and of 15 held-out columns, and what Nystrom's method makes of them
+    rows = vector * (landmarks + 15 + landmarks)
+    graphs = [16 * count + vector for count in edges]
+    # weights, terms of rows and columns in two dtypes, the order in cells and back, and potentials:
+    # of the first points, of the cells before and of these
+    vectors = 2 * vector * (1 + 2 + 2 + 3)
+    # factors once more in float32; the cost, of which one side is there twice while it is centred
+    cost = vector * (2 * min(ranks) + max(ranks))
+    return {
+        "landmarks": points + max(sum(graphs), vector * ranks[0] + graphs[1]) + rows,
+        "extension": points + 1.5 * factors + cost + vectors,
     }
 
 

@@ -434,6 +434,15 @@ def test_what_is_no_number_is_named(files, option, value, message, capsys):
     assert message in capsys.readouterr().err
 
 
+def test_forecasts_and_routes_name_flags(files, capsys):
+    sharp = "X.npy", "Y.npy", "--epsilon", "1e-9", "--max-iter", "1", "--n-init", "1"
+    assert main(["align", *sharp, "-o", "out.npz"]) == 1
+    assert main(["explain", *sharp]) == 0
+    said = capsys.readouterr()
+    for text in said:
+        assert "all linear problems take --inner-max-iter" in text
+
+
 def test_search_is_passed_on(files, capsys):
     assert main(["align", "X.npy", "Y.npy", "-o", "out.npz", "--search", "slow"]) == 2
     assert "--search must be one of 'auto', 'fast', 'thorough'" in capsys.readouterr().err

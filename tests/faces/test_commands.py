@@ -60,7 +60,7 @@ def test_explain_says_what_align_then_does(capsys, tmp_path):
     assert main(["explain", *given, *options]) == 0
     said = capsys.readouterr().out
     main(["align", *given, *options, "--quiet", "-o", str(tmp_path / "out.npz")])
-    assert said.strip() == torchgw.load(tmp_path / "out.npz").report.route
+    assert said.strip() == spoken(torchgw.load(tmp_path / "out.npz").report.route)
     assert "partial marginals" in said
     assert main(["explain", *given, "--gradient", "factored", "--distances", "cityblock"]) == 2
 

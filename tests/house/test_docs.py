@@ -26,7 +26,12 @@ from benchmarks.quality.unseen_study import PROBLEMS as UNSEEN
 from torchgw.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
-FILES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+# Pages that lie above docs/, and are copied when the site is built.
+COPIED = {"optimization-log.md", "changelog.md"}
+FILES = [
+    ROOT / "README.md",
+    *(path for path in sorted((ROOT / "docs").glob("*.md")) if path.name not in COPIED),
+]
 PAGES = [path.relative_to(ROOT) for path in FILES if "```python" in path.read_text("utf-8")]
 EXAMPLES = sorted((ROOT / "docs" / "examples").glob("*.py"))
 # Everything that cites a command for developers.
@@ -36,8 +41,6 @@ CITING = [
     *sorted((ROOT / "benchmarks" / "results").rglob("*.md")),
     ROOT / "benchmarks" / "results" / "ledger.jsonl",
 ]
-# Pages that lie above docs/, and are copied when the site is built.
-COPIED = {"optimization-log.md", "changelog.md"}
 # An optional package that a block imports: without it that block is left out.
 OPTIONAL = ("anndata", "sklearn", "networkx", "ot", "matplotlib")
 

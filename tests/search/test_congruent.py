@@ -101,3 +101,24 @@ def test_where_no_pairs_were_followed_none_disagree():
     t, s = rng.random(100), rng.random(7)
     found = torchgw.solve(np.c_[t, t**2], np.c_[s, s**2], mass=0.5, scale=None)
     assert not found.doubt
+
+
+def part_of_whole(seed, n):
+    """Half of a cloud of lumps, and all of it in another pose; where each point of the half is."""
+    rng = np.random.default_rng(seed)
+    widths = rng.uniform(0.2, 0.8, (6, 1, 3))
+    whole = 1.5 * rng.normal(size=(6, 1, 3)) + widths * rng.normal(size=(6, n // 6, 3))
+    whole = whole.reshape(-1, 3)
+    half = (whole @ rng.normal(size=3)).argsort()[: n // 2]
+    order = rng.permutation(n)
+    turn = np.linalg.qr(rng.normal(size=(3, 3)))[0]
+    part = whole[half] + 0.02 * rng.normal(size=(n // 2, 3))
+    return part, (whole @ turn)[order], order.argsort()[half]
+
+
+@pytest.mark.slow
+def test_a_part_finds_its_place_in_a_whole_of_which_some_points_are_looked_at():
+    x, y, partner = part_of_whole(1, 600)
+    found = torchgw.solve(x, y, distances="euclidean", mass=0.5, random_state=0)
+    assert np.linalg.norm(y[found.plan.argmax(1)] - y[partner], axis=1).mean() < 0.1
+    assert not found.doubt

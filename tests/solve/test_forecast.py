@@ -21,7 +21,9 @@ def test_long_work_is_announced(monkeypatch, caplog):
         torchgw.solve(X, X, distances="sqeuclidean", random_state=0)
     assert "forecast" in caplog.text
     monkeypatch.setattr(forecast, "_LONG", 0.0)
-    with pytest.warns(PerformanceWarning, match="60 x 60 points take about .* s for each"):
+    with pytest.warns(
+        PerformanceWarning, match="^This solve takes long: 60 x 60 points take about .* s for each"
+    ):
         torchgw.solve(X, X, distances="sqeuclidean", random_state=0)
 
 
@@ -198,7 +200,7 @@ def test_forecasts_hold_within_a_factor_of_two():
     kinds = "cloud in 3", "cloud in 10", "mass .7", "clusters", "copies", "spirals"
     rows = [measured(f"{kind}, {n}", 1) for kind in kinds for n in (12, 60, 200, 350)]
     missed = [row["problem"] for row in rows if not holds(row)]
-    assert len(missed) <= 0.5 * len(rows), missed
+    assert len(missed) <= 0.35 * len(rows), missed
     # between both times most are
     outside = [
         row["problem"]
@@ -217,7 +219,7 @@ def test_a_forecast_is_corrected_by_the_search(caplog):
         torchgw.solve(X, Y, distances="euclidean", random_state=0)
     said = [one.getMessage() for one in caplog.records if "forecast" in one.getMessage()]
     (first,) = (one for one in said if "time: about" in one)
-    (second,) = (one for one in said if "the longer time, as few points" in one)
+    (second,) = (one for one in said if "100% of the longer time, as few points" in one)
     assert ", or " in first
     assert said.index(first) < said.index(second)
     usual, longer = torchgw.explain(X, Y, distances="euclidean").seconds
@@ -225,3 +227,16 @@ def test_a_forecast_is_corrected_by_the_search(caplog):
     for given in ({"n_init": 1}, {"search": "fast"}):
         usual, longer = torchgw.explain(X, Y, distances="euclidean", **given).seconds
         assert longer == usual
+
+
+@pytest.mark.parametrize("rule", [{"mass": 0.7}, {"unbalanced": 1.0}])
+def test_larger_relaxed_problems_are_not_said_to_take_less(rule):
+    """From 97 points on few points are searched, which was left out: .5 s said, 10 taken."""
+    X = np.random.default_rng(0).normal(size=(200, 3))
+    usual = [
+        torchgw.explain(
+            X[:n], X[:n][::-1] ** 3, distances="euclidean", scale="max", **rule
+        ).seconds[0]
+        for n in (90, 96, 97, 130, 200)
+    ]
+    assert usual == sorted(usual)

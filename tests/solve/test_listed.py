@@ -118,3 +118,24 @@ def test_what_no_list_can_do_is_refused(monkeypatch):
     monkeypatch.setattr("torchgw._problem.support.limits_of", lambda device: few)
     with pytest.raises(UnsupportedError, match="More than 500 of 36 x 48 pairs"):
         torchgw.solve(X, Y, allowed=MASK, **OPTIONS)
+
+
+def test_a_matching_keeps_to_what_is_allowed(monkeypatch):
+    no_table(monkeypatch)
+    points = X[RNG.permutation(N)]
+    for known, mask in (
+        ({"allowed": MASK[:, :N]}, MASK[:, :N]),
+        ({"groups": (KIND, KIND[::-1])}, KIND[:, None] == KIND[::-1]),
+    ):
+        for result in (
+            torchgw.solve(X, points, **known, **OPTIONS),
+            torchgw.solve(X, points, **known, pairs=np.argwhere(mask)[:1], **OPTIONS),
+        ):
+            pairs = result.matching().pairs
+            assert mask[pairs[:, 0], pairs[:, 1]].all()
+            assert len(pairs) == N
+    loose = torchgw.solve(X, points, allowed=MASK[:, :N], **OPTIONS)
+    outside = torch.from_numpy((~MASK[:, :N]).argmax(1))
+    monkeypatch.setattr("torchgw._results.matching.assign", lambda *_: outside)
+    with pytest.raises(InvalidInputError, match="hold none of their mass"):
+        loose.matching()

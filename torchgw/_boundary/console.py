@@ -105,13 +105,18 @@ def _duration(seconds: float) -> str:
 
 
 @contextmanager
-def progress(quiet: bool, total: int | None = None, tol: float = 1e-5) -> Iterator[Progress | None]:
-    """Yield a callback that shows progress, or None if it had no use."""
+def progress(
+    quiet: bool,
+    total: int | None = None,
+    tol: float = 1e-5,
+    spoken: Callable[[object], str] = str,
+) -> Iterator[Progress | None]:
+    """Yield a callback that shows progress, with logs as `spoken`, or None if it had no use."""
     if quiet or sys.stderr is None:
         yield None
         return
     shown = Progress(sys.stderr, total, tol)
-    with _search_shown():
+    with _search_shown(spoken):
         try:
             yield shown
         finally:
@@ -143,17 +148,29 @@ def verbose_progress(verbose: bool) -> Iterator[Callable[[Iteration], None] | No
             yield advance
 
 
+class _Spoken(logging.Formatter):
+    """Write logs in the words of who shows them."""
+
+    def __init__(self, form: str, spoken: Callable[[object], str]) -> None:
+        super().__init__(form)
+        self._spoken = spoken
+
+    def format(self, record: logging.LogRecord) -> str:
+        return self._spoken(super().format(record))
+
+
 # What a search logs comes before all iterations, and the forecast before that.
 _SHOWN = "torchgw._solve.forecast", "torchgw._search"
 
 
 @contextmanager
-def _search_shown() -> Iterator[None]:
+def _search_shown(spoken: Callable[[object], str] = str) -> Iterator[None]:
     """Write what a solve will take and what its search logs, unless logs are shown anyway."""
     with ExitStack() as shown:
         for name in _SHOWN:
             if not logging.getLogger(name).isEnabledFor(logging.INFO):
                 handler = logging.StreamHandler(sys.stderr)
+                handler.setFormatter(_Spoken("%(message)s", spoken))
                 shown.enter_context(_logging(name, logging.INFO, handler))
         yield
 
@@ -190,7 +207,7 @@ def messages(verbosity: int, quiet: bool, spoken: Callable[[object], str] = str)
         sys.stderr.write(f"torchgw: warning: {spoken(message)}\n")
 
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))
+    handler.setFormatter(_Spoken("%(name)s: %(message)s", spoken))
     level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbosity, 2)]
     with _logging(__name__.partition(".")[0], level, handler), warnings.catch_warnings():
         warnings.simplefilter("ignore" if quiet else "default")

@@ -19,15 +19,12 @@ from torchgw._search.chain import AGREEING, GUESS_EPSILON, STANDS_OUT
 from torchgw._search.coarse import SQUARE_OF_FLOAT32
 from torchgw._search.optima import LEAST_EPSILON
 from torchgw._search.population import Members, improve
-from torchgw._search.stack import Ends, Stack
+from torchgw._search.stack import Ends, Stack, neighbourhoods
 from torchgw._search.tabu import maps_where_free
 
 # Starts by random mixtures of quantiles of distances; random costs, at most, and entries of them;
 # and rounds that improve the best of all starts, at most. [L1311]
 _MIXTURES, _RANDOM, _RANDOM_ENTRIES, _ROUNDS = 7, 48, 2**14, 6
-# Starts of relaxed problems from the neighbours of a point of either side, as in single solves, and
-# rounding of their mass. [L1342]
-_BALLS, _ROUNDING = 16, 1e-9
 # Optima of a search from which solves go on: those within this share of the lowest. [L1311]
 _NEAR = 2e-3
 
@@ -130,7 +127,7 @@ def search(stack: Stack, starts: Starts, plans: Tensor) -> Searched:
     if stack.problems.relaxed is not None:
         # relaxed plans may leave points out before these have found their place
         strict = Stack(replace(stack.problems, relaxed=None)).settle(which, first, begin)
-        balls = _balls(stack, every)
+        balls = neighbourhoods(stack, every)
         strict_plans = strict.plans.view(count, -1, *balls.shape[2:])
         more = torch.cat([strict_plans, balls], 1)
         groups.append(stack.follow(every.repeat_interleave(more.shape[1]), more.flatten(0, 1)))
@@ -150,27 +147,6 @@ def search(stack: Stack, starts: Starts, plans: Tensor) -> Searched:
         certain = found.met >= 2 * AGREEING
     certain |= ambiguity < STANDS_OUT
     return Searched(found.members, ambiguity, ~certain)
-
-
-def _balls(stack: Stack, every: Tensor) -> Tensor:
-    """Make plans (B, k, n, m) of the neighbours of some points, of as much mass as moves."""
-    problems = stack.problems
-    assert problems.relaxed is not None
-    share = torch.full_like(problems.alpha, 0.5)
-    if problems.relaxed.mass is not None:
-        share = problems.relaxed.mass
-    generator, near = torch.Generator("cpu").manual_seed(0), []
-    for side, at in ((problems.x, problems.i), (problems.y, problems.j)):
-        drawn = torch.rand(_BALLS, device="cpu", generator=generator, dtype=torch.float64)
-        centre = (drawn.to(every.device) * side.sizes[at, None]).long()
-        rows = side.tables[at[:, None], centre]
-        weights = side.weights[at][:, None, :].expand_as(rows)
-        order = rows.where(weights > 0, torch.inf).argsort(dim=2, stable=True)
-        ordered = weights.gather(2, order)
-        # rounding of the sums decides nothing
-        inside = ordered.cumsum(2) - ordered < share[:, None, None] - _ROUNDING
-        near.append(torch.zeros_like(rows).scatter_(2, order, ordered * inside))
-    return near[0][:, :, :, None] * near[1][:, :, None, :]
 
 
 def _maps(stack: Stack, plans: Tensor) -> list[Ends]:

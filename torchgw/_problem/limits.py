@@ -74,7 +74,8 @@ class Limits(NamedTuple):
     relaxed_points: int
     # Entries up to which a plane is laid on another at many turns: 3 s for a million. [L1476]
     turned: float
-    # Entries up to which relaxed problems are also begun at pairs at equal distances. [L1394]
+    # Entries up to which relaxed problems are also begun at pairs at equal distances of all points;
+    # of larger ones some points, with as many entries, are looked at. [L1394, L1468]
     congruent: int
     # Entries up to which plans are followed to their ends side by side; and up to which the product
     # plan is followed by a whole solve. [L1291]

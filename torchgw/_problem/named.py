@@ -282,7 +282,15 @@ def _all_pairs(graphs: list[KeyedGraph], stages: Preparation) -> list[DistancePr
 
 
 def _landmarks(graphs: list[KeyedGraph], stages: Preparation) -> list[DistanceProvider]:
-    return [*stages.landmarks(graphs)]
+    if stages.ranks is not None:
+        return [*stages.landmarks(graphs)]
+    providers = list[DistanceProvider]()
+    for graph in graphs:
+        providers += stages.landmarks([graph])
+        if not graph.given:
+            # before the other side is read, as it is as large as the factors
+            graph.geodesics.forget()
+    return providers
 
 
 def _among_points(

@@ -15,6 +15,7 @@ from torchgw._boundary.checks import check_choice
 from torchgw._boundary.graphs import names_of
 from torchgw._errors import InvalidInputError, InvalidTypeError
 from torchgw._plans.contract import Plan
+from torchgw._plans.paired import PairedPlan
 from torchgw._problem.limits import limits_of
 from torchgw._problem.losses import LOSSES, Loss
 from torchgw._problem.problem import stored_matrix
@@ -23,6 +24,7 @@ from torchgw._results.mapping import Extension
 from torchgw._results.rounding import Assignment, assign, improve, places
 from torchgw._search.graphs import Edges, exchange_ends
 from torchgw._search.tabu import EQUAL_WEIGHTS
+from torchgw._sinkhorn.blocks import RestrictedBackend
 from torchgw._sinkhorn.problem import Cost
 from torchgw._typing import Marginals
 from torchgw.distances.base import BLOCK_ENTRIES, DistanceProvider, both_ways
@@ -183,7 +185,10 @@ def match(
         partners = assign(task.plan, capacity, task.support)
         rows = _kept(task, partners)
         weights = _weights(task, rows)
-        if improved:
+        if _is_listed(plan):
+            # exchanges would have to ask for every pair
+            _check_used(task, rows, partners, turned)
+        elif improved:
             graphs = _graphs(task, weights, capacity)
             if graphs is not None:
                 partners[rows] = _by_edges(graphs, rows, partners[rows])
@@ -223,17 +228,41 @@ def _check_allowed(support: Tensor, rows: Tensor, partners: Tensor, turned: bool
         )
 
 
+def _is_listed(plan: Plan) -> bool:
+    """Tell whether pairs that may be matched are known by labels or a list, without a table."""
+    whole = plan.inner if isinstance(plan, PairedPlan) else plan
+    return isinstance(getattr(whole, "backend", None), RestrictedBackend)
+
+
+def _check_used(task: _Task, rows: Tensor, partners: Tensor, turned: bool) -> None:
+    """Refuse a matching of pairs that hold no mass, as those that are not allowed do."""
+    alone = rows[_entries(task, partners)[rows] == 0].tolist()
+    if alone:
+        raise InvalidInputError(
+            f"The plan has no matching of this kind: points {alone[:8]} of {'YX'[not turned]} "
+            f"({len(alone)} in all) are left with partners that hold none of their mass. Pass "
+            "kind='many_to_one', lower `epsilon`, or take `lazy_plan.argmax()`."
+        )
+
+
+def _entries(task: _Task, partners: Tensor) -> Tensor:
+    """Read the entries of the plan between rows and their partners, (k,)."""
+    k = len(partners)
+    entries = task.masses.a.cpu().clone()
+    height = max(1, BLOCK_ENTRIES // task.plan.shape[1])
+    for rows in torch.arange(k, device="cpu").split(height):
+        block = task.plan.rows(rows.to(task.plan.device)).cpu()
+        entries[rows] = block.gather(1, partners[rows, None])[:, 0].double()
+    return entries
+
+
 def _kept(task: _Task, partners: Tensor) -> Tensor:
     """Choose the rows that are matched: all, or the share of them that a partial plan moves."""
     k = len(partners)
     if task.mass >= 1:
         return torch.arange(k, device="cpu")
-    entries = task.masses.a.cpu().clone()
-    height = max(1, BLOCK_ENTRIES // task.plan.shape[1])
-    for rows in torch.arange(k, device="cpu").split(height):
-        block = task.plan.rows(rows).cpu()
-        entries[rows] = block.gather(1, partners[rows, None])[:, 0].double()
     count = max(1, round(task.mass * k))
+    entries = _entries(task, partners)
     return entries.argsort(descending=True, stable=True)[:count].sort().values
 
 

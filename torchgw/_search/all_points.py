@@ -202,20 +202,23 @@ def search_all_points(
         return first
     if how == "fast":
         return first._replace(doubt=WHY_FAST)
-    logger.info("forecast: the longer time, as few points do not tell where all go")
     # for a far smaller epsilon a ladder of stages would not end
     target = max(epsilon, LEAST_EPSILON * whole.scale)
     device = problem.source.device
     stack = _stacked(whole, target, problem) if small and can_stack(problem) else None
+    most = limits.chains_of(how)
     if clear:
         assert stack is not None
+        _forecast_again(len(guesses) / most, "few points are checked on all")
         found = climb(whole, target, 0, guesses, solver=batch_solver(backend), stack=stack)
         if found.agreed:
             alternatives, ambiguity = different_optima(whole, found.trials, found.plans, (n, m))
             return Search(alternatives, ambiguity, found.trials, settled=True)
         ends = zip(found.trials, found.plans, strict=False)
         guesses = [Guess(trial.start, plan.to(coarse.base), None) for trial, plan in ends]
-    count = limits.open_chains if brief else min(n_init or limits.chains_of(how), affordable)
+    count = limits.open_chains if brief else min(n_init or most, affordable)
+    why = "leave open which optimum is the best" if brief else "do not tell where all go"
+    _forecast_again(count / most, f"few points {why}")
     read = whole.problem.x, whole.problem.y, whole.problem.base
     found = climb(
         whole, target, count, guesses, count if brief else 2 * affordable,
@@ -238,6 +241,11 @@ def search_all_points(
         alternatives, ambiguity, found.trials, doubt, potentials=potentials, met=found.met,
         settled=found.settled, few=few,
     )  # fmt: skip
+
+
+def _forecast_again(share: float, why: str) -> None:
+    """Say how much of the longer of two times, that of the most chains, a search will take."""
+    logger.info("forecast: %.0f%% of the longer time, as %s", 100 * min(share, 1.0), why)
 
 
 def _stacked(whole: Coarsened, target: float, problem: Problem) -> Stack:

@@ -119,20 +119,35 @@ def noisy_product(a: Tensor, b: Tensor) -> Tensor:
 
 
 def follow_starts(
-    stack: Ending, starts: Sequence[tuple[str, Tensor]], marginals: Marginals, rounds: int
+    stack: Ending,
+    starts: Sequence[tuple[str, Tensor]],
+    marginals: Marginals,
+    rounds: int,
+    blurred: float | None = None,
 ) -> Found:
     """Follow named plans (n, m) of one problem, and the annealed product; improve where they lead.
 
     Every other one is of the same group: those that know nothing of each other are to take turns.
+    Each is also followed from a larger epsilon, if they are ``blurred``, at which it may come to
+    another optimum.
     """
     a, b = marginals
-    product = stack.padded(noisy_product(a, b)[None])
-    alone = torch.zeros(len(starts) + 1, dtype=torch.int64, device=product.device)
+    product, count = stack.padded(noisy_product(a, b)[None]), len(starts) + 1
+    alone = torch.zeros(2 * count, dtype=torch.int64, device=product.device)
     annealed = stack.follow(alone[:1], product, first=1.0).plans
     plans = torch.cat([stack.padded(torch.stack([plan for _, plan in starts])), annealed])
-    ends = stack.follow(alone, plans)
+    labels, ways = [*(label for label, _ in starts), "annealed"], 1
+    if blurred is not None:
+        more = stack.follow(alone[: count - 1], plans[:-1], blurred).plans
+        labels, ways = labels + [f"{label}, blurred" for label, _ in starts], 2
+        # both ways of a start are of one group, as they know of each other
+        order = sorted(
+            range(len(labels)), key=lambda k: (k % count // 2, k // count, k % count % 2)
+        )
+        plans, labels = torch.cat([plans, more])[order], [labels[place] for place in order]
+    ends = stack.follow(alone[: len(plans)], plans)
     found = improve(stack, Ends(*(part[None] for part in ends)), rounds)
-    members, labels = found.members.alone(), [*(label for label, _ in starts), "annealed"]
+    members = found.members.alone()
     # solves go on from there: what has not settled leads twins of a problem to different optima
     if len(members.plans) and not is_over():
         lowest = stack.descend(alone[:1], members.plans[:1])
@@ -141,7 +156,8 @@ def follow_starts(
     names = [name_of(origin, labels) for origin in members.origins.tolist()]
     return Found(
         names, members.plans[:, : len(a), : len(b)], members.objectives.tolist(),
-        members.values.tolist(), bool(found.agreed | (found.met >= AGREEING)), int(found.followed),
+        members.values.tolist(), bool(found.agreed | (found.met >= ways * AGREEING)),
+        int(found.followed),
     )  # fmt: skip
 
 

@@ -229,6 +229,35 @@ def _padded(table: Tensor, weights: Tensor, *, narrow: bool) -> packing.Stack:
     return make_stack(tables, repad(weights[None], size, used), used)
 
 
+# Neighbourhoods of points of either side between which plans begin, and rounding of their mass.
+# [L1342, L1496]
+_BALLS, _ROUNDING = 16, 1e-9
+
+
+def neighbourhoods(stack: Stack, every: Tensor) -> Tensor:
+    """Make plans (B, k, n, m) of relaxed problems between what surrounds points of either side.
+
+    As much as moves: what two spaces share lies together in both.
+    """
+    problems = stack.problems
+    assert problems.relaxed is not None
+    share = torch.full_like(problems.alpha, 0.5)
+    if problems.relaxed.mass is not None:
+        share = problems.relaxed.mass
+    generator, near = torch.Generator("cpu").manual_seed(0), []
+    for side, at in ((problems.x, problems.i), (problems.y, problems.j)):
+        drawn = torch.rand(_BALLS, device="cpu", generator=generator, dtype=torch.float64)
+        centre = (drawn.to(every.device) * side.sizes[at, None]).long()
+        rows = side.tables[at[:, None], centre]
+        weights = side.weights[at][:, None, :].expand_as(rows)
+        order = rows.where(weights > 0, torch.inf).argsort(dim=2, stable=True)
+        ordered = weights.gather(2, order)
+        # rounding of the sums decides nothing
+        inside = ordered.cumsum(2) - ordered < share[:, None, None] - _ROUNDING
+        near.append(torch.zeros_like(rows).scatter_(2, order, ordered * inside))
+    return near[0][:, :, :, None] * near[1][:, :, None, :]
+
+
 # Shares of a step that are tried; steps at most; and by what share the objective has to fall for
 # another one. [L1313]
 _SHARES, _STEPS, _LEAST = (1.0, 0.5, 0.2, 0.08, 0.03, 0.01), 32, 1e-6

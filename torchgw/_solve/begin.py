@@ -30,7 +30,7 @@ from torchgw._search.coarse import coarse_table, directed_points, represent, sup
 from torchgw._search.isometry import Isometry, match_points
 from torchgw._search.optima import DEFAULT_STARTS, LEAST_EPSILON, Searched, find_optima
 from torchgw._search.population import Ending, follow_starts, noisy_product
-from torchgw._search.stack import Ends, Stack, can_stack
+from torchgw._search.stack import Ends, Stack, can_stack, neighbourhoods
 from torchgw._search.standard import StandardForm, put_in_standard_form
 from torchgw._search.starts import congruent_pairs
 from torchgw._search.subsample import Coarse
@@ -384,8 +384,13 @@ def _search(
     if can_stack(small) and not level.squares:
         scale = None if support is None else represented.scale
         stack = Stack.of(coarse, epsilon, level, scale=scale)
-    starts, whole = _starts(stack, small, level, strict), stack is solved
-    found = follow_starts(stack, starts, small.marginals, 0 if whole else _ROUNDS)
+    starts, whole = _starts(small, level, strict), stack is solved
+    if isinstance(stack, Stack):
+        n, m = small.source.n, small.target.n
+        around = neighbourhoods(stack, torch.zeros(1, dtype=torch.int64, device="cpu"))
+        starts += [(f"neighbours {k + 1}", plan[:n, :m]) for k, plan in enumerate(around[0])]
+    rounds = 0 if whole else _ROUNDS
+    found = follow_starts(stack, starts, small.marginals, rounds, GUESS_EPSILON)
     if whole and not found.certain and found.plans.numel():
         # whole solves take long, and mostly agree
         starts = list(zip(found.names, found.plans, strict=True))
@@ -408,9 +413,7 @@ def _search(
     return found_by_few._replace(alternatives=alternatives)
 
 
-def _starts(
-    stack: Ending, small: Problem, rule: MarginalRule, strict: Search
-) -> list[tuple[str, Tensor]]:
+def _starts(small: Problem, rule: MarginalRule, strict: Search) -> list[tuple[str, Tensor]]:
     """Make the plans from which a relaxed problem is followed."""
     a, b = small.marginals
     product = noisy_product(a, b)
@@ -432,11 +435,7 @@ def _starts(
         if rule.mass is None:
             maps = maps_where_free(rule.rho, tables, (a, b), small.alpha, linear, known)
         starts += [(f"map {place + 1}", plan) for place, plan in enumerate(maps)]
-    # from a larger epsilon they come to other optima
-    alone = torch.zeros(len(starts), dtype=torch.int64, device="cpu")
-    blurred = stack.follow(alone, stack.padded(torch.stack([p for _, p in starts])), GUESS_EPSILON)
-    plans = blurred.plans[:, : len(a), : len(b)]
-    return starts + [(f"{label}, blurred", p) for (label, _), p in zip(starts, plans, strict=True)]
+    return starts
 
 
 class _Solves(NamedTuple):

@@ -131,11 +131,13 @@ def solve_seconds(
     strict_too = relaxed and facts.larger > limits.relaxed_points
     if {"chains", "relaxed"}.isdisjoint(moves) and not strict_too:
         return seconds, seconds
-    times = (_RELAXED if relaxed else 1.0) * limits.chains_of(options.search) / limits.chains
-    longer = seconds + slow * times * (_FOLLOWED + _POINT * facts.larger)
-    if relaxed and not strict_too:
-        return longer, longer
-    return (_SOLVES if strict_too else 1) * seconds, longer
+    times = slow * (_RELAXED if relaxed else 1.0) * limits.chains_of(options.search) / limits.chains
+    if relaxed:
+        # few points are searched in any case
+        seconds *= _SOLVES if strict_too else 1
+        seconds += times * (_FOLLOWED + _POINT * min(facts.larger, limits.few_points))
+        times *= strict_too
+    return seconds, seconds + times * (_FOLLOWED + _POINT * facts.larger)
 
 
 # Sinkhorn iterations of each linear problem of a sampled loss that is no product. [L454]
@@ -175,8 +177,8 @@ def forecast(
     if least > _LONG:
         unit, name = _unit(least)
         warn_user(
-            f"{facts.n:,} x {facts.m:,} points take about {each:.2g} s for each "
-            f"outer iteration on this CPU, and a solve like this usually {fewest} to {usual} of "
+            f"This solve takes long: {facts.n:,} x {facts.m:,} points take about {each:.2g} s for "
+            f"each outer iteration on this CPU, and usually {fewest} to {usual} of "
             f"them: {least / unit:.0f} to {most / unit:.0f} {name}. `callback` and `verbose=True` "
             "show progress; fewer points, `solve_low_rank` or a GPU are faster.",
             PerformanceWarning,

@@ -296,16 +296,18 @@ def _from_congruent_pairs(incumbent: Incumbent) -> None:
     problem, rule = asked.problem, asked.options.rule
     n, m = problem.source.n, problem.target.n
     limits, larger = limits_of(problem.source.device), max(n, m)
-    # smaller problems have begun with them
-    few = larger > limits.relaxed_points and n * m <= limits.congruent
-    apart = can_stack(problem) and problem.linear is None
+    # smaller problems have begun with them; of larger ones some points are looked at
+    whole = n * m <= limits.congruent and can_stack(problem)
+    size = larger if whole else math.isqrt(limits.congruent)
+    few = larger > limits.relaxed_points and limits.stores(n, m)
+    apart = problem.loss.is_square and not problem.directed and problem.linear is None
     search, clock = incumbent.lowest.search, perf_counter()
     free = incumbent.goes_on and incumbent.searched
     if rule is None or rule.squares or not (free and few and apart):
         return
     assert search is not None
     with incumbent.lowest.recorder.timed("multistart"):
-        coarse, soft = coarse_problem(problem, larger).problem, strategy.soft_rule
+        coarse, soft = coarse_problem(problem, size).problem, strategy.soft_rule
         assert soft is not None
         (rows, x, a), (columns, y, b) = (
             (side.indices, side.table.double(), side.weights) for side in coarse[:2]
@@ -323,18 +325,24 @@ def _from_congruent_pairs(incumbent: Incumbent) -> None:
     best = int(led.objectives.argmin())
     plan, label = led.plans[best, :s, :t], f"congruent pairs {best + 1}"
     lowest = float(led.objectives[best])
-    found = Alternative(lowest, label, plan / plan.sum(), rows, columns, (n, m), epsilon=0.0)
+    found = Alternative(lowest, label, plan / plan.sum(), rows, columns, (n, m))
+    if whole:
+        found = replace(found, epsilon=0.0)
     # few iterations do not tell where small epsilons end: the best seed is followed in any case
     lower = incumbent.follow_found(found, clock)
     ending, doubt = incumbent.lowest.ending, ""
     value = ending.evaluation.value(problem.alpha)
-    own = ending.plan.to_dense().to(led.plans)[rows[:, None], columns].flatten()
     ends = led.plans[:, :s, :t].flatten(1)
+    if whole:
+        own, known = ending.plan.to_dense().to(ends)[rows[:, None], columns].flatten(), True
+    else:
+        # some points have the mass of others in their ends, and their own alone in the whole plan
+        own, known = ends[best], sent_apart(problem, found, ending.plan) <= OTHER
     agree = torch.nn.functional.cosine_similarity(ends, own, dim=1) > ALIKE
     # few points do not vouch for an optimum that leaves some of them out
-    if int(agree.sum()) + (not lower) < _MET:
+    if not known or int(agree.sum()) + (not lower) < _MET:
         doubt = WHY_RELAXED
-    elif rule.mass is not None and float(led.values.min()) < (1 - AGREED) * value:
+    elif whole and rule.mass is not None and float(led.values.min()) < (1 - AGREED) * value:
         doubt = WHY_BLUR
     assert incumbent.lowest.search is not None
     incumbent.say(doubt=incumbent.lowest.search.doubt or doubt)

@@ -26,7 +26,7 @@ from torchgw._search.subsample import Cells, Coarse, Part, make_cells, take
 from torchgw._sinkhorn.annealing import Annealing
 from torchgw._sinkhorn.contract import PreparedProblem
 from torchgw._sinkhorn.problem import FactoredCost, LinearProblem
-from torchgw._sinkhorn.tiles.tiling import Tiling, block_orders
+from torchgw._sinkhorn.tiles.tiling import Tiling, block_orders, width_of
 from torchgw._solve.evaluation import (
     Evaluation,
     evaluate_extended,
@@ -62,7 +62,7 @@ _SLOWEST = 0.5
 # The number of the next cells is chosen so that the predicted error is this share of the allowed
 # one. [L424]
 _AIM = 0.7
-# Points that a plan is extended to at once: tables of some 600 bytes a point. [L1499]
+# Points that a plan is extended to at once: tables of some 600 bytes a point. [L1499, L1501]
 _PART = {"cpu": 2**14, "cuda": 2**19}
 # Divisor in place of a value of zero. [L424]
 _TINY = 1e-300
@@ -136,6 +136,8 @@ def solve_on_cells(
         # its points
         finer = min(max(left / (_AIM * tolerance), 2), _MOST_FINER)
         joined = max(1, joined // 2 ** math.ceil(math.log2(finer)))
+        # its plan is as large as the factors
+        del found
 
 
 def _solve(
@@ -233,8 +235,11 @@ def _extend(
     # in the dtype in which the plan will be read
     dtype = _resolving(strategy, setting.scale, tolerance)
     backend = strategy.backend(dtype, strategy.tiling)
-    plan = TransportPlan(cost.to(dtype), potentials, fine, epsilon, backend)
+    parts = list(cost)
     del cost
+    # one part after the other, so that both copies are never whole
+    rounded = FactoredCost(*(parts.pop(0).to(dtype) for _ in range(len(parts))))
+    plan = TransportPlan(rounded, potentials, fine, epsilon, backend)
     error = max(_measure(plan, setting), _measure(plan.T, setting))
     couplings = state.coupling, coupling
     found = evaluate_extended(setting, cells, small, potentials, masses, couplings, moved, error)
@@ -276,15 +281,18 @@ def _half(
     encode: Callable[[Tensor, Tensor], Coupling],
     linear: FactoredCost | None,
 ) -> _Half:
-    """Go over the points, rows of the cost, some of near cells at a time."""
+    """Go over the points, rows of the cost, some at a time."""
     # `other` are the potentials of the cells of the other side, `factors` those of their distances,
     # and `encode` makes a coupling of the product of some rows of the plan with them.
     assert isinstance(points, Cells)
-    order, n = points.order, cost.shape[0]
-    count = -(-n // _PART[cost.device.type])
-    height = -(-order.blocks // count) * order.width
+    # whole cells and whole tiles, from everywhere: a part that lies at one end of the space would
+    # see few cells, and leave a GPU idle. [L1501]
+    n, device = cost.shape[0], cost.device.type
+    blocks = points.order.point.split(max(points.order.width, width_of(cost.shape, device)))
+    count = min(len(blocks), -(-n // _PART[device]))
     potential, found = other.new_empty(n), list[tuple[Tensor, Tensor, float]]()
-    for some in order.point.split(height):
+    for first in range(count):
+        some = torch.cat(blocks[first::count])
         prepared = _prepare(strategy, cost.rows(some), Marginals(weights.a[some], weights.b))
         potential[some] = own = prepared.softmin(other, axis=1)
         plan = TransportPlan.of(prepared, Potentials(own, other))

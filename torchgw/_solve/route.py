@@ -505,9 +505,9 @@ MOVES = (
         lambda facts, options, limits: (
             _searched(facts, options) and options.rule is not None and facts.square
             and not any(facts.directed) and facts.linear is None
-            and facts.larger > limits.relaxed_points and facts.entries <= limits.congruent
+            and facts.larger > limits.relaxed_points and limits.stores(facts.n, facts.m)
         ),
-        lambda limits: f"{limits.congruent:,} pairs",
+        lambda limits: f"{limits.kept_tables:,.0f} pairs; some points beyond {limits.congruent:,}",
     ),
 )  # fmt: skip
 

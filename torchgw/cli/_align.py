@@ -152,7 +152,8 @@ def _add_solve_options(group: argparse._ArgumentGroup) -> tuple[str, ...]:
 def explain(options: argparse.Namespace) -> int:
     """Print what a match of two files would take, and how it would go."""
     _, given = _read_inputs(options)
-    print(torchgw.explain(**given, options=torchgw.Options(**_solve_settings(options))))
+    route = torchgw.explain(**given, options=torchgw.Options(**_solve_settings(options)))
+    print(spoken(route))
     return EXIT_CONVERGED
 
 
@@ -209,7 +210,7 @@ def align(options: argparse.Namespace) -> int:
     together = rank() is not None
     if together and options.gpus is not None:
         settings.setdefault("device", "cuda")
-    with progress(options.quiet, total, tol) as report:
+    with progress(options.quiet, total, tol, spoken) as report:
         asked = torchgw.Options(**settings, callback=report, distributed=together)
         result = torchgw.solve(**given, options=asked)
     if rank():

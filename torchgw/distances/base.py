@@ -29,6 +29,8 @@ Entrywise = Callable[[Tensor], Tensor]
 BLOCK_BYTES = 64 * 2**20
 # Entries of a table that is made and read block by block. [L267, L271, L327, L329, L382]
 BLOCK_ENTRIES = 2**22
+# Rows of factors that are squared at once: copies of some 10 MB. [L1500]
+_ROWS = 2**16
 
 
 class Factors(NamedTuple):
@@ -52,9 +54,15 @@ class Factors(NamedTuple):
     def mean_square(self, weights: Tensor) -> Tensor:
         """Compute (D * D) @ weights, shape (n,), in O(n r^2)."""
         # row i is the quadratic form A_i H A_i with H = diag(s) A.T diag(weights) A diag(s)
-        moments = inner_products(weights[:, None] * self.matrix, self.matrix)
+        blocks = self.matrix.split(_ROWS)
+        moments = torch.stack(
+            [
+                inner_products(weight[:, None] * block, block)
+                for weight, block in zip(weights.split(_ROWS), blocks, strict=True)
+            ]
+        ).sum(0)
         form = self.signs[:, None] * moments * self.signs
-        return ((self.matrix @ form) * self.matrix).sum(dim=1).clamp_min(0)
+        return torch.cat([((block @ form) * block).sum(dim=1) for block in blocks]).clamp_min(0)
 
 
 class DistanceProvider(ABC):

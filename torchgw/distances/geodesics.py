@@ -69,6 +69,13 @@ class Geodesics:
         self.unreachable, self.order = unreachable, order
         self.edges = graph if isinstance(graph, Edges) else from_csr(graph)
 
+    def forget(self) -> None:
+        """Let all edges go, where nothing more will be asked."""
+        self.edges = Edges(
+            *(part.new_zeros(size) for part, size in zip(self.edges, (1, 0, 0), strict=True))
+        )
+        vars(self).pop("graph", None)
+
     @property
     def n(self) -> int:
         """Number of vertices."""

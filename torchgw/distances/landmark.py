@@ -13,7 +13,7 @@ from torchgw._boundary.arrays import resolve_device
 from torchgw._boundary.checks import check_within
 from torchgw._errors import GraphWarning, UnsupportedError, warn_user
 from torchgw._tensors.draws import distinct
-from torchgw._tensors.operations import lesser, power
+from torchgw._tensors.operations import greater, lesser, power
 from torchgw._tensors.ranks import Ranks
 from torchgw.distances._graph.edges import components
 from torchgw.distances.base import DistanceProvider, Factors
@@ -38,6 +38,8 @@ _TOLERANCE = 0.02
 _LEAST_GAIN = 0.1
 # Landmarks of a round that are drawn together. [L101]
 _PART = 15
+# Vertices whose distances are compared at once: tables of 264 bytes a vertex. [L1500]
+_VERTICES = 2**18
 # Up to so many vertices the host makes the random numbers, so that they are the same as on a CPU.
 # [L790]
 _HOST_DRAWN = 2**20
@@ -150,6 +152,8 @@ class NystromDistance(DistanceProvider):
         if n_landmarks is None and self.n > _FEW_VERTICES:
             counts = _COUNTS
         for count in counts:
+            # as large as the rows: let go before more of these are found
+            factors = None
             self.landmarks, rows = _add_landmarks(
                 rows_of, self.landmarks, rows, exact, count, generator
             )
@@ -159,7 +163,9 @@ class NystromDistance(DistanceProvider):
             if exhausted or stuck or self.error <= _TOLERANCE:
                 break
             before = self.error
+        assert factors is not None
         self._largest = float(rows.max())
+        del first, rows, exact
         self._factors = Factors(*(part.to(self.dtype).contiguous() for part in factors))
 
     @property
@@ -209,16 +215,19 @@ def _add_landmarks(
         if closest.max() == 0:
             # all vertices that are left are duplicates of landmarks
             break
-        known = torch.cat([rows, others])
         farthest = min(_EXTREMES, count) - len(landmarks)
-        fresh = _choose_round(closest, known, farthest, count - len(landmarks), generator)
+        fresh = _choose_round(closest, (rows, others), farthest, count - len(landmarks), generator)
         landmarks = torch.cat([landmarks, fresh])
         rows = torch.cat([rows, rows_of(fresh)])
     return landmarks, rows
 
 
 def _choose_round(
-    closest: Tensor, known: Tensor, farthest: int, size: int, generator: torch.Generator
+    closest: Tensor,
+    known: tuple[Tensor, Tensor],
+    farthest: int,
+    size: int,
+    generator: torch.Generator,
 ) -> Tensor:
     """Choose the landmarks of a round, first farthest points, then by draws away from these."""
     # The distances to landmarks chosen before in this round are not known yet. By the triangle
@@ -227,8 +236,7 @@ def _choose_round(
     chosen = landmarks = torch.empty(0, dtype=torch.int64, device=closest.device)
     while len(landmarks) < size and closest.max() > 0:
         for one in chosen:
-            least = (known - known[:, one, None]).abs_().amax(dim=0)
-            closest = lesser(closest, least)
+            closest = lesser(closest, _least_apart(known, one))
         if len(landmarks):
             closest = closest.index_fill(0, landmarks, 0.0)
         part = min(size - len(landmarks), _PART)
@@ -238,6 +246,15 @@ def _choose_round(
             chosen = _draw_spread(closest, part, generator)
         landmarks = torch.cat([landmarks, chosen])
     return landmarks
+
+
+def _least_apart(known: tuple[Tensor, Tensor], one: Tensor) -> Tensor:
+    """Bound the distances of all vertices to one, (n,), by those of both to known vertices."""
+    first, second = (
+        [(part - rows[:, one, None]).abs_().amax(dim=0) for part in rows.split(_VERTICES, 1)]
+        for rows in known
+    )
+    return greater(torch.cat(first), torch.cat(second))
 
 
 def _draw_spread(closest: Tensor, size: int, generator: torch.Generator) -> Tensor:
@@ -277,12 +294,13 @@ def _approximate(
 ) -> tuple[tuple[Tensor, Tensor], float]:
     """Compute factors of the smallest rank nearly as good as the best, and their relative error."""
     matrix, signs = _nystrom(rows, landmarks)
-    fresh = (~torch.isin(held_out.cpu(), landmarks.cpu())).to(exact.device)
-    held_out, exact = held_out[fresh], exact[fresh]
-    if not len(held_out):
+    fresh = ~torch.isin(held_out.cpu(), landmarks.cpu())
+    if not fresh.any():
         return (matrix, signs), 0.0
+    if not fresh.all():
+        held_out, exact = (part[fresh.to(part.device)] for part in (held_out, exact))
     # squared distances of the exact columns to the sums of the first r terms
-    own, size = signs * matrix[held_out], (exact * exact).sum().clamp_min(1e-300)
+    own, size = signs * matrix[held_out], sum((row * row).sum() for row in exact).clamp_min(1e-300)
     products = ((own.T @ own) * (matrix.T @ matrix)).cumsum(0).cumsum(1).diagonal()
     square = products - 2 * (own * (exact @ matrix)).sum(0).cumsum(0) + size
     # differences below rounding mean nothing
@@ -403,9 +421,9 @@ class LandmarkDistance(NystromDistance):
         n_components = components(self.geodesics.edges)[0]
         if n_components > n_landmarks:
             warn_user(
-                f"{n_landmarks} landmarks cannot tell the {n_components} components of the graph "
-                f"apart. Pass `n_landmarks={n_components}` or more, or join the components with "
-                "`connect(graph, points)`.",
+                "Too few landmarks to tell the components of the graph apart: "
+                f"{n_landmarks} for {n_components}. Pass `n_landmarks={n_components}` or more, or "
+                "join the components with `connect(graph, points)`.",
                 GraphWarning,
             )
 

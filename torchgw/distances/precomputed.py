@@ -256,8 +256,9 @@ class DirectedDistance(PrecomputedDistance):
             largest = float(table[reached].max()) or 1.0
             missing = int(table.size - reached.sum())
             warn_user(
-                f"{missing} of {table.size} pairs have no path in their direction; their "
-                f"distance is {fill} times the largest path length, {fill * largest:.3g}.",
+                "Some pairs have no path in their direction, and as their distance "
+                f"{fill} times the largest path length, {fill * largest:.3g}: {missing} of "
+                f"{table.size}.",
                 GraphWarning,
             )
             table[~reached] = fill * largest

@@ -89,20 +89,25 @@ class EdgeRelaxation:
         more = quotient((degree - 1).clamp_(min=0), most)
         further = n + more.cumsum(0) - more
         self._rows = n + int(more.sum())
-        position = torch.arange(len(source), device=here) - edges.start[source]
-        part = quotient(position, most[source])
-        row = torch.where(part == 0, source, further[source] + part - 1)
+        # a table of the edges takes as much as the whole graph: each is let go as soon as it may be
+        column = torch.arange(len(source), device=here).sub_(edges.start[source])
+        limit = most[source]
+        part = quotient(column, limit)
+        column.sub_(limit.mul_(part))
+        del limit
+        row = torch.where(part == 0, source, further[source].add_(part).sub_(1))
+        del part
         # an edge leads to that row of its end which holds the same edge in reverse
         mirror = edges.vertex.clone()
         ours, theirs = (more[end].nonzero()[:, 0] for end in (source, mirror))
         ours = ours[(source[ours] * n + mirror[ours]).argsort()]
         theirs = theirs[(mirror[theirs] * n + source[theirs]).argsort()]
         mirror[theirs] = row[ours]
+        del source
         itself = torch.arange(self._rows, dtype=torch.int32, device=here)
         # where a row has no neighbour it is its own, at distance zero: nothing changes
         neighbour = itself[:, None].repeat(1, width)
         length = torch.zeros(self._rows, width, dtype=dtype, device=here)
-        column = position - part * most[source]
         neighbour[row, column] = mirror.int()
         length[row, column] = edges.length.to(dtype)
         owner = torch.repeat_interleave(more, output_size=self._rows - n)
