@@ -401,6 +401,8 @@ def test_columns_on_demand(loss):
 
 
 @pytest.mark.gpu
+# relaxed problems have a search, which may be in doubt
+@pytest.mark.filterwarnings("ignore::torchgw.SearchWarning")
 @pytest.mark.parametrize("loss", OTHERS)
 @pytest.mark.parametrize("gradient", ["dense", "sampled"])
 @pytest.mark.parametrize("options", [{}, {"unbalanced": 0.4}, {"polish": True}], ids=str)

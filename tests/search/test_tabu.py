@@ -220,6 +220,17 @@ def test_the_best_exchange_of_two_entries_is_found(kind, seed):
     torch.testing.assert_close(problem.value(found[None]), problem.value(best[None]))
 
 
+def test_a_perfect_plan_has_no_exchange():
+    """Rounding of costs that are zero lowers nothing: two points alike may change places."""
+    table = torch.tensor([[0.0, 2, 2, 1], [2, 0, 1, 2], [2, 1, 0, 2], [1, 2, 2, 0]]).double()
+    plan = torch.eye(4, dtype=torch.float64) / 4
+    for scale in torch.linspace(0.1, 3, 40, dtype=torch.float64):
+        sides = scale * table
+        own = 2 * sides.square().mean(0)
+        cost = own[:, None] + own - 4 * sides @ plan @ sides
+        assert exchange(-2 * sides[None], sides[None], cost, plan) is None
+
+
 def test_absolute_values_of_few_points_are_exact():
     rng = np.random.default_rng(0)
     clouds, plan = [rng.normal(size=(n, 2)) for n in (6, 7)], torch.from_numpy(rng.random((6, 7)))

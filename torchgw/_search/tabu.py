@@ -226,8 +226,8 @@ class Assignments(NamedTuple):
         return 4 * float(self.linear.abs().max() + 2 * near @ far)
 
 
-# By what share of its cost an exchange has to lower a plan, and masses, of the largest, that count
-# as none. A choice. [L1509]
+# By what share of the largest cost an exchange has to lower a plan; and the share of the largest
+# mass up to which one is none. A choice. [L1509]
 _LOWER = 1e-9
 # Relative difference up to which weights are equal. A choice. [L1274]
 EQUAL_WEIGHTS = 1e-9
@@ -283,7 +283,7 @@ def exchange(near: Tensor, far: Tensor, cost: Tensor, plan: Tensor) -> Tensor | 
         bends = bends * (own[:, :, None] + own[:, None, :] - across - across.mT)
     changes = moved * (slopes + moved * bends.sum(0))
     place = int(changes.argmin())
-    if float(changes.flatten()[place]) >= -_LOWER * float((cost * plan).abs().sum()):
+    if float(changes.flatten()[place]) >= -_LOWER * float(plan.sum() * cost.abs().max()):
         return None
     pair = list(divmod(place, len(masses)))
     rows, columns = i[pair], p[pair]

@@ -166,7 +166,10 @@ class Parameters:
         '``"euclidean"``.', flag=None,
     )  # fmt: skip
     alpha: float | torch.Tensor | Literal["auto"] | None = _common(
-        None, lambda _, value: None if value == "auto" else check_alpha(value, fused=True),
+        None,
+        lambda _, value: (
+            None if isinstance(value, str) and value == "auto" else check_alpha(value, fused=True)
+        ),
         'Weight of the distances, beside a linear cost; ``"auto"``: both count alike at the match.',
     )  # fmt: skip
     loss: LossName = _common(
