@@ -237,7 +237,8 @@ def _differences(case, directions, weights, plan, *, newton):
         return np.array([objective, (found * weights).sum()]), change
 
     slopes, noise, moves = [], 0.0, []
-    for step in (2e-3, 1e-3, 5e-4):
+    # Newton's method ends at other solutions, or at none, where the first guess is far
+    for step in (2e-4, 1e-4, 5e-5) if newton else (2e-3, 1e-3, 5e-4):
         (up, first), (down, second) = at(step), at(-step)
         slopes.append((up - down) / (2 * step))
         noise = max(noise, (first + second) / step)
