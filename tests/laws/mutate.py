@@ -37,9 +37,11 @@ TESTS = {
     "_sinkhorn/partial.py": ["tests/sinkhorn/test_partial.py"],
     "_solve/polish.py": ["tests/solve/test_frank_wolfe.py"],
     "_solve/step.py": ["tests/solve/test_step.py", "tests/solve/test_inner.py"],
-    "_search/exchange.py": ["tests/search/test_exchange.py"],
-    "_search/maps.py": ["tests/search/test_maps.py"],
-    "_search/assignments.py": ["tests/search/test_assignments.py"],
+    "_many/polishing.py": ["tests/many/test_sharp_plans.py"],
+    "_search/tabu.py": ["tests/search/test_tabu.py"],
+    "_search/turns.py": ["tests/search/test_turns.py"],
+    "_sinkhorn/entries.py": ["tests/solve/test_listed.py"],
+    "_solve/balance.py": ["tests/solve/test_balance.py"],
 }
 # What stands in for what. A bound that is met exactly is rare, so < and <= are not exchanged.
 OTHERS = {

@@ -12,6 +12,7 @@ import warnings
 import fuzz_cases
 import fuzz_run
 import fuzz_values
+import mutate
 import numpy as np
 import pytest
 import torch
@@ -211,3 +212,9 @@ def test_either_derivative_of_a_plan_is_that_of_its_fixed_point(number):
     for implicit, unrolled in found.values():
         error = float((implicit - unrolled).norm())
         assert error <= fuzz_more.AGREED * float(implicit.norm()) + 1e-12
+
+
+def test_what_is_mutated_is_there_with_its_tests():
+    for module, tests in mutate.TESTS.items():
+        for path in (mutate.ROOT / "torchgw" / module, *(mutate.ROOT / test for test in tests)):
+            assert path.is_file(), path
