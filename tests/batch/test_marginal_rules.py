@@ -42,6 +42,18 @@ def problem(count=3):
     return *map(torch.from_numpy, parts), torch.from_numpy(plans)
 
 
+@pytest.mark.parametrize("name", [name for name in RULES if name != "bounds"])
+def test_a_factor_of_all_columns_changes_none_of_them(name):
+    """It changes the mass alone, which penalties choose."""
+    (_, b, plans), relaxed = problem(), stacked(RULES[name])
+    sums, weight = plans.sum(1, keepdim=True), b[:, None]
+    for size in (0.2, 1.0, 5.0):
+        error = relaxed.error(weight, sums, torch.full_like(weight, size))
+        assert float(error.abs().max()) < 1e-14
+    factor = torch.linspace(1, 2, M, dtype=torch.float64).expand_as(weight)
+    assert float(relaxed.error(weight, sums, factor).min()) > 0.1
+
+
 @pytest.mark.parametrize("name", RULES)
 def test_rounded_plans_keep_their_rule_and_sound_ones_stay(name):
     (a, b, plans), rule = problem(), RULES[name]

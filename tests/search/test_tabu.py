@@ -144,6 +144,17 @@ def test_kicked_and_mixed_states_are_states():
             assert 0 <= made.min() <= made.max() < walk.shape[1]
 
 
+@pytest.mark.parametrize("scale", [0.01, 1.0, 100.0])
+def test_no_move_changes_more_than_is_said(scale):
+    sides, _ = maps(11, 9, 0)
+    sides = sides._replace(x=scale * sides.x, y=scale * sides.y)
+    for walk in (Exchanges(assignments("symmetric", 11, 11)[0]), Maps(sides)):
+        walk.begin(walk.drawn(200))
+        assert np.abs(walk.changes).max() <= walk.most
+        # and not by far: what is rounding is a share of it
+        assert walk.most <= 100 * np.abs(walk.changes).max()
+
+
 def coarse(kind, n, seed=0, weights=None):
     rng = np.random.default_rng(seed)
     x, y, cost = (torch.as_tensor(rng.random((n, n))) for _ in range(3))
