@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -49,7 +49,7 @@ class SampledLoss(Loss):
     @classmethod
     def of(cls, loss: Loss, *, floor: float = 0.0, levels: Levels | None = None) -> Loss:
         """Bound the cross term of a loss from below, or cut it if it is a minimum."""
-        parts = {field.name: getattr(loss, field.name) for field in fields(Loss)}
+        parts = _fields_of(loss)
         if loss.cross is None:
             return loss if levels is None else cls(**parts, levels=levels)
         if floor == 0:
@@ -78,7 +78,7 @@ class StepLoss(Loss):
     @classmethod
     def of(cls, loss: Loss, cuts: Tensor) -> Loss:
         """Cut a loss that is no product."""
-        return cls(**{field.name: getattr(loss, field.name) for field in fields(Loss)}, cuts=cuts)
+        return cls(**_fields_of(loss), cuts=cuts)
 
     @property
     def parts(self) -> int:
@@ -89,6 +89,11 @@ class StepLoss(Loss):
         assert self.cuts is not None
         above = (distance > self.cuts[parts]).to(distance.dtype)
         return above * (self.cuts.diff()[parts] * self.parts) if side == 0 else above
+
+
+def _fields_of(loss: Loss) -> dict[str, Any]:
+    """List what a loss is made of."""
+    return {field.name: getattr(loss, field.name) for field in fields(Loss)}
 
 
 def _raised(function: Entrywise, floor: float, distance: Tensor) -> Tensor:

@@ -34,12 +34,12 @@ def sharpen(asked: Questions, number: int, plan: Tensor) -> Sharp:
     rule = check_marginal_rule(given["unbalanced"], given["mass"])
     # steps are between plans of mass one
     mass = 1.0 if rule is None or rule.fixed_mass is None else rule.fixed_mass
+    near = -2 * alpha * problem.x[None]
     better: Tensor | None = plan.cpu()
     while better is not None:
         matrix, polished = descend(
             better, weights, rule, lambda matrix: problem.gradient(matrix, mass)
         )
-        near = -2 * alpha * problem.x[None]
         better = exchange(near, problem.y[None], problem.gradient(matrix, mass), matrix)
     matrix = mass * matrix
     terms = problem.terms(matrix)

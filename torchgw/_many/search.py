@@ -20,7 +20,7 @@ from torchgw._search.coarse import SQUARE_OF_FLOAT32
 from torchgw._search.optima import LEAST_EPSILON
 from torchgw._search.population import Members, improve
 from torchgw._search.stack import Ends, Stack, neighbourhoods
-from torchgw._search.tabu import maps_where_free
+from torchgw._search.tabu import has_maps, maps_where_free
 
 # Starts by random mixtures of quantiles of distances; random costs, at most, and entries of them;
 # and rounds that improve the best of all starts, at most. [L1311]
@@ -156,7 +156,9 @@ def _maps(stack: Stack, plans: Tensor) -> list[Ends]:
     """
     problems, every = stack.problems, torch.arange(len(plans), device=plans.device)
     rho = None if problems.relaxed is None else problems.relaxed.rho
-    if rho is None:
+    penalties = [] if rho is None else rho.tolist()
+    mapped = [number for number, pair in enumerate(penalties) if has_maps(pair)]
+    if not mapped:
         return []
     known, found = plans.cpu(), torch.zeros(plans.shape, dtype=plans.dtype, device="cpu")
     linear = None if problems.linear is None else problems.linear(every).cpu()
@@ -164,9 +166,8 @@ def _maps(stack: Stack, plans: Tensor) -> list[Ends]:
         (side.tables.cpu(), side.weights.cpu(), side.sizes[at].tolist(), at.tolist())
         for side, at in ((problems.x, problems.i), (problems.y, problems.j))
     ]
-    mapped = []
-    each = zip(problems.alpha.tolist(), rho.tolist(), strict=True)
-    for number, (alpha, penalties) in enumerate(each):
+    alpha = problems.alpha.tolist()
+    for number in mapped:
         (x, a), (y, b) = (
             (tables[at[number], :size, :size], weights[at[number], :size])
             for tables, weights, sizes, at in sides
@@ -175,11 +176,9 @@ def _maps(stack: Stack, plans: Tensor) -> list[Ends]:
         n, m = len(a), len(b)
         cost = None if linear is None else linear[number, :n, :m]
         begin = known[number : number + 1, :n, :m]
-        best = maps_where_free(penalties, (x, y), (a, b), alpha, cost, begin)[:1]
-        found[number, :n, :m] = best.sum(0)
-        mapped += [number] * len(best)
-    if not mapped:
-        return []
+        found[number, :n, :m] = maps_where_free(
+            penalties[number], (x, y), (a, b), alpha[number], cost, begin
+        )[0]
     which, nowhere = every[mapped], plans.new_full((len(plans),), math.inf)
     ends = Ends(found.to(plans), nowhere, nowhere.clone())
     for part, led in zip(ends, stack.follow(which, ends.plans[which]), strict=True):

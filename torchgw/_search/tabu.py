@@ -515,6 +515,11 @@ def best_maps(sides: Sides, plans: Tensor) -> Tensor:
     return found
 
 
+def has_maps(rho: Sequence[float]) -> bool:
+    """Whether penalties keep one side strict and leave the other free."""
+    return sorted(rho) == [0, math.inf]
+
+
 def maps_where_free(
     rho: Sequence[float],
     tables: tuple[Tensor, Tensor],
@@ -527,7 +532,7 @@ def maps_where_free(
 
     None for other penalties ``rho``.
     """
-    if sorted(rho) != [0, math.inf]:
+    if not has_maps(rho):
         return plans[:0]
     (x, y), (a, b) = tables, weights
     if rho[1] == 0:
