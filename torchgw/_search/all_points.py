@@ -121,9 +121,6 @@ _ISOMETRIC = 1e-3
 # above this ambiguity, chains are followed: all that are affordable of small plans, and a few of
 # larger ones. [L1270, L1274]
 _OPEN = 0.5
-# Where the few points are as far from the others as this, chains are followed also below the least.
-# [L1287]
-_FAR = 0.1
 # Where few points are so far from the others that the first search was one of all points, and the
 # best of its few starts is not far better than the others, which it is below this ambiguity, chains
 # are followed as if few points told nothing: merges of clusters have optima within optima. [L1287]
@@ -155,7 +152,6 @@ def search_all_points(
     if first.alternatives and is_over():
         return first._replace(doubt=WHY_TIME)
     plain = how == "auto" and n_init is None
-    least = limits.stacked if first.resolution > _FAR else limits.open_least
     told_all = how != "thorough" and tells_all(problem, first)
     unclear = told_all and plain and _is_unclear(problem, first)
     told_all = told_all and not unclear
@@ -165,7 +161,7 @@ def search_all_points(
     # what few points tell clearly is seldom wrong, and then costs no chains to put right
     stackable = small and can_stack(problem) and is_whole(problem, first)
     clear = told_all and plain and stackable and not left_open
-    brief = left_open and not full and least <= n * m < limits.open_most
+    brief = left_open and not full and n * m < limits.open_most
     if told_all and not (brief or full or clear):
         if first.alternatives:
             return first
