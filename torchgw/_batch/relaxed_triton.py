@@ -47,7 +47,7 @@ from torchgw._batch.tile_triton import (
     write,
 )
 from torchgw._sinkhorn.annealing import INNER_SHARE, MET
-from torchgw._tensors.launch import launch
+from torchgw._tensors.ahead import launch
 
 # Change of the plan at which float32 hands over, and the error of its linear problems. [L1141]
 _ROUGH_TOLERANCE, _ROUGH_ERROR = 5e-5, 1e-5

@@ -25,7 +25,7 @@ from torchgw._batch.tile_triton import (
 )
 from torchgw._batch.warm import Warm
 from torchgw._sinkhorn.annealing import MET
-from torchgw._tensors.launch import launch
+from torchgw._tensors.ahead import launch
 
 # Change of the plan at which float32 hands over, and the column error of its linear problems.
 # [L532] [L781]

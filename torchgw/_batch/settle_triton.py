@@ -24,7 +24,7 @@ from torchgw._batch.tile_triton import (
 )
 from torchgw._batch.warm import Warm
 from torchgw._sinkhorn.annealing import MET
-from torchgw._tensors.launch import launch
+from torchgw._tensors.ahead import launch
 
 # Iterations of one linear problem at most; its column error as a share of the last change, and what
 # float32 does not go below: Newton steps remove it afterwards. [L534]

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchgw._boundary.arrays import to_tensor
+from torchgw._boundary.arrays import MASS_TOLERANCE, to_tensor
 from torchgw._errors import InvalidInputError, InvalidTypeError, TorchGWError, UnsupportedError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -33,8 +33,6 @@ _ELSEWHERE = {
     "seed": ("random_state",), "rho": ("unbalanced",), "k": ("n_neighbors",),
     "sample_weight": ("a",),
 }  # fmt: skip
-# Relative difference of two masses that rounding can explain. [L265]
-_MASS_TOLERANCE = 1e-4
 
 
 @contextlib.contextmanager
@@ -231,7 +229,7 @@ def as_mass(name: str, value: Any, weight: Tensor) -> Tensor:
 def check_equal_masses(a: Tensor, b: Tensor) -> None:
     """Refuse marginals of different mass, which no plan can have."""
     first, second = float(a.sum()), float(b.sum())
-    if abs(first - second) > _MASS_TOLERANCE * max(first, second):
+    if abs(first - second) > MASS_TOLERANCE * max(first, second):
         raise InvalidInputError(
             f"`a` and `b` must have equal sums; got {first:.6g} and {second:.6g}. Scale one of "
             "them, or pass both."

@@ -338,16 +338,12 @@ class _Group:
 
 def _solve_group(group: _Group, found: Numbers, keep: Keep | None) -> None:
     """Solve the problems of a group, by a search or from some starts."""
-    if group.asked.n_init is not None or not _is_searched(group.sizes, group.device):
+    small = math.prod(group.sizes) <= limits_of(group.device).batch_searched
+    if group.asked.n_init is not None or not small:
         _solve_starts(group, found, keep)
         return
     for block in group.blocks():
         _search_block(block, found, keep)
-
-
-def _is_searched(sizes: tuple[int, int], device: torch.device) -> bool:
-    """Whether problems of some size are searched by default."""
-    return math.prod(sizes) <= limits_of(device).batch_searched
 
 
 def _solve_starts(group: _Group, found: Numbers, keep: Keep | None) -> None:

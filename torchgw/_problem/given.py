@@ -19,7 +19,7 @@ from torchgw._errors import (
 )
 from torchgw._problem.named import BY_SIZE, from_graphs
 from torchgw._problem.problem import Problem, stored_matrix
-from torchgw._tensors.memory import fits, free_memory
+from torchgw._tensors.machine import fits, free_memory
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.geodesics import Geodesics
 from torchgw.distances.new_points import Space
@@ -332,7 +332,8 @@ def recognise(passed: Passed, spec: Any, *, signed: bool = False) -> GivenSpace:
         )
     points = check_points(name, value)
     warn_of_transposed_points(name, points)
-    if _looks_like_distances(points):
+    square = points.shape[0] == points.shape[1] and bool(points.any())
+    if square and bool((points.diagonal() == 0).all()) and torch.equal(points, points.T):
         _warn_of_distances(name, spec)
     return GivenSpace(name, points=points)
 
@@ -344,12 +345,6 @@ def _only_steps(graph: Any) -> bool | None:
         return None
     lengths = lengths[lengths != 0]
     return bool((lengths == 1).all()) if len(lengths) else None
-
-
-def _looks_like_distances(points: Tensor) -> bool:
-    if points.shape[0] != points.shape[1] or not bool(points.any()):
-        return False
-    return bool((points.diagonal() == 0).all()) and bool(torch.equal(points, points.T))
 
 
 def _warn_of_distances(name: str, spec: Any) -> None:

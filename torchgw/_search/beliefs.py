@@ -29,7 +29,7 @@ from torchgw._search.chain import COMPARED_AT
 from torchgw._search.coarse import is_sparse
 from torchgw._search.graphs import SparseRows
 from torchgw._tensors.deadline import is_over
-from torchgw._tensors.memory import known_free
+from torchgw._tensors.machine import known_free
 from torchgw._typing import Marginals
 
 # Odds of a lost edge, for one of the nodes that its end might be at; rounds of messages, of which

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from torchgw._tensors.launch import launch
+from torchgw._tensors.ahead import launch
 from torchgw._tensors.operations import quotient
 from torchgw.distances._graph.leaves import Leaves
 

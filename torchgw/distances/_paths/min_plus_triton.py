@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from torchgw._tensors.launch import launch
+from torchgw._tensors.ahead import launch
 
 # Intermediate vertices that one step adds, and the side of the tiles that it updates. [L306]
 _PIVOT = 64

@@ -17,11 +17,9 @@ from torchgw._sinkhorn.exact import LARGE, LinearSolver, PartialTransport
 from torchgw._solve.polish import best_length, oracle, take_steps
 from torchgw._typing import Marginals
 from torchgw.pot import _mirror
-from torchgw.pot._arrays import Array, product, uniform
-from torchgw.pot._handed import handed
+from torchgw.pot._arrays import Array, handed, product, uniform
 from torchgw.pot._quadratic import Quadratic
-from torchgw.pot.gromov._call import Call
-from torchgw.pot.gromov._read import Problem, check_epsilon, check_limits, read_start
+from torchgw.pot.gromov._read import Call, Problem, check_epsilon, check_limits, read_start
 
 Kind = Literal["balanced", "partial", "semirelaxed"]
 
