@@ -142,8 +142,8 @@ def carry_over(
 ) -> Judged:
     """Solve from an annealed start and from some of the plans between coarse points."""
     rows, columns = _places(source, fine.source.indices), _places(target, fine.target.indices)
-    cross = cross_terms(fine.x[:, :, rows], plans[place].double(), fine.y[:, columns])
-    costs = torch.cat([fine.base[None], fine.base - 4 * fine.alpha * cross])
+    costs = fine.linearised(plans[place].double(), rows, columns)
+    costs = torch.cat([fine.base[None], costs])
     return judge(fine, _from_costs(fine, costs, epsilons, "compare", solve))
 
 
