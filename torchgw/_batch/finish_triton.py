@@ -183,11 +183,9 @@ def finish(
     warm: Warm,
     limits: tuple[int, int, float, float, float],
 ) -> Finished:
-    """Iterate problems (k,) from where they stand; arguments are those of ``rough``, in float64.
-
-    ``limits`` are iterations in all and of a linear problem, the change of a plan that has settled,
-    the column error of a linear problem, and the fall of the objective that is none.
-    """
+    """Iterate problems (k,) from where they stand; arguments are those of ``rough``, in float64."""
+    # `limits` are iterations in all and of a linear problem, the change of a plan that has settled,
+    # the column error of a linear problem, and the fall of the objective that is none.
     plan = warm.plan.double()
     count, n, m = plan.shape
     made = Finished(

@@ -263,10 +263,8 @@ def check_linear_cost(value: Any, shape: tuple[int, int], name: str = "M") -> Te
 
 
 def check_plan(value: Any, shape: tuple[int, int], mass: float | None = 1.0) -> Tensor:
-    """Convert a starting plan, non-negative, to float64 and a total mass of exactly one.
-
-    Where plans move another ``mass`` it may have that instead, and any where this is ``None``.
-    """
+    """Convert a starting plan, non-negative, to float64 and a total mass of exactly one."""
+    # Where plans move another `mass` it may have that instead, and any where this is `None`.
     tensor = check_linear_cost(value, shape, name="init").double()
     total, least = float(tensor.sum()), float(tensor.min())
     off = 0.0 if mass is None else min(abs(total - 1), abs(total / mass - 1))

@@ -54,11 +54,9 @@ def reject_unknown(
     nested: tuple[str, Sequence[str]] | None = None,
     former: Mapping[str, str] | None = None,
 ) -> F:
-    """Make a function answer an unknown keyword with the nearest known one.
-
-    ``nested`` is a keyword that takes a dictionary, and the keys that this may have.
-    ``former`` are other keywords that the function takes, and how they are spelled now.
-    """
+    """Make a function answer an unknown keyword with the nearest known one."""
+    # `nested` is a keyword that takes a dictionary, and the keys that this may have. `former` are
+    # other keywords that the function takes, and how they are spelled now.
     former = former or {}
     parameters = inspect.signature(function).parameters
     known = [name for name, item in parameters.items() if item.kind is not item.VAR_KEYWORD]

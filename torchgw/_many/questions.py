@@ -106,10 +106,8 @@ def read_sharpening(
     spaces: Sequence[Space],
     sides: tuple[NDArray[np.int64], NDArray[np.int64]],
 ) -> Sharpening:
-    """Read which of B problems take proximal steps, and which are polished; refuse what cannot.
-
-    ``sides`` are the places of their spaces, (B,) each.
-    """
+    """Read which of B problems take proximal steps, and which are polished; refuse what cannot."""
+    # `sides` are the places of their spaces, (B,) each.
     count = len(sides[0])
     proximal = per_problem("regularization", regularization, count, read_regularization) == 1
     wanted = per_problem("polish", polish, count, read_polish)

@@ -149,10 +149,8 @@ def search(stack: Stack, starts: Starts, plans: Tensor) -> Searched:
 
 
 def _maps(stack: Stack, plans: Tensor) -> list[Ends]:
-    """Follow the best map of each problem whose one side is strict and the other free.
-
-    As a search of one problem does; the others have no such end, and an infinite objective there.
-    """
+    """Follow the best map of each problem whose one side is strict and the other free."""
+    # As a search of one problem does; the others have no such end, and an infinite objective there.
     problems, every = stack.problems, torch.arange(len(plans), device=plans.device)
     rho = None if problems.relaxed is None else problems.relaxed.rho
     penalties = [] if rho is None else rho.tolist()

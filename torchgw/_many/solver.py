@@ -98,10 +98,8 @@ class Numbers(NamedTuple):
 def warn_of_failures(
     numbers: Numbers, what: str = "problems", name: Callable[[int], str] = str
 ) -> None:
-    """Warn once of all problems that did not converge, and once of those in doubt.
-
-    A warning begins with the same text however many they are, and names the first of them.
-    """
+    """Warn once of all problems that did not converge, and once of those in doubt."""
+    # A warning begins with the same text however many they are, and names the first of them.
 
     def some(mask: Tensor) -> str:
         numbers = mask.nonzero()[:, 0].tolist()
@@ -486,10 +484,8 @@ def _converged(numbers: Numbers) -> Tensor:
 
 
 def _lowest(solves: _Solves, rules: Rules, count: int) -> Tensor:
-    """Find the solve of each of ``count`` problems that has ended lowest.
-
-    Of those within rounding of it, one that has converged; the first of equals.
-    """
+    """Find the solve of each of ``count`` problems that has ended lowest."""
+    # Of those within rounding of it, one that has converged; the first of equals.
     numbers, problem = solves.numbers, solves.problem
     # what misses its marginals may have any objective
     sound = meets(numbers.marginal_error, rules) & numbers.objective.isfinite()

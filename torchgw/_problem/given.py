@@ -96,11 +96,9 @@ def _nearest_on_diagonal(table: Tensor) -> str:
 
 
 def common_unit(x: Space, y: Space) -> float | None:
-    """Find the larger of the numbers that sides of a relaxed problem were divided by.
-
-    The largest distance of a side may be that of a point without a partner, so the sides share a
-    unit if both may: if both are points with as many columns, or both are graphs.
-    """
+    """Find the larger of the numbers that sides of a relaxed problem were divided by."""
+    # The largest distance of a side may be that of a point without a partner, so the sides share a
+    # unit if both may: if both are points with as many columns, or both are graphs.
     first, second = (
         (s.metric, s.given_graph is None, None if s.points is None else s.points.shape[1])
         for s in (x, y)

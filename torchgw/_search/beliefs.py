@@ -88,10 +88,8 @@ class Graph(NamedTuple):
 
 
 def believed_plan(source: Graph, target: Graph, marginals: Marginals, seed: int = 0) -> Tensor:
-    """Find a plan (n, m) float32 by messages along the edges of one graph.
-
-    Weights of nodes are float32 of sum one, and positive.
-    """
+    """Find a plan (n, m) float32 by messages along the edges of one graph."""
+    # Weights of nodes are float32 of sum one, and positive.
     if len(source.rows) > len(target.rows):
         # messages run along the edges of the graph that has fewer
         return believed_plan(target, source, Marginals(*marginals[::-1]), seed).T.contiguous()

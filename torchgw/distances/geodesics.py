@@ -490,10 +490,8 @@ class EdgeRelaxation:
 
 
 def _renumbered(edges: Edges, order: Tensor) -> tuple[Edges, Tensor]:
-    """Renumber the vertices of a graph: order[i], unless that is -1, becomes i; also tell them.
-
-    The edges of a vertex stay in the order in which they were.
-    """
+    """Renumber the vertices of a graph: order[i], unless that is -1, becomes i; also tell them."""
+    # The edges of a vertex stay in the order in which they were.
     place = (order >= 0).nonzero()[:, 0]
     vertex = order[place]
     rank = torch.empty_like(place).scatter_(0, vertex, place)

@@ -92,10 +92,8 @@ def _update_kernel(
 
 
 def close_(distance: Tensor) -> Tensor:
-    """Turn edge lengths (n, n) into shortest-path lengths, in place if n is a multiple of 128.
-
-    They are symmetric, infinite where there is no edge, and zero on the diagonal.
-    """
+    """Turn edge lengths (n, n) into shortest-path lengths, in place if n is a multiple of 128."""
+    # They are symmetric, infinite where there is no edge, and zero on the diagonal.
     n = distance.shape[0]
     padding = -n % _TILE
     if padding:

@@ -312,10 +312,8 @@ class Call(SimpleNamespace):
 def takes(
     answer: Callable[..., Any], *more: Any, **named: Any
 ) -> Callable[[Callable[P, Any]], Callable[P, Any]]:
-    """Make a function of what is declared: its name, signature and docstring.
-
-    Its body is ``answer``, which gets the call, then the further arguments.
-    """
+    """Make a function of what is declared: its name, signature and docstring."""
+    # Its body is `answer`, which gets the call, then the further arguments.
 
     def decorate(declared: Callable[P, Any]) -> Callable[P, Any]:
         signature = inspect.signature(declared)

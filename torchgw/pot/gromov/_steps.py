@@ -209,10 +209,8 @@ def entropic(
     most: int = 1000,
     tol: float = 1e-9,
 ) -> tuple[Array, _mirror.Mirrored]:
-    """Take steps with entropy; ``most`` and ``tol`` are the limits of linear problems.
-
-    Those of a ``sharp`` balanced plan have the entropy relative to the last plan.
-    """
+    """Take steps with entropy; ``most`` and ``tol`` are the limits of linear problems."""
+    # Those of a `sharp` balanced plan have the entropy relative to the last plan.
     rule = _read_rule(problem, kind, mass)
     first = _read_first(problem, rule, start, exactly=False)
 
