@@ -7,6 +7,7 @@ logarithm of the added cost, which two straight lines describe, breaks.
 """
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -48,8 +49,7 @@ def solve_overlap(asked: Asked, recorder: Recorder) -> Outcome:
         if ends and is_over():
             break
         _take(ends, first, solve_problem(_moving(asked, first), Recorder()))
-        below = [share for share in reversed(shares) if share < first]
-        for path in (below, [share for share in shares if share > first]):
+        for path in (_below(first, shares), _above(first, shares)):
             near = ends[first]
             for share in path:
                 if is_over():
@@ -70,6 +70,14 @@ def solve_overlap(asked: Asked, recorder: Recorder) -> Outcome:
         search = best.search or Search((), math.nan)
         best = best._replace(search=search._replace(doubt=doubt))
     return best._replace(recorder=recorder, overlap=found)
+
+
+def _below(first: float, shares: Sequence[float]) -> Iterator[float]:
+    return (share for share in reversed(shares) if share < first)
+
+
+def _above(first: float, shares: Sequence[float]) -> Iterator[float]:
+    return (share for share in shares if share > first)
 
 
 def _moving(asked: Asked, share: float) -> Asked:
