@@ -62,7 +62,7 @@ def tells_all(problem: Problem, first: Search) -> bool:
     # entries of adjacency matrices and similarities are no distances, and small ones abound
     few = first.resolution > _NO_DISTANCE or is_structured(problem, first)
     sides = problem.source, problem.target
-    return few and not any(_is_similarity(side) or _is_adjacency(side) for side in sides)
+    return few and not any(map(_are_no_distances, sides))
 
 
 def is_structured(problem: Problem, found: Search | None = None) -> bool:
@@ -86,16 +86,11 @@ def is_smeared(problem: Problem, found: Search) -> bool:
     return all(table is not None and is_sparse(table) for table in tables)
 
 
-def _is_similarity(provider: DistanceProvider) -> bool:
-    """Whether the first point is further from itself than from others, as by similarities."""
-    columns = provider.columns(torch.arange(1, device=provider.device))
-    return bool(provider.n * columns[0, 0] > columns.sum())
-
-
-def _is_adjacency(provider: DistanceProvider) -> bool:
-    """Whether most entries of a table are zero."""
-    table = provider.matrix()
-    return table is not None and is_sparse(table)
+def _are_no_distances(provider: DistanceProvider) -> bool:
+    """Whether the first point is further from itself than from others, or most entries are zero."""
+    columns, table = provider.columns(torch.arange(1, device=provider.device)), provider.matrix()
+    similarities = bool(provider.n * columns[0, 0] > columns.sum())
+    return similarities or (table is not None and is_sparse(table))
 
 
 def _loneliness(provider: DistanceProvider, weights: Tensor, drawn: Tensor | None) -> float:

@@ -28,7 +28,7 @@ from torchgw._solve.forecast import (
 )
 from torchgw._solve.options import Options
 from torchgw._solve.state import RESOLVED, Dtypes, rounding
-from torchgw._tensors.speed import slowness
+from torchgw._tensors.machine import slowness
 
 # Tiles are considered from so many blocks of a side on, unless they were asked for: on a GPU an
 # iteration of a few blocks took 7 ms, most of it to choose them. [L550]
