@@ -11,7 +11,7 @@ from problems import random_weights
 from scipy.optimize import linprog
 
 from torchgw._problem.marginals import MarginalRule
-from torchgw._sinkhorn.exact import LARGE
+from torchgw._sinkhorn.exact import LARGE, by_scipy
 from torchgw._solve.polish import best_length, descend, oracle, take_steps
 from torchgw._typing import Marginals
 
@@ -51,6 +51,24 @@ def test_oracles_find_plans_of_least_cost(name, sign):
         np.testing.assert_allclose(masses, held["b_eq"], atol=1e-12)
         if "A_ub" in held:
             assert (held["A_ub"] @ plan.ravel() <= held["b_ub"] + 1e-12).all()
+
+
+@pytest.mark.parametrize(("unit", "mass"), [(1e-12, 1.0), (1.0, 1e-6), (1e12, 1e6)])
+def test_linear_problems_of_any_weights_and_units_are_solved_to_rounding(unit, mass):
+    """The prices prove the plan, which meets weights of twelve decades."""
+    for seed in range(24):
+        rng = np.random.default_rng([7, seed])
+        n, m = rng.integers(1, 25, size=2)
+        p, q = (10 ** rng.uniform(-12 * (seed % 3 > 0), 0, size) for size in (n, m))
+        p, q = mass * p / p.sum(), mass * q / q.sum()
+        points = rng.normal(size=(n, 1)), rng.normal(size=m)
+        cost = unit * (abs(points[0] - points[1]) if seed % 2 else rng.random((n, m)) - 0.5)
+        plan, u, v = by_scipy(p, q, cost)
+        assert plan.min() >= 0
+        np.testing.assert_allclose(plan.sum(1), p, atol=1e-12 * mass, rtol=0)
+        np.testing.assert_allclose(plan.sum(0), q, atol=1e-12 * mass, rtol=0)
+        assert (cost - u[:, None] - v).min() >= -1e-12 * unit
+        assert np.vdot(cost, plan) - p @ u - q @ v <= 1e-11 * mass * unit
 
 
 def test_large_problems_on_part_of_their_entries_are_exact():
