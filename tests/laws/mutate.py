@@ -30,13 +30,13 @@ ROOT = Path(__file__).parents[2]
 # Rooms whose modules are changed, and tests that notice it where no file bears a module's name.
 ROOMS = ("_solve", "_sinkhorn", "_search", "_batch")
 OTHER_NAMES = {
-    "_batch/advance.py": ["tests/batch/test_engine.py"],
+    "_batch/advance.py": ["tests/batch/test_engine.py", "tests/many/test_relaxed_many.py"],
     "_batch/newton.py": ["tests/batch/test_engine.py"],
     "_batch/relaxed.py": ["tests/batch/test_marginal_rules.py"],
     "_batch/stopping.py": ["tests/batch/test_engine.py"],
     "_batch/worth.py": ["tests/batch/test_engine.py"],
     "_many/polishing.py": ["tests/many/test_sharp_plans.py"],
-    "_sinkhorn/annealing.py": ["tests/solve/test_descent.py"],
+    "_sinkhorn/annealing.py": ["tests/solve/test_descent.py", "tests/solve/test_solve.py"],
     "_sinkhorn/choose.py": ["tests/sinkhorn/test_backends.py"],
     "_sinkhorn/entries.py": ["tests/solve/test_listed.py"],
     "_sinkhorn/exact.py": ["tests/solve/test_frank_wolfe.py"],
