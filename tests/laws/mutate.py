@@ -30,20 +30,57 @@ ROOT = Path(__file__).parents[2]
 # Rooms whose modules are changed, and tests that notice it where no file bears a module's name.
 ROOMS = ("_solve", "_sinkhorn", "_search", "_batch")
 OTHER_NAMES = {
-    "_batch/advance.py": ["tests/batch/test_engine.py", "tests/many/test_relaxed_many.py"],
-    "_batch/newton.py": ["tests/batch/test_engine.py"],
-    "_batch/relaxed.py": ["tests/batch/test_marginal_rules.py"],
-    "_batch/stopping.py": ["tests/batch/test_engine.py"],
-    "_batch/worth.py": ["tests/batch/test_engine.py"],
-    "_many/polishing.py": ["tests/many/test_sharp_plans.py"],
-    "_sinkhorn/annealing.py": ["tests/solve/test_descent.py", "tests/solve/test_solve.py"],
-    "_sinkhorn/choose.py": ["tests/sinkhorn/test_backends.py"],
-    "_sinkhorn/entries.py": ["tests/solve/test_listed.py"],
-    "_sinkhorn/exact.py": ["tests/solve/test_frank_wolfe.py"],
-    "_sinkhorn/loop.py": ["tests/sinkhorn/test_sinkhorn.py"],
-    "_solve/loop.py": ["tests/solve/test_descent.py"],
-    "_solve/polish.py": ["tests/solve/test_frank_wolfe.py"],
-    "_solve/step.py": ["tests/solve/test_step.py", "tests/solve/test_inner.py"],
+    "_batch/advance.py": "batch/test_engine many/test_relaxed_many",
+    "_batch/costs.py": "batch/test_engine batch/test_rough",
+    "_batch/newton.py": "batch/test_engine",
+    "_batch/packing.py": "batch/test_engine many/test_solve_many",
+    "_batch/pool.py": "batch/test_engine many/test_relaxed_many",
+    "_batch/relaxed.py": "batch/test_marginal_rules",
+    "_batch/stopping.py": "batch/test_engine",
+    "_batch/sweep.py": "batch/test_engine",
+    "_batch/worth.py": "batch/test_engine",
+    "_many/polishing.py": "many/test_sharp_plans",
+    "_search/all_points.py": "search/test_edges search/test_beliefs",
+    "_search/alternatives.py": "search/test_relation search/test_multistart",
+    "_search/chain.py": "search/test_chains search/test_repair",
+    "_search/coarse.py": "search/test_tabu search/test_multistart",
+    "_search/graphs.py": "search/test_edge_exchange search/test_chains",
+    "_search/optima.py": "search/test_multistart",
+    "_search/population.py": "search/test_multistart",
+    "_search/stack.py": "search/test_multistart",
+    "_search/standard.py": "laws/test_twins",
+    "_search/starts.py": "search/test_congruent search/test_multistart",
+    "_search/subsample.py": "solve/test_resolution",
+    "_search/world.py": "search/test_repair solve/test_forecast",
+    "_sinkhorn/anderson.py": "sinkhorn/test_partial solve/test_relaxed",
+    "_sinkhorn/annealing.py": "solve/test_descent solve/test_solve",
+    "_sinkhorn/batch.py": "sinkhorn/test_batch_sinkhorn",
+    "_sinkhorn/blocks.py": "solve/test_blocks",
+    "_sinkhorn/choose.py": "sinkhorn/test_backends",
+    "_sinkhorn/compiled.py": "sinkhorn/test_sinkhorn",
+    "_sinkhorn/contract.py": "sinkhorn/test_sinkhorn",
+    "_sinkhorn/eager.py": "sinkhorn/test_sinkhorn",
+    "_sinkhorn/entries.py": "solve/test_listed",
+    "_sinkhorn/exact.py": "solve/test_frank_wolfe",
+    "_sinkhorn/loop.py": "sinkhorn/test_sinkhorn",
+    "_sinkhorn/problem.py": "sinkhorn/test_sinkhorn",
+    "_sinkhorn/tiles/eager.py": "sinkhorn/tiles/test_tiles",
+    "_sinkhorn/tiles/prepared.py": "sinkhorn/tiles/test_tiles",
+    "_sinkhorn/tiles/tiling.py": "sinkhorn/tiles/test_tiles",
+    "_solve/begin.py": "solve/test_solve",
+    "_solve/evaluation.py": "solve/test_solve solve/test_relaxed",
+    "_solve/loop.py": "solve/test_descent",
+    "_solve/options.py": "solve/test_dispatch",
+    "_solve/outcome.py": "solve/test_solve solve/test_proximal",
+    "_solve/passes.py": "solve/test_solve solve/test_overlap",
+    "_solve/pipeline.py": "solve/test_solve solve/test_memory",
+    "_solve/polish.py": "solve/test_frank_wolfe",
+    "_solve/reduced.py": "laws/test_twins problem/test_preparation",
+    "_solve/route.py": "solve/test_dispatch",
+    "_solve/state.py": "solve/test_checkpoint solve/test_solve",
+    "_solve/step.py": "solve/test_step solve/test_inner",
+    "_solve/strategy.py": "solve/test_dispatch",
+    "_solve/table.py": "faces/test_options solve/test_dispatch",
 }
 
 
@@ -52,7 +89,9 @@ def tests_of(module):
     room, _, name = module.partition("/")
     folder = f"tests/{room.strip('_')}"
     named = f"{folder}/test_{name}"
-    return OTHER_NAMES.get(module, [named if (ROOT / named).is_file() else folder])
+    if module in OTHER_NAMES:
+        return [f"tests/{other}.py" for other in OTHER_NAMES[module].split()]
+    return [named if (ROOT / named).is_file() else folder]
 
 
 TESTS = {
