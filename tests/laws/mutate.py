@@ -68,7 +68,7 @@ OTHER_NAMES = {
     "_sinkhorn/tiles/prepared.py": "sinkhorn/tiles/test_tiles",
     "_sinkhorn/tiles/tiling.py": "sinkhorn/tiles/test_tiles",
     "_solve/begin.py": "solve/test_solve",
-    "_solve/evaluation.py": "solve/test_solve solve/test_relaxed",
+    "_solve/evaluation.py": "laws/test_truth solve/test_solve solve/test_relaxed",
     "_solve/loop.py": "solve/test_descent",
     "_solve/options.py": "solve/test_dispatch",
     "_solve/outcome.py": "solve/test_solve solve/test_proximal",

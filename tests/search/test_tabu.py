@@ -11,7 +11,7 @@ import torchgw
 from torchgw._problem.losses import find_loss
 from torchgw._problem.problem import Problem
 from torchgw._search import tabu
-from torchgw._search.coarse import coarse_problem, cross_terms
+from torchgw._search.coarse import as_before, coarse_problem, coarsen, cross_terms
 from torchgw._search.tabu import (
     Assignments,
     Exchanges,
@@ -198,7 +198,7 @@ def test_no_move_changes_more_than_is_said(scale):
         assert walk.most <= 100 * np.abs(walk.changes).max()
 
 
-def coarse(kind, n, seed=0, weights=None):
+def whole_problem(kind, n, seed=0, weights=None):
     rng = np.random.default_rng(seed)
     x, y, cost = (torch.as_tensor(rng.random((n, n))) for _ in range(3))
     if kind == "directed":
@@ -208,8 +208,24 @@ def coarse(kind, n, seed=0, weights=None):
     loss = find_loss("kl" if kind == "kl" else "square")
     linear = DenseCost(cost) if kind == "fused" else None
     a = torch.full((n,), 1 / n, dtype=torch.float64) if weights is None else weights
-    whole = Problem(*sides, Marginals(a, a.clone()), 0.6 if linear else 1.0, linear, loss)
-    return coarse_problem(whole, n).problem
+    return Problem(*sides, Marginals(a, a.clone()), 0.6 if linear else 1.0, linear, loss)
+
+
+def coarse(kind, n, seed=0, weights=None):
+    return coarse_problem(whole_problem(kind, n, seed, weights), n).problem
+
+
+@pytest.mark.parametrize("kind", ["square", "directed"])
+def test_points_that_were_drawn_before_are_told_to_be_the_same(kind):
+    whole = whole_problem(kind, 9)
+    made = coarsen(whole, 9)
+    points = made.problem.source, made.problem.target
+    again = as_before(whole, points)
+    assert again is not None
+    assert again.scale == pytest.approx(made.scale, rel=1e-12)
+    for old, new in zip(points, (again.problem.source, again.problem.target), strict=True):
+        torch.testing.assert_close(old.table, new.table)
+    assert as_before(whole_problem(kind, 9, seed=1), points) is None
 
 
 def plans_of(partners):
