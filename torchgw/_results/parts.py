@@ -109,7 +109,7 @@ def take_apart(value: Any, dense: bool) -> tuple[str, dict[str, Any]] | None:
         return type(value).__name__, fields_of(value)
     if isinstance(value, Loss):
         floor, levels = getattr(value, "floor", 0.0), getattr(value, "levels", None)
-        return "Loss", {"name": value.name, "floor": floor, "levels": levels and tuple(levels)}
+        return "Loss", {"name": value.name, "floor": floor, "levels": levels and levels[:2]}
     if isinstance(value, Status):
         return "Status", {"name": value.name}
     if isinstance(value, (TransportPlan, SparsePlan)):

@@ -13,7 +13,7 @@ import scipy
 import torch
 from torch import Tensor
 
-from torchgw._gradients.means import Levels, SampledLoss, StepLoss
+from torchgw._gradients.means import Levels, SampledLoss
 from torchgw._problem.limits import limits_of
 from torchgw._problem.losses import SQUARE, Loss
 from torchgw._problem.problem import Problem
@@ -296,13 +296,14 @@ def with_loss(coarse: Coarsened, problem: Problem) -> Coarsened:
     square = coarse.problem
     sides, alpha = directed_points(square[:2], problem), square.alpha
     reach = min(float(side.table.max()) for side in sides)
-    levels = max(_LEVELS, _LEVELS_OF_ALL // max(len(side.table) for side in sides))
-    loss = SampledLoss.of(problem.loss, levels=Levels(reach, levels))
+    steps = max(_LEVELS, _LEVELS_OF_ALL // max(len(side.table) for side in sides))
+    levels = Levels(reach, steps)
     if problem.loss.cross is None:
         # distances of few points, between which nothing is to be told
         tables = torch.cat([side.table.flatten() for side in sides])
         cuts = torch.cat([tables.new_zeros(1), tables]).clamp(0, reach).unique()
-        loss = StepLoss.of(problem.loss, cuts) if 1 < len(cuts) <= levels else loss
+        levels = Levels(reach, len(cuts) - 1, cuts) if 1 < len(cuts) <= steps else levels
+    loss = SampledLoss.of(problem.loss, levels=levels)
     (x, row, mean_x, own_x), (y, column, mean_y, own_y) = (
         _centre(loss, number, side, both=problem.directed) for number, side in enumerate(sides)
     )

@@ -34,6 +34,11 @@ def level(softmin: Any, weight: Any, mass: float, epsilon: float) -> Any:
         with np.errstate(all="ignore"):
             height = host_level(softmin.numpy(), weight.numpy(), mass, epsilon)
         return torch.as_tensor(height, device=softmin.device)
+    return device_level(softmin, weight, mass, epsilon)
+
+
+def device_level(softmin: Tensor, weight: Tensor, mass: float, epsilon: float) -> Tensor:
+    """Find the level without a look at the device."""
     # Points with s_i <= h are full. In the order of s the level follows from how many are: exp(h /
     # epsilon) = (mass - what the full ones carry) / sum over the others a_i exp(-s_i / epsilon),
     # and the right number is the least whose level lies below the next point.
@@ -44,7 +49,7 @@ def level(softmin: Any, weight: Any, mass: float, epsilon: float) -> Any:
     terms = torch.where(sizes > 0, sizes.log() - ordered, -torch.inf)
     others = terms.flip(0).logcumsumexp(0).flip(0)
     heights = (mass - full).clamp_min(0).log() - others
-    room = full < mass
+    room = (full < mass) & (sizes > 0)
     # a level above its next point would fill that point too; the search always ends at the last
     # point with mass, also after rounding
     fits = (heights <= ordered) & room
@@ -63,7 +68,7 @@ def host_level(
     full = sizes.cumsum() - sizes
     # those without weight are last: log 0 - inf
     others = np.logaddexp.accumulate((np.log(sizes) - ordered)[::-1])[::-1]
-    room = full < mass
+    room = (full < mass) & (sizes > 0)
     heights = np.log(np.maximum(mass - full, 0)) - others
     fits = (heights <= ordered) & room
     first = fits.argmax() if fits.any() else room.sum() - 1
