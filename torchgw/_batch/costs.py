@@ -9,7 +9,7 @@ from torchgw._batch.sweep import exact_rows
 from torchgw._batch.warm import LARGEST_ROUGH, has_triton
 from torchgw._problem.marginals import STRICT
 
-# epsilon="auto" as a share of the natural scale. [L391]
+# epsilon="auto" as a share of the natural scale [L391], times the mass that moves. [L1530]
 AUTO_EPSILON = 0.0025
 # The same of a proximal step. [L1269]
 _AUTO_STEP = 0.1
@@ -32,6 +32,8 @@ def units(
         linear, target = None if linear is None else linear / mass[:, None, None], target / mass
     scale = natural_scale(problems, numbers, linear)
     auto = (_AUTO_STEP if problems.proximal else AUTO_EPSILON) * scale
+    if relaxed is not None and relaxed.mass is not None:
+        auto = auto * relaxed.mass
     target = torch.where(target.isnan(), auto, target)
     if relaxed is not None and relaxed.rho is not None:
         heavy = relaxed.rho >= STRICT * scale[:, None]
