@@ -121,6 +121,13 @@ class Route(NamedTuple):
         )  # fmt: skip
         return self._replace(storage=storage)
 
+    def at_match(self) -> "Route":
+        """Return the path of the same problem where a match is the best, without a search."""
+        match = "the match that keeps all distances"
+        return self._replace(
+            begin=(Choice("start", match, "any other costs more by what is known of the match"),)
+        )
+
     def __str__(self) -> str:
         """Say it in some lines."""
         first, *others = self.begin
@@ -350,7 +357,7 @@ def is_polished(facts: Facts, limits: Limits) -> bool:
 
 
 def _searched(facts: Facts, options: Options) -> bool:
-    if facts.listed:
+    if facts.listed or facts.one_plan:
         return False
     return options.n_init != 1 and facts.alpha != 0 and min(facts.n, facts.m) > 1
 
@@ -379,7 +386,7 @@ MOVES = (
     Move(
         "copies", "the match that keeps all distances", "where one side is the other, reordered",
         lambda facts, options, limits: (
-            _strict(facts, options) and facts.n == facts.m and not facts.restricted
+            _strict(facts, options) and facts.n == facts.m
         ),
         lambda limits: "any number of points",
     ),
@@ -518,6 +525,7 @@ def _begin(facts: Facts, options: Options, moves: Sequence[Move], init: str) -> 
         alone = (
             "so many points of which some may not be matched have no search" if facts.listed else ""
         )
+        alone = alone or ("what is allowed leaves one plan" if facts.one_plan else "")
         why = "n_init=1" if options.n_init == 1 else alone or "there is but one optimum"
         return (Choice("start", "a x b", why),)
     search = Choice("start", "a search", f"search={options.search!r}")
