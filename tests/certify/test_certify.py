@@ -89,6 +89,13 @@ def test_no_plan_goes_below(clouds, equal, fused, confined):
         check_that_none_is_below(question, seed)
 
 
+def test_no_plan_goes_below_where_no_product_is_concave():
+    for seed in range(3):
+        X, Y = np.random.default_rng(seed).normal(size=(2, 5, 2))
+        tables = cdist(X, X, "sqeuclidean"), -cdist(Y, Y, "sqeuclidean")
+        check_that_none_is_below(Question(*tables, *np.full((2, 5), 1 / 5), 1.0, None), seed)
+
+
 def check_that_none_is_below(question, seed):
     rng = np.random.default_rng(seed)
     values = [question.value(plan) for plan in plans(question, 20, rng)]
