@@ -100,3 +100,8 @@ def test_counts_are_those_of_all_permutations(size, directed):
             assert (table[np.ix_(order, order)] == table).all()
         counts.add(found.count)
     assert len(counts) > 2
+
+
+def test_what_takes_too_long_is_not_counted(monkeypatch):
+    monkeypatch.setattr("torchgw._search.symmetries._MOST", 3)
+    assert Symmetries(petersen().astype(int)).count == 0

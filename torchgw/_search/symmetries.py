@@ -44,17 +44,13 @@ _SAME, _SETTLED = 1e-9, 1e-3
 _MOST, _DRAWN = 4_000, 16
 
 
-class _TooManyError(Exception):
-    """There are more refinements to make than is worth while."""
-
-
 class Symmetries:
     """The permutations of N points that keep a table of classes (N, N), at least in some colours.
 
     Attributes
     ----------
     count : int
-        How many there are.
+        How many there are; 0 if counting them takes too long.
     generators : list of ndarray, shape (N,), int64
         Some, of which all others are made.
     """
@@ -68,13 +64,12 @@ class Symmetries:
         self._marks = 2 * generator.integers(2**62, size=len(classes), dtype=np.uint64) + 1
         self._left = _MOST
         self.generators: list[Order] = []
-        self.count = self._count(self._refined(self._names.diagonal().copy()), 0)
+        count = self._count(self._refined(self._names.diagonal().copy()), 0)
+        self.count = count if self._left > 0 else 0
 
     def _refined(self, colours: Colours) -> Colours:
         """Tell points apart by the colours of all others, until that tells no more."""
         self._left -= 1
-        if self._left < 0:
-            raise _TooManyError
         known = len(np.unique(colours))
         while True:
             told = colours * np.uint64(0x9E3779B97F4A7C15) + self._names @ colours
@@ -93,7 +88,7 @@ class Symmetries:
     def _count(self, colours: Colours, depth: int) -> int:
         """Count those that keep some colours: where a point may go, times those that keep it."""
         cell = _first_cell(colours)
-        if len(cell) == 0:
+        if len(cell) == 0 or self._left < 0:
             return 1
         first = self._chosen(colours, int(cell[0]), depth)
         below = self._count(first, depth + 1)
@@ -119,7 +114,7 @@ class Symmetries:
     def _between(self, first: Colours, second: Colours, depth: int) -> Iterator[Order]:
         """Find the symmetries that take some colours to others."""
         one, two = np.argsort(first), np.argsort(second)
-        if not (first[one] == second[two]).all():
+        if not (first[one] == second[two]).all() or self._left < 0:
             return
         cell = _first_cell(first)
         if len(cell) == 0:
@@ -169,14 +164,14 @@ def with_images(search: Search, problem: Problem) -> Search:
         return search
     first, *others = search.alternatives
     plan = first.plan.cpu().numpy()
-    try:
-        table = _table_of(problem, first)
-        every = Symmetries(table)
-        # entries of rows of X and columns of Y
-        table[: len(plan), len(plan) :] += (table.max() + 1) * _classes(plan, _SETTLED)
-        count = 1 if every.count == 1 else every.count // Symmetries(table).count
-    except _TooManyError:
+    table = _table_of(problem, first)
+    every = Symmetries(table)
+    if every.count <= 1:
         return search
+    # entries of rows of X and columns of Y
+    table[: len(plan), len(plan) :] += (table.max() + 1) * _classes(plan, _SETTLED)
+    keeping = Symmetries(table).count
+    count = every.count // keeping if keeping else 1
     if count == 1:
         return search
     first, entries = replace(first, images=count), np.sort(plan, axis=None)
