@@ -53,6 +53,38 @@ def test_types_of_cells_are_groups():
         )
 
 
+def test_a_column_names_matched_cells():
+    anndata = pytest.importorskip("anndata")
+    import pandas as pd
+
+    import torchgw.anndata
+
+    names = np.array([f"cell {place}" for place in range(24)], dtype=object)
+    given = names.copy(), names[ORDER]
+    given[0][5:15], given[1][:4] = None, ""
+    source, target = (
+        anndata.AnnData(
+            points, obs=pd.DataFrame({"barcode": column, "one": "x"}, index=[*map(str, range(24))])
+        )
+        for points, column in ((X, given[0]), (Y, given[1]))
+    )
+    options = {"n_init": 1, "random_state": 0, "epsilon": 1.0}
+    found = torchgw.anndata.align(source, target, pairs_key="barcode", solve_options=options)
+    known = [j for j, i in enumerate(ORDER) if j >= 4 and not 5 <= i < 15]
+    assert found.plan[ORDER[known], known] == pytest.approx(1 / 24)
+    assert found.report.allowed["decided"] == len(known)
+    for key, message in (("one", "several cells"), ("code", "has 'barcode'")):
+        with pytest.raises(InvalidInputError, match=message):
+            torchgw.anndata.align(source, target, pairs_key=key, solve_options=options)
+    target.obs["barcode"] = "other " + target.obs_names
+    with pytest.raises(InvalidInputError, match="no cell of"):
+        torchgw.anndata.align(source, target, pairs_key="barcode", solve_options=options)
+    with pytest.raises(InvalidInputError, match="not both"):
+        torchgw.anndata.align(
+            source, target, pairs_key="barcode", solve_options={"pairs": [(0, 0)]}
+        )
+
+
 def test_files_on_the_command_line(tmp_path, capsys):
     np.save(tmp_path / "allowed.npy", (~MIXED).astype(float))
     np.savetxt(tmp_path / "pairs.csv", np.stack([ORDER, np.arange(24)], 1), "%d", ",")

@@ -208,11 +208,48 @@ def test_other_problems_are_left_alone():
     for other in (
         problem(x, y[1:, 1:]),
         problem(x, y, loss=ABSOLUTE),
-        problem(x, y, alpha=0.5, linear=DenseCost(torch.zeros(80, 80, dtype=torch.float64))),
+        problem(x, y, alpha=0.5, linear=DenseCost(1 - torch.eye(80, dtype=torch.float64))),
         problem(directed, directed),
         problem(np.zeros((5, 5)), np.zeros((5, 5))),
     ):
         assert find_isometry(other, streamed=True) is None
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_linear_cost_may_say_which_match_is_the_best(name):
+    x, y, order = weighted(TABLES[name])
+    there, n = order.argsort(), len(x)
+    # distances to a few points and their images, as known pairs have them
+    few = np.arange(n)[:: 1 + n // 8]
+    told = torch.from_numpy(((x[:, None, few] - y[None, :, there[few]]) ** 2).sum(2))
+    nothing, away = torch.zeros(n, n), told.clone()
+    away[0, there[0]] = away[0].max() + 1
+    closed = torch.ones(n, n, dtype=torch.bool)
+    closed[0, there[0]] = False
+    found = [
+        find_isometry(problem(x, y, alpha=0.5, **known), streamed=True)
+        for known in (
+            {"linear": DenseCost(told)},
+            {"linear": DenseCost(nothing.double())},
+            {"linear": DenseCost(away)},
+            {"linear": DenseCost(told), "support": closed},
+        )
+    ]
+    others = np.sort(told.numpy(), 1)[:, 1] > 1e-6 * told.numpy().mean()
+    if others.all():
+        assert found[0].only
+        assert (found[0].partners.numpy() == there).all()
+        assert found[2:] == [None, None]
+    # where points are told apart by none of these distances more than one match may be left
+    assert others.all() or found[0] is None or not found[0].only
+    assert found[1] is None or not found[1].only
+
+
+def test_points_at_one_place_are_no_partners_of_one_point():
+    x = np.abs(np.repeat(np.arange(4.0), 2)[:, None] - np.repeat(np.arange(4.0), 2))
+    linear = torch.ones(8, 8, dtype=torch.float64)
+    linear[:, ::2] = 0
+    assert find_isometry(problem(x, x, alpha=0.5, linear=DenseCost(linear)), streamed=True) is None
 
 
 def regular(n):

@@ -149,9 +149,9 @@ def test_penalties_are_the_same_while_epsilon_rises_and_falls(rho):
     prepared, rule = slow_problem(8, 9, epsilon=0.02), MarginalRule(rho)
     problem, tried = prepared.problem._replace(tau=rule.tau(0.02)), []
 
-    def solve(at, start, most, tol):
+    def solve(at, start, *, max_iter, tol):
         tried.append(at.problem)
-        return loop.SinkhornResult(start, 0.0, 1, converged=len(tried) > 2)
+        return newton.SinkhornResult(start, 0.0, 1, converged=len(tried) > 2)
 
     start = Potentials(*map(torch.zeros_like, problem.marginals))
     given = prepared.backend.prepare(problem)

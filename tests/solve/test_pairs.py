@@ -346,3 +346,22 @@ def test_confidences_that_mean_nothing_are_refused(pairs, message: str):
         torchgw.solve(X, Y, pairs=pairs)
     with pytest.raises(UnsupportedError, match="no derivatives"):
         torchgw.solve(X, Y, pairs=sure(1.0), differentiable="value", epsilon=0.1)
+
+
+def test_pairs_of_copies_leave_nothing_to_search_for():
+    """Any other plan costs more by what the pairs say, so that there is no start to look for."""
+    there = X[ORDER]
+    for more in ({}, {"loss": "square", "regularization": "proximal"}):
+        options = {"distances": "euclidean", "random_state": 0, **more}
+        found = torchgw.solve(X, there, pairs=PAIRS, **options)
+        assert "keeps all distances (any other costs more" in found.report.route
+        assert not found.alternatives
+        assert not found.doubt
+        assert (np.asarray(found.plan).argmax(0) == ORDER).all()
+        from_truth = torchgw.solve(X, there, pairs=PAIRS, init=ORDER.argsort(), **options)
+        least = from_truth.report.objective
+        assert found.report.objective <= least + 1e-6 * abs(least) + 1e-12
+    for pairs, moved in ((PAIRS, Y), (np.column_stack([PAIRS[:, 0], PAIRS[::-1, 1]]), there)):
+        # a copy with noise, or wrong pairs
+        found = torchgw.solve(X, moved, pairs=pairs, distances="euclidean", random_state=0)
+        assert "start: a search" in found.report.route

@@ -254,6 +254,49 @@ def test_entries_that_no_plan_has_are_left_out():
         assert kept[i, j] == (most > 1e-9)
 
 
+@pytest.mark.filterwarnings("ignore::torchgw.SearchWarning")
+@pytest.mark.parametrize("seed", [20, 32, 39, 43, 49, 53, 58])
+def test_relaxed_problems_on_few_pairs_have_no_lower_start(seed: int):
+    """Plans that creep were compared before they had come to their ends (L1540)."""
+    n = 17
+    rng = np.random.default_rng([n, seed])
+    X, Y = rng.normal(size=(n, 3)), rng.normal(size=(n, 3))
+    Y[: n // 2] = X[: n // 2] + 0.02 * rng.normal(size=(n // 2, 3))
+    mask = rng.random((n, n)) < 0.3
+    mask[np.arange(n), rng.permutation(n)] = True
+    options = {"allowed": mask, "mass": 0.5, "epsilon": 0.002, "distances": "euclidean"}
+    found, ends = torchgw.solve(X, Y, random_state=0, **options), []
+    for place in range(8):
+        noise = np.random.default_rng(place).normal(size=mask.shape)
+        start = mask * np.exp([1, 3, 6][place % 3] * noise)
+        again = torchgw.solve(X, Y, init=0.5 * start / start.sum(), **options)
+        ends.append(again.report.objective)
+    assert found.doubt or found.report.objective <= min(ends) * (1 + 1e-3)
+
+
+@pytest.mark.parametrize("way", ["pairs", "paths", "cycle"])
+def test_a_support_without_cycles_has_one_plan(way: str):
+    rng = np.random.default_rng(7)
+    X, Y, _ = drawn(9, 9, 1.0)
+    plan = np.zeros((9, 9))
+    plan[np.arange(9), rng.permutation(9)] = 1.0
+    if way != "pairs":
+        # a path of allowed pairs, closed or not
+        plan[np.arange(9), np.arange(9)] = plan[np.arange(8), np.arange(1, 9)] = 1.0
+        plan *= np.tri(9) + np.tri(9, k=1) > 0 if way == "paths" else 1.0
+        plan *= np.abs(np.subtract.outer(np.arange(9), np.arange(9))) < 2
+        plan = np.triu(plan)
+        plan[8, 0] = way == "cycle"
+    plan *= rng.uniform(1, 2, plan.shape)
+    plan /= plan.sum()
+    found = torchgw.solve(X, Y, a=plan.sum(1), b=plan.sum(0), allowed=plan > 0, random_state=0)
+    alone = "what is allowed leaves one plan" in found.report.route
+    assert alone == (way != "cycle")
+    if alone:
+        assert found.plan == pytest.approx(plan, abs=1e-6)
+        assert not found.alternatives
+
+
 def test_points_without_partners_move_nothing_where_they_may():
     X, Y, mask = drawn(8, 9, 0.6)
     mask[2] = False

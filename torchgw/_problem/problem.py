@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import scipy
 import torch
 from torch import Tensor
 
@@ -19,7 +20,7 @@ from torchgw._problem.losses import (
 from torchgw._problem.marginals import MarginalRule, is_assignment
 from torchgw._sinkhorn.blocks import Restriction
 from torchgw._sinkhorn.problem import Cost, DenseCost, FactoredCost
-from torchgw._tensors.memory import known_free
+from torchgw._tensors.machine import known_free
 from torchgw._typing import Marginals
 from torchgw.distances.base import DistanceProvider, both_ways
 from torchgw.distances.points import PointDistance
@@ -108,6 +109,23 @@ class Problem:
         return self.source.directed or self.target.directed
 
     @property
+    def has_one_plan(self) -> bool:
+        """Whether strict marginals leave one plan: no mass can go round, as entries make no cycle.
+
+        The difference of two plans has sums of zero, so each of its entries lies on a cycle.
+        """
+        if self.support is None:
+            return False
+        rows, columns = (weight > 0 for weight in self.marginals)
+        used = self.support[rows][:, columns]
+        if int(used.sum()) >= sum(used.shape):
+            return False
+        table = scipy.sparse.csr_array(used.cpu().numpy())
+        both = scipy.sparse.block_array([[None, table], [table.T, None]])
+        parts = scipy.sparse.csgraph.connected_components(both, directed=False)[0]
+        return bool(table.nnz == sum(table.shape) - parts)
+
+    @property
     def dtype(self) -> torch.dtype:
         """Dtype of the distances."""
         return self.source.dtype
@@ -154,6 +172,7 @@ class Facts(NamedTuple):
     sparse: bool = False  # whether both sides are stored tables of mostly zeros, and large
     restricted: bool = False  # whether some pairs may hold no mass
     listed: bool = False  # whether these are read from labels or from a list, without a table
+    one_plan: bool = False  # whether marginals and what is allowed leave one plan
     spread: float = float("nan")  # natural scale of the cost; zero where every plan costs the same
     epsilon: float = float("nan")
 
@@ -174,6 +193,7 @@ class Facts(NamedTuple):
             rule="strict" if rule is None else "relaxed" if rule.mass is None else "partial",
             assignment=is_assignment(problem.marginals), graphs=graphs,
             restricted=problem.support is not None or problem.restriction is not None,
+            one_plan=rule is None and problem.has_one_plan,
             listed=problem.restriction is not None, sparse=_is_sparse(source, target),
             clouds=any(isinstance(side, PointDistance) for side in (source, target)),
             free=known_free(3 * 8 * source.n * target.n, source.device),

@@ -37,7 +37,7 @@ from torchgw._sinkhorn.eager import EagerBackend
 from torchgw._sinkhorn.entries import Entries
 from torchgw._sinkhorn.problem import DenseCost, FactoredCost
 from torchgw._solve.state import Status
-from torchgw._tensors.sparse import sparse_tensor
+from torchgw._tensors.operations import sparse_tensor
 from torchgw._typing import Indices, Iteration, Marginals, Potentials
 from torchgw.distances.base import DistanceProvider, ScaledDistance
 from torchgw.distances.curved import CurvedDistance, CurvedModel

@@ -3,7 +3,9 @@
 They differ by rounding too. Sums over all distances of each point are the same at a point and at
 its image. Where few points share theirs, they tell which point is whose image, and points that
 share them are told apart by their distances to those that are matched. Whether the match keeps all
-distances is computed from all of them: if so, no plan is better, however it was found.
+distances is computed from all of them: if so, no plan is better, however it was found. With a
+linear cost, such as that of known pairs, this holds if each point has the least one there is for
+it; and if that is less than at any other partner, no other plan is as good.
 """
 
 from collections.abc import Iterator, Sequence
@@ -192,6 +194,7 @@ class Isometry(NamedTuple):
     partners: Tensor  # (n,) int64
     value: float  # mean squared difference of the distances
     moments: tuple[Tensor, Tensor]  # of both sides: mean and mean square of each point's, (n, 2)
+    only: bool = False  # whether each point has a higher linear cost at any other partner
 
 
 class _Space(NamedTuple):
@@ -210,7 +213,7 @@ def find_isometry(problem: Problem, *, streamed: bool) -> Isometry | None:
     # distances are too many to be stored, they are read only if they may be `streamed`.
     a, b = problem.marginals
     stored = len(a) ** 2 <= limits_of(a.device).dense
-    if not _is_plain(problem) or not (stored or streamed):
+    if not _is_plain(problem) or not (stored or streamed and problem.linear is None):
         return None
     if float(a.min()) <= 0 or not _same_sums(a, b):
         return None
@@ -220,17 +223,42 @@ def find_isometry(problem: Problem, *, streamed: bool) -> Isometry | None:
     if spaces is None or not _look_same(*spaces):
         return None
     near, far = spaces
-    found = _checked(near, far, _partners(near, far, _signatures(near), _signatures(far)))
+    costs = _linear_costs(problem)
+    found = None if costs is None else _checked(near, far, costs.argmin(1))
+    if found is None:
+        found = _checked(near, far, _partners(near, far, _signatures(near), _signatures(far)))
     x, y = near.distances.matrix(), far.distances.matrix()
     if found is None and x is not None and y is not None:
         found = _checked(near, far, match_by_classes(x, y, a.double(), b.double()))
-    return found
+    return found if found is None or costs is None else _at_least_cost(found, costs)
+
+
+def _linear_costs(problem: Problem) -> Tensor | None:
+    """Compute how far the linear cost lies above the least of each point of X, (n, n), if any."""
+    if problem.linear is None:
+        return None
+    table = problem.linear.dense().matrix.double()
+    if problem.support is not None:
+        table = table.masked_fill(~problem.support, torch.inf)
+    return table - table.amin(1, keepdim=True)
+
+
+def _at_least_cost(found: Isometry, costs: Tensor) -> Isometry | None:
+    """Return a match if its linear cost is the least that there is for each point."""
+    allowed = costs[costs.isfinite()]
+    own, size = costs.gather(1, found.partners[:, None]), float(allowed.mean())
+    if float(own.max()) > _SAME**2 * size:
+        return None
+    others = costs.scatter(1, found.partners[:, None], torch.inf)
+    return found._replace(only=float(others.min()) > _ROUGHLY**2 * size)
 
 
 def _checked(near: _Space, far: _Space, partners: Tensor | None) -> Isometry | None:
     """Return a match if it keeps all weights and distances."""
     a, b = near.weights, far.weights
     if partners is None or bool(((a - b[partners]).abs() > _SAME * a).any()):
+        return None
+    if len(partners.unique()) < len(b):
         return None
     missed = differences(near.distances, far.distances, partners, a)
     if not _keeps_distances(near, far, partners, missed):
@@ -239,8 +267,8 @@ def _checked(near: _Space, far: _Space, partners: Tensor | None) -> Isometry | N
 
 
 def _is_plain(problem: Problem) -> bool:
-    """Whether a match that keeps distances would have no cost, and columns can be read."""
-    plain = problem.linear is None and problem.loss.is_square and not problem.directed
+    """Whether distances that a match keeps would have no cost, and columns can be read."""
+    plain = problem.loss.is_square and not problem.directed
     as_many = problem.source.n == problem.target.n
     return plain and as_many and problem.source.cheap_columns and problem.target.cheap_columns
 

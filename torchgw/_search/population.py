@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from torchgw._batch.products import products
+from torchgw._batch.costs import products
 from torchgw._gradients.contract import START_NOISE
 from torchgw._search.chain import AGREEING, ALIKE, BETTER, SAME
 from torchgw._search.stack import Ends
@@ -109,6 +109,7 @@ class Found(NamedTuple):
     values: list[float]
     certain: bool  # whether groups, or enough of the starts, have found the lowest
     followed: int  # plans in all
+    met: int  # how many of the starts have led to the lowest
 
 
 def noisy_product(a: Tensor, b: Tensor) -> Tensor:
@@ -157,7 +158,7 @@ def follow_starts(
     return Found(
         names, members.plans[:, : len(a), : len(b)], members.objectives.tolist(),
         members.values.tolist(), bool(found.agreed | (found.met >= ways * AGREEING)),
-        int(found.followed),
+        int(found.followed), int(found.met),
     )  # fmt: skip
 
 

@@ -30,6 +30,9 @@ from torchgw._search.coarse import CoarseProblem
 # [L1291]
 _SETTLED = Rules(tol=1e-2, inner_tol=1e-3, objective_tol=1e-3, max_iter=16, inner_max_iter=96)
 
+# The same where relaxed plans keep to a support, on which they creep. [L1540]
+_CREPT = _SETTLED._replace(tol=1e-3, inner_tol=1e-4, max_iter=32)
+
 _HOST = torch.device("cpu")
 
 # Costs with which some problems begin, and which of them do.
@@ -68,6 +71,7 @@ class Stack:
 
     problems: Packed
     share: float = 1.0  # natural scale of the cost over that of its table, which may have prices
+    rules: Rules = _SETTLED  # when plans have settled
 
     @classmethod
     def of(
@@ -101,7 +105,8 @@ class Stack:
         if scale is None or linear is None:
             return cls(packed)
         table = (1 - alpha)[:, None, None] * linear(first)
-        return cls(packed, scale / float(packing.natural_scale(packed, first, table)))
+        share = scale / float(packing.natural_scale(packed, first, table))
+        return cls(packed, share, _SETTLED if relaxed is None else _CREPT)
 
     def padded(self, plans: Tensor) -> Tensor:
         """Pad plans (k, n, m) of a problem that is alone."""
@@ -144,7 +149,7 @@ class Stack:
             found[ended.number] = ended.plan
 
         with torch.no_grad():
-            run(packed, _SETTLED, keep)
+            run(packed, self.rules, keep)
             # plans that miss their marginals have no objective to compare
             ends = self.judged(which, found)
             # steps may lead away from a plan that cost less

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,8 +13,14 @@ from torch import Tensor
 from torchgw._sinkhorn.anderson import Anderson
 from torchgw._sinkhorn.contract import PreparedProblem
 from torchgw._sinkhorn.eager import LARGEST_SCALING, EagerBackend
-from torchgw._sinkhorn.loop import SinkhornResult
-from torchgw._sinkhorn.newton import FURTHEST, RIDGE, Plateau, from_larger_epsilon, is_small
+from torchgw._sinkhorn.newton import (
+    FURTHEST,
+    RIDGE,
+    Plateau,
+    SinkhornResult,
+    from_larger_epsilon,
+    is_small,
+)
 from torchgw._sinkhorn.problem import DenseCost
 from torchgw._tensors.deadline import is_over
 from torchgw._typing import Marginals, Potentials
@@ -270,13 +277,6 @@ def partial_sinkhorn(
     plateau, previous = Plateau(tol, wanted=from_above), math.inf
     before: tuple[Potentials, float] | None = None  # potentials and error before epsilon rose
 
-    def solve(
-        prepared: PreparedProblem, start: Potentials, budget: int, tol: float
-    ) -> SinkhornResult:
-        return partial_sinkhorn(
-            prepared, start, mass=mass, max_iter=budget, tol=tol, from_above=False
-        )
-
     while True:
         # one exact iteration is enough to make a kernel from
         count = min(1 if storable and kernel is None else _CHECK_EVERY, max_iter - done)
@@ -310,7 +310,8 @@ def partial_sinkhorn(
         acceleration, kernel = Anderson(), None
         if stays:
             before = found.potentials, error
-            nearer, used = from_larger_epsilon(prepared, found.potentials, most, solve, _RISE)
+            again = partial(partial_sinkhorn, mass=mass, from_above=False)
+            nearer, used = from_larger_epsilon(prepared, found.potentials, most, again, _RISE)
             g, done, previous = nearer.g, done + used, math.inf
             storable, failures = isinstance(cost, DenseCost), 0
             wait, slow = _SLOW, done + _SLOW

@@ -104,15 +104,18 @@ def first_guess(
         kept = Alternative(0.0, "copies", plan, points, match.partners, (len(plan), len(plan)))
         copies = standard.lower(kept).plan
     count = options.n_init or DEFAULT_STARTS
-    search = find_optima(searched, epsilon, count, backend, made, match=copies)
     if match is not None:
-        # a search on few points may say nothing of the others, and so nothing of other optima
-        told = is_whole(searched, search) or is_structured(searched, search)
         a, b = problem.marginals
         pairs = Anchors(torch.arange(len(a), device=a.device), match.partners)
         # potentials of zero are optimal at a match that keeps all distances
         zero = Potentials(torch.zeros_like(a), torch.zeros_like(b))
         guess = Guess(PairPlan(pairs, a, (len(a), len(b))), zero, 0.0, whole=True)
+        if match.only:
+            return guess, Search((), math.nan)
+    search = find_optima(searched, epsilon, count, backend, made, match=copies)
+    if match is not None:
+        # a search on few points may say nothing of the others, and so nothing of other optima
+        told = is_whole(searched, search) or is_structured(searched, search)
         if not told:
             return guess, Search((), math.nan)
         return guess, search if standard is None else standard.lift(search)
@@ -167,6 +170,7 @@ def searchable(problem: Problem, init: Any, options: Options) -> bool:
     trivial = problem.alpha == 0 or min(problem.source.n, problem.target.n) == 1
     # few points say little of what others may be matched with, or of how groups stand to each other
     trivial |= problem.restriction is not None
+    trivial |= options.rule is None and problem.has_one_plan
     return init is None and options.n_init != 1 and not trivial
 
 
@@ -306,6 +310,11 @@ MISSED = 1e-2
 # Starts from congruent pairs; rounds that improve the best, and where they are whole solves.
 # [L1292, L1401, L1492]
 SEEDS, _ROUNDS, _SOLVED = 16, 8, 2
+# Starts that know of each other, as one does of itself blurred: no more of them with the lowest
+# objective on a support leave it in doubt. [L1540]
+_ALONE = 2
+# Starts at pairs that are allowed, and the deviation of their logarithms. [L1540]
+_ALLOWED, _SPREAD = 8, 4.0
 
 
 def search_relaxed(
@@ -395,7 +404,9 @@ def _search(
         # whole solves take long, and mostly agree
         starts = list(zip(found.names, found.plans, strict=True))
         found = follow_starts(stack, starts, small.marginals, _SOLVED)
-    doubt = "" if found.certain else WHY_RELAXED
+    # where a support has many optima, groups that were kicked and mixed may agree by chance
+    certain = found.certain and (support is None or whole or found.met > _ALONE)
+    doubt = "" if certain else WHY_RELAXED
     shape = problem.source.n, problem.target.n
     first, second = (side.indices for side in sides)
     # values without entropy are not compared here: the penalty decides what the mass is
@@ -417,7 +428,7 @@ def _starts(small: Problem, rule: MarginalRule, strict: Search) -> list[tuple[st
     """Make the plans from which a relaxed problem is followed."""
     a, b = small.marginals
     product = noisy_product(a, b)
-    starts = [("product", product)]
+    starts = [("product", product), *_where_allowed(small)]
     for one in strict.alternatives:
         plan = torch.zeros_like(product)
         plan[one.source.cpu()[:, None], one.target.cpu()] = one.plan.cpu()
@@ -435,6 +446,19 @@ def _starts(small: Problem, rule: MarginalRule, strict: Search) -> list[tuple[st
         if rule.mass is None:
             maps = maps_where_free(rule.rho, tables, (a, b), small.alpha, linear, known)
         starts += [(f"map {place + 1}", plan) for place, plan in enumerate(maps)]
+    return starts
+
+
+def _where_allowed(small: Problem) -> list[tuple[str, Tensor]]:
+    """Make plans at random pairs that are allowed, of which no other start knows."""
+    if small.support is None:
+        return []
+    generator = torch.Generator("cpu").manual_seed(0)
+    shape, starts = small.support.shape, []
+    for place in range(_ALLOWED):
+        noise = torch.randn(shape, device="cpu", generator=generator, dtype=torch.float64)
+        plan = (_SPREAD * noise).exp() * small.support
+        starts.append((f"allowed pairs {place + 1}", plan / plan.sum()))
     return starts
 
 

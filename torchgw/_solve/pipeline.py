@@ -39,7 +39,7 @@ from torchgw._solve.state import LoopState, Recorder, Saved, Setting, Status
 from torchgw._solve.step import prepare, solve_linear
 from torchgw._solve.strategy import Strategy, annealed, choose_strategy, strategy_of_copies
 from torchgw._tensors.deadline import is_over, keep_least, leaves
-from torchgw._tensors.sparse import sparse_tensor
+from torchgw._tensors.operations import sparse_tensor
 from torchgw._typing import Marginals, Potentials
 
 # The warning about a plan that costs more than a match of copies.
@@ -320,7 +320,7 @@ _ITERATIONS_KEPT, _SHARE_KEPT = 4, 0.2
 def solve_once(asked: Asked, recorder: Recorder) -> Outcome:
     """Solve a problem, for one mass and by one search."""
     match = find_copy(asked, recorder)
-    if match is not None and asked.options.sharp:
+    if match is not None and asked.options.sharp and asked.problem.linear is None:
         return end_at_copy(asked, match, recorder)
     return conclude(asked, follow(asked, recorder, match))
 
@@ -348,6 +348,8 @@ def follow(asked: Asked, recorder: Recorder, match: Isometry | None = None) -> F
     options, checkpoint = asked.options, asked.checkpoint
     clock = perf_counter()
     strategy = strategy_of(asked)
+    if match is not None and match.only:
+        strategy = replace(strategy, route=strategy.route.at_match())
     if options.ranks is not None:
         options.ranks.agree(*strategy.fingerprint())
     # a plan is of no use before its last marginals and its numbers

@@ -28,7 +28,7 @@ from torchgw._solve.forecast import (
 )
 from torchgw._solve.options import Options
 from torchgw._solve.state import RESOLVED, Dtypes, rounding
-from torchgw._tensors.speed import slowness
+from torchgw._tensors.machine import slowness
 
 # Tiles are considered from so many blocks of a side on, unless they were asked for: on a GPU an
 # iteration of a few blocks took 7 ms, most of it to choose them. [L550]
@@ -120,6 +120,13 @@ class Route(NamedTuple):
             annealed=True,
         )  # fmt: skip
         return self._replace(storage=storage)
+
+    def at_match(self) -> "Route":
+        """Return the path of the same problem where a match is the best, without a search."""
+        match = "the match that keeps all distances"
+        return self._replace(
+            begin=(Choice("start", match, "any other costs more by what is known of the match"),)
+        )
 
     def __str__(self) -> str:
         """Say it in some lines."""
@@ -350,7 +357,7 @@ def is_polished(facts: Facts, limits: Limits) -> bool:
 
 
 def _searched(facts: Facts, options: Options) -> bool:
-    if facts.listed:
+    if facts.listed or facts.one_plan:
         return False
     return options.n_init != 1 and facts.alpha != 0 and min(facts.n, facts.m) > 1
 
@@ -379,7 +386,7 @@ MOVES = (
     Move(
         "copies", "the match that keeps all distances", "where one side is the other, reordered",
         lambda facts, options, limits: (
-            _strict(facts, options) and facts.n == facts.m and not facts.restricted
+            _strict(facts, options) and facts.n == facts.m
         ),
         lambda limits: "any number of points",
     ),
@@ -416,12 +423,10 @@ MOVES = (
         "open", "a few chains beside the optima of few points",
         "where these determine where all go, but not which of them is the best",
         lambda facts, options, limits: (
-            _follows(facts, options, limits)
-            and (facts.entries <= limits.stacked
-                 or limits.open_least <= facts.entries < limits.open_most)
+            _follows(facts, options, limits) and facts.entries < limits.open_most
         ),
-        lambda limits: f"{limits.open_chains} chains, {limits.open_least:,} to "
-        f"{limits.open_most - 1:,} pairs; all of them up to {limits.stacked:,}",
+        lambda limits: f"{limits.open_chains} chains, {limits.open_most - 1:,} pairs; "
+        f"all of them up to {limits.stacked:,}",
     ),
     Move(
         "exchanges", "tabu search over matchings, or entries that exchange partners",
@@ -520,6 +525,7 @@ def _begin(facts: Facts, options: Options, moves: Sequence[Move], init: str) -> 
         alone = (
             "so many points of which some may not be matched have no search" if facts.listed else ""
         )
+        alone = alone or ("what is allowed leaves one plan" if facts.one_plan else "")
         why = "n_init=1" if options.n_init == 1 else alone or "there is but one optimum"
         return (Choice("start", "a x b", why),)
     search = Choice("start", "a search", f"search={options.search!r}")

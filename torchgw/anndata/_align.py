@@ -45,6 +45,7 @@ class _Options(TypedDict, total=False):
     tau_a: float | None
     tau_b: float | None
     groups_key: str | None
+    pairs_key: str | None
     key_added: str
     sparse_topk: int
     spatial: MapKind | None
@@ -78,6 +79,7 @@ def align(
     tau_a: float | None = None,
     tau_b: float | None = None,
     groups_key: str | None = None,
+    pairs_key: str | None = None,
     key_added: str = "torchgw",
     sparse_topk: int = 10,
     spatial: MapKind | None = None,
@@ -126,6 +128,9 @@ def align(
     groups_key : str, optional
         Column of ``obs`` of both sides with the type of each cell: cells are matched within their
         type alone. See docs/known.md.
+    pairs_key : str, optional
+        Column of ``obs`` of both sides that names matched cells: two cells of one name are a known
+        pair. Cells without a name, or with one that the other side lacks, are matched as others.
     key_added : str
         Name under which results are written.
     sparse_topk : int
@@ -202,13 +207,20 @@ def align(
     check_objects(("adata_src", adata_src), ("adata_tgt", adata_tgt))
     if copy:
         adata_src, adata_tgt = adata_src.copy(), adata_tgt.copy()
-    places = None if spatial is None else _places(spatial, adata_src, adata_tgt)
+    named = ("adata_src", adata_src), ("adata_tgt", adata_tgt)
+    places = None if spatial is None else places_of(spatial, *named)
     problem = TranslationProblem(adata_src, adata_tgt)
     problem._columns_of(names)
     problem.prepare(
         use_rep=use_rep, use_obsp=use_obsp, joint_rep=joint_rep, recipe=recipe, metric=metric
     )
-    problem.solve(tau_a=tau_a, tau_b=tau_b, groups_key=groups_key, solve_options=solve_options)
+    problem.solve(
+        tau_a=tau_a,
+        tau_b=tau_b,
+        groups_key=groups_key,
+        pairs_key=pairs_key,
+        solve_options=solve_options,
+    )
     problem.write(labels=names, key_added=key_added, sparse_topk=sparse_topk)
     result = next(iter(problem.solutions.values()))
     if places is not None:
@@ -226,13 +238,13 @@ def align(
     return (result, adata_src, adata_tgt) if copy else result
 
 
-def _places(spatial: Any, *objects: AnnData) -> list[NDArray[np.float64]]:
-    """Read the places of both slices."""
+def places_of(spatial: Any, *slices: tuple[str, AnnData]) -> list[NDArray[np.float64]]:
+    """Read the places of slices, each with its name in messages."""
     check_choice("spatial", spatial, get_args(MapKind))
-    for name, data in zip(("adata_src", "adata_tgt"), objects, strict=True):
+    for name, data in slices:
         if "spatial" not in data.obsm:
             raise InvalidInputError(
                 f"`spatial={spatial!r}` maps places of slices, and `{name}.obsm` has no 'spatial'; "
                 f"it has: {', '.join(data.obsm) or 'none'}."
             )
-    return [np.asarray(data.obsm["spatial"], dtype=np.float64) for data in objects]
+    return [np.asarray(data.obsm["spatial"], dtype=np.float64) for _, data in slices]

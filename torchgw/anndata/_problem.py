@@ -31,6 +31,7 @@ from torchgw.anndata._spaces import (
     check_sources,
     groups_of,
     look_up,
+    pairs_of,
     points_of,
     read_spaces,
     solve_arguments,
@@ -185,6 +186,7 @@ class TranslationProblem:
         tau_b: float | None = None,
         *,
         groups_key: str | None = None,
+        pairs_key: str | None = None,
         solve_options: Options | Mapping[str, Any] | None = None,
     ) -> TranslationProblem:
         """Solve every source against the reference, and return the problem.
@@ -193,7 +195,7 @@ class TranslationProblem:
         ----------
         alpha, epsilon : float, optional
             As in :func:`torchgw.solve`, if ``solve_options`` does not have them.
-        tau_a, tau_b, groups_key, solve_options
+        tau_a, tau_b, groups_key, pairs_key, solve_options
             As in :func:`align`, for the masses of source and reference.
         """
         options = dict(check_options(solve_options))
@@ -205,15 +207,18 @@ class TranslationProblem:
         if not self._spaces:
             raise InvalidInputError("Call `prepare` before `solve`.")
         sides = self._unchanged_sides()
-        check_name("groups_key", groups_key)
-        if groups_key is not None and "groups" in options:
-            raise InvalidInputError("Pass `groups_key` or solve_options['groups'], not both.")
+        for name, key in (("groups", groups_key), ("pairs", pairs_key)):
+            check_name(f"{name}_key", key)
+            if key is not None and name in options:
+                raise InvalidInputError(f"Pass `{name}_key` or solve_options[{name!r}], not both.")
         target = self._spaces[self._reference]
         for name in self._sources:
             pair, warned = (name, self._reference), list[str]()
             arguments = solve_arguments(self._spaces[name], target, options, self._recipe)
             if groups_key is not None:
                 arguments["groups"] = tuple(groups_of(sides[side], groups_key) for side in pair)
+            if pairs_key is not None:
+                arguments["pairs"] = pairs_of([sides[side] for side in pair], pairs_key)
             with _noting(warned):
                 self.solutions[pair] = solve(**as_arguments(arguments))
             self._warned[pair] = warned

@@ -176,6 +176,30 @@ def groups_of(side: Side, name: str) -> NDArray[Any]:
     return as_labels(f"{side.shown}.obs[{name!r}]", np.asarray(column, dtype=object))
 
 
+def pairs_of(sides: Sequence[Side], name: str) -> NDArray[np.int64]:
+    """Find the cells of two sides that a column gives one name, (k, 2); others have none."""
+    places: list[dict[str, int]] = []
+    for side in sides:
+        column = look_up(side.adata.obs, name, f"`{side.shown}.obs`")
+        has_name = (column.notna() & (column.astype(str) != "")).to_numpy()
+        named = column[has_name].astype(str)
+        twice = named[named.duplicated()]
+        if len(twice):
+            raise InvalidInputError(
+                f"`{side.shown}.obs[{name!r}]` names matched cells, and {twice.iloc[0]!r} is the "
+                "name of several cells. Give types of cells as `groups_key`."
+            )
+        places.append(dict(zip(named, np.flatnonzero(has_name).tolist(), strict=True)))
+    here, there = places
+    both = [(place, there[each]) for each, place in here.items() if each in there]
+    if not both:
+        raise InvalidInputError(
+            f"`pairs_key={name!r}`: no cell of `{sides[0].shown}` has the name of a cell of "
+            f"`{sides[1].shown}`."
+        )
+    return np.array(both, dtype=np.int64)
+
+
 def points_of(
     shown: str, adata: AnnData, name: str | None, *, sparse: bool = False
 ) -> NDArray[np.float64]:
