@@ -196,7 +196,7 @@ def solve(
     epsilon : float or "auto"
         Regularisation, in units of squared scaled distances, as in POT. ``"auto"`` is 0.0025 times
         the natural scale of the cost, 4 alpha std(D_X) std(D_Y) (+ (1 - alpha) std(M)); or 0.1
-        times that with proximal steps.
+        times that with proximal steps; and times the square of ``mass`` where that is given.
     gradient : {"auto", "dense", "factored", "sampled"}
         How the quadratic term is linearised: exactly by stored matrices, exactly by factors of the
         distances, or without bias from sampled anchor pairs. ``"auto"`` is exact wherever it fits.

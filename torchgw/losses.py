@@ -24,9 +24,8 @@ from torchgw._errors import (
     NumericalError,
     warn_user,
 )
-from torchgw._many.gradients import Envelope
-from torchgw._many.options import check_rules
-from torchgw._many.solve_many import solve_batch
+from torchgw._many.questions import check_rules
+from torchgw._many.solve_many import Envelope, solve_batch
 from torchgw._problem.limits import limits_of
 from torchgw._problem.linear_term import check_alpha
 from torchgw._solve.table import check_options

@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from torchgw._boundary.arrays import as_labels, check_shape, to_numpy, to_tensor
 from torchgw._boundary.checks import reject_unknown
 from torchgw._boundary.graphs import as_graph
-from torchgw._boundary.surfaces import as_triangles
 from torchgw._errors import InvalidInputError, InvalidTypeError, UnsupportedError
 from torchgw._variants.solve_low_rank import LowRankResult
 from torchgw.distances.base import DistanceProvider
+from torchgw.distances.surface import as_triangles
 
 if find_spec("matplotlib") is None:
     raise ImportError("torchgw.plotting needs matplotlib: pip install matplotlib")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import reference
@@ -13,9 +16,10 @@ from torchgw._batch import advance, engine
 from torchgw._batch.engine import run
 from torchgw._batch.newton import newton_step
 from torchgw._batch.packing import Packed, pack, padded_sizes
-from torchgw._batch.stopping import ENDINGS, Rules
+from torchgw._batch.stopping import CONVERGED, ENDINGS, FLAT, IMPLAUSIBLE, INNER, Descent, Rules
 from torchgw._batch.sweep import TICK, exact_rows, next_relaxation, sweep
-from torchgw._batch.worth import Ended
+from torchgw._batch.worth import Ended, Finish, Terms, found_numbers
+from torchgw._sinkhorn.annealing import STUCK
 
 SIZES = [(9, 16), (12, 13), (16, 16), (10, 10), (14, 11)]
 
@@ -149,6 +153,76 @@ def test_steady_changes_are_followed_to_their_limit(monkeypatch):
     }
     torch.testing.assert_close(followed.objective, plain.objective, rtol=1e-6, atol=0)
     assert int(followed.n_iter.sum()) < int(plain.n_iter.sum())
+
+
+def test_shrinking_changes_are_led_to_their_limit_and_others_nowhere():
+    """Changes that shrink by a share r lead r / (1 - r) of the last step ahead, near the end."""
+    places, last = torch.arange(2), torch.tensor([1e-3, 1e-3], dtype=torch.float64)
+    known = torch.ones(2, dtype=torch.bool)
+    for before, rate in itertools.product((0.2, 0.5, 0.9), (0.05, 0.2, 0.5, 0.8, 0.9, 0.99)):
+        for size in (1.0, 1e3):
+            pool = SimpleNamespace(share=None, change=size * last / rate, rate=0 * last + before)
+            step = torch.zeros(2, 3, 3, dtype=torch.float64)
+            exact, stay = known, torch.tensor([False, True])
+            ahead = advance._ahead(pool, places, size * last, step, exact=exact, stay=stay)
+            steady = abs(rate - before) <= 0.1 * before and 0.3 < rate < 0.97 and size == 1
+            assert ahead.tolist() == pytest.approx([steady * rate / (1 - rate), 0.0])
+
+
+def test_flat_is_what_falls_by_no_more_an_iteration_than_the_tolerance():
+    tol, like = 1e-4, torch.zeros(1, dtype=torch.float64)
+    rates, rows = torch.tensor([0.0, 0.5, 0.9, 1.1, 2.0, 10.0]).double() * tol, torch.arange(6)
+    descent, met = Descent(6, like), torch.ones(6, dtype=torch.bool)
+    for count in range(12):
+        value = (1 - rates) ** count
+        flat = descent.update(rows, value, torch.full_like(value, 1e-3), met, tol)
+        # told once there are values to compare, and only of changes that do not settle
+        assert flat.tolist() == [count >= 10 and bool(rate <= tol) for rate in rates]
+
+
+def test_inner_limit_is_said_where_a_settled_plan_has_spent_all_iterations_in_vain():
+    cases = torch.tensor([*itertools.product((False, True), repeat=4)])
+    (settled, whole, met, falls), places = cases.T, torch.arange(len(cases))
+    one = torch.ones(len(cases), dtype=torch.float64)
+    pool = SimpleNamespace(
+        error=1e-4 * one, settling=torch.full_like(places, -1), done=places, sharp=None,
+        tol=torch.where(met, 1e-3, 1e-9), stuck=torch.full_like(places, STUCK - 1),
+        budget=torch.where(whole, RULES.inner_max_iter, 10), descent=Descent(len(cases), one),
+        last_error=torch.where(falls, 1.0, 1e-4).double(),
+    )  # fmt: skip
+    reached = SimpleNamespace(
+        change=torch.where(settled, 1e-7, 1.0).double(), epsilon=one, target=one, objective=one,
+        relaxed=None,
+    )  # fmt: skip
+    ending = advance._course(pool, places, reached, RULES).ending
+    assert torch.equal(ending == INNER, settled & whole & ~met & ~falls)
+
+
+@pytest.mark.parametrize("alpha", [0.2, 0.7, 1.0])
+def test_the_quadratic_term_is_that_of_the_definition(alpha):
+    rng = np.random.default_rng(0)
+    x, y, plan = rng.random((5, 8, 8)), rng.random((5, 6, 6)), rng.random((5, 8, 6))
+    plan /= plan.sum((1, 2), keepdims=True)
+    tables = [torch.from_numpy(one + one.swapaxes(1, 2)) for one in (x, y)]
+    given = torch.from_numpy(plan)
+    crossed = ((tables[0] @ given @ tables[1]) * given).sum((1, 2))
+    unit = torch.full((5,), alpha, dtype=torch.float64)
+    terms = Terms.of(*tables, (given.sum(2), given.sum(1)), crossed, unit)
+    for k, (near, far, one) in enumerate(zip(*tables, plan, strict=True)):
+        own = alpha * reference.gw_value(near.numpy(), far.numpy(), one)
+        assert float(terms.quadratic[k]) == pytest.approx(own, rel=1e-12)
+
+
+@pytest.mark.parametrize("linear", [-0.3, 0.0, 0.2])
+def test_implausible_is_what_costs_more_than_the_product_or_less_than_nothing(linear):
+    share = torch.tensor([-0.5, -1e-9, 0.0, 0.5, 1.0, 1.0 + 1e-9, 1.5], dtype=torch.float64)
+    one, none = torch.ones_like(share), torch.zeros(len(share), dtype=torch.int64)
+    for ending in (CONVERGED, FLAT):
+        found = Terms(share, linear * one, one), Terms(one, linear * one, 2 * one)
+        finish = Finish(0 * one, none + ending, none == 0, none, none)
+        ended = found_numbers(found, 0 * one, one, one, finish, RULES).counts[0]
+        expected = [IMPLAUSIBLE, *5 * [ending], IMPLAUSIBLE]
+        assert ended.tolist() == expected
 
 
 @pytest.mark.parametrize("zero", [False, True])

@@ -113,7 +113,7 @@ def test_given_masses_and_strict_sides_are_kept_and_breaches_told():
     masses = plans.sum(2), plans.sum(1)
     for name in ("free", "bounds"):
         rule = RULES[name]
-        found = stacked(rule).settle(one, 0 * one, 0 * one, masses, (a, b), 0.1 * one)
+        found = stacked(rule).settle(one, 0.5 * one, 0 * one, masses, (a, b), 0.1 * one)
         mass = rule.mass or 1.0
         assert torch.allclose(found.mass, mass * one)
         for k in range(3):
@@ -121,7 +121,7 @@ def test_given_masses_and_strict_sides_are_kept_and_breaches_told():
             expected = rule.violation(own, Marginals(a[k], b[k]))
             assert float(found.violation[k]) == pytest.approx(expected, rel=1e-12)
         if name == "bounds":
-            expected = 0.36 * (1 + 0.1 * math.log(0.6))
+            expected = 0.36 * (1 + 0.5 + 0.1 * math.log(0.6))
             assert torch.allclose(found.objective, expected * one)
 
 

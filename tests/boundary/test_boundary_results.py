@@ -15,7 +15,7 @@ import torchgw
 from torchgw import InvalidInputError, InvalidTypeError, TorchGWError, TorchGWWarning
 from torchgw._plans.given import SparsePlan
 from torchgw._plans.transport import RoundedPlan, TransportPlan
-from torchgw._variants.low_rank import LowRankPlan
+from torchgw._variants.solve_low_rank import LowRankPlan
 from torchgw.datasets import swiss_roll
 from torchgw.distances import CallableDistance, knn_graph
 from torchgw.metrics import foscttm, transfer_labels

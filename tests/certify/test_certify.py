@@ -89,6 +89,12 @@ def test_no_plan_goes_below(clouds, equal, fused, confined):
         check_that_none_is_below(question, seed)
 
 
+def test_no_plan_goes_below_where_all_of_them_have_the_same_coordinates():
+    # nothing is left to be cut but the cost itself
+    question = problem(10195, clouds=False, equal=True, fused=True, confined=True)
+    check_that_none_is_below(question, 10195)
+
+
 def check_that_none_is_below(question, seed):
     rng = np.random.default_rng(seed)
     values = [question.value(plan) for plan in plans(question, 20, rng)]

@@ -10,14 +10,15 @@ from scipy.spatial.distance import cdist
 from torchgw import _errors
 from torchgw.datasets import spiral
 from torchgw.distances import connect, geodesic_matrix, knn_graph, symmetrise
-from torchgw.distances._graph import leaves, stitching
+from torchgw.distances import graph as module
+from torchgw.distances._graph import leaves
 from torchgw.distances.geodesics import largest_path
 
 
 @pytest.fixture(autouse=True, params=["table", "boxes", "boxes of five parts"])
 def way(request, monkeypatch):
     """Every way to find the closest pairs, whatever the size."""
-    monkeypatch.setattr(stitching, "_TABLE_POINTS", 2**30 if request.param == "table" else 0)
+    monkeypatch.setattr(module, "_TABLE_POINTS", 2**30 if request.param == "table" else 0)
     if request.param == "boxes of five parts":
         monkeypatch.setattr(leaves, "_LEAF_POINTS", 5)
         monkeypatch.setattr(leaves, "_MANY_LEVELS", 3)
@@ -61,8 +62,8 @@ def test_stitching_adds_the_minimum_spanning_tree_of_components(count, d, device
 @pytest.mark.parametrize("work", [2**28, 2**12], ids=["at once", "in parts"])
 @pytest.mark.parametrize("kind", ["halves", "interleaved", "scales", "coincident", "one dimension"])
 def test_bridges_are_a_minimum_spanning_tree(kind, work, device, monkeypatch):
-    monkeypatch.setattr(stitching, "_WORK_BYTES", {"cpu": work, "cuda": work})
-    monkeypatch.setattr(stitching, "_PAIRS", max(4, work >> 8))
+    monkeypatch.setattr(module, "_WORK_BYTES", {"cpu": work, "cuda": work})
+    monkeypatch.setattr(module, "_PAIRS", max(4, work >> 8))
     rng = np.random.default_rng(0)
     points = rng.normal(size=(400, 1 if kind == "one dimension" else 3))
     labels = np.arange(400) * 2 // 400
@@ -76,7 +77,7 @@ def test_bridges_are_a_minimum_spanning_tree(kind, work, device, monkeypatch):
         labels = np.arange(400) // 8
         points = np.ones((400, 3))
     places = [torch.tensor(part, device=device) for part in (points, labels)]
-    bridges = stitching.shortest_bridges(*places)
+    bridges = module.shortest_bridges(*places)
     source, target, length = (part.cpu().numpy() for part in bridges)
     count = labels.max() + 1
     assert len(length) == count - 1
@@ -98,7 +99,7 @@ def test_edges_of_the_largest_component_are_chosen_by_the_others(seed):
     points = torch.from_numpy(spiral(400, seed)[0])
     labels = connected_components(knn_graph(points, 5), directed=False)[1]
     count = labels.max() + 1
-    bridges = stitching.shortest_bridges(points, torch.from_numpy(labels).long())
+    bridges = module.shortest_bridges(points, torch.from_numpy(labels).long())
     distance = cdist(points, points)
     between = np.array(
         [[distance[labels == i][:, labels == j].min() for j in range(count)] for i in range(count)]

@@ -9,9 +9,9 @@ from problems import skip_unless_kernels_run
 from scipy.sparse import csr_matrix, random_array
 from scipy.sparse.csgraph import connected_components, dijkstra
 
+from torchgw.distances import geodesics as module
 from torchgw.distances._graph.edges import components, from_csr, symmetric_edges
-from torchgw.distances._paths import relaxation as module
-from torchgw.distances._paths.relaxation import EdgeRelaxation
+from torchgw.distances.geodesics import EdgeRelaxation
 
 
 def random_graph(n, density, seed=0):

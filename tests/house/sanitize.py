@@ -34,18 +34,18 @@ class Again:
 def count_launches():
     """Count the launches of each kernel from now on."""
     from torchgw._sinkhorn.kernels import sweeps
-    from torchgw._tensors import cuda_graphs, launch
-    from torchgw.distances._paths import relaxation
+    from torchgw._tensors import ahead, cuda_graphs
+    from torchgw.distances import geodesics
 
     launched = collections.Counter()
-    ready = launch.ready
+    ready = ahead.ready
 
     def counted(kernel, arguments, options):
         launched[kernel.__name__] += 1
         return ready(kernel, arguments, options)
 
-    launch.ready = counted
-    for module in (cuda_graphs, sweeps, relaxation):
+    ahead.ready = counted
+    for module in (cuda_graphs, geodesics, sweeps):
         module.capture = Again
     return launched
 
@@ -58,12 +58,12 @@ def solve_all(device):
 
     import torchgw
     from torchgw._batch import engine, product_triton
-    from torchgw.distances import profiles_triton
+    from torchgw.distances import geodesics, profiles_triton
     from torchgw.distances._graph.edges import from_csr
     from torchgw.distances._graph.leaves import into_leaves
     from torchgw.distances._graph.neighbours import _nearest_by_one_launch
     from torchgw.distances._graph.neighbours_triton import nearest_candidates
-    from torchgw.distances._paths import relaxation, relaxation_triton
+    from torchgw.distances._paths import relaxation_triton
     from torchgw.distances._paths.min_plus_triton import close_
 
     rng = np.random.default_rng(0)
@@ -101,10 +101,10 @@ def solve_all(device):
     product_triton.batch_product(tables[0], tables[1].mT)
     half = random_array((150, 150), density=0.05, rng=rng)
     edges = from_csr((half + half.T).tocsr()).to(device)
-    few = relaxation.EdgeRelaxation(edges, kernel=True)
-    relaxation_triton.ROWS, relaxation._ROUNDS = 16, 2
+    few = geodesics.EdgeRelaxation(edges, kernel=True)
+    relaxation_triton.ROWS, geodesics._ROUNDS = 16, 2
     for rows in (0, 10**6):
-        relaxation._ONE_LAUNCH_ROWS = rows
+        geodesics._ONE_LAUNCH_ROWS = rows
         few.columns(torch.arange(5, device=device))
     close_(torch.rand(150, 150, dtype=torch.float64, device=device))
     points = torch.rand(250, 40, dtype=torch.float64, device=device) / 40

@@ -2,7 +2,8 @@
 
 A comparison or an operator of a module is turned into another one, in a copy of the package, and
 the tests of that module are run beside it. Tests that still pass would have noticed nothing: the
-mutant has survived. Mutants are drawn from a seed; each outcome is a line of ``--out``.
+mutant has survived. Tests that fail with nothing changed are left out. Mutants are drawn from a
+seed; each outcome is a line of ``--out``.
 
     python tests/laws/mutate.py --only _batch/relaxed.py --count 10 --seed 3
     python tests/laws/mutate.py --show _batch/relaxed.py:3
@@ -14,35 +15,92 @@ import argparse
 import ast
 import json
 import os
+import queue
 import random
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-# Modules that are changed, and the tests that are to notice it.
-TESTS = {
-    "_batch/relaxed.py": ["tests/batch/test_marginal_rules.py"],
-    "_batch/worth.py": ["tests/batch/test_engine.py"],
-    "_batch/stopping.py": ["tests/batch/test_engine.py"],
-    "_batch/newton.py": ["tests/batch/test_engine.py"],
-    "_batch/advance.py": ["tests/batch/test_engine.py"],
-    "_sinkhorn/annealing.py": ["tests/solve/test_descent.py"],
-    "_sinkhorn/exact.py": ["tests/solve/test_frank_wolfe.py"],
-    "_sinkhorn/loop.py": ["tests/sinkhorn/test_sinkhorn.py"],
-    "_sinkhorn/newton.py": ["tests/sinkhorn/test_newton.py"],
-    "_sinkhorn/partial.py": ["tests/sinkhorn/test_partial.py"],
-    "_solve/polish.py": ["tests/solve/test_frank_wolfe.py"],
-    "_solve/step.py": ["tests/solve/test_step.py", "tests/solve/test_inner.py"],
-    "_many/polishing.py": ["tests/many/test_sharp_plans.py"],
-    "_search/tabu.py": ["tests/search/test_tabu.py"],
-    "_search/turns.py": ["tests/search/test_turns.py"],
-    "_sinkhorn/entries.py": ["tests/solve/test_listed.py"],
-    "_solve/balance.py": ["tests/solve/test_balance.py"],
+# Rooms whose modules are changed, and tests that notice it where no file bears a module's name.
+ROOMS = ("_solve", "_sinkhorn", "_search", "_batch")
+OTHER_NAMES = {
+    "_batch/advance.py": "batch/test_engine many/test_relaxed_many",
+    "_batch/costs.py": "batch/test_engine batch/test_rough",
+    "_batch/newton.py": "batch/test_engine",
+    "_batch/packing.py": "batch/test_engine many/test_solve_many",
+    "_batch/pool.py": "batch/test_engine many/test_relaxed_many",
+    "_batch/relaxed.py": "batch/test_marginal_rules",
+    "_batch/stopping.py": "batch/test_engine",
+    "_batch/sweep.py": "batch/test_engine",
+    "_batch/worth.py": "batch/test_engine",
+    "_many/polishing.py": "many/test_sharp_plans",
+    "_search/all_points.py": "search/test_edges search/test_beliefs",
+    "_search/alternatives.py": "search/test_relation search/test_multistart",
+    "_search/chain.py": "search/test_chains search/test_repair",
+    "_search/coarse.py": "search/test_tabu search/test_multistart",
+    "_search/graphs.py": "search/test_edge_exchange search/test_chains",
+    "_search/optima.py": "search/test_multistart",
+    "_search/population.py": "search/test_multistart",
+    "_search/stack.py": "search/test_multistart",
+    "_search/standard.py": "laws/test_twins",
+    "_search/starts.py": "search/test_congruent search/test_multistart",
+    "_search/subsample.py": "solve/test_resolution",
+    "_search/world.py": "search/test_repair solve/test_forecast",
+    "_sinkhorn/anderson.py": "sinkhorn/test_partial solve/test_relaxed",
+    "_sinkhorn/annealing.py": "solve/test_descent solve/test_solve",
+    "_sinkhorn/batch.py": "sinkhorn/test_batch_sinkhorn",
+    "_sinkhorn/blocks.py": "solve/test_blocks",
+    "_sinkhorn/choose.py": "sinkhorn/test_backends",
+    "_sinkhorn/compiled.py": "sinkhorn/test_sinkhorn",
+    "_sinkhorn/contract.py": "sinkhorn/test_sinkhorn",
+    "_sinkhorn/eager.py": "sinkhorn/test_sinkhorn",
+    "_sinkhorn/entries.py": "solve/test_listed",
+    "_sinkhorn/exact.py": "solve/test_frank_wolfe",
+    "_sinkhorn/loop.py": "sinkhorn/test_sinkhorn",
+    "_sinkhorn/problem.py": "sinkhorn/test_sinkhorn",
+    "_sinkhorn/tiles/eager.py": "sinkhorn/tiles/test_tiles",
+    "_sinkhorn/tiles/prepared.py": "sinkhorn/tiles/test_tiles",
+    "_sinkhorn/tiles/tiling.py": "sinkhorn/tiles/test_tiles",
+    "_solve/begin.py": "solve/test_solve",
+    "_solve/evaluation.py": "laws/test_truth solve/test_solve solve/test_relaxed",
+    "_solve/loop.py": "solve/test_descent",
+    "_solve/options.py": "solve/test_dispatch",
+    "_solve/outcome.py": "solve/test_solve solve/test_proximal",
+    "_solve/passes.py": "solve/test_solve solve/test_overlap",
+    "_solve/pipeline.py": "solve/test_solve solve/test_memory",
+    "_solve/polish.py": "solve/test_frank_wolfe",
+    "_solve/reduced.py": "laws/test_twins problem/test_preparation",
+    "_solve/route.py": "solve/test_dispatch",
+    "_solve/state.py": "solve/test_checkpoint solve/test_solve",
+    "_solve/step.py": "solve/test_step solve/test_inner",
+    "_solve/strategy.py": "solve/test_dispatch",
+    "_solve/table.py": "faces/test_options solve/test_dispatch",
 }
+
+
+def tests_of(module):
+    """Return the files or the folder of tests that are to notice a change of a module."""
+    room, _, name = module.partition("/")
+    folder = f"tests/{room.strip('_')}"
+    named = f"{folder}/test_{name}"
+    if module in OTHER_NAMES:
+        return [f"tests/{other}.py" for other in OTHER_NAMES[module].split()]
+    return [named if (ROOT / named).is_file() else folder]
+
+
+TESTS = {
+    module: tests_of(module)
+    for module in sorted(
+        {str(path.relative_to(ROOT / "torchgw")) for room in ROOMS
+         for path in (ROOT / "torchgw" / room).rglob("[!_]*.py")} | set(OTHER_NAMES)
+    )
+}  # fmt: skip
 # What stands in for what. A bound that is met exactly is rare, so < and <= are not exchanged.
 OTHERS = {
     ast.Lt: ast.Gt, ast.Gt: ast.Lt, ast.LtE: ast.GtE, ast.GtE: ast.LtE, ast.Eq: ast.NotEq,
@@ -88,20 +146,30 @@ def mutated(text, number):
     return ast.unparse(tree), f"line {node.lineno}: {before} -> {ast.unparse(node)}"
 
 
-def attempt(copy, module, number, limit):
-    """Run the tests of a module with one change; return what became of it."""
+def failures(copy, tests, limit, *without):
+    """Run tests in a copy until one fails, or all of them; return those that failed."""
+    call = [sys.executable, "-m", "pytest", "-q", "-rfE", "-p", "no:cacheprovider", *tests]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    ran = subprocess.run(
+        [*call, *without], cwd=copy, env=environment, capture_output=True, text=True,
+        timeout=limit, check=False,
+    )  # fmt: skip
+    failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", ran.stdout, re.MULTILINE)
+    if ran.returncode and not failed:
+        raise SystemExit(f"{tests}: {ran.stdout[-800:]}{ran.stderr[-800:]}")
+    return failed
+
+
+def attempt(copy, module, number, limit, red):
+    """Run the tests of a module with one change, but for red ones; return what became of it."""
     target = copy / "torchgw" / module
     text = target.read_text(encoding="utf-8")
     changed, told = mutated(text, number)
     target.write_text(changed, encoding="utf-8")
-    call = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not slow",
-            *TESTS[module]]  # fmt: skip
-    began, environment = time.monotonic(), os.environ | {"OMP_NUM_THREADS": "1"}
+    began, without = time.monotonic(), [f"--deselect={name}" for name in red]
     try:
-        code = subprocess.run(
-            call, cwd=copy, env=environment, capture_output=True, timeout=limit, check=False
-        ).returncode
-        ended = "survived" if code == 0 else "killed"
+        found = failures(copy, TESTS[module], limit, "-x", *without)
+        ended = f"killed by {found[0]}" if found else "survived"
     except subprocess.TimeoutExpired:
         ended = "killed by time"
     finally:
@@ -110,9 +178,19 @@ def attempt(copy, module, number, limit):
             "seconds": round(time.monotonic() - began, 1)}  # fmt: skip
 
 
+def copied(folder):
+    """Copy the package and its tests into a folder."""
+    for part in ("torchgw", "tests"):
+        shutil.copytree(ROOT / part, folder / part)
+    for part in ("conftest.py", "pyproject.toml"):
+        shutil.copy(ROOT / part, folder)
+    return folder
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--count", type=int, default=60)
+    parser.add_argument("--jobs", type=int, default=1, help="copies whose tests run side by side")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", help="modules, by commas")
     parser.add_argument("--limit", type=float, default=300, help="seconds for the tests of one")
@@ -134,20 +212,38 @@ def main():
         )
     ]
     random.Random(options.seed).shuffle(drawn)
-    outcomes, began = [], time.monotonic()
+    drawn = drawn[: options.count]
+    outcomes, began, red = [], time.monotonic(), {}
     with tempfile.TemporaryDirectory() as folder, options.out.open("w") as file:
-        copy = Path(folder) / "copy"
-        for part in ("torchgw", "tests"):
-            shutil.copytree(ROOT / part, copy / part)
-        for part in ("conftest.py", "pyproject.toml"):
-            shutil.copy(ROOT / part, copy)
-        for module, number in drawn[: options.count]:
+        copies = queue.SimpleQueue()
+        for number in range(options.jobs):
+            copies.put(copied(Path(folder) / str(number)))
+
+        def tried(task, *rest):
             if time.monotonic() - began > options.seconds:
-                break
-            outcomes.append(attempt(copy, module, number, options.limit))
-            file.write(json.dumps(outcomes[-1]) + "\n")
-            file.flush()
-            print(*outcomes[-1].values(), flush=True)
+                return None
+            copy = copies.get()
+            try:
+                return task(copy, *rest)
+            finally:
+                copies.put(copy)
+
+        with ThreadPoolExecutor(options.jobs) as pool:
+            sets = sorted({tuple(TESTS[module]) for module, _ in drawn})
+            for tests, failed in zip(
+                sets, pool.map(lambda tests: tried(failures, tests, None), sets), strict=True
+            ):
+                red[tests] = failed
+                print("red with nothing changed:", *failed or ["none"], f"of {tests}", flush=True)
+            for outcome in pool.map(
+                lambda one: tried(attempt, *one, options.limit, red[tuple(TESTS[one[0]])] or ()),
+                drawn,
+            ):
+                if outcome is not None:
+                    outcomes.append(outcome)
+                    file.write(json.dumps(outcome) + "\n")
+                    file.flush()
+                    print(*outcome.values(), flush=True)
     for module in modules:
         ended = [one["ended"] for one in outcomes if one["module"] == module]
         print(f"{module:26} {len(ended):3} mutants, {ended.count('survived')} survived")

@@ -18,9 +18,8 @@ from torchgw._batch.packing import Packed
 from torchgw._batch.relaxed import Relaxed
 from torchgw._many import solver
 from torchgw._many.search import stack_of
-from torchgw._many.shelves import Shelves
 from torchgw._many.solver import Numbers, warn_of_failures
-from torchgw._many.spaces import Space
+from torchgw._many.spaces import Shelves, Space
 from torchgw._problem.marginals import MarginalRule
 from torchgw._search.stack import descend
 from torchgw._typing import Marginals

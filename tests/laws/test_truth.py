@@ -206,6 +206,9 @@ def test_implausible_values_are_not_converged():
         assert judged(0.0) is Status.CONVERGED
         assert judged(1.001 * product) is Status.IMPLAUSIBLE
         assert judged(1.001 * product, spread=product) is Status.CONVERGED
+        # six standard errors of the quadratic part prove nothing, and no fewer do
+        assert judged(1.001 * product, spread=1.1e-3 / 6 * product) is Status.CONVERGED
+        assert judged(1.001 * product, spread=0.9e-3 / 6 * product) is Status.IMPLAUSIBLE
         assert judged(-1e-3 * product) is Status.IMPLAUSIBLE
         assert judged(product, error=1e-3) is Status.INNER_LIMIT
 

@@ -8,7 +8,13 @@ import scipy
 import torch
 
 import torchgw
-from torchgw._many.nulls import columns_shuffled, entries_shuffled, points_of, rewired, rotated
+from torchgw._many.permutation import (
+    columns_shuffled,
+    entries_shuffled,
+    points_of,
+    rewired,
+    rotated,
+)
 
 ANGLES = np.linspace(0, 5, 40)
 ARC = np.stack([np.cos(ANGLES), np.sin(ANGLES)], 1)

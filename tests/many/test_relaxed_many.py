@@ -112,6 +112,16 @@ def test_answers_are_those_of_solve(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_objectives_are_those_of_the_plans_wherever_a_solve_is_cut(kind):
+    for outer, inner in ((1, 1), (2, 10), (8, 1), (8, 20)):
+        with pytest.warns(torchgw.ConvergenceWarning):
+            batch = batch_of(kind, epsilon=0.05, max_iter=outer, inner_max_iter=inner)
+        for k in range(2):
+            own = definition(kind, k, np.asarray(batch.plan(k)), 0.05)
+            assert float(batch.objective[k]) == pytest.approx(own, rel=1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_neighbours_do_not_change_the_bits(kind):
     batch = batch_of(kind, epsilon=0.1)
     again = batch_of(kind, [2, 0], epsilon=0.1)

@@ -13,7 +13,7 @@ from problems import weighted_clouds
 from scipy.spatial.distance import cdist
 
 import torchgw
-from torchgw._many import options
+from torchgw._many import questions
 
 # of one start, whose bits and answers are those of the engine alone; searches have their own tests
 pairwise = partial(torchgw.pairwise, n_init=1)
@@ -168,7 +168,7 @@ def test_what_cannot_be_sharp_is_refused(given, message, monkeypatch):
 def test_without_pot_only_assignments_are_polished(monkeypatch):
     find = importlib.util.find_spec
     hidden = lambda name: None if name == "ot" else find(name)  # noqa: E731
-    monkeypatch.setattr(options, "find_spec", hidden)
+    monkeypatch.setattr(questions, "find_spec", hidden)
     monkeypatch.setattr(importlib.util, "find_spec", hidden)
     with pytest.raises(torchgw.UnsupportedError, match="pip install pot"):
         solve_many(XS, YS, polish=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from functools import partial
 
 import networkx
@@ -89,6 +90,18 @@ def test_fused_problems_and_weights_of_their_own():
     costs = [cdist(f, g) for f, g in zip(*features, strict=True)]
     given = solve_many(XS, YS, a=A, b=B, M=costs, alpha=alphas, epsilon=[0.1, 0.05, 0.02, 0.1])
     torch.testing.assert_close(given.objective, batch.objective, rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.25, 0.8])
+def test_epsilons_of_fused_problems_are_those_of_solve(alpha):
+    costs = [np.random.default_rng(k).uniform(size=(len(x), len(y)))
+             for k, (x, y) in enumerate(zip(XS, YS, strict=True))]  # fmt: skip
+    quick = {"alpha": alpha, "max_iter": 1}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", torchgw.ConvergenceWarning)
+        batch = solve_many(XS, YS, a=A, b=B, M=costs, **quick)
+        alone_ones = [alone(k, M=cost, **quick) for k, cost in enumerate(costs)]
+    assert batch.epsilon.tolist() == pytest.approx([one.epsilon for one in alone_ones], rel=1e-12)
 
 
 def test_stacks_are_lists_and_padding_is_not_read():

@@ -22,10 +22,10 @@ from torchgw._sinkhorn import problem as problem_module
 from torchgw._sinkhorn.eager import EagerBackend
 from torchgw._sinkhorn.loop import sinkhorn
 from torchgw._sinkhorn.problem import DenseCost, LinearProblem
-from torchgw._tensors import memory
-from torchgw._tensors.sparse import sparse_tensor
+from torchgw._tensors import machine
+from torchgw._tensors.operations import sparse_tensor
 from torchgw._typing import Marginals, Potentials
-from torchgw._variants.low_rank import LowRankPlan
+from torchgw._variants.solve_low_rank import LowRankPlan
 
 EPSILON = 0.5
 
@@ -272,10 +272,10 @@ def test_containers_have_less_memory_than_their_machine(
         (tmp_path / "limit").write_text(limit + "\n")
     (tmp_path / "used").write_text("400\n")
     (tmp_path / "memory.stat").write_text(stat)
-    monkeypatch.setattr(memory, "_MACHINE", tmp_path / "meminfo")
+    monkeypatch.setattr(machine, "_MACHINE", tmp_path / "meminfo")
     files = (tmp_path / "limit", tmp_path / "used", total)
-    monkeypatch.setattr(memory, "_CONTAINER", ((tmp_path / "absent", None, ""), files))
-    assert memory.free_memory(torch.device("cpu")) == free
+    monkeypatch.setattr(machine, "_CONTAINER", ((tmp_path / "absent", None, ""), files))
+    assert machine.free_memory(torch.device("cpu")) == free
 
 
 def test_refuses_a_dense_plan_that_would_not_fit(pair, monkeypatch):

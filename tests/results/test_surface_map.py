@@ -6,7 +6,7 @@ import scipy
 import torch
 
 import torchgw
-from torchgw._results.surface_map import _least
+from torchgw._results.maps import _least
 
 
 def mesh(n, seed):

@@ -17,7 +17,7 @@ from torchgw import SearchWarning
 from torchgw._errors import PerformanceWarning
 from torchgw._problem.problem import Problem
 from torchgw._search.alternatives import all_sent_apart
-from torchgw._search.chain import FIRST, Chain, agree, enough
+from torchgw._search.chain import FIRST, Chain, agree, chain_products, enough
 from torchgw._search.coarse import coarsen, is_graph
 from torchgw._search.graphs import Graphs, _heat_kernels, _slopes, least_value
 from torchgw._search.world import World
@@ -353,3 +353,9 @@ def test_recorded_chains_find_what_others_find(shape):
     assert objectives[0] == pytest.approx(objectives[1], rel=1e-3)
     assert objectives[1] == objectives[2]
     assert objectives[2] <= host.report.objective * 1.01 or host.is_ambiguous
+
+
+def test_chains_take_as_much_either_way_round_and_eight_times_for_twice_the_points():
+    for n, m in ((10, 10), (30, 200), (500, 7)):
+        assert chain_products(n, m) == chain_products(m, n) > n * m
+        assert chain_products(2 * n, 2 * m) == 8 * chain_products(n, m)

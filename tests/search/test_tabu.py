@@ -11,7 +11,7 @@ import torchgw
 from torchgw._problem.losses import find_loss
 from torchgw._problem.problem import Problem
 from torchgw._search import tabu
-from torchgw._search.coarse import coarse_problem, cross_terms
+from torchgw._search.coarse import as_before, coarse_problem, coarsen, cross_terms
 from torchgw._search.tabu import (
     Assignments,
     Exchanges,
@@ -94,6 +94,49 @@ def test_each_move_adds_what_it_was_chosen_for(walk, cost):
     assert values == pytest.approx(walk.values, abs=1e-10)
 
 
+def test_moves_are_the_best_that_need_not_wait_or_lead_below_all_before():
+    aspired = 0
+    for walk, count in itertools.product([one.values[0] for one in every_walk()], range(80)):
+        if count == 0:
+            walk.begin(walk.drawn(8))
+        if isinstance(walk, Exchanges):
+            # an exchange waits for as long as both points would get back what they had
+            own, every = walk.states, np.arange(len(walk.states))[:, None, None]
+            waits = walk.waits[every, np.arange(9)[:, None], own[:, None]]
+            waits = np.minimum(waits, waits.swapaxes(1, 2)) + walk.closed
+            np.testing.assert_array_equal(walk.until, waits)
+        before, least, changes = walk.values.copy(), walk.least.copy(), walk.changes.copy()
+        free = np.where(walk.until <= count, changes, np.inf).min((1, 2))
+        lowest = changes.min((1, 2))
+        below = before + lowest < least - walk.rounding
+        aspired += int((below & (lowest < free)).sum())
+        walk.step()
+        some = np.isfinite(free) | below
+        expected = before + np.where(below, lowest, free)
+        assert walk.values[some] == pytest.approx(expected[some], abs=1e-10)
+    assert aspired
+
+
+def test_searches_end_at_their_floor_or_where_groups_agree_but_not_before(monkeypatch):
+    problem, _ = assignments("symmetric", 12, 12)
+    walk, given, steps = Exchanges(problem), np.arange(12)[None], []
+    step = walk.step
+    monkeypatch.setattr(walk, "step", lambda: (steps.append(1), step()))
+    found = search(walk, given, 1e8)
+    assert found.agreed
+    assert len(steps) >= tabu._LEAST * 12
+    walk.floor = found.values[0]
+    steps.clear()
+    assert search(walk, found.states[:1], 1e8).values[0] == pytest.approx(walk.floor)
+    assert len(steps) == tabu._ROUND * 12
+
+
+def test_no_state_begins_again_where_it_was():
+    for walk in (Exchanges(assignments("symmetric", 11, 11)[0]), Maps(maps(11, 9, 0)[0])):
+        best = np.repeat(walk.drawn(2), tabu._STARTS, axis=0)
+        assert (tabu._kicked_and_mixed(walk, best) != best).any(1).all()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("k", [7, 5])
 @pytest.mark.parametrize("seed", range(3))
@@ -155,7 +198,7 @@ def test_no_move_changes_more_than_is_said(scale):
         assert walk.most <= 100 * np.abs(walk.changes).max()
 
 
-def coarse(kind, n, seed=0, weights=None):
+def whole_problem(kind, n, seed=0, weights=None):
     rng = np.random.default_rng(seed)
     x, y, cost = (torch.as_tensor(rng.random((n, n))) for _ in range(3))
     if kind == "directed":
@@ -165,8 +208,24 @@ def coarse(kind, n, seed=0, weights=None):
     loss = find_loss("kl" if kind == "kl" else "square")
     linear = DenseCost(cost) if kind == "fused" else None
     a = torch.full((n,), 1 / n, dtype=torch.float64) if weights is None else weights
-    whole = Problem(*sides, Marginals(a, a.clone()), 0.6 if linear else 1.0, linear, loss)
-    return coarse_problem(whole, n).problem
+    return Problem(*sides, Marginals(a, a.clone()), 0.6 if linear else 1.0, linear, loss)
+
+
+def coarse(kind, n, seed=0, weights=None):
+    return coarse_problem(whole_problem(kind, n, seed, weights), n).problem
+
+
+@pytest.mark.parametrize("kind", ["square", "directed"])
+def test_points_that_were_drawn_before_are_told_to_be_the_same(kind):
+    whole = whole_problem(kind, 9)
+    made = coarsen(whole, 9)
+    points = made.problem.source, made.problem.target
+    again = as_before(whole, points)
+    assert again is not None
+    assert again.scale == pytest.approx(made.scale, rel=1e-12)
+    for old, new in zip(points, (again.problem.source, again.problem.target), strict=True):
+        torch.testing.assert_close(old.table, new.table)
+    assert as_before(whole_problem(kind, 9, seed=1), points) is None
 
 
 def plans_of(partners):
@@ -224,7 +283,12 @@ def test_the_best_exchange_of_two_entries_is_found(kind, seed):
     orders = [torch.from_numpy(rng.permutation(6)) for _ in range(2)]
     plan = plans_of(torch.stack(orders)).mean(0)
     cost = problem.base - 4 * problem.alpha * cross_terms(problem.x, plan[None], problem.y)[0]
-    found = exchange(-2 * problem.alpha * problem.x, problem.y, cost, plan)
+    near = -2 * problem.alpha * problem.x
+    found = exchange(near, problem.y, cost, plan)
+    for unit in (1e-12, 1e12):
+        other = exchange(unit * near, problem.y, unit * cost, plan)
+        assert (found is None) == (other is None)
+        assert found is None or torch.equal(found, other)
     best = lowest_exchange(problem, plan)
     if found is None:
         found = plan
@@ -235,7 +299,7 @@ def test_a_perfect_plan_has_no_exchange():
     """Rounding of costs that are zero lowers nothing: two points alike may change places."""
     table = torch.tensor([[0.0, 2, 2, 1], [2, 0, 1, 2], [2, 1, 0, 2], [1, 2, 2, 0]]).double()
     plan = torch.eye(4, dtype=torch.float64) / 4
-    for scale in torch.linspace(0.1, 3, 40, dtype=torch.float64):
+    for scale in torch.logspace(-6, 6, 40, dtype=torch.float64):
         sides = scale * table
         own = 2 * sides.square().mean(0)
         cost = own[:, None] + own - 4 * sides @ plan @ sides

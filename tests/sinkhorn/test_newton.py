@@ -8,7 +8,7 @@ import torchgw
 from torchgw._problem.marginals import MarginalRule
 from torchgw._sinkhorn import loop, newton
 from torchgw._sinkhorn.eager import EagerBackend
-from torchgw._sinkhorn.newton import newton_step
+from torchgw._sinkhorn.newton import Plateau, from_larger_epsilon, newton_step
 from torchgw._sinkhorn.problem import DenseCost, LinearProblem
 from torchgw._typing import Marginals, Potentials
 
@@ -149,9 +149,9 @@ def test_penalties_are_the_same_while_epsilon_rises_and_falls(rho):
     prepared, rule = slow_problem(8, 9, epsilon=0.02), MarginalRule(rho)
     problem, tried = prepared.problem._replace(tau=rule.tau(0.02)), []
 
-    def solve(at, start, most, tol):
+    def solve(at, start, *, max_iter, tol):
         tried.append(at.problem)
-        return loop.SinkhornResult(start, 0.0, 1, converged=len(tried) > 2)
+        return newton.SinkhornResult(start, 0.0, 1, converged=len(tried) > 2)
 
     start = Potentials(*map(torch.zeros_like, problem.marginals))
     given = prepared.backend.prepare(problem)
@@ -162,3 +162,40 @@ def test_penalties_are_the_same_while_epsilon_rises_and_falls(rho):
     assert [one.epsilon / 0.02 for one in tried] == pytest.approx([4, 16, 64, 16, 4])
     for one in tried:
         assert one.tau == pytest.approx(rule.tau(one.epsilon))
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1e-2, 10.0])
+def test_an_error_that_stays_is_told_in_time_and_one_that_falls_is_not(scale):
+    tol = 1e-3 * scale
+    for rate, stays in ((0.9, False), (0.97, False), (0.99, True), (1.0, True), (1.01, True)):
+        plateau, before, told = Plateau(tol, wanted=True), 2 * scale, []
+        for count in range(30):
+            error = scale * rate**count
+            told.append(plateau.reached(before, error, 10, 10_000))
+            before = error
+        # once, after a hundred iterations of the same error
+        assert sum(told) == stays
+        assert not any(told[:10])
+        assert not stays or told.index(True) == 10
+
+
+def test_larger_epsilons_take_no_more_iterations_than_are_left():
+    class Prepared:
+        backend = EagerBackend()
+        problem = slow_problem(6, 7).problem
+
+    rng, start = np.random.default_rng(0), Potentials(*map(torch.zeros_like, Prepared.problem[1]))
+    for most in (5, 40, 300, 1000):
+        asked = []
+
+        def solve(prepared, start, budget, tol, asked=asked, most=most):
+            """Use part of a budget, solved now and then; epsilons are powers of ten."""
+            assert 0 < budget <= most - sum(asked)
+            level = np.log10(prepared.problem.epsilon / Prepared.problem.epsilon)
+            assert level == pytest.approx(round(level), abs=1e-9)
+            asked.append(int(rng.integers(1, budget + 1)))
+            return loop.SinkhornResult(start, 1e-5, asked[-1], bool(rng.random() < 0.3))
+
+        for _ in range(10):
+            asked.clear()
+            assert from_larger_epsilon(Prepared, start, most, solve, 10.0)[1] == sum(asked) <= most

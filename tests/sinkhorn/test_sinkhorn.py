@@ -15,7 +15,7 @@ from torchgw._sinkhorn.compiled import CompiledBackend
 from torchgw._sinkhorn.contract import softmin_sweep
 from torchgw._sinkhorn.eager import EagerBackend, EagerProblem, sparse_sweeper
 from torchgw._sinkhorn.exact import by_scipy
-from torchgw._sinkhorn.loop import next_relaxation, sinkhorn
+from torchgw._sinkhorn.loop import SMALLEST_GAP, next_relaxation, sinkhorn
 from torchgw._sinkhorn.problem import DenseCost, LinearProblem
 from torchgw._typing import Marginals, Potentials
 
@@ -247,6 +247,12 @@ def test_next_relaxation_follows_young():
     assert next_relaxation(1.5, 0.5**10 * 1.0001, 10) == pytest.approx(1.5, rel=1e-2)
     assert next_relaxation(1.7, 1.2, 10) == 1.0
     assert next_relaxation(1.7, 0.0, 10) == 1.7
+    # whatever is seen, over-relaxation contracts; what it cannot explain leads to less of it
+    for factor in np.linspace(1, 1.98, 50):
+        for rate in np.linspace(0.01, 0.999, 50):
+            found = next_relaxation(factor, rate**10, 10)
+            assert 1 <= found <= 2 / (1 + SMALLEST_GAP**0.5)
+            assert found <= factor or rate > factor - 1
 
 
 def test_underflow_of_a_sweep_is_redone_safely():

@@ -12,7 +12,7 @@ from torchgw._errors import PerformanceWarning
 from torchgw._search import world
 from torchgw._search.world import World
 from torchgw._solve import forecast, route
-from torchgw._tensors import speed
+from torchgw._tensors import machine
 
 
 def test_long_work_is_announced(monkeypatch, caplog):
@@ -182,8 +182,8 @@ def test_sharp_plans_on_a_gpu_are_warned_of():
 
 def test_forecasts_are_of_the_processor_at_hand(monkeypatch):
     """By its speed, which is measured once."""
-    assert 1 / 64 < speed.slowness() < 64
-    assert speed.slowness.cache_info().currsize == 1
+    assert 1 / 64 < machine.slowness() < 64
+    assert machine.slowness.cache_info().currsize == 1
     X = np.random.default_rng(0).normal(size=(40, 3))
     told = []
     for slow in (1.0, 4.0):

@@ -11,8 +11,16 @@ from problems import random_weights
 from scipy.optimize import linprog
 
 from torchgw._problem.marginals import MarginalRule
-from torchgw._sinkhorn.exact import LARGE
-from torchgw._solve.polish import best_length, descend, oracle, take_steps
+from torchgw._sinkhorn.exact import LARGE, by_scipy
+from torchgw._solve.polish import (
+    _vertices,
+    best_length,
+    descend,
+    oracle,
+    plan_of,
+    scale_to_marginals,
+    take_steps,
+)
 from torchgw._typing import Marginals
 
 P, Q = random_weights(7), random_weights(5, 1)
@@ -53,13 +61,36 @@ def test_oracles_find_plans_of_least_cost(name, sign):
             assert (held["A_ub"] @ plan.ravel() <= held["b_ub"] + 1e-12).all()
 
 
+@pytest.mark.parametrize(("unit", "mass"), [(1e-12, 1.0), (1.0, 1e-6), (1e12, 1e6)])
+def test_linear_problems_of_any_weights_and_units_are_solved_to_rounding(unit, mass):
+    """The prices prove the plan, which meets weights of twelve decades."""
+    for seed in range(24):
+        rng = np.random.default_rng([7, seed])
+        n, m = rng.integers(1, 25, size=2)
+        p, q = (10 ** rng.uniform(-12 * (seed % 3 > 0), 0, size) for size in (n, m))
+        p, q = mass * p / p.sum(), mass * q / q.sum()
+        points = rng.normal(size=(n, 1)), rng.normal(size=m)
+        cost = unit * (abs(points[0] - points[1]) if seed % 2 else rng.random((n, m)) - 0.5)
+        plan, u, v = by_scipy(p, q, cost)
+        assert plan.min() >= 0
+        np.testing.assert_allclose(plan.sum(1), p, atol=1e-12 * mass, rtol=0)
+        np.testing.assert_allclose(plan.sum(0), q, atol=1e-12 * mass, rtol=0)
+        assert (cost - u[:, None] - v).min() >= -1e-12 * unit
+        assert np.vdot(cost, plan) - p @ u - q @ v <= 1e-11 * mass * unit
+
+
 def test_large_problems_on_part_of_their_entries_are_exact():
     ot = pytest.importorskip("ot")
     rng = np.random.default_rng(0)
     p, q = random_weights(LARGE + 9), random_weights(LARGE, 1)
     cost, solve = rng.random((len(p), len(q))), oracle(p, q, None)
     for _ in range(3):
-        assert np.vdot(solve(cost).plan, cost) == pytest.approx(ot.emd2(p, q, cost), rel=1e-9)
+        found = solve(cost)
+        value = ot.emd2(p, q, cost)
+        assert np.vdot(found.plan, cost) == pytest.approx(value, rel=1e-9)
+        u, v = found.potentials()
+        assert p @ u + q @ v == pytest.approx(value, rel=1e-9)
+        assert (cost - u[:, None] - v).min() >= -1e-9
         # other prices, as from one linearisation to the next
         cost = cost + 0.3 * rng.random(cost.shape)
 
@@ -103,7 +134,10 @@ def test_steps_descend_to_the_optimum_and_say_what_it_is_worth(capsys):
     # the method ends at a rate of one over the number of steps
     assert found.value == pytest.approx(((path.point - aim) ** 2).sum(), abs=1e-12)
     assert found.value < 1e-4
-    assert len(capsys.readouterr().err.splitlines()) == len(found.losses) - 1
+    # steps are counted from one, each with the objective that it has led to
+    said = [line.split("|") for line in capsys.readouterr().err.splitlines()]
+    assert [int(count) for count, *_ in said] == list(range(1, len(found.losses)))
+    assert [float(value) for _, value, _ in said] == pytest.approx(found.losses[1:], rel=1e-5)
 
 
 def test_a_path_may_end_steps_and_one_step_is_taken_at_least():
@@ -145,3 +179,34 @@ def test_polishing_comes_to_an_end_at_the_least_of_a_face(name, sign):
         for share in (1e-3, 1e-2, 0.1):
             there = torch.lerp(plan, vertex / vertex.sum(), share)
             assert value(there) >= value(plan) - 1e-8
+
+
+@pytest.mark.parametrize("free", [0, 1])
+def test_vertices_of_one_free_side_are_of_least_cost(free):
+    """Whatever the cost is, each point of the strict side goes where it costs least."""
+    marginals = Marginals(*map(torch.from_numpy, (P, Q)))
+    rule = MarginalRule((0.0, math.inf) if free == 0 else (math.inf, 0.0))
+    vertex, rng = _vertices(marginals, rule), np.random.default_rng(0)
+    for _ in range(10):
+        cost = torch.from_numpy(rng.normal(size=(7, 5)))
+        plan = vertex(cost, -math.inf)
+        torch.testing.assert_close(plan.sum(free), marginals[1 - free], rtol=1e-14, atol=0)
+        least = float(cost.amin(free) @ marginals[1 - free])
+        assert float((cost * plan).sum()) == pytest.approx(least, rel=1e-12)
+
+
+def test_plans_are_read_as_what_they_are_and_scaled_to_their_marginals():
+    rng = np.random.default_rng(0)
+    a, b = (torch.from_numpy(random_weights(size, 2)) for size in (7, 5))
+    a[2], b[4] = 0, 0
+    marginals = Marginals(a / a.sum(), b / b.sum())
+    for share in (0.0, 0.4):
+        held = torch.from_numpy((rng.random((7, 5)) >= share) + 0.0) + torch.eye(7, 5)
+        matrix = held.double() * marginals.a[:, None] * marginals.b
+        plan = plan_of(matrix, marginals).to_dense()
+        torch.testing.assert_close(plan, matrix, rtol=1e-12, atol=1e-200)
+        scaled = scale_to_marginals(matrix, marginals)
+        assert scaled is not None
+        assert torch.equal(scaled > 0, matrix > 0)
+        for axis, weight in enumerate(marginals):
+            torch.testing.assert_close(scaled.sum(1 - axis), weight, rtol=0, atol=1e-12)

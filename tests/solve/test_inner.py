@@ -5,7 +5,7 @@ import pytest
 
 import torchgw
 from benchmarks.quality.unseen import LOOKED_AT
-from torchgw._sinkhorn.loop import SinkhornResult
+from torchgw._sinkhorn.newton import SinkhornResult
 from torchgw._solve.step import is_behind
 
 

@@ -835,3 +835,17 @@ def test_a_penalty_that_moves_hardly_anything_is_said():
             torch.from_numpy(X), torch.from_numpy(Y), unbalanced=1, epsilon=1.0,
             options=torchgw.Options(unbalanced_unit="scale", differentiable="value"), **given,
         )  # fmt: skip
+
+
+@pytest.mark.parametrize("mass", [0.9, 0.3])
+def test_automatic_epsilon_falls_with_what_a_partial_plan_moves(mass):
+    """Costs fall by the square of the mass; the squared lengths that the mass spans by the mass."""
+    options = {"distances": "euclidean", "scale": None, "n_init": 1, "max_iter": 1}
+    with warnings.catch_warnings():
+        # of solves that end after an iteration
+        warnings.simplefilter("ignore")
+        whole = torchgw.solve(X, Y, **options).epsilon
+        part = torchgw.solve(X, Y, mass=mass, **options).epsilon
+    many = torchgw.solve_many([X], [Y], mass=mass, distances="euclidean", scale=None, n_init=1)
+    assert part == pytest.approx(mass**2 * whole)
+    assert float(many.epsilon[0]) == pytest.approx(part)

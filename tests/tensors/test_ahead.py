@@ -20,11 +20,11 @@ from torchgw._tensors.ahead import (
     Variant,
     compile_beside,
     compile_together,
+    launch,
     probe_beside,
     ready,
     variants,
 )
-from torchgw._tensors.launch import launch
 
 GPU = torch.device("cuda")
 

@@ -18,7 +18,7 @@ from torchgw._problem.linear_term import feature_cost
 from torchgw._problem.problem import Problem
 from torchgw._problem.providers import DistanceOptions, build_providers
 from torchgw._typing import Marginals
-from torchgw._variants.low_rank import Factorisation, _measure, project
+from torchgw._variants.solve_low_rank import Factorisation, _measure, project
 
 # clouds without a match have several that are nearly as good
 pytestmark = pytest.mark.filterwarnings("ignore::torchgw.SearchWarning")

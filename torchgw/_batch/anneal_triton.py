@@ -31,11 +31,9 @@ def _share(mass, sums):
 
 @triton.jit
 def exponentials(cost, column, mass_b, unit):
-    """Compute exp((column - cost) / unit), of which the largest in each row and column is one.
-
-    Returns them, and logarithms of what rows and columns were multiplied by, negative. Nothing is
-    empty but columns without weight.
-    """
+    """Compute exp((column - cost) / unit), of which the largest in each row and column is one."""
+    # Returns them, and logarithms of what rows and columns were multiplied by, negative. Nothing is
+    # empty but columns without weight.
     PER_UNIT: tl.constexpr = 1.4426950408889634  # exp(x) = exp2(PER_UNIT x)
     rate = PER_UNIT / unit
     column = tl.where(mass_b > 1e-29, rate * column, -float("inf"))

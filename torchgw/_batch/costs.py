@@ -4,12 +4,12 @@ import torch
 from torch import Tensor
 
 from torchgw._batch.packing import Packed, natural_scale
-from torchgw._batch.products import products
 from torchgw._batch.relaxed import Relaxed
 from torchgw._batch.sweep import exact_rows
+from torchgw._batch.warm import LARGEST_ROUGH, has_triton
 from torchgw._problem.marginals import STRICT
 
-# epsilon="auto" as a share of the natural scale. [L391]
+# epsilon="auto" as a share of the natural scale [L391], times the mass that moves. [L1530]
 AUTO_EPSILON = 0.0025
 # The same of a proximal step. [L1269]
 _AUTO_STEP = 0.1
@@ -32,6 +32,8 @@ def units(
         linear, target = None if linear is None else linear / mass[:, None, None], target / mass
     scale = natural_scale(problems, numbers, linear)
     auto = (_AUTO_STEP if problems.proximal else AUTO_EPSILON) * scale
+    if relaxed is not None and relaxed.mass is not None:
+        auto = auto * relaxed.mass
     target = torch.where(target.isnan(), auto, target)
     if relaxed is not None and relaxed.rho is not None:
         heavy = relaxed.rho >= STRICT * scale[:, None]
@@ -80,3 +82,15 @@ def first_rows(
         return rows
     rows_now, mass = (rows / unit[:, None])[:, None, :], a[:, None, :]
     return rows + unit[:, None] * relaxed.scaling(0, mass, mass, rows_now, unit)[:, 0].log()
+
+
+def products(left: Tensor, right: Tensor) -> Tensor:
+    """Compute left (k, n, l) times right (k, l, m), float64; one pair alone is taken twice."""
+    # a library chooses its way on a GPU by the number of products
+    if has_triton(left.device) and max(*left.shape[1:], right.shape[2]) <= LARGEST_ROUGH:
+        from torchgw._batch.product_triton import batch_product
+
+        return batch_product(left, right)
+    if len(left) == 1:
+        return torch.bmm(left.expand(2, -1, -1), right.expand(2, -1, -1))[:1]
+    return torch.bmm(left, right)

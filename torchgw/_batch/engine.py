@@ -13,10 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchgw._batch.advance import advance
+from torchgw._batch.advance import Pool, advance, enter
 from torchgw._batch.newton import newton_step
 from torchgw._batch.packing import Packed
-from torchgw._batch.pool import Pool, enter
 from torchgw._batch.stopping import Rules
 from torchgw._batch.sweep import TICK, next_relaxation, sweep
 from torchgw._batch.warm import may_begin, on_chip

@@ -26,7 +26,7 @@ from torchgw._batch.tile_triton import (
 )
 from torchgw._batch.warm import Warm
 from torchgw._sinkhorn.annealing import MET
-from torchgw._tensors.launch import launch
+from torchgw._tensors.ahead import launch
 
 # Outer iterations after which the objective is looked at. [L595]
 _QUICK = 5
@@ -183,11 +183,9 @@ def finish(
     warm: Warm,
     limits: tuple[int, int, float, float, float],
 ) -> Finished:
-    """Iterate problems (k,) from where they stand; arguments are those of ``rough``, in float64.
-
-    ``limits`` are iterations in all and of a linear problem, the change of a plan that has settled,
-    the column error of a linear problem, and the fall of the objective that is none.
-    """
+    """Iterate problems (k,) from where they stand; arguments are those of ``rough``, in float64."""
+    # `limits` are iterations in all and of a linear problem, the change of a plan that has settled,
+    # the column error of a linear problem, and the fall of the objective that is none.
     plan = warm.plan.double()
     count, n, m = plan.shape
     made = Finished(

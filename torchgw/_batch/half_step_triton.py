@@ -28,11 +28,9 @@ _FAR = tl.constexpr(60.0)
 
 @triton.jit
 def through(values, memory, here, there):
-    """Write numbers of rows or of columns where they are ``here``, and read them ``there``.
-
-    As a line of threads they are computed with once, and beside a matrix by every thread that has
-    entries of theirs.
-    """
+    """Write numbers of rows or of columns where they are ``here``, and read them ``there``."""
+    # As a line of threads they are computed with once, and beside a matrix by every thread that has
+    # entries of theirs.
     tl.store(memory + here, values)
     tl.debug_barrier()
     return tl.load(memory + there)
@@ -46,11 +44,10 @@ def _both(left, right, more_left, more_right):
 
 @triton.jit
 def _level(weight, part, level, mass):
-    """Find the level at which sum_i min(weight_i, level part_i) is ``mass``, from another one.
-
-    By Newton's steps, which come from below but for the first. Where the mass is that of some
-    points exactly, rounding may leave nothing to others: then the level is where the last is full.
-    """
+    """Find the level at which sum_i min(weight_i, level part_i) is ``mass``, from another one."""
+    # By Newton's steps, which come from below but for the first. Where the mass is that of some
+    # points exactly, rounding may leave nothing to others: then the level is where the last is
+    # full.
     full, left, begun_below = weight < level * part, _STEPS, 0
     while left > 0:
         parts = tl.where(full, weight, 0.0), tl.where(full, 0.0, part)
@@ -72,11 +69,9 @@ def _level(weight, part, level, mass):
 
 @triton.jit
 def begun(weight, sums, potential, level, tau, mass, PARTIAL: tl.constexpr):
-    """Compute logarithms of what a half-step multiplies points by, as ``Relaxed.scaling``.
-
-    And what the next ones have to know of the potentials that this leads to. The logarithm of the
-    level is looked for from ``level`` on.
-    """
+    """Compute logarithms of what a half-step multiplies points by, as ``Relaxed.scaling``."""
+    # And what the next ones have to know of the potentials that this leads to. The logarithm of the
+    # level is looked for from `level` on.
     used = weight > 0
     exact = tl.where(used, tl.log(tl.where(used, weight / (sums + 1e-37), 1.0)), 0.0)
     if PARTIAL:
@@ -109,10 +104,8 @@ def half_step(weight, sums, known, tau, PARTIAL: tl.constexpr):
 
 @triton.jit
 def filled(weight, sums, known, level, tau, mass, PARTIAL: tl.constexpr):
-    """Compute a half-step of rows and, if PARTIAL, the level at which the plan has its mass.
-
-    Columns keep theirs: a plan stays the same where the two levels move against each other.
-    """
+    """Compute a half-step of rows and, if PARTIAL, the level at which the plan has its mass."""
+    # Columns keep theirs: a plan stays the same where the two levels move against each other.
     if PARTIAL:
         level = _level(weight, known * (sums + 1e-37), level, mass)
         known = level * known
@@ -155,11 +148,9 @@ def column_sums(
     matrix, kept, s, scaled, parts, shift,
     KEPT: tl.constexpr, RI: tl.constexpr, CI: tl.constexpr, RT: tl.constexpr, CT: tl.constexpr,
 ):  # fmt: skip
-    """Compute sum_i K_ij s_i of a matrix on chip or, if KEPT, of its copy in memory.
-
-    On chip they are added up from thread to thread, which takes longer where the copy stays in the
-    cache beside.
-    """
+    """Compute sum_i K_ij s_i of a matrix on chip or, if KEPT, of its copy in memory."""
+    # On chip they are added up from thread to thread, which takes longer where the copy stays in
+    # the cache beside.
     if KEPT:
         WIDE: tl.constexpr = max(min(KEPT, CI * CT), CI // RT)
         found = _kept_column_sums(kept, s, scaled, parts, shift, WIDE, RI * RT, CI * CT, RT * CT)

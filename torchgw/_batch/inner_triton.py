@@ -30,13 +30,11 @@ def invert(
     RI: tl.constexpr, CI: tl.constexpr, RT: tl.constexpr, CT: tl.constexpr,
     LEVEL: tl.constexpr = True, RIDGE: tl.constexpr = 1e-6,
 ):  # fmt: skip
-    """Write minus the inverse of the dual's second derivative in g, (M, M), all in memory.
-
-    In units of the roots of ``b``. ``lines`` begins with the masses of the plan's columns as shares
-    of ``b``. ``LEVEL`` tells that a multiple of all masses is a plan alike, and ``RIDGE`` is added
-    to every derivative. By symmetric sweeps without pivoting of the first ``count`` rows; the
-    others have nothing beside their diagonal.
-    """
+    """Write minus the inverse of the dual's second derivative in g, (M, M), all in memory."""
+    # In units of the roots of `b`. `lines` begins with the masses of the plan's columns as shares
+    # of `b`. `LEVEL` tells that a multiple of all masses is a plan alike, and `RIDGE` is added to
+    # every derivative. By symmetric sweeps without pivoting of the first `count` rows; the others
+    # have nothing beside their diagonal.
     columns, middle = tl.arange(0, M), tl.arange(0, CHUNK)
     root = tl.sqrt(tl.maximum(tl.load(b + columns), 1e-30).to(tl.float32))
     total = tl.zeros([M, M], tl.float32)
@@ -104,10 +102,8 @@ def _newton(
     M: tl.constexpr, CHUNK: tl.constexpr, RI: tl.constexpr, CI: tl.constexpr,
     RT: tl.constexpr, CT: tl.constexpr,
 ):  # fmt: skip
-    """Solve for the change of log t by conjugate gradients, an inverse alike before them.
-
-    That inverse is of float32: it misses parts of a plan that are joined by next to nothing.
-    """
+    """Solve for the change of log t by conjugate gradients, an inverse alike before them."""
+    # That inverse is of float32: it misses parts of a plan that are joined by next to nothing.
     columns = line(CI, CT)
     used, root = mass_b > 1e-29, tl.rsqrt(mass_b)
     missing = tl.where(used, mass_b - found, 0.0)
@@ -140,12 +136,10 @@ def solved(
     SQUARE_RI: tl.constexpr, SQUARE_CI: tl.constexpr,
     SQUARE_RT: tl.constexpr, SQUARE_CT: tl.constexpr,
 ):  # fmt: skip
-    """Scale a kernel until the error of its columns is as ``wanted``; its rows are exact.
-
-    ``near`` is one where ``inverse`` is that of a plan alike; it is made once the error is at most
-    ``BELOW``. ``f`` and ``g``, in memory, go with the kernel. Returns it, ``near``, the factor of
-    the relaxation, the error, and how many iterations were spent.
-    """
+    """Scale a kernel until the error of its columns is as ``wanted``; its rows are exact."""
+    # `near` is one where `inverse` is that of a plan alike; it is made once the error is at most
+    # `BELOW`. `f` and `g`, in memory, go with the kernel. Returns it, `near`, the factor of the
+    # relaxation, the error, and how many iterations were spent.
     M: tl.constexpr = CI * CT
     TINY: tl.constexpr = 1e-30 if kernel.dtype == tl.float32 else 1e-290
     columns = line(CI, CT)

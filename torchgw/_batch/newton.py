@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgw._batch.products import products
+from torchgw._batch.costs import products
 from torchgw._sinkhorn.newton import LARGEST_STEP
 
 # Ridge against rounding: the share of the mass of a column that is added to its second derivative.

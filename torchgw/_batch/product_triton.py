@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from torchgw._tensors.launch import launch
+from torchgw._tensors.ahead import launch
 
 # Rows of a product that a program computes, and what of the inner dimension is read at once.
 # Choices. [L535]

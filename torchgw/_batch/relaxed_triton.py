@@ -47,7 +47,7 @@ from torchgw._batch.tile_triton import (
     write,
 )
 from torchgw._sinkhorn.annealing import INNER_SHARE, MET
-from torchgw._tensors.launch import launch
+from torchgw._tensors.ahead import launch
 
 # Change of the plan at which float32 hands over, and the error of its linear problems. [L1141]
 _ROUGH_TOLERANCE, _ROUGH_ERROR = 5e-5, 1e-5
@@ -132,12 +132,11 @@ def _invert_partial(
     SQUARE_RI: tl.constexpr, SQUARE_CI: tl.constexpr,
     SQUARE_RT: tl.constexpr, SQUARE_CT: tl.constexpr,
 ):  # fmt: skip
-    """Write the inverse by which full columns of a partial problem are led to their weights.
-
-    Rows that are not full share a level: for the columns they are one row. ``masses`` (N) of rows,
-    and those of columns as shares of ``b``, with which ``columns_of`` begins, are negative where
-    these are not full; both are updated. A call, so that its matrices need no registers elsewhere.
-    """
+    """Write the inverse by which full columns of a partial problem are led to their weights."""
+    # Rows that are not full share a level: for the columns they are one row. `masses` (N) of rows,
+    # and those of columns as shares of `b`, with which `columns_of` begins, are negative where
+    # these are not full; both are updated. A call, so that its matrices need no registers
+    # elsewhere.
     tl.debug_barrier()
     rows, columns, down, across = line(RI, RT), line(CI, CT), tl.arange(0, N), tl.arange(0, M)
     row, column = tl.load(masses + rows), tl.load(columns_of + columns)
@@ -539,11 +538,9 @@ def ease(
     noise: torch.Tensor,
     limits: tuple[int, int, float, float],
 ) -> Eased:
-    """Solve relaxed problems (k,); arguments are those of ``rough`` and of ``finish``.
-
-    ``limits`` are iterations in all and of a linear problem, the change of a plan that has settled,
-    and the error of its linear problem.
-    """
+    """Solve relaxed problems (k,); arguments are those of ``rough`` and of ``finish``."""
+    # `limits` are iterations in all and of a linear problem, the change of a plan that has settled,
+    # and the error of its linear problem.
     (n, m), count = noise.shape, len(alpha)
     a, b = tables[2][index[0]], tables[3][index[1]]
     nothing, whole = torch.zeros_like(alpha), torch.zeros_like(index[0])

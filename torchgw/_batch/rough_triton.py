@@ -25,7 +25,7 @@ from torchgw._batch.tile_triton import (
 )
 from torchgw._batch.warm import Warm
 from torchgw._sinkhorn.annealing import MET
-from torchgw._tensors.launch import launch
+from torchgw._tensors.ahead import launch
 
 # Change of the plan at which float32 hands over, and the column error of its linear problems.
 # [L532] [L781]
@@ -55,10 +55,8 @@ SCALE = 2.0**14
 
 @triton.jit
 def falls(values, changes, earlier, turn, fall, change, met, least):
-    """Take an iteration; say whether the objective still falls, by the rule of ``Descent``.
-
-    ``fall`` is that of one iteration, and ``least`` what the mean of the last five has to be.
-    """
+    """Take an iteration; say whether the objective still falls, by the rule of ``Descent``."""
+    # `fall` is that of one iteration, and `least` what the mean of the last five has to be.
     places = tl.arange(0, 16)
     here = places == turn % 10
     earlier = tl.minimum(earlier, tl.sum(tl.where(here, changes, 0.0), 0))
@@ -207,13 +205,11 @@ def rough(
     noise: torch.Tensor,
     limits: tuple[int, float],
 ) -> Warm:
-    """Iterate problems (k,), from a x b times ``noise`` (N, M), or from costs that are chosen.
-
-    ``tables`` are distances and weights of all spaces of both sides, float32, of powers of two;
-    ``index`` is which of them each problem compares, ``linear`` (1 - alpha) M (k, N, M), ``begin``
-    costs and which problems begin with them, ``epsilons`` the target and the first (k,), in its
-    units, and ``limits`` are outer iterations and the fall of the objective that is none.
-    """
+    """Iterate problems (k,), from a x b times ``noise`` (N, M), or from costs that are chosen."""
+    # `tables` are distances and weights of all spaces of both sides, float32, of powers of two;
+    # `index` is which of them each problem compares, `linear` (1 - alpha) M (k, N, M), `begin`
+    # costs and which problems begin with them, `epsilons` the target and the first (k,), in its
+    # units, and `limits` are outer iterations and the fall of the objective that is none.
     (n, m), count = noise.shape, len(alpha)
     weight, unread = alpha.float(), noise.float()
     target, first = (epsilon.float() for epsilon in epsilons)

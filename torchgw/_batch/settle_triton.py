@@ -24,7 +24,7 @@ from torchgw._batch.tile_triton import (
 )
 from torchgw._batch.warm import Warm
 from torchgw._sinkhorn.annealing import MET
-from torchgw._tensors.launch import launch
+from torchgw._tensors.ahead import launch
 
 # Iterations of one linear problem at most; its column error as a share of the last change, and what
 # float32 does not go below: Newton steps remove it afterwards. [L534]
@@ -213,11 +213,10 @@ def settle(
     warm: Warm,
     limits: tuple[int, float, float],
 ) -> None:
-    """Iterate problems (k,) that have settled in ``rough``, in place.
-
-    Arguments are as there, ``tables`` in float64 and in float32; ``limits`` are outer iterations in
-    all, the change of a plan that the engine asks for, and the fall of the objective that is none.
-    """
+    """Iterate problems (k,) that have settled in ``rough``, in place."""
+    # Arguments are as there, `tables` in float64 and in float32; `limits` are outer iterations in
+    # all, the change of a plan that the engine asks for, and the fall of the objective that is
+    # none.
     count, n, m = warm.plan.shape
     (tiles, warps), (most, tol, objective_tol) = tiles_of(n, m, ENTRIES), limits
     work, held = tables[0].new_empty(count, n, m), torch.empty_like(warm.plan)

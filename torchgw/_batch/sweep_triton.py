@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from torchgw._batch.sweep import LARGEST_EXPONENT, TICK
-from torchgw._tensors.launch import launch
+from torchgw._tensors.ahead import launch
 
 # Entries of a plan for each warp, and columns of a block: eight threads by two. [L402]
 _ENTRIES_PER_WARP = 256

@@ -31,10 +31,8 @@ class Tile(NamedTuple):
 
 
 def tile_of(rows: int, columns: int, entries: int, across: int = 16) -> Tile:
-    """Choose tiles for a matrix, as square as they can be, of so many entries at most.
-
-    Two threads for each row at least: small matrices are waited for more than computed. [L533]
-    """
+    """Choose tiles for a matrix, as square as they can be, of so many entries at most."""
+    # Two threads for each row at least: small matrices are waited for more than computed. [L533]
     side = 1 << (rows.bit_length() + columns.bit_length() - 2) // 2
     threads = max(2 * side, rows * columns // entries)
     across = min(columns, 8 if threads < 128 else across)
@@ -174,12 +172,11 @@ def _product(
     left, right, mass, own_costs, ROWS: tl.constexpr, INNER: tl.constexpr, COLUMNS: tl.constexpr,
     CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Multiply the transpose of a matrix (INNER, ROWS) by a symmetric one, both in memory.
-
-    Tensor cores read tf32 of the second along its inner dimension, as a symmetric one lies, in
-    three parts that have the digits of float32. Half precision is added up in float32, and float64
-    in its own. Writes sum_k D_ik^2 p_k as well, D the symmetric one, if there is a ``mass``.
-    """
+    """Multiply the transpose of a matrix (INNER, ROWS) by a symmetric one, both in memory."""
+    # Tensor cores read tf32 of the second along its inner dimension, as a symmetric one lies, in
+    # three parts that have the digits of float32. Half precision is added up in float32, and
+    # float64 in its own. Writes sum_k D_ik^2 p_k as well, D the symmetric one, if there is a
+    # `mass`.
     rows, columns, middle = tl.arange(0, ROWS), tl.arange(0, COLUMNS), tl.arange(0, CHUNK)
     left += rows[:, None] + middle[None, :] * ROWS
     right += middle[:, None] + columns[None, :] * INNER
@@ -213,14 +210,12 @@ def cross(
     x, plan, y, half, out, N: tl.constexpr, M: tl.constexpr, CHUNK: tl.constexpr,
     masses=None, own_costs=None,
 ):  # fmt: skip
-    """Write X P Y of a matrix (N, M) and symmetric X and Y of its dtype, through memory.
-
-    Held on chip, tiles of products would leave no registers to what is iterated. Waits for what the
-    program has stored before, and until its own stores are seen; ``half``, where the product of two
-    is kept, and ``out`` may be the plan. A call, as is ``invert``: inlined, Triton takes twice as
-    long to compile what it is in. [L861] Where ``masses`` (N + M) of rows and columns are given,
-    writes sum_k D_ik^2 p_k of either side, too.
-    """
+    """Write X P Y of a matrix (N, M) and symmetric X and Y of its dtype, through memory."""
+    # Held on chip, tiles of products would leave no registers to what is iterated. Waits for what
+    # the program has stored before, and until its own stores are seen; `half`, where the product of
+    # two is kept, and `out` may be the plan. A call, as is `invert`: inlined, Triton takes twice as
+    # long to compile what it is in. [L861] Where `masses` (N + M) of rows and columns are given,
+    # writes sum_k D_ik^2 p_k of either side, too.
     down, across = tl.arange(0, N), tl.arange(0, M)
     tl.debug_barrier()
     product = _product(plan, x, masses, own_costs, M, N, N, CHUNK)

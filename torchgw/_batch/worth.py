@@ -38,10 +38,6 @@ class Terms(NamedTuple):
         """Evaluate plans by <X P Y, P>, linear terms, and sums of D_ij^2 over their masses."""
         return cls(alpha * own - 2 * alpha * crossed, linear, alpha * own)
 
-    def of_places(self, places: Tensor) -> Terms:
-        """Take some of them."""
-        return Terms(*(part[places] for part in self))
-
     def of_mass(self, relaxed: Relaxed, mass: Tensor) -> Terms:
         """Multiply those of normalised plans by the masses of these."""
         square = mass.square()

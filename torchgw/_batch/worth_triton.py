@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from torchgw._batch.tile_triton import cross, own, problem
-from torchgw._tensors.launch import launch
+from torchgw._tensors.ahead import launch
 
 # Rows that are read at once, and columns for each warp. Choices. [L535]
 _ROWS, _COLUMNS = 16, 16

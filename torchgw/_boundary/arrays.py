@@ -13,10 +13,10 @@ from torch import Tensor
 
 from torchgw._errors import InvalidInputError, InvalidTypeError, TorchGWWarning, warn_user
 
-# Relative asymmetry that rounding can explain. [L264]
-_SYMMETRY_TOLERANCE = 1e-5
-# Relative deviation of a total mass from one that rounding can explain. [L264]
-_MASS_TOLERANCE = 1e-4
+# Relative asymmetry that rounding can explain. [L264, L302, L391]
+SYMMETRY_TOLERANCE = 1e-5
+# Relative deviation of a total mass that rounding can explain. [L264, L265, L391]
+MASS_TOLERANCE = 1e-4
 # The same deviation for a starting plan, as solvers in float32 leave it. [L264]
 _PLAN_TOLERANCE = 1e-3
 # The largest entry of an input must lie between the inverse of this number and this number: squares
@@ -222,14 +222,14 @@ def check_distances(name: str, value: Any, *, signed: bool = False) -> Tensor:
     check_finite(name, tensor, "Replace infinite entries (unreachable pairs) by a finite distance.")
     scale = check_magnitude(name, tensor)
     gap = float((tensor - tensor.T).abs().max())
-    if gap > _SYMMETRY_TOLERANCE * scale:
+    if gap > SYMMETRY_TOLERANCE * scale:
         raise InvalidInputError(
             f"`{name}` must be symmetric; entries differ from their transposes by up to {gap:.3g} "
             f"(largest entry {scale:.3g}). {symmetric_advice(name, tensor)} Costs that differ with "
             f"the direction are torchgw.distances.DirectedDistance({name}), in place of points."
         )
     least = float(tensor.min())
-    rounding = least >= -_SYMMETRY_TOLERANCE * scale
+    rounding = least >= -SYMMETRY_TOLERANCE * scale
     if least >= 0 or (signed and not rounding):
         return tensor
     if not rounding:
@@ -263,10 +263,8 @@ def check_linear_cost(value: Any, shape: tuple[int, int], name: str = "M") -> Te
 
 
 def check_plan(value: Any, shape: tuple[int, int], mass: float | None = 1.0) -> Tensor:
-    """Convert a starting plan, non-negative, to float64 and a total mass of exactly one.
-
-    Where plans move another ``mass`` it may have that instead, and any where this is ``None``.
-    """
+    """Convert a starting plan, non-negative, to float64 and a total mass of exactly one."""
+    # Where plans move another `mass` it may have that instead, and any where this is `None`.
     tensor = check_linear_cost(value, shape, name="init").double()
     total, least = float(tensor.sum()), float(tensor.min())
     off = 0.0 if mass is None else min(abs(total - 1), abs(total / mass - 1))
@@ -277,7 +275,7 @@ def check_plan(value: Any, shape: tuple[int, int], mass: float | None = 1.0) -> 
             f"`init` must be a plan: non-negative entries that sum to {allowed}; its smallest "
             f"entry is {least:.3g} and its sum {total:.6g}. Pass {advice}."
         )
-    if off > _MASS_TOLERANCE:
+    if off > MASS_TOLERANCE:
         warn_user(f"`init` sums to {total:.6g}; it was divided by that.", TorchGWWarning)
     return tensor / total
 
@@ -305,7 +303,7 @@ def as_weights(
         raise InvalidInputError(f"`{name}` is all zero: no point has any mass. {advice}")
     # Balanced transport of different masses is not defined. A total of nearly one is rounding, in
     # half precision one unit of it.
-    if abs(total - 1) > max(_MASS_TOLERANCE, rounding):
+    if abs(total - 1) > max(MASS_TOLERANCE, rounding):
         raise InvalidInputError(
             f"`{name}` must sum to 1; it sums to {total:.6g}. Pass `{name} / {name}.sum()`."
         )

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchgw._boundary.arrays import to_tensor
+from torchgw._boundary.arrays import MASS_TOLERANCE, to_tensor
 from torchgw._errors import InvalidInputError, InvalidTypeError, TorchGWError, UnsupportedError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -33,8 +33,6 @@ _ELSEWHERE = {
     "seed": ("random_state",), "rho": ("unbalanced",), "k": ("n_neighbors",),
     "sample_weight": ("a",),
 }  # fmt: skip
-# Relative difference of two masses that rounding can explain. [L265]
-_MASS_TOLERANCE = 1e-4
 
 
 @contextlib.contextmanager
@@ -56,11 +54,9 @@ def reject_unknown(
     nested: tuple[str, Sequence[str]] | None = None,
     former: Mapping[str, str] | None = None,
 ) -> F:
-    """Make a function answer an unknown keyword with the nearest known one.
-
-    ``nested`` is a keyword that takes a dictionary, and the keys that this may have.
-    ``former`` are other keywords that the function takes, and how they are spelled now.
-    """
+    """Make a function answer an unknown keyword with the nearest known one."""
+    # `nested` is a keyword that takes a dictionary, and the keys that this may have. `former` are
+    # other keywords that the function takes, and how they are spelled now.
     former = former or {}
     parameters = inspect.signature(function).parameters
     known = [name for name, item in parameters.items() if item.kind is not item.VAR_KEYWORD]
@@ -231,7 +227,7 @@ def as_mass(name: str, value: Any, weight: Tensor) -> Tensor:
 def check_equal_masses(a: Tensor, b: Tensor) -> None:
     """Refuse marginals of different mass, which no plan can have."""
     first, second = float(a.sum()), float(b.sum())
-    if abs(first - second) > _MASS_TOLERANCE * max(first, second):
+    if abs(first - second) > MASS_TOLERANCE * max(first, second):
         raise InvalidInputError(
             f"`a` and `b` must have equal sums; got {first:.6g} and {second:.6g}. Scale one of "
             "them, or pass both."

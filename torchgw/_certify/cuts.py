@@ -123,7 +123,9 @@ class CuttingPlanes:
             if near is None:
                 near = (away**2).sum(1).argmin()[None]
             # a mean of slopes that is about this one
-            sums = np.vstack([away[near].T, np.full(len(near), np.abs(away[near]).max() or 1.0)])
+            sums = np.vstack(
+                [away[near].T, np.full(len(near), np.abs(away[near]).max(initial=0.0) or 1.0)]
+            )
             right = np.append(np.zeros(len(slope)), sums[-1, 0])
             shares = np.linalg.lstsq(sums, right)[0].clip(min=0)
             near_prices = np.array([self._prices[k] for k in near])

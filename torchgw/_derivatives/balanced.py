@@ -18,8 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchgw._derivatives.density import Response
-from torchgw._derivatives.implicit import WORRYING, respond
+from torchgw._derivatives.implicit import WORRYING, Response, respond
 from torchgw._derivatives.loss import Solved, System, derivatives
 from torchgw._derivatives.tracked import Model
 from torchgw._errors import UnsupportedError

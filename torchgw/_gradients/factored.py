@@ -109,10 +109,8 @@ class FactoredGradient(StrictGradient):
         return LinearCost(whole, self.row, self.column)
 
     def _in_same_factors(self, linear: Cost | None) -> tuple[Tensor | None, Cost | None]:
-        """Split off (1 - alpha) M what is in the factors of the distances, as of known pairs.
-
-        What they share costs nothing more.
-        """
+        """Split off (1 - alpha) M what is in the factors of the distances, as of known pairs."""
+        # What they share costs nothing more.
         known, rank = self._factors.matrix, self._factors.signs.numel()
         if not isinstance(linear, FactoredCost) or linear.rank < rank:
             return None, linear

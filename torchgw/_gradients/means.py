@@ -31,12 +31,22 @@ _MARGIN = 1.05
 
 
 class Levels(NamedTuple):
-    """Levels at equal steps up to ``reach``, which make a minimum a mean of products."""
+    """Levels up to ``reach``, at equal steps or cuts, which make a minimum a mean of products."""
 
-    # min(x, y) is the integral over t of [x > t] [y > t], to half a step.
+    # min(x, y) is the integral over t of [x > t] [y > t], to half a step; cuts where all distances
+    # of two small tables lie make it exact.
 
     reach: float
     steps: int
+    cuts: Tensor | None = None  # (steps + 1,) ascending
+
+    def part(self, side: int, distance: Tensor, parts: Tensor) -> Tensor:
+        """Evaluate the factor of side 0 or 1, (..., s), in the products named by ``parts`` (s,)."""
+        cut = (parts + 0.5) * (self.reach / self.steps) if self.cuts is None else self.cuts[parts]
+        above = (distance > cut).to(distance.dtype)
+        if side == 1:
+            return above
+        return above * (self.reach if self.cuts is None else self.cuts.diff()[parts] * self.steps)
 
 
 @dataclass(frozen=True)
@@ -49,7 +59,7 @@ class SampledLoss(Loss):
     @classmethod
     def of(cls, loss: Loss, *, floor: float = 0.0, levels: Levels | None = None) -> Loss:
         """Bound the cross term of a loss from below, or cut it if it is a minimum."""
-        parts = _fields_of(loss)
+        parts: dict[str, Any] = {field.name: getattr(loss, field.name) for field in fields(Loss)}
         if loss.cross is None:
             return loss if levels is None else cls(**parts, levels=levels)
         if floor == 0:
@@ -65,35 +75,7 @@ class SampledLoss(Loss):
     def part(self, side: int, distance: Tensor, parts: Tensor) -> Tensor:
         if self.levels is None:
             return super().part(side, distance, parts)
-        above = distance > (parts + 0.5) * (self.levels.reach / self.levels.steps)
-        return above.to(distance.dtype) * (self.levels.reach if side == 0 else 1.0)
-
-
-@dataclass(frozen=True)
-class StepLoss(Loss):
-    """A loss whose minimum is cut where distances of two small tables lie: exact for these."""
-
-    cuts: Tensor | None = None  # (parts + 1,) ascending
-
-    @classmethod
-    def of(cls, loss: Loss, cuts: Tensor) -> Loss:
-        """Cut a loss that is no product."""
-        return cls(**_fields_of(loss), cuts=cuts)
-
-    @property
-    def parts(self) -> int:
-        assert self.cuts is not None
-        return len(self.cuts) - 1
-
-    def part(self, side: int, distance: Tensor, parts: Tensor) -> Tensor:
-        assert self.cuts is not None
-        above = (distance > self.cuts[parts]).to(distance.dtype)
-        return above * (self.cuts.diff()[parts] * self.parts) if side == 0 else above
-
-
-def _fields_of(loss: Loss) -> dict[str, Any]:
-    """List what a loss is made of."""
-    return {field.name: getattr(loss, field.name) for field in fields(Loss)}
+        return self.levels.part(side, distance, parts)
 
 
 def _raised(function: Entrywise, floor: float, distance: Tensor) -> Tensor:

@@ -9,11 +9,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgw._batch.costs import units
+from torchgw._batch.costs import products, units
 from torchgw._batch.packing import Packed, natural_scale
-from torchgw._batch.products import products
 from torchgw._batch.worth import own_squares
-from torchgw._many.shelves import Shelves
+from torchgw._many.spaces import Shelves
 from torchgw._search.alternatives import OTHER
 from torchgw._search.chain import AGREEING, GUESS_EPSILON, STANDS_OUT
 from torchgw._search.coarse import SQUARE_OF_FLOAT32
@@ -150,10 +149,8 @@ def search(stack: Stack, starts: Starts, plans: Tensor) -> Searched:
 
 
 def _maps(stack: Stack, plans: Tensor) -> list[Ends]:
-    """Follow the best map of each problem whose one side is strict and the other free.
-
-    As a search of one problem does; the others have no such end, and an infinite objective there.
-    """
+    """Follow the best map of each problem whose one side is strict and the other free."""
+    # As a search of one problem does; the others have no such end, and an infinite objective there.
     problems, every = stack.problems, torch.arange(len(plans), device=plans.device)
     rho = None if problems.relaxed is None else problems.relaxed.rho
     penalties = [] if rho is None else rho.tolist()

@@ -5,48 +5,233 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from torchgw._batch.packing import inside_of
 from torchgw._boundary.arrays import (
+    MASS_TOLERANCE,
+    SYMMETRY_TOLERANCE,
+    check_finite,
     check_linear_cost,
+    check_magnitude,
+    check_shape,
     resolve_device,
+    to_numpy,
     to_tensor,
     without_tensors,
 )
 from torchgw._boundary.checks import reject_unknown
+from torchgw._derivatives.loss import call
 from torchgw._errors import (
     InvalidInputError,
     PlanTooLargeError,
     UnsupportedError,
 )
-from torchgw._many.gradients import attach_losses
-from torchgw._many.options import (
+from torchgw._many.questions import (
+    Questions,
     check_rules,
     epsilons,
     read_relaxed,
     read_sharpening,
     weights_of_terms,
 )
-from torchgw._many.questions import Questions
 from torchgw._many.result import BatchResult
-from torchgw._many.shelves import Shelves
 from torchgw._many.solver import Keep, Kept, solve_questions, solve_together, warn_of_failures
 from torchgw._many.spaces import (
     Listed,
     Measure,
+    Shelves,
     Space,
     check_columns,
     check_measure,
     listed_spaces,
     read_spaces,
 )
-from torchgw._many.stacks import read_costs, read_stack, read_weights, scaled
 from torchgw._problem.linear_term import FeatureMetric, check_feature_metric, is_fused
 from torchgw._problem.named import DistanceName, ScaleName
 from torchgw._solve.table import Options, check_options, takes_options
 from torchgw._tensors.ahead import probe_beside
-from torchgw._tensors.memory import free_memory
+from torchgw._tensors.machine import free_memory
 from torchgw._tensors.ranks import Distributed, Ranks, check_distributed, join, together
+
+
+def attach_losses(
+    asked: Questions,
+    kept: dict[int, Kept],
+    objective: Tensor,
+    inputs: dict[str, Any],
+    distances: Any,
+) -> Tensor:
+    """Return the objectives (B,) as a tensor whose gradients reach the inputs."""
+    # `inputs` holds, as the user gave them, the lists X and Y, M, a and b.
+    found = []
+    with torch.enable_grad():
+        for number in range(len(asked)):
+            plan = kept[number].plan
+            x = _table(inputs["X"], number, distances, 0, plan)
+            y = _table(inputs["Y"], number, distances, 1, plan)
+            given = (None if inputs[name] is None else inputs[name][number] for name in "Mab")
+            # arrays of NumPy have no gradients, but M tells that there is a linear cost
+            parts = [
+                part
+                if part is None
+                else torch.as_tensor(part, dtype=plan.dtype, device=plan.device)[None]
+                for part in given
+            ]
+            solved = *(part[None] for part in kept[number][1:]), objective[number][None]
+            found.append(
+                call(Envelope, x[None], y[None], *parts, solved, float(asked.alpha[number]))
+            )
+    return torch.cat(found)
+
+
+class Envelope(torch.autograd.Function):
+    """Objectives of solved problems, whose derivatives are those at fixed plans."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, y: Tensor, linear: Tensor | None, a: Tensor, b: Tensor,
+        kept: Any, alpha: float,
+    ) -> Tensor:  # fmt: skip
+        # `kept` begins with the plans, their potentials f and g, and the objectives
+        ctx.kept, ctx.alpha, ctx.fused = kept, alpha, linear is not None
+        ctx.save_for_backward(x, y)
+        objective: Tensor = kept[3].clone()
+        return objective
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> Any:
+        if torch.is_grad_enabled():
+            # plans would have to follow the inputs
+            raise UnsupportedError(
+                "This loss has first derivatives: leave `create_graph` out, or use the second ones "
+                'of torchgw.solve(..., differentiable="value").'
+            )
+        x, y = ctx.saved_tensors
+        (plan, f, g, *_), alpha = ctx.kept, ctx.alpha
+        unit = upstream[:, None, None]
+        p, q = plan.sum(2), plan.sum(1)
+        of_x, of_y, of_linear, of_a, of_b = ctx.needs_input_grad[:5]
+        found: list[Tensor | None] = [None] * 5
+        if of_x:
+            crossed = p[:, :, None] * p[:, None, :] * x - plan @ y @ plan.mT
+            found[0] = 2 * alpha * unit * crossed
+        if of_y:
+            crossed = q[:, :, None] * q[:, None, :] * y - plan.mT @ x @ plan
+            found[1] = 2 * alpha * unit * crossed
+        if ctx.fused and of_linear:
+            found[2] = (1 - alpha) * unit * plan
+        sides = ((3, of_a, x, p, f), (4, of_b, y, q, g))
+        for place, wanted, table, mass, potential in sides:
+            if wanted:
+                # that of the whole cost, up to a constant that weights of sum one do not see
+                whole = potential + 2 * alpha * (table.square() @ mass[:, :, None])[:, :, 0]
+                whole = whole - (whole * mass).sum(1, keepdim=True)
+                found[place] = upstream[:, None] * whole
+        return (*found, None, None)
+
+
+def _table(listed: Listed, number: int, distances: Any, place: int, plan: Tensor) -> Tensor:
+    """Compute the distances of one space (n, n), attached to the tensors they are made of."""
+    space = listed.items[number]
+    if listed.are_tables:
+        return torch.as_tensor(space, device=plan.device).to(plan)
+    name = distances[place] if isinstance(distances, (tuple, list)) else distances
+    if not isinstance(space, Tensor) or name not in ("auto", "euclidean", "sqeuclidean"):
+        raise UnsupportedError(
+            "`differentiable` knows tensors of points with Euclidean distances, and matrices. "
+            "Compute the distances by PyTorch and pass them as D_X and D_Y."
+        )
+    points = space.to(plan)
+    if name == "sqeuclidean":
+        return (points[:, None] - points).square().sum(2)
+    return torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist")
+
+
+def read_stack(
+    name: str, value: Any, sizes_name: str, sizes: Any, device: torch.device, *, signed: bool
+) -> tuple[Tensor, Tensor]:
+    """Read distance matrices (B, n, n), zero beyond the points in use, and how many these are."""
+    stack = to_tensor(name, value).detach()
+    if stack.ndim != 3 or stack.shape[1] != stack.shape[2] or stack.shape[1:] == (0, 0):
+        raise InvalidInputError(
+            f"`{name}` must be a stack of square matrices, (B, n, n) with n at least 1; got "
+            f"{tuple(stack.shape)}. "
+            "Lists of matrices are for torchgw.solve_many."
+        )
+    count, most = stack.shape[:2]
+    used = torch.from_numpy(_read_sizes(sizes_name, sizes, count, most)).to(device)
+    inside = inside_of(most, used)
+    stack = stack.to(device, torch.float64)
+    if not bool(inside.all()):
+        stack = torch.where(inside[:, :, None] & inside[:, None, :], stack, 0.0)
+    check_finite(name, stack, "Replace infinite entries (unreachable pairs) by a finite distance.")
+    largest = check_magnitude(name, stack)
+    # what is above zero on one side of the diagonal is below it on the other
+    if count and float((stack - stack.mT).max()) > SYMMETRY_TOLERANCE * largest:
+        raise InvalidInputError(f"`{name}` must hold symmetric matrices.")
+    least = float(stack.min()) if count else 0.0
+    if least < 0 and not signed:
+        raise InvalidInputError(
+            f"`{name}` must be non-negative where `scale` divides by the largest or the mean "
+            f"entry; its smallest entry is {least:.3g}. Pass scale=None."
+        )
+    return stack, used
+
+
+def _read_sizes(name: str, sizes: Any, count: int, most: int) -> NDArray[np.int64]:
+    """Read how many points of each space are in use."""
+    if sizes is None:
+        return np.full(count, most)
+    found = np.asarray(to_numpy(sizes))
+    good = found.shape == (count,) and found.dtype.kind in "iu"
+    if not good or (count and not 1 <= found.min() <= found.max() <= most):
+        raise InvalidInputError(
+            f"`{name}` must be {count} integers between 1 and {most}; got "
+            f"{str(found.tolist())[:60]}."
+        )
+    return found.astype(np.int64)
+
+
+def read_costs(M: Any, x: Tensor, rows: Tensor, y: Tensor, columns: Tensor) -> Tensor:
+    """Read linear costs (B, n, m), zero beyond the points in use."""
+    costs = to_tensor("M", M).detach().to(x)
+    check_shape("M", costs, (len(x), x.shape[1], y.shape[1]))
+    inside = inside_of(x.shape[1], rows)[:, :, None] & inside_of(y.shape[1], columns)[:, None, :]
+    costs = torch.where(inside, costs, 0.0)
+    check_finite("M", costs)
+    check_magnitude("M", costs, smallest=0.0)
+    return costs
+
+
+def read_weights(name: str, value: Any, sizes: Tensor, like: Tensor) -> Tensor:
+    """Read weights (B, n), each row of sum one, zero beyond the points in use."""
+    inside = inside_of(like.shape[1], sizes)
+    if value is None:
+        return inside.to(like) / sizes[:, None]
+    weights = to_tensor(name, value).detach().to(like)
+    check_shape(name, weights, tuple(inside.shape))
+    weights = torch.where(inside, weights, 0.0)
+    check_finite(name, weights)
+    total = weights.sum(1, keepdim=True)
+    off = float((total - 1).abs().max()) if len(total) else 0.0
+    if off > MASS_TOLERANCE or bool((weights < 0).any()):
+        raise InvalidInputError(
+            f"`{name}` must have non-negative rows of sum 1; sums are off by up to {off:.3g}."
+        )
+    return weights / total
+
+
+def scaled(stack: Tensor, weights: Tensor, scale: str) -> Tensor:
+    """Divide each matrix by its largest or its mean distance among points of positive weight."""
+    used = (weights > 0).to(stack)
+    if scale == "max":
+        size = (stack * used[:, :, None] * used[:, None, :]).amax((1, 2))
+    else:
+        share = used / used.sum(1, keepdim=True)
+        size = ((stack * share[:, None, :]).sum(2) * share).sum(1)
+    return stack / torch.where(size > 0, size, 1.0)[:, None, None]
 
 
 @reject_unknown

@@ -98,10 +98,8 @@ class Numbers(NamedTuple):
 def warn_of_failures(
     numbers: Numbers, what: str = "problems", name: Callable[[int], str] = str
 ) -> None:
-    """Warn once of all problems that did not converge, and once of those in doubt.
-
-    A warning begins with the same text however many they are, and names the first of them.
-    """
+    """Warn once of all problems that did not converge, and once of those in doubt."""
+    # A warning begins with the same text however many they are, and names the first of them.
 
     def some(mask: Tensor) -> str:
         numbers = mask.nonzero()[:, 0].tolist()
@@ -338,16 +336,12 @@ class _Group:
 
 def _solve_group(group: _Group, found: Numbers, keep: Keep | None) -> None:
     """Solve the problems of a group, by a search or from some starts."""
-    if group.asked.n_init is not None or not _is_searched(group.sizes, group.device):
+    small = math.prod(group.sizes) <= limits_of(group.device).batch_searched
+    if group.asked.n_init is not None or not small:
         _solve_starts(group, found, keep)
         return
     for block in group.blocks():
         _search_block(block, found, keep)
-
-
-def _is_searched(sizes: tuple[int, int], device: torch.device) -> bool:
-    """Whether problems of some size are searched by default."""
-    return math.prod(sizes) <= limits_of(device).batch_searched
 
 
 def _solve_starts(group: _Group, found: Numbers, keep: Keep | None) -> None:
@@ -490,10 +484,8 @@ def _converged(numbers: Numbers) -> Tensor:
 
 
 def _lowest(solves: _Solves, rules: Rules, count: int) -> Tensor:
-    """Find the solve of each of ``count`` problems that has ended lowest.
-
-    Of those within rounding of it, one that has converged; the first of equals.
-    """
+    """Find the solve of each of ``count`` problems that has ended lowest."""
+    # Of those within rounding of it, one that has converged; the first of equals.
     numbers, problem = solves.numbers, solves.problem
     # what misses its marginals may have any objective
     sound = meets(numbers.marginal_error, rules) & numbers.objective.isfinite()

@@ -26,13 +26,11 @@ from torchgw._boundary.checks import (
 from torchgw._errors import InvalidInputError, PlanTooLargeError, UnsupportedError
 from torchgw._sinkhorn.problem import Cost
 from torchgw._tensors.draws import categories_at, sample_categories
-from torchgw._tensors.memory import free_memory
+from torchgw._tensors.machine import free_memory
+from torchgw.distances.base import BLOCK_ENTRIES
 
 Own = TypeVar("Own", bound="Plan")
 Method = TypeVar("Method", bound=Callable[..., Any])
-
-# Entries of one block of rows, where a plan is read row by row. [L320]
-_BLOCK_ENTRIES = 2**22
 
 
 def handed_out(method: Method) -> Method:
@@ -327,7 +325,7 @@ class Plan(ABC):
 
     def _height(self) -> int:
         """Choose how many rows a block has."""
-        return max(1, _BLOCK_ENTRIES // self.shape[1])
+        return max(1, BLOCK_ENTRIES // self.shape[1])
 
     def _blocks(self) -> Iterator[Tensor]:
         """Go through the plan by blocks of rows."""

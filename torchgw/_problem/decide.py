@@ -107,10 +107,8 @@ def decide(
     *,
     relaxed: bool = False,
 ) -> Decision:
-    """Decide how the points of both sides, (n, d) and (m, e), are measured.
-
-    In a ``relaxed`` problem some points have no partner. Which side is first makes no difference.
-    """
+    """Decide how the points of both sides, (n, d) and (m, e), are measured."""
+    # In a `relaxed` problem some points have no partner. Which side is first makes no difference.
     turned = _comes_second(*points)
     points = points[::-1] if turned else points
     some = [_some(side, seed) for seed, side in enumerate(points)]

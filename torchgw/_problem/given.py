@@ -19,7 +19,7 @@ from torchgw._errors import (
 )
 from torchgw._problem.named import BY_SIZE, from_graphs
 from torchgw._problem.problem import Problem, stored_matrix
-from torchgw._tensors.memory import fits, free_memory
+from torchgw._tensors.machine import fits, free_memory
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.geodesics import Geodesics
 from torchgw.distances.new_points import Space
@@ -96,11 +96,9 @@ def _nearest_on_diagonal(table: Tensor) -> str:
 
 
 def common_unit(x: Space, y: Space) -> float | None:
-    """Find the larger of the numbers that sides of a relaxed problem were divided by.
-
-    The largest distance of a side may be that of a point without a partner, so the sides share a
-    unit if both may: if both are points with as many columns, or both are graphs.
-    """
+    """Find the larger of the numbers that sides of a relaxed problem were divided by."""
+    # The largest distance of a side may be that of a point without a partner, so the sides share a
+    # unit if both may: if both are points with as many columns, or both are graphs.
     first, second = (
         (s.metric, s.given_graph is None, None if s.points is None else s.points.shape[1])
         for s in (x, y)
@@ -332,7 +330,8 @@ def recognise(passed: Passed, spec: Any, *, signed: bool = False) -> GivenSpace:
         )
     points = check_points(name, value)
     warn_of_transposed_points(name, points)
-    if _looks_like_distances(points):
+    square = points.shape[0] == points.shape[1] and bool(points.any())
+    if square and bool((points.diagonal() == 0).all()) and torch.equal(points, points.T):
         _warn_of_distances(name, spec)
     return GivenSpace(name, points=points)
 
@@ -344,12 +343,6 @@ def _only_steps(graph: Any) -> bool | None:
         return None
     lengths = lengths[lengths != 0]
     return bool((lengths == 1).all()) if len(lengths) else None
-
-
-def _looks_like_distances(points: Tensor) -> bool:
-    if points.shape[0] != points.shape[1] or not bool(points.any()):
-        return False
-    return bool((points.diagonal() == 0).all()) and bool(torch.equal(points, points.T))
 
 
 def _warn_of_distances(name: str, spec: Any) -> None:

@@ -91,12 +91,10 @@ class Limits(NamedTuple):
     fewest_chains: int
     chain_products: float
     thorough: int
-    # Chains where few points tell where all go but leave open which optimum is the best, from how
-    # many entries on, and up to how many. Up to as many, guesses are also followed at the target
-    # alone and from a larger epsilon, and edges are matched from more starts. [L1270, L1274, L1278,
-    # L1283, L1287]
+    # Chains where few points tell where all go but leave open which optimum is the best, and up to
+    # how many entries. Up to as many, guesses are also followed at the target alone and from a
+    # larger epsilon, and edges are matched from more starts. [L1270, L1274, L1278, L1283, L1347]
     open_chains: int
-    open_least: int
     open_most: int
     # Entries of plans that advance together: a CPU does best with what its cache holds. [L333]
     together: int
@@ -158,7 +156,7 @@ CPU = Limits(
     relaxed_points=96, turned=2e6, congruent=2**17,
     stacked=2**13, product=2**14, followed=9e6,
     chains=16, thorough_chains=64, fewest_chains=4, chain_products=1e12, thorough=16,
-    open_chains=4, open_least=2**14, open_most=2**16,
+    open_chains=4, open_most=2**16,
     together=2**17, tiny=2**10,
     batch_searched=2**10, edges=200_000, messages=2e8,
     improved_points=1_500, improved_triples=2_000_000, matched_points=128, exchanged_rows=2_048,
@@ -168,7 +166,7 @@ CUDA = CPU._replace(
     dense=40e6, triples=2e9, most_triples=1e11, half=2e6,
     float64=2e6, again=200e6, settled=1e9,
     stored_bytes=2**31, cells=1e11, kept_tables=200e6, listed=1e9,
-    chain_products=1.2e13, messages=1e10, open_chains=16, open_least=2**13, together=2**28,
+    chain_products=1.2e13, messages=1e10, open_chains=16, together=2**28,
     improved_points=5_000,
 )  # fmt: skip
 LIMITS = {"cpu": CPU, "cuda": CUDA}

@@ -20,7 +20,7 @@ from torchgw._problem.losses import (
 from torchgw._problem.marginals import MarginalRule, is_assignment
 from torchgw._sinkhorn.blocks import Restriction
 from torchgw._sinkhorn.problem import Cost, DenseCost, FactoredCost
-from torchgw._tensors.memory import known_free
+from torchgw._tensors.machine import known_free
 from torchgw._typing import Marginals
 from torchgw.distances.base import DistanceProvider, both_ways
 from torchgw.distances.points import PointDistance

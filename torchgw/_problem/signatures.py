@@ -60,12 +60,10 @@ def named_features(
 def features_of_all(
     name: str, spaces: list[tuple[str, Any, Any]], instead: str, known: Scaling | None = None
 ) -> tuple[list[Tensor], Scaling | None]:
-    """Compute the features of this name of all spaces, and what they were reduced by.
-
-    A space is what messages call it, a graph, and its table if it was given as one. All are divided
-    by the same numbers, those that are ``known`` or else so that a column has mean zero and the
-    rows a total variance of one over all nodes. Words are 0/1 columns, which are not divided.
-    """
+    """Compute the features of this name of all spaces, and what they were reduced by."""
+    # A space is what messages call it, a graph, and its table if it was given as one. All are
+    # divided by the same numbers, those that are `known` or else so that a column has mean zero and
+    # the rows a total variance of one over all nodes. Words are 0/1 columns, which are not divided.
     if is_signature(name):
         raw = [_SIGNATURES[name](_adjacency(name, *space)) for space in spaces]
     else:

@@ -82,11 +82,9 @@ def read_support(
     shape: tuple[int, int],
     device: torch.device,
 ) -> Tensor | None:
-    """Make the support (n, m), bool, of all that is known; ``None`` if nothing is.
-
-    ``finite`` are the finite entries of M, if there are infinite ones, and ``pairs`` known pairs
-    that are no problem of their own.
-    """
+    """Make the support (n, m), bool, of all that is known; ``None`` if nothing is."""
+    # `finite` are the finite entries of M, if there are infinite ones, and `pairs` known pairs that
+    # are no problem of their own.
     if finite is None and pairs is None and known.allowed is None and known.groups is None:
         return None
     if not limits_of(device).stores(*shape):
@@ -240,10 +238,8 @@ def _read_groups(value: Any, shape: tuple[int, int]) -> _Labels:
 def read_restriction(
     known: Known, marginals: Marginals, rule: MarginalRule | None, device: torch.device
 ) -> Restriction | None:
-    """Read what is known of so many points that no table of it is made; ``None`` if nothing is.
-
-    That are groups that do not mix, or a list of all pairs of points that may hold mass.
-    """
+    """Read what is known of so many points that no table of it is made; ``None`` if nothing is."""
+    # That are groups that do not mix, or a list of all pairs of points that may hold mass.
     n, m = len(marginals.a), len(marginals.b)
     if (known.groups is None and known.allowed is None) or limits_of(device).stores(n, m):
         return None
@@ -306,11 +302,9 @@ def _list(
 
 
 def _read_blocks(labels: _Labels, marginals: Marginals, device: torch.device) -> Blocks | None:
-    """Read labels that make groups that do not mix; ``None`` if some overlap.
-
-    Labels that may be matched with each other make a group, within which all pairs have to be
-    allowed, and as much weight on both sides.
-    """
+    """Read labels that make groups that do not mix; ``None`` if some overlap."""
+    # Labels that may be matched with each other make a group, within which all pairs have to be
+    # allowed, and as much weight on both sides.
     used = [np.isin(np.arange(len(labels.mix)), side) for side in labels[:2]]
     mix = labels.mix & used[0][:, None] & used[1]
     count, (i, j) = len(mix), mix.nonzero()
@@ -426,11 +420,9 @@ def of_pairs(support: Tensor | None, pairs: Indices, shape: tuple[int, int]) -> 
 
 
 def usable(support: Tensor, marginals: Marginals, rule: MarginalRule | None) -> Tensor:
-    """Keep the entries that some plan with these marginals has; refuse if there is no plan.
-
-    Of relaxed marginals all are kept. A plan with strict ones would have mass at the others only
-    in the limit, which Sinkhorn's iterations would take for ever to come to.
-    """
+    """Keep the entries that some plan with these marginals has; refuse if there is no plan."""
+    # Of relaxed marginals all are kept. A plan with strict ones would have mass at the others only
+    # in the limit, which Sinkhorn's iterations would take for ever to come to.
     mask = to_numpy(support.cpu())
     a, b = (to_numpy(weight.cpu()) for weight in marginals)
     if rule is not None and rule.mass is None:
@@ -651,10 +643,8 @@ def _integers(
 def _infeasible(
     flow: _Flow, back: _Flow | None, a: Any, b: Any, rule: MarginalRule | None
 ) -> InvalidInputError:
-    """Say which points outweigh what is allowed for them, and what can be done.
-
-    ``back`` is the flow of the other side of strict marginals, whose set may be smaller.
-    """
+    """Say which points outweigh what is allowed for them, and what can be done."""
+    # `back` is the flow of the other side of strict marginals, whose set may be smaller.
     found = [(*flow.violating(), 0)]
     if back is not None:
         found.append((*back.violating(), 1))

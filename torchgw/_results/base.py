@@ -27,9 +27,9 @@ from torchgw._boundary.checks import check_count, check_within
 from torchgw._boundary.trees import Decoder, Encoder
 from torchgw._errors import InvalidInputError, InvalidTypeError, UnsupportedError
 from torchgw._results.confidence import Confidence
+from torchgw._results.maps import SurfaceMap
 from torchgw._results.matching import Matching
 from torchgw._results.parts import DATACLASSES, build, fields_of, stored, take_apart
-from torchgw._results.surface_map import SurfaceMap
 from torchgw._search.alternatives import Alternative
 from torchgw._tensors.ranks import together
 

@@ -190,10 +190,8 @@ def _perturbed(
     some: tuple[Tensor, Tensor],
     generator: torch.Generator,
 ) -> tuple[Tensor, Tensor]:
-    """Read the distances of some points, (n, s) and (m, t), those of X as they could be as well.
-
-    They are the distances of the partners, off by what those of other points are off by.
-    """
+    """Read the distances of some points, (n, s) and (m, t), those of X as they could be as well."""
+    # They are the distances of the partners, off by what those of other points are off by.
     first, second = problem.tables
     order = torch.randperm(len(partners), generator=generator, device="cpu").to(partners.device)
     source = order[some[0]]

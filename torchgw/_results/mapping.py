@@ -137,10 +137,8 @@ def map_new(
     linear: Any,
     features: Any,
 ) -> Tensor:
-    """Map new points of the source (0) or the target (1), as the user gave them, to the other.
-
-    A plan is ``sharp`` if it has no entropy.
-    """
+    """Map new points of the source (0) or the target (1), as the user gave them, to the other."""
+    # A plan is `sharp` if it has no entropy.
     if extension is None:
         raise UnsupportedError(
             "This result does not hold what new points are mapped by (`result.extension`). Solve "

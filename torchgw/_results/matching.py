@@ -185,8 +185,9 @@ def match(
         partners = assign(task.plan, capacity, task.support)
         rows = _kept(task, partners)
         weights = _weights(task, rows)
-        if _is_listed(plan):
-            # exchanges would have to ask for every pair
+        whole = plan.inner if isinstance(plan, PairedPlan) else plan
+        if isinstance(getattr(whole, "backend", None), RestrictedBackend):
+            # pairs that may be matched are known without a table: exchanges would ask for every one
             _check_used(task, rows, partners, turned)
         elif improved:
             graphs = _graphs(task, weights, capacity)
@@ -226,12 +227,6 @@ def _check_allowed(support: Tensor, rows: Tensor, partners: Tensor, turned: bool
             f"{'YX'[not turned]} are left without a partner. Pass kind='many_to_one', or take "
             "`lazy_plan.argmax()`."
         )
-
-
-def _is_listed(plan: Plan) -> bool:
-    """Tell whether pairs that may be matched are known by labels or a list, without a table."""
-    whole = plan.inner if isinstance(plan, PairedPlan) else plan
-    return isinstance(getattr(whole, "backend", None), RestrictedBackend)
 
 
 def _check_used(task: _Task, rows: Tensor, partners: Tensor, turned: bool) -> None:

@@ -37,7 +37,7 @@ from torchgw._sinkhorn.eager import EagerBackend
 from torchgw._sinkhorn.entries import Entries
 from torchgw._sinkhorn.problem import DenseCost, FactoredCost
 from torchgw._solve.state import Status
-from torchgw._tensors.sparse import sparse_tensor
+from torchgw._tensors.operations import sparse_tensor
 from torchgw._typing import Indices, Iteration, Marginals, Potentials
 from torchgw.distances.base import DistanceProvider, ScaledDistance
 from torchgw.distances.curved import CurvedDistance, CurvedModel
@@ -109,7 +109,7 @@ def take_apart(value: Any, dense: bool) -> tuple[str, dict[str, Any]] | None:
         return type(value).__name__, fields_of(value)
     if isinstance(value, Loss):
         floor, levels = getattr(value, "floor", 0.0), getattr(value, "levels", None)
-        return "Loss", {"name": value.name, "floor": floor, "levels": levels and tuple(levels)}
+        return "Loss", {"name": value.name, "floor": floor, "levels": levels and levels[:2]}
     if isinstance(value, Status):
         return "Status", {"name": value.name}
     if isinstance(value, (TransportPlan, SparsePlan)):

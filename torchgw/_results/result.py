@@ -39,11 +39,10 @@ from torchgw._results.certified import certify
 from torchgw._results.confidence import Confidence, confidence
 from torchgw._results.handedness import handedness
 from torchgw._results.mapping import Extension, map_new
-from torchgw._results.maps import Pairs, SpaceMap, fit_map, placed_of
+from torchgw._results.maps import Pairs, SpaceMap, SurfaceMap, fit_map, map_to_surface, placed_of
 from torchgw._results.matching import Matching, MatchingKind, match
 from torchgw._results.parts import stored
 from torchgw._results.report import Log, Report
-from torchgw._results.surface_map import SurfaceMap, map_to_surface
 from torchgw._search.alternatives import Alternative, related
 from torchgw._search.chain import Trial
 from torchgw._sinkhorn.problem import DenseCost

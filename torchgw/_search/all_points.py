@@ -62,7 +62,7 @@ def tells_all(problem: Problem, first: Search) -> bool:
     # entries of adjacency matrices and similarities are no distances, and small ones abound
     few = first.resolution > _NO_DISTANCE or is_structured(problem, first)
     sides = problem.source, problem.target
-    return few and not any(_is_similarity(side) or _is_adjacency(side) for side in sides)
+    return few and not any(map(_are_no_distances, sides))
 
 
 def is_structured(problem: Problem, found: Search | None = None) -> bool:
@@ -86,16 +86,11 @@ def is_smeared(problem: Problem, found: Search) -> bool:
     return all(table is not None and is_sparse(table) for table in tables)
 
 
-def _is_similarity(provider: DistanceProvider) -> bool:
-    """Whether the first point is further from itself than from others, as by similarities."""
-    columns = provider.columns(torch.arange(1, device=provider.device))
-    return bool(provider.n * columns[0, 0] > columns.sum())
-
-
-def _is_adjacency(provider: DistanceProvider) -> bool:
-    """Whether most entries of a table are zero."""
-    table = provider.matrix()
-    return table is not None and is_sparse(table)
+def _are_no_distances(provider: DistanceProvider) -> bool:
+    """Whether the first point is further from itself than from others, or most entries are zero."""
+    columns, table = provider.columns(torch.arange(1, device=provider.device)), provider.matrix()
+    similarities = bool(provider.n * columns[0, 0] > columns.sum())
+    return similarities or (table is not None and is_sparse(table))
 
 
 def _loneliness(provider: DistanceProvider, weights: Tensor, drawn: Tensor | None) -> float:
@@ -121,9 +116,6 @@ _ISOMETRIC = 1e-3
 # above this ambiguity, chains are followed: all that are affordable of small plans, and a few of
 # larger ones. [L1270, L1274]
 _OPEN = 0.5
-# Where the few points are as far from the others as this, chains are followed also below the least.
-# [L1287]
-_FAR = 0.1
 # Where few points are so far from the others that the first search was one of all points, and the
 # best of its few starts is not far better than the others, which it is below this ambiguity, chains
 # are followed as if few points told nothing: merges of clusters have optima within optima. [L1287]
@@ -155,7 +147,6 @@ def search_all_points(
     if first.alternatives and is_over():
         return first._replace(doubt=WHY_TIME)
     plain = how == "auto" and n_init is None
-    least = limits.stacked if first.resolution > _FAR else limits.open_least
     told_all = how != "thorough" and tells_all(problem, first)
     unclear = told_all and plain and _is_unclear(problem, first)
     told_all = told_all and not unclear
@@ -165,7 +156,7 @@ def search_all_points(
     # what few points tell clearly is seldom wrong, and then costs no chains to put right
     stackable = small and can_stack(problem) and is_whole(problem, first)
     clear = told_all and plain and stackable and not left_open
-    brief = left_open and not full and least <= n * m < limits.open_most
+    brief = left_open and not full and n * m < limits.open_most
     if told_all and not (brief or full or clear):
         if first.alternatives:
             return first

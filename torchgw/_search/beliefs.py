@@ -29,7 +29,7 @@ from torchgw._search.chain import COMPARED_AT
 from torchgw._search.coarse import is_sparse
 from torchgw._search.graphs import SparseRows
 from torchgw._tensors.deadline import is_over
-from torchgw._tensors.memory import known_free
+from torchgw._tensors.machine import known_free
 from torchgw._typing import Marginals
 
 # Odds of a lost edge, for one of the nodes that its end might be at; rounds of messages, of which
@@ -88,10 +88,8 @@ class Graph(NamedTuple):
 
 
 def believed_plan(source: Graph, target: Graph, marginals: Marginals, seed: int = 0) -> Tensor:
-    """Find a plan (n, m) float32 by messages along the edges of one graph.
-
-    Weights of nodes are float32 of sum one, and positive.
-    """
+    """Find a plan (n, m) float32 by messages along the edges of one graph."""
+    # Weights of nodes are float32 of sum one, and positive.
     if len(source.rows) > len(target.rows):
         # messages run along the edges of the graph that has fewer
         return believed_plan(target, source, Marginals(*marginals[::-1]), seed).T.contiguous()

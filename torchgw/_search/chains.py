@@ -174,15 +174,13 @@ def climb(
     stack: Stack | None = None,
     call: Call = call_directly,
 ) -> Climbed:
-    """Search all points move by move, down to an epsilon, until what is independent agrees.
-
-    At most ``count`` chains begin near the product plan, none if that is zero; up to ``affordable``
-    plans in all come of kicks and mixtures. Guesses are compared with them, by their names. The
-    ``solver`` runs Sinkhorn's iterations, and steps run by ``call``. Nothing is said of how long
-    chains take if it has been ``told``. If the plan is ``sharpened`` afterwards, a search of graphs
-    is over once two starts have the same plan but for its entropy. Regions are only put right if
-    they are to be (``repair``). Plans are followed to their ends on a ``stack``, if there is one.
-    """
+    """Search all points move by move, down to an epsilon, until what is independent agrees."""
+    # At most `count` chains begin near the product plan, none if that is zero; up to `affordable`
+    # plans in all come of kicks and mixtures. Guesses are compared with them, by their names. The
+    # `solver` runs Sinkhorn's iterations, and steps run by `call`. Nothing is said of how long
+    # chains take if it has been `told`. If the plan is `sharpened` afterwards, a search of graphs
+    # is over once two starts have the same plan but for its entropy. Regions are only put right if
+    # they are to be (`repair`). Plans are followed to their ends on a `stack`, if there is one.
     world = World(coarse, solver, call)
     low = target / coarse.scale
     found = Climb(world, low, count, affordable, guesses, stack, told, sharpened, repair)
@@ -194,10 +192,8 @@ def climb(
 
 
 def _from_graphs(found: Climb) -> None:
-    """Follow starts that only graphs have, until one keeps all edges that any plan can.
-
-    If the plan is sharpened afterwards, until two have the same one but for its entropy.
-    """
+    """Follow starts that only graphs have, until one keeps all edges that any plan can."""
+    # If the plan is sharpened afterwards, until two have the same one but for its entropy.
     world, low = found.world, found.low
     problem = world.problem
     if not (found.count and is_graph(problem)):
@@ -259,11 +255,9 @@ def _exchanged(found: Climb) -> Tensor:
 
 
 def _along_edges(problem: CoarseProblem, plan: Tensor) -> Tensor:
-    """Improve the matching of a plan (1, s, t) along edges; return its plan, or none (0, s, t).
-
-    Nodes that can be exchanged share their partners in a plan, which keeps fewer edges than either
-    way. Small problems have exchanges of all pairs.
-    """
+    """Improve the matching of a plan (1, s, t) along edges; return its plan, or none (0, s, t)."""
+    # Nodes that can be exchanged share their partners in a plan, which keeps fewer edges than
+    # either way. Small problems have exchanges of all pairs.
     if can_exchange(problem) or not has_matchings(problem):
         return plan[:0]
     near_edges, far_edges = (Edges.of(side.table) for side in (problem.source, problem.target))

@@ -13,7 +13,7 @@ import scipy
 import torch
 from torch import Tensor
 
-from torchgw._gradients.means import Levels, SampledLoss, StepLoss
+from torchgw._gradients.means import Levels, SampledLoss
 from torchgw._problem.limits import limits_of
 from torchgw._problem.losses import SQUARE, Loss
 from torchgw._problem.problem import Problem
@@ -45,6 +45,7 @@ _ROUNDING = 1e-9
 SQUARE_OF_FLOAT32 = torch.finfo(torch.float32).eps ** 2
 # Share of entries that are not zero up to which two tables are taken for graphs. [L337]
 _DENSITY = 0.2
+_ALL = slice(None)
 
 
 class CoarseProblem(NamedTuple):
@@ -52,8 +53,7 @@ class CoarseProblem(NamedTuple):
 
     # `x` and `y` are the doubly centred tables, one of each for the square loss and r for one that
     # has r products (`torchgw._search.coarse`).
-    # A plan with the marginals a, b has the value constant + <base, P> - 2 alpha <x P y, P>, and
-    # its linearised cost is base - 4 alpha x P y.
+    # A plan with the marginals a, b has the value constant + <base, P> - 2 alpha <x P y, P>.
 
     source: SpreadPoints
     target: SpreadPoints
@@ -71,6 +71,13 @@ class CoarseProblem(NamedTuple):
         cross = (cross_terms(self.x, plans, self.y) * plans).sum((-1, -2))
         linear = (plans * self.base).sum((-1, -2))
         return self.constant + linear - 2 * self.alpha * cross
+
+    def linearised(
+        self, plans: Tensor, rows: Tensor | slice = _ALL, columns: Tensor | slice = _ALL
+    ) -> Tensor:
+        """Return the costs at plans (B, k, l) between some points, (B, s, t)."""
+        cross = cross_terms(self.x[:, :, rows], plans, self.y[:, columns])
+        return self.base - 4 * self.alpha * cross
 
     def rounding(self) -> float:
         """Return what rounding leaves of a value: lower ones are zero, and closer ones the same.
@@ -289,13 +296,14 @@ def with_loss(coarse: Coarsened, problem: Problem) -> Coarsened:
     square = coarse.problem
     sides, alpha = directed_points(square[:2], problem), square.alpha
     reach = min(float(side.table.max()) for side in sides)
-    levels = max(_LEVELS, _LEVELS_OF_ALL // max(len(side.table) for side in sides))
-    loss = SampledLoss.of(problem.loss, levels=Levels(reach, levels))
+    steps = max(_LEVELS, _LEVELS_OF_ALL // max(len(side.table) for side in sides))
+    levels = Levels(reach, steps)
     if problem.loss.cross is None:
         # distances of few points, between which nothing is to be told
         tables = torch.cat([side.table.flatten() for side in sides])
         cuts = torch.cat([tables.new_zeros(1), tables]).clamp(0, reach).unique()
-        loss = StepLoss.of(problem.loss, cuts) if 1 < len(cuts) <= levels else loss
+        levels = Levels(reach, len(cuts) - 1, cuts) if 1 < len(cuts) <= steps else levels
+    loss = SampledLoss.of(problem.loss, levels=levels)
     (x, row, mean_x, own_x), (y, column, mean_y, own_y) = (
         _centre(loss, number, side, both=problem.directed) for number, side in enumerate(sides)
     )

@@ -328,10 +328,8 @@ class Edges(NamedTuple):
 
 
 def exchange_ends(near: Edges, far: Edges, partners: Array) -> Array:
-    """Find partners (n,), an order of the same ones, that keep no less weight of edges.
-
-    What is kept is the sum of products of the weights of edges that lie on each other.
-    """
+    """Find partners (n,), an order of the same ones, that keep no less weight of edges."""
+    # What is kept is the sum of products of the weights of edges that lie on each other.
     if not (len(near.keys) and len(far.keys)):
         return partners
     used = np.sort(partners)

@@ -38,7 +38,7 @@ from torchgw._search.coarse import (
 from torchgw._search.standard import put_in_standard_form
 from torchgw._search.starts import Hints, find_hints, make_starts, start_costs
 from torchgw._sinkhorn.annealing import Annealing
-from torchgw._sinkhorn.batch import BatchSolver
+from torchgw._sinkhorn.batch import BatchPlans, BatchSolver
 from torchgw._sinkhorn.choose import BackendName, batch_solver, choose_backend
 from torchgw._sinkhorn.contract import Backend
 from torchgw._sinkhorn.eager import EagerBackend
@@ -70,17 +70,10 @@ _LAST_ITERATIONS = 5
 # What is computed on the device reads nothing back, and what is launched depends on shapes alone.
 
 
-class Batch(NamedTuple):
-    """Several starts: their plans, and the potentials that made these."""
-
-    plans: Tensor  # (B, s, t) float32
-    g: Tensor  # (B, 1, t) cost units
-
-
 class Judged(NamedTuple):
     """Several starts, their values and their distances from each other."""
 
-    batch: Batch
+    batch: BatchPlans
     rounded: Tensor  # (B, s, t) float64, plans of exact marginals
     table: Tensor  # (B, 1 + B) float64, value and distances to the others
 
@@ -92,7 +85,7 @@ class Searched(NamedTuple):
     problem: CoarseProblem
     share: float  # final epsilon of the starts, as a share of the natural scale
     labels: tuple[str, ...]  # of its starts
-    batch: Batch
+    batch: BatchPlans
 
 
 def made_before(
@@ -116,14 +109,11 @@ def way_to_call(
     # `more` is what else the functions depend on.
     parts = tensors_of(read)
     size = sum(part.nbytes for part in parts)
-    if not _has_graphs(device, backend) or size > _CAPTURED_BYTES:
+    graphs = device.type == "cuda" and backend.name == "triton"
+    if not graphs or size > _CAPTURED_BYTES:
         return call_directly
     shapes = tuple((part.shape, part.dtype) for part in parts)
     return Replayer(device, (name, type(backend), tuple(map(type, read)), shapes, *more))
-
-
-def _has_graphs(device: torch.device, backend: Backend) -> bool:
-    return device.type == "cuda" and backend.name == "triton"
 
 
 def search_all(
@@ -152,8 +142,8 @@ def carry_over(
 ) -> Judged:
     """Solve from an annealed start and from some of the plans between coarse points."""
     rows, columns = _places(source, fine.source.indices), _places(target, fine.target.indices)
-    cross = cross_terms(fine.x[:, :, rows], plans[place].double(), fine.y[:, columns])
-    costs = torch.cat([fine.base[None], fine.base - 4 * fine.alpha * cross])
+    costs = fine.linearised(plans[place].double(), rows, columns)
+    costs = torch.cat([fine.base[None], costs])
     return judge(fine, _from_costs(fine, costs, epsilons, "compare", solve))
 
 
@@ -164,17 +154,17 @@ def _places(wanted: Tensor, index: Tensor) -> Tensor:
 
 def _from_costs(
     coarse: CoarseProblem, costs: Tensor, epsilons: Tensor, stage: str, solve: BatchSolver
-) -> Batch:
+) -> BatchPlans:
     """Take the plan of each start's first cost, then iterate."""
     costs = costs.float()
-    first = Batch(costs, costs.new_zeros(len(costs), 1, costs.shape[2]))
+    first = BatchPlans(costs, costs.new_zeros(len(costs), 1, costs.shape[2]))
     first = _solve(coarse, first, costs, epsilons[0], stage, solve)
     return _iterate(coarse, first, epsilons[1:], stage, solve)
 
 
 def _iterate(
-    coarse: CoarseProblem, batch: Batch, epsilons: Tensor, stage: str, solve: BatchSolver
-) -> Batch:
+    coarse: CoarseProblem, batch: BatchPlans, epsilons: Tensor, stage: str, solve: BatchSolver
+) -> BatchPlans:
     """Run one outer iteration for each row of ``epsilons`` (iterations, B)."""
     # Nothing is read from the device, and all starts take the same number of iterations.
     few = max(coarse.base.shape) <= _FEW and coarse.base.is_cuda
@@ -195,18 +185,18 @@ def _iterate(
 
 def _solve(
     coarse: CoarseProblem,
-    batch: Batch,
+    batch: BatchPlans,
     costs: Tensor,
     epsilon: Tensor,
     stage: str,
     solve: BatchSolver,
-) -> Batch:
+) -> BatchPlans:
     """Run the Sinkhorn iterations of one outer iteration."""
     weights = Marginals(coarse.source.weights, coarse.target.weights)
-    return Batch(*solve(costs, weights, batch.g, epsilon, _INNER[stage], _RELAXATION[stage]))
+    return solve(costs, weights, batch.g, epsilon, _INNER[stage], _RELAXATION[stage])
 
 
-def judge(coarse: CoarseProblem, batch: Batch) -> Judged:
+def judge(coarse: CoarseProblem, batch: BatchPlans) -> Judged:
     """Compute the values of plans, and how far they are apart, after rounding to the marginals."""
     rounded = round_to_marginals(batch.plans.double(), coarse.source.weights, coarse.target.weights)
     # a plan whose value overflowed counts as the worst

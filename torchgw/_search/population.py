@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from torchgw._batch.products import products
+from torchgw._batch.costs import products
 from torchgw._gradients.contract import START_NOISE
 from torchgw._search.chain import AGREEING, ALIKE, BETTER, SAME
 from torchgw._search.stack import Ends

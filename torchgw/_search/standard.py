@@ -197,7 +197,8 @@ class _Side(NamedTuple):
     def together(self, copies: Tensor, n: int) -> _Side:
         """Put copies of points, of one number (s,), together; ``n`` points are given."""
         count, used = int(copies.max()) + 1, len(copies)
-        if count in (1, used) or _equal(self.weights):
+        least, most = self.weights.aminmax()
+        if count in (1, used) or bool(most - least <= _EQUAL * most):
             return self
         mass = self.weights.new_zeros(count).index_add_(0, copies, self.weights)
         every = torch.arange(used, device="cpu")
@@ -229,10 +230,6 @@ def _multiples(mass: Tensor, most: int) -> Tensor:
     if len(fitting) == 0:
         return torch.ones_like(mass, dtype=torch.int64)
     return times[fitting[-1]].round().long()
-
-
-def _equal(weights: Tensor) -> bool:
-    return bool(weights.max() - weights.min() <= _EQUAL * weights.max())
 
 
 def put_in_standard_form(problem: Problem) -> StandardForm | None:

@@ -249,11 +249,9 @@ def _drawn(
 def _alike_nearby(
     dx: Tensor, dy: Tensor, mass: Tensor, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Draw source points, partners whose nearest points are as far, and two more pairs that fit.
-
-    Among many points few pairs are as far apart as two given ones by no chance; what surrounds a
-    point is left to chance less, and is the same within a shared part but at its rim.
-    """
+    """Draw source points, partners whose nearest points are as far, and two more pairs that fit."""
+    # Among many points few pairs are as far apart as two given ones by no chance; what surrounds a
+    # point is left to chance less, and is the same within a shared part but at its rim.
     m, device = len(dy), dx.device
     count = min(_PAIRS, len(dx) - 1, m - 1)
     near, there = (table.sort(1).values[:, 1 : count + 1] for table in (dx, dy))

@@ -7,7 +7,7 @@ points, whose potentials are as exact as the cells are small.
 """
 
 from dataclasses import replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,16 +20,6 @@ from torchgw._tensors.block_order import Order
 from torchgw._tensors.draws import systematic_categories
 from torchgw._typing import Marginals, Potentials
 from torchgw.distances.factored import FactoredDistance
-
-
-class Part(Protocol):
-    """How the coarse points of one side come from its points."""
-
-    def take(self, values: Tensor) -> Tensor:
-        """Give the coarse points their values, (coarse, ...), of those of all points, (n, ...)."""
-
-    def points(self, index: Tensor) -> Tensor:
-        """Name a point of the side that each of some coarse points stands for."""
 
 
 class Drawn(NamedTuple):
@@ -67,6 +57,10 @@ class Cells(NamedTuple):
     def points(self, index: Tensor) -> Tensor:
         """Name the first point of each cell."""
         return self.order.point[index * self.order.width]
+
+
+# How the coarse points of one side come from its points.
+Part = Drawn | Cells
 
 
 class Coarse(NamedTuple):

@@ -123,11 +123,9 @@ class Walk(ABC):
 
 
 def search(walk: Walk, known: Array, budget: float) -> Found:
-    """Search from some known states (k, n), and from random ones.
-
-    The ``budget`` is of entries of tables that are looked at. The first state costs no more than
-    any that is known.
-    """
+    """Search from some known states (k, n), and from random ones."""
+    # The `budget` is of entries of tables that are looked at. The first state costs no more than
+    # any that is known.
     size, (n, _) = math.prod(walk.shape), walk.shape
     groups = max(1, min(_GROUPS, int(_SIDE_BY_SIDE / (_STARTS * size))))
     count = groups * _STARTS
@@ -249,10 +247,8 @@ def can_exchange(problem: CoarseProblem) -> bool:
 
 
 def best_matchings(problem: CoarseProblem, plans: Tensor) -> tuple[Tensor, bool]:
-    """Find the best matchings (k, n), and tell whether independent groups of starts agree.
-
-    One group begins at the best of some plans (k, n, n), the first of them; the others at random.
-    """
+    """Find the best matchings (k, n), and tell whether independent groups of starts agree."""
+    # One group begins at the best of some plans (k, n, n), the first of them; the others at random.
     from scipy.optimize import linear_sum_assignment
 
     n, device = len(problem.base), problem.base.device
@@ -265,12 +261,10 @@ def best_matchings(problem: CoarseProblem, plans: Tensor) -> tuple[Tensor, bool]
 
 
 def exchange(near: Tensor, far: Tensor, cost: Tensor, plan: Tensor) -> Tensor | None:
-    """Let the two entries of a plan (n, m) exchange partners that lower it most, if any do.
-
-    Its objective is that of the tables ``near`` (r, n, n) and ``far`` (r, m, m), sum_r <A_r P B_r,
-    P>, with linear terms, and ``cost`` (n, m) is the gradient. Where a plan stays to first order,
-    as steps towards vertices of the polytope of plans leave it, an exchange may still lower it.
-    """
+    """Let the two entries of a plan (n, m) exchange partners that lower it most, if any do."""
+    # Its objective is that of the tables `near` (r, n, n) and `far` (r, m, m), sum_r <A_r P B_r,
+    # P>, with linear terms, and `cost` (n, m) is the gradient. Where a plan stays to first order,
+    # as steps towards vertices of the polytope of plans leave it, an exchange may still lower it.
     i, p = (plan > _LOWER * plan.max()).nonzero().T
     masses, slopes = plan[i, p], cost[i[:, None], p[None, :]]
     moved = torch.minimum(masses[:, None], masses[None, :])
@@ -504,10 +498,8 @@ class Maps(Walk):
 
 
 def best_maps(sides: Sides, plans: Tensor) -> Tensor:
-    """Find the best plans (k, n, m) that are maps.
-
-    Some maps begin at plans (s, n, m), the first of them, the others at random.
-    """
+    """Find the best plans (k, n, m) that are maps."""
+    # Some maps begin at plans (s, n, m), the first of them, the others at random.
     walk = Maps(sides)
     known = plans[:_STARTS].argmax(2).cpu().numpy()
     kept = torch.from_numpy(search(walk, known, _LOOKED_AT).states[:_FOLLOWED])
@@ -528,10 +520,8 @@ def maps_where_free(
     linear: Tensor | None,
     plans: Tensor,
 ) -> Tensor:
-    """Find the best maps of a side whose marginal is strict into one that is free, (k, n, m).
-
-    None for other penalties ``rho``.
-    """
+    """Find the best maps of a side whose marginal is strict into one that is free, (k, n, m)."""
+    # None for other penalties `rho`.
     if not has_maps(rho):
         return plans[:0]
     (x, y), (a, b) = tables, weights

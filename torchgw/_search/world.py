@@ -41,7 +41,7 @@ from torchgw._search.graphs import SparseProducts
 from torchgw._sinkhorn.batch import BatchPlans, BatchSolver, solve_batch
 from torchgw._tensors.cuda_graphs import Call, Replayer, call_directly, clone
 from torchgw._tensors.deadline import is_over
-from torchgw._tensors.speed import slowness
+from torchgw._tensors.machine import slowness
 from torchgw._typing import Marginals
 
 # Growth of a pair of modes in an outer iteration below which it is left out. [L1171]

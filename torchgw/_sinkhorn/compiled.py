@@ -48,10 +48,8 @@ def _compiled() -> tuple[Callable[..., Tensor], ...]:
 
 @cache
 def _checked(number: int, dtype: torch.dtype, device: torch.device) -> Callable[..., Tensor]:
-    """Return a compiled step once its numbers have been compared with those of the plain one.
-
-    Kernels on disk may have been compiled for another processor, and are then silently wrong.
-    """
+    """Return a compiled step once its numbers have been compared with those of the plain one."""
+    # Kernels on disk may have been compiled for another processor, and are then silently wrong.
     n, m = _TRIED
     shapes = (((n, m), (m,)), ((n, m), (n,)), ((n, 3), (m, 3), (m,)))[number]
     generator = torch.Generator("cpu").manual_seed(0)

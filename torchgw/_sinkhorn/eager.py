@@ -204,7 +204,8 @@ class _StreamedKernel:
     def __init__(self, problem: LinearProblem) -> None:
         self.cost, self.marginals, self.epsilon, self.tau = problem
         self.a, self.b = (weight.to(self.cost.dtype) for weight in self.marginals)
-        self.unused = _unused(self.marginals, self.cost.dtype)
+        # one for points of weight zero, whose sums then leave them in place
+        self.unused = Marginals(*((part == 0).to(self.cost.dtype) for part in self.marginals))
 
     def __call__(self, start: Potentials, count: int, relaxation: float) -> Sweep:
         """Run a sweep; each iteration starts a kernel of its own from the last potentials."""
@@ -239,11 +240,6 @@ class _StreamedKernel:
             step_of_f = -step * (self.tau[0] * row_sum[rows].log() + pull[rows])
             column_sum.addmv_(kernel.T, self.a[rows] * step_of_f.exp())
         return row_sum, column_sum
-
-
-def _unused(marginals: Marginals, dtype: torch.dtype) -> Marginals:
-    """Make a term that is one for points of weight zero, whose sums then leave them in place."""
-    return Marginals(*((weight == 0).to(dtype) for weight in marginals))
 
 
 def _iterations(count: int, relaxation: float) -> Iterator[bool]:

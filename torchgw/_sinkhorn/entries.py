@@ -27,7 +27,7 @@ from torchgw._sinkhorn.problem import (
     block_height,
     exp_,
 )
-from torchgw._tensors.sparse import csr_tensor
+from torchgw._tensors.operations import csr_tensor
 from torchgw._typing import Indices, Marginals, Potentials
 
 # Entries of the rows that a half-step takes at a time: some MB, which a cache holds. [L1459]

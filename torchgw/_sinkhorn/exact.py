@@ -164,19 +164,28 @@ def _cheap(rest: Array) -> float:
     return float(np.partition(few, place, axis=None)[place])
 
 
+# Mass and range of costs of what HiGHS is given, whose tolerances are 1e-7. [L1514]
+_UNITS = 1e7
+
+
 def by_scipy(p: Array, q: Array, cost: Array) -> Vertex:
     """Solve a problem by HiGHS."""
     n, m = cost.shape
     rows = scipy.sparse.kron(scipy.sparse.eye_array(n), np.ones((1, m)))
     columns = scipy.sparse.kron(np.ones((1, n)), scipy.sparse.eye_array(m))
     sums = scipy.sparse.vstack([rows, columns]).tocsr()
+    # the heaviest column follows from the others: asked for too, rounding may contradict them
+    asked, prices = np.arange(n + m) != n + q.argmax(), np.zeros(n + m)
+    mass, price = p.sum() / _UNITS, (np.ptp(cost) or 1.0) / _UNITS
+    given = np.append(p / mass, q * (_UNITS / q.sum()))[asked]
+    least = cost.min()
     found: Any = scipy.optimize.linprog(
-        cost.ravel(), A_eq=sums, b_eq=np.append(p, q * (p.sum() / q.sum())), method="highs"
+        (cost - least).ravel() / price, A_eq=sums[asked], b_eq=given, method="highs"
     )
     if found.x is None:
         raise NumericalError(f"The transport problem was not solved: {found.message}")
-    prices = np.asarray(found.eqlin.marginals)
-    return Vertex(found.x.reshape(n, m), prices[:n], prices[n:])
+    prices[asked] = found.eqlin.marginals * price
+    return Vertex(found.x.clip(0).reshape(n, m) * mass, prices[:n] + least, prices[n:])
 
 
 # Costs of a row within this of the least are equal: it is split among them. [L1303]

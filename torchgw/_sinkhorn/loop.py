@@ -6,8 +6,8 @@ cannot.
 """
 
 import math
+from functools import partial
 from time import perf_counter
-from typing import NamedTuple
 
 import torch
 
@@ -16,6 +16,7 @@ from torchgw._sinkhorn.newton import (
     NEWTON_AFTER,
     NewtonSteps,
     Plateau,
+    SinkhornResult,
     exact_prices,
     from_larger_epsilon,
 )
@@ -40,15 +41,6 @@ _RISE = 10.0
 # What is left of the factor's excess over one after a sweep that shows it to be too large. [L6]
 # [L391]
 BACK_OFF = 0.97
-
-
-class SinkhornResult(NamedTuple):
-    """Outcome of the inner loop."""
-
-    potentials: Potentials  # rows of their plan have mass a
-    error: float  # L1 distance of the column marginal to b
-    n_iters: int
-    converged: bool
 
 
 def sinkhorn(
@@ -116,9 +108,8 @@ def sinkhorn(
                 current = prices
                 plateau.again()
             else:
-                current, used = from_larger_epsilon(
-                    prepared, before[0], most, _at_larger_epsilon, _RISE
-                )
+                again = partial(sinkhorn, from_above=False)
+                current, used = from_larger_epsilon(prepared, before[0], most, again, _RISE)
             done, error, relaxation = done + used, float("inf"), 1.0
     prepared.end_sweeps()
     if before is not None and error > before[1]:
@@ -146,12 +137,6 @@ def _sweep(
     error = read(sweep, prepared.problem)[1]
     prepared.end_sweeps()
     return sweep, error
-
-
-def _at_larger_epsilon(
-    prepared: PreparedProblem, start: Potentials, budget: int, tol: float
-) -> SinkhornResult:
-    return sinkhorn(prepared, start, max_iter=budget, tol=tol, from_above=False)
 
 
 def next_relaxation(factor: float, reduction: float, count: int) -> float:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -186,17 +186,13 @@ _ROOM, _HIGHEST = 300, 1e9
 _MOST_EXACT = 2**14
 
 
-class Found(Protocol):
-    """What a linear problem at a larger epsilon comes to."""
+class SinkhornResult(NamedTuple):
+    """Outcome of the inner loop."""
 
-    @property
-    def potentials(self) -> Potentials: ...
-    @property
-    def error(self) -> float: ...
-    @property
-    def n_iters(self) -> int: ...
-    @property
-    def converged(self) -> bool: ...
+    potentials: Potentials  # rows of their plan have mass a
+    error: float  # L1 distance of the column marginal to b
+    n_iters: int
+    converged: bool
 
 
 class Plateau:
@@ -244,13 +240,13 @@ def from_larger_epsilon(
     prepared: PreparedProblem,
     start: Potentials,
     most: int,
-    solve: Callable[[PreparedProblem, Potentials, int, float], Found],
+    solve: Callable[..., SinkhornResult],
     factor: float,
 ) -> tuple[Potentials, int]:
     """Let epsilon rise until a problem is solved at once, and fall again; count iterations."""
     # Where epsilon is large points change partners soon, and nearly for those of the next problem:
     # B. Schmitzer. Stabilized sparse scaling algorithms for entropy regularized transport problems.
-    # SIAM Journal on Scientific Computing 2019. ``solve`` is given a budget and a tolerance.
+    # SIAM Journal on Scientific Computing 2019. ``solve`` is given ``max_iter`` and ``tol``.
     problem, used = prepared.problem, 0
     level, falling = 1, False
     while level > 0:
@@ -261,7 +257,7 @@ def from_larger_epsilon(
         budget = min(_FALLING if falling else _RISING, most - used)
         if budget <= 0:
             break
-        found = solve(prepared.backend.prepare(at), start, budget, _FALLS)
+        found = solve(prepared.backend.prepare(at), start, max_iter=budget, tol=_FALLS)
         if not math.isfinite(found.error):
             break
         start, used = found.potentials, used + found.n_iters

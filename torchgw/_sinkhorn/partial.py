@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,8 +13,14 @@ from torch import Tensor
 from torchgw._sinkhorn.anderson import Anderson
 from torchgw._sinkhorn.contract import PreparedProblem
 from torchgw._sinkhorn.eager import LARGEST_SCALING, EagerBackend
-from torchgw._sinkhorn.loop import SinkhornResult
-from torchgw._sinkhorn.newton import FURTHEST, RIDGE, Plateau, from_larger_epsilon, is_small
+from torchgw._sinkhorn.newton import (
+    FURTHEST,
+    RIDGE,
+    Plateau,
+    SinkhornResult,
+    from_larger_epsilon,
+    is_small,
+)
 from torchgw._sinkhorn.problem import DenseCost
 from torchgw._tensors.deadline import is_over
 from torchgw._typing import Marginals, Potentials
@@ -27,6 +34,11 @@ def level(softmin: Any, weight: Any, mass: float, epsilon: float) -> Any:
         with np.errstate(all="ignore"):
             height = host_level(softmin.numpy(), weight.numpy(), mass, epsilon)
         return torch.as_tensor(height, device=softmin.device)
+    return device_level(softmin, weight, mass, epsilon)
+
+
+def device_level(softmin: Tensor, weight: Tensor, mass: float, epsilon: float) -> Tensor:
+    """Find the level without a look at the device."""
     # Points with s_i <= h are full. In the order of s the level follows from how many are: exp(h /
     # epsilon) = (mass - what the full ones carry) / sum over the others a_i exp(-s_i / epsilon),
     # and the right number is the least whose level lies below the next point.
@@ -37,7 +49,7 @@ def level(softmin: Any, weight: Any, mass: float, epsilon: float) -> Any:
     terms = torch.where(sizes > 0, sizes.log() - ordered, -torch.inf)
     others = terms.flip(0).logcumsumexp(0).flip(0)
     heights = (mass - full).clamp_min(0).log() - others
-    room = full < mass
+    room = (full < mass) & (sizes > 0)
     # a level above its next point would fill that point too; the search always ends at the last
     # point with mass, also after rounding
     fits = (heights <= ordered) & room
@@ -56,7 +68,7 @@ def host_level(
     full = sizes.cumsum() - sizes
     # those without weight are last: log 0 - inf
     others = np.logaddexp.accumulate((np.log(sizes) - ordered)[::-1])[::-1]
-    room = full < mass
+    room = (full < mass) & (sizes > 0)
     heights = np.log(np.maximum(mass - full, 0)) - others
     fits = (heights <= ordered) & room
     first = fits.argmax() if fits.any() else room.sum() - 1
@@ -265,13 +277,6 @@ def partial_sinkhorn(
     plateau, previous = Plateau(tol, wanted=from_above), math.inf
     before: tuple[Potentials, float] | None = None  # potentials and error before epsilon rose
 
-    def solve(
-        prepared: PreparedProblem, start: Potentials, budget: int, tol: float
-    ) -> SinkhornResult:
-        return partial_sinkhorn(
-            prepared, start, mass=mass, max_iter=budget, tol=tol, from_above=False
-        )
-
     while True:
         # one exact iteration is enough to make a kernel from
         count = min(1 if storable and kernel is None else _CHECK_EVERY, max_iter - done)
@@ -305,7 +310,8 @@ def partial_sinkhorn(
         acceleration, kernel = Anderson(), None
         if stays:
             before = found.potentials, error
-            nearer, used = from_larger_epsilon(prepared, found.potentials, most, solve, _RISE)
+            again = partial(partial_sinkhorn, mass=mass, from_above=False)
+            nearer, used = from_larger_epsilon(prepared, found.potentials, most, again, _RISE)
             g, done, previous = nearer.g, done + used, math.inf
             storable, failures = isinstance(cost, DenseCost), 0
             wait, slow = _SLOW, done + _SLOW

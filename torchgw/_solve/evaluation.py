@@ -69,11 +69,13 @@ def settle(
     epsilon, solved = anneal.final(state.annealed), state.solved
     if solved is not None and (solved.cut or solved.plan.dtype == dtype):
         state = state._replace(coupling=solved.point)
-    if solved is not None and solved.plan.dtype == dtype and not solved.cut:
+    else:
+        solved = None
+    if solved is not None and not solved.cut:
         plan = solved.plan
     else:
         state = state._replace(solved=None)
-        if solved is not None and solved.cut:
+        if solved is not None:
             problem, start = solved.plan.prepared.problem, solved.plan.potentials
             cost, epsilon = problem.cost.to(dtype), problem.epsilon
             prepared = setting.backend.prepare(problem._replace(cost=cost))
@@ -103,7 +105,7 @@ def settle(
             state = state._replace(status=Status.STOPPED)
         elif not inner.converged and inner.error > met:
             state = state._replace(status=_INNER_FAILED.get(state.status, state.status))
-        if setting.store and not (solved and solved.cut):
+        if setting.store and solved is None:
             prepared = prepare(setting, cost, epsilon)
         plan = TransportPlan.of(prepared, inner.potentials)
     potentials = _reach_unused(plan.prepared, plan.potentials)

@@ -15,7 +15,7 @@ from torchgw._errors import PerformanceWarning, warn_user
 from torchgw._problem.limits import Limits
 from torchgw._problem.problem import Facts
 from torchgw._solve.options import Options
-from torchgw._tensors.speed import slowness
+from torchgw._tensors.machine import slowness
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from torchgw._plans.transport import TransportPlan
 from torchgw._sinkhorn.anderson import Anderson
 from torchgw._sinkhorn.annealing import Annealing
 from torchgw._sinkhorn.contract import PreparedProblem
-from torchgw._sinkhorn.loop import SinkhornResult
+from torchgw._sinkhorn.newton import SinkhornResult
 from torchgw._sinkhorn.problem import FactoredCost
 from torchgw._solve.evaluation import SETTLE_ITERATIONS, evaluate
 from torchgw._solve.state import RESOLVED, LoopState, Setting, Solved, Status
@@ -150,16 +150,8 @@ class Drift:
     # falling, 0 for no stopping by it; `squares` are the squares that cancel in a value.
 
     def __init__(self, tol: float, squares: float) -> None:
-        self._tol, self._least = tol, _LEAST_SHARE * squares
+        self.tol, self.least = tol, _LEAST_SHARE * squares
         self._last: tuple[Tensor, float] | None = None
-
-    def is_due(self, step: int) -> bool:
-        """Whether it is time to check that the value has not come to zero."""
-        return self._tol > 0 and step % _EVERY == 0
-
-    def is_zero(self, value: float) -> bool:
-        """Whether a value that is never negative is too small to fall any further."""
-        return value <= self._tol * self._least
 
     def update(self, plan: Plan, value: float, reachable: float) -> Status | None:
         """Take a plan and its value; return how the loop ends, ``None`` if it goes on."""
@@ -171,7 +163,7 @@ class Drift:
             return None
         if float((image - last[0]).norm()) <= reachable * float(image.norm()):
             return Status.CONVERGED
-        flat = self._tol > 0 and last[1] - value <= self._tol * max(abs(value), self._least)
+        flat = self.tol > 0 and last[1] - value <= self.tol * max(abs(value), self.least)
         return Status.FLAT if flat else None
 
 
@@ -462,7 +454,7 @@ class _Ending:
 
     def _comes_to_nothing(self, reached: _Reached) -> bool:
         """Whether proximal steps have come to a value of zero, which nothing can lower."""
-        drift, there = self.drift, reached.at_target and reached.met
-        if drift is None or not (self.positive and there and drift.is_due(reached.annealed)):
+        drift, due = self.drift, reached.annealed % _EVERY == 0 and reached.at_target
+        if drift is None or drift.tol == 0 or not (self.positive and due and reached.met):
             return False
-        return drift.is_zero(reached.look(self.setting)[1])
+        return reached.look(self.setting)[1] <= drift.tol * drift.least

@@ -94,11 +94,9 @@ def finish(
     coupling: Coupling | None = None,
     begun: Plan | None = None,
 ) -> Ending:
-    """Polish a settled plan, whose coupling may be known, if asked to, and compute its numbers.
-
-    Also say what status it deserves. It is polished to no higher than what the solve had ``begun``
-    at, if that was a plan.
-    """
+    """Polish a settled plan, whose coupling may be known, if asked to, and compute its numbers."""
+    # Also say what status it deserves. It is polished to no higher than what the solve had `begun`
+    # at, if that was a plan.
     clock, recorder, status = perf_counter(), setting.recorder, state.status
     epsilon, polished, unpolished = plan.epsilon, None, None
     solved = state.solved
@@ -153,11 +151,9 @@ def finish(
 
 
 def _rounded(setting: Setting, plan: TransportPlan) -> TransportPlan | None:
-    """Round a plan whose solve was cut to its marginals, if it misses them and a table is kept.
-
-    What rounding spreads would leave a support, relaxed marginals are none to be met, and
-    derivatives are those of potentials. Larger plans would take longer than there is time.
-    """
+    """Round a plan whose solve was cut to its marginals, if it misses them and a table is kept."""
+    # What rounding spreads would leave a support, relaxed marginals are none to be met, and
+    # derivatives are those of potentials. Larger plans would take longer than there is time.
     problem, rule, options = setting.problem, setting.rule, setting.options
     free = problem.support is None and problem.restriction is None
     strict = rule is None and free and options.differentiable is None

@@ -3,7 +3,8 @@
 Plans that move more and more mass are solved, each from its neighbour's. As long as there are
 points left whose distances agree, the next part of the mass adds pairs that cost what the pairs
 before them do; beyond the overlap they cost more by far. The share that is chosen is where the
-logarithm of the added cost, which two straight lines describe, breaks.
+logarithm of the added cost, which two straight lines describe, breaks. What is added is compared at
+one epsilon over the share, of the first; the answer has the epsilon of its own share.
 """
 
 import math
@@ -44,22 +45,27 @@ def solve_overlap(asked: Asked, recorder: Recorder) -> Outcome:
         # what is allowed may leave no plan that moves more
         most = most_mass(support, asked.problem.marginals)
         shares = tuple(share for share in SHARES if share <= most)
+    level: float | None = None
     # a search begins at the mass of the rule and at all of it
     for first in dict.fromkeys((min(rule.mass, shares[-1]), shares[-1])):
         if ends and is_over():
             break
-        _take(ends, first, solve_problem(_moving(asked, first), Recorder()))
+        _take(ends, first, solve_problem(_moving(asked, first, level), Recorder()))
+        if level is None and asked.options.epsilon == "auto":
+            level = ends[first].strategy.epsilon
         for path in (_below(first, shares), _above(first, shares)):
             near = ends[first]
             for share in path:
                 if is_over():
                     break
-                near = _from_neighbour(asked, share, near)
+                near = _from_neighbour(_moving(asked, share, level), near)
                 if _take(ends, share, near):
                     # from here on both paths are one
                     break
     found = _elbow(ends, asked.problem.alpha)
     best = ends[found.chosen]
+    if level is not None and not is_over():
+        best = _from_neighbour(_moving(asked, found.chosen), best)
     recorder.history, recorder.timings = best.recorder.history, best.recorder.timings
     doubt = ""
     if len(ends) < len(shares):
@@ -80,20 +86,22 @@ def _above(first: float, shares: Sequence[float]) -> Iterator[float]:
     return (share for share in shares if share > first)
 
 
-def _moving(asked: Asked, share: float) -> Asked:
-    """Ask for a plan that moves a share of the mass."""
+def _moving(asked: Asked, share: float, level: float | None = None) -> Asked:
+    """Ask for a plan that moves a share of the mass, at an epsilon over the share if one is set."""
     rule, problem = MarginalRule(mass=share) if share < 1 else None, asked.problem
     if rule is None and problem.support is not None:
         problem = replace(problem, support=usable(problem.support, problem.marginals, None))
-    return asked._replace(problem=problem, options=replace(asked.options, rule=rule))
+    epsilon = asked.options.epsilon if level is None else level * share
+    options = replace(asked.options, rule=rule, epsilon=epsilon)
+    return asked._replace(problem=problem, options=options)
 
 
-def _from_neighbour(asked: Asked, share: float, near: Outcome) -> Outcome:
+def _from_neighbour(asked: Asked, near: Outcome) -> Outcome:
     """Solve for a share from the plan of another one."""
     plan = near.ending.plan.to_dense()
-    begun = _moving(asked, share)._replace(init=plan / plan.sum(), made=())
-    options = replace(begun.options, told="all", n_init=None)
-    found = solve_problem(begun._replace(options=options), Recorder())
+    options = replace(asked.options, told="all", n_init=None)
+    begun = asked._replace(options=options, init=plan / plan.sum(), made=())
+    found = solve_problem(begun, Recorder())
     return found._replace(search=near.search)
 
 

@@ -39,7 +39,7 @@ from torchgw._search.alternatives import (
     sent_apart,
 )
 from torchgw._search.chain import ALIKE, COMPARED_AT, GUESS_EPSILON, Trial
-from torchgw._search.coarse import coarse_problem, cross_terms
+from torchgw._search.coarse import coarse_problem
 from torchgw._search.optima import LEAST_EPSILON
 from torchgw._search.stack import Stack, can_stack
 from torchgw._search.starts import congruent_pairs
@@ -425,8 +425,7 @@ def _exchange(incumbent: Incumbent) -> bool:
     else:
         plan, better = before, None if problem.directed else before
         while better is not None:
-            plan = better
-            cost = whole.base - 4 * whole.alpha * cross_terms(whole.x, plan[None], whole.y)[0]
+            plan, cost = better, whole.linearised(better[None])[0]
             better = exchange(-2 * whole.alpha * whole.x, whole.y, cost, plan)
     value = float(whole.value(plan[None]))
     nothing = max(NOTHING * outcome.strategy.scale, whole.rounding())

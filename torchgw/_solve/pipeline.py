@@ -39,7 +39,7 @@ from torchgw._solve.state import LoopState, Recorder, Saved, Setting, Status
 from torchgw._solve.step import prepare, solve_linear
 from torchgw._solve.strategy import Strategy, annealed, choose_strategy, strategy_of_copies
 from torchgw._tensors.deadline import is_over, keep_least, leaves
-from torchgw._tensors.sparse import sparse_tensor
+from torchgw._tensors.operations import sparse_tensor
 from torchgw._typing import Marginals, Potentials
 
 # The warning about a plan that costs more than a match of copies.

@@ -62,10 +62,8 @@ class Descent(NamedTuple):
 def oracle(
     p: Array, q: Array, rule: MarginalRule | None, total: float | None = None
 ) -> LinearSolver:
-    """Prepare the solver of linear problems between weights, whose second may be free.
-
-    ``total`` is the sum of the weights of bounds where it is known without rounding.
-    """
+    """Prepare the solver of linear problems between weights, whose second may be free."""
+    # `total` is the sum of the weights of bounds where it is known without rounding.
     if rule is None:
         return transport(p, q)
     return one_sided(p) if rule.mass is None else partial_transport(p, q, rule.mass, total)
@@ -87,10 +85,8 @@ def take_steps(
     length_of: Callable[[float, float], float] = best_length,
     verbose: bool = False,
 ) -> Descent:
-    """Take steps along a path, one at least, until the objective stays or the path ends.
-
-    Without ``tol_rel``, a share of the objective, only the path ends them.
-    """
+    """Take steps along a path, one at least, until the objective stays or the path ends."""
+    # Without `tol_rel`, a share of the objective, only the path ends them.
     value = path.begin()
     losses, converged = [value], False
     for step in range(max(max_iter, 1)):
@@ -153,11 +149,9 @@ def polish(
     begun: Plan | None = None,
     support: Tensor | None = None,
 ) -> tuple[TransportPlan, Polished]:
-    """Lead a plan to a stationary one of the objective without entropy.
-
-    The plan keeps to a ``support``. If the solve of a strict problem had ``begun`` at a plan that
-    costs less than what it has come to, lead that one instead.
-    """
+    """Lead a plan to a stationary one of the objective without entropy."""
+    # The plan keeps to a `support`. If the solve of a strict problem had `begun` at a plan that
+    # costs less than what it has come to, lead that one instead.
 
     def cost_at(matrix: Tensor) -> Tensor:
         coupling = gradient.update(StoredPlan(matrix), None, generator)
@@ -368,10 +362,8 @@ class _Mean:
 
 
 def _towards_least(bends: Array, slopes: Array) -> Array:
-    """Choose where weights of sum zero go to the least w' bends w / 2 + slopes w.
-
-    Where the objective does not bend upwards, down its slope.
-    """
+    """Choose where weights of sum zero go to the least w' bends w / 2 + slopes w."""
+    # Where the objective does not bend upwards, down its slope.
     corner = np.eye(len(slopes))
     corner[:, 0] = 1.0
     # directions of sum zero

@@ -101,11 +101,9 @@ def choose_resolution(strategy: Strategy) -> float | None:
 def solve_on_cells(
     strategy: Strategy, setting: Setting, state: LoopState, tolerance: float
 ) -> tuple[LoopState, Resolved | None]:
-    """Solve on cells from a state, as finely as the marginals need.
-
-    The state that comes back is the best known, for the solve on all points that is due where no
-    number of cells will do.
-    """
+    """Solve on cells from a state, as finely as the marginals need."""
+    # The state that comes back is the best known, for the solve on all points that is due where no
+    # number of cells will do.
     n, m = strategy.problem.source.n, strategy.problem.target.n
     most = min(_MOST_CELLS, min(n, m) // _FEWEST_POINTS)
     gradient, precise = setting.gradient.in_factors(), strategy.in_float64(setting)

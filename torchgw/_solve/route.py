@@ -28,7 +28,7 @@ from torchgw._solve.forecast import (
 )
 from torchgw._solve.options import Options
 from torchgw._solve.state import RESOLVED, Dtypes, rounding
-from torchgw._tensors.speed import slowness
+from torchgw._tensors.machine import slowness
 
 # Tiles are considered from so many blocks of a side on, unless they were asked for: on a GPU an
 # iteration of a few blocks took 7 ms, most of it to choose them. [L550]
@@ -423,12 +423,10 @@ MOVES = (
         "open", "a few chains beside the optima of few points",
         "where these determine where all go, but not which of them is the best",
         lambda facts, options, limits: (
-            _follows(facts, options, limits)
-            and (facts.entries <= limits.stacked
-                 or limits.open_least <= facts.entries < limits.open_most)
+            _follows(facts, options, limits) and facts.entries < limits.open_most
         ),
-        lambda limits: f"{limits.open_chains} chains, {limits.open_least:,} to "
-        f"{limits.open_most - 1:,} pairs; all of them up to {limits.stacked:,}",
+        lambda limits: f"{limits.open_chains} chains, {limits.open_most - 1:,} pairs; "
+        f"all of them up to {limits.stacked:,}",
     ),
     Move(
         "exchanges", "tabu search over matchings, or entries that exchange partners",

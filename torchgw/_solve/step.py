@@ -31,7 +31,8 @@ from torchgw._sinkhorn.annealing import (
 )
 from torchgw._sinkhorn.blocks import BlockProblem
 from torchgw._sinkhorn.contract import Backend, PreparedProblem
-from torchgw._sinkhorn.loop import SinkhornResult, sinkhorn
+from torchgw._sinkhorn.loop import sinkhorn
+from torchgw._sinkhorn.newton import SinkhornResult
 from torchgw._sinkhorn.partial import partial_sinkhorn
 from torchgw._sinkhorn.problem import Cost, DenseCost, LinearProblem
 from torchgw._solve.state import RESOLVED, Setting

@@ -46,7 +46,8 @@ from torchgw.distances.sampling import choose_points
 
 logger = logging.getLogger(__name__)
 
-# epsilon="auto" as a share of natural_scale(). [L132]
+# epsilon="auto" as a share of natural_scale() [L132], times the mass that moves: in the plane it
+# spans as much of the squared lengths that costs are made of. [L1530]
 _AUTO_EPSILON = {"entropic": 0.0025, "proximal": 0.1}
 # Largest epsilon, as a multiple of the spread of the cost or of one: products with it stay in the
 # range of float32. [L641]
@@ -139,7 +140,8 @@ class Strategy:
     @property
     def search_epsilon(self) -> float:
         """Epsilon at which starts are compared: proximal plans are sharp, whatever their step."""
-        return _AUTO_EPSILON["entropic"] * self.scale if self.proximal else self.epsilon
+        sharp = _AUTO_EPSILON["entropic"] * self.scale * self.mass
+        return sharp if self.proximal else self.epsilon
 
     @property
     def soft_rule(self) -> MarginalRule | None:
@@ -273,7 +275,7 @@ def strategy_of_copies(problem: Problem, options: Options, spread: float) -> Str
 def _target_epsilon(options: Options, spread: float, mass: float = 1.0) -> float:
     """Choose the epsilon to reach, for a natural scale of the cost."""
     if options.epsilon == "auto":
-        return _AUTO_EPSILON[options.regularization] * (spread or 1.0)
+        return _AUTO_EPSILON[options.regularization] * (spread or 1.0) * mass
     return float(options.epsilon) / mass
 
 

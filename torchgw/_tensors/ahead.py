@@ -21,6 +21,7 @@ from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from time import perf_counter
 from typing import Any, NamedTuple
 
 import torch
@@ -354,3 +355,24 @@ def _work(device: torch.device, others: int) -> None:
             with _lock:
                 _begun.remove(task)
             task.done.set()
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
+    """Launch a kernel on the device of its first argument, a tensor."""
+    if not ready(kernel, arguments, options):
+        return
+    told = logger.isEnabledFor(logging.INFO)
+    before, begun = (_known(kernel), perf_counter()) if told else (0, 0.0)
+    # Triton itself launches on the current device, wherever the tensors are
+    with torch.cuda.device_of(arguments[0]):
+        kernel[grid](*arguments, **options)
+    if told and _known(kernel) > before:
+        logger.info(
+            "a launch waited %.2f s for %s, which was compiled or read from the cache on disk",
+            perf_counter() - begun, kernel.__name__,
+        )  # fmt: skip
+
+
+def _known(kernel: Any) -> int:
+    """Count the variants of a kernel that this process has loaded; none where it is interpreted."""
+    return sum(len(loaded) for loaded, *_ in getattr(kernel, "device_caches", {}).values())

@@ -81,10 +81,8 @@ def last_phase() -> None:
 
 
 def fitting(count: int, seconds: float | None) -> int:
-    """Count how many of some steps fit into the time, one at least.
-
-    A step takes some ``seconds``, of which nothing is known before the first.
-    """
+    """Count how many of some steps fit into the time, one at least."""
+    # A step takes some `seconds`, of which nothing is known before the first.
     clock = _clock.get()
     if clock is None or clock.shared:
         return count
@@ -95,10 +93,8 @@ def fitting(count: int, seconds: float | None) -> int:
 
 
 def is_over(*, agreed: bool = False) -> bool:
-    """Whether the time is up, but for what was kept.
-
-    Where processes share the work only those ask who will have ``agreed`` on the answer.
-    """
+    """Whether the time is up, but for what was kept."""
+    # Where processes share the work only those ask who will have `agreed` on the answer.
     clock = _clock.get()
     if clock is None or (clock.shared and not agreed):
         return False

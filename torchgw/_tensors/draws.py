@@ -27,10 +27,8 @@ def distinct(n: int, count: int, generator: torch.Generator) -> Tensor:
 
 
 def sample_categories(weights: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """Draw categories (..., count) in proportion to weights (..., c) of positive sum.
-
-    Infinite weights, as of plans whose exponents are rounding alone, are the largest there are.
-    """
+    """Draw categories (..., count) in proportion to weights (..., c) of positive sum."""
+    # Infinite weights, as of plans whose exponents are rounding alone, are the largest there are.
     weights = weights.clamp(max=torch.finfo(weights.dtype).max / weights.shape[-1])
     if weights.shape[-1] <= _MULTINOMIAL_LIMIT:
         return torch.multinomial(weights, count, replacement=True, generator=generator)

@@ -167,7 +167,10 @@ def path(
             start = {"init": plan / plan.sum()}
         results.append(solve(X, Y, **fixed, **{option: point}, **start, **options))
     relaxed = mass is not None or options.get("unbalanced") is not None
-    stability = [math.nan if relaxed else _stability(one, n_resamples, groups) for one in results]
+    stability = [
+        math.nan if relaxed else float(one.confidence(n_resamples, groups=groups).group.mean())
+        for one in results
+    ]
     agreement = np.array([one.distance_correlation for one in results])
     value = np.array([one.value for one in results])
     if option == "mass":
@@ -181,11 +184,6 @@ def path(
         value, agreement, np.array([_sharpness(one) for one in results]), np.array(stability),
         place, why, tuple(results),
     )  # fmt: skip
-
-
-def _stability(result: GWResult, n_resamples: int, groups: Any) -> float:
-    """Compute the mean confidence of a result, by groups."""
-    return float(result.confidence(n_resamples, groups=groups).group.mean())
 
 
 def _sharpness(result: GWResult) -> float:

@@ -102,11 +102,9 @@ class AllResult(Result):
         return self.results[place]
 
     def __getitem__(self, pair: tuple[int, int]) -> Plan:
-        """Give the plan from space i to space j, consistent with those of all others.
-
-        That of the pair itself if the pairs close every cycle; otherwise, and where the pair was
-        not solved, through the common space. ``pair(i, j)`` has what is best for two alone.
-        """
+        """Give the plan from space i to space j, consistent with those of all others."""
+        # That of the pair itself if the pairs close every cycle; otherwise, and where the pair was
+        # not solved, through the common space. `pair(i, j)` has what is best for two alone.
         if not isinstance(pair, tuple) or len(pair) != 2:
             raise InvalidInputError(f"`result[i, j]` takes two spaces; got {pair!r:.60}.")
         i, j = self._place(*pair)
@@ -249,11 +247,9 @@ def file_of(folder: str, i: int, j: int) -> str:
 
 
 def belonging(plan: Plan) -> Tensor:
-    """Choose the point of a common space (c, n) that each point belongs to, (n,) int64.
-
-    One point for each, those with the largest sum of entries, where there are enough; -1 for points
-    without mass.
-    """
+    """Choose the point of a common space (c, n) that each point belongs to, (n,) int64."""
+    # One point for each, those with the largest sum of entries, where there are enough; -1 for
+    # points without mass.
     table = plan.giving(in_numpy=False).to_dense()
     found = table.argmax(0)
     if table.shape[1] <= table.shape[0]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
+import scipy
 import torch
 from torch import Tensor
 
@@ -39,8 +40,7 @@ from torchgw._results.base import load
 from torchgw._results.result import GWResult
 from torchgw._solve.table import check_options
 from torchgw._typing import Seed
-from torchgw._variants.barycenter import BarycenterResult
-from torchgw._variants.common_space import Alternation, Reached, Space, Start
+from torchgw._variants.barycenter import Alternation, BarycenterResult, Reached, Space, Start
 from torchgw._variants.several import (
     AllResult,
     SeveralKind,
@@ -396,19 +396,13 @@ def measured(result: GWResult, near: Origin | None, far: Origin) -> GWResult:
 
 def _path(first: int, last: int, pairs: list[tuple[int, int]]) -> list[int]:
     """Find the shortest way from one space to another over pairs."""
-    before = {first: first}
-    queue = [first]
-    for place in queue:
-        for pair in pairs:
-            if place in pair:
-                other = pair[0] + pair[1] - place
-                if other not in before:
-                    before[other] = place
-                    queue.append(other)
-    way = [last]
-    while way[-1] != first:
-        way.append(before[way[-1]])
-    return way[::-1]
+    joined = np.zeros((1 + max(map(max, pairs)),) * 2)
+    joined[tuple(zip(*pairs, strict=True))] = 1
+    _, before = scipy.sparse.csgraph.breadth_first_order(joined, last, directed=False)
+    way = [first]
+    while way[-1] != last:
+        way.append(int(before[way[-1]]))
+    return way
 
 
 def _synchronise(

@@ -207,7 +207,8 @@ def align(
     check_objects(("adata_src", adata_src), ("adata_tgt", adata_tgt))
     if copy:
         adata_src, adata_tgt = adata_src.copy(), adata_tgt.copy()
-    places = None if spatial is None else _places(spatial, adata_src, adata_tgt)
+    named = ("adata_src", adata_src), ("adata_tgt", adata_tgt)
+    places = None if spatial is None else places_of(spatial, *named)
     problem = TranslationProblem(adata_src, adata_tgt)
     problem._columns_of(names)
     problem.prepare(
@@ -237,13 +238,13 @@ def align(
     return (result, adata_src, adata_tgt) if copy else result
 
 
-def _places(spatial: Any, *objects: AnnData) -> list[NDArray[np.float64]]:
-    """Read the places of both slices."""
+def places_of(spatial: Any, *slices: tuple[str, AnnData]) -> list[NDArray[np.float64]]:
+    """Read the places of slices, each with its name in messages."""
     check_choice("spatial", spatial, get_args(MapKind))
-    for name, data in zip(("adata_src", "adata_tgt"), objects, strict=True):
+    for name, data in slices:
         if "spatial" not in data.obsm:
             raise InvalidInputError(
                 f"`spatial={spatial!r}` maps places of slices, and `{name}.obsm` has no 'spatial'; "
                 f"it has: {', '.join(data.obsm) or 'none'}."
             )
-    return [np.asarray(data.obsm["spatial"], dtype=np.float64) for data in objects]
+    return [np.asarray(data.obsm["spatial"], dtype=np.float64) for _, data in slices]

@@ -176,10 +176,8 @@ def _read_text(path: Path) -> str:
 
 
 def check_output(path: Path, forms: tuple[str, ...], *inputs: str | None) -> str:
-    """Refuse an output that cannot be written, is an input, or has the name of another form.
-
-    Returns what is printed once it is written: whether over a file that was there.
-    """
+    """Refuse an output that cannot be written, is an input, or has the name of another form."""
+    # Returns what is printed once it is written: whether over a file that was there.
     check_writable(path)
     if path.suffix.lower() not in forms:
         raise InvalidInputError(

@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from torchgw._boundary.arrays import resolve_device
@@ -69,23 +68,23 @@ class DijkstraDistance(DistanceProvider):
         self.device = resolve_device(device)
         self.dtype, self.cache_size, self.cache_bytes = dtype, cache_size, cache_bytes
         self.n_jobs = n_jobs
-        row_bytes = self.n * dtype.itemsize
-        capacity = min(cache_size, cache_bytes // row_bytes, self.n)
-        self._cache = _RowCache(capacity, self.n, self.device, dtype)
+        self._cache = _RowCache(min(cache_size, cache_bytes // (self.n * dtype.itemsize)))
 
     def columns(self, index: Tensor) -> Tensor:
         """Read D[:, index]: rows from the cache, and a run of Dijkstra for each one missing."""
         wanted, inverse = torch.unique(index, return_inverse=True)
-        sources = wanted.cpu().numpy()
-        rows, missing = self._cache.look_up(sources)
-        if missing.any():
-            fresh = self.geodesics.rows(sources[missing], dtype=self.dtype, n_jobs=self.n_jobs)
-            fresh = fresh.to(self.device)
-            rows[torch.from_numpy(missing).to(self.device)] = fresh
-            # the answer is copied before any row of the cache is overwritten: it may be larger than
-            # the cache
-            self._cache.store(sources[missing], fresh)
-        return rows[inverse.to(self.device)].T
+        sources = wanted.tolist()
+        rows = self._cache.look_up(sources)
+        missing = [source for source in sources if source not in rows]
+        if missing:
+            places = np.array(missing, dtype=np.int64)
+            fresh = self.geodesics.rows(places, dtype=self.dtype, n_jobs=self.n_jobs)
+            found = dict(zip(missing, fresh.to(self.device), strict=True))
+            self._cache.store(found)
+            rows |= found
+        none = torch.empty(0, self.n, device=self.device, dtype=self.dtype)
+        table = torch.stack([rows[source] for source in sources]) if sources else none
+        return table[inverse.to(self.device)].T
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "DijkstraDistance":
         """Move the distances to another device or dtype, with an empty cache."""
@@ -111,63 +110,35 @@ class DijkstraDistance(DistanceProvider):
 
     def cache_info(self) -> CacheInfo:
         """Count the distinct rows that were found in the cache, were computed, and are kept."""
-        cache = self._cache
-        return CacheInfo(cache.hits, cache.misses, int((cache.owner_of >= 0).sum()))
+        return CacheInfo(self._cache.hits, self._cache.misses, len(self._cache.rows))
 
 
 class _RowCache:
-    """Rows by vertex in a ring of slots, the oldest overwritten first; threads may share it."""
+    """Rows by vertex, the oldest dropped first; threads may share it."""
 
-    def __init__(self, capacity: int, n: int, device: torch.device, dtype: torch.dtype) -> None:
-        self.capacity, self._n = capacity, n
-        self._rows = torch.empty(0, n, device=device, dtype=dtype)
-        # slot of each vertex and vertex of each slot, -1 for none
-        self._slot_of = np.full(n, -1, dtype=np.int64)
-        self.owner_of = np.full(capacity, -1, dtype=np.int64)
-        self._next = 0
-        self.hits = 0
-        self.misses = 0
-        # a row must not be overwritten between looking up its slot and reading it
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.rows: dict[int, Tensor] = {}
+        self.hits = self.misses = 0
         self._lock = threading.Lock()
 
-    def look_up(self, vertices: NDArray[np.int64]) -> tuple[Tensor, NDArray[np.bool_]]:
-        """Read rows (s, n), and tell which of them are missing, whose content is undefined."""
+    def look_up(self, vertices: list[int]) -> dict[int, Tensor]:
+        """Find the rows that are kept."""
         with self._lock:
-            slots = self._slot_of[vertices]
-            missing = slots < 0
-            self.misses += int(missing.sum())
-            self.hits += int((~missing).sum())
-            rows = self._rows.new_empty(len(vertices), self._n)
-            rows[self._tensor(~missing)] = self._rows[self._tensor(slots[~missing])]
-        return rows, missing
+            found = {vertex: self.rows[vertex] for vertex in vertices if vertex in self.rows}
+            self.hits += len(found)
+            self.misses += len(vertices) - len(found)
+        return found
 
-    def store(self, vertices: NDArray[np.int64], rows: Tensor) -> None:
-        """Keep rows of vertices that have none yet; the last ones if not all fit."""
-        kept = min(len(vertices), self.capacity)
-        if kept == 0:
-            return
+    def store(self, fresh: dict[int, Tensor]) -> None:
+        """Keep rows; the last ones if not all fit."""
         with self._lock:
-            self._grow(min(self.capacity, self._next + kept))
-            slots = np.arange(self._next, self._next + kept) % self.capacity
-            evicted = self.owner_of[slots]
-            self._slot_of[evicted[evicted >= 0]] = -1
-            self.owner_of[slots] = vertices[-kept:]
-            self._slot_of[vertices[-kept:]] = slots
-            self._rows[self._tensor(slots)] = rows[-kept:]
-            self._next = (self._next + kept) % self.capacity
-
-    def _grow(self, size: int) -> None:
-        """Make room for ``size`` rows, at least twice as many as now."""
-        old = self._rows.shape[0]
-        if size > old:
-            size = min(self.capacity, max(size, 2 * old))
-            self._rows = torch.cat([self._rows, self._rows.new_empty(size - old, self._n)])
-
-    def _tensor(self, values: NDArray[Any]) -> Tensor:
-        """Convert an index or a mask to a tensor on the device of the rows."""
-        return torch.from_numpy(values).to(self._rows.device)
+            for vertex in list(fresh)[max(0, len(fresh) - self.capacity) :]:
+                # copies, as a part of a table keeps all of it
+                self.rows[vertex] = fresh[vertex].clone()
+                if len(self.rows) > self.capacity:
+                    del self.rows[next(iter(self.rows))]
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as an empty cache."""
-        rows = self._rows
-        return _RowCache, (self.capacity, self._n, rows.device, rows.dtype)
+        return _RowCache, (self.capacity,)

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from torchgw._tensors.launch import launch
+from torchgw._tensors.ahead import launch
 
 # Points of a program, and those that it meets at once. [L587]
 _ROWS, _COLUMNS = 32, 32

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     # for readers of types; at run time they are imported when they are asked for
     from ot import *
 
-from torchgw.pot import _handed
+from torchgw.pot import _arrays
 from torchgw.pot import gromov as gromov
 from torchgw.pot._solve import OTResult as OTResult
 from torchgw.pot._solve import solve_gromov as solve_gromov
@@ -28,8 +28,8 @@ __all__ = ["OTResult", "gromov", "solve_gromov"]
 
 
 def __getattr__(name: str) -> Any:
-    return _handed.handed(name, "ot")
+    return _arrays.handed(name, "ot")
 
 
 def __dir__() -> list[str]:
-    return sorted({*__all__, *_handed.names("ot")})
+    return sorted({*__all__, *_arrays.names("ot")})

@@ -1,6 +1,8 @@
-"""Arrays of a call of POT: NumPy or PyTorch come in, and the same kind goes out."""
+"""Arrays of a call of POT, whose kind goes out as it came in; and names that are its own."""
 
 from collections.abc import Iterable
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -9,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from torchgw._boundary.arrays import make_generator, to_tensor
-from torchgw._errors import InvalidInputError
+from torchgw._errors import InvalidInputError, UnsupportedError
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -151,3 +153,30 @@ def is_symmetric(*tables: Array) -> bool:
         np.array_equal(table, table.T) or np.allclose(table, table.T, atol=_SYMMETRY)
         for table in tables
     )
+
+
+def handed(name: str, module: str = "ot.gromov") -> Any:
+    """Find a public name of POT's; docs/migrating.md has the table of whose is which, and why."""
+    missing = f"module {module.replace('ot', 'torchgw.pot')!r} has no attribute {name!r}"
+    if name.startswith("_"):
+        raise AttributeError(missing)
+    try:
+        found = import_module(module)
+    except ImportError:
+        raise UnsupportedError(
+            f"`{name}` is not solved by torchgw, but handed out of POT: pip install POT."
+        ) from None
+    if not hasattr(found, name) and find_spec(f"{module}.{name}") is None:
+        raise AttributeError(f"{missing}, nor has {module}")
+    # parts of POT that it imports only when they are asked for, such as `ot.plot`
+    return getattr(found, name) if hasattr(found, name) else import_module(f"{module}.{name}")
+
+
+def names(module: str = "ot.gromov") -> list[str]:
+    """List the public names of POT's; none where it is not installed."""
+    try:
+        found = import_module(module)
+    except ImportError:
+        return []
+    # `ot.__all__` names functions that are gone
+    return [name for name in found.__all__ if hasattr(found, name)]

@@ -218,11 +218,9 @@ def proximal(
 def iterate(
     step: Callable[[Array, float], Array], point: Array, stop: Stop, *, extrapolate: bool = False
 ) -> Mirrored:
-    """Repeat a step until the plan stays; a step gets the last change, at first infinity.
-
-    Where steps only depend on the plan they may go less far than to the plan that a step finds, if
-    they turn back on one another, or further, where they are nearly linear.
-    """
+    """Repeat a step until the plan stays; a step gets the last change, at first infinity."""
+    # Where steps only depend on the plan they may go less far than to the plan that a step finds,
+    # if they turn back on one another, or further, where they are nearly linear.
     errors, plan, converged = [np.inf], point, False
     length, further = StepLength(), Anderson()
     for _ in range(int(stop.max_iter)):

@@ -39,10 +39,8 @@ class Penalties(NamedTuple):
 
 
 def solve(problem: Problem, penalties: Penalties, start: Array, stop: Stop) -> Mirrored:
-    """Solve the linear problem at the last plan, until the plan stays.
-
-    Its solution is scaled to the mean of both masses (Sejourne, Vialard, Peyre, NeurIPS 2021).
-    """
+    """Solve the linear problem at the last plan, until the plan stays."""
+    # Its solution is scaled to the mean of both masses (Sejourne, Vialard, Peyre, NeurIPS 2021).
     rho, epsilon, divergence = penalties
     p, q = problem.p, problem.q
     reference = np.outer(p, q)
@@ -155,10 +153,8 @@ def _repeat(step: Callable[[Array], Array], plan: Array) -> Array:
 def linear(
     problem: Problem, penalties: Penalties, start: Array, stop: Stop
 ) -> tuple[Array, float, bool]:
-    """Solve unbalanced transport: find the plan, the value, and whether it stays.
-
-    Its entropy is sum P log P - P, its penalties are those of the marginals themselves.
-    """
+    """Solve unbalanced transport: find the plan, the value, and whether it stays."""
+    # Its entropy is sum P log P - P, its penalties are those of the marginals themselves.
     cost, (p, q), (rho, epsilon, divergence) = problem.M, (problem.p, problem.q), penalties
     assert cost is not None
     if divergence == "kl" and epsilon:

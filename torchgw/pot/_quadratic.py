@@ -55,10 +55,6 @@ class Quadratic(NamedTuple):
         """Compute h1 T h2', (n, m)."""
         return _product(self.parts.h1, plan, self.parts.h2.T)
 
-    def cross_transposed(self, plan: Array) -> Array:
-        """Compute h1' T h2, (n, m)."""
-        return _product(self.parts.h1.T, plan, self.parts.h2)
-
     def value(self, plan: Array) -> float:
         """Compute the term."""
         f1, f2, _, _ = self.parts
@@ -75,7 +71,7 @@ class Quadratic(NamedTuple):
             table *= -2
             rows, columns = 2 * (f1 @ rows), 2 * (f2 @ columns)
         else:
-            table = -self.cross(plan) - self.cross_transposed(plan)
+            table = -self.cross(plan) - _product(self.parts.h1.T, plan, self.parts.h2)
             rows, columns = f1 @ rows + f1.T @ rows, f2 @ columns + f2.T @ columns
         table += rows[:, None]
         table += columns

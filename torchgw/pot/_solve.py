@@ -15,8 +15,7 @@ from torchgw._plans.given import StoredPlan
 from torchgw._results.base import Result
 from torchgw._solve.state import Status
 from torchgw.pot import _mirror, _penalties
-from torchgw.pot._arrays import Array, Arrays
-from torchgw.pot._handed import handed
+from torchgw.pot._arrays import Array, Arrays, handed
 from torchgw.pot._penalties import Divergence
 from torchgw.pot.gromov._read import (
     Problem,

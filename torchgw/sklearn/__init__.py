@@ -7,10 +7,10 @@ except ImportError as error:
         "torchgw.sklearn needs scikit-learn 1.6 or newer: pip install scikit-learn"
     ) from error
 
-from torchgw.sklearn._aligner import GWAligner as GWAligner
-from torchgw.sklearn._aligner import agreement_score as agreement_score
+from torchgw.sklearn._estimators import GWAligner as GWAligner
+from torchgw.sklearn._estimators import GWTransport as GWTransport
+from torchgw.sklearn._estimators import agreement_score as agreement_score
 from torchgw.sklearn._spaces import GWDistance as GWDistance
 from torchgw.sklearn._spaces import GWKernel as GWKernel
-from torchgw.sklearn._transport import GWTransport as GWTransport
 
 __all__ = ["GWAligner", "GWDistance", "GWKernel", "GWTransport", "agreement_score"]

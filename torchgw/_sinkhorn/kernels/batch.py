@@ -27,8 +27,8 @@ from torchgw._sinkhorn.batch import (
     solve_batch,
 )
 from torchgw._sinkhorn.kernels.operands import Blocks, launch_options
+from torchgw._tensors.ahead import launch
 from torchgw._tensors.cuda_graphs import Captured, GraphMemory, borrow_memory, clone
-from torchgw._tensors.launch import launch
 from torchgw._typing import Marginals
 
 # Points per side up to which a problem is solved by one program. [L613]

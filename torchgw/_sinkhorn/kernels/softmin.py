@@ -32,7 +32,7 @@ from torchgw._sinkhorn.kernels.operands import (
     tiles_of,
     whole,
 )
-from torchgw._tensors.launch import launch
+from torchgw._tensors.ahead import launch
 from torchgw._tensors.operations import power_of_two
 
 

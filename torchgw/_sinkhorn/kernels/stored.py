@@ -18,7 +18,7 @@ from torch import Tensor
 from torchgw._sinkhorn.kernels.operands import Blocks, launch_options, multiprocessors, tiles_of
 from torchgw._sinkhorn.kernels.softmin import KernelSide, Rule, rescaled, update, usable
 from torchgw._sinkhorn.problem import DenseCost
-from torchgw._tensors.launch import launch
+from torchgw._tensors.ahead import launch
 
 # Widest row whose column sums fit the registers of a multiprocessor; beyond, two passes over the
 # cost are faster. [L54, L55]

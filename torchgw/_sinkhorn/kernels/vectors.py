@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from torchgw._sinkhorn.kernels.operands import Blocks, launch_options
-from torchgw._tensors.launch import launch
+from torchgw._tensors.ahead import launch
 from torchgw._typing import Marginals, Potentials
 
 # Entries of a block; sides are padded to a multiple of it. [L287]

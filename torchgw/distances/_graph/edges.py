@@ -9,6 +9,7 @@ import scipy
 import torch
 from torch import Tensor
 
+from torchgw._boundary.arrays import SYMMETRY_TOLERANCE
 from torchgw._errors import InvalidInputError, InvalidTypeError
 from torchgw._tensors.operations import same
 
@@ -121,10 +122,6 @@ def hooked_components(edges: Edges) -> tuple[int, Tensor]:
     return int(number[-1]), number[root] - 1
 
 
-# The two weights of an edge may differ by this share, which counts as rounding. [L302]
-_SYMMETRY_TOLERANCE = 1e-5
-
-
 def symmetrise(graph: Any) -> scipy.sparse.csr_matrix:
     """Unite a directed graph and its reverse, with the larger weight where they differ.
 
@@ -202,7 +199,7 @@ def _check_symmetric(graph: scipy.sparse.csr_matrix, name: str) -> scipy.sparse.
         graph.indices, reverse.indices
     )
     # relative to the lengths, which may be 1e-9
-    if not same_edges or not np.allclose(graph.data, reverse.data, _SYMMETRY_TOLERANCE, atol=0):
+    if not same_edges or not np.allclose(graph.data, reverse.data, SYMMETRY_TOLERANCE, atol=0):
         raise InvalidInputError(
             f"`{name}` must be symmetric; got a directed graph (a nearest-neighbour graph is one "
             "until it is symmetrised). Pass `graph.maximum(graph.T)`, or "

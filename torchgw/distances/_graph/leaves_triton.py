@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from torchgw._tensors.launch import launch
+from torchgw._tensors.ahead import launch
 from torchgw._tensors.operations import quotient
 from torchgw.distances._graph.leaves import Leaves
 
@@ -90,11 +90,9 @@ def _in_leaves_kernel(
     POINTS: tl.constexpr,
     BOXES: tl.constexpr,
 ):
-    """Keep the KEEP nearest points of each point of one leaf.
-
-    Groups of leaves, and leaves of a group, are visited if they can hold anything nearer, the
-    nearest first.
-    """
+    """Keep the KEEP nearest points of each point of one leaf."""
+    # Groups of leaves, and leaves of a group, are visited if they can hold anything nearer, the
+    # nearest first.
     me = tl.program_id(0)
     lane = tl.arange(0, POINTS)
     slot = tl.arange(0, KEEP)

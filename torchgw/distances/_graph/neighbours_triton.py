@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from torchgw._tensors.launch import launch
+from torchgw._tensors.ahead import launch
 from torchgw._tensors.operations import lengths
 
 # Candidates that a row's registers can hold. [L304]

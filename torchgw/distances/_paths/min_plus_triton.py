@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from torchgw._tensors.launch import launch
+from torchgw._tensors.ahead import launch
 
 # Intermediate vertices that one step adds, and the side of the tiles that it updates. [L306]
 _PIVOT = 64
@@ -92,10 +92,8 @@ def _update_kernel(
 
 
 def close_(distance: Tensor) -> Tensor:
-    """Turn edge lengths (n, n) into shortest-path lengths, in place if n is a multiple of 128.
-
-    They are symmetric, infinite where there is no edge, and zero on the diagonal.
-    """
+    """Turn edge lengths (n, n) into shortest-path lengths, in place if n is a multiple of 128."""
+    # They are symmetric, infinite where there is no edge, and zero on the diagonal.
     n = distance.shape[0]
     padding = -n % _TILE
     if padding:

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from torchgw._tensors.launch import launch
+from torchgw._tensors.ahead import launch
 
 # Vertices in a tile. [L157]
 ROWS = 64
@@ -56,12 +56,10 @@ def _relax_kernel(
     ROWS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """Shorten the paths of one source to a tile by their last edges until it settles.
-
-    Programs read what others are writing. Lengths only fall, towards the same least fixed point in
-    any order. Whoever shortens a path has the tiles around it visited again where that shortens
-    another one: what it reads of them is never too short, so that no visit is missed.
-    """
+    """Shorten the paths of one source to a tile by their last edges until it settles."""
+    # Programs read what others are writing. Lengths only fall, towards the same least fixed point
+    # in any order. Whoever shortens a path has the tiles around it visited again where that
+    # shortens another one: what it reads of them is never too short, so that no visit is missed.
     column = tl.arange(0, WIDTH)
     for number in range(tl.program_id(0), tl.load(count), tl.num_programs(0)):
         entry = tl.load(due + number)
@@ -108,11 +106,9 @@ def _relax_rows_kernel(
     width,
     BLOCK: tl.constexpr,
 ):
-    """Shorten the paths of one source until no edge does.
-
-    A row belongs to one program, whose barrier makes a pass visible to the next. A pass that
-    changes nothing has read nothing stale, so the last one is a proof.
-    """
+    """Shorten the paths of one source until no edge does."""
+    # A row belongs to one program, whose barrier makes a pass visible to the next. A pass that
+    # changes nothing has read nothing stale, so the last one is a proof.
     row = distance + tl.program_id(0).to(tl.int64) * n
     changed = 1
     while changed > 0:
@@ -142,12 +138,10 @@ def relax_(
     due: Tensor,
     count: Tensor,
 ) -> None:
-    """Run one round over paths of shape (s, n).
-
-    ``pending`` are two tables of shape (s, tiles): of this round, and of the next. Tiles whose
-    shortest pending path is longer than ``threshold + ahead`` wait. ``due`` has room for all tiles,
-    int32, and ``count`` is a zero.
-    """
+    """Run one round over paths of shape (s, n)."""
+    # `pending` are two tables of shape (s, tiles): of this round, and of the next. Tiles whose
+    # shortest pending path is longer than `threshold + ahead` wait. `due` has room for all tiles,
+    # int32, and `count` is a zero.
     now, later = pending
     n, tiles, width = distance.shape[1], now.shape[1], neighbour.shape[1]
     launch(

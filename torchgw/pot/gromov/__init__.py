@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     # for readers of types; at run time they are imported when they are asked for
     from ot.gromov import *
 
-from torchgw.pot import _handed
+from torchgw.pot import _arrays
 from torchgw.pot.gromov._barycenters import *
 from torchgw.pot.gromov._lowrank import *
 from torchgw.pot.gromov._plans import *
@@ -41,8 +41,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    return _handed.handed(name)
+    return _arrays.handed(name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*__all__, *_handed.names()})
+    return sorted({*__all__, *_arrays.names()})

@@ -16,8 +16,7 @@ from torchgw._errors import (
 )
 from torchgw._variants.solve_low_rank import solve_low_rank
 from torchgw.pot._arrays import Array, Arrays
-from torchgw.pot.gromov._call import Call, takes
-from torchgw.pot.gromov._read import without_gradients
+from torchgw.pot.gromov._read import Call, takes, without_gradients
 
 # What POT takes by default for arguments that nothing here reads.
 _UNREAD = {"stopThr_dykstra": 1e-3, "numItermax_dykstra": 10_000, "warn_dykstra": False}

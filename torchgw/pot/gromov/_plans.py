@@ -6,7 +6,7 @@
 from typing import Any
 
 from torchgw._errors import InvalidInputError
-from torchgw.pot.gromov._call import Call, takes, valued
+from torchgw.pot.gromov._read import Call, takes, valued
 from torchgw.pot.gromov._steps import entropic_answer, exact_answer
 
 

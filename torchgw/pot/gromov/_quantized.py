@@ -19,10 +19,8 @@ from scipy.spatial.distance import cdist
 
 from torchgw._boundary.checks import check_count
 from torchgw._errors import InvalidInputError, UnsupportedError
-from torchgw.pot._arrays import Array, Arrays
-from torchgw.pot._handed import handed
-from torchgw.pot.gromov._call import Call, takes
-from torchgw.pot.gromov._read import check_share, read_problem, without_gradients
+from torchgw.pot._arrays import Array, Arrays, handed
+from torchgw.pot.gromov._read import Call, check_share, read_problem, takes, without_gradients
 
 # The package that a method needs.
 _NEEDED = {

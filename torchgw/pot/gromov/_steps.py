@@ -17,11 +17,9 @@ from torchgw._sinkhorn.exact import LARGE, LinearSolver, PartialTransport
 from torchgw._solve.polish import best_length, oracle, take_steps
 from torchgw._typing import Marginals
 from torchgw.pot import _mirror
-from torchgw.pot._arrays import Array, product, uniform
-from torchgw.pot._handed import handed
+from torchgw.pot._arrays import Array, handed, product, uniform
 from torchgw.pot._quadratic import Quadratic
-from torchgw.pot.gromov._call import Call
-from torchgw.pot.gromov._read import Problem, check_epsilon, check_limits, read_start
+from torchgw.pot.gromov._read import Call, Problem, check_epsilon, check_limits, read_start
 
 Kind = Literal["balanced", "partial", "semirelaxed"]
 
@@ -211,10 +209,8 @@ def entropic(
     most: int = 1000,
     tol: float = 1e-9,
 ) -> tuple[Array, _mirror.Mirrored]:
-    """Take steps with entropy; ``most`` and ``tol`` are the limits of linear problems.
-
-    Those of a ``sharp`` balanced plan have the entropy relative to the last plan.
-    """
+    """Take steps with entropy; ``most`` and ``tol`` are the limits of linear problems."""
+    # Those of a `sharp` balanced plan have the entropy relative to the last plan.
     rule = _read_rule(problem, kind, mass)
     first = _read_first(problem, rule, start, exactly=False)
 
