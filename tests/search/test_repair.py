@@ -91,6 +91,23 @@ def test_clusters_that_were_exchanged_are_put_right(kind, device):
     assert found.epsilon == pytest.approx(LEVEL * whole.scale)
 
 
+@pytest.mark.parametrize("kind", ["graph", "weights", "fused", "directed"])
+def test_objectives_of_chains_are_those_of_their_plans(kind):
+    whole = hidden(kind)
+    world, problem, rng = World(whole), whole.problem, np.random.default_rng(0)
+    chains = [world.take("", plan_of(exchanged(count, rng), problem)) for count in (0, 3)]
+    world.descend(chains, world.refine, LEVEL)
+    plans = world.rounded(chains)
+    product = torch.outer(problem.source.weights, problem.target.weights)
+    entropies = torch.special.xlogy(plans, plans / product).sum((1, 2))
+    values = problem.value(plans)
+    # plans of chains are in float32
+    near = {"rtol": 1e-5, "atol": 1e-5 * whole.scale, "check_dtype": False}
+    found = torch.tensor([(chain.value, chain.objective) for chain in chains])
+    torch.testing.assert_close(found[:, 0], values, **near)
+    torch.testing.assert_close(found[:, 1], values + LEVEL * whole.scale * entropies, **near)
+
+
 def test_repairs_of_a_match_that_is_right_change_nothing():
     whole = hidden("graph")
     world = World(whole)

@@ -188,12 +188,12 @@ def test_larger_epsilons_take_no_more_iterations_than_are_left():
     for most in (5, 40, 300, 1000):
         asked = []
 
-        def solve(prepared, start, budget, tol, asked=asked, most=most):
+        def solve(prepared, start, *, max_iter, tol, asked=asked, most=most):
             """Use part of a budget, solved now and then; epsilons are powers of ten."""
-            assert 0 < budget <= most - sum(asked)
+            assert 0 < max_iter <= most - sum(asked)
             level = np.log10(prepared.problem.epsilon / Prepared.problem.epsilon)
             assert level == pytest.approx(round(level), abs=1e-9)
-            asked.append(int(rng.integers(1, budget + 1)))
+            asked.append(int(rng.integers(1, max_iter + 1)))
             return loop.SinkhornResult(start, 1e-5, asked[-1], bool(rng.random() < 0.3))
 
         for _ in range(10):
