@@ -34,7 +34,6 @@ OTHER_NAMES = {
     "_batch/costs.py": "batch/test_engine batch/test_rough",
     "_batch/newton.py": "batch/test_engine",
     "_batch/packing.py": "batch/test_engine many/test_solve_many",
-    "_batch/pool.py": "batch/test_engine many/test_relaxed_many",
     "_batch/relaxed.py": "batch/test_marginal_rules",
     "_batch/stopping.py": "batch/test_engine",
     "_batch/sweep.py": "batch/test_engine",
