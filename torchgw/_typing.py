@@ -13,6 +13,10 @@ Array: TypeAlias = Tensor | np.ndarray[Any, Any]
 Seed: TypeAlias = int | torch.Generator | np.random.Generator | np.random.RandomState
 
 
+# Points of a side, by their numbers.
+Points: TypeAlias = Tensor | slice
+
+
 class Potentials(NamedTuple):
     """Dual potentials in cost units, so that they stay valid when epsilon changes.
 

@@ -1,7 +1,7 @@
 """What solves were said to take, and took: ``python -m benchmarks forecasts``.
 
 Seconds of a process of one thread, without those of the distances, which explaining takes. A
-forecast, the longer of two where the search says so, holds where the solve takes at least half and
+forecast, corrected by what the search says, holds where the solve takes at least half and
 at most twice of it.
 """
 
@@ -71,13 +71,16 @@ def cases() -> dict[str, Callable[[np.random.Generator], Inputs]]:
 
 
 class _Said(logging.Handler):
-    """The share of the longer time that a search has said last, if any."""
+    """What a search has said last, if anything: a share of the longer time, or seconds."""
 
-    share = 0.0
+    share = seconds = 0.0
 
     def emit(self, record: logging.LogRecord) -> None:
-        found = re.match(r"forecast: (\d+)% of the longer time", record.getMessage())
-        self.share = self.share if found is None else int(found[1]) / 100
+        message = record.getMessage()
+        share = re.match(r"forecast: (\d+)% of the longer time", message)
+        seconds = re.match(r"forecast: about (\S+) s, as", message)
+        self.share = self.share if share is None else int(share[1]) / 100
+        self.seconds = self.seconds if seconds is None else float(seconds[1])
 
 
 def measured(name: str, seed: int) -> Inputs:
@@ -101,7 +104,8 @@ def measured(name: str, seed: int) -> Inputs:
     usual, longer = route.seconds or (np.nan, np.nan)
     return {
         "problem": name, "seed": seed, "size": route.size, "usual": usual, "longer": longer,
-        "said": max(usual, said.share * longer), "share": said.share, "seconds": spent - before,
+        "said": max(usual, said.share * longer, said.seconds), "share": said.share,
+        "seconds": spent - before,
         "gradient": route.gradient.chosen,
         "moves": [choice.what for choice in route.begin], "iterations": result.n_iters,
         "multistart": result.timings.get("multistart", 0.0),

@@ -14,11 +14,11 @@ from scipy.spatial.distance import cdist
 import torchgw
 from torchgw._certify.certificate import Proof
 from torchgw._certify.cuts import CuttingPlanes
-from torchgw._certify.question import Cost, Incumbent, Question
+from torchgw._certify.question import Incumbent, Question
 from torchgw._certify.semidefinite import squares
 from torchgw._certify.tables import Lifting, eigenvalues, in_order
-from torchgw._certify.transport import Transport, largest_pairing, least
 from torchgw._certify.vertices import Polytope
+from torchgw._sinkhorn.duals import ProductCost, Transport, largest_pairing, least
 from torchgw.distances import DirectedDistance
 
 pytestmark = pytest.mark.filterwarnings("ignore::torchgw.TorchGWWarning")
@@ -142,10 +142,10 @@ def test_prices_of_other_problems_prove_what_they_say():
     a, b = (rng.dirichlet(np.ones(size)) for size in (n, m))
     x, y = rng.normal(size=(n, 2)), rng.normal(size=(m, 2))
     transport = Transport(a, b)
-    transport.reach(Cost(-x, y), np.inf, np.inf)
+    transport.reach(ProductCost(-x, y), np.inf, np.inf)
     for turn in (0.0, 0.03, 0.1, 1.5, 3.0):
         turned = np.array([[np.cos(turn), -np.sin(turn)], [np.sin(turn), np.cos(turn)]])
-        factors = Cost(-x @ turned, y)
+        factors = ProductCost(-x @ turned, y)
         cost = factors.dense()
         exact, f = Transport(a, b)(cost)
         most = least(cost, f, a, b)

@@ -25,7 +25,7 @@ from torchgw._sinkhorn.loop import sinkhorn
 from torchgw._sinkhorn.problem import DenseCost, LinearProblem
 from torchgw._tensors.draws import categories_at, sample_categories
 from torchgw._typing import Marginals, Potentials
-from torchgw.distances import PointDistance, PrecomputedDistance
+from torchgw.distances import DirectedDistance, PointDistance, PrecomputedDistance
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(24, 3)), RNG.normal(size=(19, 2))
@@ -144,6 +144,44 @@ def test_products_with_sharp_plans_leave_out_what_rounds_off(dtype, monkeypatch)
     # tables that differ with the direction, as those of directed costs
     error = (ProductCross(source, target)(plan).double() - exact).abs().max()
     assert float(error / exact.abs().max()) < 10 * eps
+
+
+@pytest.mark.parametrize("turned", [False, True], ids=["more rows", "more columns"])
+@pytest.mark.parametrize("kind", ["square", "kl", "absolute", "directed", "sampled"])
+def test_costs_between_some_points_are_those_of_all(plan, kind, turned):
+    """Of known pairs, at whose rows and columns alone the last cost is needed."""
+    sides = [DirectedDistance(np.abs(D - 0.3 * D.T**2 + D[:1])) for D in (D_X, D_Y)]
+    sides = sides if kind == "directed" else [table(D_X), table(D_Y)]
+    weights, linear, way = MARGINALS, LINEAR, plan
+    if turned:
+        sides, weights = sides[::-1], Marginals(*MARGINALS[::-1])
+        linear, way = LINEAR.T.contiguous(), plan.T
+    loss = LOSSES[kind] if kind in LOSSES else LOSSES["square"]
+    asked = Problem(*sides, weights, 0.6, DenseCost(linear), loss)
+    made = SampledGradient(asked, 9, 0.5) if kind == "sampled" else DenseGradient(asked)
+    coupling = made.update(way, None, generator())
+    whole = made.linearise(coupling).cost.dense().matrix
+    few, others = torch.tensor([3, 0]), torch.arange(4, 12)
+    for rows, columns in ((few, slice(None)), (others, few), (slice(None), others), (few, few)):
+        part = made.block(coupling, rows, columns).dense().matrix
+        assert part.numpy() == pytest.approx(whole[rows][:, columns].numpy(), abs=1e-12)
+
+
+def test_a_block_with_few_columns_takes_no_product_of_all(monkeypatch):
+    """Multiplications of products of tables, counted by their shapes."""
+    done, product = [], torch.Tensor.__matmul__
+
+    def counted(left, right):
+        done.append(left.shape[0] * left.shape[1] * right.shape[1])
+        return product(left, right)
+
+    cross = ProductCross(torch.from_numpy(D_X), torch.from_numpy(D_Y))
+    joint, few = torch.from_numpy(A[:, None] * B), torch.tensor([1])
+    monkeypatch.setattr(torch.Tensor, "__matmul__", counted)
+    for rows, columns in ((few, slice(None)), (slice(None), few)):
+        done.clear()
+        cross.block(rows, columns)(joint)
+        assert sum(done) <= 24 * 19 + max(24**2, 19**2)
 
 
 def test_exact_values_equal_the_reference(plan):

@@ -193,6 +193,17 @@ def test_molecules_are_matched_as_by_enumeration():
     assert met >= 4
 
 
+@pytest.mark.parametrize("n", [9, 24, 40])
+def test_a_molecule_is_found_in_another_order(n: int):
+    rng = np.random.default_rng(n)
+    table, kinds = _tree(rng, n), rng.choice(4, n, p=[0.7, 0.12, 0.13, 0.05])
+    order = rng.permutation(n)
+    x, y = (scipy.sparse.csgraph.shortest_path(t) for t in (table, table[np.ix_(order, order)]))
+    found = torchgw.solve(D_X=x, D_Y=y, groups=(kinds, kinds[order]), random_state=0).matching()
+    assert found.value < 1e-9
+    assert (kinds[found.source] == kinds[order][found.target]).all()
+
+
 def _tree(rng, n: int):
     """Draw a tree with one more edge."""
     table = np.zeros((n, n))

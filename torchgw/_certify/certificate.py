@@ -13,10 +13,11 @@ import torch
 from numpy.typing import NDArray
 
 from torchgw._certify.cuts import ACTIVE, CuttingPlanes
-from torchgw._certify.question import Array, Incumbent, Question
+from torchgw._certify.question import Incumbent, Question
 from torchgw._certify.semidefinite import squares
 from torchgw._certify.tables import Bound, Lifting, eigenvalues, in_order
 from torchgw._problem.limits import limits_of
+from torchgw._sinkhorn.duals import Array
 
 # Shares of the time; and that of a semidefinite relaxation until its squares are lifted. [L1377]
 _TIME, _SHARE = {"cut": 3.0, "lift": 1.0, "squares": 3.0}, 0.5

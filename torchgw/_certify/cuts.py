@@ -20,15 +20,15 @@ from time import monotonic
 import numpy as np
 import scipy
 
-from torchgw._certify.question import Array, Cost, Question
+from torchgw._certify.question import Question
 from torchgw._certify.tables import Bound
-from torchgw._certify.transport import Transport, largest_pairing
 from torchgw._certify.vertices import Places, Polytope
+from torchgw._sinkhorn.duals import Array, ProductCost, Transport, largest_pairing
 
 # Numbers whose square is followed exactly: a polytope in ten dimensions has tens of thousands of
-# vertices after fifty cuts. Vertices at most. [L1354]
+# vertices after fifty cuts. Vertices at most. [L1354, L1551]
 ACTIVE = 9
-_VERTICES = 150_000
+_VERTICES = 1_000_000
 # Numbers whose squares together matter less than this share have a secant in any case. [L1354]
 _NEGLIGIBLE = 1e-9
 # The part of the gap that is left to secants. [L1376]
@@ -38,6 +38,9 @@ _SECANTS = 0.25
 _LOWERED = 1e-9
 # Times the gap by which a cut has to raise its vertex: less takes a better solver. [L1408]
 _DEPTH = 1.25
+# Numbers up to which such cuts do: in more dimensions vertices are dearer than cuts, and all cuts
+# are as deep as they go. [L1551]
+_SHALLOW = 4
 # Relative gain that is worth another step from a plan to the next. [L1354]
 _GAIN = 1e-9
 
@@ -68,12 +71,13 @@ class CuttingPlanes:
         rest = np.where(c > 0, c * low * high, c * z**2)[passive].sum()
         self._constant = question.constant + float(rest)
         left, right, own = question.linear
-        self._linear = Cost(
+        self._linear = ProductCost(
             np.hstack([left, self._left * self._slope]), np.hstack([right, self._right]), own
         )
         kept = self._active
         self._u, self._v, self._k = self._left[:, kept], self._right[:, kept], c[kept]
         self._low, self._width = low[kept], (high - low)[kept]
+        self._depth = _DEPTH if len(kept) <= _SHALLOW else np.inf
         self._slopes: list[Array] = []
         self._potentials: list[Array] = []
         self._heights: list[float] = []
@@ -117,7 +121,7 @@ class CuttingPlanes:
         Return z of the plan there, if there is one, after the best has seen it.
         """
         left, right, own = self._linear
-        cost = Cost(np.hstack([left, self._u * slope]), np.hstack([right, self._v]), own)
+        cost = ProductCost(np.hstack([left, self._u * slope]), np.hstack([right, self._v]), own)
         if self._slopes:
             away = (np.array(self._slopes) - slope) * self._width
             if near is None:
@@ -179,7 +183,7 @@ class CuttingPlanes:
             before, vertex = self.value, self._lowest
             # t + w . z of the vertex; the largest height is above it by the gap at least
             floor = self.bound - self._constant - float(self._k @ vertex**2)
-            enough = floor + _DEPTH * (self.value - self.bound)
+            enough = floor + self._depth * (self.value - self.bound)
             z = self._cut(-2 * self._k * vertex, self._near, floor, enough)
             if self.value < before:
                 self._descend(z)

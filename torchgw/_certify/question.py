@@ -15,10 +15,9 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
-import scipy
 from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+from torchgw._sinkhorn.duals import Array, ProductCost
 
 # Eigenvalues below this share of the largest one carry nothing but rounding. [L1352]
 _RANK = 1e-12
@@ -28,8 +27,6 @@ _ROUNDING = 1e-12
 # Sums of squares of whole distances up to which values are told apart; what rounding is then, in
 # units of what they differ by. [L1377]
 _WHOLE, _SLACK = 1e9, 1e-5
-# Entries that are computed together: they stay in the cache. [L1475]
-_TOGETHER = 2**16
 
 
 class Factors(NamedTuple):
@@ -37,39 +34,6 @@ class Factors(NamedTuple):
 
     vectors: Array  # (n, d), the largest first
     signs: Array  # (d,)
-
-
-class Cost(NamedTuple):
-    """A linear cost (n, m), ``left @ right'`` and one that is given, read some rows at a time."""
-
-    left: Array  # (n, k)
-    right: Array  # (m, k)
-    own: Array | None = None  # (n, m)
-
-    def dense(self) -> Array:
-        """Compute all entries."""
-        return self.left @ self.right.T + (0.0 if self.own is None else self.own)
-
-    def of(self, plan: scipy.sparse.coo_array) -> float:
-        """Compute what a plan costs."""
-        cross = float(np.einsum("ik,ik->", self.left, plan @ self.right))
-        return cross + (
-            0.0 if self.own is None else float(self.own[plan.row, plan.col] @ plan.data)
-        )
-
-    def lifted(self, prices: Array) -> tuple[Array, Array]:
-        """Raise prices (m,) as far as they go, beside the potentials f (n,) that they leave."""
-        n, m = len(self.left), len(self.right)
-        f, lifted, rows = np.empty(n), np.full(m, np.inf), max(1, _TOGETHER // m)
-        for start in range(0, n, rows):
-            part = slice(start, start + rows)
-            block = self.left[part] @ self.right.T
-            if self.own is not None:
-                block += self.own[part]
-            f[part] = (block - prices).min(1)
-            block -= f[part, None]
-            np.minimum(lifted, block.min(0), out=lifted)
-        return f, lifted
 
 
 @dataclass(frozen=True)
@@ -149,12 +113,12 @@ class Question:
         return self.alpha * float(squares - 4 * (self.a @ r) * (self.b @ s))
 
     @cached_property
-    def linear(self) -> Cost:
+    def linear(self) -> ProductCost:
         """L, (n, m)."""
         (r, s), (x, y) = self.rows, self.centred
         left, right = np.column_stack([r, x @ self.a]), np.column_stack([s + y @ self.b, s])
         own = None if self.M is None else (1 - self.alpha) * self.M
-        return Cost(-4 * self.alpha * left, right, own)
+        return ProductCost(-4 * self.alpha * left, right, own)
 
     @cached_property
     def rounding(self) -> float:

@@ -20,7 +20,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgw._certify.question import Array, Question
+from torchgw._certify.question import Question
+from torchgw._sinkhorn.duals import Array
 
 # Weight of what Y and V R V' differ by, over n, where the norm of L is n^2; the length of dual
 # steps; the share of L by which the dual may change at the end; and iterations at most. [L1377]

@@ -31,9 +31,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchgw._certify.question import Array, Incumbent, Question
+from torchgw._certify.question import Incumbent, Question
 from torchgw._certify.semidefinite import Squares
-from torchgw._certify.transport import Transport
+from torchgw._sinkhorn.duals import Array, Transport
 
 # Parts of equal mass over which quantile functions are averaged where weights differ. [L1352]
 PARTS = 1024

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from torchgw._certify.question import Array
+from torchgw._sinkhorn.duals import Array
 
 Places = NDArray[np.int64]
 

@@ -35,8 +35,8 @@ from torchgw._plans.contract import Plan as Plan
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.losses import Loss, sums
 from torchgw._problem.problem import Problem
-from torchgw._sinkhorn.problem import Cost, FactoredCost, added
-from torchgw._typing import Marginals, Potentials
+from torchgw._sinkhorn.problem import Cost, FactoredCost, added, block
+from torchgw._typing import Marginals, Points, Potentials
 from torchgw.distances.base import DistanceProvider
 
 if TYPE_CHECKING:
@@ -222,6 +222,10 @@ class Gradient(ABC):
     @abstractmethod
     def linearise(self, coupling: Own) -> LinearCost:
         """Compute C(P) at the coupling of P."""
+
+    def block(self, coupling: Own, rows: Points, columns: Points) -> Cost:
+        """Compute the cost of :meth:`linearise`, but only between some points of either side."""
+        return block(self.linearise(coupling).cost, rows, columns)
 
     @abstractmethod
     def update(self, plan: Plan, previous: Own | None, generator: torch.Generator) -> Coupling:

@@ -21,8 +21,8 @@ from torchgw._gradients.contract import (
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.losses import BothWays, MinimumCross, transformed
 from torchgw._problem.problem import Problem, stored_matrix
-from torchgw._sinkhorn.problem import Cost, DenseCost
-from torchgw._typing import Marginals
+from torchgw._sinkhorn.problem import Cost, DenseCost, block
+from torchgw._typing import Marginals, Points
 from torchgw.distances.precomputed import DirectedDistance, PrecomputedDistance
 
 # The largest entry of a factor is scaled to this: below the largest half-precision number, and far
@@ -98,6 +98,14 @@ class DenseGradient(StrictGradient):
     def _products(self, plan: Tensor) -> Tensor:
         """Compute -4 alpha DX P DY."""
         return self._cross(plan).mul_(-4 * self.problem.alpha)
+
+    def block(self, coupling: PlanMatrix, rows: Points, columns: Points) -> Cost:
+        problem, plan = self.problem, coupling.values.to(self.problem.dtype)
+        table = self._cross.block(rows, columns)(plan).mul_(-4 * problem.alpha)
+        if problem.linear is not None:
+            linear = block(problem.linear, rows, columns).dense().matrix
+            table = table.add_(linear, alpha=1 - problem.alpha)
+        return DenseCost(table)
 
     def update(
         self, plan: Plan, previous: PlanMatrix | None, generator: torch.Generator

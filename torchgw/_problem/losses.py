@@ -12,6 +12,7 @@ A loss is one entry of ``LOSSES``; everything in which losses differ is written 
 """
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -22,6 +23,7 @@ from torch import Tensor
 
 from torchgw._boundary.checks import check_choice
 from torchgw._errors import UnsupportedError
+from torchgw._typing import Points
 from torchgw.distances.base import DistanceProvider, Entrywise, ScaledDistance
 from torchgw.distances.landmark import NystromDistance
 
@@ -168,6 +170,10 @@ class BothWays:
         there, back = self._ways
         return there(plan).add_(back(plan)).div_(2)
 
+    def block(self, rows: Points, columns: Points) -> "BothWays":
+        there, back = self._ways
+        return BothWays(there.block(rows, columns), back.block(rows, columns))
+
     def total(self, a: Tensor, b: Tensor) -> Tensor:
         there, back = self._ways
         return (there.total(a, b) + back.total(a, b)) / 2
@@ -187,6 +193,10 @@ class ProductCross:
 
     def __call__(self, plan: Tensor) -> Tensor:
         left, right = self._left, self._right
+        (n, m), rows, columns = plan.shape, len(self._source), self._target.shape[1]
+        if n * columns * (m + rows) < rows * m * (n + columns):
+            # of a block with few columns
+            return self._source @ (plan @ self._target)
         if left is not None and right is not None:
             few = self._of_few(plan, left._nnz() * right._nnz())
             if few is not None:
@@ -221,6 +231,9 @@ class ProductCross:
         row, column = np.divmod(np.flatnonzero(used), plan.shape[1])
         few = scipy.sparse.csr_array((table[row, column], (row, column)), table.shape)
         return torch.from_numpy((source @ few @ target).toarray())
+
+    def block(self, rows: Points, columns: Points) -> "ProductCross":
+        return ProductCross(self._source[rows], self._target[:, columns])
 
     def total(self, a: Tensor, b: Tensor) -> Tensor:
         """Compute (a' DX a) (b' DY b)."""
@@ -285,6 +298,13 @@ class MinimumCross:
             columns.append(moment.gather(1, count).addcmul_(x, above).sum(0))
         return torch.stack(columns, dim=0 if self._turned else 1)
 
+    def block(self, rows: Points, columns: Points) -> "MinimumCross":
+        found = copy(self)
+        inner, outer = (columns, rows) if self._turned else (rows, columns)
+        found._source = self._source[:, inner]
+        found._target, found._order = self._target[outer], self._order[outer]
+        return found
+
     def total(self, a: Tensor, b: Tensor) -> Tensor:
         return a @ self(torch.outer(a, b)) @ b
 
@@ -293,5 +313,6 @@ class MinimumCross:
 
 
 # The cross term as a linear function of plans (n, m), with ``total(a, b)``, its sum at a x b with
-# the weights a x b, and ``tables()``, the tensors that it reads.
+# the weights a x b, ``block(rows, columns)``, its part for some points of either side, and
+# ``tables()``, the tensors that it reads.
 Cross = BothWays | ProductCross | MinimumCross

@@ -22,7 +22,7 @@ from torchgw._problem.limits import limits_of
 from torchgw._problem.problem import Problem
 from torchgw._problem.support import KnownPairs, usable, usable_entries
 from torchgw._sinkhorn.entries import Entries
-from torchgw._sinkhorn.problem import Cost, DenseCost, FactoredCost, added
+from torchgw._sinkhorn.problem import Cost, DenseCost, FactoredCost, added, block
 from torchgw._typing import Indices, Marginals
 from torchgw.distances.base import both_ways
 
@@ -111,7 +111,7 @@ def seen(problem: Problem, pairs: Indices, mass: Tensor, kept: Indices) -> Cost:
     cost = compared(problem, pairs, 2 * problem.alpha * mass, kept)
     if problem.linear is None or problem.alpha == 1:
         return cost
-    return added(cost, _between(problem.linear, kept), 1 - problem.alpha)
+    return added(cost, block(problem.linear, *kept), 1 - problem.alpha)
 
 
 def with_likely(problem: Problem, pairs: KnownPairs) -> Problem:
@@ -174,11 +174,6 @@ def _in_factors(
         known = (target.matrix[pairs.target] * target.signs).double()
         return near @ (weights[:, None] * known), target.matrix[kept.target].double()
     return near * weights, far
-
-
-def _between(linear: Cost, kept: Indices) -> Cost:
-    """Restrict a linear cost to the points that are left."""
-    return linear.rows(kept.source).transpose().rows(kept.target).transpose()
 
 
 def count_allowed(problem: Problem, reduction: Reduction | None) -> dict[str, float] | None:

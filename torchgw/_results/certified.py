@@ -12,13 +12,13 @@ from torch import Tensor
 
 from torchgw._boundary.arrays import to_numpy
 from torchgw._certify.certificate import Certificate, make_certificate
-from torchgw._certify.question import Array, Question
-from torchgw._certify.transport import Transport
+from torchgw._certify.question import Question
 from torchgw._errors import SearchWarning, UnsupportedError, warn_user
 from torchgw._plans.transport import round_to_marginals
 from torchgw._problem.limits import limits_of
 from torchgw._problem.problem import stored_matrix
 from torchgw._results.mapping import Extension
+from torchgw._sinkhorn.duals import Array, Transport
 from torchgw._sinkhorn.problem import DenseCost
 from torchgw._solve.polish import descend, scale_to_marginals
 from torchgw._solve.step import confined

@@ -45,6 +45,7 @@ from torchgw._results.parts import stored
 from torchgw._results.report import Log, Report
 from torchgw._search.alternatives import Alternative, related
 from torchgw._search.chain import Trial
+from torchgw._search.symmetries import with_images
 from torchgw._sinkhorn.problem import DenseCost
 from torchgw._solve.outcome import Outcome
 from torchgw._solve.state import Status
@@ -872,6 +873,8 @@ class GWResult(Result):
         if other is None:
             return ""
         second = other.relation or "another match"
+        if other.images > 1:
+            second += f", one of {other.images} that symmetries make of it"
         return (
             f"Ambiguous: two matches cost nearly the same (ratio {self.ambiguity:.2f}), and the "
             f"second is {second}. The distances alone do not tell which is right: see "
@@ -912,6 +915,7 @@ def make_result(
     """
     ending, strategy, search = outcome.ending, outcome.strategy, outcome.search
     found, recorder = ending.evaluation, outcome.recorder
+    search = search and with_images(search, problem)
     if not ending.status.converged:
         advice = ending.status.advice
         # what was rounded has the plan before that beside it

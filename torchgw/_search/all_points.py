@@ -1,6 +1,5 @@
 """The search on all points, where few of them do not represent a problem."""
 
-import logging
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -31,7 +30,14 @@ from torchgw._search.beliefs import match_graphs
 from torchgw._search.chain import COMPARED_AT, SAME, STANDS_OUT, Climbed, affordable_chains, near
 from torchgw._search.chains import SMEARED, Guess, Repair, climb
 from torchgw._search.coarse import Coarsened, centre, coarse_problem, is_sparse
-from torchgw._search.optima import DEFAULT_STARTS, LEAST_EPSILON, find_optima, way_to_call
+from torchgw._search.optima import (
+    DEFAULT_STARTS,
+    LEAST_EPSILON,
+    SEARCHED,
+    find_optima,
+    say_share,
+    way_to_call,
+)
 from torchgw._search.stack import Stack, can_stack
 from torchgw._search.standard import put_in_standard_form
 from torchgw._search.world import World
@@ -45,8 +51,6 @@ from torchgw.distances.base import DistanceProvider
 from torchgw.distances.geodesics import Geodesics
 from torchgw.distances.precomputed import PrecomputedDistance
 from torchgw.distances.sampling import choose_points
-
-logger = logging.getLogger(__name__)
 
 # Loneliness (see there) above which a few points say nothing about the others: 0.05 to 0.9 for
 # curves, clouds in up to 10 dimensions, clusters; 0.9 to 14 for word vectors, networks, noise.
@@ -200,7 +204,8 @@ def search_all_points(
     most = limits.chains_of(how)
     if clear:
         assert stack is not None
-        _forecast_again(len(guesses) / most, "few points are checked on all")
+        # the ends of few starts are kicked and mixed for as long as those of many
+        say_share(math.sqrt(len(guesses) / most), "few points are checked on all")
         found = climb(whole, target, 0, guesses, solver=batch_solver(backend), stack=stack)
         if found.agreed:
             alternatives, ambiguity = different_optima(whole, found.trials, found.plans, (n, m))
@@ -209,7 +214,8 @@ def search_all_points(
         guesses = [Guess(trial.start, plan.to(coarse.base), None) for trial, plan in ends]
     count = limits.open_chains if brief else min(n_init or most, affordable)
     why = "leave open which optimum is the best" if brief else "do not tell where all go"
-    _forecast_again(count / most, f"few points {why}")
+    searched = SEARCHED if max(n, m) > limits.few_points and is_whole(problem, first) else 0.0
+    say_share(searched + count / most, f"few points {why}")
     read = whole.problem.x, whole.problem.y, whole.problem.base
     found = climb(
         whole, target, count, guesses, count if brief else 2 * affordable,
@@ -232,11 +238,6 @@ def search_all_points(
         alternatives, ambiguity, found.trials, doubt, potentials=potentials, met=found.met,
         settled=found.settled, few=few,
     )  # fmt: skip
-
-
-def _forecast_again(share: float, why: str) -> None:
-    """Say how much of the longer of two times, that of the most chains, a search will take."""
-    logger.info("forecast: %.0f%% of the longer time, as %s", 100 * min(share, 1.0), why)
 
 
 def _stacked(whole: Coarsened, target: float, problem: Problem) -> Stack:

@@ -52,6 +52,9 @@ class Alternative:
         target.
     relation : str
         What the match is to the first one, such as "the first mirrored"; empty for that itself.
+    images : int
+        How many matches the symmetries of both sides make of this one, itself included: counted of
+        the first, of up to 96 points. Those listed after it differ in how they relate to it.
     """
 
     value: float
@@ -62,6 +65,7 @@ class Alternative:
     shape: tuple[int, int]
     epsilon: float = GUESS_EPSILON
     relation: str = ""
+    images: int = 1
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Keep what matters of the plan, for pickle: 1e-4 of each row's mass may be missing."""
@@ -338,7 +342,10 @@ _STRAIGHT = 0.97
 def related(
     found: tuple[Alternative, ...], source: DistanceProvider, target: DistanceProvider
 ) -> tuple[Alternative, ...]:
-    """Describe how each alternative but the first relates to the first."""
+    """Describe how each alternative but the first relates to the first.
+
+    Of images under symmetries one of each description is listed.
+    """
     if len(found) < 2:
         return found
     # by NumPy: a GPU takes ten times as long, and many relations are between the same points
@@ -360,7 +367,9 @@ def related(
             continue
         if each.source is not first.source and not same(each.source, first.source):
             moved = moved[_squares(source, each.source, first.source).argmin(1)]
-        told.append(replace(each, relation=_relation(places, moved, mass)))
+        relation = _relation(places, moved, mass)
+        if each.images == 1 or relation not in {one.relation for one in told}:
+            told.append(replace(each, relation=relation))
     return tuple(told)
 
 

@@ -1,6 +1,7 @@
 """Many starts on the coarse problem, solved as one batch; the distinct optima that they find."""
 
 import itertools
+import logging
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -213,6 +214,8 @@ _FINER_POINTS = 256
 # problem. [L116, L222]
 _ITERATIONS = 20
 _FINE_ITERATIONS = 18
+# Share of the longer forecast that a search of all points takes. [L1560]
+SEARCHED = 0.1
 # Optima that are polished and reported at most. [L280]
 _KEPT = 5
 # Optima that are compared on the finer problem at most. [L110]
@@ -243,6 +246,14 @@ class _Distinct(NamedTuple):
     def chosen(self) -> Tensor:
         """Where they are, on the device."""
         return torch.tensor(self.places, dtype=torch.int64, device=self.judged.table.device)
+
+
+logger = logging.getLogger(__name__)
+
+
+def say_share(share: float, why: str) -> None:
+    """Say how much of the longer of two forecasts, that of the most chains, a search will take."""
+    logger.info("forecast: %.0f%% of the longer time, as %s", 100 * min(share, 1.0), why)
 
 
 def find_optima(
@@ -279,6 +290,7 @@ def find_optima(
     size = max(len(coarse.problem.source.indices), len(coarse.problem.target.indices))
     if size > limits.few_points:
         count = (count + 1) // 2
+        say_share(SEARCHED, "few points say little of the others")
     else:
         # copies, as the next draw may be recorded over them
         few = coarse.problem.source.indices.clone(), coarse.problem.target.indices.clone()

@@ -10,9 +10,8 @@ from typing import NamedTuple
 import numpy as np
 import scipy
 
-from torchgw._certify.question import Array, Cost
-from torchgw._certify.transport import Transport
 from torchgw._problem.problem import Problem
+from torchgw._sinkhorn.duals import Array, ProductCost, Transport
 from torchgw.distances.base import DistanceProvider
 
 # Angles of each of both ways up; how many of the plans found there are followed; steps at most, and
@@ -45,7 +44,7 @@ def best_turned(problem: Problem, plan: Array) -> Array | None:
 
     def follow(pairing: Array) -> _Seen:
         """Find a plan near the least of the objective linearised at a pairing."""
-        cost = Cost(np.column_stack([left, -4 * x @ pairing]), np.column_stack([right, y]))
+        cost = ProductCost(np.column_stack([left, -4 * x @ pairing]), np.column_stack([right, y]))
         found = transport.near(cost)
         pairing = x.T @ (found @ y)
         value = float((left[found.row] * right[found.col]) @ found.data)

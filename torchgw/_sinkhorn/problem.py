@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from torchgw._tensors.operations import average
-from torchgw._typing import Marginals, Potentials
+from torchgw._typing import Marginals, Points, Potentials
 
 # Factors of the half-steps of f and g under strict marginals.
 STRICT = (1.0, 1.0)
@@ -186,6 +186,11 @@ def added(one: Cost, two: Cost, weight: float = 1.0) -> Cost:
             one.row + weight * two.row, one.column + weight * two.column,
         )  # fmt: skip
     return DenseCost(one.dense().matrix.add(two.dense().matrix, alpha=weight))
+
+
+def block(cost: Cost, rows: Points, columns: Points) -> Cost:
+    """Restrict a cost to some points of either side."""
+    return cost.rows(rows).transpose().rows(columns).transpose()
 
 
 def block_height(cost: Cost) -> int:

@@ -103,11 +103,13 @@ def usual_iterations(facts: Facts, gradient: str) -> tuple[int, int]:
 _USUAL, _PARTIAL, _SAMPLED = (15, 60), (80, 130), (40, 70)
 
 
+# Share of the iterations that is left from a start that a search has found. [L1560]
+_FOUND = 2 / 3
 # Seconds of a solve beside its iterations, and of a search on few points; of starts that are
 # followed on all points, and of these for each point of the larger side; by how many times these
 # take longer with relaxed marginals, and how many solves a relaxed problem has that is too large
-# for starts of its own. [L1379]
-_START, _COARSE, _FOLLOWED, _POINT, _RELAXED, _SOLVES = 0.01, 0.07, 0.15, 0.02, 2.2, 2
+# for starts of its own. [L1379, L1560]
+_START, _COARSE, _FOLLOWED, _POINT, _RELAXED, _SOLVES = 0.01, 0.05, 0.1, 0.012, 4.0, 2
 
 
 def solve_seconds(
@@ -127,7 +129,8 @@ def solve_seconds(
     seconds = slow * _START + math.sqrt(few * many) * each
     if not moves:
         return seconds, seconds
-    seconds += slow * _COARSE
+    # annealing begins later where a search has found the start
+    seconds = slow * (_START + _COARSE) + _FOUND * math.sqrt(few * many) * each
     strict_too = relaxed and facts.larger > limits.relaxed_points
     if {"chains", "relaxed"}.isdisjoint(moves) and not strict_too:
         return seconds, seconds
@@ -198,7 +201,10 @@ def forecast_again(facts: Facts, options: Options, gradient: str, each: float) -
         sum(min(count, options.max_iter) for count in ends) * each
         for ends in zip(*counts, strict=True)
     )
-    logger.info("forecast: %d solves, from several starts, up to %.2g s", len(counts), most)
+    about = math.sqrt(least * most)
+    logger.info(
+        "forecast: about %.2g s, as %d solves from several starts are compared", about, len(counts)
+    )
     if least > _LONG:
         unit, name = _unit(most)
         warn_user(

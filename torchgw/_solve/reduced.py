@@ -10,7 +10,7 @@ from torch import Tensor
 from torchgw._boundary.arrays import to_tensor
 from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw._gradients.choose import make_gradient
-from torchgw._gradients.contract import QuadraticValue
+from torchgw._gradients.contract import Coupling, Gradient, QuadraticValue
 from torchgw._plans.contract import Anchors
 from torchgw._plans.paired import PairedPlan
 from torchgw._plans.transport import DualPlan, TransportPlan
@@ -140,10 +140,8 @@ def of_all_points(asked: Asked, reduction: Reduction, found: Outcome) -> Outcome
     # of the plan whose cost is the last one, which new points are mapped by
     first = ending.unpolished or ending.plan
     coupling = gradient.update(_paired(reduction, first), None, asked.generator)
-    at = gradient.linearise(coupling)
-    cost = at.cost.to(torch.float64)
-    paired = _entries(cost, reduction.pairs)
-    mapping = _paired(reduction, first, paired, _leaning(reduction, cost, first))
+    paired, leaning = _costs_of_pairs(reduction, coupling, gradient, first)
+    mapping = _paired(reduction, first, paired, leaning)
     plan = mapping if ending.unpolished is None else _paired(reduction, ending.plan)
     # those of the plan are of a cost without terms of rows and columns alone
     own = Potentials(gradient.row.double(), gradient.column.double())
@@ -188,21 +186,26 @@ def _log(mass: Tensor) -> Tensor:
     return torch.where(mass > 0, mass, 1.0).log()
 
 
-def _leaning(reduction: Reduction, cost: Cost, plan: Any) -> Tensor:
-    """Compute how far potentials of known points of X lie above those of their partners, (k,).
+def _costs_of_pairs(
+    reduction: Reduction, coupling: Coupling, gradient: Gradient, plan: Any
+) -> tuple[Tensor, Tensor]:
+    """Compute the last cost of each pair, and how far the point of X lies above its partner, (k,).
 
-    Their sum is what the mass of a pair says. New points are mapped by each of them, so the
-    difference is that of the potentials which the points would have beside the plan of the others.
+    The sum of the potentials of a pair is what its mass says. New points are mapped by each of
+    them, so their difference is that of the potentials which the points would have beside the plan
+    of the others.
     """
+    pairs, kept = reduction.pairs, reduction.kept
     # the potentials of the smaller problem are of weights that sum to one, alike on both sides
-    weights = reduction.problem.marginals
-    sides = []
-    for side, whole in enumerate((cost, cost.transpose())):
-        block = whole.rows(reduction.pairs[side]).transpose().rows(reduction.kept[1 - side])
-        potential, weight = plan.potentials[1 - side].double(), weights[1 - side].log()
-        sides.append(softmin(block, weight, potential, plan.epsilon, axis=0))
-    found: Tensor = sides[0] - sides[1]
-    return found
+    logs = [weight.log() for weight in reduction.problem.marginals]
+    blocks = (pairs.source, slice(None)), (kept.source, pairs.target)
+    near, far = (gradient.block(coupling, *each).to(torch.float64) for each in blocks)
+    known = torch.arange(len(pairs.target), device=pairs.target.device)
+    paired = _entries(near, Indices(known, pairs.target))
+    f, g = (part.double() for part in plan.potentials)
+    rows = softmin(near.transpose().rows(kept.target), logs[1], g, plan.epsilon, axis=0)
+    columns = softmin(far, logs[0], f, plan.epsilon, axis=0)
+    return paired, rows - columns
 
 
 def _paired(

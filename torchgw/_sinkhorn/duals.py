@@ -6,8 +6,9 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from torchgw._certify.question import Array, Cost
 from torchgw._sinkhorn.exact import ExactTransport
+
+Array = NDArray[np.float64]
 
 # Rounds of shortest paths from a plan to its prices: more are of no use but to rounding; and the
 # share of the costs by which a path has to be shorter. [L1352]
@@ -22,6 +23,41 @@ _TURNS, _TRIES, _MOST = 50, 6, 0.95
 # a point of how many in a coarse problem; and how far prices move to those of a partial one, until
 # half as far proves less. [L1475]
 _KEPT, _EVERY, _COARSE, _SHARES = 24, 8, 4, (0.5, 0.25)
+# Entries that are computed together: they stay in the cache. [L1475]
+_TOGETHER = 2**16
+
+
+class ProductCost(NamedTuple):
+    """A linear cost (n, m), ``left @ right'`` and one that is given, read some rows at a time."""
+
+    left: Array  # (n, k)
+    right: Array  # (m, k)
+    own: Array | None = None  # (n, m)
+
+    def dense(self) -> Array:
+        """Compute all entries."""
+        return self.left @ self.right.T + (0.0 if self.own is None else self.own)
+
+    def of(self, plan: scipy.sparse.coo_array) -> float:
+        """Compute what a plan costs."""
+        cross = float(np.einsum("ik,ik->", self.left, plan @ self.right))
+        return cross + (
+            0.0 if self.own is None else float(self.own[plan.row, plan.col] @ plan.data)
+        )
+
+    def lifted(self, prices: Array) -> tuple[Array, Array]:
+        """Raise prices (m,) as far as they go, beside the potentials f (n,) that they leave."""
+        n, m = len(self.left), len(self.right)
+        f, lifted, rows = np.empty(n), np.full(m, np.inf), max(1, _TOGETHER // m)
+        for start in range(0, n, rows):
+            part = slice(start, start + rows)
+            block = self.left[part] @ self.right.T
+            if self.own is not None:
+                block += self.own[part]
+            f[part] = (block - prices).min(1)
+            block -= f[part, None]
+            np.minimum(lifted, block.min(0), out=lifted)
+        return f, lifted
 
 
 class _Known(NamedTuple):
@@ -72,7 +108,7 @@ class Transport:
         return plan, (cost - self.prices).min(1)
 
     def reach(
-        self, cost: Cost, floor: float, enough: float
+        self, cost: ProductCost, floor: float, enough: float
     ) -> tuple[scipy.sparse.coo_array | None, Array, float]:
         """Find a potential f (n,) that proves ``enough``, or about the most, and maybe a plan.
 
@@ -108,7 +144,7 @@ class Transport:
         """Begin the next problem at an earlier plan and its prices (m,)."""
         self._used, self.prices = plan, prices
 
-    def near(self, cost: Cost) -> scipy.sparse.coo_array:
+    def near(self, cost: ProductCost) -> scipy.sparse.coo_array:
         """Find a plan of about the least cost, near the last one if there are many points."""
         found = None
         if self._used is not None and self._simplex is not None and self._simplex.by_parts:
@@ -121,12 +157,14 @@ class Transport:
         self.prices = known.prices
         return plan
 
-    def _lifted(self, cost: Cost, prices: Array) -> _Known:
+    def _lifted(self, cost: ProductCost, prices: Array) -> _Known:
         """Raise prices (m,) as far as they go."""
         f, prices = cost.lifted(prices)
         return _Known(float(self._a @ f + self._b @ prices), f, prices)
 
-    def _few(self, cost: Cost, known: _Known) -> tuple[scipy.sparse.coo_array, _Known] | None:
+    def _few(
+        self, cost: ProductCost, known: _Known
+    ) -> tuple[scipy.sparse.coo_array, _Known] | None:
         """Solve on few entries beside what is known, and move the prices as long as they gain."""
         assert self._simplex is not None
         rest = cost.dense()
@@ -145,10 +183,10 @@ class Transport:
             best = other
         return self._used, best
 
-    def _coarse(self, cost: Cost) -> _Known:
+    def _coarse(self, cost: ProductCost) -> _Known:
         """Solve for some of the points, and give all others the prices that these leave."""
         (left, right, own), few = cost, slice(None, None, _COARSE)
-        part = Cost(left[few], right[few], None if own is None else own[few, few])
+        part = ProductCost(left[few], right[few], None if own is None else own[few, few])
         a, b = self._a[few], self._b[few]
         v = ExactTransport(a / a.sum(), b / b.sum())(part.dense()).v
         # the potentials of all rows by the columns of that problem
