@@ -178,6 +178,12 @@ def test_flat_is_what_falls_by_no_more_an_iteration_than_the_tolerance():
         flat = descent.update(rows, value, torch.full_like(value, 1e-3), met, tol)
         # told once there are values to compare, and only of changes that do not settle
         assert flat.tolist() == [count >= 10 and bool(rate <= tol) for rate in rates]
+    # plans that miss their marginals have no objective, then and when others are compared with them
+    assert not descent.update(rows, value, 0 * value + 1e-3, ~met, tol).any()
+    for _ in range(4):
+        descent.update(rows, value, 0 * value + 1e-3, met, tol)
+    assert not descent.update(rows, value, 0 * value + 1e-3, met, tol).any()
+    assert descent.update(rows, value, 0 * value + 1e-3, met, tol).all()
 
 
 def test_inner_limit_is_said_where_a_settled_plan_has_spent_all_iterations_in_vain():

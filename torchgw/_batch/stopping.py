@@ -59,5 +59,5 @@ class Descent:
         self.earlier[rows], self.changes[rows], self.values[rows] = earlier, changes, values
         fall = (values[:, 0] - value) / _WINDOW
         settling = changes.amin(1) <= _SETTLING * earlier
-        # an infinite value is one that is not known yet
-        return met & values[:, 0].isfinite() & (fall <= tol * value.abs()) & ~settling
+        # from a value that is not known yet the fall is infinite
+        return (fall <= tol * value.abs()) & ~settling
