@@ -358,3 +358,20 @@ def test_a_part_of_a_graph_is_found_in_it(turned):
         result = torchgw.solve(D_X=sides[0], D_Y=sides[1], unbalanced=free, polish=True)
         missed += result.value > 1e-9 and not result.doubt
     assert missed <= 1
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_points_without_weight_change_no_polished_plan(turned):
+    """Partners are exchanged among points that have a weight; the others crashed it."""
+    generator = np.random.default_rng(5)
+    for n in (2, 5):
+        x, y = generator.normal(size=(n, 2)), generator.normal(size=(n + 1, 2))
+        weights = np.append(np.full(n, 1 / n), 0.0)
+        sides = (y, x) if turned else (x, y)
+        more = {"a" if turned else "b": weights}
+        less = (y[:-1], x) if turned else (x, y[:-1])
+        given, alone = (
+            torchgw.solve(*pair, distances="euclidean", polish=True, scale=None, **options)
+            for pair, options in ((sides, more), (less, {}))
+        )
+        assert given.value == pytest.approx(alone.value, rel=1e-9)

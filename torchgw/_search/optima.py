@@ -110,11 +110,14 @@ def way_to_call(
     # `more` is what else the functions depend on.
     parts = tensors_of(read)
     size = sum(part.nbytes for part in parts)
-    graphs = device.type == "cuda" and backend.name == "triton"
-    if not graphs or size > _CAPTURED_BYTES:
+    if not _has_graphs(device, backend) or size > _CAPTURED_BYTES:
         return call_directly
     shapes = tuple((part.shape, part.dtype) for part in parts)
     return Replayer(device, (name, type(backend), tuple(map(type, read)), shapes, *more))
+
+
+def _has_graphs(device: torch.device, backend: Backend) -> bool:
+    return device.type == "cuda" and backend.name == "triton"
 
 
 def search_all(

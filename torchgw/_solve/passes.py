@@ -421,7 +421,7 @@ def _exchange(incumbent: Incumbent) -> bool:
     matched = can_exchange(whole)
     if matched:
         partners, _ = best_matchings(whole, before[None])
-        plan = torch.nn.functional.one_hot(partners[0], shape[1]).to(whole.base) / len(before)
+        plan = torch.nn.functional.one_hot(partners[0], before.shape[1]).to(before) / len(before)
     else:
         plan, better = before, None if problem.directed else before
         while better is not None:
