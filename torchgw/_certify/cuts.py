@@ -23,6 +23,7 @@ import scipy
 from torchgw._certify.question import Question
 from torchgw._certify.tables import Bound
 from torchgw._certify.vertices import Places, Polytope
+from torchgw._problem.limits import CPU
 from torchgw._sinkhorn.duals import Array, ProductCost, Transport, largest_pairing
 
 # Numbers whose square is followed exactly: a polytope in ten dimensions has tens of thousands of
@@ -38,9 +39,6 @@ _SECANTS = 0.25
 _LOWERED = 1e-9
 # Times the gap by which a cut has to raise its vertex: less takes a better solver. [L1408]
 _DEPTH = 1.25
-# Numbers up to which such cuts do: in more dimensions vertices are dearer than cuts, and all cuts
-# are as deep as they go. [L1551]
-_SHALLOW = 4
 # Relative gain that is worth another step from a plan to the next. [L1354]
 _GAIN = 1e-9
 
@@ -77,7 +75,7 @@ class CuttingPlanes:
         kept = self._active
         self._u, self._v, self._k = self._left[:, kept], self._right[:, kept], c[kept]
         self._low, self._width = low[kept], (high - low)[kept]
-        self._depth = _DEPTH if len(kept) <= _SHALLOW else np.inf
+        self._depth = _DEPTH if len(kept) <= CPU.shallow_cuts else np.inf
         self._slopes: list[Array] = []
         self._potentials: list[Array] = []
         self._heights: list[float] = []

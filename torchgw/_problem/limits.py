@@ -120,13 +120,14 @@ class Limits(NamedTuple):
 
     # Certificates. Points of a side at most; points up to which distances are sorted and
     # decomposed, pairs of points up to which they are lifted, and points up to which matchings have
-    # a semidefinite relaxation; products of factors up to which cutting planes are tried. [L1355,
-    # L1377]
+    # a semidefinite relaxation; products of factors up to which cutting planes are tried, and up to
+    # which cuts need not be deep: in more dimensions vertices are dearer. [L1355, L1377, L1551]
     certified_points: int
     sorted_points: int
     lifted: int
     semidefinite: int
     cut_products: int
+    shallow_cuts: int
 
     def stores(self, n: int, m: int) -> bool:
         """Whether a table that no factors stand for is kept."""
@@ -161,6 +162,7 @@ CPU = Limits(
     batch_searched=2**10, edges=200_000, messages=2e8,
     improved_points=1_500, improved_triples=2_000_000, matched_points=128, exchanged_rows=2_048,
     certified_points=5_000, sorted_points=2_500, lifted=3_600, semidefinite=30, cut_products=144,
+    shallow_cuts=4,
 )  # fmt: skip
 CUDA = CPU._replace(
     dense=40e6, triples=2e9, most_triples=1e11, half=2e6,

@@ -1,6 +1,7 @@
 """A Gromov-Wasserstein problem, and all that is known of it before it is solved."""
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import scipy
@@ -108,7 +109,7 @@ class Problem:
         """Whether costs of either side differ with the direction."""
         return self.source.directed or self.target.directed
 
-    @property
+    @cached_property
     def has_one_plan(self) -> bool:
         """Whether strict marginals leave one plan: no mass can go round, as entries make no cycle.
 

@@ -31,8 +31,8 @@ from torchgw._search.alternatives import (
     is_whole,
 )
 from torchgw._search.coarse import CoarseProblem, coarse_problem
+from torchgw._sinkhorn.duals import Array
 
-Array = NDArray[np.float64]
 Colours = NDArray[np.uint64]
 Order = NDArray[np.int64]
 

@@ -6,9 +6,8 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
+from torchgw._sinkhorn.exact import Array as Array
 from torchgw._sinkhorn.exact import ExactTransport
-
-Array = NDArray[np.float64]
 
 # Rounds of shortest paths from a plan to its prices: more are of no use but to rounding; and the
 # share of the costs by which a path has to be shorter. [L1352]

@@ -385,9 +385,7 @@ def _points_of_chains(limits: Limits) -> str:
 MOVES = (
     Move(
         "copies", "the match that keeps all distances", "where one side is the other, reordered",
-        lambda facts, options, limits: (
-            _strict(facts, options) and facts.n == facts.m
-        ),
+        lambda facts, options, limits: _strict(facts, options) and facts.n == facts.m,
         lambda limits: "any number of points",
     ),
     Move(
