@@ -48,6 +48,7 @@ from torchgw._results.handedness import without_reflections
 from torchgw._results.result import GWResult, make_result, warn_of_little_mass
 from torchgw._search.alternatives import SearchName
 from torchgw._search.optima import Searched, agreement
+from torchgw._solve.areas import with_penalised_areas
 from torchgw._solve.balance import alike, check_chosen, is_chosen, solve_balanced
 from torchgw._solve.options import Options as SolverOptions
 from torchgw._solve.outcome import Asked
@@ -141,7 +142,8 @@ def solve(
         :class:`torchgw.distances.Surface`. The two sides may be of different kinds.
     a, b : array-like, shapes (n,) and (m,), optional
         Non-negative weights of sum 1, or of any sum where ``unbalanced`` penalises that marginal;
-        uniform by default, areas of a surface.
+        uniform by default, areas of a surface, which are penalised and not kept, with a warning,
+        between surfaces of different shape; see docs/shapes.md.
     distances : str, DistanceProvider, or a pair of these
         How distances are computed from points; a pair has one for each side.
 
@@ -355,9 +357,12 @@ def _solve(
         asked.distributed, X=X, Y=Y, D_X=D_X, D_Y=D_Y, M=M, a=a, b=b, features=features
     )
     known = Known(allowed, groups, pairs)
-    distances, scale = asked.distances, asked.scale
-    in_numpy = without_tensors(X, Y, distances, D_X, D_Y, M, a, b, features)
+    in_numpy = without_tensors(X, Y, asked.distances, D_X, D_Y, M, a, b, features)
+    plain = all(part is None for part in (a, b, M, features, allowed, groups, pairs))
     (X, a), (Y, b) = with_area("X", X, a), with_area("Y", Y, b)
+    if plain and differentiable is None and not covered:
+        asked = with_penalised_areas(X, Y, asked)
+    distances, scale = asked.distances, asked.scale
     table, finite = without_infinite(M)
     check_known_pairs(
         known,

@@ -6,7 +6,10 @@ import scipy
 import torch
 
 import torchgw
-from torchgw._results.maps import _least
+from torchgw._plans.given import StoredPlan
+from torchgw._results.maps import _least, map_to_surface
+from torchgw.distances import Surface
+from torchgw.distances.new_points import Space
 
 
 def mesh(n, seed):
@@ -96,3 +99,44 @@ def test_the_least_of_a_triangle_is_the_nearest_point():
     mine = (found - centre[:, 0]).square().sum(1)
     assert (mine <= best + 1e-9).all()
     torch.testing.assert_close(height, mine)
+
+
+def placed(source, target, share=1.0):
+    """Map by a blurred plan that leads beside where points belong: refined by modes, and not."""
+    weights = [Surface(*side[:2]).weights for side in (source, target)]
+    turn = scipy.spatial.transform.Rotation.from_rotvec([0.2, 0.2, 0.2]).as_matrix()
+    table = np.exp(50 * (source[2] @ turn @ target[2].T - 1))
+    for _ in range(50):
+        table *= weights[1] / table.sum(0)
+        table *= (weights[0] / table.sum(1))[:, None]
+    # what lies beyond some height has no partners
+    table *= target[2][:, 2] < 2 * share - 1
+    spaces = tuple(
+        Space(torch.from_numpy(points), None, None, 10, 1.0, faces=torch.from_numpy(faces).long())
+        for points, faces, _ in (source, target)
+    )
+    plan = StoredPlan(torch.from_numpy(table))
+    return [map_to_surface(plan, spaces, "Y", refine=refine) for refine in (True, False)]
+
+
+def test_modes_refine_the_map_of_whole_surfaces():
+    source, target = mesh(600, 0), mesh(500, 1)
+    found, plain = placed(source, target)
+    missed = [(one.points - torch.from_numpy(source[0])).norm(dim=1) for one in (found, plain)]
+    assert missed[0].mean() < 0.5 * missed[1].mean()
+    corners = torch.from_numpy(target[0])[target[1][found.face]]
+    torch.testing.assert_close((found.barycentric[:, :, None] * corners).sum(1), found.points)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "share"),
+    [
+        # another shape, a surface of few vertices, and one whose upper part has no partners
+        (mesh(500, 0), (mesh(500, 1)[0] * [3, 1, 1], *mesh(500, 1)[1:]), 1.0),
+        (mesh(500, 0), mesh(300, 1), 1.0),
+        (mesh(500, 0), mesh(500, 1), 0.6),
+    ],
+)
+def test_modes_say_nothing_of_other_shapes_of_few_points_and_of_parts(source, target, share):
+    found, plain = placed(source, target, share)
+    torch.testing.assert_close(found.points, plain.points, equal_nan=True)

@@ -16,6 +16,7 @@ from torchgw._boundary.arrays import check_points, check_shape, in_kind, to_nump
 from torchgw._boundary.checks import check_not_negative
 from torchgw._errors import InvalidInputError, InvalidTypeError, UnsupportedError
 from torchgw._plans.contract import Plan
+from torchgw._results.modes import embeddings
 from torchgw._tensors.machine import fits
 from torchgw._tensors.operations import sparse_tensor
 from torchgw.distances.base import BLOCK_ENTRIES
@@ -358,10 +359,14 @@ class SurfaceMap:
         return f"SurfaceMap({len(self):,} points)"
 
 
-def map_to_surface(plan: Plan, space: Space, name: str) -> SurfaceMap:
+def map_to_surface(
+    plan: Plan, spaces: tuple[Space, Space], name: str, *, refine: bool
+) -> SurfaceMap:
     """Find where the rows of a plan lie on the surface of its columns."""
     # The largest entry of a blurred row is that of a large triangle near by; its geodesic median is
-    # where it lies. The median among vertices comes first, then a step of Weiszfeld's iteration.
+    # where it lies. The median among vertices comes first, then a step of Weiszfeld's iteration, or
+    # the nearest place among the modes of both surfaces.
+    space = spaces[1]
     if space.faces is None or space.points is None:
         raise InvalidInputError(
             f"`surface_map` leads onto a surface, and {name} was given without triangles. Pass "
@@ -381,12 +386,28 @@ def map_to_surface(plan: Plan, space: Space, name: str) -> SurfaceMap:
     apart = geodesics.reader(device)(torch.arange(m, device=device)).double()
     points, faces = (part.to(device) for part in (space.points.double(), space.faces))
     vertex = torch.cat([(_table(part, m) @ apart).argmin(1) for part in rows.parts(m)])
-    face, corners = _places(rows, vertex, apart, points, faces)
+    embedded = embeddings(plan, spaces, vertex) if refine else None
+    if embedded is None:
+        sizes = (points[faces[:, 0]] - points[faces[:, 1]]).norm(dim=1)
+        size = float(sizes.median())
+        face, corners = _places(
+            vertex, points, faces, lambda point, at: _energies(rows, vertex, apart, point, at, size)
+        )
+    else:
+        here, there, vertex = embedded
+
+        def squares(point: Tensor, at: Tensor) -> Tensor:
+            # corners of some triangles in all modes at a time
+            step = max(1, BLOCK_ENTRIES // (3 * here.shape[1]))
+            parts = zip(point.split(step), at.split(step), strict=True)
+            return torch.cat([(here[i, None] - there[j]).square().sum(2) for i, j in parts])
+
+        face, corners = _places(vertex, there, faces, squares)
     moved = rows.start.diff() > 0
     face, vertex = (torch.where(moved, part, -1) for part in (face, vertex))
     corners = torch.where(moved[:, None], corners, torch.nan)
-    there = (corners[:, :, None] * points[faces[face]]).sum(1)
-    return SurfaceMap(face, corners, there, vertex)
+    places = (corners[:, :, None] * points[faces[face]]).sum(1)
+    return SurfaceMap(face, corners, places, vertex)
 
 
 class _Rows(NamedTuple):
@@ -431,9 +452,10 @@ def _table(rows: _Rows, width: int) -> Tensor:
 
 
 def _places(
-    rows: _Rows, vertex: Tensor, apart: Tensor, points: Tensor, faces: Tensor
+    vertex: Tensor, points: Tensor, faces: Tensor, energies: Callable[[Tensor, Tensor], Tensor]
 ) -> tuple[Tensor, Tensor]:
     """Find the best place of each row in the triangles around its vertex: triangle and corners."""
+    # Energies (c, 3) are of vertices (c, 3) for rows (c,): squared distances but for a constant.
     # triangles by their corners
     corner, order = faces.reshape(-1).sort(stable=True)
     first = torch.searchsorted(corner, torch.arange(len(points) + 1, device=corner.device))
@@ -442,9 +464,7 @@ def _places(
     point = torch.repeat_interleave(around)
     number = torch.arange(len(point), device=point.device) - (around.cumsum(0) - around)[point]
     face = order[first[vertex][point] + number] // 3
-    sizes = (points[faces[:, 0]] - points[faces[:, 1]]).norm(dim=1)
-    energy = _energies(rows, vertex, apart, point, faces[face], float(sizes.median()))
-    found, height = _least(points[faces[face]], energy)
+    found, height = _least(points[faces[face]], energies(point, faces[face]))
     # the lowest of each point comes first
     order = height.argsort(stable=True)
     order = order[point[order].argsort(stable=True)]

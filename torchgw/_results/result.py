@@ -502,17 +502,24 @@ class GWResult(Result):
         found = self.matching(improve=False)
         return Pairs.of(x[to_numpy(found.source)], y[to_numpy(found.target)], found.weights)
 
-    def surface_map(self, *, inverse: bool = False) -> SurfaceMap:
+    def surface_map(self, *, inverse: bool = False, refine: bool = True) -> SurfaceMap:
         """Find where the points of X lie on the surface Y: places in triangles, not vertices alone.
 
         A row of the plan is blurred, and its largest entry is that of a large triangle near by.
         Each point goes to the geodesic median of its row among the vertices, and from there by one
         step of Weiszfeld's iteration to the best place in the triangles around it.
 
+        Where X and Y are both surfaces of 400 vertices or more that the plan matches as wholes, the
+        map is then refined by the modes of their vibrations (the Laplacian's eigenfunctions): the
+        functions that it moves are moved by a matrix between few modes, the nearest places under
+        that are a map, and so on with up to 150 modes.
+
         Parameters
         ----------
         inverse : bool
             Whether the points of Y are mapped onto the surface X.
+        refine : bool
+            False for the places that the plan alone tells of.
 
         Returns
         -------
@@ -539,7 +546,9 @@ class GWResult(Result):
         plan = self.lazy_plan.giving(in_numpy=False)
         plan, side = (plan.T, 0) if inverse else (plan, 1)
         with torch.no_grad(), torch.autocast(plan.device.type, enabled=False):
-            found = map_to_surface(plan, self._known().spaces[side], "XY"[side])
+            spaces = self._known().spaces
+            pair = (spaces[1 - side], spaces[side])
+            found = map_to_surface(plan, pair, "XY"[side], refine=refine)
         return as_numpy(found) if self.lazy_plan.in_numpy else found
 
     def handedness(self) -> float:

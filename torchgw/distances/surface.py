@@ -199,6 +199,11 @@ class Surface:
         return np.asarray(self.areas / self.areas.sum())
 
     @property
+    def joined(self) -> tuple[Points, Index, Index]:
+        """Places (p, 3), triangles between them (k, 3), and the place of each vertex (n,)."""
+        return self._merged[:3]
+
+    @property
     def is_oriented(self) -> bool:
         """Whether neighbouring triangles are turned the same way, as where all look outside."""
         _, faces, _, _ = self._merged
