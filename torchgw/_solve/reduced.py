@@ -33,8 +33,10 @@ def reduced(asked: Asked, reduction: Reduction) -> Asked:
     )
 
 
-def told_of(route: Route, reduction: Reduction) -> Route:
-    """Say in the route of the smaller problem which points it leaves out."""
+def told_of(route: Route, reduction: Reduction | None) -> Route:
+    """Say in the route of a smaller problem, if it is one, which points it leaves out."""
+    if reduction is None:
+        return route
     count = len(reduction.mass)
     return route._replace(size=f"{route.size}, beside {count} known pair{'s' * (count != 1)}")
 
