@@ -14,7 +14,7 @@ from torch import Tensor
 from torchgw._boundary.arrays import as_weights, make_generator, resolve_device, without_tensors
 from torchgw._boundary.cache import open_cache
 from torchgw._boundary.checks import number_of, reject_unknown
-from torchgw._boundary.console import verbose_progress
+from torchgw._boundary.console import progress
 from torchgw._derivatives.transforms import through_transforms
 from torchgw._errors import UnsupportedError
 from torchgw._gradients.choose import GradientName
@@ -264,8 +264,8 @@ def solve(
     random_state : int, torch.Generator, numpy.random.Generator, RandomState or None
         Seed of every random choice: the same seed gives the same bits on one device and backend.
     verbose : bool
-        Show progress on standard error: a bar if tqdm is installed, otherwise one line per outer
-        iteration. Choices go to ``logging.getLogger("torchgw")``.
+        Show progress on standard error: a line that moves on a terminal, otherwise one line per
+        outer iteration. Choices go to ``logging.getLogger("torchgw")``.
     options : Options, optional
         Further options, and any of those above: ``options=torchgw.Options(inner_tol=1e-9)``, see
         :class:`torchgw.Options` and docs/options.md. They can be kept, compared and passed on as
@@ -517,13 +517,14 @@ def _checked(
 def _running(call: _Call, ranks: Ranks | None) -> Iterator[Recorder]:
     """Set what holds while a call is answered, and yield what records it."""
     asked, device = call.asked, call.device
-    shown = asked.verbose and (ranks is None or ranks.rank == 0)
+    first = ranks is None or ranks.rank == 0
+    shown = progress(asked.verbose and first, asked.max_iter, asked.tol, pause=0.0)
     # no graph grows over the iterations, even if tensors of a provider require gradients; and no
     # autocast of the caller rounds products in here
     exactly = torch.autocast(device.type, enabled=False)
     aside = host_threads(device, call.data.X, call.data.Y)
     limit = within(asked.time_limit, shared=ranks is not None)
-    with limit, torch.no_grad(), exactly, aside, together(ranks), verbose_progress(shown) as report:
+    with limit, torch.no_grad(), exactly, aside, together(ranks), shown as report:
         yield Recorder(_both(report, asked.callback), ranks=ranks)
 
 
