@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
@@ -322,12 +322,12 @@ def solve(
     data = {name: given[name] for name in DATA}
     # apart from the others, since tensors among them may be those of torch.func
     tensors = {"alpha": asked.alpha, "epsilon": asked.epsilon}
-    return _solve(
+    answer = _solve if asked.differentiable is None else through_transforms(_solve)
+    return answer(
         **data, **tensors, differentiable=asked.differentiable, asked=asked, covered=False
     )
 
 
-@through_transforms
 def _solve(
     X: Any, Y: Any, *, a: Any, b: Any, D_X: Any, D_Y: Any, M: Any, features: Any, allowed: Any,
     groups: Any, pairs: Any, init: Any, alpha: Any, epsilon: Any,
@@ -382,7 +382,8 @@ def _solve(
                 posed.pairs if call.likely else None, linear=posed.linear,
             )  # fmt: skip
             warn_of_little_mass(posed.options.rule, outcome)
-    compile_rest(call.device)
+    if call.device.type == "cuda":
+        compile_rest(call.device)
     if differentiable is None or inputs is None:
         return result.in_numpy() if call.in_numpy else result
     from torchgw._derivatives.plan import attach
@@ -439,6 +440,11 @@ class _Call(NamedTuple):
         """Whether derivatives are asked for."""
         return self.differentiable is not None
 
+    @property
+    def apart(self) -> bool:
+        """Whether points of known pairs are no part of the problem that is solved."""
+        return self.options.rule is None and not (self.tracked or self.balanced)
+
 
 def _checked(
     data: _Data, known: Known, init: Any, alpha: Any, epsilon: Any,
@@ -458,8 +464,9 @@ def _checked(
     in_numpy = without_tensors(*data, asked.distances)
     (X, a), (Y, b) = with_area("X", data.X, data.a), with_area("Y", data.Y, data.b)
     data = data._replace(X=X, Y=Y, a=a, b=b)
-    table, finite = without_infinite(data.M)
-    check_known_pairs(known, infinite=finite is not None, distributed=bool(asked.distributed))
+    table, finite = (None, None) if data.M is None else without_infinite(data.M)
+    if finite is not None or any(part is not None for part in known):
+        check_known_pairs(known, infinite=finite is not None, distributed=bool(asked.distributed))
     rule = check_marginal_rule(asked.unbalanced, asked.mass, asked.unbalanced_type)
     a, b, rule = divide_by_totals(a, b, rule)
     options = SolverOptions.of(asked, number_of("epsilon", epsilon, tracked=tracked), rule)
@@ -470,17 +477,21 @@ def _checked(
         scale = check_units(differentiable, options, scale, loss)
     options.check_search(given=given, crossed=loss.cross is not None)
     options = options.check_resolution(given=given)
-    by_name = is_signature(data.features)
-    features = named_features(data.features, (X, Y), (data.D_X, data.D_Y))
+    by_name, features = False, data.features
+    if features is not None:
+        by_name = is_signature(features)
+        features = named_features(features, (X, Y), (data.D_X, data.D_Y))
     pair = check_features(features, asked.feature_metric)
-    likely = are_likely(known.pairs)
+    likely = known.pairs is not None and are_likely(known.pairs)
     if likely and tracked:
         raise UnsupportedError(
             "`pairs` with a confidence are a linear cost that is computed from the distances, of "
             "which no derivatives are known. Pass known pairs (k, 2), or a table `M`."
         )
     fused = is_fused(data.M, pair)
-    balanced = is_chosen(alpha, fused=fused, named=by_name, mass=asked.mass)
+    balanced = False
+    if fused or alpha is not None:
+        balanced = is_chosen(alpha, fused=fused, named=by_name, mass=asked.mass)
     if balanced:
         check_chosen(
             checkpoint=asked.checkpoint, distributed=asked.distributed or None,
@@ -493,13 +504,16 @@ def _checked(
     check_known(options, loss, matrix=data.M is not None)
     structure = any(part is not None for part in data.sides)
     device = resolve_device(asked.device, *(data.sides if structure else (data.M, *(pair or ()))))
-    load_beside(device, *data.sides)
-    if asked.backend in ("auto", "triton"):
-        named = asked.distances
-        compile_beside(device, named if isinstance(named, (tuple, list)) else (named,), *data.sides)
+    if device.type == "cuda":
+        load_beside(device, *data.sides)
+        if asked.backend in ("auto", "triton"):
+            named = asked.distances
+            names = named if isinstance(named, (tuple, list)) else (named,)
+            compile_beside(device, names, *data.sides)
     free = asked.gradient in ("auto", "factored") and not asked.polish
     measure = DistanceOptions(
-        asked.n_neighbors, asked.n_landmarks, scale, asked.disconnected, open_cache(asked.cache),
+        asked.n_neighbors, asked.n_landmarks, scale, asked.disconnected,
+        None if asked.cache is None else open_cache(asked.cache),
         bool(asked.verbose), factors=loss.is_square,
         exact=asked.gradient == "auto" and asked.n_anchors is None,
         dense=asked.gradient == "dense",
@@ -518,7 +532,9 @@ def _running(call: _Call, ranks: Ranks | None) -> Iterator[Recorder]:
     """Set what holds while a call is answered, and yield what records it."""
     asked, device = call.asked, call.device
     first = ranks is None or ranks.rank == 0
-    shown = progress(asked.verbose and first, asked.max_iter, asked.tol, pause=0.0)
+    shown: Any = nullcontext()
+    if asked.verbose and first:
+        shown = progress(True, asked.max_iter, asked.tol, pause=0.0)
     # no graph grows over the iterations, even if tensors of a provider require gradients; and no
     # autocast of the caller rounds products in here
     exactly = torch.autocast(device.type, enabled=False)
@@ -562,42 +578,50 @@ class _Posed(NamedTuple):
 
 def _posed(call: _Call, sides: Spaces) -> _Posed:
     """Pose the problem: weights, costs, and which pairs may hold mass."""
-    options, known, finite, where = call.options, call.known, call.finite, call.device
+    options, where = call.options, call.device
     (source, target), (a, b) = sides.providers, call.shares
     shape = source.n, target.n
     marginals = Marginals(as_weights("a", a, source.n, where), as_weights("b", b, target.n, where))
     linear = linear_cost(call.table, call.pair, call.asked.feature_metric, shape, where)
-    pairs = read_pairs(known.pairs, shape, where)
-    # where the mass of known pairs is fixed, the other points are a problem of their own
-    alone = options.rule is None and not (call.tracked or call.balanced)
-    apart = pairs.known if alone else None
-    listed = None
-    if finite is None and not call.tracked:
-        listed = read_restriction(known, marginals, options.rule, where)
-    some = known if listed is None else known._replace(allowed=None, groups=None)
-    support = read_support(some, finite, pairs.known if apart is None else None, shape, where)
-    told, limits = support, limits_of(where)
-    small = limits.certifies(*shape) and limits.stores(*shape)
-    if (apart is not None or listed is not None) and small:
-        told = read_support(known, finite, pairs.known, shape, where)
-    if support is not None and apart is None:
-        support = usable(support, marginals, options.rule)
     problem = Problem(source, target, marginals, call.weight, linear, call.loss)
-    problem = replace(with_likely(problem, pairs), support=support, restriction=listed)
+    pairs, told = KnownPairs(None), None
+    if call.finite is not None or any(part is not None for part in call.known):
+        problem, pairs, told = _told(call, problem)
     if call.balanced:
         problem = replace(problem, alpha=alike(problem))
+    # where the mass of known pairs is fixed, the other points are a problem of their own
+    apart = pairs.known if call.apart else None
     reduction = None if apart is None else without_pairs(problem, apart)
     if call.asked.unbalanced_unit == "scale":
         options = replace(options, rule=in_units_of_cost(options.rule, problem))
     rule = heavy_as_strict(options.rule, problem)
-    if support is not None and rule is None and options.rule is not None:
+    if problem.support is not None and rule is None and options.rule is not None:
         # penalties, however heavy, are what lets a plan be where none is strict
-        if is_feasible(support, marginals):
-            problem = replace(problem, support=usable(support, marginals, None))
+        if is_feasible(problem.support, marginals):
+            problem = replace(problem, support=usable(problem.support, marginals, None))
         else:
             rule = options.rule
     options = replace(options, rule=rule)
     return _Posed(problem, options, reduction, pairs, told, linear is not None)
+
+
+def _told(call: _Call, problem: Problem) -> tuple[Problem, KnownPairs, Tensor | None]:
+    """Let a problem know which pairs may hold mass, or do; also give what a result keeps of it."""
+    known, finite, where, marginals = call.known, call.finite, call.device, problem.marginals
+    shape, rule = (problem.source.n, problem.target.n), call.options.rule
+    pairs = read_pairs(known.pairs, shape, where)
+    held, listed = None if call.apart else pairs.known, None
+    if finite is None and not call.tracked:
+        listed = read_restriction(known, marginals, rule, where)
+    some = known if listed is None else known._replace(allowed=None, groups=None)
+    told = support = read_support(some, finite, held, shape, where)
+    limits, apart = limits_of(where), call.apart and pairs.known is not None
+    if (apart or listed is not None) and limits.certifies(*shape) and limits.stores(*shape):
+        told = read_support(known, finite, pairs.known, shape, where)
+    if support is not None and not apart:
+        support = usable(support, marginals, rule)
+    problem = replace(with_likely(problem, pairs), support=support, restriction=listed)
+    return problem, pairs, told
 
 
 def _followed(call: _Call, posed: _Posed) -> dict[str, Tensor]:

@@ -257,7 +257,8 @@ def choose_strategy(
     route = make_route(facts, options, limits, gradient, n_anchors, init)
     for choice in (route.gradient, route.precision, route.storage.choice, route.end):
         logger.info("%s %s: %s", *choice)
-    compile_for_rank(problem.source.device, facts.cost_rank(gradient.chosen, n_anchors))
+    if problem.source.device.type == "cuda":
+        compile_for_rank(problem.source.device, facts.cost_rank(gradient.chosen, n_anchors))
     return Strategy(problem, options, facts, route, mass)
 
 
