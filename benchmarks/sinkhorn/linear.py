@@ -25,7 +25,6 @@ __all__ = [
     "Prepared",
     "Rows",
     "Unsupported",
-    "compiled",
     "definition_rows",
     "eager",
     "flash",
@@ -176,10 +175,6 @@ def eager(problem: Problem, device: torch.device) -> Prepared:
         return Solved(cost, marginals, Potentials(f, g), epsilon)
 
     return Prepared(call, _solved_rows, _solved_info("eager PyTorch", "iterations"))
-
-
-def compiled(problem: Problem, device: torch.device) -> Prepared:
-    return ours_linear(problem, device, "compile")
 
 
 def flash(problem: Problem, device: torch.device, *, tf32: bool) -> Prepared:

@@ -276,10 +276,15 @@ class GivenSpace(NamedTuple):
 
 def with_area(name: str, value: Any, weights: Any) -> tuple[Any, Any]:
     """Read a surface, whose vertices are weighted by area; leave all else as it is."""
-    surface = as_surface(name, value)
+    surface = None if _is_array(value) else as_surface(name, value)
     if surface is None:
         return value, weights
     return surface, surface.weights if weights is None else weights
+
+
+def _is_array(value: Any) -> bool:
+    """Whether a value is an array, which is neither a surface nor a graph, or nothing."""
+    return value is None or isinstance(value, (np.ndarray, Tensor))
 
 
 def recognise(passed: Passed, spec: Any, *, signed: bool = False) -> GivenSpace:
@@ -307,11 +312,12 @@ def recognise(passed: Passed, spec: Any, *, signed: bool = False) -> GivenSpace:
     if table is not None:
         matrix = check_distances(table_name, table, signed=signed)
         return GivenSpace(name, provider=PrecomputedDistance.unchecked(matrix))
-    directed = has_directions(value)
-    graph = as_surface(name, value)
-    if graph is None:
-        known = directed or isinstance(value, Geodesics)
-        graph = value if known else as_graph(name, value)
+    directed, graph = False, None
+    if not _is_array(value):
+        directed, graph = has_directions(value), as_surface(name, value)
+        if graph is None:
+            known = directed or isinstance(value, Geodesics)
+            graph = value if known else as_graph(name, value)
     if graph is not None:
         if spec not in (*BY_SIZE, *from_graphs()):
             raise InvalidInputError(

@@ -398,8 +398,7 @@ def conclude(asked: Asked, followed: Followed) -> Outcome:
         )  # fmt: skip
     gradient, search = setting.gradient, start.search
     # a plan from a given start is not compared with the match of copies
-    given = asked.init is not None and not isinstance(asked.init, Guess)
-    searched = not given and asked.options.rule is None
+    searched = not named_start(asked.init) and asked.options.rule is None
     if searched and misses_a_copy(setting.problem, gradient, ending.evaluation, ending.epsilon):
         search = (search or Search((), math.nan))._replace(doubt=WHY_NOT_A_COPY)
     f, g = plan.potentials

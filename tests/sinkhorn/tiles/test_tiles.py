@@ -459,9 +459,8 @@ def test_solve_skips_tiles_and_says_so() -> None:
         ({"storage": "stored"}, "stored"),
         ({"gradient": "sampled", "storage": "streamed"}, "gradient"),
         ({"gradient": "dense"}, "gradient"),
-        ({"storage": "streamed", "backend": "compile"}, "backend='compile' has no"),
     ],
-    ids=["stored", "sampled", "dense", "compile"],
+    ids=["stored", "sampled", "dense"],
 )
 def test_refused_where_there_is_nothing_to_skip(options: dict, reason: str) -> None:
     x, y = factored_sides()
