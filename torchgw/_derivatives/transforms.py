@@ -55,7 +55,7 @@ def through_transforms(function: F) -> F:
 
     @functools.wraps(function)
     def called(**kwargs: Any) -> Any:
-        given = kwargs
+        given = dict(kwargs)
         features = given.get("features")
         if isinstance(features, (tuple, list)) and len(features) == 2:
             given |= {"F_X": features[0], "F_Y": features[1]}
