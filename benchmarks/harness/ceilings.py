@@ -99,7 +99,7 @@ def median_seconds(call: Callable[[], object], device: torch.device, count: int 
 
 def compare_widths(device: torch.device, widths: tuple[int, ...] | None = None) -> str:
     """Return a table: a half-step and an iteration of each backend, dense and factored."""
-    names = ("triton", "eager")
+    names = ("triton", "compile", "eager")
     backends: dict[str, Backend] = {}
     lines = []
     for name in names:

@@ -26,6 +26,7 @@ from torchgw._gradients import contract, dense, factored, sampled
 from torchgw._plans import transport
 from torchgw._problem import named, providers
 from torchgw._sinkhorn import loop
+from torchgw._sinkhorn.compiled import CompiledProblem
 from torchgw._sinkhorn.contract import Sweep, Sweeper
 from torchgw._sinkhorn.eager import EagerProblem
 from torchgw._sinkhorn.problem import Cost, DenseCost, FactoredCost
@@ -126,6 +127,8 @@ _TARGETS = (
     Target(EagerProblem, "sweeper", "Sinkhorn", _sweeper_work),
     Target(EagerProblem, "apply", "apply", _apply_work),
     Target(EagerProblem, "dense", "apply"),
+    Target(CompiledProblem, "softmin", "Sinkhorn", _softmin_work),
+    Target(CompiledProblem, "sweeper", "Sinkhorn", _sweeper_work),
     Target(transport.TransportPlan, "sample", "sampling"),
     Target(transport.TransportPlan, "to_dense", "apply"),
     Target(loop, "read", "checks"),

@@ -19,6 +19,7 @@ from benchmarks.sinkhorn.linear import (
     Prepared,
     Rows,
     Unsupported,
+    compiled,
     definition_rows,
     eager,
     flash,
@@ -155,6 +156,7 @@ _ALL = (
     Runner("flash", lambda p, d: flash(p, d, tf32=False), _LINEAR, _FLASH),
     Runner("flash-tf32", lambda p, d: flash(p, d, tf32=True), _LINEAR, _FLASH),
     Runner("eager", eager, _LINEAR),
+    Runner("compile", compiled, _LINEAR),
 )
 RUNNERS: dict[str, Runner] = {runner.name: runner for runner in _ALL}
 

@@ -9,6 +9,7 @@ import torch
 
 from benchmarks.harness.variants import DEVICE, EXACT, GPU, factored, measure, weights
 from torchgw._sinkhorn.kernels import stored
+from torchgw._sinkhorn.compiled import CompiledBackend
 from torchgw._sinkhorn.problem import DenseCost
 from torchgw._sinkhorn.eager import EagerBackend
 from torchgw._sinkhorn.contract import Sweep
@@ -160,9 +161,11 @@ PLANS = {
 
 
 def softmins(case: Problem) -> None:
-    """Time one dense half-step on each axis, and beside it eager PyTorch."""
+    """Time one dense half-step on each axis, and beside it eager and compiled PyTorch."""
     (cost, marginals, epsilon, _), start = case.linear, case.start
-    backends = [TritonBackend(), EagerBackend()]
+    # torch.compile takes its time for every dtype and layout: once is enough
+    compiled = [CompiledBackend()] if case.group == "dense 10001x12001 f32" else []
+    backends = [TritonBackend(), *compiled, EagerBackend()]
     for axis, name in ((1, "rows"), (0, "columns")):
         weight, potential = (marginals.log_b, start.g) if axis == 1 else (marginals.log_a, start.f)
         expected = softmin(

@@ -25,6 +25,7 @@ __all__ = [
     "Prepared",
     "Rows",
     "Unsupported",
+    "compiled",
     "definition_rows",
     "eager",
     "flash",
@@ -175,6 +176,10 @@ def eager(problem: Problem, device: torch.device) -> Prepared:
         return Solved(cost, marginals, Potentials(f, g), epsilon)
 
     return Prepared(call, _solved_rows, _solved_info("eager PyTorch", "iterations"))
+
+
+def compiled(problem: Problem, device: torch.device) -> Prepared:
+    return ours_linear(problem, device, "compile")
 
 
 def flash(problem: Problem, device: torch.device, *, tf32: bool) -> Prepared:

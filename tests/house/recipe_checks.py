@@ -90,7 +90,7 @@ def test_backend(dtype, distances):
 
 def test_backend_in_choices_and_messages(capsys):
     assert torchgw.solve(POINTS, POINTS, distances="euclidean").backend == "eager"
-    with pytest.raises(torchgw.InvalidInputError, match="'triton', 'logsumexp', 'eager'"):
+    with pytest.raises(torchgw.InvalidInputError, match="'compile', 'logsumexp', 'eager'"):
         torchgw.solve(POINTS, POINTS, options=torchgw.Options(backend="even"))
     assert "logsumexp" in NAMES
     assert main(["info"]) == 0

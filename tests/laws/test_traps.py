@@ -34,6 +34,7 @@ from torchgw import (
 from torchgw._boundary.graphs import as_graph
 from torchgw._sinkhorn.annealing import Annealing
 from torchgw._sinkhorn.choose import choose_backend, why_not
+from torchgw._sinkhorn.compiled import CompiledBackend, CompiledProblem
 from torchgw._sinkhorn.eager import EagerBackend
 from torchgw._sinkhorn.loop import sinkhorn
 from torchgw._sinkhorn.problem import DenseCost, LinearProblem
@@ -227,6 +228,26 @@ def test_nothing_catches_errors_around_a_kernel(room):
         ]
         caught = {ast.unparse(node.type) if node.type else "everything" for node in handlers}
         assert caught <= allowed, path.name
+
+
+@pytest.mark.slow
+def test_the_compiled_path_is_called_when_asked_for(monkeypatch):
+    """A compiled path that is documented and never called."""
+    if (reason := CompiledBackend.why_not(CPU, torch.float64)) is not None:
+        pytest.skip(reason)
+    calls = []
+    softmin = CompiledProblem.softmin
+
+    def count(self, *args, **kwargs):
+        calls.append(1)
+        return softmin(self, *args, **kwargs)
+
+    monkeypatch.setattr(CompiledProblem, "softmin", count)
+    options = {"D_X": D_X, "D_Y": D_Y, "epsilon": 0.5}
+    compiled = solve_by_name(backend="compile", **options)
+    assert compiled.backend == "compile"
+    assert len(calls) > compiled.n_iters
+    torch.testing.assert_close(compiled.plan, solve_by_name(**options).plan, atol=1e-8, rtol=0)
 
 
 def test_a_backend_that_cannot_run_raises(monkeypatch):

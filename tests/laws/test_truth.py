@@ -31,6 +31,7 @@ from torchgw._plans.transport import TransportPlan, round_to_marginals
 from torchgw._problem.losses import find_loss
 from torchgw._problem.problem import Problem
 from torchgw._results.certificates import _exactly
+from torchgw._sinkhorn.compiled import CompiledBackend
 from torchgw._sinkhorn.problem import DenseCost
 from torchgw._solve.evaluation import Evaluation, judge
 from torchgw._typing import Marginals
@@ -46,16 +47,27 @@ def solve_quietly(*args, **options):
         return solve_by_name(*args, **options)
 
 
-@pytest.mark.parametrize("gradient", ["dense", "factored", "sampled"])
-@pytest.mark.parametrize("precision", ["float64", "float32"])
-def test_four_decades_of_epsilon(gradient, precision):
+@pytest.mark.parametrize(
+    ("gradient", "precision", "backend"),
+    [
+        *itertools.product(["dense", "factored", "sampled"], ["float64", "float32"], ["eager"]),
+        # a compilation takes seconds; the softmin is all that is its own
+        pytest.param("factored", "float64", "compile", marks=pytest.mark.slow),
+        pytest.param("dense", "float32", "compile", marks=pytest.mark.slow),
+    ],
+)
+def test_four_decades_of_epsilon(gradient, precision, backend):
     """No NaN, no exception, and a status that the plan itself bears out."""
+    if backend == "compile" and (
+        reason := CompiledBackend.why_not(torch.device("cpu"), torch.float64)
+    ):
+        pytest.skip(reason)
     x, y, _ = isometric_copy(16, noise=0.1, seed=1)
     spread = solve_quietly(x, y, distances="sqeuclidean", max_iter=1).epsilon / 0.0025
     product = reference.gw_value(*(_table(side) for side in (x, y)), np.full((16, 16), 16**-2.0))
     for share in DECADES:
         result = solve_quietly(
-            x, y, distances="sqeuclidean", gradient=gradient, n_anchors=30,
+            x, y, distances="sqeuclidean", gradient=gradient, backend=backend, n_anchors=30,
             precision=precision, epsilon=share * spread, max_iter=25, random_state=0, n_init=1,
         )  # fmt: skip
         plan = np.asarray(result.plan, np.float64)

@@ -12,7 +12,7 @@ from torchgw._typing import Marginals, Potentials
 
 pytest.importorskip("triton")
 N, M, RANK = 70, 45, 5
-BACKENDS = ["eager", "triton"]
+BACKENDS = ["eager", pytest.param("compile", marks=pytest.mark.slow), "triton"]
 
 
 @pytest.mark.parametrize("kind", ["factored", "dense"])

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import reference
 import torch
 from problems import linear_problem
 
-from torchgw._sinkhorn import newton
+from torchgw._sinkhorn import compiled, newton
+from torchgw._sinkhorn.compiled import CompiledBackend
 from torchgw._sinkhorn.contract import softmin_sweep
 from torchgw._sinkhorn.eager import EagerBackend, EagerProblem, sparse_sweeper
 from torchgw._sinkhorn.exact import by_scipy
@@ -21,6 +24,28 @@ CPU = torch.device("cpu")
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5}
 
 
+@pytest.fixture
+def traced(monkeypatch):
+    """Compiled functions are traced, and their guards hold, but no code is made: it takes 40 s."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    compiled._compiled.cache_clear()
+    yield
+    compiled._compiled.cache_clear()
+
+
+@pytest.fixture(params=["eager", "traced", pytest.param("compile", marks=pytest.mark.slow)])
+def backend(request):
+    if request.param == "eager":
+        return EagerBackend()
+    if request.param == "traced":
+        request.getfixturevalue("traced")
+        return CompiledBackend()
+    reason = CompiledBackend.why_not(CPU, torch.float64)
+    if reason is not None:
+        pytest.skip(reason)
+    return CompiledBackend()
+
+
 @pytest.mark.parametrize("kind", ["dense", "factored"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize(
@@ -28,13 +53,13 @@ TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5}
     [(13, 17, 3, False), (1, 9, 1, False), (9, 1, 2, False), (30, 8, 4, True)],
 )
 @pytest.mark.parametrize("epsilon", [0.1, 2.0])
-def test_softmin_equals_reference(kind, dtype, n, m, rank, zeros, epsilon):
+def test_softmin_equals_reference(backend, kind, dtype, n, m, rank, zeros, epsilon):
     problem = linear_problem(n, m, rank, zero_weights=zeros)
     cost = problem.cost(kind, dtype)
     given = LinearProblem(cost, problem.marginals, epsilon)
     (a, b), (f, g) = problem.marginals, problem.potentials
     for axis, weight, potential in ((1, b, g), (0, a, f)):
-        got = EagerBackend().prepare(given).softmin(potential, axis)
+        got = backend.prepare(given).softmin(potential, axis)
         expected = reference.softmin(
             problem.dense.matrix.numpy(), weight.numpy(), potential.numpy(), epsilon, axis
         )
@@ -106,11 +131,11 @@ def test_plain_sweep_is_reference_sinkhorn(kind):
 
 @pytest.mark.parametrize("kind", ["dense", "factored"])
 @pytest.mark.parametrize("epsilon", [0.05, 1.0])
-def test_marginals_and_reported_error(kind, epsilon):
+def test_marginals_and_reported_error(backend, kind, epsilon):
     problem = linear_problem(30, 20, 2, zero_weights=True)
     cost = problem.cost(kind)
     result = sinkhorn(
-        EagerBackend().prepare(LinearProblem(cost, problem.marginals, epsilon)),
+        backend.prepare(LinearProblem(cost, problem.marginals, epsilon)),
         Potentials(*map(torch.zeros_like, problem.marginals)),
         max_iter=5000,
         tol=1e-10,
@@ -153,29 +178,29 @@ def test_over_relaxation_pays_at_small_epsilon(monkeypatch):
 
 
 @pytest.mark.parametrize("epsilon", [5e-3, 1e-3])
-def test_a_plan_that_has_to_change_partners_gets_there(epsilon):
+def test_a_plan_that_has_to_change_partners_gets_there(backend, epsilon):
     """The error stays 1/3 for some hundred iterations, which is no rounding."""
     cost = DenseCost(torch.tensor([[0.0, 0.5, 0.5], [0.5, 0.0, 0.0]], dtype=torch.float64))
     marginals = Marginals(*(torch.full((k,), 1 / k, dtype=torch.float64) for k in cost.shape))
     problem = LinearProblem(cost, marginals, epsilon)
-    assert sinkhorn(EagerBackend().prepare(problem), None, max_iter=2000, tol=1e-8).converged
+    assert sinkhorn(backend.prepare(problem), None, max_iter=2000, tol=1e-8).converged
     # what rounding leaves is still noticed
-    easy = EagerBackend().prepare(problem._replace(epsilon=0.1))
+    easy = backend.prepare(problem._replace(epsilon=0.1))
     assert sinkhorn(easy, None, max_iter=2000, tol=0.0).n_iters < 1000
 
 
-def test_a_single_column_that_has_to_change_partners_gets_there():
+def test_a_single_column_that_has_to_change_partners_gets_there(backend):
     """Its mass of 1/41 is the error for a long time: 21 columns of 41 are nearer to one point."""
     near = torch.arange(41) < 21
     cost = DenseCost(torch.stack([~near, near]).double() + 0.01 * torch.arange(41))
     marginals = Marginals(*(torch.full((k,), 1 / k, dtype=torch.float64) for k in cost.shape))
     for epsilon in (2e-3, 1e-4):
         # one step at a time takes 1,570 and 55,590 iterations
-        problem = EagerBackend().prepare(LinearProblem(cost, marginals, epsilon))
+        problem = backend.prepare(LinearProblem(cost, marginals, epsilon))
         assert sinkhorn(problem, None, max_iter=1000, tol=1e-8).converged
 
 
-def test_a_larger_epsilon_that_leads_away_is_left(monkeypatch):
+def test_a_larger_epsilon_that_leads_away_is_left(backend, monkeypatch):
     """Too few iterations may be left to come back; of 1,004 points an error was twice as large.
 
     Smaller problems begin at exact prices.
@@ -183,7 +208,7 @@ def test_a_larger_epsilon_that_leads_away_is_left(monkeypatch):
     near = torch.arange(301) < 151
     cost = DenseCost(torch.stack([~near, near]).double() + 0.001 * torch.arange(301))
     marginals = Marginals(*(torch.full((k,), 1 / k, dtype=torch.float64) for k in cost.shape))
-    problem = EagerBackend().prepare(LinearProblem(cost, marginals, 1e-4))
+    problem = backend.prepare(LinearProblem(cost, marginals, 1e-4))
 
     def away(prepared, start, most, solve, factor):
         return Potentials(start.f, start.g + near), most
@@ -196,7 +221,7 @@ def test_a_larger_epsilon_that_leads_away_is_left(monkeypatch):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_small_problems_are_solved_at_any_epsilon(seed):
+def test_small_problems_are_solved_at_any_epsilon(backend, seed):
     """Iterations alone may leave a tenth of the mass at a wrong place for thousands of them."""
     rng = np.random.default_rng(seed)
     n, m = rng.integers(5, 40, 2)
@@ -204,7 +229,7 @@ def test_small_problems_are_solved_at_any_epsilon(seed):
     marginals = Marginals(*(torch.as_tensor(part / part.sum()) for part in weights))
     cost = DenseCost(torch.as_tensor(rng.normal(size=(n, m))))
     for epsilon in (1e-3, 1e-5, 1e-7):
-        problem = EagerBackend().prepare(LinearProblem(cost, marginals, epsilon))
+        problem = backend.prepare(LinearProblem(cost, marginals, epsilon))
         found = sinkhorn(problem, None, max_iter=2000, tol=1e-7)
         assert found.converged
         plan = problem.dense(found.potentials)
@@ -246,3 +271,23 @@ def test_underflow_of_a_sweep_is_redone_safely():
             tol=1e-5,
         )
         assert result.converged
+
+
+@pytest.mark.usefixtures("traced")
+def test_compiled_backend_does_not_recompile_for_new_shapes():
+    import torch._dynamo.utils as utils
+
+    backend = CompiledBackend()
+
+    def run(n, m, rank, epsilon):
+        problem = linear_problem(n, m, rank)
+        for kind in ("dense", "factored"):
+            given = LinearProblem(problem.cost(kind), problem.marginals, epsilon)
+            backend.prepare(given).softmin(problem.potentials.g, axis=1)
+
+    run(8, 9, 3, 1.0)
+    run(11, 7, 2, 0.5)
+    before = utils.counters["stats"]["unique_graphs"]
+    for size in range(12, 26):
+        run(size, size + 3, 2 + size % 5, 1.0 / size)
+    assert utils.counters["stats"]["unique_graphs"] == before

@@ -49,6 +49,7 @@ CASES = {
     "partial streamed": {**STREAMED, "mass": 0.6, "epsilon": 0.02},
     "proximal": {**DENSE, "regularization": "proximal"},
     "absolute": {**DENSE, "loss": "absolute"},
+    "compile": {**DENSE, "backend": "compile"},
 }
 # sides that ranks prepare, one each
 CASES["landmark"] = {

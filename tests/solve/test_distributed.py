@@ -26,8 +26,8 @@ from torchgw._sinkhorn.tiles.tiling import Tiling
 from torchgw._tensors.ranks import join
 from torchgw._typing import Marginals, Potentials
 
-# in Triton's interpreter
-SLOW = "triton tiles"
+# those that compile, or run in Triton's interpreter
+SLOW = ["compile", "triton tiles"]
 SCRIPT = Path(cases.__file__)
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -208,12 +208,13 @@ def test_more_processes_than_sides_share_a_cache(one, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 4])
 def test_any_number_has_the_bits_of_one(one, tmp_path, size):
-    compare(size, [name for name in cases.CASES if name != SLOW], tmp_path)
+    compare(size, [name for name in cases.CASES if name not in SLOW], tmp_path)
 
 
 @pytest.mark.slow
-def test_tiles_of_triton_have_the_bits_of_one(one, tmp_path):
-    compare(3, [SLOW], tmp_path)
+@pytest.mark.parametrize("name", SLOW)
+def test_compiled_backends_have_the_bits_of_one(one, tmp_path, name):
+    compare(3, [name], tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ import torchgw
 from torchgw import InvalidInputError, UnsupportedError
 from torchgw._problem.marginals import quadratic_divergence, relative_entropy
 from torchgw._sinkhorn import partial
+from torchgw._sinkhorn.compiled import CompiledBackend
 from torchgw._sinkhorn.contract import softmin_sweep
 from torchgw._sinkhorn.eager import EagerBackend
 from torchgw._sinkhorn.loop import sinkhorn
@@ -336,7 +337,10 @@ def test_gradients_storages_and_precisions_agree(options):
 @pytest.mark.parametrize("kind", ["dense", "factored"])
 @pytest.mark.parametrize("tau", [(0.7, 0.9), (1.0, 0.0), (0.0, 1.0)])
 @pytest.mark.parametrize("relaxation", [1.0, 1.4])
-@pytest.mark.parametrize("backend", [EagerBackend, TritonBackend])
+@pytest.mark.parametrize(
+    "backend",
+    [EagerBackend, pytest.param(CompiledBackend, marks=pytest.mark.slow), TritonBackend],
+)
 def test_relaxed_sweeps_equal_their_softmins(kind, tau, relaxation, backend):
     device = torch.device("cpu")
     if backend is not EagerBackend and (reason := backend.why_not(device, torch.float64)):

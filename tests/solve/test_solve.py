@@ -365,6 +365,19 @@ def test_log_is_the_report_by_name():
         result.report.kl = 0
 
 
+@pytest.mark.slow
+def test_compiled_backend_solves_the_same_problem():
+    d_x, d_y = distance_matrices(20, 18)
+    eager = torchgw.solve(
+        D_X=d_x, D_Y=d_y, epsilon=0.05, tol=1e-9, options=torchgw.Options(backend="eager")
+    )
+    compiled = torchgw.solve(
+        D_X=d_x, D_Y=d_y, epsilon=0.05, tol=1e-9, options=torchgw.Options(backend="compile")
+    )
+    assert compiled.backend == "compile"
+    torch.testing.assert_close(eager.plan, compiled.plan, atol=1e-9, rtol=0)
+
+
 @pytest.mark.parametrize("gradient", ["factored", "sampled"])
 def test_stored_and_streamed_costs_give_one_plan(gradient):
     x, y, _ = isometric_copy(40, noise=0.1)

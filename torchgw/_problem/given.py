@@ -19,6 +19,7 @@ from torchgw._errors import (
 )
 from torchgw._problem.named import BY_SIZE, from_graphs
 from torchgw._problem.problem import Problem, stored_matrix
+from torchgw._tensors.draws import at_even_steps
 from torchgw._tensors.machine import fits, free_memory
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.geodesics import Geodesics
@@ -198,8 +199,7 @@ def warn_of_far_points(
 
 def _spread(rows: Tensor, size: int) -> Tensor:
     """Choose some of the rows, at equal steps."""
-    steps = torch.linspace(0, len(rows) - 1, size, device=rows.device)
-    return rows[steps.round().long()]
+    return rows[at_even_steps(len(rows), size, rows.device)]
 
 
 def check_tables_fit(

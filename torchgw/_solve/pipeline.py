@@ -238,7 +238,9 @@ def run_stages(
     state = iterate(setting, state)
     if options.n_anchors is None and options.rule is None and not setting.gradient.exact:
         setting, state = _refine_anchors(*_grow_anchors(setting, state, guess))
-    if dtypes.settle == dtypes.loop:
+    # an end in float64 may take longer than all that was kept
+    late = not leaves(_ITERATIONS_KEPT * strategy.route.each, last=True)
+    if dtypes.settle == dtypes.loop or late:
         return setting, state
     if not setting.gradient.exact:
         # the anchors are kept; only their last linear problem is solved in the other dtype
@@ -382,9 +384,9 @@ def conclude(asked: Asked, followed: Followed) -> Outcome:
     if resolved is None:
         if checkpoint is not None and state.status is Status.STOPPED:
             checkpoint.keep(setting, state, now=True)
-        plan, state = settle(setting, state, strategy.dtypes.settle)
+        plan, state = settle(setting, state, setting.dtype)
         while (left := leaves_saddle(setting, state, plan)).state is not None:
-            plan, state = settle(setting, iterate(setting, left.state), strategy.dtypes.settle)
+            plan, state = settle(setting, iterate(setting, left.state), setting.dtype)
         guess = start.guess
         begun = guess.plan if guess.epsilon == 0 else None
         ending = finish(strategy, setting, plan, state, left.coupling, begun)

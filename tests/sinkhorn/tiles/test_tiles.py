@@ -459,8 +459,9 @@ def test_solve_skips_tiles_and_says_so() -> None:
         ({"storage": "stored"}, "stored"),
         ({"gradient": "sampled", "storage": "streamed"}, "gradient"),
         ({"gradient": "dense"}, "gradient"),
+        ({"storage": "streamed", "backend": "compile"}, "backend='compile' has no"),
     ],
-    ids=["stored", "sampled", "dense"],
+    ids=["stored", "sampled", "dense", "compile"],
 )
 def test_refused_where_there_is_nothing_to_skip(options: dict, reason: str) -> None:
     x, y = factored_sides()
