@@ -73,7 +73,7 @@ def _attached(function: Callable[..., Any], given: dict[str, Any], moved: dict[s
     from torchgw._derivatives.loss import loss_of
     from torchgw._derivatives.plan import DifferentiablePlan, implicit_plan
 
-    if given["differentiable"] == "unrolled":
+    if given["asked"].differentiable == "unrolled":
         raise UnsupportedError(
             "differentiable='unrolled' records iterations, which transforms of torch.func cannot "
             "follow. Pass 'value' or 'implicit'."
