@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ import torch
 import torchgw
 from torchgw import InvalidInputError, Options, UnsupportedError
 from torchgw._plans.paired import PairedPlan
+from torchgw._problem import limits
+from torchgw._solve import pipeline
 
 RNG = np.random.default_rng(5)
 N, K = 26, 5
@@ -365,3 +368,26 @@ def test_pairs_of_copies_leave_nothing_to_search_for():
         # a copy with noise, or wrong pairs
         found = torchgw.solve(X, moved, pairs=pairs, distances="euclidean", random_state=0)
         assert "start: a search" in found.report.route
+
+
+def test_few_pairs_among_many_points_say_where_all_go():
+    """A few drawn points of a cloud that looks alike from all sides favour any match."""
+    few = limits.LIMITS["cpu"]._replace(
+        dense=1e4, subsample=1e5, followed=1e5, chain_products=1e6, product=1_000, all_points=128
+    )
+    reached = []
+    with (
+        mock.patch.object(pipeline, "_COARSE_POINTS", 100),
+        mock.patch.dict(limits.LIMITS, cpu=few),
+    ):
+        for seed in range(4):
+            rng = np.random.default_rng(seed)
+            points, order = rng.normal(size=(400, 3)), rng.permutation(400)
+            turned = points @ np.linalg.qr(rng.normal(size=(3, 3)))[0]
+            moved = (turned + 0.01 * rng.normal(size=turned.shape))[order]
+            pairs = np.stack([order[:6], np.arange(6)], 1)
+            options = {"pairs": pairs, "distances": "sqeuclidean", "epsilon": 0.003}
+            found = torchgw.solve(points, moved, **options).value
+            least = torchgw.solve(points, moved, init=order.argsort(), **options).value
+            reached.append(found <= 1.05 * least)
+    assert sum(reached) >= 3

@@ -251,13 +251,16 @@ def symmetric_advice(name: str, matrix: Tensor) -> str:
     return f"Pass ({name} + {name}.T) / 2 if that is what you mean."
 
 
+# What infinite linear costs say, where they are not taken.
+FORBIDDEN = "Infinite costs, of pairs that are not allowed, are taken by torchgw.solve alone."
+
+
 def check_linear_cost(value: Any, shape: tuple[int, int], name: str = "M") -> Tensor:
     """Convert a table over pairs (M, or a starting plan) to a floating tensor of shape (n, m)."""
     tensor = _floating(to_tensor(name, value))
     check_shape(name, tensor, shape, "one entry per pair of a row of X and a row of Y")
     forbids = name.startswith("M") and bool((tensor == math.inf).any())
-    advice = "Infinite costs, of pairs that are not allowed, are taken by torchgw.solve alone."
-    check_finite(name, tensor, advice if forbids else "")
+    check_finite(name, tensor, FORBIDDEN if forbids else "")
     check_magnitude(name, tensor, smallest=0.0)
     return tensor
 

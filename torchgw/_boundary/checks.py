@@ -22,7 +22,8 @@ T = TypeVar("T")
 
 
 # Arguments that only a solve of one problem has.
-_OF_SOLVE = "allowed", "groups", "pairs"
+OF_SOLVE = "allowed", "groups", "pairs"
+KNOWN_OF_PAIRS = "What is known of pairs is taken by torchgw.solve, of one problem."
 # Names that arguments have in POT and elsewhere, and their names here.
 _ELSEWHERE = {
     "C1": ("D_X", "Ca"), "C2": ("D_Y", "Cb"), "Ca": ("D_X",), "Cb": ("D_Y",),
@@ -85,8 +86,8 @@ def reject_unknown(
             hint = f"Known: {', '.join(named)}."
             if near:
                 hint = f"Did you mean {former.get(near[0], repr(near[0]))}?"
-            if name in _OF_SOLVE:
-                hint = "What is known of pairs is taken by torchgw.solve, of one problem."
+            if name in OF_SOLVE:
+                hint = KNOWN_OF_PAIRS
             if nested and name in nested[1]:
                 hint = f"Pass it as {nested[0]}={{{name!r}: ...}}."
             raise InvalidTypeError(f"{what.__name__}() has no argument {name!r}. {hint}")

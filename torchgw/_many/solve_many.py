@@ -10,6 +10,7 @@ from torch import Tensor
 
 from torchgw._batch.packing import inside_of
 from torchgw._boundary.arrays import (
+    FORBIDDEN,
     MASS_TOLERANCE,
     SYMMETRY_TOLERANCE,
     check_finite,
@@ -200,7 +201,7 @@ def read_costs(M: Any, x: Tensor, rows: Tensor, y: Tensor, columns: Tensor) -> T
     check_shape("M", costs, (len(x), x.shape[1], y.shape[1]))
     inside = inside_of(x.shape[1], rows)[:, :, None] & inside_of(y.shape[1], columns)[:, None, :]
     costs = torch.where(inside, costs, 0.0)
-    check_finite("M", costs)
+    check_finite("M", costs, FORBIDDEN if bool((costs == torch.inf).any()) else "")
     check_magnitude("M", costs, smallest=0.0)
     return costs
 

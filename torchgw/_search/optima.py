@@ -208,7 +208,7 @@ def judge(coarse: CoarseProblem, batch: BatchPlans) -> Judged:
     return Judged(batch, rounded, torch.cat([values[:, None], coarse.distances(rounded)], dim=1))
 
 
-# Starts by default: all that make_starts() has, and four random rotations. [L116]
+# Starts by default: all that make_starts() has, and up to four random rotations. [L116]
 DEFAULT_STARTS = 16
 # Points per side of the finer problem on which the best optima are compared: a few points may
 # favour an optimum that all of them do not. [L110, L116]
@@ -303,7 +303,10 @@ def find_optima(
         judged = call("judge", judge, coarse.problem, before[1].batch, in_place=1)
     else:
         hints = find_hints(coarse.problem)
-        starts = make_starts(coarse.scale, target, count, _ITERATIONS, hints.x_axes.shape[1])
+        starts = make_starts(
+            coarse.scale, target, count, _ITERATIONS, hints.x_axes.shape[1],
+            linear=coarse.problem.linear is not None,
+        )  # fmt: skip
         labels, device = starts.labels, hints.apart.device
         upload = starts.rotations.to(device), starts.epsilons.to(device)
         search = partial(search_all, solve, count)

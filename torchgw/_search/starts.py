@@ -37,6 +37,8 @@ _DRAWN, _PAIRS, _PROBES, _GROWN = 2_048, 8, 48, 4
 # Share of the pairs of target points that counts as being as far apart as a pair of source points,
 # at most. [L1401]
 _WIDEST = 1 / 16
+# Divisor in place of a spread of zero. A choice.
+_TINY = 1e-300
 # Differences that are computed at once. [L1401]
 _TOGETHER = 2**24
 
@@ -58,16 +60,19 @@ class Hints(NamedTuple):
     apart: Tensor
 
 
-def make_starts(scale: float, target: float, count: int, iterations: int, rank: int) -> Starts:
+def make_starts(
+    scale: float, target: float, count: int, iterations: int, rank: int, *, linear: bool = False
+) -> Starts:
     """Return ``count`` starts, the most useful ones first."""
     # The product plan annealed from the natural scale; distance distributions (third lower bound
-    # [1]) with and without a ladder of epsilons; eccentricities (first lower bound [1]); all
-    # signs of `rank` leading axes; then random rotations of these.
+    # [1]) with and without a ladder of epsilons; eccentricities (first lower bound [1]); the plan
+    # of the linear cost alone, if there is one; all signs of `rank` leading axes; then random
+    # rotations of these.
     # [1] F. Memoli. Gromov-Wasserstein distances and the metric approach to object matching.
     # Foundations of Computational Mathematics 2011.
     whole = Annealing(max(target, scale), target)
     guess = Annealing(max(target, GUESS_EPSILON * scale), target)
-    labels, rotations = _names_and_rotations(count, rank)
+    labels, rotations = _names_and_rotations(count, rank, linear)
     schedules = {ladder: _schedule(guess, iterations, ladder=ladder) for ladder in (False, True)}
     epsilons = [schedules[label.endswith("ladder")] for label in labels]
     epsilons[0] = _schedule(whole, iterations, ladder=False)
@@ -75,13 +80,14 @@ def make_starts(scale: float, target: float, count: int, iterations: int, rank: 
 
 
 @functools.lru_cache(maxsize=16)
-def _names_and_rotations(count: int, rank: int) -> tuple[tuple[str, ...], Tensor]:
+def _names_and_rotations(count: int, rank: int, linear: bool) -> tuple[tuple[str, ...], Tensor]:
     """Return the names of all starts, and the rotations of those that have one."""
     labels = [
         "annealed",
         "distance distributions",
         "distance distributions, ladder",
         "eccentricities",
+        *["linear cost"] * linear,
     ]
     fixed, rotations = len(labels), []
     shape, host = (rank, rank), torch.device("cpu")
@@ -102,12 +108,25 @@ def start_costs(problem: CoarseProblem, hints: Hints, rotations: Tensor, count: 
     # lower bounds alpha |x_i - y_j|^2 + (1 - alpha) M by signatures x and y
     bounds = problem.alpha * problem.unit * hints.apart
     if problem.linear is not None:
-        bounds = bounds + (1 - problem.alpha) * (problem.linear - problem.linear.min())
-    guesses = torch.stack([problem.base, bounds[0], bounds[0], bounds[1]])[:count]
+        linear = problem.linear - problem.linear.min()
+        bounds = bounds + (1 - problem.alpha) * linear
+    guesses = [problem.base, bounds[0], bounds[0], bounds[1]]
+    if problem.linear is not None:
+        # what few known pairs say is little beside the rest, but all that a match has to keep to
+        guesses.append(linear * (_scale(problem) / linear.std().clamp_min(_TINY)))
     # all together: on a GPU each product would take longer to launch than to compute
     weight = 4 * problem.alpha * problem.unit
     turned = problem.base - weight * (hints.x_axes @ rotations) @ hints.y_axes.T
-    return torch.cat([guesses, turned])
+    return torch.cat([torch.stack(guesses[:count]), turned])
+
+
+def _scale(problem: CoarseProblem) -> Tensor:
+    """Compute the natural scale of the cost that a plan has, ()."""
+    spreads = [
+        (side.weights @ table.square() @ side.weights).sum()
+        for side, table in ((problem.source, problem.x), (problem.target, problem.y))
+    ]
+    return 4 * problem.alpha * (spreads[0] * spreads[1]).sqrt()
 
 
 def _schedule(anneal: Annealing, iterations: int, *, ladder: bool) -> list[float]:

@@ -15,6 +15,7 @@ from torchgw._plans.contract import Anchors
 from torchgw._plans.given import PairPlan, StoredPlan
 from torchgw._plans.transport import DualPlan, TransportPlan
 from torchgw._problem.limits import limits_of
+from torchgw._problem.linear_term import spread
 from torchgw._problem.marginals import MarginalRule
 from torchgw._problem.problem import Problem
 from torchgw._search.all_points import (
@@ -37,7 +38,7 @@ from torchgw._search.subsample import Coarse
 from torchgw._search.tabu import maps_where_free
 from torchgw._sinkhorn.annealing import ANNEALING_TOLERANCE, Annealing
 from torchgw._sinkhorn.choose import choose_backend
-from torchgw._sinkhorn.problem import DenseCost
+from torchgw._sinkhorn.problem import Cost, DenseCost
 from torchgw._solve.evaluation import evaluate_relaxed, settle
 from torchgw._solve.loop import iterate
 from torchgw._solve.options import Options
@@ -58,6 +59,7 @@ class Guess(NamedTuple):
     whole: bool = False  # potentials are of the whole cost, not of the reduced one
     sharp: bool = False  # proximal steps go on from the plan itself, if they lead to polishing
     ended: bool = False  # the plan is one at which a search has ended, which steps are not to leave
+    linear: bool = False  # the plan is the best for the linear cost alone
     named: str = ""  # what it was passed as, if it was passed
 
 
@@ -67,6 +69,7 @@ _DOUBTED = 0.7
 # nothing else tells where to start.
 PRODUCT = Guess(None, None, 1.0)
 PATIENT = PRODUCT._replace(patient=True)
+LINEAR = Guess(None, None, GUESS_EPSILON, linear=True)
 
 
 def first_guess(
@@ -133,7 +136,9 @@ def first_guess(
     if alone and not search.alternatives:
         guess = Guess(matched if sample is not None else search.match, None, GUESS_EPSILON)
     elif search.compare or not search.alternatives:
-        guess = PATIENT
+        # where nothing is compared, what a linear cost tells would be lost in annealing
+        told = problem.linear is not None and not search.compare and sample is None
+        guess = LINEAR if told else PATIENT
     else:
         guess = best_found(problem, search)
         if guess.plan is not None and (options.regularization == "entropic" or search.met):
@@ -286,7 +291,9 @@ def _check_shape(got: tuple[int, int], expected: tuple[int, int]) -> None:
 def starting_point(setting: Setting, guess: Guess) -> LoopState:
     """Make the state of the loop from which a guess starts."""
     gradient, support = setting.gradient, setting.problem.support
-    if guess.plan is None and support is not None:
+    if guess.linear:
+        coupling = gradient.update(_best_linear(setting, guess.epsilon), None, setting.generator)
+    elif guess.plan is None and support is not None:
         coupling = gradient.update(_most_even(setting, support), None, setting.generator)
         coupling = coupling.perturbed()
     elif guess.plan is None:
@@ -303,7 +310,20 @@ def starting_point(setting: Setting, guess: Guess) -> LoopState:
 def _most_even(setting: Setting, support: Tensor) -> Plan:
     """Compute the plan nearest to a x b on a support, roughly."""
     nothing = torch.zeros(support.shape, dtype=setting.dtype, device=support.device)
-    prepared = prepare(setting, DenseCost(nothing), 1.0)
+    return _rough(setting, DenseCost(nothing), 1.0)
+
+
+def _best_linear(setting: Setting, share: float) -> Plan:
+    """Compute the best plan for the linear cost alone, at a share of its spread, roughly."""
+    cost = setting.problem.linear
+    assert cost is not None
+    scale = spread(cost) or 1.0
+    return _rough(setting, cost.to(setting.dtype), share * scale)
+
+
+def _rough(setting: Setting, cost: Cost, epsilon: float) -> Plan:
+    """Solve a linear problem, roughly."""
+    prepared = prepare(setting, cost, epsilon)
     inner = solve_linear(setting, prepared, None, max_iter=_INNER, tol=ANNEALING_TOLERANCE)
     return TransportPlan.of(prepared, inner.potentials)
 

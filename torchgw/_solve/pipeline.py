@@ -20,6 +20,7 @@ from torchgw._search.subsample import Coarse, draw_subsample, extend
 from torchgw._sinkhorn.annealing import Annealing
 from torchgw._sinkhorn.choose import alone, choose_backend
 from torchgw._solve.begin import (
+    LINEAR,
     PRODUCT,
     Guess,
     best_found,
@@ -182,9 +183,29 @@ def begin(
         return replace(setting, anneal=start.saved.anneal), start.saved.state
     if start.sample is None:
         return setting, starting_point(setting, guess)
-    state = _solve_coarse(setting, start.sample, guess)
     done = Annealing(epsilon, epsilon, proximal=strategy.proximal)
-    return replace(setting, anneal=done), state
+    whole = replace(setting, anneal=done)
+    state = _solve_coarse(setting, start.sample, guess)
+    if start.sample.problem.linear is None or start.search is None or is_over():
+        return whole, state
+    # few points may favour another optimum than all do, and what a linear cost tells is then lost
+    fall = Annealing(max(epsilon, LINEAR.epsilon * strategy.scale), epsilon, held=True)
+    aside = replace(setting, anneal=fall, recorder=replace(recorder, history=[]))
+    return whole, _lower(whole, state, _solve_coarse(aside, start.sample, LINEAR))
+
+
+def _lower(setting: Setting, first: LoopState, second: LoopState) -> LoopState:
+    """Follow two starts on all points for some iterations, and keep the lower one."""
+    if float(second.coupling.change(first.coupling)) <= _MET_TOLERANCE:
+        return first
+    tried = []
+    for state in (first, second):
+        path = replace(setting, recorder=replace(setting.recorder, history=[]))
+        state, history = iterate(path, state, most=_TRIED), path.recorder.history
+        tried.append((history[-1].objective if history else math.inf, state, history))
+    _, state, history = min(tried, key=lambda each: each[0])
+    setting.recorder.history += history
+    return state
 
 
 def _solve_coarse(setting: Setting, sample: Coarse, guess: Guess) -> LoopState:
@@ -222,6 +243,8 @@ _REFINING = 4
 _REFINED_ANCHORS = 1024
 # Sinkhorn iterations in which plans that are compared meet their marginals, at most. [L951]
 _COMPARED = 100
+# Iterations on all points after which two starts are compared. [L1544]
+_TRIED = 3
 
 
 def run_stages(

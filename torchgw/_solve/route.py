@@ -471,6 +471,15 @@ MOVES = (
         lambda limits: f"{limits.followed:,.0f} pairs where distances have factors",
     ),
     Move(
+        "linear cost", "the best plan for the linear cost alone, tried on all points",
+        "where a subsample is solved first, with known pairs, `M` or `features`",
+        lambda facts, options, limits: (
+            _searched(facts, options) and facts.linear is not None
+            and can_subsample(facts, options, limits, "factored")
+        ),
+        lambda limits: f"any number, from {limits.subsample:,.0f} pairs on",
+    ),
+    Move(
         "edges", "a match of the edges of two graphs", "where the plan keeps less than 90% of them",
         lambda facts, options, limits: _follows(facts, options, limits) and facts.graphs,
         lambda limits: f"{limits.edges:,} pairs; more where the plan is in doubt",

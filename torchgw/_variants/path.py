@@ -19,7 +19,7 @@ from torchgw._typing import Array
 _WARM = ("epsilon", "alpha", "mass")
 _ALONG = (*_WARM, "distances", "n_neighbors")
 _WHY = {
-    "agreement": "the largest agreement, as confidence is not of relaxed marginals",
+    "agreement": "the largest agreement, as confidence is of no relaxed or known matches",
     "product": "the largest product of agreement and stability",
     "elbow": "the last mass before the cost of more leaves its level",
 }
@@ -39,7 +39,7 @@ class PathResult(Result):
         The transport objective; the correlation of the distances that the plan relates; KL(P |
         a x b) as a share of the largest that a plan of these sizes has, 1 for a matching and 0 for
         the product plan; and the mean of :meth:`GWResult.confidence`, by groups where there are
-        any, NaN for relaxed plans.
+        any, NaN for relaxed plans, masks and known pairs.
     recommended : int
         Place of the value to take.
     why : str
@@ -106,8 +106,8 @@ def path(
     each by itself.
 
     Recommended is the largest product of agreement (correlation of the distances that the plan
-    relates, negative ones count as 0) and stability (mean confidence); with ``unbalanced`` the
-    largest agreement alone. Either alone misleads: a
+    relates, negative ones count as 0) and stability (mean confidence); with ``unbalanced``,
+    ``allowed`` or ``pairs`` the largest agreement alone. Either alone misleads: a
     blurred plan is stable and agrees in nothing, and a sharp one of unrelated data agrees in what
     it could choose, until points are drawn again. Of masses it is the last one before the cost of
     what is added leaves its level, as by ``mass="auto"``.
@@ -154,6 +154,11 @@ def path(
             f"A path goes along one option: pass a list of two values or more for one of "
             f"{', '.join(_ALONG)}; got lists for {', '.join(lists) or 'none'}."
         )
+    if isinstance(groups, (tuple, list)) and any(np.ndim(part) for part in groups):
+        raise InvalidInputError(
+            "`groups` of a path are a label for each row of Y, within which a partner may change. "
+            "Pass `allowed` for labels that may not mix, such as lambda i, j: x[i] == y[j]."
+        )
     option = lists[0]
     fixed = {name: given for name, given in passed.items() if given is not None and name != option}
     points = [each.item() if hasattr(each, "item") else each for each in passed[option]]
@@ -167,6 +172,8 @@ def path(
             start = {"init": plan / plan.sum()}
         results.append(solve(X, Y, **fixed, **{option: point}, **start, **options))
     relaxed = mass is not None or options.get("unbalanced") is not None
+    # confidence is of problems of which nothing is known
+    relaxed |= results[0].report.allowed is not None or options.get("pairs") is not None
     stability = [
         math.nan if relaxed else float(one.confidence(n_resamples, groups=groups).group.mean())
         for one in results

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from torchgw._boundary.arrays import make_generator, to_tensor
+from torchgw._boundary.arrays import FORBIDDEN, make_generator, to_tensor
 from torchgw._errors import InvalidInputError, UnsupportedError
 
 Array = NDArray[np.float64]
@@ -56,7 +56,8 @@ class Arrays:
         if shape is not None and array.shape != shape:
             raise InvalidInputError(f"`{name}` must have shape {shape}; got {array.shape}.")
         if not np.isfinite(array).all():
-            raise InvalidInputError(f"`{name}` must be finite; got NaN or infinity.")
+            advice = f" {FORBIDDEN}" if name == "M" and (array == np.inf).any() else ""
+            raise InvalidInputError(f"`{name}` must be finite; got NaN or infinity.{advice}")
         return array
 
     def table(self, name: str, value: Any) -> Array:

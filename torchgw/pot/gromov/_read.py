@@ -10,8 +10,20 @@ import numpy as np
 from torch import Tensor
 
 from torchgw._boundary.arrays import check_list
-from torchgw._boundary.checks import check_count, check_positive, is_number
-from torchgw._errors import InvalidInputError, TorchGWWarning, UnsupportedError, warn_user
+from torchgw._boundary.checks import (
+    KNOWN_OF_PAIRS,
+    OF_SOLVE,
+    check_count,
+    check_positive,
+    is_number,
+)
+from torchgw._errors import (
+    InvalidInputError,
+    InvalidTypeError,
+    TorchGWWarning,
+    UnsupportedError,
+    warn_user,
+)
 from torchgw.pot._arrays import Array, Arrays, Mask, product
 from torchgw.pot._quadratic import Quadratic, Transformed, quadratic, table_slopes
 
@@ -342,6 +354,12 @@ def _made(
     def called(*args: P.args, **kwargs: P.kwargs) -> Any:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
+        for name in bound.arguments.get("kwargs", {}):
+            if name in OF_SOLVE:
+                # POT takes any further argument, and a plan that breaks what is known is no answer
+                raise InvalidTypeError(
+                    f"{called.__name__}() has no argument {name!r}. {KNOWN_OF_PAIRS}"
+                )
         given = {name: check_number(name, value) for name, value in bound.arguments.items()}
         return answer(Call(function=called.__name__, **given))
 

@@ -1,0 +1,150 @@
+"""What is known of a match, in every call: it is kept to exactly, or refused with the way out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse
+import torch
+
+import torchgw
+from torchgw import TorchGWError
+from torchgw.losses import GWLoss
+
+N = 8
+RNG = np.random.default_rng(0)
+X, ORDER = RNG.normal(size=(N, 3)), RNG.permutation(N)
+Y = X[ORDER] + 0.05 * RNG.normal(size=(N, 3))
+KIND, PLACE = np.arange(N) % 2, np.arange(N)
+SAME = KIND[:, None] == KIND[ORDER]
+NEAR = abs(PLACE[:, None] - ORDER) <= 3
+PAIRS = np.stack([ORDER[:2], PLACE[:2]], 1)
+PAIRED = np.ones((N, N), dtype=bool)
+PAIRED[PAIRS[:, 0]] = PAIRED[:, PAIRS[:, 1]] = False
+PAIRED[PAIRS[:, 0], PAIRS[:, 1]] = True
+
+# what is passed, and where mass may be then
+KNOWN: dict[str, tuple[dict[str, Any], Any]] = {
+    "pairs": ({"pairs": PAIRS}, PAIRED),
+    "likely pairs": ({"pairs": np.column_stack([PAIRS, [1.0, 1.0]])}, np.ones((N, N), dtype=bool)),
+    "table": ({"allowed": SAME}, SAME),
+    "sparse": ({"allowed": scipy.sparse.csr_array(SAME)}, SAME),
+    "lists": ({"allowed": [np.flatnonzero(row) for row in SAME]}, SAME),
+    "function": ({"allowed": lambda i, j: KIND[i] == KIND[ORDER][j]}, SAME),
+    "window": ({"allowed": lambda i, j: abs(i - ORDER[j]) <= 3}, NEAR),
+    "groups": ({"groups": (KIND, KIND[ORDER])}, SAME),
+    "infinite M": ({"M": np.where(SAME, 0.0, np.inf), "alpha": 0.5}, SAME),
+}
+QUICK: dict[str, Any] = {"random_state": 0, "n_init": 1, "epsilon": 0.05}
+
+
+def solved(**known: Any) -> Any:
+    return torchgw.solve(X, Y, distances="euclidean", **QUICK | known)
+
+
+def tracked(**known: Any) -> Any:
+    points = torch.tensor(X, requires_grad=True)
+    found = torchgw.solve(
+        points, torch.tensor(Y), distances="sqeuclidean", differentiable="value", **QUICK, **known
+    )
+    found.loss.backward()
+    assert bool(points.grad.isfinite().all())
+    return found
+
+
+def matched(**known: Any) -> Any:
+    match = solved(**known).matching()
+    return np.eye(N)[match.target]
+
+
+def fitted(**known: Any) -> Any:
+    from torchgw.sklearn import GWAligner
+
+    given = {name: known.pop(name) for name in list(known) if name != "alpha"}
+    return GWAligner(**QUICK, **known).fit(X, Y, **given).result_
+
+
+def along(**known: Any) -> Any:
+    return torchgw.path(X, Y, epsilon=[0.1, 0.05], random_state=0, **known).results[1]
+
+
+WORKS: dict[str, Callable[..., Any]] = {
+    "solve": solved,
+    "searched": lambda **known: solved(n_init=None, **known),
+    "mass": lambda **known: solved(mass=0.5, **known),
+    "unbalanced": lambda **known: solved(unbalanced=0.5, **known),
+    "polished": lambda **known: solved(regularization="proximal", polish=True, **known),
+    "derivatives": tracked,
+    "matching": matched,
+    "certify": lambda **known: solved(**known).certify(),
+    "path": along,
+    "GWAligner": fitted,
+}
+TABLES = [np.linalg.norm(part[:, None] - part, axis=2) for part in (X, Y)]
+
+
+def stacked(**known: Any) -> Any:
+    if "M" in known:
+        known["M"] = known["M"][None]
+    return torchgw.solve_batch(TABLES[0][None], TABLES[1][None], **known)
+
+
+REFUSED: dict[str, Callable[..., Any]] = {
+    "solve_many": lambda **known: torchgw.solve_many(
+        [X], [Y], **known | ({"M": [known["M"]]} if "M" in known else {})
+    ),
+    "solve_batch": stacked,
+    "pairwise": lambda **known: torchgw.pairwise([X, Y], **known),
+    "solve_low_rank": lambda **known: torchgw.solve_low_rank(X, Y, rank=2, **known),
+    "barycenter": lambda **known: torchgw.barycenter([X, Y], n=4, **known),
+    "solve_all": lambda **known: torchgw.solve_all([X, Y], **known),
+    "test": lambda **known: torchgw.test(X, Y, **known),
+    "joint_embedding": lambda **known: torchgw.joint_embedding([X, Y], **known),
+    "GWLoss": lambda **known: (
+        GWLoss(alpha=0.5)(torch.tensor(X), torch.tensor(Y), torch.tensor(known["M"]))
+        if "M" in known
+        else GWLoss(**known)
+    ),
+    "distributed": lambda **known: solved(options=torchgw.Options(distributed=True), **known),
+    "pot": lambda **known: (
+        torchgw.pot.fused_gromov_wasserstein(known.pop("M"), *TABLES, **known)
+        if "M" in known
+        else torchgw.pot.gromov_wasserstein(*TABLES, **known)
+    ),
+}
+# what a message says that names another way, or the arguments that there are
+WAY_OUT = r"torchgw\.solve|Pass |Known: |must be places in lists|must be integers of shape"
+
+
+@pytest.mark.filterwarnings("ignore::torchgw.TorchGWWarning")
+@pytest.mark.parametrize("call", WORKS)
+@pytest.mark.parametrize("known", KNOWN)
+def test_what_is_known_is_kept_to(call: str, known: str):
+    given, allowed = KNOWN[known]
+    elsewhere = {
+        ("derivatives", "likely pairs"): "Pass known pairs",
+        ("GWAligner", "infinite M"): "Known: .*allowed",
+        ("path", "groups"): "Pass `allowed`",
+    }
+    if (call, known) in elsewhere:
+        with pytest.raises(TorchGWError, match=elsewhere[call, known]):
+            WORKS[call](**given)
+        return
+    found = WORKS[call](**given)
+    plan = found if isinstance(found, np.ndarray) else found.plan
+    plan = plan.toarray() if scipy.sparse.issparse(plan) else torch.as_tensor(plan).detach().numpy()
+    assert plan.shape == (N, N)
+    assert plan.sum() > 0.2
+    assert (plan[~allowed] == 0).all()
+
+
+@pytest.mark.parametrize("call", REFUSED)
+@pytest.mark.parametrize("known", KNOWN)
+def test_what_is_not_taken_is_refused_with_the_way_out(call: str, known: str):
+    if call == "pot":
+        pytest.importorskip("ot")
+    with pytest.raises(TorchGWError, match=WAY_OUT):
+        REFUSED[call](**KNOWN[known][0])
