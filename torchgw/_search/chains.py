@@ -368,23 +368,19 @@ def _from_guesses(found: Climb) -> None:
     world, low = found.world, found.low
     guessed = [world.take(name, plan) for name, plan, rows in found.guesses if rows is None]
     few = world.base.numel() <= limits_of(world.base.device).open_most
-    stayed, smoothed = ([replace(chain) for chain in guessed if few] for _ in range(2))
+    stayed = [replace(chain) for chain in guessed if few]
     # an optimum at the target may be none on the way there
     world.settle(stayed, low)
     if found.stack is not None:
         found.best += stayed
     else:
-        # but at the target at once plans are far from their marginals, and look worse than they are
-        world.descend(guessed, world.refine, low)
-        # and from a larger epsilon they come to better ones next to them
-        world.descend(smoothed, QUICK, low)
+        # but at the target at once plans are far from their marginals, and look worse than they
+        # are; and from a larger epsilon they come to better ones next to them [L1382]
+        world.descend(guessed, QUICK if few else world.refine, low)
         if found.sharp:
-            world.settle(smoothed, low)
-        ways = itertools.zip_longest(guessed, stayed, smoothed)
-        chosen = [min(filter(None, each), key=_objective) for each in ways]
-        # once more, if they were lower at once
-        world.settle(chosen if found.sharp else [], low)
-        found.best += chosen
+            world.settle(guessed, low)
+        ways = zip(guessed, stayed or guessed, strict=True)
+        found.best += [min(each, key=_objective) for each in ways]
     lifted = [
         world.lift(name, plan, rows) for name, plan, rows in found.guesses if rows is not None
     ]
