@@ -13,7 +13,6 @@ from time import perf_counter
 from typing import NamedTuple
 
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from torchgw._plans.transport import round_to_marginals
@@ -263,6 +262,8 @@ def _along_edges(problem: CoarseProblem, plan: Tensor) -> Tensor:
     near_edges, far_edges = (Edges.of(side.table) for side in (problem.source, problem.target))
     if near_edges is None or far_edges is None:
         return plan[:0]
+    from scipy.optimize import linear_sum_assignment  # SciPy takes long to import
+
     partners = linear_sum_assignment(plan[0].cpu(), maximize=True)[1]
     partners = exchange_ends(near_edges, far_edges, partners)
     return _matchings(torch.from_numpy(partners)[None], plan)
