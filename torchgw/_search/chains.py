@@ -13,7 +13,6 @@ from time import perf_counter
 from typing import NamedTuple
 
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from torchgw._plans.transport import round_to_marginals
@@ -263,6 +262,8 @@ def _along_edges(problem: CoarseProblem, plan: Tensor) -> Tensor:
     near_edges, far_edges = (Edges.of(side.table) for side in (problem.source, problem.target))
     if near_edges is None or far_edges is None:
         return plan[:0]
+    from scipy.optimize import linear_sum_assignment  # SciPy takes long to import
+
     partners = linear_sum_assignment(plan[0].cpu(), maximize=True)[1]
     partners = exchange_ends(near_edges, far_edges, partners)
     return _matchings(torch.from_numpy(partners)[None], plan)
@@ -368,23 +369,19 @@ def _from_guesses(found: Climb) -> None:
     world, low = found.world, found.low
     guessed = [world.take(name, plan) for name, plan, rows in found.guesses if rows is None]
     few = world.base.numel() <= limits_of(world.base.device).open_most
-    stayed, smoothed = ([replace(chain) for chain in guessed if few] for _ in range(2))
+    stayed = [replace(chain) for chain in guessed if few]
     # an optimum at the target may be none on the way there
     world.settle(stayed, low)
     if found.stack is not None:
         found.best += stayed
     else:
-        # but at the target at once plans are far from their marginals, and look worse than they are
-        world.descend(guessed, world.refine, low)
-        # and from a larger epsilon they come to better ones next to them
-        world.descend(smoothed, QUICK, low)
+        # but at the target at once plans are far from their marginals, and look worse than they
+        # are; and from a larger epsilon they come to better ones next to them [L1382]
+        world.descend(guessed, QUICK if few else world.refine, low)
         if found.sharp:
-            world.settle(smoothed, low)
-        ways = itertools.zip_longest(guessed, stayed, smoothed)
-        chosen = [min(filter(None, each), key=_objective) for each in ways]
-        # once more, if they were lower at once
-        world.settle(chosen if found.sharp else [], low)
-        found.best += chosen
+            world.settle(guessed, low)
+        ways = zip(guessed, stayed or guessed, strict=True)
+        found.best += [min(each, key=_objective) for each in ways]
     lifted = [
         world.lift(name, plan, rows) for name, plan, rows in found.guesses if rows is not None
     ]

@@ -61,8 +61,8 @@ ROUGHLY = 100
 # What is rounding of an objective, over the natural scale of the cost. [L634]
 NOTHING = 1e-9
 # An optimum may end lower than the best one unless its value is higher by more than this share, of
-# few points, or of chains on all: they do not tell more. [L1254, L1291]
-_CLOSE, _NEAR = 0.2, 0.05
+# few points, or of chains on all: they do not tell more. [L1254, L1291, L1381]
+_CLOSE, _NEAR = 0.2, 0.02
 # The best plan of few points leads to the plan that was found if it sends them no further apart
 # than this. A solve from it ends early where its objective is higher by this share (and comes no
 # nearer, if the two are not alike), after so many iterations, by which it has forgotten the grid of
