@@ -371,8 +371,8 @@ def follow(asked: Asked, recorder: Recorder, match: Isometry | None = None) -> F
     if checkpoint is not None:
         recorder.checkpoint = partial(checkpoint.keep, setting)
     recorder.time("setup", clock)
-    resolved, tolerance = None, choose_resolution(strategy)
-    if start.sample is not None and tolerance is not None:
+    resolved = None
+    if start.sample is not None and (tolerance := choose_resolution(strategy)) is not None:
         state, resolved = solve_on_cells(strategy, setting, state, tolerance)
     if resolved is None:
         setting, state = run_stages(strategy, setting, state, start.guess)
@@ -401,8 +401,7 @@ def conclude(asked: Asked, followed: Followed) -> Outcome:
         )  # fmt: skip
     gradient, search = setting.gradient, start.search
     # a plan from a given start is not compared with the match of copies
-    given = asked.init is not None and not isinstance(asked.init, Guess)
-    searched = not given and asked.options.rule is None
+    searched = not named_start(asked.init) and asked.options.rule is None
     if searched and misses_a_copy(setting.problem, gradient, ending.evaluation, ending.epsilon):
         search = (search or Search((), math.nan))._replace(doubt=WHY_NOT_A_COPY)
     f, g = plan.potentials
