@@ -14,9 +14,9 @@ from mkdocs.structure.files import File
 
 TOGETHER = {"Backends", "Errors and warnings"}
 FRONT = "---\nsearch:\n  boost: {boost}\n---\n\n"
-# Readers look for names in the reference; the log of attempts names all of them too. A name that
-# others begin with is meant where it is asked for.
-API, BEGINNING, LOG = 4, 12, 0.2
+# Readers look for names in the reference; the logs of attempts and of changes name all of them too.
+# A name that others begin with is meant where it is asked for, however much its page says.
+API, BEGINNING, LOG = 4, 60, 0.2
 
 
 def sections(listed: str) -> dict[str, dict[str, str]]:
@@ -100,8 +100,9 @@ def on_files(files: Any, config: Any) -> Any:
         where = f"api/{name.removeprefix('torchgw.')}.md"
         files.append(File.generated(config, where, content=front + text))
     page.content_string = "\n".join(contents)
-    log = files.get_file_from_path("optimization-log.md")
-    log.content_string = FRONT.format(boost=LOG) + log.content_string
+    for name in ("optimization-log", "changelog"):
+        log = files.get_file_from_path(f"{name}.md")
+        log.content_string = FRONT.format(boost=LOG) + log.content_string
     config.nav = [
         {"API": navigation} if entry == {"API": "api.md"} else entry for entry in config.nav
     ]

@@ -215,7 +215,7 @@ class GWLoss(torch.nn.Module):
 
         Returns
         -------
-        Tensor, shape () or (B,) with ``reduction="none"``
+        Tensor, shape () or (B,) with reduction="none"
             Of the dtype of X, float32 at least.
         """
         x, y = self._table("X", X), self._table("Y", Y)

@@ -297,7 +297,7 @@ def pairwise(
 
     Returns
     -------
-    Tensor or ndarray, shape (N, M), or (K,) with ``pairs``, float64
+    Tensor or ndarray, shape (N, M), or (K,) with pairs, float64
         On the CPU.
 
     Raises

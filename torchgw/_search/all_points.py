@@ -33,6 +33,7 @@ from torchgw._search.coarse import Coarsened, centre, coarse_problem, is_sparse
 from torchgw._search.optima import (
     DEFAULT_STARTS,
     LEAST_EPSILON,
+    MATCHED,
     SEARCHED,
     find_optima,
     say_share,
@@ -394,6 +395,7 @@ def match_edges(
     limits = limits_of(x.device)
     if (before >= _KEPT or len(x) * len(y) > limits.edges) and not doubted:
         return None
+    say_share(MATCHED, "edges are matched too, of which the plan keeps few")
     source, target = (PrecomputedDistance.unchecked(edges.to(torch.float64)) for edges in (x, y))
     of_edges = Problem(source, target, problem.marginals, 1.0, None)
     standard = put_in_standard_form(of_edges)

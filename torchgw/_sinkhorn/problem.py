@@ -295,7 +295,7 @@ def softmin(cost: Cost, log_weight: Tensor, potential: Tensor, epsilon: float, a
     cost : DenseCost or FactoredCost, shape (n, m)
     log_weight : Tensor, shape (m,) for axis 1, (n,) for axis 0
         log b or log a; -inf for a weight of zero.
-    potential : Tensor, same shape as ``log_weight``
+    potential : Tensor, same shape as log_weight
         g or f, in cost units.
     epsilon : float
     axis : {0, 1}

@@ -73,22 +73,27 @@ def iteration_seconds(
     facts: Facts, gradient: str, rank: int, dtype: torch.dtype, *, stored: bool, tiled: bool
 ) -> float:
     """Model the time of one outer iteration on a CPU, in seconds, for costs of some rank."""
-    once, streamed = problem_seconds(facts.device, dtype, (facts.n, facts.m), rank)
     if stored or rank == 0:
-        seconds = once
+        rates = _RATES[facts.device, dtype]
+        each = max(rates.launch, _SMALL) + rates.read * facts.entries
+        seconds = 1e-12 * (rates.make * facts.entries + _INNER * each)
     else:
+        streamed = problem_seconds(facts.device, dtype, (facts.n, facts.m), rank)[1]
         # tiles of the plan are empty where points lie on curves; for clouds nearly all are kept
         seconds = tiled_seconds(streamed) if tiled and not facts.clouds else streamed
     if gradient != "dense":
         return seconds
     if not facts.products:
         return seconds + 1e-12 * _MINIMUM * facts.entries * facts.larger
-    return seconds + 1e-12 * _PRODUCT * facts.entries * (facts.n + facts.m)
+    return seconds + 1e-12 * _PRODUCT * dtype.itemsize * facts.entries * (facts.n + facts.m)
 
 
-# Picoseconds of one multiplication of a dense gradient on a CPU, one thread; and of a minimum in
-# place of a product. [L375, L454]
-_PRODUCT, _MINIMUM = 55.0, 60_000.0
+# Sinkhorn iterations of an outer iteration in a whole solve, and picoseconds that each takes at
+# least. [L1563]
+_INNER, _SMALL = 50, 4e7
+# Picoseconds of one multiplication of a dense gradient on a CPU for each byte of a number, one
+# thread; and of a minimum in place of a product. [L454, L1563]
+_PRODUCT, _MINIMUM = 4.5, 60_000.0
 
 
 def usual_iterations(facts: Facts, gradient: str) -> tuple[int, int]:
@@ -103,8 +108,9 @@ def usual_iterations(facts: Facts, gradient: str) -> tuple[int, int]:
 _USUAL, _PARTIAL, _SAMPLED = (15, 60), (80, 130), (40, 70)
 
 
-# Share of the iterations that is left from a start that a search has found. [L1560]
-_FOUND = 2 / 3
+# Share of the iterations that is left from a start that a search has found, the best or another.
+# [L1563]
+FOUND = 0.5
 # Seconds of a solve beside its iterations, and of a search on few points; of starts that are
 # followed on all points, and of these for each point of the larger side; by how many times these
 # take longer with relaxed marginals, and how many solves a relaxed problem has that is too large
@@ -130,7 +136,10 @@ def solve_seconds(
     if not moves:
         return seconds, seconds
     # annealing begins later where a search has found the start
-    seconds = slow * (_START + _COARSE) + _FOUND * math.sqrt(few * many) * each
+    whole = math.sqrt(few * many) * each
+    seconds = slow * (_START + _COARSE) + FOUND * whole
+    if "product" in moves and "chains" not in moves:
+        seconds += slow * _START + whole
     strict_too = relaxed and facts.larger > limits.relaxed_points
     if {"chains", "relaxed"}.isdisjoint(moves) and not strict_too:
         return seconds, seconds
@@ -189,7 +198,7 @@ def forecast(
 
 
 def forecast_again(facts: Facts, options: Options, gradient: str, each: float) -> None:
-    """Say what a solve and those from other starts will take on a CPU, and warn if that is long."""
+    """Say what solves from several starts will take on a CPU, and warn if that is long."""
     if facts.device != "cpu":
         return
     fewest, usual, each = _usual_iterations(facts, options, gradient, each)
@@ -201,10 +210,7 @@ def forecast_again(facts: Facts, options: Options, gradient: str, each: float) -
         sum(min(count, options.max_iter) for count in ends) * each
         for ends in zip(*counts, strict=True)
     )
-    about = math.sqrt(least * most)
-    logger.info(
-        "forecast: about %.2g s, as %d solves from several starts are compared", about, len(counts)
-    )
+    say_more(math.sqrt(least * most), f"{len(counts)} solves from several starts are compared")
     if least > _LONG:
         unit, name = _unit(most)
         warn_user(
@@ -213,6 +219,29 @@ def forecast_again(facts: Facts, options: Options, gradient: str, each: float) -
             "them out, and a start that is known (`init`) needs none.",
             PerformanceWarning,
         )
+
+
+def forecast_solves(
+    facts: Facts, options: Options, gradient: str, each: float, count: float, why: str
+) -> None:
+    """Say what so many solves, or a part of one, will take on a CPU."""
+    if facts.device == "cpu" and count:
+        fewest, usual, each = _usual_iterations(facts, options, gradient, each)
+        say_more(count * min(math.sqrt(fewest * usual), options.max_iter) * each, why)
+
+
+def forecast_turns(facts: Facts) -> None:
+    """Say what all turns of the plane will take."""
+    say_more(slowness() * _TURNS * facts.entries, "points are laid on the others at many turns")
+
+
+# Seconds of all turns of the plane for each pair of points. [L1563]
+_TURNS = 3e-6
+
+
+def say_more(seconds: float, why: str) -> None:
+    """Say what is yet to come of a solve, beside what was said before it."""
+    logger.info("forecast: about %.2g s more, as %s", seconds, why)
 
 
 def _usual_iterations(

@@ -48,6 +48,7 @@ from torchgw._search.turns import best_turned
 from torchgw._sinkhorn.choose import choose_backend
 from torchgw._sinkhorn.contract import Backend
 from torchgw._solve.begin import MISSED, SEEDS, Guess, best_found, from_alternative
+from torchgw._solve.forecast import FOUND, forecast_solves, forecast_turns
 from torchgw._solve.outcome import Asked, Outcome
 from torchgw._solve.pipeline import WHY_NOT_A_COPY, conclude, follow, solve_once
 from torchgw._solve.state import Recorder, Status
@@ -229,7 +230,10 @@ def _from_optima(incumbent: Incumbent) -> None:
     """Solve from each optimum that the search has found, if it may end lower."""
     if incumbent.open and incumbent.first and "optima" in incumbent.moves:
         # those of few points have been among the guesses of chains
-        for one in _may_end_lower(incumbent.first):
+        others, strategy = list(_may_end_lower(incumbent.first)), incumbent.lowest.strategy
+        if incumbent.asked.options.told == "nothing":
+            forecast_solves(*strategy.foreseen, FOUND * len(others), "other optima may end lower")
+        for one in others:
             incumbent.follow(Rival(_again(incumbent.asked, one), "optimum", one.label))
 
 
@@ -453,6 +457,7 @@ def _by_turns(incumbent: Incumbent) -> None:
     if search is None or not any(_may_end_lower(search)) or not outcome.ending.status.converged:
         return
     clock = perf_counter()
+    forecast_turns(outcome.strategy.facts)
     with outcome.recorder.timed("multistart"):
         plan = best_turned(problem, outcome.ending.plan.to_dense().double().cpu().numpy())
     if plan is None:

@@ -31,7 +31,7 @@ from torchgw._solve.begin import (
     starting_point,
 )
 from torchgw._solve.evaluation import Evaluation, leaves_saddle, misses_a_copy, settle
-from torchgw._solve.forecast import forecast, forecast_again
+from torchgw._solve.forecast import forecast, forecast_again, forecast_solves
 from torchgw._solve.loop import iterate
 from torchgw._solve.outcome import Asked, Ending, Outcome, finish
 from torchgw._solve.polish import Polished
@@ -380,12 +380,13 @@ def follow(asked: Asked, recorder: Recorder, match: Isometry | None = None) -> F
     # a plan is of no use before its last marginals and its numbers
     keep_least(_ITERATIONS_KEPT * strategy.route.each, _SHARE_KEPT)
     untold = options.told == "nothing"
-    told = strategy.facts, strategy.options, strategy.gradient, strategy.route.each
     if untold:
-        forecast(*told, strategy.route.cost, strategy.route.longest)
+        forecast(*strategy.foreseen, strategy.route.cost, strategy.route.longest)
     start = find_start(asked, strategy, match)
     if untold and start.search is not None and start.search.compare:
-        forecast_again(*told)
+        forecast_again(*strategy.foreseen)
+    elif untold and start.guess.patient:
+        forecast_solves(*strategy.foreseen, 1, "nothing was found to begin at")
     if start.guess.patient and options.skip_tiles == "auto":
         strategy = annealed(strategy)
     clock = recorder.time("multistart", clock)

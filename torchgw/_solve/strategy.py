@@ -76,6 +76,11 @@ class Strategy:
     mass: float  # mass that a partial plan moves; 1 for other problems
 
     @property
+    def foreseen(self) -> tuple[Facts, Options, str, float]:
+        """What tells how long a solve takes."""
+        return self.facts, self.options, self.gradient, self.route.each
+
+    @property
     def gradient(self) -> str:
         """Name of the gradient."""
         return self.route.gradient.chosen

@@ -86,7 +86,7 @@ def entropic_gromov_barycenters(
     Returns
     -------
     C : array of shape (N, N)
-    log : dict, only with ``log=True``
+    log : dict, only with log=True
         ``T``, plans from the barycenter to each structure, ``p``, and ``err`` of each turn.
     """
 
@@ -107,7 +107,7 @@ def entropic_fused_gromov_barycenters(
     Returns
     -------
     Y, C : arrays of shapes (N, d) and (N, N)
-    log : dict, only with ``log=True``
+    log : dict, only with log=True
         Also ``Ms``, costs between the features, and the changes or the loss of each turn.
     """
 

@@ -125,7 +125,7 @@ def lowrank_gromov_wasserstein_samples(
     Returns
     -------
     Q, R, g : arrays of shapes (n, r), (m, r) and (r,)
-    log : dict, only with ``log=True``
+    log : dict, only with log=True
         ``value`` with ``reg`` times sum x log x of the three, ``value_quad`` without, and
         ``lazy_plan``, whose ``[:]`` is the plan.
 

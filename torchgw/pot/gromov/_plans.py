@@ -21,7 +21,7 @@ def gromov_wasserstein(
     Returns
     -------
     T : array of shape (n, m)
-    log : dict, only with ``log=True``
+    log : dict, only with log=True
         ``loss`` of each step, ``gw_dist``; of the last linear problem ``cost``, and dual potentials
         ``u`` and ``v``.
     """
@@ -79,7 +79,7 @@ def entropic_gromov_wasserstein(
     Returns
     -------
     T : array of shape (n, m)
-    log : dict, only with ``log=True``
+    log : dict, only with log=True
         ``err`` of each step and ``gw_dist``, without entropy.
     """
 
@@ -115,7 +115,7 @@ def semirelaxed_gromov_wasserstein(
     Returns
     -------
     T : array of shape (n, m)
-    log : dict, only with ``log=True``
+    log : dict, only with log=True
         ``loss`` of each step and ``srgw_dist``.
     """
 
@@ -159,7 +159,7 @@ def partial_gromov_wasserstein(
     Returns
     -------
     T : array of shape (n, m), of mass m
-    log : dict, only with ``log=True``
+    log : dict, only with log=True
         ``loss`` of each step and ``partial_gw_dist``.
     """
 
@@ -202,7 +202,7 @@ def entropic_partial_gromov_wasserstein(
     Returns
     -------
     T : array of shape (n, m), of mass m
-    log : dict, only with ``log=True``
+    log : dict, only with log=True
         ``err`` of each step and ``partial_gw_dist``, without entropy.
     """
 

@@ -76,7 +76,7 @@ def quantized_fused_gromov_wasserstein(
     T_global : array of shape (k, l), between representatives
     Ts_local : dict of arrays, between the points of parts i and j that are matched
     T : array of shape (n, m)
-    log : dict, only with ``log=True``
+    log : dict, only with log=True
         ``global dist``, ``local dist (i,j)`` of each pair of parts, and ``qFGW_dist``.
     """
 
