@@ -168,6 +168,8 @@ def failures(copy, tests, limit, *without):
         timeout=limit, check=False,
     )  # fmt: skip
     failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", ran.stdout, re.MULTILINE)
+    if ran.returncode < 0:
+        return ["a crash"]
     # 5: no test of these runs here
     if ran.returncode not in (0, 5) and not failed:
         raise SystemExit(f"{tests}: {ran.stdout[-800:]}{ran.stderr[-800:]}")
