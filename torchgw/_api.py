@@ -323,15 +323,12 @@ def solve(
     # apart from the others, since tensors among them may be those of torch.func
     tensors = {"alpha": asked.alpha, "epsilon": asked.epsilon}
     answer = _solve if asked.differentiable is None else through_transforms(_solve)
-    return answer(
-        **data, **tensors, differentiable=asked.differentiable, asked=asked, covered=False
-    )
+    return answer(**data, **tensors, asked=asked, covered=False)
 
 
 def _solve(
     X: Any, Y: Any, *, a: Any, b: Any, D_X: Any, D_Y: Any, M: Any, features: Any, allowed: Any,
-    groups: Any, pairs: Any, init: Any, alpha: Any, epsilon: Any,
-    differentiable: Differentiable | None, asked: Options, covered: bool,
+    groups: Any, pairs: Any, init: Any, alpha: Any, epsilon: Any, asked: Options, covered: bool,
 ) -> GWResult:  # fmt: skip
     """Solve with options that are checked; one that has to be ``covered`` will be certified."""
     if asked.certify is not False:
@@ -341,12 +338,12 @@ def _solve(
         again = partial(
             _solve, X, Y, a=a, b=b, D_X=D_X, D_Y=D_Y, M=M, features=features,
             allowed=allowed, groups=groups, pairs=pairs, alpha=alpha, epsilon=epsilon,
-            differentiable=differentiable, covered=False,
+            covered=False,
         )  # fmt: skip
         several = without_reflections if asked.certify is False else certified_solve
         return cast("GWResult", several(again, init, asked))
     data, known = _Data(X, Y, a, b, D_X, D_Y, M, features), Known(allowed, groups, pairs)
-    call = _checked(data, known, init, alpha, epsilon, differentiable, asked)
+    call = _checked(data, known, init, alpha, epsilon, asked)
     generator, seed = make_generator(asked.random_state, call.device)
     ranks = join(asked.distributed, call.device)
     if ranks is not None:
@@ -362,7 +359,7 @@ def _solve(
         if covered:
             rule = posed.options.rule
             check_covered(call.loss.name, rule is not None, sides.origins, sides.providers)
-        inputs = None if differentiable is None else _followed(call, posed)
+        inputs = _followed(call, posed) if call.tracked else None
         source, target = sides.providers
         with small_on_one_thread(source.n, target.n, call.device):
             question = Asked(
@@ -384,7 +381,7 @@ def _solve(
             warn_of_little_mass(posed.options.rule, outcome)
     if call.device.type == "cuda":
         compile_rest(call.device)
-    if differentiable is None or inputs is None:
+    if asked.differentiable is None or inputs is None:
         return result.in_numpy() if call.in_numpy else result
     from torchgw._derivatives.plan import attach
     from torchgw._derivatives.tracked import Definition
@@ -392,7 +389,7 @@ def _solve(
     definition = Definition(problem, call.pair, asked.feature_metric, posed.options.rule)
     found = outcome.ending.evaluation
     slopes = {"alpha": found.quadratic.value - found.linear, "epsilon": found.kl}
-    return attach(result, definition, inputs, differentiable, generator, slopes)
+    return attach(result, definition, inputs, asked.differentiable, generator, slopes)
 
 
 class _Data(NamedTuple):
@@ -418,7 +415,6 @@ class _Call(NamedTuple):
 
     data: _Data  # areas of surfaces are weights; features by name are arrays
     asked: Options
-    differentiable: Differentiable | None
     known: Known
     finite: Tensor | None  # which entries of M are, if some are not
     table: Any  # M, with zero in place of these
@@ -438,7 +434,7 @@ class _Call(NamedTuple):
     @property
     def tracked(self) -> bool:
         """Whether derivatives are asked for."""
-        return self.differentiable is not None
+        return self.asked.differentiable is not None
 
     @property
     def apart(self) -> bool:
@@ -447,15 +443,14 @@ class _Call(NamedTuple):
 
 
 def _checked(
-    data: _Data, known: Known, init: Any, alpha: Any, epsilon: Any,
-    differentiable: Differentiable | None, asked: Options,
-) -> _Call:  # fmt: skip
+    data: _Data, known: Known, init: Any, alpha: Any, epsilon: Any, asked: Options
+) -> _Call:
     """Refuse what does not go together, and begin to load what a GPU will need."""
-    tracked, given = differentiable is not None, init is not None
+    tracked, given = asked.differentiable is not None, init is not None
     squares = None if str(asked.unbalanced_type).lower() == "kl" else asked.unbalanced_type
     check_distributed(
         asked.distributed,
-        differentiable=differentiable,
+        differentiable=asked.differentiable,
         polish=asked.polish,
         unbalanced_type=squares,
         mass=asked.mass if isinstance(asked.mass, str) else None,
@@ -471,10 +466,10 @@ def _checked(
     a, b, rule = divide_by_totals(a, b, rule)
     options = SolverOptions.of(asked, number_of("epsilon", epsilon, tracked=tracked), rule)
     loss, scale = find_loss(asked.loss), asked.scale
-    if differentiable is not None:
+    if asked.differentiable is not None:
         from torchgw._derivatives.tracked import check_units
 
-        scale = check_units(differentiable, options, scale, loss)
+        scale = check_units(asked.differentiable, options, scale, loss)
     options.check_search(given=given, crossed=loss.cross is not None)
     options = options.check_resolution(given=given)
     by_name, features = False, data.features
@@ -522,7 +517,7 @@ def _checked(
         curvature=asked.curvature, signed=not loss.singular, relaxed=options.rule is not None,
     )  # fmt: skip
     return _Call(
-        data._replace(features=features), asked, differentiable, known, finite, table, (a, b),
+        data._replace(features=features), asked, known, finite, table, (a, b),
         pair, alpha, weight, epsilon, balanced, likely, loss, options, measure, device, in_numpy,
     )  # fmt: skip
 
@@ -634,8 +629,8 @@ def _followed(call: _Call, posed: _Posed) -> dict[str, Tensor]:
         F=data.features, alpha=call.alpha, epsilon=call.epsilon,
     )  # fmt: skip
     check_tracked(inputs, problem, rule, scaled=call.measure.scale is not None)
-    assert call.differentiable is not None
-    check_stored(call.differentiable, rule, problem.marginals)
+    assert call.asked.differentiable is not None
+    check_stored(call.asked.differentiable, rule, problem.marginals)
     return inputs
 
 

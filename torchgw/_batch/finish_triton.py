@@ -11,8 +11,9 @@ import triton
 import triton.language as tl
 
 from torchgw._batch.inner_triton import solved
+from torchgw._batch.relaxed import LARGEST_EXPONENT
 from torchgw._batch.rough_triton import NEAR, falls
-from torchgw._batch.sweep import LARGEST_EXPONENT, TICK
+from torchgw._batch.sweep import TICK
 from torchgw._batch.tile_triton import (
     by_columns,
     by_rows,

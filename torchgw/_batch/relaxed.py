@@ -10,8 +10,9 @@ from torch import Tensor
 
 from torchgw._plans.transport import round_to_marginals
 
-# Exponents of potentials alone are kept within plus and minus this number. [L690]
-_LARGEST = 300.0
+# Exponents are kept within plus and minus this number, so that no row or column of a kernel is
+# empty, and exponents of points without weight are finite. [L391, L690]
+LARGEST_EXPONENT = 300.0
 # Newton steps that find the mass of a plan. [L780]
 _STEPS = 30
 
@@ -48,7 +49,7 @@ class Relaxed(NamedTuple):
             # a free side has rho = 0, and its potentials are zero
             tau = torch.where(self.rho[:, side, None, None] > 0, tau, 0.0)
             exponent = tau * ratio.log() - (1 - tau) * potential
-            found = exponent.clamp(-_LARGEST, _LARGEST).exp()
+            found = exponent.clamp(-LARGEST_EXPONENT, LARGEST_EXPONENT).exp()
             return torch.where(used, found, 1.0)
         # the level at which each point is full, as a logarithm
         full = torch.where(used, ratio.log() + potential, torch.inf)
@@ -159,7 +160,7 @@ def _filled(weight: Tensor, full: Tensor, mass: Tensor) -> Tensor:
     taken = torch.bmm(weights, before.expand(len(weight), -1, -1))
     # those before this point are full: levels may be too far apart for numbers, but for logarithms
     last = (taken + weights >= mass[:, None, None]).to(torch.int8).argmax(2, keepdim=True)
-    levels = (ordered - ordered.gather(2, last)).clamp(-_LARGEST, _LARGEST).exp()
+    levels = (ordered - ordered.gather(2, last)).clamp(-LARGEST_EXPONENT, LARGEST_EXPONENT).exp()
     rest = torch.bmm(weights / levels, (1 - before).expand(len(weight), -1, -1))
     height = (mass[:, None, None] - taken) / rest
     fits = height <= levels

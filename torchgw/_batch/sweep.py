@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgw._batch.relaxed import Relaxed
+from torchgw._batch.relaxed import LARGEST_EXPONENT, Relaxed
 from torchgw._sinkhorn.loop import BACK_OFF, SMALLEST_GAP
 
 # Full iterations of a sweep, a power of two: the rate of one iteration is then found by three
@@ -16,9 +16,6 @@ TICK = 8
 DECAY = 0.85
 # Iterations of the first linear problems. [L391]
 BUDGET = 48
-# Exponents are kept within plus and minus this number, so that no row or column of a kernel is
-# empty, and exponents of points without weight are finite. [L391]
-LARGEST_EXPONENT = 300.0
 # Ratios of two successive scalings within which a step is over-relaxed; the power is taken to first
 # order. [L391]
 _RELAXED = 0.5, 2.0

@@ -55,7 +55,7 @@ def through_transforms(function: F) -> F:
 
     @functools.wraps(function)
     def called(**kwargs: Any) -> Any:
-        given = kwargs
+        given = dict(kwargs)
         features = given.get("features")
         if isinstance(features, (tuple, list)) and len(features) == 2:
             given |= {"F_X": features[0], "F_Y": features[1]}
@@ -73,7 +73,7 @@ def _attached(function: Callable[..., Any], given: dict[str, Any], moved: dict[s
     from torchgw._derivatives.loss import loss_of
     from torchgw._derivatives.plan import DifferentiablePlan, implicit_plan
 
-    if given["differentiable"] == "unrolled":
+    if given["asked"].differentiable == "unrolled":
         raise UnsupportedError(
             "differentiable='unrolled' records iterations, which transforms of torch.func cannot "
             "follow. Pass 'value' or 'implicit'."

@@ -18,6 +18,7 @@ import scipy
 import torch
 from torch import Tensor
 
+from torchgw._certify.tables import PARTS
 from torchgw._plans.contract import Plan
 from torchgw._problem.limits import limits_of
 from torchgw._problem.losses import LOSSES
@@ -32,9 +33,7 @@ from torchgw.distances.base import BLOCK_ENTRIES, DistanceProvider, both_ways
 
 # For the second bound all distances are sorted up to so many points, squared. [L329]
 _SORTED_ENTRIES = 25_000_000
-# Parts of equal mass over which quantile functions are averaged: those of the distances of a point,
-# and that of all distances of a side. [L329]
-_PARTS = 1024
+# Parts of equal mass over which the quantiles of all distances of a side are averaged. [L329]
 _FINE_PARTS = 65_536
 # Epsilon of the last entropic dual as a share of the mean cost, its decay from the mean cost, and
 # the iterations at each. [L330]
@@ -108,7 +107,7 @@ def _local(sides: Sides, weights: Marginals, order: int) -> Tensor:
     """Compute the costs of the third lower bound, (n, m)."""
     equal = all(bool((weight == weight[0]).all()) for weight in weights)
     # with as many parts as points of equal weight the bound loses nothing
-    parts = sides[0].n if equal and sides[0].n == sides[1].n else _PARTS
+    parts = sides[0].n if equal and sides[0].n == sides[1].n else PARTS
     x, y = (
         _quantile_means(stored_matrix(side).double(), weight, parts)
         for side, weight in zip(sides, weights, strict=True)

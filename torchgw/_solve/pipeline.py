@@ -370,8 +370,8 @@ def follow(asked: Asked, recorder: Recorder, match: Isometry | None = None) -> F
     if checkpoint is not None:
         recorder.checkpoint = partial(checkpoint.keep, setting)
     recorder.time("setup", clock)
-    resolved, tolerance = None, choose_resolution(strategy)
-    if start.sample is not None and tolerance is not None:
+    resolved = None
+    if start.sample is not None and (tolerance := choose_resolution(strategy)) is not None:
         state, resolved = solve_on_cells(strategy, setting, state, tolerance)
     if resolved is None:
         setting, state = run_stages(strategy, setting, state, start.guess)
