@@ -36,7 +36,7 @@ OTHER_NAMES = {
     "_batch/costs.py": "batch/test_engine batch/test_rough",
     "_batch/finish_triton.py": "batch/test_rough",
     "_batch/half_step_triton.py": "batch/test_half_steps",
-    "_batch/inner_triton.py": "batch/test_rough",
+    "_batch/inner_triton.py": "batch/test_scaled_kernels batch/test_rough",
     "_batch/newton.py": "batch/test_engine",
     "_batch/packing.py": "batch/test_engine many/test_solve_many",
     "_batch/product_triton.py": "batch/test_rough",
@@ -168,6 +168,8 @@ def failures(copy, tests, limit, *without):
         timeout=limit, check=False,
     )  # fmt: skip
     failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", ran.stdout, re.MULTILINE)
+    if ran.returncode < 0:
+        return ["a crash"]
     # 5: no test of these runs here
     if ran.returncode not in (0, 5) and not failed:
         raise SystemExit(f"{tests}: {ran.stdout[-800:]}{ran.stderr[-800:]}")

@@ -67,13 +67,14 @@ def is_small(prepared: PreparedProblem) -> bool:
     cost = prepared.problem.cost
     # a streamed cost must not lead to tables as large as the plan
     stored = isinstance(cost, DenseCost) and cost.dtype == torch.float64
-    return _is_strict_and_alone(prepared) and stored and max(cost.shape) <= _MOST_POINTS
+    # a side that is free has the same potential throughout
+    bound = min(prepared.problem.tau) > 0
+    return _is_alone(prepared) and bound and stored and max(cost.shape) <= _MOST_POINTS
 
 
-def _is_strict_and_alone(prepared: PreparedProblem) -> bool:
-    """Whether both marginals are to be met, and no other process has a part of the problem."""
-    alone = getattr(prepared.backend, "ranks", None) is None
-    return alone and prepared.problem.tau == STRICT
+def _is_alone(prepared: PreparedProblem) -> bool:
+    """Whether no other process has a part of the problem."""
+    return getattr(prepared.backend, "ranks", None) is None
 
 
 def newton_step(prepared: PreparedProblem, potentials: Potentials) -> Potentials | None:
@@ -81,7 +82,8 @@ def newton_step(prepared: PreparedProblem, potentials: Potentials) -> Potentials
 
     Where f follows g, the dual has the gradient b - q, with q the column sums of the plan P, and
     the Hessian -(diag(q) - P' diag(1 / a) P) / epsilon [1]_. A constant changes nothing; a step is
-    orthogonal to q. The next iteration takes f from g.
+    orthogonal to q. The next iteration takes f from g. With penalties b is what the penalty asks of
+    columns at g, which falls as g rises, and f moves by tau as far.
 
     References
     ----------
@@ -91,13 +93,16 @@ def newton_step(prepared: PreparedProblem, potentials: Potentials) -> Potentials
     problem, (f, g) = prepared.problem, potentials
     a, b = problem.marginals
     plan = prepared.dense(potentials).double()
-    columns = plan.sum(0)
+    columns, tau = plan.sum(0), problem.tau
+    strict = tau == STRICT
+    asked = b if strict else b * (g.double() * ((1 - 1 / tau[1]) / problem.epsilon)).exp()
+    rows = a if strict else plan.sum(1)
     # a row of weight zero is zero, and a column of weight zero stays where it is
-    shared = plan.T @ (plan / a.clamp_min(torch.finfo(a.dtype).tiny)[:, None])
-    curvature = torch.outer(columns, columns).sub_(shared)
-    curvature.diagonal().add_((1 + RIDGE) * columns).add_(b == 0)
+    shared = plan.T @ (plan * (tau[0] / rows.clamp_min(torch.finfo(a.dtype).tiny))[:, None])
+    curvature = (torch.outer(columns, columns) if strict else 0) - shared
+    curvature.diagonal().add_((1 + RIDGE) * columns).add_((1 / tau[1] - 1) * asked).add_(b == 0)
     factor, failed = torch.linalg.cholesky_ex(curvature)
-    step = torch.cholesky_solve((b - columns)[:, None], factor)[:, 0]
+    step = torch.cholesky_solve((asked - columns)[:, None], factor)[:, 0]
     wrong, size = torch.stack([failed.double(), step.abs().amax()]).tolist()
     # NaN compares as false
     if wrong or not size <= LARGEST_STEP:
@@ -109,7 +114,7 @@ def may_be_sharp(prepared: PreparedProblem) -> bool:
     """Whether Newton steps are possible on the entries that matter, if they are few."""
     cost, (least, most) = prepared.problem.cost, _SHARP
     here = cost.device.type == "cpu" and all(least < n <= most for n in cost.shape)
-    return here and _is_strict_and_alone(prepared)
+    return here and _is_alone(prepared) and prepared.problem.tau == STRICT
 
 
 def newton_on_entries(
@@ -223,7 +228,8 @@ def exact_prices(prepared: PreparedProblem) -> Potentials | None:
     ``None`` if it is not small, or cannot be solved.
     """
     a, b = (weights.cpu() for weights in prepared.problem.marginals)
-    if not is_small(prepared) or len(a) * len(b) > _MOST_EXACT:
+    strict = prepared.problem.tau == STRICT
+    if not (strict and is_small(prepared)) or len(a) * len(b) > _MOST_EXACT:
         return None
     rows, columns = a > 0, b > 0
     cost = prepared.problem.cost.dense().matrix.cpu()[rows][:, columns]
