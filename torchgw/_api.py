@@ -1,18 +1,20 @@
 """The one entry point."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, ParamSpec, cast
 
 import torch
+from torch import Tensor
 
 from torchgw._boundary.arrays import as_weights, make_generator, resolve_device, without_tensors
 from torchgw._boundary.cache import open_cache
 from torchgw._boundary.checks import number_of, reject_unknown
-from torchgw._boundary.console import verbose_progress
+from torchgw._boundary.console import progress
 from torchgw._derivatives.transforms import through_transforms
 from torchgw._errors import UnsupportedError
 from torchgw._gradients.choose import GradientName
@@ -25,15 +27,16 @@ from torchgw._problem.linear_term import (
     linear_cost,
     without_structure,
 )
-from torchgw._problem.losses import LossName, check_loss, find_loss
+from torchgw._problem.losses import Loss, LossName, check_loss, find_loss
 from torchgw._problem.marginals import check_marginal_rule, divide_by_totals
 from torchgw._problem.named import DistanceName, ScaleName
 from torchgw._problem.problem import Problem
-from torchgw._problem.providers import DistanceOptions, build_providers
-from torchgw._problem.reduction import with_likely, without_pairs
+from torchgw._problem.providers import DistanceOptions, Spaces, build_providers
+from torchgw._problem.reduction import Reduction, with_likely, without_pairs
 from torchgw._problem.signatures import SignatureName, is_signature, named_features
 from torchgw._problem.support import (
     Known,
+    KnownPairs,
     are_likely,
     check_known_pairs,
     is_feasible,
@@ -50,7 +53,7 @@ from torchgw._search.alternatives import SearchName
 from torchgw._search.optima import Searched, agreement
 from torchgw._solve.balance import alike, check_chosen, is_chosen, solve_balanced
 from torchgw._solve.options import Options as SolverOptions
-from torchgw._solve.outcome import Asked
+from torchgw._solve.outcome import Asked, Outcome
 from torchgw._solve.overlap import solve_overlap
 from torchgw._solve.passes import solve_problem
 from torchgw._solve.pipeline import strategy_of
@@ -71,7 +74,7 @@ from torchgw._solve.table import (
 from torchgw._tensors.ahead import compile_beside, compile_rest
 from torchgw._tensors.deadline import within
 from torchgw._tensors.preload import load_beside
-from torchgw._tensors.ranks import check_distributed, join, share_inputs, together
+from torchgw._tensors.ranks import Ranks, check_distributed, join, share_inputs, together
 from torchgw._tensors.threads import host_threads, small_on_one_thread
 from torchgw._typing import Iteration, Marginals, Seed
 from torchgw.distances.base import DistanceProvider
@@ -261,8 +264,8 @@ def solve(
     random_state : int, torch.Generator, numpy.random.Generator, RandomState or None
         Seed of every random choice: the same seed gives the same bits on one device and backend.
     verbose : bool
-        Show progress on standard error: a bar if tqdm is installed, otherwise one line per outer
-        iteration. Choices go to ``logging.getLogger("torchgw")``.
+        Show progress on standard error: a line that moves on a terminal, otherwise one line per
+        outer iteration. Choices go to ``logging.getLogger("torchgw")``.
     options : Options, optional
         Further options, and any of those above: ``options=torchgw.Options(inner_tol=1e-9)``, see
         :class:`torchgw.Options` and docs/options.md. They can be kept, compared and passed on as
@@ -319,12 +322,12 @@ def solve(
     data = {name: given[name] for name in DATA}
     # apart from the others, since tensors among them may be those of torch.func
     tensors = {"alpha": asked.alpha, "epsilon": asked.epsilon}
-    return _solve(
+    answer = _solve if asked.differentiable is None else through_transforms(_solve)
+    return answer(
         **data, **tensors, differentiable=asked.differentiable, asked=asked, covered=False
     )
 
 
-@through_transforms
 def _solve(
     X: Any, Y: Any, *, a: Any, b: Any, D_X: Any, D_Y: Any, M: Any, features: Any, allowed: Any,
     groups: Any, pairs: Any, init: Any, alpha: Any, epsilon: Any,
@@ -340,9 +343,115 @@ def _solve(
             allowed=allowed, groups=groups, pairs=pairs, alpha=alpha, epsilon=epsilon,
             differentiable=differentiable, covered=False,
         )  # fmt: skip
-        if asked.certify is not False:
-            return cast("GWResult", certified_solve(again, init, asked))
-        return cast("GWResult", without_reflections(again, init, asked))
+        several = without_reflections if asked.certify is False else certified_solve
+        return cast("GWResult", several(again, init, asked))
+    data, known = _Data(X, Y, a, b, D_X, D_Y, M, features), Known(allowed, groups, pairs)
+    call = _checked(data, known, init, alpha, epsilon, differentiable, asked)
+    generator, seed = make_generator(asked.random_state, call.device)
+    ranks = join(asked.distributed, call.device)
+    if ranks is not None:
+        seed = ranks.same_seed(seed)
+        generator.manual_seed(seed)
+        call = call._replace(
+            options=replace(call.options, ranks=ranks), measure=replace(call.measure, ranks=ranks)
+        )
+    keeper = None if asked.checkpoint is None else Checkpoint(asked.checkpoint, ranks)
+    with _running(call, ranks) as recorder:
+        sides, made = _measured(call, recorder)
+        posed = _posed(call, sides)
+        if covered:
+            rule = posed.options.rule
+            check_covered(call.loss.name, rule is not None, sides.origins, sides.providers)
+        inputs = None if differentiable is None else _followed(call, posed)
+        source, target = sides.providers
+        with small_on_one_thread(source.n, target.n, call.device):
+            question = Asked(
+                posed.problem, posed.options, init, generator, sides.graphs, keeper, made
+            )
+            if posed.reduction is not None:
+                question = reduced(question, posed.reduction)
+            if _explaining.get():
+                # for explain(), which is the only one to ask for it, and returns it
+                route = strategy_of(question).route
+                return cast("GWResult", told_of(route, posed.reduction))
+            outcome, problem = _answer(call, posed, question, recorder)
+            if call.pair is not None:
+                sides = sides.featured(call.pair, asked.feature_metric)
+            result = make_result(
+                outcome, problem, sides, seed, posed.told, posed.reduction,
+                posed.pairs if call.likely else None, linear=posed.linear,
+            )  # fmt: skip
+            warn_of_little_mass(posed.options.rule, outcome)
+    if call.device.type == "cuda":
+        compile_rest(call.device)
+    if differentiable is None or inputs is None:
+        return result.in_numpy() if call.in_numpy else result
+    from torchgw._derivatives.plan import attach
+    from torchgw._derivatives.tracked import Definition
+
+    definition = Definition(problem, call.pair, asked.feature_metric, posed.options.rule)
+    found = outcome.ending.evaluation
+    slopes = {"alpha": found.quadratic.value - found.linear, "epsilon": found.kl}
+    return attach(result, definition, inputs, differentiable, generator, slopes)
+
+
+class _Data(NamedTuple):
+    """What is compared, as the user gave it."""
+
+    X: Any
+    Y: Any
+    a: Any
+    b: Any
+    D_X: Any
+    D_Y: Any
+    M: Any
+    features: Any
+
+    @property
+    def sides(self) -> tuple[Any, ...]:
+        """Points, graphs or tables of both sides."""
+        return self.X, self.Y, self.D_X, self.D_Y
+
+
+class _Call(NamedTuple):
+    """A call that has been checked, before anything of the size of the data is made."""
+
+    data: _Data  # areas of surfaces are weights; features by name are arrays
+    asked: Options
+    differentiable: Differentiable | None
+    known: Known
+    finite: Tensor | None  # which entries of M are, if some are not
+    table: Any  # M, with zero in place of these
+    shares: tuple[Any, Any]  # weights without the totals that a penalty keeps
+    pair: tuple[Tensor, Tensor] | None  # features
+    alpha: Any  # as it was given; None if it is chosen
+    weight: float  # of the quadratic term
+    epsilon: Any  # as it was given
+    balanced: bool  # whether several solves find the weight
+    likely: bool  # whether pairs have confidences
+    loss: Loss
+    options: SolverOptions
+    measure: DistanceOptions
+    device: torch.device
+    in_numpy: bool  # whether no tensor was given
+
+    @property
+    def tracked(self) -> bool:
+        """Whether derivatives are asked for."""
+        return self.differentiable is not None
+
+    @property
+    def apart(self) -> bool:
+        """Whether points of known pairs are no part of the problem that is solved."""
+        return self.options.rule is None and not (self.tracked or self.balanced)
+
+
+def _checked(
+    data: _Data, known: Known, init: Any, alpha: Any, epsilon: Any,
+    differentiable: Differentiable | None, asked: Options,
+) -> _Call:  # fmt: skip
+    """Refuse what does not go together, and begin to load what a GPU will need."""
+    tracked, given = differentiable is not None, init is not None
     squares = None if str(asked.unbalanced_type).lower() == "kl" else asked.unbalanced_type
     check_distributed(
         asked.distributed,
@@ -351,192 +460,200 @@ def _solve(
         unbalanced_type=squares,
         mass=asked.mass if isinstance(asked.mass, str) else None,
     )
-    X, Y, D_X, D_Y, M, a, b, features = share_inputs(
-        asked.distributed, X=X, Y=Y, D_X=D_X, D_Y=D_Y, M=M, a=a, b=b, features=features
-    )
-    known = Known(allowed, groups, pairs)
-    distances, scale = asked.distances, asked.scale
-    in_numpy = without_tensors(X, Y, distances, D_X, D_Y, M, a, b, features)
-    (X, a), (Y, b) = with_area("X", X, a), with_area("Y", Y, b)
-    table, finite = without_infinite(M)
-    check_known_pairs(
-        known,
-        infinite=finite is not None,
-        distributed=bool(asked.distributed),
-    )
-    tracked = differentiable is not None
-    weights = a, b
+    data = _Data(*share_inputs(asked.distributed, **data._asdict()))
+    in_numpy = without_tensors(*data, asked.distances)
+    (X, a), (Y, b) = with_area("X", data.X, data.a), with_area("Y", data.Y, data.b)
+    data = data._replace(X=X, Y=Y, a=a, b=b)
+    table, finite = (None, None) if data.M is None else without_infinite(data.M)
+    if finite is not None or any(part is not None for part in known):
+        check_known_pairs(known, infinite=finite is not None, distributed=bool(asked.distributed))
     rule = check_marginal_rule(asked.unbalanced, asked.mass, asked.unbalanced_type)
     a, b, rule = divide_by_totals(a, b, rule)
     options = SolverOptions.of(asked, number_of("epsilon", epsilon, tracked=tracked), rule)
-    kind = find_loss(asked.loss)
+    loss, scale = find_loss(asked.loss), asked.scale
     if differentiable is not None:
-        from torchgw._derivatives.plan import attach
-        from torchgw._derivatives.tracked import (
-            Definition,
-            check_stored,
-            check_tracked,
-            check_units,
-            tracked_inputs,
-        )
+        from torchgw._derivatives.tracked import check_units
 
-        scale = check_units(differentiable, options, scale, kind)
-    given = init is not None
-    options.check_search(given=given, crossed=kind.cross is not None)
+        scale = check_units(differentiable, options, scale, loss)
+    options.check_search(given=given, crossed=loss.cross is not None)
     options = options.check_resolution(given=given)
-    gradient = asked.gradient
-    distance_options = DistanceOptions(
-        asked.n_neighbors,
-        asked.n_landmarks,
-        scale,
-        asked.disconnected,
-        open_cache(asked.cache),
-        bool(asked.verbose),
-        factors=kind.is_square,
-        exact=gradient == "auto" and asked.n_anchors is None,
-        dense=gradient == "dense",
-        # explicitly exact options are not approximated
-        approximate=kind.is_square and gradient in ("auto", "factored") and not asked.polish,
-        curvature=asked.curvature,
-        signed=not kind.singular,
-        relaxed=options.rule is not None,
-    )
-    by_name = is_signature(features)
-    features = named_features(features, (X, Y), (D_X, D_Y))
+    by_name, features = False, data.features
+    if features is not None:
+        by_name = is_signature(features)
+        features = named_features(features, (X, Y), (data.D_X, data.D_Y))
     pair = check_features(features, asked.feature_metric)
-    likely = are_likely(pairs)
+    likely = known.pairs is not None and are_likely(known.pairs)
     if likely and tracked:
         raise UnsupportedError(
             "`pairs` with a confidence are a linear cost that is computed from the distances, of "
             "which no derivatives are known. Pass known pairs (k, 2), or a table `M`."
         )
-    fused = is_fused(M, pair) or likely
-    balanced = is_chosen(alpha, fused=is_fused(M, pair), named=by_name, mass=asked.mass)
+    fused = is_fused(data.M, pair)
+    balanced = False
+    if fused or alpha is not None:
+        balanced = is_chosen(alpha, fused=fused, named=by_name, mass=asked.mass)
     if balanced:
         check_chosen(
             checkpoint=asked.checkpoint, distributed=asked.distributed or None,
             unbalanced=asked.unbalanced,
         )  # fmt: skip
         alpha = None
+    fused = fused or likely
     weight = check_alpha(alpha, fused=fused, named=by_name, tracked=tracked)
     options.check_combination(linear=fused, weight=float(weight))
-    check_known(options, kind, matrix=M is not None)
-    structure = any(part is not None for part in (X, Y, D_X, D_Y))
-    where = resolve_device(asked.device, *((X, Y, D_X, D_Y) if structure else (M, *(pair or ()))))
-    load_beside(where, X, Y, D_X, D_Y)
-    if asked.backend in ("auto", "triton"):
-        specs = distances if isinstance(distances, (tuple, list)) else (distances,)
-        compile_beside(where, specs, X, Y, D_X, D_Y)
-    generator, seed = make_generator(asked.random_state, where)
-    ranks = join(asked.distributed, where)
-    if ranks is not None:
-        options = replace(options, ranks=ranks)
-        distance_options = replace(distance_options, ranks=ranks)
-        seed = ranks.same_seed(seed)
-        generator.manual_seed(seed)
-    keeper = None if asked.checkpoint is None else Checkpoint(asked.checkpoint, ranks)
+    check_known(options, loss, matrix=data.M is not None)
+    structure = any(part is not None for part in data.sides)
+    device = resolve_device(asked.device, *(data.sides if structure else (data.M, *(pair or ()))))
+    if device.type == "cuda":
+        load_beside(device, *data.sides)
+        if asked.backend in ("auto", "triton"):
+            named = asked.distances
+            names = named if isinstance(named, (tuple, list)) else (named,)
+            compile_beside(device, names, *data.sides)
+    free = asked.gradient in ("auto", "factored") and not asked.polish
+    measure = DistanceOptions(
+        asked.n_neighbors, asked.n_landmarks, scale, asked.disconnected,
+        None if asked.cache is None else open_cache(asked.cache),
+        bool(asked.verbose), factors=loss.is_square,
+        exact=asked.gradient == "auto" and asked.n_anchors is None,
+        dense=asked.gradient == "dense",
+        # explicitly exact options are not approximated
+        approximate=loss.is_square and free,
+        curvature=asked.curvature, signed=not loss.singular, relaxed=options.rule is not None,
+    )  # fmt: skip
+    return _Call(
+        data._replace(features=features), asked, differentiable, known, finite, table, (a, b),
+        pair, alpha, weight, epsilon, balanced, likely, loss, options, measure, device, in_numpy,
+    )  # fmt: skip
+
+
+@contextmanager
+def _running(call: _Call, ranks: Ranks | None) -> Iterator[Recorder]:
+    """Set what holds while a call is answered, and yield what records it."""
+    asked, device = call.asked, call.device
+    first = ranks is None or ranks.rank == 0
+    shown: Any = nullcontext()
+    if asked.verbose and first:
+        shown = progress(True, asked.max_iter, asked.tol, pause=0.0)
     # no graph grows over the iterations, even if tensors of a provider require gradients; and no
     # autocast of the caller rounds products in here
-    exactly = torch.autocast(where.type, enabled=False)
-    shown = asked.verbose and (ranks is None or ranks.rank == 0)
-    aside = host_threads(where, X, Y)
+    exactly = torch.autocast(device.type, enabled=False)
+    aside = host_threads(device, call.data.X, call.data.Y)
     limit = within(asked.time_limit, shared=ranks is not None)
-    with limit, torch.no_grad(), exactly, aside, together(ranks), verbose_progress(shown) as report:
-        recorder = Recorder(_both(report, asked.callback), ranks=ranks)
-        tables = D_X, D_Y
-        if weight == 0 and not structure and isinstance(distances, str):
-            tables = without_structure(M, pair)
+    with limit, torch.no_grad(), exactly, aside, together(ranks), shown as report:
+        yield Recorder(_both(report, asked.callback), ranks=ranks)
+
+
+def _measured(call: _Call, recorder: Recorder) -> tuple[Spaces, list[Searched]]:
+    """Make the distances of both sides, and keep the searches that have chosen them."""
+    data, asked, device = call.data, call.asked, call.device
+    tables, structure = (data.D_X, data.D_Y), any(part is not None for part in data.sides)
+    if call.weight == 0 and not structure and isinstance(asked.distances, str):
+        tables = without_structure(data.M, call.pair)
+    made: list[Searched] = []
+    judge = partial(agreement, device=device, backend=asked.backend, made=made)
+    sides = build_providers(
+        (Passed("X", data.X, tables[0], call.shares[0]),
+         Passed("Y", data.Y, tables[1], call.shares[1])),
+        asked.distances, call.measure, device, recorder.time,
         # choices that follow the inputs are not differentiated
-        made: list[Searched] = []
-        judge = (
-            None if tracked else partial(agreement, device=where, backend=asked.backend, made=made)
-        )
-        sides = build_providers(
-            (Passed("X", X, tables[0], a), Passed("Y", Y, tables[1], b)), distances,
-            distance_options, where, recorder.time, None if tracked else judge, directed=True,
-        )  # fmt: skip
-        source, target = sides.providers
-        if sides.decision is not None:
-            warn_of_angles(options.rule is not None, sides.decision.chosen)
-        check_loss(kind, target)
-        marginals = Marginals(
-            as_weights("a", a, source.n, where), as_weights("b", b, target.n, where)
-        )
-        shape = source.n, target.n
-        linear = linear_cost(table, pair, asked.feature_metric, shape, where)
-        pairs, every = read_pairs(pairs, shape, where), known
-        # where the mass of known pairs is fixed, the other points are a problem of their own
-        apart = pairs.known if options.rule is None and not (tracked or balanced) else None
-        listed = None
-        if finite is None and not tracked:
-            listed = read_restriction(known, marginals, options.rule, where)
-        if listed is not None:
-            known = known._replace(allowed=None, groups=None)
-        support = read_support(known, finite, pairs.known if apart is None else None, shape, where)
-        told = support
-        limits = limits_of(where)
-        small = limits.certifies(*shape) and limits.stores(*shape)
-        if (apart is not None or listed is not None) and small:
-            told = read_support(every, finite, pairs.known, shape, where)
-        if support is not None and apart is None:
-            support = usable(support, marginals, options.rule)
-        problem = Problem(source, target, marginals, weight, linear, kind)
-        problem = replace(with_likely(problem, pairs), support=support, restriction=listed)
-        if balanced:
-            problem = replace(problem, alpha=alike(problem))
-        reduction = None if apart is None else without_pairs(problem, apart)
-        if asked.unbalanced_unit == "scale":
-            options = replace(options, rule=in_units_of_cost(options.rule, problem))
-        rule = heavy_as_strict(options.rule, problem)
-        if support is not None and rule is None and options.rule is not None:
-            # penalties, however heavy, are what lets a plan be where none is strict
-            if is_feasible(support, marginals):
-                problem = replace(problem, support=usable(support, marginals, None))
-            else:
-                rule = options.rule
-        options = replace(options, rule=rule)
-        if covered:
-            check_covered(kind.name, rule is not None, sides.origins, sides.providers)
-        if differentiable is not None:
-            inputs = tracked_inputs(
-                X=X, Y=Y, a=weights[0], b=weights[1], D_X=D_X, D_Y=D_Y, M=M, F=features,
-                alpha=alpha, epsilon=epsilon,
-            )  # fmt: skip
-            check_tracked(inputs, problem, options.rule, scaled=scale is not None)
-            check_stored(differentiable, options.rule, marginals)
-        with small_on_one_thread(source.n, target.n, where):
-            question = Asked(problem, options, init, generator, sides.graphs, keeper, made)
-            if reduction is not None:
-                question = reduced(question, reduction)
-            if _explaining.get():
-                # for explain(), which is the only one to ask for it, and returns it
-                route = strategy_of(question).route
-                route = route if reduction is None else told_of(route, reduction)
-                return cast("GWResult", route)
+        None if call.tracked else judge, directed=True,
+    )  # fmt: skip
+    if sides.decision is not None:
+        warn_of_angles(call.options.rule is not None, sides.decision.chosen)
+    check_loss(call.loss, sides.providers[1])
+    return sides, made
+
+
+class _Posed(NamedTuple):
+    """The problem that is solved, and what a result tells of how it was posed."""
+
+    problem: Problem
+    options: SolverOptions
+    reduction: Reduction | None  # to the points whose partners are not known
+    pairs: KnownPairs
+    told: Tensor | None  # the support that a result keeps
+    linear: bool  # whether a linear cost was given
+
+
+def _posed(call: _Call, sides: Spaces) -> _Posed:
+    """Pose the problem: weights, costs, and which pairs may hold mass."""
+    options, where = call.options, call.device
+    (source, target), (a, b) = sides.providers, call.shares
+    shape = source.n, target.n
+    marginals = Marginals(as_weights("a", a, source.n, where), as_weights("b", b, target.n, where))
+    linear = linear_cost(call.table, call.pair, call.asked.feature_metric, shape, where)
+    problem = Problem(source, target, marginals, call.weight, linear, call.loss)
+    pairs, told = KnownPairs(None), None
+    if call.finite is not None or any(part is not None for part in call.known):
+        problem, pairs, told = _told(call, problem)
+    if call.balanced:
+        problem = replace(problem, alpha=alike(problem))
+    # where the mass of known pairs is fixed, the other points are a problem of their own
+    apart = pairs.known if call.apart else None
+    reduction = None if apart is None else without_pairs(problem, apart)
+    if call.asked.unbalanced_unit == "scale":
+        options = replace(options, rule=in_units_of_cost(options.rule, problem))
+    rule = heavy_as_strict(options.rule, problem)
+    if problem.support is not None and rule is None and options.rule is not None:
+        # penalties, however heavy, are what lets a plan be where none is strict
+        if is_feasible(problem.support, marginals):
+            problem = replace(problem, support=usable(problem.support, marginals, None))
+        else:
             rule = options.rule
-            squared, chosen = (rule.squares, rule.chosen) if rule is not None else (False, False)
-            way = solve_squares if squared else solve_overlap if chosen else solve_problem
-            if balanced:
-                outcome = solve_balanced(question, recorder, way)
-                problem = replace(problem, alpha=outcome.strategy.problem.alpha)
-            else:
-                outcome = way(question, recorder)
-            if reduction is not None:
-                outcome = of_all_points(question, reduction, outcome)
-            if pair is not None:
-                sides = sides.featured(pair, asked.feature_metric)
-            result = make_result(
-                outcome, problem, sides, seed, told, reduction, pairs if likely else None,
-                linear=linear is not None,
-            )  # fmt: skip
-            warn_of_little_mass(options.rule, outcome)
-    compile_rest(where)
-    if differentiable is None:
-        return result.in_numpy() if in_numpy else result
-    definition = Definition(problem, pair, asked.feature_metric, options.rule)
-    found = outcome.ending.evaluation
-    slopes = {"alpha": found.quadratic.value - found.linear, "epsilon": found.kl}
-    return attach(result, definition, inputs, differentiable, generator, slopes)
+    options = replace(options, rule=rule)
+    return _Posed(problem, options, reduction, pairs, told, linear is not None)
+
+
+def _told(call: _Call, problem: Problem) -> tuple[Problem, KnownPairs, Tensor | None]:
+    """Let a problem know which pairs may hold mass, or do; also give what a result keeps of it."""
+    known, finite, where, marginals = call.known, call.finite, call.device, problem.marginals
+    shape, rule = (problem.source.n, problem.target.n), call.options.rule
+    pairs = read_pairs(known.pairs, shape, where)
+    held, listed = None if call.apart else pairs.known, None
+    if finite is None and not call.tracked:
+        listed = read_restriction(known, marginals, rule, where)
+    some = known if listed is None else known._replace(allowed=None, groups=None)
+    told = support = read_support(some, finite, held, shape, where)
+    limits, apart = limits_of(where), call.apart and pairs.known is not None
+    if (apart or listed is not None) and limits.certifies(*shape) and limits.stores(*shape):
+        told = read_support(known, finite, pairs.known, shape, where)
+    if support is not None and not apart:
+        support = usable(support, marginals, rule)
+    problem = replace(with_likely(problem, pairs), support=support, restriction=listed)
+    return problem, pairs, told
+
+
+def _followed(call: _Call, posed: _Posed) -> dict[str, Tensor]:
+    """Pick the inputs that require gradients; refuse those that have none."""
+    from torchgw._derivatives.tracked import check_stored, check_tracked, tracked_inputs
+
+    data, problem, rule = call.data, posed.problem, posed.options.rule
+    inputs = tracked_inputs(
+        X=data.X, Y=data.Y, a=data.a, b=data.b, D_X=data.D_X, D_Y=data.D_Y, M=data.M,
+        F=data.features, alpha=call.alpha, epsilon=call.epsilon,
+    )  # fmt: skip
+    check_tracked(inputs, problem, rule, scaled=call.measure.scale is not None)
+    assert call.differentiable is not None
+    check_stored(call.differentiable, rule, problem.marginals)
+    return inputs
+
+
+def _answer(
+    call: _Call, posed: _Posed, question: Asked, recorder: Recorder
+) -> tuple[Outcome, Problem]:
+    """Solve in the way that the marginals ask for; also give the problem of all points."""
+    rule, problem = posed.options.rule, posed.problem
+    squared, chosen = (rule.squares, rule.chosen) if rule is not None else (False, False)
+    way = solve_squares if squared else solve_overlap if chosen else solve_problem
+    if call.balanced:
+        outcome = solve_balanced(question, recorder, way)
+        problem = replace(problem, alpha=outcome.strategy.problem.alpha)
+    else:
+        outcome = way(question, recorder)
+    if posed.reduction is not None:
+        outcome = of_all_points(question, posed.reduction, outcome)
+    return outcome, problem
 
 
 def _taking(

@@ -21,6 +21,7 @@ from torchgw._boundary.arrays import as_labels, check_shape, to_numpy, to_tensor
 from torchgw._boundary.checks import reject_unknown
 from torchgw._boundary.graphs import as_graph
 from torchgw._errors import InvalidInputError, InvalidTypeError, UnsupportedError
+from torchgw._tensors.draws import at_even_steps
 from torchgw._variants.solve_low_rank import LowRankResult
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.surface import as_triangles
@@ -352,8 +353,7 @@ def _default_colour(result: Any) -> NDArray[Any]:
     n = result.lazy_plan.shape[0]
     if provider is None or n < 3:
         return np.arange(n)
-    some = torch.linspace(0, n - 2, min(n - 1, _SCALING_POINTS), device=provider.device)
-    some = some.round().long()
+    some = at_even_steps(n - 1, min(n - 1, _SCALING_POINTS), provider.device)
     block = provider.columns(some)
     step = block[some + 1, torch.arange(len(some), device=some.device)]
     ordered = float(step.mean()) < _ORDERED * float(block.mean())
@@ -779,7 +779,7 @@ def _plan_orders(result: Any, order: Any) -> tuple[NDArray[np.int64], NDArray[np
 def _extent(distances: DistanceProvider) -> NDArray[np.float64]:
     """Find the first coordinate of classical scaling from distances to some points."""
     count = min(distances.n, _SCALING_POINTS)
-    some = torch.linspace(0, distances.n - 1, count, device=distances.device).round().long()
+    some = at_even_steps(distances.n, count, distances.device)
     square = distances.columns(some).double().square()
     square = square - square.mean(dim=0)
     square = square - square.mean(dim=1, keepdim=True)

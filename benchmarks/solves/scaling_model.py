@@ -70,8 +70,8 @@ def bytes_a_pair(
     """
     points, vector = 8 * columns, 8
     factors = vector * sum(ranks)
-    # rows of landmarks and of 15 held-out columns, and what Nystrom's method makes of them
-    rows = vector * (landmarks + 15 + landmarks)
+    # rows of landmarks and of 15 held-out columns, which are let go for the factors
+    rows = vector * (landmarks + max(15, *ranks))
     graphs = [16 * count + vector for count in edges]
     # weights, terms of rows and columns in two dtypes, the order in cells and back, and potentials:
     # of the first points, of the cells before and of these

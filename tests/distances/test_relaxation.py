@@ -10,6 +10,7 @@ from scipy.sparse import csr_matrix, random_array
 from scipy.sparse.csgraph import connected_components, dijkstra
 
 from torchgw.distances import geodesics as module
+from torchgw.distances._graph import edges as graph_edges
 from torchgw.distances._graph.edges import components, from_csr, symmetric_edges
 from torchgw.distances.geodesics import EdgeRelaxation
 
@@ -105,10 +106,30 @@ def test_lengths_in_float32_are_those_up_to_its_rounding(implementation, device,
     kernel = implementation != "torch"
     layout = EdgeRelaxation(from_csr(graph).to(device), kernel=kernel, dtype=torch.float32)
     got = layout.columns(sources)
-    assert got.dtype == torch.float64
+    assert got.dtype == torch.float32
     expected = dijkstra(graph, directed=True, indices=sources.cpu().numpy()).T
     # paths of at most 16 edges
     np.testing.assert_allclose(got.cpu().numpy(), expected, rtol=16 * 2**-24)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_graphs_are_united_and_laid_out_the_same_by_parts(seed, monkeypatch):
+    draw = torch.Generator().manual_seed(seed)
+    n, k = int(torch.randint(20, 120, (), generator=draw)), 5
+    # hubs in twelve dimensions have several rows
+    points = torch.randn(n, 12, generator=draw, dtype=torch.float64)
+    apart = torch.cdist(points, points).fill_diagonal_(torch.inf)
+    near = torch.maximum(apart, apart.T).topk(k, largest=False)
+    directed = torch.arange(n).repeat_interleave(k), near.indices.flatten(), near.values.flatten()
+    order = torch.randperm(n, generator=draw)
+    order = torch.cat([order[:7], torch.full((3,), -1), order[7:]])
+    whole = symmetric_edges(n, *directed)
+    laid_out = module._laid_out(whole, order, torch.float64)
+    monkeypatch.setattr(graph_edges, "_SORTED", 17)
+    monkeypatch.setattr(module, "_LAID_OUT", 13)
+    parts = symmetric_edges(n, *directed)
+    assert all(map(torch.equal, parts, whole))
+    assert all(map(torch.equal, module._laid_out(parts, order, torch.float64), laid_out))
 
 
 @pytest.mark.parametrize("step", [0.0, 0.1, 1e9])

@@ -3,9 +3,10 @@
 A comparison or an operator of a module is turned into another one, in a copy of the package, and
 the tests of that module are run beside it. Tests that still pass would have noticed nothing: the
 mutant has survived. Tests that fail with nothing changed are left out. Mutants are drawn from a
-seed; each outcome is a line of ``--out``.
+seed; each outcome is a line of ``--out``. Without a GPU Triton's interpreter runs its kernels.
 
     python tests/laws/mutate.py --only _batch/relaxed.py --count 10 --seed 3
+    python tests/laws/mutate.py --only triton,kernels --slow
     python tests/laws/mutate.py --show _batch/relaxed.py:3
 """
 
@@ -31,13 +32,25 @@ ROOT = Path(__file__).parents[2]
 ROOMS = ("_solve", "_sinkhorn", "_search", "_batch")
 OTHER_NAMES = {
     "_batch/advance.py": "batch/test_engine many/test_relaxed_many",
+    "_batch/anneal_triton.py": "batch/test_rough",
     "_batch/costs.py": "batch/test_engine batch/test_rough",
+    "_batch/finish_triton.py": "batch/test_rough",
+    "_batch/half_step_triton.py": "batch/test_half_steps",
+    "_batch/inner_triton.py": "batch/test_rough",
     "_batch/newton.py": "batch/test_engine",
     "_batch/packing.py": "batch/test_engine many/test_solve_many",
+    "_batch/product_triton.py": "batch/test_rough",
+    "_batch/programs_triton.py": "batch/test_rough batch/test_relaxed_programs",
     "_batch/relaxed.py": "batch/test_marginal_rules",
+    "_batch/relaxed_triton.py": "batch/test_relaxed_programs",
+    "_batch/rough_triton.py": "batch/test_rough",
+    "_batch/settle_triton.py": "batch/test_rough",
     "_batch/stopping.py": "batch/test_engine",
     "_batch/sweep.py": "batch/test_engine",
+    "_batch/sweep_triton.py": "batch/test_rough sinkhorn/test_batch_sinkhorn",
+    "_batch/tile_triton.py": "batch/test_rough batch/test_half_steps",
     "_batch/worth.py": "batch/test_engine",
+    "_batch/worth_triton.py": "batch/test_rough",
     "_many/polishing.py": "many/test_sharp_plans",
     "_search/all_points.py": "search/test_edges search/test_beliefs",
     "_search/alternatives.py": "search/test_relation search/test_multistart",
@@ -61,11 +74,13 @@ OTHER_NAMES = {
     "_sinkhorn/eager.py": "sinkhorn/test_sinkhorn",
     "_sinkhorn/entries.py": "solve/test_listed",
     "_sinkhorn/exact.py": "solve/test_frank_wolfe",
+    "_sinkhorn/kernels/batch.py": "sinkhorn/test_batch_sinkhorn",
     "_sinkhorn/loop.py": "sinkhorn/test_sinkhorn",
     "_sinkhorn/problem.py": "sinkhorn/test_sinkhorn",
     "_sinkhorn/tiles/eager.py": "sinkhorn/tiles/test_tiles",
     "_sinkhorn/tiles/prepared.py": "sinkhorn/tiles/test_tiles",
     "_sinkhorn/tiles/tiling.py": "sinkhorn/tiles/test_tiles",
+    "_sinkhorn/tiles/triton.py": "sinkhorn/tiles/test_tiles",
     "_solve/begin.py": "solve/test_solve",
     "_solve/evaluation.py": "laws/test_truth solve/test_solve solve/test_relaxed",
     "_solve/loop.py": "solve/test_descent",
@@ -85,8 +100,7 @@ OTHER_NAMES = {
 
 def tests_of(module):
     """Return the files or the folder of tests that are to notice a change of a module."""
-    room, _, name = module.partition("/")
-    folder = f"tests/{room.strip('_')}"
+    folder, _, name = f"tests/{module[1:]}".rpartition("/")
     named = f"{folder}/test_{name}"
     if module in OTHER_NAMES:
         return [f"tests/{other}.py" for other in OTHER_NAMES[module].split()]
@@ -146,7 +160,7 @@ def mutated(text, number):
 
 
 def failures(copy, tests, limit, *without):
-    """Run tests in a copy until one fails, or all of them; return those that failed."""
+    """Run tests in a copy, by pytest's options; return those that failed."""
     call = [sys.executable, "-m", "pytest", "-q", "-rfE", "-p", "no:cacheprovider", *tests]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     ran = subprocess.run(
@@ -154,18 +168,19 @@ def failures(copy, tests, limit, *without):
         timeout=limit, check=False,
     )  # fmt: skip
     failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", ran.stdout, re.MULTILINE)
-    if ran.returncode and not failed:
+    # 5: no test of these runs here
+    if ran.returncode not in (0, 5) and not failed:
         raise SystemExit(f"{tests}: {ran.stdout[-800:]}{ran.stderr[-800:]}")
     return failed
 
 
-def attempt(copy, module, number, limit, red):
-    """Run the tests of a module with one change, but for red ones; return what became of it."""
+def attempt(copy, module, number, limit, without):
+    """Run the tests of a module with one change, by pytest's options; return what became of it."""
     target = copy / "torchgw" / module
     text = target.read_text(encoding="utf-8")
     changed, told = mutated(text, number)
     target.write_text(changed, encoding="utf-8")
-    began, without = time.monotonic(), [f"--deselect={name}" for name in red]
+    began = time.monotonic()
     try:
         found = failures(copy, TESTS[module], limit, "-x", *without)
         ended = f"killed by {found[0]}" if found else "survived"
@@ -191,7 +206,8 @@ def main():
     parser.add_argument("--count", type=int, default=60)
     parser.add_argument("--jobs", type=int, default=1, help="copies whose tests run side by side")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", help="modules, by commas")
+    parser.add_argument("--only", help="modules, or parts of their names, by commas")
+    parser.add_argument("--slow", action="store_true", help="run slow tests too")
     parser.add_argument("--limit", type=float, default=300, help="seconds for the tests of one")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="seconds of the run")
     parser.add_argument("--out", type=Path, default=Path("mutants.jsonl"))
@@ -202,7 +218,8 @@ def main():
         text = (ROOT / "torchgw" / module).read_text(encoding="utf-8")
         print(mutated(text, int(number))[1])
         return
-    modules = options.only.split(",") if options.only else list(TESTS)
+    only = (options.only or "").split(",")
+    modules = [module for module in TESTS if any(part in module for part in only)]
     drawn = [
         (module, number)
         for module in modules
@@ -212,6 +229,7 @@ def main():
     ]
     random.Random(options.seed).shuffle(drawn)
     drawn = drawn[: options.count]
+    which = ["-m", "not gpu and not dist"] if options.slow else []
     outcomes, began, red = [], time.monotonic(), {}
     with tempfile.TemporaryDirectory() as folder, options.out.open("w") as file:
         copies = queue.SimpleQueue()
@@ -230,12 +248,16 @@ def main():
         with ThreadPoolExecutor(options.jobs) as pool:
             sets = sorted({tuple(TESTS[module]) for module, _ in drawn})
             for tests, failed in zip(
-                sets, pool.map(lambda tests: tried(failures, tests, None), sets), strict=True
+                sets,
+                pool.map(lambda tests: tried(failures, tests, None, *which), sets),
+                strict=True,
             ):
-                red[tests] = failed
+                red[tests] = [f"--deselect={name}" for name in failed or ()]
                 print("red with nothing changed:", *failed or ["none"], f"of {tests}", flush=True)
             for outcome in pool.map(
-                lambda one: tried(attempt, *one, options.limit, red[tuple(TESTS[one[0]])] or ()),
+                lambda one: tried(
+                    attempt, *one, options.limit, [*which, *red[tuple(TESTS[one[0]])]]
+                ),
                 drawn,
             ):
                 if outcome is not None:

@@ -7,10 +7,12 @@ import time
 
 import numpy as np
 import pytest
+import torch
 from problems import solve_by_name
 from scipy.sparse import random_array
 
 import torchgw
+from torchgw._solve import pipeline
 from torchgw._tensors import deadline
 
 
@@ -204,6 +206,27 @@ def test_work_is_kept_time_for_by_the_load_of_the_processor(monkeypatch):
         assert deadline._clock.get().least == 4.0
         assert deadline.leaves(1.9)
         assert not deadline.leaves(2.1)
+        # what was kept too, if nothing follows
+        assert deadline.leaves(2.9, last=True)
+        assert not deadline.leaves(3.1, last=True)
+
+
+@pytest.mark.filterwarnings("ignore::torchgw.TorchGWWarning")
+@pytest.mark.parametrize("late", [True, False])
+def test_a_solve_that_is_late_does_not_end_in_float64(late, monkeypatch):
+    """Of 10,000 points that took 46 s under a limit of 20, and the marginals were missed."""
+    settled = []
+    settle = pipeline.settle
+    monkeypatch.setattr(
+        pipeline, "settle", lambda *given: settled.append(given[-1]) or settle(*given)
+    )
+    monkeypatch.setattr(pipeline, "leaves", lambda *_, **__: not late)
+    given = clouds(330, 330) | {"n_init": 1, "callback": lambda _: True}
+    cut = solve_by_name(**given, time_limit=1e6, random_state=0)
+    assert settled == [torch.float32 if late else torch.float64]
+    assert cut.status is torchgw.Status.STOPPED
+    assert np.isfinite(cut.report.objective)
+    assert cut.marginal_error < MET
 
 
 @pytest.mark.filterwarnings("ignore::torchgw.TorchGWWarning")

@@ -26,7 +26,9 @@ from torchgw._batch.worth import Ended, Finish, Found, Terms, found_numbers, of_
 from torchgw._sinkhorn.annealing import (
     ANNEALING_TOLERANCE,
     INNER_SHARE,
+    LENGTHENING,
     MET,
+    SHORTEST_STEP,
     STUCK,
     STUCK_SHARE,
 )
@@ -160,8 +162,6 @@ _KEPT_EXCESS = 0.9
 # has to go. Then: rates at which changes may shrink if they are to be followed to their limit, by
 # how much two rates may differ, and the change below which a plan counts as near its limit. [L465]
 _EXACT, _FASTEST, _SLOWEST, _STEADY, _NEAR = 0.1, 0.3, 0.97, 0.1, 1e-2
-# Shortest step of a relaxed plan, and by how much a step may be longer than the last one. [L690]
-_SHORTEST, _LENGTHENING = 1 / 16, 1.2
 
 
 class _Reached(NamedTuple):
@@ -305,7 +305,7 @@ def _plan_ahead(
     behind = (error > ANNEALING_TOLERANCE) | (course.at_target & (error > reached.change))
     if pool.share is not None:
         # plans that go to and fro in the shortest steps miss their marginals by as much
-        behind |= course.at_target & ~course.solved & (pool.share[places] <= _SHORTEST)
+        behind |= course.at_target & ~course.solved & (pool.share[places] <= SHORTEST_STEP)
     budget = torch.where(behind, 2 * budget, budget)
     budget = torch.where(course.settled | settle, rules.inner_max_iter, budget)
     pool.budget[places] = budget.clamp(max=rules.inner_max_iter)
@@ -354,7 +354,7 @@ def _ahead(
         assert pool.step is not None
         back = (step * pool.step[places]).sum((1, 2)) < 0
         share = pool.share[places]
-        share = torch.where(back, share / 2, _LENGTHENING * share).clamp(_SHORTEST, 1.0)
+        share = torch.where(back, share / 2, LENGTHENING * share).clamp(SHORTEST_STEP, 1.0)
         pool.step[places], pool.share[places] = step, share
     exact = exact & (share == 1)
     before, rate_before = pool.change[places], pool.rate[places]

@@ -9,10 +9,10 @@ from torchgw._batch.sweep import exact_rows
 from torchgw._batch.warm import LARGEST_ROUGH, has_triton
 from torchgw._problem.marginals import STRICT
 
-# epsilon="auto" as a share of the natural scale [L391], times the mass that moves. [L1530]
-AUTO_EPSILON = 0.0025
-# The same of a proximal step. [L1269]
-_AUTO_STEP = 0.1
+# epsilon="auto", and that of proximal steps, as shares of the natural scale [L132, L391, L1269],
+# times the mass that moves: in the plane it spans as much of the squared lengths that costs are
+# made of. [L1530]
+AUTO_EPSILON, AUTO_STEP = 0.0025, 0.1
 # Relative size of the noise on the first plan. [L391]
 _START_NOISE = 1e-6
 
@@ -31,7 +31,7 @@ def units(
         mass = relaxed.mass
         linear, target = None if linear is None else linear / mass[:, None, None], target / mass
     scale = natural_scale(problems, numbers, linear)
-    auto = (_AUTO_STEP if problems.proximal else AUTO_EPSILON) * scale
+    auto = (AUTO_STEP if problems.proximal else AUTO_EPSILON) * scale
     if relaxed is not None and relaxed.mass is not None:
         auto = auto * relaxed.mass
     target = torch.where(target.isnan(), auto, target)

@@ -28,8 +28,8 @@ LARGEST = 512
 _TOGETHER = 4096
 # A variance below this share of the mean square, in machine epsilons, is rounding. [L391]
 _ROUNDING = 64
-# Least weight of a point in the scale of the cost, as a share of an equal weight. [L391]
-_LEAST_WEIGHT = 1e-3
+# Least weight of a point in the scale of the cost, as a share of an equal weight. [L351, L391]
+LEAST_WEIGHT = 1e-3
 
 
 class Stack(NamedTuple):
@@ -134,7 +134,7 @@ def repad(tables: Tensor, size: int, sizes: Tensor) -> Tensor:
 
 def _spreads(tables: Tensor, weights: Tensor, sizes: Tensor) -> Tensor:
     """Compute the standard deviation of the distances of each space by weight, (S,)."""
-    least = _LEAST_WEIGHT / sizes.to(weights.dtype)
+    least = LEAST_WEIGHT / sizes.to(weights.dtype)
     raised = torch.where(weights > 0, weights.maximum(least[:, None]), 0.0)
     raised = raised / raised.sum(1, keepdim=True)
     mean, square = (

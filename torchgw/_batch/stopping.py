@@ -5,10 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# Iterations over which the decrease of the objective is averaged, and over which the changes of a
-# settling plan have halved. [L173, L178, L391]
-_WINDOW = 5
-_SETTLING_WINDOW, _SETTLING = 10, 0.5
+from torchgw._sinkhorn.annealing import SETTLING, SETTLING_WINDOW, WINDOW
 
 # How a problem ends: names of the status, as codes.
 ENDINGS = (
@@ -38,8 +35,8 @@ class Descent:
     # Every tensor has a row for each problem.
 
     def __init__(self, count: int, like: Tensor) -> None:
-        self.values = like.new_full((count, _WINDOW + 1), torch.inf)  # the newest last
-        self.changes = like.new_full((count, _SETTLING_WINDOW), torch.inf)
+        self.values = like.new_full((count, WINDOW + 1), torch.inf)  # the newest last
+        self.changes = like.new_full((count, SETTLING_WINDOW), torch.inf)
         self.earlier = like.new_full((count,), torch.inf)  # least change of all iterations before
 
     def parts(self) -> tuple[Tensor, ...]:
@@ -57,7 +54,7 @@ class Descent:
         values = torch.cat([self.values[rows, 1:], value[:, None]], 1)
         values = torch.where(met[:, None], values, torch.inf)
         self.earlier[rows], self.changes[rows], self.values[rows] = earlier, changes, values
-        fall = (values[:, 0] - value) / _WINDOW
-        settling = changes.amin(1) <= _SETTLING * earlier
+        fall = (values[:, 0] - value) / WINDOW
+        settling = changes.amin(1) <= SETTLING * earlier
         # from a value that is not known yet the fall is infinite
         return (fall <= tol * value.abs()) & ~settling

@@ -10,12 +10,7 @@ from torch import Tensor
 
 from torchgw._batch.relaxed import Relaxed, Settled
 from torchgw._batch.stopping import BOTH, FLAT, IMPLAUSIBLE, INNER, OUTER, Rules
-from torchgw._sinkhorn.annealing import CONTRADICTION
-
-# By how much rounding, and the marginal error, may raise a value, as shares of the squares that it
-# is the difference of. [L391]
-VALUE_ROUNDING = 1e-6
-_VALUE_PER_MARGINAL = 4.0
+from torchgw._sinkhorn.annealing import CONTRADICTION, VALUE_PER_MARGINAL, VALUE_ROUNDING
 
 
 class Terms(NamedTuple):
@@ -125,7 +120,7 @@ def _judge(
     ending = torch.where(solved, ending, failed)
     converged = ending <= FLAT
     ending = torch.where(converged & ~meets(missing, rules), INNER, ending)
-    slack = (VALUE_ROUNDING + _VALUE_PER_MARGINAL * missing) * product.squares
+    slack = (VALUE_ROUNDING + VALUE_PER_MARGINAL * missing) * product.squares
     value = found.quadratic + found.linear
     most = product.quadratic + product.linear
     most = most + slack + VALUE_ROUNDING * product.linear.abs()

@@ -7,7 +7,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from importlib.util import find_spec
 from typing import Any, TextIO
 
 from torchgw._errors import ConvergenceWarning
@@ -20,17 +19,16 @@ _WINDOW = 12
 class Progress:
     """Callback of a solve that shows its progress: one moving line on a terminal, else many."""
 
-    # `total` is the largest number of iterations, and `tol` the change of the plan at which they
-    # end.
+    # `total` is the largest number of iterations, `tol` the change of the plan at which they end,
+    # and `pause` the seconds between two lines where none moves.
 
     def __init__(
-        self,
-        stream: TextIO | None,
-        total: int | None = None,
-        tol: float = 1e-5,
+        self, stream: TextIO, total: int | None = None, tol: float = 1e-5, pause: float = 1.0
     ) -> None:
         self._stream = stream
-        self._moving = stream is not None and stream.isatty()
+        # in a notebook standard error is no terminal, and lines move nonetheless
+        self._moving = stream.isatty() or "ipykernel" in sys.modules
+        self._pause = 0.1 if self._moving else pause
         self._last = -float("inf")
         self._open = False
         self._total, self._tol = total, tol
@@ -47,11 +45,11 @@ class Progress:
             # the pace at another size, and changes at another epsilon, do not count for this stage
             self._recent, self._stage = self._recent[-1:] if self._stage else [], stage
         self._recent.append((state.iteration, now, state.change))
-        if self._stream is not None and now - self._last >= (0.1 if self._moving else 1.0):
+        if now - self._last >= self._pause:
             self._last = now
-            self._show(self._stream, state, now)
+            self._show(state, now)
 
-    def _show(self, stream: TextIO, state: Iteration, now: float) -> None:
+    def _show(self, state: Iteration, now: float) -> None:
         """Write a line."""
         of = "" if self._total is None else f" of at most {self._total}"
         line = (
@@ -60,8 +58,8 @@ class Progress:
             f"{_duration(now - self._start)}{self._left(state)}"
         )
         # \x1b[K clears what a longer line left behind.
-        stream.write(f"\r{line}\x1b[K" if self._moving else f"{line}\n")
-        stream.flush()
+        self._stream.write(f"\r{line}\x1b[K" if self._moving else f"{line}\n")
+        self._stream.flush()
         self._open = self._moving
 
     def _left(self, state: Iteration) -> str:
@@ -79,7 +77,7 @@ class Progress:
 
     def close(self) -> None:
         """End the moving line."""
-        if self._open and self._stream is not None:
+        if self._open:
             self._stream.write("\n")
             self._open = False
 
@@ -106,46 +104,22 @@ def _duration(seconds: float) -> str:
 
 @contextmanager
 def progress(
-    quiet: bool,
+    shown: bool,
     total: int | None = None,
     tol: float = 1e-5,
     spoken: Callable[[object], str] = str,
+    pause: float = 1.0,
 ) -> Iterator[Progress | None]:
     """Yield a callback that shows progress, with logs as `spoken`, or None if it had no use."""
-    if quiet or sys.stderr is None:
+    if not shown or sys.stderr is None:
         yield None
         return
-    shown = Progress(sys.stderr, total, tol)
+    report = Progress(sys.stderr, total, tol, pause)
     with _search_shown(spoken):
         try:
-            yield shown
+            yield report
         finally:
-            shown.close()
-
-
-@contextmanager
-def verbose_progress(verbose: bool) -> Iterator[Callable[[Iteration], None] | None]:
-    """Yield a callback that shows each iteration, as a bar of tqdm where one can move."""
-    if not verbose or sys.stderr is None:
-        yield None
-    # in a notebook standard error is no terminal, and bars move nonetheless
-    elif find_spec("tqdm") is None or not (sys.stderr.isatty() or "ipykernel" in sys.modules):
-        with _search_shown():
-            yield _write_line
-    else:
-        from tqdm.auto import tqdm
-
-        with _search_shown(), tqdm(desc="torchgw", unit=" iterations") as bar:
-
-            def advance(state: Iteration) -> None:
-                bar.set_postfix_str(
-                    f"epsilon {state.epsilon:.2e}, dual {state.dual:.5g}, marginal error "
-                    f"{state.marginal_error:.1e}",
-                    refresh=False,
-                )
-                bar.update()
-
-            yield advance
+            report.close()
 
 
 class _Spoken(logging.Formatter):
@@ -189,14 +163,6 @@ def _logging(name: str, level: int, handler: logging.Handler) -> Iterator[None]:
     finally:
         logger.removeHandler(handler)
         logger.setLevel(before)
-
-
-def _write_line(entry: Iteration) -> None:
-    sys.stderr.write(
-        f"{entry.iteration + 1:4d}  epsilon {entry.epsilon:.3e}  dual "
-        f"{entry.dual:.6e}  marginal error {entry.marginal_error:.1e}  change "
-        f"{entry.change:.1e}  inner {entry.inner_iterations}\n"
-    )
 
 
 @contextmanager

@@ -54,10 +54,8 @@ def through_transforms(function: F) -> F:
     """Make a solve one step of the transforms of torch.func, where one is around it."""
 
     @functools.wraps(function)
-    def called(*args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("differentiable") is None:
-            return function(*args, **kwargs)
-        given = {**dict(zip(("X", "Y"), args, strict=False)), **kwargs}
+    def called(**kwargs: Any) -> Any:
+        given = kwargs
         features = given.get("features")
         if isinstance(features, (tuple, list)) and len(features) == 2:
             given |= {"F_X": features[0], "F_Y": features[1]}
@@ -65,7 +63,7 @@ def through_transforms(function: F) -> F:
         is_transformed = torch._C._functorch.is_functorch_wrapped_tensor
         tensors = {name: item for name, item in given.items() if isinstance(item, Tensor)}
         moved = {name: item for name, item in tensors.items() if is_transformed(item)}
-        return _attached(function, given, moved) if moved else function(*args, **kwargs)
+        return _attached(function, given, moved) if moved else function(**kwargs)
 
     return called  # type: ignore[return-value]
 

@@ -21,8 +21,7 @@ from torchgw._boundary.checks import check_choice, check_count, reject_unknown
 from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw._many.questions import (
     Questions,
-    Relaxations,
-    Sharpening,
+    Wanted,
     check_rules,
     read_polish,
     read_regularization,
@@ -65,8 +64,7 @@ class SharedOptions(NamedTuple):
     n_init: int | None
     rules: Rules
     device: torch.device
-    marginals: Relaxations  # of each pair, one for all
-    sharpening: Sharpening  # likewise
+    wanted: Wanted  # of each pair, one for all
 
 
 class Job(NamedTuple):
@@ -85,8 +83,8 @@ def make_job(spaces: list[Space], options: SharedOptions) -> Job:
         shape.append((len(table), -1 if features is None else features.shape[1]))
         parts += [table.flatten(), weights, *([] if features is None else [features.flatten()])]
     numbers, sizes = torch.cat([part.cpu() for part in parts]), torch.tensor(shape, device="cpu")
-    *plain, rules, device, marginals, sharpening = options
-    limits = (None if part is None else tuple(part.flatten()) for part in (*marginals, *sharpening))
+    *plain, rules, device, wanted = options
+    limits = (None if part is None else tuple(part.flatten()) for part in wanted)
     key = content_key("pairwise", numbers, sizes, *plain, tuple(rules), device.type, *limits)
     return Job(key, numbers.numpy(), sizes.numpy(), options)
 
@@ -148,11 +146,11 @@ def _solve_chunk(job: Job, i: NDArray[np.int64], j: NDArray[np.int64]) -> NDArra
     kept = _shelves_of(job.key)
     if not kept:
         kept.append(Shelves(list(_spaces_of(job)), searched=job.options.n_init is None))
-    alpha, epsilon, squared, n_init, rules, device, marginals, sharpening = job.options
+    alpha, epsilon, squared, n_init, rules, device, wanted = job.options
     one = np.ones(len(i))
     asked = Questions(
         kept[0], i, j, alpha * one, epsilon * one, squared=squared, n_init=n_init, rules=rules,
-        marginals=marginals.repeated(len(i)), sharpening=sharpening.repeated(len(i)),
+        wanted=wanted.repeated(len(i)),
     )  # fmt: skip
     found = solve_questions(asked, device)
     return found.table().T.cpu().numpy()
@@ -324,7 +322,7 @@ def pairwise(
     (True, True)
     """
     weights = weights_of_terms(alpha, 1, fused=features is not None)
-    marginals = read_relaxed(unbalanced, mass, weights)
+    wanted = read_relaxed(unbalanced, mass, weights)
     check_choice("output", output, get_args(Output))
     check_feature_metric(features, feature_metric)
     # one value for all pairs
@@ -343,7 +341,7 @@ def pairwise(
         raise InvalidInputError("`b` are weights of a second list, and there is none. Pass `a`.")
     lists = _lists(("X", Xs, D_X)) if alone else _lists(("X", Xs, D_X), ("Y", Ys, D_Y))
     where = resolve_device(device, *(item for listed in lists for item in listed.items))
-    mirrored = _is_mirrored(symmetric, marginals, alone=alone)
+    mirrored = _is_mirrored(symmetric, wanted, alone=alone)
     probe_beside(where)
     measure = Measure(distances, scale, n_neighbors, feature_metric)
     check_measure(measure, *lists)
@@ -364,12 +362,11 @@ def pairwise(
     squared = feature_metric != "euclidean"
     # spaces of the second list follow those of the first
     i, j = asked.i, asked.j if alone else asked.j + sizes[0]
-    sharpening = read_sharpening(
-        regularization, polish, marginals.repeated(len(i)), spaces, (i.numpy(), j.numpy())
+    # one pair may be polished where another cannot be: all are, or none
+    sharp = read_sharpening(
+        regularization, polish, wanted.repeated(len(i)), spaces, (i.numpy(), j.numpy())
     )
-    shared = SharedOptions(
-        float(weights[0]), number, squared, n_init, rules, where, marginals, sharpening.alike()
-    )
+    shared = SharedOptions(float(weights[0]), number, squared, n_init, rules, where, sharp.alike())
     job = make_job(spaces, shared)
     jobs = 1 if n_jobs is None else n_jobs
     if ranks is None:
@@ -452,13 +449,13 @@ def _lists(*passed: tuple[str, Any, Any]) -> list[Listed]:
     return lists
 
 
-def _is_mirrored(symmetric: bool | Literal["auto"], marginals: Relaxations, *, alone: bool) -> bool:
+def _is_mirrored(symmetric: bool | Literal["auto"], wanted: Wanted, *, alone: bool) -> bool:
     """Whether (i, j) is also (j, i); refuse to take it so where it is not."""
     if symmetric is True and not alone:
         raise InvalidInputError(
             "symmetric=True computes half of a matrix, and Ys is another list. Leave Ys out."
         )
-    penalties = marginals.penalties
+    penalties = wanted.penalties
     alike = penalties is None or bool(penalties[0, 0] == penalties[0, 1])
     if symmetric is True and not alike:
         raise InvalidInputError(

@@ -5,10 +5,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgw._batch.worth import VALUE_ROUNDING, Terms
+from torchgw._batch.worth import Terms
 from torchgw._many.questions import Questions
 from torchgw._problem.marginals import MarginalRule, check_marginal_rule
 from torchgw._search.tabu import exchange
+from torchgw._sinkhorn.annealing import VALUE_ROUNDING
 from torchgw._solve.polish import descend
 from torchgw._solve.state import Status
 from torchgw._typing import Marginals

@@ -62,7 +62,7 @@ def _epsilon(value: Any) -> float:
 
 def read_relaxed(
     unbalanced: Any, mass: Any, alpha: NDArray[np.float64], followed: tuple[Any, ...] = ()
-) -> Relaxations:
+) -> Wanted:
     """Read which marginals the plans of B problems must have."""
     # `followed` are weights to which derivatives would go.
     count = len(alpha)
@@ -88,7 +88,7 @@ def read_relaxed(
             "alpha=0 with penalties on both sides is unbalanced transport, which batches do not "
             "solve. Raise `alpha`, make one side strict, (inf, rho), or loop over torchgw.solve."
         )
-    found = Relaxations(rho if free.any() else None, shares)
+    found = Wanted(rho if free.any() else None, shares)
     each = [part for weights in followed if weights is not None for part in weights]
     moving = any(isinstance(part, Tensor) and part.requires_grad for part in each)
     if moving and any(part is not None for part in found):
@@ -102,26 +102,26 @@ def read_relaxed(
 def read_sharpening(
     regularization: Any,
     polish: Any,
-    marginals: Relaxations,
+    wanted: Wanted,
     spaces: Sequence[Space],
     sides: tuple[NDArray[np.int64], NDArray[np.int64]],
-) -> Sharpening:
+) -> Wanted:
     """Read which of B problems take proximal steps, and which are polished; refuse what cannot."""
     # `sides` are the places of their spaces, (B,) each.
     count = len(sides[0])
     proximal = per_problem("regularization", regularization, count, read_regularization) == 1
-    wanted = per_problem("polish", polish, count, read_polish)
-    due = np.where(np.isnan(wanted), proximal, wanted == 1)
+    asked = per_problem("polish", polish, count, read_polish)
+    due = np.where(np.isnan(asked), proximal, asked == 1)
     if not (proximal | due).any():
-        return Sharpening()
-    relaxed = marginals.used(count)
+        return wanted
+    relaxed = wanted.relaxed(count)
     if (proximal & relaxed).any():
         raise UnsupportedError(
             "regularization='proximal' is for plans of given marginals, and `unbalanced` or `mass` "
             "relaxes them. Pass regularization='entropic'."
         )
-    if marginals.penalties is not None:
-        free = (np.sort(marginals.penalties, 1) == (0.0, math.inf)).all(1)
+    if wanted.penalties is not None:
+        free = (np.sort(wanted.penalties, 1) == (0.0, math.inf)).all(1)
         if (due & relaxed & ~free).any():
             raise UnsupportedError(
                 "`polish=True` moves between plans whose marginals are given, free or bounded, and "
@@ -130,11 +130,11 @@ def read_sharpening(
     if find_spec("ot") is None:
         for number in np.flatnonzero(due).tolist():
             weights = Marginals(*(spaces[side[number]].weights for side in sides))
-            rule = check_marginal_rule(**marginals.arguments(number))
-            if wanted[number] == 1:
+            rule = check_marginal_rule(**wanted.marginals(number))
+            if asked[number] == 1:
                 check_polish(weights, rule)
             due[number] = can_polish(weights, rule)
-    return Sharpening(proximal, due)
+    return wanted._replace(proximal=proximal, polish=due)
 
 
 def read_regularization(value: Any) -> float:
@@ -162,13 +162,15 @@ def _share(value: Any) -> float:
     return 1.0 if value is None else float(value)
 
 
-class Relaxations(NamedTuple):
-    """How marginals of B problems are relaxed, if they are: by penalties or by bounds."""
+class Wanted(NamedTuple):
+    """What B problems ask of their plans, ``None`` where no problem asks for it."""
 
-    penalties: NDArray[np.float64] | None = None  # (B, 2) weights of both sides
-    mass: NDArray[np.float64] | None = None  # (B,) share of the mass that is moved
+    penalties: NDArray[Any] | None = None  # (B, 2) float64, weights of both marginals
+    mass: NDArray[Any] | None = None  # (B,) float64, share that is moved, in place of these
+    proximal: NDArray[Any] | None = None  # (B,) bool, KL(P | last plan) for KL(P | a x b)
+    polish: NDArray[Any] | None = None  # (B,) bool, conditional gradient steps at the end
 
-    def used(self, count: int) -> NDArray[np.bool_]:
+    def relaxed(self, count: int) -> NDArray[np.bool_]:
         """Tell which problems have relaxed marginals, (B,)."""
         if self.mass is not None:
             return np.asarray(self.mass < 1)
@@ -176,49 +178,37 @@ class Relaxations(NamedTuple):
             return np.asarray(np.isfinite(self.penalties).any(1))
         return np.full(count, False)
 
-    def repeated(self, count: int) -> Relaxations:
-        """Repeat what holds for one problem for so many."""
-        return Relaxations(*(None if part is None else part.repeat(count, 0) for part in self))
-
-    def of(self, numbers: NDArray[np.int64], turned: NDArray[np.bool_]) -> Relaxations:
-        """Take some problems, with their sides exchanged where they are ``turned``."""
-        penalties, mass = (None if part is None else part[numbers] for part in self)
-        if penalties is not None:
-            penalties = np.where(turned[:, None], penalties[:, ::-1], penalties)
-        return Relaxations(penalties, mass)
-
-    def arguments(self, number: int) -> dict[str, Any]:
-        """Make the arguments of one problem for :func:`torchgw.solve`."""
-        penalties, mass = (None if part is None else part[number].tolist() for part in self)
-        return {"unbalanced": penalties and tuple(penalties), "mass": mass}
-
-
-class Sharpening(NamedTuple):
-    """How plans of B problems become sharp, if they do."""
-
-    proximal: NDArray[np.bool_] | None = None  # (B,) KL(P | last plan) for KL(P | a x b)
-    polish: NDArray[np.bool_] | None = None  # (B,) conditional gradient steps at the end
-
-    def used(self, count: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    def sharp(self, count: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         """Tell which problems take proximal steps, and which are polished, (B,) each."""
-        proximal, polish = (np.full(count, False) if part is None else part for part in self)
+        proximal, polish = (np.full(count, False) if part is None else part for part in self[2:])
         return proximal, polish
 
-    def alike(self) -> Sharpening:
-        """Take what holds for all problems, as that of one."""
-        return Sharpening(*(None if part is None else np.array([part.all()]) for part in self))
+    def alike(self) -> Wanted:
+        """Take what all problems ask for, as that of one."""
+        marginals = (None if part is None else part[:1] for part in self[:2])
+        sharp = (None if part is None else part.all(keepdims=True) for part in self[2:])
+        return Wanted(*marginals, *sharp)
 
-    def repeated(self, count: int) -> Sharpening:
+    def repeated(self, count: int) -> Wanted:
         """Repeat what holds for one problem for so many."""
-        return Sharpening(*(None if part is None else part.repeat(count) for part in self))
+        return Wanted(*(None if part is None else part.repeat(count, 0) for part in self))
 
-    def of(self, numbers: NDArray[np.int64]) -> Sharpening:
-        """Take some problems."""
-        return Sharpening(*(None if part is None else part[numbers] for part in self))
+    def of(self, numbers: NDArray[np.int64], turned: NDArray[np.bool_] | None = None) -> Wanted:
+        """Take some problems, with their sides exchanged where they are ``turned``."""
+        some = Wanted(*(None if part is None else part[numbers] for part in self))
+        if turned is None or some.penalties is None:
+            return some
+        sides = np.where(turned[:, None], some.penalties[:, ::-1], some.penalties)
+        return some._replace(penalties=sides)
 
-    def arguments(self, number: int) -> dict[str, Any]:
-        """Make the arguments of one problem for :func:`torchgw.solve`."""
-        proximal, polish = (part is not None and bool(part[number]) for part in self)
+    def marginals(self, number: int) -> dict[str, Any]:
+        """Make the arguments of one problem for :func:`torchgw.solve` that relax its marginals."""
+        penalties, mass = (None if part is None else part[number].tolist() for part in self[:2])
+        return {"unbalanced": penalties and tuple(penalties), "mass": mass}
+
+    def sharpness(self, number: int) -> dict[str, Any]:
+        """Make those by which its plan becomes sharp."""
+        proximal, polish = (part is not None and bool(part[number]) for part in self[2:])
         return {"regularization": "proximal" if proximal else "entropic", "polish": polish}
 
 
@@ -236,8 +226,7 @@ class Questions:
     squared: bool = True  # whether distances of features are squared
     n_init: int | None = None  # starts; None is a search
     rules: Rules = field(default_factory=Rules)
-    marginals: Relaxations = Relaxations()
-    sharpening: Sharpening = Sharpening()
+    wanted: Wanted = Wanted()
 
     def __len__(self) -> int:
         """Count the problems."""
@@ -252,8 +241,7 @@ class Questions:
             tables = [tables[number] for number in at]
         return replace(
             self, i=self.i[at], j=self.j[at], alpha=self.alpha[at], epsilon=self.epsilon[at],
-            tables=tables, marginals=self.marginals.of(at, np.full(len(at), False)),
-            sharpening=self.sharpening.of(at),
+            tables=tables, wanted=self.wanted.of(at),
         )  # fmt: skip
 
     def key(self) -> str:
@@ -264,7 +252,7 @@ class Questions:
         content += shelves.features.values()
         content += (part for number in large for part in shelves.spaces[number])
         content += tables if isinstance(tables, list) else [tables]
-        given = self.i, self.j, self.alpha, self.epsilon, *self.marginals, *self.sharpening
+        given = self.i, self.j, self.alpha, self.epsilon, *self.wanted
         for part in (shelves.sizes, *given):
             content.append(None if part is None else torch.from_numpy(np.array(part)))
         return content_key("many", *content, self.squared, self.n_init, tuple(self.rules))
@@ -279,7 +267,7 @@ class Questions:
             linear = self.feature_costs(source.features, target.features)
         fused = {} if linear is None else {"M": linear, "alpha": float(self.alpha[number])}
         sides = {"D_X": source.table, "D_Y": target.table, "a": source.weights, "b": target.weights}
-        return {**sides, **fused, **self.marginals.arguments(number)}
+        return {**sides, **fused, **self.wanted.marginals(number)}
 
     def feature_costs(self, source: Tensor, target: Tensor) -> Tensor:
         """Compute M of features (..., n, d) and (..., m, d), by operations that go pair by pair."""

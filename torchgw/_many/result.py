@@ -151,7 +151,7 @@ class BatchResult(Result):
             # as it was asked, since steps without regularisation have no epsilon
             asked = float(self.questions.epsilon[place])
             epsilon = "auto" if math.isnan(asked) else asked
-            arguments |= self.questions.sharpening.arguments(place)
+            arguments |= self.questions.wanted.sharpness(place)
         return solve(**arguments, init=init / init.sum(), epsilon=epsilon)
 
     def matching(self, i: int, kind: MatchingKind = "one_to_one") -> Matching:

@@ -395,9 +395,9 @@ def solve_many(
         linear = _checked_costs(M, read, where)
     followed = (a, b) if differentiable else ()
     shares = weights_of_terms(alpha, count, fused=fused)
-    marginals = read_relaxed(unbalanced, mass, shares, followed)
+    wanted = read_relaxed(unbalanced, mass, shares, followed)
     spaces, places = [*read[0], *read[1]], (np.arange(count), np.arange(count, 2 * count))
-    sharpening = read_sharpening(regularization, polish, marginals, spaces, places)
+    wanted = read_sharpening(regularization, polish, wanted, spaces, places)
     asked = Questions(
         Shelves(spaces, searched=n_init is None),
         *places,
@@ -407,8 +407,7 @@ def solve_many(
         squared=feature_metric != "euclidean",
         n_init=n_init,
         rules=rules,
-        marginals=marginals,
-        sharpening=sharpening,
+        wanted=wanted,
     )
     if differentiable:
         inputs = {"X": sides[0], "Y": sides[1], "M": M, "a": a, "b": b}
@@ -497,7 +496,7 @@ def solve_batch(
         masses = read_weights("a", a, rows, x), read_weights("b", b, columns, y)
     followed = (a, b) if differentiable else ()
     shares = weights_of_terms(alpha, count, fused=M is not None)
-    marginals = read_relaxed(unbalanced, mass, shares, followed)
+    wanted = read_relaxed(unbalanced, mass, shares, followed)
     if scale in ("max", "mean"):
         x, y = (
             scaled(stack, weights, scale) for stack, weights in zip((x, y), masses, strict=True)
@@ -506,7 +505,7 @@ def solve_batch(
         [(x, masses[0], rows), (y, masses[1], columns)], searched=n_init is None
     )
     places = np.arange(count), np.arange(count, 2 * count)
-    sharpening = read_sharpening(regularization, polish, marginals, shelves.spaces, places)
+    wanted = read_sharpening(regularization, polish, wanted, shelves.spaces, places)
     asked = Questions(
         shelves,
         *places,
@@ -515,8 +514,7 @@ def solve_batch(
         costs,
         n_init=n_init,
         rules=rules,
-        marginals=marginals,
-        sharpening=sharpening,
+        wanted=wanted,
     )
     if not differentiable:
         result, _ = _solve(asked, where, ranks, plans=plans)
@@ -613,7 +611,7 @@ def _solve_tracked(
     plans: bool,
 ) -> BatchResult:
     """Solve all problems, with derivatives of their objectives; keep the plans if asked to."""
-    if asked.sharpening.proximal is not None:
+    if asked.wanted.proximal is not None:
         raise UnsupportedError(
             "`differentiable` needs regularization='entropic' and polish=False: other plans are no "
             "fixed points of the entropic objective."

@@ -157,8 +157,7 @@ def solve_questions(asked: Questions, device: torch.device, keep: Keep | None = 
     sizes = np.sort(asked.shelves.padded[np.stack([asked.i, asked.j])], axis=0)
     groups = sizes[0] * (LARGEST + 1) + sizes[1]
     # strict problems are solved apart, so that their bits do not depend on relaxed ones
-    proximal, polish = asked.sharpening.used(len(asked))
-    for kind in (asked.marginals.used(len(asked)), proximal, polish):
+    for kind in (asked.wanted.relaxed(len(asked)), *asked.wanted.sharp(len(asked))):
         groups = 2 * groups + kind
     with torch.no_grad():
         for group in np.unique(groups).tolist():
@@ -223,7 +222,7 @@ class _Group:
         self.stacks = shelves.stacks[sizes[0]], shelves.stacks[sizes[1]]
         self.i, self.j = (self._spread(shelves.place[side]) for side in (self.rows, self.columns))
         self.kinds = torch.arange(self.starts, device=device).repeat(len(numbers))
-        proximal, polish = asked.sharpening.used(len(asked))
+        proximal, polish = asked.wanted.sharp(len(asked))
         self.proximal, self.polish = bool(proximal[numbers[0]]), bool(polish[numbers[0]])
 
     def _spread(self, values: NDArray[Any]) -> Tensor:
@@ -238,8 +237,8 @@ class _Group:
             linear = self._stacked_costs if isinstance(asked.tables, Tensor) else self._listed_costs
         elif self.sizes[0] in asked.shelves.features:
             linear = self._feature_costs
-        if asked.marginals.used(len(asked))[numbers[0]]:
-            held = asked.marginals.of(numbers, self.turned)
+        if asked.wanted.relaxed(len(asked))[numbers[0]]:
+            held = asked.wanted.of(numbers, self.turned)[:2]
             relaxed = Relaxed(*(None if part is None else self._spread(part) for part in held))
         return Packed(
             *self.stacks, self.i, self.j, self._spread(asked.alpha[numbers]),
@@ -531,7 +530,7 @@ def _solve_alone(asked: Questions, number: int, found: Numbers, keep: Keep | Non
         warnings.simplefilter("ignore", SearchWarning)
         result = solve(
             **asked.arguments(number),
-            **asked.sharpening.arguments(number),
+            **asked.wanted.sharpness(number),
             epsilon="auto" if math.isnan(epsilon) else epsilon,
             n_init=asked.n_init or 1,
             search="fast",

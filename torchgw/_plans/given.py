@@ -16,7 +16,7 @@ from torchgw._plans.transport import DualPlan, TransportPlan
 from torchgw._sinkhorn.eager import EagerBackend
 from torchgw._tensors.draws import accumulate, categories_at, sample_categories
 from torchgw._tensors.operations import sparse_tensor
-from torchgw._typing import Marginals, Potentials
+from torchgw._typing import Indices, Marginals, Potentials
 
 
 class _GivenPlan(Plan):
@@ -56,6 +56,13 @@ class StoredPlan(_GivenPlan):
         return sample_categories(self.matrix[source], 1, generator)[:, 0]
 
 
+def places_in(index: Tensor, size: int) -> Tensor:
+    """Say where in an index each of some points is; -1 for those that are not."""
+    place = torch.full((size,), -1, device=index.device)
+    place[index] = torch.arange(len(index), device=index.device)
+    return place
+
+
 class PairPlan(_GivenPlan):
     """Pairs of points with masses (p,), as a matching or a coarse problem's optimum has them."""
 
@@ -78,6 +85,17 @@ class PairPlan(_GivenPlan):
     def T(self) -> PairPlan:
         pairs = Anchors(*self.pairs[::-1])
         return PairPlan(pairs, self.mass, self.shape[::-1], distinct=self._distinct)
+
+    def among(self, kept: Indices) -> PairPlan:
+        """Keep the pairs of some points of both sides, (k,) and (l,), scaled to a mass of one."""
+        source, target = (
+            places_in(index, size)[side]
+            for index, size, side in zip(kept, self.shape, self.pairs, strict=True)
+        )
+        inside = (source >= 0) & (target >= 0)
+        pairs, mass = Anchors(source[inside], target[inside]), self.mass[inside]
+        shape = len(kept.source), len(kept.target)
+        return PairPlan(pairs, mass / mass.sum(), shape, distinct=self._distinct)
 
     def stored(self) -> Tensor:
         n, m = self.shape

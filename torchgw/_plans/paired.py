@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchgw._errors import UnsupportedError
 from torchgw._plans.contract import Plan
-from torchgw._plans.given import SparsePlan
+from torchgw._plans.given import SparsePlan, places_in
 from torchgw._plans.transport import DualPlan, TransportPlan
 from torchgw._typing import Indices, Marginals, Potentials
 
@@ -41,11 +41,11 @@ class _Pairs:
         n, m = self.shape
         if isinstance(index, slice):
             index = torch.arange(*index.indices(n), device=self.mass.device)
-        place = _places(self.kept.source, n)[index]
+        place = places_in(self.kept.source, n)[index]
         rows = torch.zeros(len(index), m, dtype=self.inner.dtype, device=self.inner.device)
         left = (place >= 0).nonzero()[:, 0]
         rows[left[:, None], self.kept.target] = self.inner._block(place[left])
-        of_pairs = _places(self.pairs.source, n)[index]
+        of_pairs = places_in(self.pairs.source, n)[index]
         here = (of_pairs >= 0).nonzero()[:, 0]
         number = of_pairs[here]
         rows[here, self.pairs.target[number]] = self.mass[number].to(rows.dtype)
@@ -155,7 +155,7 @@ class PairedPlan(_Pairs, DualPlan):
     def _partners(self, source: Tensor, generator: torch.Generator) -> Tensor:
         partner = torch.full((self.shape[0],), -1, device=self.device)
         partner[self.pairs.source] = self.pairs.target
-        found, place = partner[source], _places(self.kept.source, self.shape[0])
+        found, place = partner[source], places_in(self.kept.source, self.shape[0])
         left = found < 0
         drawn = self.inner._partners(place[source[left]], generator)
         found[left] = self.kept.target[drawn]
@@ -202,10 +202,3 @@ class ComposedPlan(Plan):
         share = torch.where(self.masses > 0, 1 / self.masses, 0.0)[:, None]
         found: Tensor = self.near.T @ (share * (self.far @ table))
         return found
-
-
-def _places(index: Tensor, size: int) -> Tensor:
-    """Say where in an index each of some points is; -1 for those that are not."""
-    place = torch.full((size,), -1, device=index.device)
-    place[index] = torch.arange(len(index), device=index.device)
-    return place

@@ -19,6 +19,7 @@ from torchgw._errors import (
 )
 from torchgw._problem.named import BY_SIZE, from_graphs
 from torchgw._problem.problem import Problem, stored_matrix
+from torchgw._tensors.draws import at_even_steps
 from torchgw._tensors.machine import fits, free_memory
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.geodesics import Geodesics
@@ -198,8 +199,7 @@ def warn_of_far_points(
 
 def _spread(rows: Tensor, size: int) -> Tensor:
     """Choose some of the rows, at equal steps."""
-    steps = torch.linspace(0, len(rows) - 1, size, device=rows.device)
-    return rows[steps.round().long()]
+    return rows[at_even_steps(len(rows), size, rows.device)]
 
 
 def check_tables_fit(
@@ -276,10 +276,15 @@ class GivenSpace(NamedTuple):
 
 def with_area(name: str, value: Any, weights: Any) -> tuple[Any, Any]:
     """Read a surface, whose vertices are weighted by area; leave all else as it is."""
-    surface = as_surface(name, value)
+    surface = None if _is_array(value) else as_surface(name, value)
     if surface is None:
         return value, weights
     return surface, surface.weights if weights is None else weights
+
+
+def _is_array(value: Any) -> bool:
+    """Whether a value is an array, which is neither a surface nor a graph, or nothing."""
+    return value is None or isinstance(value, (np.ndarray, Tensor))
 
 
 def recognise(passed: Passed, spec: Any, *, signed: bool = False) -> GivenSpace:
@@ -307,11 +312,12 @@ def recognise(passed: Passed, spec: Any, *, signed: bool = False) -> GivenSpace:
     if table is not None:
         matrix = check_distances(table_name, table, signed=signed)
         return GivenSpace(name, provider=PrecomputedDistance.unchecked(matrix))
-    directed = has_directions(value)
-    graph = as_surface(name, value)
-    if graph is None:
-        known = directed or isinstance(value, Geodesics)
-        graph = value if known else as_graph(name, value)
+    directed, graph = False, None
+    if not _is_array(value):
+        directed, graph = has_directions(value), as_surface(name, value)
+        if graph is None:
+            known = directed or isinstance(value, Geodesics)
+            graph = value if known else as_graph(name, value)
     if graph is not None:
         if spec not in (*BY_SIZE, *from_graphs()):
             raise InvalidInputError(

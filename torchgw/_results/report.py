@@ -126,6 +126,8 @@ class Report:
         cls, outcome: Outcome, problem: Problem, sides: Spaces, reduction: Reduction | None = None
     ) -> "Report":
         """Collect the numbers of a finished solve."""
+        confined = problem.support is not None or problem.restriction is not None
+        allowed = count_allowed(problem, reduction) if confined or reduction else None
         ending, strategy, recorder = outcome.ending, outcome.strategy, outcome.recorder
         found, polished, noise = ending.evaluation, ending.polished, outcome.noise
         tiles = strategy.tiling and strategy.tiling.report()
@@ -154,7 +156,7 @@ class Report:
             resolution=outcome.resolution and outcome.resolution._asdict(),
             route=str(outcome.route),
             masses=outcome.overlap and outcome.overlap._asdict(),
-            allowed=count_allowed(problem, reduction),
+            allowed=allowed,
         )
 
     def log(self) -> Log:

@@ -21,6 +21,9 @@ from torchgw._tensors.draws import systematic_categories
 from torchgw._typing import Marginals, Potentials
 from torchgw.distances.factored import FactoredDistance
 
+# Points whose values are averaged at once. [L1502]
+_AT_ONCE = 2**22
+
 
 class Drawn(NamedTuple):
     """Some of the points."""
@@ -52,7 +55,14 @@ class Cells(NamedTuple):
 
     def take(self, values: Tensor) -> Tensor:
         """Compute the weighted means of blocks."""
-        return torch.einsum("kw...,kw->k...", self.order.split(values), self.share.to(values.dtype))
+        points = self.order.split(torch.arange(len(values), device=values.device))
+        # some at a time, as values of all points in another order take as much as they
+        height = max(1, _AT_ONCE // self.order.width)
+        means = [
+            torch.einsum("kw...,kw->k...", values[some], share.to(values.dtype))
+            for some, share in zip(points.split(height), self.share.split(height), strict=True)
+        ]
+        return torch.cat(means)
 
     def points(self, index: Tensor) -> Tensor:
         """Name the first point of each cell."""

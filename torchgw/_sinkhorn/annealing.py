@@ -1,4 +1,4 @@
-"""How epsilon falls from a start to its target, and how well linear problems are solved there."""
+"""How epsilon falls, how well linear problems are solved, when loops end; alone or in a batch."""
 
 import math
 from dataclasses import dataclass
@@ -19,6 +19,16 @@ CONTRADICTION = 10
 # share of the column error: after so many, those that `max_iter` allows would not end it. [L352]
 # [L391]
 STUCK, STUCK_SHARE = 10, 0.99
+# Iterations over which the decrease of the objective is averaged. [L173, L178, L391]
+WINDOW = 5
+# A plan is settling if its smallest change in so many iterations is at most this share of the
+# smallest one before. [L178] [L391]
+SETTLING_WINDOW, SETTLING = 10, 0.5
+# Shortest step between plans, and how much longer a step may be than the last one. [L135] [L690]
+SHORTEST_STEP, LENGTHENING = 1 / 16, 1.2
+# By how much rounding and marginal error may raise a value, as shares of its two squared terms.
+# [L293] [L391]
+VALUE_ROUNDING, VALUE_PER_MARGINAL = 1e-6, 4.0
 # Annealing that is the only search for an optimum: quick down to this share of the start, where
 # plans are still close to the product plan, and slow from there on. [L177]
 _PATIENT_FROM = 0.02

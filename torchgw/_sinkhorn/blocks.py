@@ -4,13 +4,13 @@ Nothing between groups is read or computed: entries there are exactly zero, and 
 takes the sum of the products of the sizes of groups in place of n m.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from torchgw._sinkhorn.contract import Backend, PreparedProblem, Sweep
+from torchgw._sinkhorn.contract import Backend, PreparedProblem
 from torchgw._sinkhorn.problem import LinearProblem
 from torchgw._typing import Indices, Marginals, Potentials
 
@@ -172,32 +172,6 @@ class BlockProblem(RestrictedProblem):
             for part, members in zip(self.parts, self.members, strict=True)
         ]
         return self.joined(found, 1 - axis)
-
-    def sweep(self, start: Potentials, count: int, relaxation: float = 1.0) -> Sweep:
-        return self._swept(start, lambda part, at: part.sweep(at, count, relaxation))
-
-    def safe_sweep(self, start: Potentials, count: int) -> Sweep:
-        return self._swept(start, lambda part, at: part.safe_sweep(at, count))
-
-    def _swept(
-        self, start: Potentials, run: Callable[[PreparedProblem, Potentials], Sweep]
-    ) -> Sweep:
-        found = [run(part, at) for part, at in self.split(start)]
-        checks = torch.stack([each.check for each in found])
-        return Sweep(
-            self.joined([each.f for each in found], 0),
-            self.joined([each.g for each in found], 1),
-            self.joined([each.g_next for each in found], 1),
-            Potentials(
-                self.joined([each.state.f for each in found], 0),
-                self.joined([each.state.g for each in found], 1),
-            ),
-            torch.stack([checks[:, 0].amin(), checks[:, 1].sum()]),
-        )
-
-    def end_sweeps(self) -> None:
-        for part in self.parts:
-            part.end_sweeps()
 
     def apply(self, potentials: Potentials, values: Tensor) -> Tensor:
         found = [

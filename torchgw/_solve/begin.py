@@ -58,6 +58,7 @@ class Guess(NamedTuple):
     whole: bool = False  # potentials are of the whole cost, not of the reduced one
     sharp: bool = False  # proximal steps go on from the plan itself, if they lead to polishing
     ended: bool = False  # the plan is one at which a search has ended, which steps are not to leave
+    named: str = ""  # what it was passed as, if it was passed
 
 
 # Ambiguity above which a few points leave open which optimum is the best. [L292]
@@ -82,8 +83,6 @@ def first_guess(
     # A `match` that keeps all distances is the start, if there is one: no other optimum is better.
     # Searches that were `made` before are not made again.
     # `again` is the gradient by which the problem can be solved from another start as well.
-    if isinstance(init, Guess):
-        return init, None
     if init is not None and (options.n_init or 1) > 1:
         raise InvalidInputError(
             f"`init` says where to start, so `n_init={options.n_init}` starts have no use. Pass "
@@ -91,7 +90,7 @@ def first_guess(
         )
     if not searchable(problem, init, options):
         mass = options.rule.fixed_mass if options.rule else 1.0
-        return _read_init(init, problem.marginals, mass), None
+        return read_init(init, problem.marginals, mass), None
     standard = put_in_standard_form(problem) if sample is None else None
     searched = problem if sample is None else sample.problem
     if standard is not None:
@@ -149,8 +148,10 @@ def first_guess(
 
 def named_start(init: Any) -> str:
     """Say what was passed as ``init``; nothing is empty."""
-    if init is None or isinstance(init, Guess):
+    if init is None:
         return ""
+    if isinstance(init, Guess):
+        return init.named
     if isinstance(init, tuple) and not isinstance(init, Anchors):
         return "potentials"
     return "an optimum of a search" if isinstance(init, Alternative) else "a plan or a matching"
@@ -174,8 +175,14 @@ def searchable(problem: Problem, init: Any, options: Options) -> bool:
     return init is None and options.n_init != 1 and not trivial
 
 
-def _read_init(init: Any, marginals: Marginals, mass: float | None) -> Guess:
+def read_init(init: Any, marginals: Marginals, mass: float | None = 1.0) -> Guess:
     """Read the start that ``init`` asks for, of a problem whose plans have a mass, or any."""
+    if isinstance(init, Guess):
+        return init
+    return _as_guess(init, marginals, mass)._replace(named=named_start(init))
+
+
+def _as_guess(init: Any, marginals: Marginals, mass: float | None) -> Guess:
     # A plan is continued at the target epsilon. Pairs and optima of a coarse problem are rough:
     # they are taken up at a larger epsilon, which smooths them without forgetting them.
     device = marginals.a.device

@@ -24,6 +24,7 @@ from torchgw._problem.marginals import (
 )
 from torchgw._problem.problem import Problem
 from torchgw._search.subsample import Coarse
+from torchgw._sinkhorn.annealing import VALUE_PER_MARGINAL, VALUE_ROUNDING
 from torchgw._sinkhorn.contract import PreparedProblem
 from torchgw._sinkhorn.problem import Cost, DenseCost, FactoredCost, exp_, row_blocks
 from torchgw._solve.state import RESOLVED, LoopState, Setting, Solved, Status
@@ -157,10 +158,6 @@ def _reach_unused(prepared: PreparedProblem, potentials: Potentials) -> Potentia
     )
 
 
-# By how much rounding and marginal error may raise a value, as shares of its two squared terms.
-# [L293]
-_VALUE_ROUNDING = 1e-6
-_VALUE_PER_MARGINAL = 4.0
 # An estimated value within so many standard errors proves nothing. [L293]
 _VALUE_NOISE = 6.0
 # Share of the value of the product plan by which a plan may lie above a match that keeps all
@@ -379,8 +376,8 @@ def judge(
     # a marginal error may fall on the largest squared terms
     squares = gradient.squares()
     reach = max(squares, *torch.stack([gradient.row.max(), gradient.column.max()]).tolist())
-    slack = _VALUE_ROUNDING * squares
-    slack += _VALUE_PER_MARGINAL * found.marginal_error * reach
+    slack = VALUE_ROUNDING * squares
+    slack += VALUE_PER_MARGINAL * found.marginal_error * reach
     if found.quadratic.standard_error > 0:
         slack += _VALUE_NOISE * alpha * found.quadratic.standard_error
     value = alpha * found.quadratic.value
@@ -393,7 +390,7 @@ def judge(
         mean = (1 - alpha) * float(problem.linear.to(torch.float64).mean(*problem.marginals))
         product += mean
         value += (1 - alpha) * found.linear
-        slack += _VALUE_ROUNDING * abs(mean)
+        slack += VALUE_ROUNDING * abs(mean)
     return Status.IMPLAUSIBLE if value > product + slack else status
 
 

@@ -12,7 +12,14 @@ from torchgw._gradients.contract import Coupling, Gradient
 from torchgw._plans.contract import Plan
 from torchgw._plans.transport import TransportPlan
 from torchgw._sinkhorn.anderson import Anderson
-from torchgw._sinkhorn.annealing import Annealing
+from torchgw._sinkhorn.annealing import (
+    LENGTHENING,
+    SETTLING,
+    SETTLING_WINDOW,
+    SHORTEST_STEP,
+    WINDOW,
+    Annealing,
+)
 from torchgw._sinkhorn.contract import PreparedProblem
 from torchgw._sinkhorn.newton import SinkhornResult
 from torchgw._sinkhorn.problem import FactoredCost
@@ -33,11 +40,6 @@ from torchgw._typing import Iteration, Marginals
 
 # Standard deviations of a moving average that count as progress at least. [L125]
 _NOISE = 2.0
-# Iterations over which the decrease of the objective is averaged. [L173, L178]
-_WINDOW = 5
-# A plan is settling if its smallest change in so many iterations is at most this share of the
-# smallest one before. [L178]
-_SETTLING_WINDOW, _SETTLING = 10, 0.5
 # Products with a plan that tell its change: a single one may miss it by chance. [L640]
 _PRODUCTS = 8
 # If a value is below this share of the squares that cancel in it, its decrease is judged by these:
@@ -126,12 +128,12 @@ class Descent:
             return False
         quadratic = verdict.before - verdict.own / 2
         self.values.append(last.dual - last.now + quadratic - self._constant)
-        if len(self.values) <= _WINDOW:
+        if len(self.values) <= WINDOW:
             return False
         value = self.values[-1]
-        fall = (self.values[-1 - _WINDOW] - value) / _WINDOW
-        recent, earlier = self._changes[-_SETTLING_WINDOW:], self._changes[:-_SETTLING_WINDOW]
-        settling = min(recent) <= _SETTLING * min(earlier, default=math.inf)
+        fall = (self.values[-1 - WINDOW] - value) / WINDOW
+        recent, earlier = self._changes[-SETTLING_WINDOW:], self._changes[:-SETTLING_WINDOW]
+        settling = min(recent) <= SETTLING * min(earlier, default=math.inf)
         least = self._tol * abs(value)
         if self._risen:
             return True
@@ -218,15 +220,12 @@ class NextPoint:
 # The first and the shortest step from a plan at which a search has ended: a whole one may leave it.
 # [L1451]
 _FIRST_HELD, _SHORTEST_HELD = 1 / 8, 1 / 1024
-# Shortest step between couplings, and how much longer a step may be than the last one. [L135]
-_SHORTEST = 1 / 16
-_LENGTHENING = 1.2
 
 
 class StepLength:
     """Halve a step that turns back on the one before, and lengthen the others."""
 
-    def __init__(self, first: float = 1.0, shortest: float = _SHORTEST) -> None:
+    def __init__(self, first: float = 1.0, shortest: float = SHORTEST_STEP) -> None:
         self._share, self._shortest = first, shortest
         self._direction: Tensor | None = None
 
@@ -234,7 +233,7 @@ class StepLength:
         """Choose the length of a step in some direction, as a share of it."""
         if self._direction is not None:
             back = float((direction * self._direction).sum()) < 0
-            longer = min(1.0, _LENGTHENING * self._share)
+            longer = min(1.0, LENGTHENING * self._share)
             self._share = max(self._share / 2, self._shortest) if back else longer
         self._direction = direction
         return self._share

@@ -1,6 +1,7 @@
 """What a solve is asked, its end, and all that it comes to."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -123,7 +124,8 @@ def finish(
     constant = strategy.constant
     unresolved = polished is None and not constant and setting.rounding(epsilon) > RESOLVED
     missed = status.converged and evaluation.marginal_error > promised
-    if (unresolved or missed or constant) and plan.dtype == torch.float32:
+    cut = status is Status.STOPPED and not constant
+    if (unresolved or missed or constant) and not cut and plan.dtype == torch.float32:
         # rounding shifts each sum over the plan in its own way: the values would belong to no
         # single plan
         if status.converged and (unresolved or missed):
@@ -163,7 +165,8 @@ def _rounded(setting: Setting, plan: TransportPlan) -> TransportPlan | None:
         float((mass - weight).abs().sum())
         for mass, weight in zip(plan.marginals(), plan.weights, strict=True)
     )
-    if missed <= promised_error(setting):
+    # that of float64, in which a solve that is late has not ended
+    if missed <= promised_error(replace(setting, dtype=torch.float64)):
         return None
     return plan_of(round_to_marginals(plan.to_dense().double(), *plan.weights), plan.weights)
 

@@ -296,9 +296,7 @@ def _from_congruent_pairs(incumbent: Incumbent) -> None:
     problem, rule = asked.problem, asked.options.rule
     n, m = problem.source.n, problem.target.n
     limits, larger = limits_of(problem.source.device), max(n, m)
-    # smaller problems have begun with them; of larger ones some points are looked at
-    whole = n * m <= limits.congruent and can_stack(problem)
-    size = larger if whole else math.isqrt(limits.congruent)
+    # smaller problems have begun with them
     few = larger > limits.relaxed_points and limits.stores(n, m)
     apart = problem.loss.is_square and not problem.directed and problem.linear is None
     search, clock = incumbent.lowest.search, perf_counter()
@@ -306,6 +304,9 @@ def _from_congruent_pairs(incumbent: Incumbent) -> None:
     if rule is None or rule.squares or not (free and few and apart):
         return
     assert search is not None
+    # of larger ones some points are looked at
+    whole = n * m <= limits.congruent and can_stack(problem)
+    size = larger if whole else math.isqrt(limits.congruent)
     with incumbent.lowest.recorder.timed("multistart"):
         coarse, soft = coarse_problem(problem, size).problem, strategy.soft_rule
         assert soft is not None

@@ -238,7 +238,9 @@ def run_stages(
     state = iterate(setting, state)
     if options.n_anchors is None and options.rule is None and not setting.gradient.exact:
         setting, state = _refine_anchors(*_grow_anchors(setting, state, guess))
-    if dtypes.settle == dtypes.loop:
+    # an end in float64 may take longer than all that was kept
+    late = not leaves(_ITERATIONS_KEPT * strategy.route.each, last=True)
+    if dtypes.settle == dtypes.loop or late:
         return setting, state
     if not setting.gradient.exact:
         # the anchors are kept; only their last linear problem is solved in the other dtype
@@ -382,9 +384,9 @@ def conclude(asked: Asked, followed: Followed) -> Outcome:
     if resolved is None:
         if checkpoint is not None and state.status is Status.STOPPED:
             checkpoint.keep(setting, state, now=True)
-        plan, state = settle(setting, state, strategy.dtypes.settle)
+        plan, state = settle(setting, state, setting.dtype)
         while (left := leaves_saddle(setting, state, plan)).state is not None:
-            plan, state = settle(setting, iterate(setting, left.state), strategy.dtypes.settle)
+            plan, state = settle(setting, iterate(setting, left.state), setting.dtype)
         guess = start.guess
         begun = guess.plan if guess.epsilon == 0 else None
         ending = finish(strategy, setting, plan, state, left.coupling, begun)
@@ -398,8 +400,7 @@ def conclude(asked: Asked, followed: Followed) -> Outcome:
         )  # fmt: skip
     gradient, search = setting.gradient, start.search
     # a plan from a given start is not compared with the match of copies
-    given = asked.init is not None and not isinstance(asked.init, Guess)
-    searched = not given and asked.options.rule is None
+    searched = not named_start(asked.init) and asked.options.rule is None
     if searched and misses_a_copy(setting.problem, gradient, ending.evaluation, ending.epsilon):
         search = (search or Search((), math.nan))._replace(doubt=WHY_NOT_A_COPY)
     f, g = plan.potentials

@@ -7,17 +7,17 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from torchgw._boundary.arrays import to_tensor
 from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw._gradients.choose import make_gradient
 from torchgw._gradients.contract import Coupling, Gradient, QuadraticValue
-from torchgw._plans.contract import Anchors
+from torchgw._plans.given import PairPlan, StoredPlan
 from torchgw._plans.paired import PairedPlan
-from torchgw._plans.transport import DualPlan, TransportPlan
+from torchgw._plans.transport import TransportPlan
 from torchgw._problem.limits import limits_of
 from torchgw._problem.reduction import Reduction
-from torchgw._search.alternatives import Alternative, Search
+from torchgw._search.alternatives import Search
 from torchgw._sinkhorn.problem import Cost, DenseCost, softmin
+from torchgw._solve.begin import Guess, read_init
 from torchgw._solve.evaluation import Evaluation, factored_linear
 from torchgw._solve.outcome import Asked, Outcome
 from torchgw._solve.route import Route
@@ -27,105 +27,43 @@ from torchgw.distances.base import both_ways
 
 def reduced(asked: Asked, reduction: Reduction) -> Asked:
     """Ask for the smaller problem, from what is left of the start that was given."""
+    init = asked.init
+    if init is not None:
+        init = _restricted(read_init(init, reduction.whole.marginals), reduction)
     # paths in whole graphs, and searches on all points, say nothing of some of them
-    return asked._replace(
-        problem=reduction.problem, init=_start(asked.init, reduction), graphs=(None, None), made=()
-    )
+    return asked._replace(problem=reduction.problem, init=init, graphs=(None, None), made=())
 
 
-def told_of(route: Route, reduction: Reduction) -> Route:
-    """Say in the route of the smaller problem which points it leaves out."""
+def told_of(route: Route, reduction: Reduction | None) -> Route:
+    """Say in the route of a smaller problem, if it is one, which points it leaves out."""
+    if reduction is None:
+        return route
     count = len(reduction.mass)
     return route._replace(size=f"{route.size}, beside {count} known pair{'s' * (count != 1)}")
 
 
-def _start(init: Any, reduction: Reduction) -> Any:
-    """Restrict what was given as a start to the points that are left."""
-    kept, shape = reduction.kept, reduction.whole.marginals
-    sizes = len(shape.a), len(shape.b)
-    if init is None:
-        return None
-    if isinstance(init, Alternative):
-        return _alternative(init, reduction) if init.shape == sizes else init
-    if isinstance(init, tuple) and not isinstance(init, Anchors):
-        parts = [to_tensor("init", part) for part in init]
-        # what does not fit is refused where starts are read
-        fits = tuple(map(len, parts)) == sizes
-        return tuple(p[i.to(p.device)] for p, i in zip(parts, kept, strict=True)) if fits else init
-    plan = getattr(init, "lazy_plan", init)
-    if isinstance(plan, DualPlan):
-        if plan.shape != sizes:
-            return init
-        if not limits_of(plan.device).stores(*map(len, kept)):
-            raise UnsupportedError(
-                f"`init` as a plan of {sizes[0]} x {sizes[1]} points would be stored for a solve "
-                "with `pairs`, which is too large. Pass a matching: init=plan.argmax()."
-            )
-        part = plan.giving(in_numpy=False).rows(kept.source)[:, kept.target].double()
-        return part / part.sum()
-    table = to_tensor("init", init)
-    if table.dtype.is_floating_point or table.dtype is torch.bool:
-        if tuple(table.shape) != sizes:
+def _restricted(guess: Guess, reduction: Reduction) -> Guess:
+    """Restrict a start to the points that are left."""
+    plan, kept = guess.plan, reduction.kept
+    if isinstance(plan, PairPlan):
+        few = plan.among(kept)
+        if not float(few.mass.sum()) > 0:
             raise InvalidInputError(
-                f"`init` must be a plan of shape {sizes}; got {tuple(table.shape)}."
+                "`init` matches no two points beside the known `pairs`. Leave `init` out."
             )
-        part = table.double()[kept.source.to(table.device)][:, kept.target.to(table.device)]
-        return part / part.sum()
-    return _matching(table.to(kept.source.device).long(), reduction)
-
-
-def _matching(table: Tensor, reduction: Reduction) -> Tensor:
-    """Restrict a matching, targets (n,) or pairs (p, 2), to pairs of points that are left."""
-    n, m = len(reduction.whole.marginals.a), len(reduction.whole.marginals.b)
-    if table.ndim == 2 and table.shape[1] == 2:
-        pairs = table
-    elif tuple(table.shape) == (n,):
-        pairs = torch.stack([torch.arange(n, device=table.device), table], dim=1)[table != -1]
-    else:
-        raise InvalidInputError(
-            f"`init` as a matching must be integers of shape ({n},), the target of each source "
-            f"point or -1 for none, or (pairs, 2); got shape {tuple(table.shape)}."
-        )
-    rows, columns = (
-        _numbered(part, index, size)
-        for part, index, size in zip(pairs.T, reduction.kept, (n, m), strict=True)
-    )
-    found = torch.stack([rows, columns], dim=1)[(rows >= 0) & (columns >= 0)]
-    if not len(found):
-        raise InvalidInputError(
-            "`init` matches no two points beside the known `pairs`. Leave `init` out."
-        )
-    return found
-
-
-def _numbered(points: Tensor, kept: Tensor, size: int) -> Tensor:
-    """Find the numbers of points among those that are left; -1 for others."""
-    if len(points) and not 0 <= int(points.min()) <= int(points.max()) < size:
-        raise InvalidInputError(
-            f"`init` as a matching must have indices within 0 and {size - 1}; got "
-            f"{int(points.min())} to {int(points.max())}."
-        )
-    number = torch.full((size,), -1, device=kept.device)
-    number[kept] = torch.arange(len(kept), device=kept.device)
-    return number[points]
-
-
-def _alternative(init: Alternative, reduction: Reduction) -> Any:
-    """Restrict an optimum of few points to those that are left."""
-    plan = to_tensor("init", init.plan)
-    sides = [
-        to_tensor("init", side).to(reduction.mass.device) for side in (init.source, init.target)
-    ]
-    sizes = len(reduction.whole.marginals.a), len(reduction.whole.marginals.b)
-    numbers = [
-        _numbered(points, kept, size)
-        for points, kept, size in zip(sides, reduction.kept, sizes, strict=True)
-    ]
-    inside = [(number >= 0).to(plan.device) for number in numbers]
-    part = plan[inside[0]][:, inside[1]]
-    source, target = (number[number >= 0] for number in numbers)
-    shape = len(reduction.kept.source), len(reduction.kept.target)
-    return replace(init, plan=part / part.sum(), source=source, target=target, shape=shape)
+        return guess._replace(plan=few)
+    if plan is not None:
+        if not limits_of(kept.source.device).stores(*map(len, kept)):
+            raise UnsupportedError(
+                f"`init` as a plan of {plan.shape[0]} x {plan.shape[1]} points would be stored for "
+                "a solve with `pairs`, which is too large. Pass a matching: init=plan.argmax()."
+            )
+        part = plan.rows(kept.source)[:, kept.target].double()
+        return guess._replace(plan=StoredPlan(part / part.sum()), potentials=None)
+    if guess.potentials is None:
+        return guess
+    f, g = (part[index] for part, index in zip(guess.potentials, kept, strict=True))
+    return guess._replace(potentials=Potentials(f, g))
 
 
 def of_all_points(asked: Asked, reduction: Reduction, found: Outcome) -> Outcome:

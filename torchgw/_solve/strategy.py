@@ -8,6 +8,8 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor
 
+from torchgw._batch.costs import AUTO_EPSILON, AUTO_STEP
+from torchgw._batch.packing import LEAST_WEIGHT
 from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw._gradients.choose import check_products, make_gradient
 from torchgw._gradients.contract import Gradient
@@ -46,9 +48,6 @@ from torchgw.distances.sampling import choose_points
 
 logger = logging.getLogger(__name__)
 
-# epsilon="auto" as a share of natural_scale() [L132], times the mass that moves: in the plane it
-# spans as much of the squared lengths that costs are made of. [L1530]
-_AUTO_EPSILON = {"entropic": 0.0025, "proximal": 0.1}
 # Largest epsilon, as a multiple of the spread of the cost or of one: products with it stay in the
 # range of float32. [L641]
 _LARGEST_EPSILON = 1e30
@@ -64,8 +63,6 @@ _SAME_TOTAL = 1e-6
 # Penalties above this multiple of the natural scale are compared as strict marginals: they would
 # multiply the marginal errors that few iterations leave. [L970]
 _HARD = 1e4
-# Least weight of a point in the scale of the cost, as a share of an equal weight. [L351]
-_LEAST_WEIGHT = 1e-3
 
 
 @dataclass(frozen=True)
@@ -140,7 +137,7 @@ class Strategy:
     @property
     def search_epsilon(self) -> float:
         """Epsilon at which starts are compared: proximal plans are sharp, whatever their step."""
-        sharp = _AUTO_EPSILON["entropic"] * self.scale * self.mass
+        sharp = AUTO_EPSILON * self.scale * self.mass
         return sharp if self.proximal else self.epsilon
 
     @property
@@ -260,7 +257,8 @@ def choose_strategy(
     route = make_route(facts, options, limits, gradient, n_anchors, init)
     for choice in (route.gradient, route.precision, route.storage.choice, route.end):
         logger.info("%s %s: %s", *choice)
-    compile_for_rank(problem.source.device, facts.cost_rank(gradient.chosen, n_anchors))
+    if problem.source.device.type == "cuda":
+        compile_for_rank(problem.source.device, facts.cost_rank(gradient.chosen, n_anchors))
     return Strategy(problem, options, facts, route, mass)
 
 
@@ -275,7 +273,8 @@ def strategy_of_copies(problem: Problem, options: Options, spread: float) -> Str
 def _target_epsilon(options: Options, spread: float, mass: float = 1.0) -> float:
     """Choose the epsilon to reach, for a natural scale of the cost."""
     if options.epsilon == "auto":
-        return _AUTO_EPSILON[options.regularization] * (spread or 1.0) * mass
+        share = AUTO_EPSILON if options.regularization == "entropic" else AUTO_STEP
+        return share * (spread or 1.0) * mass
     return float(options.epsilon) / mass
 
 
@@ -343,7 +342,7 @@ def heavy_as_strict(rule: MarginalRule | None, problem: Problem) -> MarginalRule
 
 def _levelled(weights: Tensor) -> Tensor:
     """Raise tiny weights, so that the cost of points with next to no mass counts in the scale."""
-    least = _LEAST_WEIGHT / len(weights)
+    least = LEAST_WEIGHT / len(weights)
     if float(weights.min()) >= least:
         return weights
     raised = torch.where(weights > 0, weights.clamp_min(least), 0.0)

@@ -320,7 +320,7 @@ class Parameters:
         None, lambda _, value: check_seed(value), "Seed of every random choice.", flag="--seed"
     )  # fmt: skip
     cache: str | os.PathLike[str] | None = _option(
-        None, lambda _, value: open_cache(value),
+        None, lambda _, value: value is None or open_cache(value),
         "Folder that keeps graphs and distances for later calls. Neighbour graphs, geodesics and "
         "landmarks are found by the content of what they were made from. Files are verified when "
         "read; nothing is ever removed.",

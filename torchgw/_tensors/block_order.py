@@ -66,11 +66,11 @@ def block_order(points: Tensor, width: int) -> Order:
 
 
 def _along_widest(points: Tensor, inside: Tensor) -> Tensor:
-    """Compute the coordinate of each point (s, l, r) along its segment's widest direction."""
+    """Compute coordinates of points (s, l, r), overwritten, along their segment's widest axis."""
     # the direction is found by power iteration, which begins with the widest axis
     weight = inside.to(points.dtype)
     mean = torch.einsum("slr,sl->sr", points, weight) / weight.sum(1)[:, None]
-    points = (points - mean[:, None]).mul_(weight[..., None])
+    points.sub_(mean[:, None]).mul_(weight[..., None])
     direction = torch.nn.functional.one_hot((points * points).sum(1).argmax(1), points.shape[2]).to(
         points.dtype
     )

@@ -64,12 +64,12 @@ def keep_least(seconds: float, share: float) -> None:
         clock.kept = max(clock.kept, clock.least)
 
 
-def leaves(seconds: float) -> bool:
-    """Whether there is time for some seconds of work before that is over."""
+def leaves(seconds: float, *, last: bool = False) -> bool:
+    """Whether there is time for some seconds of work; with what was kept if it is the ``last``."""
     clock = _clock.get()
     if clock is None or clock.shared:
         return True
-    return monotonic() + clock.load * seconds <= clock.end - clock.kept
+    return monotonic() + clock.load * seconds <= clock.end - (0 if last else clock.kept)
 
 
 def last_phase() -> None:

@@ -26,6 +26,12 @@ def distinct(n: int, count: int, generator: torch.Generator) -> Tensor:
     return torch.randperm(n, generator=generator, device="cpu")[:count]
 
 
+def at_even_steps(n: int, count: int, device: torch.device) -> Tensor:
+    """Choose ``count`` of n places, the first and the last among them, at even steps."""
+    # float32 would step beyond the last of more than 2^24
+    return torch.linspace(0, n - 1, count, dtype=torch.float64, device=device).round().long()
+
+
 def sample_categories(weights: Tensor, count: int, generator: torch.Generator) -> Tensor:
     """Draw categories (..., count) in proportion to weights (..., c) of positive sum."""
     # Infinite weights, as of plans whose exponents are rounding alone, are the largest there are.

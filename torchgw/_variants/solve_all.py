@@ -39,6 +39,7 @@ from torchgw._problem.providers import DistanceOptions, build_space
 from torchgw._results.base import load
 from torchgw._results.result import GWResult
 from torchgw._solve.table import check_options
+from torchgw._tensors.draws import at_even_steps
 from torchgw._typing import Seed
 from torchgw._variants.barycenter import Alternation, BarycenterResult, Reached, Space, Start
 from torchgw._variants.several import (
@@ -365,7 +366,7 @@ class _Solved:
         """Name the spaces and options."""
         parts: list[Any] = []
         for space in self.spaces:
-            some = torch.linspace(0, space.provider.n - 1, 32, device=self.device).long()
+            some = at_even_steps(space.provider.n, 32, self.device)
             parts += [space.provider.columns(some), space.mass, space.features]
         return content_key("several", *parts, tuple(sorted(self.asked.items(), key=str)))
 

@@ -210,7 +210,7 @@ def align(options: argparse.Namespace) -> int:
     together = rank() is not None
     if together and options.gpus is not None:
         settings.setdefault("device", "cuda")
-    with progress(options.quiet, total, tol, spoken) as report:
+    with progress(not options.quiet, total, tol, spoken) as report:
         asked = torchgw.Options(**settings, callback=report, distributed=together)
         result = torchgw.solve(**given, options=asked)
     if rank():

@@ -408,7 +408,7 @@ def _demo(options: argparse.Namespace) -> int:
 
     X, Y, angles = _curves(options, options.seed)
     start = time.perf_counter()
-    with progress(options.quiet, spoken=spoken) as report:
+    with progress(not options.quiet, spoken=spoken) as report:
         asked = torchgw.Options(n_neighbors=5, random_state=options.seed, callback=report)
         result = torchgw.solve(X, Y, options=asked)
     seconds = time.perf_counter() - start

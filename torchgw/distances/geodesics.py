@@ -113,18 +113,18 @@ class Geodesics:
         """Make a function from sources, int64 of shape (s,), to D[sources] on a device.
 
         On a GPU it works on all sources together by relaxation, and holds the graph there: keep the
-        function for several requests; it adds edges up in ``dtype``. On a CPU processes share the
-        sources.
+        function for several requests; it adds edges up in ``dtype``, which its rows have. On a CPU
+        processes share the sources.
         """
         if device.type != "cuda":
-            return lambda sources: self.rows(sources.numpy(), n_jobs=None).to(device)
+            return lambda sources: self.rows(sources.numpy(), dtype=dtype, n_jobs=None).to(device)
         few = len(self.edges.vertex) <= _FEW_EDGES
         edges = self.edges.to(torch.device("cpu") if few else device)
         order = self._device_order(edges.start.device)
         relaxation = EdgeRelaxation(edges, order, device=device, dtype=dtype)
         unreachable = torch.inf if self.unreachable is None else self.unreachable
         return lambda sources: (
-            relaxation.columns(sources).T.nan_to_num(posinf=unreachable).contiguous()
+            relaxation.columns(sources).T.nan_to_num_(posinf=unreachable).contiguous()
         )
 
     def state(self) -> dict[str, Any]:
@@ -294,6 +294,8 @@ _ROUNDS = 16
 # [L307]
 _SPARE = 1.25
 _MOST_EDGES = 32
+# Vertices whose edges are laid out at once: tables of 70 bytes an edge. [L1502]
+_LAID_OUT = 2**18
 # Path length, in mean edge lengths, by which a round goes further. Long paths that are extended
 # before the short ones are final have to be extended again; a GPU that is otherwise idle can afford
 # that. [L156, L164, L831]
@@ -347,49 +349,11 @@ class EdgeRelaxation:
     ) -> None:
         here = edges.start.device
         self.device = device or here
-        row_of = torch.arange(edges.n, device=here)
-        if order is not None:
-            edges, row_of = _renumbered(edges, order.to(here))
-        # all edges of most vertices fit, and few columns are left empty
-        n, source, degree = edges.n, edges.source, edges.degree
-        mean = len(edges.vertex) / len(row_of)
-        width = min(_MOST_EDGES, 4 * -(-int(_SPARE * mean) // 4) + 4)
-        width = max(3, min(width, int(degree.max())))
-        # two columns of a vertex with several rows join them; all but the first come after those of
-        # all vertices
-        most = torch.where(degree <= width, width, width - 2)
-        more = quotient((degree - 1).clamp_(min=0), most)
-        further = n + more.cumsum(0) - more
-        self._rows = n + int(more.sum())
-        # a table of the edges takes as much as the whole graph: each is let go as soon as it may be
-        column = torch.arange(len(source), device=here).sub_(edges.start[source])
-        limit = most[source]
-        part = quotient(column, limit)
-        column.sub_(limit.mul_(part))
-        del limit
-        row = torch.where(part == 0, source, further[source].add_(part).sub_(1))
-        del part
-        # an edge leads to that row of its end which holds the same edge in reverse
-        mirror = edges.vertex.clone()
-        ours, theirs = (more[end].nonzero()[:, 0] for end in (source, mirror))
-        ours = ours[(source[ours] * n + mirror[ours]).argsort()]
-        theirs = theirs[(mirror[theirs] * n + source[theirs]).argsort()]
-        mirror[theirs] = row[ours]
-        del source
-        itself = torch.arange(self._rows, dtype=torch.int32, device=here)
-        # where a row has no neighbour it is its own, at distance zero: nothing changes
-        neighbour = itself[:, None].repeat(1, width)
-        length = torch.zeros(self._rows, width, dtype=dtype, device=here)
-        neighbour[row, column] = mirror.int()
-        length[row, column] = edges.length.to(dtype)
-        owner = torch.repeat_interleave(more, output_size=self._rows - n)
-        later = itself[n:].long()
-        earlier = torch.where(later == further[owner], owner, later - 1)
-        neighbour[later, width - 2] = earlier.int()
-        neighbour[earlier, width - 1] = later.int()
+        order = torch.arange(edges.n, device=here) if order is None else order.to(here)
         self._neighbour, self._length, self._row_of = (
-            part.to(self.device) for part in (neighbour, length, row_of)
+            part.to(self.device) for part in _laid_out(edges, order, dtype)
         )
+        self._rows = len(self._neighbour)
         self._rounds: dict[int, _Rounds] = {}
         self._memory: GraphMemory | None = None
         step = _IDLE_STEP if self._rows <= _IDLE_ROWS else _STEP
@@ -405,10 +369,10 @@ class EdgeRelaxation:
             self._kernel = relaxation_triton
 
     def columns(self, sources: Tensor) -> Tensor:
-        """Compute D[:, sources], shape (n, s), float64, infinite where there is no path."""
+        """Compute D[:, sources], shape (n, s), infinite where there is no path."""
         most = max(_LEAST_SOURCES, _TABLE_BYTES // (8 * self._rows))
         parts = [self._solve(part) for part in sources.split(most)]
-        return (parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)).double()
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
     def _solve(self, sources: Tensor) -> Tensor:
         row, column = self._row_of[sources], torch.arange(len(sources), device=self.device)
@@ -432,6 +396,9 @@ class EdgeRelaxation:
             # rounded up, so that graphs are recorded for few counts
             count = _SHARED_SOURCES * -(-count // _SHARED_SOURCES)
         if count not in self._rounds:
+            if self._rows > _SHARED_ROWS:
+                # another table of path lengths takes as much as all edges
+                self._rounds.clear()
             self._rounds[count] = self._prepare(count)
         rounds = self._rounds[count]
         rounds.distance.fill_(torch.inf)
@@ -489,17 +456,58 @@ class EdgeRelaxation:
         return bool(changed)
 
 
-def _renumbered(edges: Edges, order: Tensor) -> tuple[Edges, Tensor]:
-    """Renumber the vertices of a graph: order[i], unless that is -1, becomes i; also tell them."""
-    # The edges of a vertex stay in the order in which they were.
-    place = (order >= 0).nonzero()[:, 0]
-    vertex = order[place]
-    rank = torch.empty_like(place).scatter_(0, vertex, place)
-    degree = edges.degree[vertex]
-    start = edges.start.new_zeros(len(order) + 1)
-    start[place + 1] = degree
-    start = start.cumsum(0)
-    moved = edges.start[vertex] - start[place]
-    moved = moved.repeat_interleave(degree, output_size=len(edges.vertex))
-    at = torch.arange(len(moved), device=order.device) + moved
-    return Edges(start, rank[edges.vertex[at]], edges.length[at]), rank
+def _laid_out(edges: Edges, order: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Lay a graph out as a table: neighbours and lengths (rows, width), row of each vertex (n,).
+
+    Vertex order[i], unless that is -1, has row i.
+    """
+    here, size = order.device, len(order)
+    filled = (order >= 0).nonzero()[:, 0]
+    vertex = order[filled]
+    row_of = torch.empty_like(filled).scatter_(0, vertex, filled)
+    degree, begin = torch.zeros_like(order), torch.zeros_like(order)
+    degree[filled], begin[filled] = edges.degree[vertex], edges.start[vertex]
+    # all edges of most vertices fit, and few columns are left empty
+    mean = len(edges.vertex) / edges.n
+    width = min(_MOST_EDGES, 4 * -(-int(_SPARE * mean) // 4) + 4)
+    width = max(3, min(width, int(degree.max())))
+    # two columns of a vertex with several rows join them; all but the first come after those of all
+    # vertices
+    most = torch.where(degree <= width, width, width - 2)
+    more = quotient((degree - 1).clamp_(min=0), most)
+    further = size + more.cumsum(0) - more
+    rows = size + int(more.sum())
+
+    def edges_of(some: Tensor) -> tuple[Tensor, ...]:
+        """List where edges of some places begin, their rows and columns, ends, and numbers."""
+        count = degree[some]
+        source = some.repeat_interleave(count)
+        column = torch.arange(len(source), device=here)
+        column -= (count.cumsum(0) - count).repeat_interleave(count)
+        number = begin[source] + column
+        part = quotient(column, most[source])
+        column -= most[source] * part
+        row = torch.where(part == 0, source, further[source] + part - 1)
+        return source, row, column, row_of[edges.vertex[number]], number
+
+    source, row, _, end, _ = edges_of(more.nonzero()[:, 0])
+    several, by = (source * size + end).sort()
+    row_of_several = row[by]
+    itself = torch.arange(rows, dtype=torch.int32, device=here)
+    # where a row has no neighbour it is its own, at distance zero: nothing changes
+    neighbour = itself[:, None].repeat(1, width)
+    length = torch.zeros(rows, width, dtype=dtype, device=here)
+    # tables of all edges would take several times as much as the graph
+    for some in torch.arange(size, device=here).split(_LAID_OUT):
+        source, row, column, end, number = edges_of(some)
+        # an edge leads to that row of its end which holds the same edge in reverse
+        far = more[end].nonzero()[:, 0]
+        end[far] = row_of_several[torch.searchsorted(several, end[far] * size + source[far])]
+        neighbour[row, column] = end.int()
+        length[row, column] = edges.length[number].to(dtype)
+    owner = torch.repeat_interleave(more, output_size=rows - size)
+    later = itself[size:].long()
+    earlier = torch.where(later == further[owner], owner, later - 1)
+    neighbour[later, width - 2] = earlier.int()
+    neighbour[earlier, width - 1] = later.int()
+    return neighbour, length, row_of

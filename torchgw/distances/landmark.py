@@ -1,7 +1,8 @@
 """Distances in low rank, from those to a few landmarks by Nystrom's approximation; geodesics so."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,7 @@ _TOLERANCE = 0.02
 _LEAST_GAIN = 0.1
 # Landmarks of a round that are drawn together. [L101]
 _PART = 15
-# Vertices whose distances are compared at once: tables of 264 bytes a vertex. [L1500]
+# Vertices whose distances are computed with at once: tables of up to 1,000 bytes each. [L1500]
 _VERTICES = 2**18
 # Up to so many vertices the host makes the random numbers, so that they are the same as on a CPU.
 # [L790]
@@ -146,27 +147,26 @@ class NystromDistance(DistanceProvider):
         self.landmarks = torch.tensor([start], device=self.device)
         # a GPU takes as long for one source as for a few
         first = rows_of(torch.cat([self.landmarks, held_out]))
-        rows, exact, before = first[:1], first[1:], math.inf
+        rows, exact, before = [first[:1]], first[1:], math.inf
         few = _FEW if self.n > _ALL_VERTICES else self.n
         counts: tuple[int, ...] = (n_landmarks or few,)
         if n_landmarks is None and self.n > _FEW_VERTICES:
             counts = _COUNTS
         for count in counts:
-            # as large as the rows: let go before more of these are found
-            factors = None
-            self.landmarks, rows = _add_landmarks(
-                rows_of, self.landmarks, rows, exact, count, generator
-            )
-            factors, self.error = _approximate(rows, self.landmarks, held_out, exact)
+            self.landmarks = _add_landmarks(rows_of, self.landmarks, rows, exact, count, generator)
+            to_landmarks, signs, self.error = _approximate(rows, self.landmarks, held_out, exact)
             exhausted = len(self.landmarks) < count
             stuck = self.error > (1 - _LEAST_GAIN) * before
             if exhausted or stuck or self.error <= _TOLERANCE:
                 break
             before = self.error
-        assert factors is not None
-        self._largest = float(rows.max())
-        del first, rows, exact
-        self._factors = Factors(*(part.to(self.dtype).contiguous() for part in factors))
+        self._largest = max(float(some.max()) for some in rows)
+        # what finds paths takes as much as these
+        del first, exact, rows_of
+        matrix = torch.empty(self.n, len(signs), dtype=self.dtype, device=self.device)
+        for some in _parts(self.n):
+            matrix[some] = _columns(rows, some).T @ to_landmarks
+        self._factors = Factors(matrix, signs.to(self.dtype))
 
     @property
     def rank(self) -> int:
@@ -204,27 +204,28 @@ def draw(n: int, count: int, generator: torch.Generator | None) -> NDArray[np.in
 def _add_landmarks(
     rows_of: Callable[[Tensor], Tensor],
     landmarks: Tensor,
-    rows: Tensor,
+    rows: list[Tensor],
     others: Tensor,
     count: int,
     generator: torch.Generator,
-) -> tuple[Tensor, Tensor]:
-    """Add landmarks (L,) and their distances (L, n) until there are ``count``, or no more."""
+) -> Tensor:
+    """Add landmarks (L,) until there are ``count``, or no more, and their distances to the rows."""
     while len(landmarks) < count:
-        closest = rows.amin(dim=0)
+        closest = reduce(lesser, (some.amin(dim=0) for some in rows))
         if closest.max() == 0:
             # all vertices that are left are duplicates of landmarks
             break
         farthest = min(_EXTREMES, count) - len(landmarks)
-        fresh = _choose_round(closest, (rows, others), farthest, count - len(landmarks), generator)
+        known = (*rows, others)
+        fresh = _choose_round(closest, known, farthest, count - len(landmarks), generator)
         landmarks = torch.cat([landmarks, fresh])
-        rows = torch.cat([rows, rows_of(fresh)])
-    return landmarks, rows
+        rows.append(rows_of(fresh))
+    return landmarks
 
 
 def _choose_round(
     closest: Tensor,
-    known: tuple[Tensor, Tensor],
+    known: Sequence[Tensor],
     farthest: int,
     size: int,
     generator: torch.Generator,
@@ -248,13 +249,13 @@ def _choose_round(
     return landmarks
 
 
-def _least_apart(known: tuple[Tensor, Tensor], one: Tensor) -> Tensor:
+def _least_apart(known: Sequence[Tensor], one: Tensor) -> Tensor:
     """Bound the distances of all vertices to one, (n,), by those of both to known vertices."""
-    first, second = (
+    bounds = (
         [(part - rows[:, one, None]).abs_().amax(dim=0) for part in rows.split(_VERTICES, 1)]
         for rows in known
     )
-    return greater(torch.cat(first), torch.cat(second))
+    return reduce(greater, map(torch.cat, bounds))
 
 
 def _draw_spread(closest: Tensor, size: int, generator: torch.Generator) -> Tensor:
@@ -274,9 +275,11 @@ def _draw_spread(closest: Tensor, size: int, generator: torch.Generator) -> Tens
     return keys.topk(min(size, possible)).indices
 
 
-def _nystrom(rows: Tensor, landmarks: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute factors from distances to landmarks, the largest eigenvalues first."""
-    block = rows[:, landmarks]
+def _nystrom(block: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute what makes factors of distances to landmarks, (L, r) and signs (r,).
+
+    ``block`` are the distances between landmarks. The largest eigenvalues come first.
+    """
     # on the CPU: the problem is small, and the answer does not depend on the device
     values, vectors = torch.linalg.eigh(((block + block.T) / 2).cpu())
     order = values.abs().argsort(descending=True)
@@ -284,33 +287,48 @@ def _nystrom(rows: Tensor, landmarks: Tensor) -> tuple[Tensor, Tensor]:
     kept = values.abs() > 1e-12 * values[0].abs()
     # all distances are zero where there is one point, or duplicates of one
     if not kept.any():
-        return rows.new_zeros(rows.shape[1], 1), rows.new_ones(1)
+        return block.new_zeros(len(block), 1), block.new_ones(1)
     values, vectors = values[kept], vectors[:, kept]
-    return rows.T @ (vectors / values.abs().sqrt()).to(rows.device), values.sign().to(rows.device)
+    return (vectors / values.abs().sqrt()).to(block.device), values.sign().to(block.device)
 
 
 def _approximate(
-    rows: Tensor, landmarks: Tensor, held_out: Tensor, exact: Tensor
-) -> tuple[tuple[Tensor, Tensor], float]:
-    """Compute factors of the smallest rank nearly as good as the best, and their relative error."""
-    matrix, signs = _nystrom(rows, landmarks)
+    rows: Sequence[Tensor], landmarks: Tensor, held_out: Tensor, exact: Tensor
+) -> tuple[Tensor, Tensor, float]:
+    """Choose the smallest rank nearly as good as the best: what makes factors, relative error."""
+    to_landmarks, signs = _nystrom(_columns(rows, landmarks))
     fresh = ~torch.isin(held_out.cpu(), landmarks.cpu())
     if not fresh.any():
-        return (matrix, signs), 0.0
+        return to_landmarks, signs, 0.0
     if not fresh.all():
         held_out, exact = (part[fresh.to(part.device)] for part in (held_out, exact))
     # squared distances of the exact columns to the sums of the first r terms
-    own, size = signs * matrix[held_out], sum((row * row).sum() for row in exact).clamp_min(1e-300)
-    products = ((own.T @ own) * (matrix.T @ matrix)).cumsum(0).cumsum(1).diagonal()
-    square = products - 2 * (own * (exact @ matrix)).sum(0).cumsum(0) + size
+    gram, cross, size = signs.new_zeros(()), signs.new_zeros(()), signs.new_zeros(())
+    for some in _parts(exact.shape[1]):
+        part, known = _columns(rows, some).T @ to_landmarks, exact[:, some].double()
+        gram, cross = gram + part.T @ part, cross + known @ part
+        size = size + (known * known).sum()
+    own, size = signs * (_columns(rows, held_out).T @ to_landmarks), size.clamp_min(1e-300)
+    products = ((own.T @ own) * gram).cumsum(0).cumsum(1).diagonal()
+    square = products - 2 * (own * cross).sum(0).cumsum(0) + size
     # differences below rounding mean nothing
     errors = (square / size).clamp_min(torch.finfo(square.dtype).eps).sqrt()
     rank = int((errors <= _RANK_SLACK * errors.min()).nonzero()[0]) + 1
-    return (matrix[:, :rank], signs[:rank]), float(errors[rank - 1])
+    return to_landmarks[:, :rank], signs[:rank], float(errors[rank - 1])
 
 
-# Vertices above which a GPU adds up edges in float32: paths of 10,000,000 points are then off by
-# 3e-6 of the longest one, where landmarks leave 1e-2. [L920]
+def _parts(n: int) -> Iterator[slice]:
+    """Split vertices into those that are computed with in float64 at once."""
+    return (slice(start, start + _VERTICES) for start in range(0, n, _VERTICES))
+
+
+def _columns(rows: Sequence[Tensor], some: Tensor | slice) -> Tensor:
+    """Take some columns of rows (L, n) in float64."""
+    return torch.cat([part[:, some] for part in rows]).double()
+
+
+# Vertices above which paths are kept in float32, in which a GPU adds up edges: those of 10,000,000
+# points are then off by 3e-6 of the longest one, where landmarks leave 1e-2. [L920, L1502]
 _ROUGH = 2**20
 
 
@@ -332,8 +350,8 @@ class LandmarkDistance(NystromDistance):
     device : torch.device or str, optional
         Device of everything that is returned.
     dtype : torch.dtype, optional
-        Dtype of everything that is returned. The factors are computed in float64; paths of more
-        than 2^20 vertices in float32 on a GPU.
+        Dtype of everything that is returned. The factors are computed in float64, from paths that
+        are kept in float32 of more than 2^20 vertices, in which a GPU adds them up.
 
     Attributes
     ----------
@@ -371,11 +389,14 @@ class LandmarkDistance(NystromDistance):
         self.geodesics = geodesics = as_geodesics(graph)
         self.n, self.device, self.dtype = geodesics.n, device, dtype
 
+    @property
+    def _row_dtype(self) -> torch.dtype:
+        """Dtype of the paths that factors are made of."""
+        return torch.float32 if self.n > _ROUGH else torch.float64
+
     def _reader(self) -> Callable[[Tensor], Tensor]:
         assert self.geodesics is not None
-        return self.geodesics.reader(
-            self.device, torch.float32 if self.n > _ROUGH else torch.float64
-        )
+        return self.geodesics.reader(self.device, self._row_dtype)
 
     @classmethod
     def shared(
@@ -385,7 +406,7 @@ class LandmarkDistance(NystromDistance):
         provider = cls.__new__(cls)
         provider._begin(graph, device, torch.float64)
         alone = provider._reader()
-        empty = torch.empty(0, provider.n, dtype=torch.float64, device=device)
+        empty = torch.empty(0, provider.n, dtype=provider._row_dtype, device=device)
 
         def rows_of(sources: Tensor) -> Tensor:
             return ranks.at_once(len(sources), lambda some: alone(sources[some]), empty)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from torchgw._errors import InvalidInputError
+from torchgw._tensors.draws import at_even_steps
 from torchgw.distances._graph.neighbours import nearest
 from torchgw.distances.base import DistanceProvider, ScaledDistance
 from torchgw.distances.curved import CurvedModel, curved_distances
@@ -147,8 +148,7 @@ def factor_reference(provider: DistanceProvider) -> Tensor:
     factors = provider.factors()
     assert factors is not None
     count = max(_REFERENCE_POINTS, _REFERENCE_PER_FACTOR * factors.signs.numel())
-    steps = torch.linspace(0, provider.n - 1, min(provider.n, count), device=provider.device)
-    return steps.round().long()
+    return at_even_steps(provider.n, min(provider.n, count), provider.device)
 
 
 def factor_rows(provider: DistanceProvider, reference: Tensor) -> Tensor:

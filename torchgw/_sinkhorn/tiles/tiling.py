@@ -176,10 +176,11 @@ def block_orders(cost: FactoredCost, widths: tuple[int, int]) -> tuple[Order, Or
     sides = (cost.left, cost.right), (cost.right, cost.left)
     orders = []
     for (own, other), width in zip(sides, widths, strict=True):
-        own, other = own - average(own), other - average(other)
-        size, axes = _axes(other.T @ other / len(other))
+        mean = average(other)
+        size, axes = _axes(other.T @ other / len(other) - torch.outer(mean, mean))
         metric = (axes * size.clamp_min(0).sqrt()).to(own.dtype)
         spread = own @ metric
+        spread.sub_(average(spread))
         axes = _axes(spread.T @ spread)[1].to(own.dtype)
         orders.append(block_order(spread @ axes[:, -_COORDINATES:], width))
     return orders[0], orders[1]

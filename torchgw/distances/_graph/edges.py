@@ -16,6 +16,8 @@ from torchgw._tensors.operations import same
 # Up to so many vertices the import of SciPy's graph routines would take longer than they save.
 # [L603]
 _FEW = 16_384
+# Vertices whose edges are sorted at once: tables of 80 bytes an edge. [L1502]
+_SORTED = 2**20
 
 
 class Edges(NamedTuple):
@@ -68,15 +70,35 @@ def from_csr(graph: scipy.sparse.csr_matrix) -> Edges:
 
 def symmetric_edges(n: int, source: Tensor, target: Tensor, length: Tensor) -> Edges:
     """Unite directed edges (e,) and their reverses, for n vertices, at most 2^31."""
-    # edges that are given more than once, in either direction, have one length
-    key = torch.cat([source * n + target, target * n + source])
+    # by parts of the vertices, as to sort takes several times the memory of what is sorted
+    parts, counted = list[Edges](), 0
+    for low in range(0, n, _SORTED):
+        here = torch.arange(low, min(low + _SORTED, n), device=source.device)
+        parts.append(_edges_of(here, n, source, target, length))
+        parts[-1].start.add_(counted)
+        counted += len(parts[-1].vertex)
+    starts, vertices, lengths = (list(some) for some in zip(*parts, strict=True))
+    del parts
+    starts.append(torch.full((1,), counted, device=source.device))
+    start, vertex = torch.cat(starts), torch.cat(vertices)
+    del vertices
+    return Edges(start, vertex, torch.cat(lengths))
+
+
+def _edges_of(here: Tensor, n: int, source: Tensor, target: Tensor, length: Tensor) -> Edges:
+    """Take the edges of consecutive vertices, in both directions; the last start is left out."""
+    ahead, back = (
+        ((end >= here[0]) & (end <= here[-1])).nonzero()[:, 0] for end in (source, target)
+    )
+    key = torch.cat([source[ahead] * n + target[ahead], target[back] * n + source[back]])
     key, order = key.sort()
+    # edges that are given more than once, in either direction, have one length
     first = torch.ones_like(key, dtype=torch.bool)
     first[1:] = key[1:] != key[:-1]
     key, order = key[first], order[first]
-    vertices = torch.arange(n + 1, device=key.device)
-    start = torch.searchsorted(key, vertices * n)
-    return Edges(start, torch.cat([target, source])[order], torch.cat([length, length])[order])
+    start = torch.searchsorted(key, here * n)
+    vertex = torch.cat([target[ahead], source[back]])[order]
+    return Edges(start, vertex, torch.cat([length[ahead], length[back]])[order])
 
 
 def with_edges(edges: Edges, source: Tensor, target: Tensor, length: Tensor) -> Edges:

@@ -120,11 +120,14 @@ def nearest_others(
         distance, index = nearest(points, points, n_neighbors + 1, leaves)
     else:
         distance, index = _nearest_by_ranks(points, n_neighbors + 1, ranks)
-    keep = index != torch.arange(points.shape[0], device=points.device)[:, None]
-    # a point with many duplicates may not have found itself: its last neighbour is dropped instead
-    keep[:, -1] = torch.where(keep.sum(dim=1) > n_neighbors, False, keep[:, -1])
-    shape = points.shape[0], n_neighbors
-    return Neighbours(distance[keep].reshape(shape), index[keep].reshape(shape))
+    others = Neighbours(*(part.new_empty(len(part), n_neighbors) for part in (distance, index)))
+    for some in torch.arange(len(points), device=points.device).split(_SORTED):
+        own = index[some] == some[:, None]
+        # a point with many duplicates may not have found itself: its last neighbour is dropped
+        own[:, -1] |= ~own.any(dim=1)
+        for kept, part in zip(others, (distance, index), strict=True):
+            kept[some] = part[some][~own].reshape(-1, n_neighbors)
+    return others
 
 
 def _nearest_by_ranks(points: Tensor, n_neighbors: int, ranks: Ranks) -> Neighbours:
@@ -248,12 +251,13 @@ def _nearest_by_one_launch(base: Leaves, query: Leaves, n_neighbors: int) -> Nei
         seeds = torch.cat([box_gaps(part, base).argmin(dim=1) for part in blocks])
     square, place = nearest_in_leaves(base, query, seeds, n_neighbors)
     row = base.row.flatten()
-    parts = []
-    for squares, places in zip(square.split(_SORTED), place.split(_SORTED), strict=True):
-        nearest, order = squares.sort(dim=1)
-        found = places.gather(1, order[:, :n_neighbors])
-        parts.append((nearest[:, :n_neighbors].sqrt(), row[found.long()]))
-    return Neighbours(*(torch.cat(part) for part in zip(*parts, strict=True)))
+    distance = square.new_empty(len(square), n_neighbors)
+    index = row.new_empty(distance.shape)
+    for some in torch.arange(len(square), device=row.device).split(_SORTED):
+        nearest, order = square[some].sort(dim=1)
+        distance[some] = nearest[:, :n_neighbors].sqrt()
+        index[some] = row[place[some].gather(1, order[:, :n_neighbors]).long()]
+    return Neighbours(distance, index)
 
 
 def _search(base: Leaves, query: Leaves, n_neighbors: int, distance: Tensor, index: Tensor) -> None:
