@@ -66,9 +66,13 @@ class _Data:
         """Whether some matching is the best: these compete alone, or the objective is concave."""
         a, b = self.a, self.b
         equal = len(a) == len(b) and np.ptp(a) == 0 == np.ptp(b)
-        if self.matchings and not equal:
-            raise InvalidInputError("`proof` is about matchings, and the weights are not equal.")
+        _check(equal or not self.matchings, "is about matchings, and the weights are not equal.")
         return equal and (self.matchings or _is_concave(self))
+
+
+def _check(holds: Any, what: str) -> None:
+    if not holds:
+        raise InvalidInputError(f"`proof` {what}")
 
 
 def verify(
@@ -122,15 +126,13 @@ def verify(
     >>> float(abs(torchgw.verify(proof, X, X[::-1]).lower_bound - proof.value)) < 1e-9
     True
     """
-    if proof.digest != _digest(proof):
-        raise InvalidInputError(
-            "`proof` is not as it was made: its numbers do not have its digest. Use the original, "
-            "or `result.certify()` again."
-        )
-    if proof.method not in _METHODS:
-        raise InvalidInputError(
-            f"`proof` is by {proof.method!r:.40}; known: {', '.join(_METHODS)}."
-        )
+    _check(
+        proof.digest == _digest(proof),
+        "is not as it was made: its numbers do not have its digest. Use the original, or "
+        "`result.certify()` again.",
+    )
+    known = ", ".join(_METHODS)
+    _check(proof.method in _METHODS, f"is by {proof.method!r:.40}; known: {known}.")
     x, y = (
         _table(name, points, table, metric) * scale
         for name, points, table, metric, scale in zip(
@@ -160,11 +162,11 @@ def verify(
     rounding = own + _ROUNDINGS * np.finfo(float).eps * (n + m) * size
     if not linear.any() and (data.D_X % 1 == 0).all() and (data.D_Y % 1 == 0).all():
         bound = _attainable(bound, data)
-    if not proof.value <= bound + rounding + _DIGITS * size:
-        raise InvalidInputError(
-            f"`proof` does not hold for these data: it claims {proof.value:.9g}, and {bound:.9g} "
-            "is what follows. Pass the data, weights and linear cost that were solved."
-        )
+    _check(
+        proof.value <= bound + rounding + _DIGITS * size,
+        f"does not hold for these data: it claims {proof.value:.9g}, and {bound:.9g} is what "
+        "follows. Pass the data, weights and linear cost that were solved.",
+    )
     return Verified(float(min(bound, proof.value)), float(rounding))
 
 
@@ -223,11 +225,11 @@ def _in_order(data: _Data, arrays: dict[str, Any]) -> tuple[float, float]:
         x, y = (np.sort(part[~np.eye(n, dtype=bool)].reshape(n, n - 1)) for part in (x, y))
         local = np.array([((row - y) ** 2).sum(1) for row in x]) + own
         local /= n
-    elif n == len(b) and np.ptp(a) == 0 == np.ptp(b):
-        x, y = np.sort(x), np.sort(y)
-        local = np.array([((row - y) ** 2).mean(1) for row in x])
     else:
-        x, y = (np.array([_means(row, part) for row in side]) for side, part in ((x, a), (y, b)))
+        if n == len(b) and np.ptp(a) == 0 == np.ptp(b):
+            x, y = np.sort(x), np.sort(y)
+        else:
+            x, y = (np.array([_means(row, w) for row in side]) for side, w in ((x, a), (y, b)))
         local = np.array([((row - y) ** 2).mean(1) for row in x])
     return _least(data.alpha * local + data.M, arrays["f"], data), _sign(data)
 
@@ -289,8 +291,8 @@ def _eigenvalues(data: _Data, arrays: dict[str, Any]) -> tuple[float, float]:
 
 def _split(data: _Data, r: Array, s: Array) -> tuple[float, Array, Array, Array]:
     """Split F = constant + <linear, P> - 2 alpha tr(G_X P G_Y P'), for any r and s."""
-    if not all((table == table.T).all() for table in (data.D_X, data.D_Y)):
-        raise InvalidInputError("`proof` is about symmetric distances; D_X or D_Y is not.")
+    symmetric = all((table == table.T).all() for table in (data.D_X, data.D_Y))
+    _check(symmetric, "is about symmetric distances; D_X or D_Y is not.")
     G_X, G_Y = data.D_X - r[:, None] - r, data.D_Y - s[:, None] - s
     squares = data.a @ data.D_X**2 @ data.a + data.b @ data.D_Y**2 @ data.b
     constant = data.alpha * float(squares - 4 * (data.a @ r) * (data.b @ s))
@@ -323,70 +325,63 @@ def _lifting(data: _Data, arrays: dict[str, Any]) -> tuple[float, float]:
 
 
 def _cutting_planes(data: _Data, arrays: dict[str, Any]) -> tuple[float, float]:
-    """Check the cuts, check that the vertices are all there are, and take the least of F there."""
-    r, s, u, v = (arrays[name] for name in ("r", "s", "u", "v"))
+    """Check factors and cuts, and take the least of F at the vertices that these leave."""
+    r, s, u, v, sigma, tau = (arrays[name] for name in ("r", "s", "u", "v", "sigma", "tau"))
     constant, linear, G_X, G_Y = _split(data, r, s)
     # the factors are those of the tables, up to rounding
-    missed = []
-    for table, vectors, signs in ((G_X, u, arrays["sigma"]), (G_Y, v, arrays["tau"])):
-        if not (np.abs(signs) == 1).all():
-            raise InvalidInputError("`proof` has signs of factors that are not 1 or -1.")
-        missed.append(float(np.abs((vectors * signs) @ vectors.T - table).max()))
-    most = [float(np.abs(table).max()) for table in (G_X, G_Y)]
-    rounding = 2 * data.alpha * (missed[0] * (most[1] + missed[1]) + missed[1] * most[0])
+    _check((np.abs(np.append(sigma, tau)) == 1).all(), "has signs of factors that are not 1 or -1.")
+    missed = [np.abs((u * sigma) @ u.T - G_X).max(), np.abs((v * tau) @ v.T - G_Y).max()]
+    most = [np.abs(G_X).max(), np.abs(G_Y).max()]
+    off = 2 * data.alpha * float(missed[0] * (most[1] + missed[1]) + missed[1] * most[0])
     left, right = np.repeat(u, v.shape[1], 1), np.tile(v, (1, u.shape[1]))
-    c = 2 * data.alpha * np.outer(arrays["sigma"], arrays["tau"]).ravel()
+    c = 2 * data.alpha * np.outer(sigma, tau).ravel()
     pairs = list(zip(left.T, right.T, strict=True))
-    low, high = (
-        np.array([sign * _pairing(sign * x, data.a, y, data.b) for x, y in pairs])
-        for sign in (-1, 1)
-    )
+    high = np.array([_pairing(x, data.a, y, data.b) for x, y in pairs])
+    low = np.array([-_pairing(-x, data.a, y, data.b) for x, y in pairs])
     # -c z^2 lies above its secant or, if convex, above any tangent
     kept, z = arrays["active"].astype(int), arrays["touched"]
-    if not np.isin(kept, np.arange(len(c))).all():
-        raise InvalidInputError("`proof` follows products of factors that there are not.")
-    away = np.ones(len(c), dtype=bool)
-    away[kept] = False
+    inside = np.isin(kept, np.arange(len(c))).all()
+    _check(inside, "follows products of factors that there are not.")
+    _check((c[kept] > 0).all(), "follows a convex term where only concave ones can be.")
+    away = np.isin(np.arange(len(c)), kept, invert=True)
     slope = np.where(away, np.where(c > 0, -c * (low + high), -2 * c * z), 0.0)
     constant += float(np.where(c > 0, c * low * high, c * z**2)[away].sum())
     linear = linear + (left * slope) @ right.T
-    left, right, c, low, high = left[:, kept], right[:, kept], c[kept], low[kept], high[kept]
-    if not (c > 0).all():
-        raise InvalidInputError("`proof` follows a convex term where only concave ones can be.")
     # every plan meets every cut t + w . z >= h
+    cuts = list(zip(arrays["slopes"], arrays["heights"], arrays["potentials"], strict=True))
+    left, right = left[:, kept], right[:, kept]
+    off = max([off, *(h - _least(linear + (left * w) @ right.T, f, data) for w, h, f in cuts)])
+    _check(off <= 1e-6 * data.size, "has a cut or a factor that does not hold.")
+    bound, outside = _least_vertex(c[kept], low[kept], high[kept], arrays)
+    return constant + bound, off + outside
+
+
+def _least_vertex(c: Array, low: Array, high: Array, arrays: dict[str, Any]) -> tuple[float, float]:
+    """Take the least of t - c . z^2 where all cuts hold, and check that no vertex is missing."""
     slopes, heights, cap = arrays["slopes"], arrays["heights"], float(arrays["cap"][0])
-    for w, height, f in zip(slopes, heights, arrays["potentials"], strict=True):
-        short = height - _least(linear + (left * w) @ right.T, f, data)
-        rounding = max(rounding, float(short))
-    if rounding > 1e-6 * data.size:
-        raise InvalidInputError("`proof` has a cut or a factor that does not hold.")
-    # the polytope: z >= low, t >= h_0, z <= high, t <= cap, and the cuts
-    dim = len(c) + 1
-    width, scale = high - low, cap - heights[0]
-    normals = np.column_stack([slopes[1:] * width / scale, np.ones(len(slopes) - 1)])
-    normals = np.concatenate([np.eye(dim), -np.eye(dim), normals])
-    ends = np.append(-np.ones(dim - 1), -1.0)
-    offsets = np.concatenate(
-        [np.zeros(dim), ends, (heights[1:] - slopes[1:] @ low - heights[0]) / scale]
-    )
+    # in units of their ranges: z >= low, t >= h_0, z <= high, t <= cap, and the other cuts
+    dim, width, scale = len(c) + 1, high - low, cap - heights[0]
+    others = np.column_stack([slopes[1:] * width / scale, np.ones(len(slopes) - 1)])
+    normals = np.concatenate([np.eye(dim), -np.eye(dim), others])
+    raised = (heights[1:] - slopes[1:] @ low - heights[0]) / scale
+    offsets = np.concatenate([np.zeros(dim), -np.ones(dim), raised])
     faces = np.sort(arrays["faces"].astype(int), axis=1)
     known = ((faces >= 0) & (faces < len(normals))).all()
-    if not known or not (np.abs(np.linalg.det(normals[faces])) > 0).all():
-        raise InvalidInputError("`proof` has a vertex on faces that do not meet in a point.")
+    meet = known and (np.abs(np.linalg.det(normals[faces])) > 0).all()
+    _check(meet, "has a vertex on faces that do not meet in a point.")
     x = np.linalg.solve(normals[faces], offsets[faces][:, :, None])[:, :, 0]
     inside = min(
         float((x @ normal - offset).min()) for normal, offset in zip(normals, offsets, strict=True)
     )
     # every edge has two ends: then no vertex is missing
     edges = np.concatenate([np.delete(faces, k, axis=1) for k in range(dim)])
-    counts = np.unique(edges, axis=0, return_counts=True)[1]
-    if inside < -1e-10 or len(np.unique(faces, axis=0)) != len(faces) or (counts != 2).any():
-        raise InvalidInputError("`proof` does not list all vertices of its cuts.")
+    ends = np.unique(edges, axis=0, return_counts=True)[1]
+    all_ = inside >= -1e-10 and len(np.unique(faces, axis=0)) == len(faces) and (ends == 2).all()
+    _check(all_, "does not list all vertices of its cuts.")
     z, t = low + x[:, :-1] * width, heights[0] + scale * x[:, -1]
-    bound = constant + float((t - z**2 @ c).min())
-    # plans above the cap
-    above = constant + cap - float(c @ np.maximum(low**2, high**2))
-    return min(bound, above), rounding - min(inside, 0.0) * scale
+    # and of plans above the cap
+    above = cap - float(c @ np.maximum(low**2, high**2))
+    return min(float((t - z**2 @ c).min()), above), -min(inside, 0.0) * scale
 
 
 def _pairing(u: Array, a: Array, v: Array, b: Array) -> float:
