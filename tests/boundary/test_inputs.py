@@ -768,7 +768,7 @@ def test_what_connect_returned_is_a_graph(distances, tmp_path):
         ("scale", ["x", 1.0, ["max"], np.ones(2)], "'auto', 'max', 'mean' or None"),
         ("disconnected", ["x", None, np.ones(2)], "'stitch' or 'fill'"),
         ("gradient", ["x", None, 3, ["dense"], np.ones(2)], "one of 'auto', 'dense', 'factored'"),
-        ("backend", ["x", None, ["eager"]], "one of 'auto', 'triton', 'eager'"),
+        ("backend", ["x", None, ["eager"]], "one of 'auto', 'triton', 'compile', 'eager'"),
         ("precision", ["x", None, 64], "one of 'auto', 'mixed', 'float64', 'float32'"),
         ("dtype", [torch.float16, torch.int64, "float32", np.float32], "float32 or torch.float64"),
         ("device", ["x", 1.5, [], "cuda:99", "cpu:5", "meta"], "device"),

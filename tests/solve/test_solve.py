@@ -402,7 +402,8 @@ def test_numbers_of_a_streamed_solve_are_those_of_its_plan(fused, weighted):
     if weighted:
         options["a"] = np.append(np.zeros(10), np.full(80, 1 / 80))
     options |= {"storage": "streamed", "precision": "float32", "epsilon": 5e-3, "random_state": 0}
-    options["skip_tiles"] = True
+    # a search may end nearer than its loop looks
+    options |= {"skip_tiles": True, "n_init": 1}
     result = solve_by_name(x, y, distances="sqeuclidean", **options)
     assert result.converged
     assert result.log["settle_iterations"] == 0
