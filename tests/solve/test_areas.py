@@ -16,6 +16,12 @@ def mesh(stretch=1.0, n=420, seed=0):
     return sphere * [1, 1.5, 2 * stretch], scipy.spatial.ConvexHull(sphere).simplices
 
 
+def two(seed=0):
+    """Two surfaces of one shape each, as one."""
+    points, faces = mesh(seed=seed)
+    return np.concatenate([points, points + 10]), np.concatenate([faces, faces + len(points)])
+
+
 def test_areas_of_other_shapes_are_penalised_and_it_is_said():
     long, short = mesh(2.0), mesh(seed=1)
     for x, y in ((long, short), (short, long)):
@@ -29,6 +35,8 @@ def test_areas_of_other_shapes_are_penalised_and_it_is_said():
     [
         # another size, pose and sampling of one shape
         ((mesh()[0][:, ::-1] * 7, mesh()[1]), mesh(seed=1), {}),
+        # several pieces
+        (two(), two(seed=1), {}),
         # few vertices tell little
         (mesh(2.0, 100), mesh(1.0, 100), {}),
         (mesh(2.0), mesh(), {"mass": 0.5}),

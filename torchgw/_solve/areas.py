@@ -6,7 +6,7 @@ from typing import Any
 
 from torchgw._errors import TorchGWWarning, warn_user
 from torchgw._solve.table import Options
-from torchgw.distances.modes import are_alike, modes
+from torchgw.distances.modes import FIRST, are_alike, modes
 from torchgw.distances.surface import Surface
 
 # Penalty of areas that a match does not keep, where both sides are divided by their largest
@@ -27,7 +27,7 @@ def with_penalised_areas(x: Any, y: Any, asked: Options) -> Options:
     left = all(getattr(asked, name) == getattr(usual, name) for name in _ASKED)
     if not (left and isinstance(x, Surface) and isinstance(y, Surface)):
         return asked
-    one, other = modes(x), modes(y)
+    one, other = modes(x, FIRST), modes(y, FIRST)
     if one is None or other is None or are_alike(one, other):
         return asked
     warn_user(

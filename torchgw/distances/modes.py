@@ -16,6 +16,8 @@ FIRST, _LAST, _EACH = 20, 150, 20
 # Mean difference of the logarithms of the first squares of frequencies up to which surfaces may be
 # poses of one shape. [L1532]
 _ALIKE = 0.1
+# Squares up to this are the rounding of zero, of which each piece of a surface has one. A choice.
+_SILENT = 1e-6
 # Cotangents of angles beyond this are those of triangles without area. A choice.
 _FLAT = 1e3
 
@@ -27,11 +29,11 @@ class Modes(NamedTuple):
     functions: NDArray[np.float64]  # (n, k), of mean square one by area
 
 
-def modes(surface: Surface) -> Modes | None:
+def modes(surface: Surface, most: int = _LAST) -> Modes | None:
     """Compute eigenfunctions of the Laplacian; ``None`` for few vertices, or without triangles."""
     points, faces, place = surface.joined
     n = len(points)
-    count = min(_LAST, n // _EACH)
+    count = min(most, n // _EACH)
     area = np.bincount(place, surface.weights, minlength=n)
     if count < FIRST or (area <= 0).any():
         return None
@@ -47,7 +49,7 @@ def modes(surface: Surface) -> Modes | None:
 def are_alike(one: Modes, other: Modes) -> bool:
     """Tell whether surfaces may be poses of one shape: whether they sound alike."""
     # lengths that are stretched by a factor divide these squares by its square
-    heard = [np.maximum(side.squares[1:FIRST], np.finfo(float).tiny) for side in (one, other)]
+    heard = [np.maximum(side.squares[1:FIRST], _SILENT) for side in (one, other)]
     return bool(np.abs(np.log(heard[0] / heard[1])).mean() <= _ALIKE)
 
 
