@@ -21,8 +21,8 @@ _KEPT, _FRESH = 8, 16
 _GROUPS = 2
 # Shares of the rows at which kicked plans are linearised, by turns. [L1291]
 _SHARES = (0.3, 0.5, 0.7)
-# Epsilon at which these begin, as a share of the natural scale. [L1291]
-_BLURRED = 0.04
+# Epsilon at which these begin, as a share of the natural scale. [L1291, L1525]
+_BLURRED = 0.02
 # Rounds that may pass without a better optimum. [L1291]
 _PATIENCE = 2
 
