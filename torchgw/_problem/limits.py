@@ -96,6 +96,10 @@ class Limits(NamedTuple):
     # larger epsilon, and edges are matched from more starts. [L1270, L1274, L1278, L1283, L1347]
     open_chains: int
     open_most: int
+    # Value of a plan, as a share of the scale, up to which a small problem that few points tell
+    # clearly is not searched again: chains and matchings have never found a better one. Noise of a
+    # twentieth of the size of clouds leads to half of it. [L1380]
+    copies: float
     # Entries of plans that advance together: a CPU does best with what its cache holds. [L333]
     together: int
     # Entries up to which guesses are also compared as they are, without descending first, and
@@ -117,6 +121,12 @@ class Limits(NamedTuple):
     improved_triples: int
     matched_points: int
     exchanged_rows: int
+
+    # Surfaces. Mean difference of the logarithms of the first squares of frequencies up to which
+    # two may be poses of one shape; and share of the area of each that has to have partners where a
+    # map is refined, a choice. [L1532]
+    alike: float
+    whole: float
 
     # Certificates. Points of a side at most; points up to which distances are sorted and
     # decomposed, pairs of points up to which they are lifted, and points up to which matchings have
@@ -157,10 +167,11 @@ CPU = Limits(
     relaxed_points=96, turned=2e6, congruent=2**17,
     stacked=2**13, product=2**14, followed=9e6,
     chains=16, thorough_chains=64, fewest_chains=4, chain_products=1e12, thorough=16,
-    open_chains=4, open_most=2**16,
+    open_chains=4, open_most=2**16, copies=2.5e-3,
     together=2**17, tiny=2**10,
     batch_searched=2**10, edges=200_000, messages=2e8,
     improved_points=1_500, improved_triples=2_000_000, matched_points=128, exchanged_rows=2_048,
+    alike=0.1, whole=0.75,
     certified_points=5_000, sorted_points=2_500, lifted=3_600, semidefinite=30, cut_products=144,
     shallow_cuts=4,
 )  # fmt: skip

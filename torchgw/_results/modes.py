@@ -7,16 +7,16 @@ import torch
 from torch import Tensor
 
 from torchgw._plans.contract import Plan
+from torchgw._problem.limits import CPU
 from torchgw.distances.base import BLOCK_ENTRIES
-from torchgw.distances.modes import FIRST, are_alike, modes
+from torchgw.distances.modes import FIRST, apart, modes
 from torchgw.distances.new_points import Space
 from torchgw.distances.surface import Surface
 
 # How often a map is made anew, with more modes each time. [L1532]
 _TIMES = 15
-# A vertex with this share of the mass that its area asks for has a partner, and a surface is whole
-# if vertices of this share of its area have one. Choices.
-_PARTNER, _WHOLE = 0.1, 0.75
+# A vertex with this share of the mass that its area asks for has a partner. A choice.
+_PARTNER = 0.1
 
 # Places of the vertices of both sides, and the nearest of the second to each of the first, (n,).
 Embeddings = tuple[Tensor, Tensor, Tensor]
@@ -39,10 +39,10 @@ def embeddings(plan: Plan, spaces: tuple[Space, Space], vertex: Tensor) -> Embed
         return None
     for side, mass in zip((first, second), plan.marginals(), strict=True):
         share = torch.from_numpy(side.weights).to(mass)
-        if float(share[mass >= _PARTNER * mass.sum() * share].sum()) < _WHOLE:
+        if float(share[mass >= _PARTNER * mass.sum() * share].sum()) < CPU.whole:
             return None
     one, other = modes(first), modes(second)
-    if one is None or other is None or not are_alike(one, other):
+    if one is None or other is None or apart(one, other) > CPU.alike:
         return None
     x, y = (torch.from_numpy(side.functions).to(plan.device) for side in (one, other))
     weight = torch.from_numpy(first.weights).to(x)

@@ -117,9 +117,6 @@ def _loneliness(provider: DistanceProvider, weights: Tensor, drawn: Tensor | Non
 
 # Value of a plan of all points, as a share of the scale, up to which it keeps all distances. [L335]
 _ISOMETRIC = 1e-3
-# The same of a small problem that few points tell clearly: chains and matchings have never found a
-# better one. Noise of a twentieth of the size of clouds leads to half of it. [L1380]
-_COPIES = 2.5e-3
 # Where few points determine where all go, but leave open which optimum is the best, which they do
 # above this ambiguity, chains are followed: all that are affordable of small plans, and a few of
 # larger ones. [L1270, L1274]
@@ -187,7 +184,7 @@ def search_all_points(
     if (full or clear) and epsilon >= COMPARED_AT * whole.scale:
         # chains would take seconds where plans are blurred
         return first
-    if clear and first.alternatives[0].value <= _COPIES * whole.scale:
+    if clear and first.alternatives[0].value <= limits.copies * whole.scale:
         return first
     if max(n, m) <= limits.few_points and n_init is None and how != "fast":
         # other starts, which are cheap

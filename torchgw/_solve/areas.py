@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from torchgw._errors import TorchGWWarning, warn_user
+from torchgw._problem.limits import CPU
 from torchgw._solve.table import Options
-from torchgw.distances.modes import FIRST, are_alike, modes
+from torchgw.distances.modes import FIRST, apart, modes
 from torchgw.distances.surface import Surface
 
 # Penalty of areas that a match does not keep, where both sides are divided by their largest
@@ -28,7 +29,7 @@ def with_penalised_areas(x: Any, y: Any, asked: Options) -> Options:
     if not (left and isinstance(x, Surface) and isinstance(y, Surface)):
         return asked
     one, other = modes(x, FIRST), modes(y, FIRST)
-    if one is None or other is None or are_alike(one, other):
+    if one is None or other is None or apart(one, other) <= CPU.alike:
         return asked
     warn_user(
         "X and Y are surfaces of different shape (their modes of vibration differ), so that the "

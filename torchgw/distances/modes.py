@@ -13,9 +13,6 @@ from torchgw.distances.surface import Surface
 # Modes that surfaces are compared by, and that a map begins with; the most that are computed, and
 # vertices for each of them. [L1532]
 FIRST, _LAST, _EACH = 20, 150, 20
-# Mean difference of the logarithms of the first squares of frequencies up to which surfaces may be
-# poses of one shape. [L1532]
-_ALIKE = 0.1
 # Squares up to this are the rounding of zero, of which each piece of a surface has one. A choice.
 _SILENT = 1e-6
 # Cotangents of angles beyond this are those of triangles without area. A choice.
@@ -46,11 +43,11 @@ def modes(surface: Surface, most: int = _LAST) -> Modes | None:
     return Modes(squares, np.asarray((found / np.sqrt(area)[:, None])[place]))
 
 
-def are_alike(one: Modes, other: Modes) -> bool:
-    """Tell whether surfaces may be poses of one shape: whether they sound alike."""
+def apart(one: Modes, other: Modes) -> float:
+    """Tell how different two surfaces sound: the logarithms of their first squares, in the mean."""
     # lengths that are stretched by a factor divide these squares by its square
     heard = [np.maximum(side.squares[1:FIRST], _SILENT) for side in (one, other)]
-    return bool(np.abs(np.log(heard[0] / heard[1])).mean() <= _ALIKE)
+    return float(np.abs(np.log(heard[0] / heard[1])).mean())
 
 
 def _stiffness(points: NDArray[np.float64], faces: NDArray[np.int64]) -> scipy.sparse.csr_array:
