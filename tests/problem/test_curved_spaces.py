@@ -85,8 +85,9 @@ def test_each_side_has_a_curvature():
         CurvedDistance(X), CurvedDistance(X / 2, curvature=4.0), epsilon=0.01, random_state=0
     )
     assert pair.value == pytest.approx(given.value, rel=1e-6)
+    # one start: whether a search is sure of unrelated spaces depends on the processor
     mixed = torchgw.solve(
-        X, points_of("sphere", 15), distances=("poincare", "sphere"), random_state=0
+        X, points_of("sphere", 15), distances=("poincare", "sphere"), n_init=1, random_state=0
     )
     assert mixed.converged
 
