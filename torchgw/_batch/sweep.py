@@ -48,8 +48,9 @@ def sweep(
     relaxation: Tensor,
     out: Tensor,
     relaxed: Relaxed | None = None,
+    count: int = TICK,
 ) -> Sweep:
-    """Run ``TICK`` full iterations of A problems (A, n, m) from potentials (A, n) and (A, m)."""
+    """Run full iterations of A problems (A, n, m) from potentials (A, n) and (A, m)."""
     # At least two problems: a product with a single one takes another way through the library, and
     # gets other bits. `out` (A, n, m) becomes the plan. Points of zero weight keep their
     # potentials.
@@ -74,7 +75,7 @@ def sweep(
 
     one = torch.ones_like(unit)[:, :, None]
     s, t = torch.ones_like(rows), torch.ones_like(columns)
-    for _ in range(TICK):
+    for _ in range(count):
         new = scaling(1, s)
         t = torch.lerp(one, (new / t).clamp_(*_RELAXED), excess).mul_(new)
         new = scaling(0, t)
