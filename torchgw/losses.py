@@ -11,6 +11,7 @@ from torch import Tensor
 
 from torchgw._batch.costs import AUTO_EPSILON
 from torchgw._batch.engine import run
+from torchgw._batch.follow import Nearby, Place, begin, follow
 from torchgw._batch.packing import Packed, Stack, make_stack, natural_scale, padded_sizes, repad
 from torchgw._batch.stopping import FLAT, Rules
 from torchgw._batch.worth import Ended
@@ -34,6 +35,14 @@ from torchgw._many.solve_many import Envelope, solve_batch
 from torchgw._problem.limits import limits_of
 from torchgw._problem.linear_term import check_alpha
 from torchgw._solve.table import check_options
+from torchgw._tensors.cuda_graphs import (
+    CAPTURED_BYTES,
+    Call,
+    Replayer,
+    call_directly,
+    copy,
+    tensors_of,
+)
 
 __all__ = ["GWLoss"]
 
@@ -42,6 +51,10 @@ Reduction = Literal["mean", "sum", "none"]
 
 # Starts of problems that a batch does not search by itself. [L1418]
 _STARTS = 4
+
+
+# Iterations from the last plan, after which the engine takes the problems of a step. [L1570]
+_MOST_STEPS = 12
 
 
 class _Problem(NamedTuple):
@@ -289,7 +302,7 @@ class GWLoss(torch.nn.Module):
         if last is None:
             now = self._searched(name, problem, alpha)
         else:
-            now = self._go_on(problem, alpha, last.plan, last.g)
+            now = self._followed(problem, alpha, last)
             risen = now.objective > last.objective + self.jump * last.objective.abs()
             due = self.search_every is not None and last.steps + 1 >= self.search_every
             if due or bool(risen.any()):
@@ -305,13 +318,13 @@ class GWLoss(torch.nn.Module):
         """Search from scratch; a side and itself begin at the plan that leaves all in place."""
         x, y, linear, a, b = problem
         if math.isnan(self.epsilon):
-            packed = _packed(problem, alpha, math.nan, None, None)
+            packed = _packed(problem, alpha, math.nan, None)
             every = torch.arange(len(x), device=x.device)
             share = None if linear is None else (1 - alpha) * linear
             scale = natural_scale(packed, every, share)
             self.epsilon = AUTO_EPSILON * float(scale.mean())
         if name[0] != "XY":
-            return self._go_on(problem, alpha, torch.diag_embed(a), None)
+            return self._go_on(problem, alpha, torch.diag_embed(a))
         self.searches += 1
         starts = self.n_init
         if starts is None and x.shape[1] * y.shape[1] > limits_of(x.device).batch_searched:
@@ -321,13 +334,30 @@ class GWLoss(torch.nn.Module):
         )
         assert isinstance(found.entries, Tensor)
         plan = found.entries.view(len(x), x.shape[1], y.shape[1])
-        return self._go_on(problem, alpha, plan, None)
+        return self._go_on(problem, alpha, plan)
 
-    def _go_on(
-        self, problem: _Problem, alpha: float, plan: Tensor, columns: Tensor | None
-    ) -> _Kept:
-        """Solve problems from plans, and from the potentials (B, m) of their columns."""
-        packed = _packed(problem, alpha, self.epsilon, plan, columns)
+    def _followed(self, problem: _Problem, alpha: float, last: _Kept) -> _Kept:
+        """Go on from where the last problems have ended, by the engine where that takes long."""
+        one = torch.ones_like(last.objective)
+        linear = None if problem.linear is None else (1 - alpha) * problem.linear
+        near = Nearby(*problem[:2], linear, *problem[3:], alpha * one, self.epsilon * one)
+        call: Call = call_directly
+        if one.is_cuda and sum(part.nbytes for part in tensors_of(near)) <= CAPTURED_BYTES:
+            call = Replayer(one.device, ("follow", last.plan.shape, linear is None))
+            near = call.hold("near", near)
+        place = call("begin", _begin, near, last.plan, last.g, in_place=1)
+        for _ in range(_MOST_STEPS):
+            place = call("follow", _follow, near, place, in_place=2)
+            change, error = torch.stack([place.change, place.error]).amax(1).tolist()
+            if change <= self.rules.tol and error <= self.rules.inner_tol:
+                # what a graph returns is overwritten by its next call
+                plan, f, g, objective = (part.clone() for part in place[:4])
+                return _Kept(plan, f, g, objective)
+        return self._go_on(problem, alpha, last.plan)
+
+    def _go_on(self, problem: _Problem, alpha: float, plan: Tensor) -> _Kept:
+        """Solve problems from plans alone."""
+        packed = _packed(problem, alpha, self.epsilon, plan)
         count, n, m = plan.shape
         kept = _Kept(
             torch.empty_like(plan), torch.empty_like(problem.a), torch.empty_like(problem.b),
@@ -358,13 +388,30 @@ class GWLoss(torch.nn.Module):
         return kept._replace(objective=solved.objective)
 
 
+# Iterations of a GPU that are one graph: to look at the first ones takes as long as they do.
+# [L1409]
+_AT_ONCE = {"cpu": 0, "cuda": 2}
+
+
+def _begin(near: Nearby, plan: Tensor, g: Tensor) -> Place:
+    """Begin at plans, and take the iterations that are not looked at."""
+    place = begin(near, plan, g)
+    for _ in range(_AT_ONCE[plan.device.type]):
+        place = follow(near, place)
+    return place
+
+
+def _follow(near: Nearby, place: Place) -> Place:
+    """Take an iteration, and leave its result where the last one lay, for the next call."""
+    copy(list(zip(place, follow(near, place), strict=True)))
+    return place
+
+
 # Batches, by shape or `key`, whose plans are kept: a choice. [L1418]
 _MOST_KEPT = 64
 
 
-def _packed(
-    problem: _Problem, alpha: float, epsilon: float, plan: Tensor | None, columns: Tensor | None
-) -> Packed:
+def _packed(problem: _Problem, alpha: float, epsilon: float, plan: Tensor | None) -> Packed:
     """Pack problems for the engine, that begin with the costs of plans at their epsilon."""
     x, y, linear, a, b = problem
     count, n, m = len(x), x.shape[1], y.shape[1]
@@ -387,8 +434,6 @@ def _packed(
 
     cost = None if plan is None else wide(-4 * (x @ plan @ y))
     moved = None if linear is None else wide(linear)
-    if columns is not None and sizes[1] != m:
-        columns = torch.nn.functional.pad(columns, (0, sizes[1] - m))
     every = torch.arange(count, device=x.device)
     one = torch.ones(count, dtype=torch.float64, device=x.device)
     linear_of = None if moved is None else moved.__getitem__
@@ -400,7 +445,7 @@ def _packed(
     return Packed(
         stacked(x, a, sizes[0]), stacked(y, b, sizes[1]), every, every, alpha * one, epsilon * one,
         torch.zeros_like(one) if cost is not None else one, linear_of,
-        begin if cost is not None else None, columns=columns,
+        begin if cost is not None else None,
     )  # fmt: skip
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gc
+import os
 import pickle
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -129,20 +132,47 @@ def test_automatic_epsilon_is_chosen_once_and_kept_in_the_state():
     assert "precomputed" in repr(loss)
 
 
-def test_memory_is_flat():
+def test_steps_go_on_without_the_engine(monkeypatch):
+    """Which takes the first step, and one that leads too far; values are those of fresh solves."""
+    calls, own = [], GWLoss._go_on
+    monkeypatch.setattr(GWLoss, "_go_on", lambda *given: calls.append(1) or own(*given))
+    points, shape = torch.nn.Parameter(cloud(12, 2)), cloud(12, 3, seed=1)
+    loss, optimiser = GWLoss(epsilon=0.1, search_every=None), torch.optim.Adam([points], lr=0.01)
+    for _ in range(8):
+        value = loss(points, shape)
+        optimiser.zero_grad()
+        value.backward()
+        optimiser.step()
+    assert len(calls) == 1
+    last = loss(points, shape).detach()
+    (kept,) = loss._kept.values()
+    fresh = tight(epsilon=0.1)
+    fresh._kept = loss._kept.copy()
+    torch.testing.assert_close(last, fresh(points, shape).detach(), rtol=1e-5, atol=1e-8)
+    (exact,) = fresh._kept.values()
+    assert float((kept.plan - exact.plan).abs().sum()) < 5e-3
+    monkeypatch.setattr("torchgw.losses.follow", lambda near, place: place)
+    assert abs(float(loss(points, shape).detach()) - float(last)) < 1e-4
+    assert len(calls) == 2
+
+
+@pytest.mark.parametrize("steps", [30, 1000])
+def test_memory_is_flat(steps):
     points, shape = torch.nn.Parameter(cloud(6, 2)), cloud(6, 2, seed=1)
     loss = GWLoss(epsilon=0.2, search_every=None)
 
     def tensors():
         gc.collect()
-        return sum(isinstance(item, torch.Tensor) for item in gc.get_objects())
+        held = [item for item in gc.get_objects() if isinstance(item, torch.Tensor)]
+        return len(held), sum(item.numel() for item in held)
 
     counts = []
-    for step in range(30):
+    for step in range(steps):
         loss(points, shape).backward()
-        if step in (10, 29):
+        if step in (10, steps - 1):
             counts.append(tensors())
-    assert counts[1] <= counts[0] + 2
+    assert counts[1][0] <= counts[0][0] + 2
+    assert counts[1][1] <= counts[0][1] + 100
     loss.n_init = 1
     for name in range(70):
         loss(points, shape, key=name)
@@ -160,6 +190,57 @@ def test_a_compiled_step_breaks_its_graph_once():
 
     explained = dynamo.explain(step)(cloud(6, 2))
     assert explained.graph_break_count <= 1
+
+
+TRAINING = """
+import sys, torch
+from torch.nn.parallel import DistributedDataParallel
+from torchgw.losses import GWLoss
+rank, size, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+torch.set_num_threads(1)
+generator = torch.Generator().manual_seed(0)
+X = torch.randn(4, 9, 3, generator=generator, dtype=torch.float64)
+Y = torch.randn(4, 9, 2, generator=generator, dtype=torch.float64)
+torch.manual_seed(1)
+model = torch.nn.Linear(3, 2, dtype=torch.float64)
+if size > 1:
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=size
+    )
+    model = DistributedDataParallel(model)
+loss = GWLoss(epsilon=0.2, tol=1e-8, inner_tol=1e-10, max_iter=500)
+optimiser = torch.optim.SGD(model.parameters(), lr=0.05)
+for _ in range(3):
+    value = loss(model(X[rank::size]), Y[rank::size])
+    optimiser.zero_grad(), value.backward(), optimiser.step()
+torch.save([part.detach() for part in model.parameters()], f"{folder}/{size}-{rank}.pt")
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_train_as_one_does(tmp_path):
+    """By DistributedDataParallel, each with half of a batch, as the documentation shows."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    found = {}
+    for size in (1, 2):
+        started = [
+            subprocess.Popen(
+                [sys.executable, "-c", TRAINING, str(rank), str(size), str(tmp_path)],
+                env=environment, stderr=subprocess.PIPE, text=True,
+            )
+            for rank in range(size)
+        ]  # fmt: skip
+        try:
+            errors = [process.communicate(timeout=120)[1] for process in started]
+        finally:
+            for process in started:
+                process.kill()
+        assert [process.returncode for process in started] == size * [0], errors
+        for rank in range(size):
+            found[size, rank] = torch.load(tmp_path / f"{size}-{rank}.pt")
+    for alone, first, second in zip(found[1, 0], found[2, 0], found[2, 1], strict=True):
+        assert torch.equal(first, second)
+        torch.testing.assert_close(first, alone, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize(

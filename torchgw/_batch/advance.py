@@ -123,7 +123,7 @@ def enter(problems: Packed, numbers: Tensor) -> Pool:
     linear, target, epsilon, relaxed = units(problems, numbers)
     zero, count = torch.zeros_like(alpha), torch.zeros_like(i)
     point = a[:, :, None] * b[:, None, :]
-    g = torch.zeros_like(b) if problems.columns is None else problems.columns[numbers]
+    g = torch.zeros_like(b)
     noise = start_noise(problems.shape, problems.device)
     cost = gradient(cross_product(x, y, point * noise), alpha, None)
     if problems.begin is not None:

@@ -59,7 +59,6 @@ class Packed:
     relaxed: Relaxed | None = None  # penalties or bounds, if marginals are not strict
     # whether entropies are those of a step from the last plan, in place of one from a x b
     proximal: bool = False
-    columns: Tensor | None = None  # (B, m) potentials that the first linear problems go on from
 
     @property
     def device(self) -> torch.device:
@@ -89,7 +88,6 @@ class Packed:
             first=first,
             linear=None if linear is None else lambda some: linear(which[some]),
             begin=begin,
-            columns=None,
             relaxed=None if self.relaxed is None else self.relaxed.of(which),
         )
 

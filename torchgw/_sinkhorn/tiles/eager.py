@@ -13,7 +13,7 @@ from torch import Tensor
 from torchgw._sinkhorn.contract import Sweeper
 from torchgw._sinkhorn.eager import sparse_sweeper, usable_sums
 from torchgw._sinkhorn.problem import STRICT, exp_
-from torchgw._sinkhorn.tiles.prepared import TiledProblem, TwoLevelSweeper
+from torchgw._sinkhorn.tiles.prepared import TiledProblem
 from torchgw._sinkhorn.tiles.tiling import SLACK, Cut, TileLists, TileProblem
 from torchgw._tensors.draws import sample_categories
 from torchgw._tensors.ranks import Ranks
@@ -39,12 +39,12 @@ class TiledEagerProblem(TiledProblem):
             return self.whole.sweeper(start)
         if self.left_entries and self.tiling.storable:
             return self._all_tiles(start)
-        engine = self._engine(start)
+        sweeper = super().sweeper(start)
         # ranks share tiles, but would each go over all entries
         tiled = self.tiling.pays() or self.backend.ranks is not None
         sparse = None if tiled else sparse_sweeper(self.problem, start)
         self.left_entries = sparse is not None
-        return sparse or TwoLevelSweeper(engine, self.problem, self._all_tiles)
+        return sparse or sweeper
 
     def _all_tiles(self, start: Potentials) -> Sweeper:
         if not self.tiling.storable:
