@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torchgw._batch.costs import AUTO_EPSILON
 from torchgw._batch.engine import run
-from torchgw._batch.follow import Nearby, begin, follow
+from torchgw._batch.follow import Nearby, Place, begin, follow
 from torchgw._batch.packing import Packed, Stack, make_stack, natural_scale, padded_sizes, repad
 from torchgw._batch.stopping import FLAT, Rules
 from torchgw._batch.worth import Ended
@@ -35,6 +35,14 @@ from torchgw._many.solve_many import Envelope, solve_batch
 from torchgw._problem.limits import limits_of
 from torchgw._problem.linear_term import check_alpha
 from torchgw._solve.table import check_options
+from torchgw._tensors.cuda_graphs import (
+    CAPTURED_BYTES,
+    Call,
+    Replayer,
+    call_directly,
+    copy,
+    tensors_of,
+)
 
 __all__ = ["GWLoss"]
 
@@ -333,12 +341,18 @@ class GWLoss(torch.nn.Module):
         one = torch.ones_like(last.objective)
         linear = None if problem.linear is None else (1 - alpha) * problem.linear
         near = Nearby(*problem[:2], linear, *problem[3:], alpha * one, self.epsilon * one)
-        place = begin(near, last.plan, last.g)
+        call: Call = call_directly
+        if one.is_cuda and sum(part.nbytes for part in tensors_of(near)) <= CAPTURED_BYTES:
+            call = Replayer(one.device, ("follow", last.plan.shape, linear is None))
+            near = call.hold("near", near)
+        place = call("begin", _begin, near, last.plan, last.g, in_place=1)
         for _ in range(_MOST_STEPS):
-            place = follow(near, place)
+            place = call("follow", _follow, near, place, in_place=2)
             change, error = torch.stack([place.change, place.error]).amax(1).tolist()
             if change <= self.rules.tol and error <= self.rules.inner_tol:
-                return _Kept(*place[:4])
+                # what a graph returns is overwritten by its next call
+                plan, f, g, objective = (part.clone() for part in place[:4])
+                return _Kept(plan, f, g, objective)
         return self._go_on(problem, alpha, last.plan)
 
     def _go_on(self, problem: _Problem, alpha: float, plan: Tensor) -> _Kept:
@@ -372,6 +386,25 @@ class GWLoss(torch.nn.Module):
                 ConvergenceWarning,
             )
         return kept._replace(objective=solved.objective)
+
+
+# Iterations of a GPU that are one graph: to look at the first ones takes as long as they do.
+# [L1409]
+_AT_ONCE = {"cpu": 0, "cuda": 2}
+
+
+def _begin(near: Nearby, plan: Tensor, g: Tensor) -> Place:
+    """Begin at plans, and take the iterations that are not looked at."""
+    place = begin(near, plan, g)
+    for _ in range(_AT_ONCE[plan.device.type]):
+        place = follow(near, place)
+    return place
+
+
+def _follow(near: Nearby, place: Place) -> Place:
+    """Take an iteration, and leave its result where the last one lay, for the next call."""
+    copy(list(zip(place, follow(near, place), strict=True)))
+    return place
 
 
 # Batches, by shape or `key`, whose plans are kept: a choice. [L1418]

@@ -51,20 +51,19 @@ def begin(problems: Nearby, plan: Tensor, g: Tensor) -> Place:
     """Begin at plans, and at the potentials of their columns."""
     cost, far = _cost(problems, plan), torch.full_like(problems.alpha, torch.inf)
     # a step without a length leads nowhere
-    return Place(
-        plan, torch.zeros_like(problems.a), g, far, cost, plan, cost, torch.zeros_like(plan), far,
-        far,
-    )  # fmt: skip
+    parts = (plan, torch.zeros_like(problems.a), g, far, cost, plan, cost, plan - plan, far, far)
+    # each has memory of its own, so that an iteration can be written there
+    return Place(*map(torch.clone, parts))
 
 
 def follow(problems: Nearby, last: Place) -> Place:
     """Take one outer iteration of all problems."""
     masses, unit = (problems.a, problems.b), problems.epsilon[:, None]
-    cost, plain = last.ahead, torch.ones_like(problems.epsilon)
+    cost = last.ahead
 
     def swept(f: Tensor, g: Tensor) -> Sweep:
         out = torch.empty_like(cost)
-        return sweep(cost, masses, (f, g), problems.epsilon, plain, out, count=_SHORT)
+        return sweep(cost, masses, (f, g), problems.epsilon, None, out, count=_SHORT)
 
     made = swept(exact_rows(cost, problems.b, last.g, problems.epsilon), last.g)
     newton = newton_step(made.plan, *masses)

@@ -30,7 +30,9 @@ def newton_step(plan: Tensor, a: Tensor, b: Tensor) -> NewtonStep:
     curvature = columns[:, :, None] * columns[:, None, :] - shared
     curvature.diagonal(dim1=1, dim2=2).add_(torch.where(unused, 1.0, (1 + RIDGE) * columns))
     factor, failed = torch.linalg.cholesky_ex(curvature)
-    step = torch.cholesky_solve((b - columns)[:, :, None], factor)[:, :, 0]
+    # the library's solver of many problems cannot be captured in a graph
+    step = torch.linalg.solve_triangular(factor, (b - columns)[:, :, None], upper=False)
+    step = torch.linalg.solve_triangular(factor.mT, step, upper=True)[:, :, 0]
     step = torch.where(unused, 0.0, step)
     # NaN compares as false
     taken = (failed == 0) & (step.abs().amax(1) <= LARGEST_STEP)

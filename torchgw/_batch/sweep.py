@@ -45,7 +45,7 @@ def sweep(
     weights: tuple[Tensor, Tensor],
     potentials: tuple[Tensor, Tensor],
     epsilon: Tensor,
-    relaxation: Tensor,
+    relaxation: Tensor | None,
     out: Tensor,
     relaxed: Relaxed | None = None,
     count: int = TICK,
@@ -58,7 +58,8 @@ def sweep(
     plan = torch.sub((f / unit)[:, :, None], cost / unit[:, :, None], out=out)
     plan.add_((g / unit)[:, None, :]).clamp_(-LARGEST_EXPONENT, LARGEST_EXPONENT).exp_()
     plan.mul_(a[:, :, None]).mul_(b[:, None, :])
-    turned, excess = plan.mT, (relaxation - 1)[:, None, None]
+    turned = plan.mT
+    excess = None if relaxation is None else (relaxation - 1)[:, None, None]
     # points without weight get 1 / 1, so that their scaling stays one
     rows, columns = (part[:, None, :] for part in (a, b))
     no_rows, no_columns = ((part == 0).to(part.dtype) for part in (rows, columns))
@@ -74,12 +75,16 @@ def sweep(
         return relaxed.scaling(side, (a, b)[side][:, None, :], sums, start, epsilon)
 
     one = torch.ones_like(unit)[:, :, None]
+
+    def led_on(new: Tensor, last: Tensor) -> Tensor:
+        if excess is None:
+            return new
+        return torch.lerp(one, (new / last).clamp_(*_RELAXED), excess).mul_(new)
+
     s, t = torch.ones_like(rows), torch.ones_like(columns)
     for _ in range(count):
-        new = scaling(1, s)
-        t = torch.lerp(one, (new / t).clamp_(*_RELAXED), excess).mul_(new)
-        new = scaling(0, t)
-        s = torch.lerp(one, (new / s).clamp_(*_RELAXED), excess).mul_(new)
+        t = led_on(scaling(1, s), t)
+        s = led_on(scaling(0, t), s)
     # iterations go on from the relaxed scalings; plain ones give rows their masses
     plain = scaling(0, t)
     found = torch.baddbmm(no_columns, plain, plan).mul_(t)

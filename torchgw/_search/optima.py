@@ -43,7 +43,15 @@ from torchgw._sinkhorn.batch import BatchPlans, BatchSolver
 from torchgw._sinkhorn.choose import BackendName, batch_solver, choose_backend
 from torchgw._sinkhorn.contract import Backend
 from torchgw._sinkhorn.eager import EagerBackend
-from torchgw._tensors.cuda_graphs import Call, Replayer, call_directly, clone, tensors_of, to_device
+from torchgw._tensors.cuda_graphs import (
+    CAPTURED_BYTES,
+    Call,
+    Replayer,
+    call_directly,
+    clone,
+    tensors_of,
+    to_device,
+)
 from torchgw._tensors.deadline import is_over
 from torchgw._typing import Marginals
 from torchgw.distances.base import DistanceProvider
@@ -54,9 +62,6 @@ from torchgw.distances.sampling import SpreadPoints, column_reader
 _INNER = {"search": 10, "compare": LAST_INNER}
 # Over-relaxation of Sinkhorn's iteration. [L107]
 _RELAXATION = {"search": 1.5, "compare": LAST_RELAXATION}
-# A search is captured if what it reads has at most so many bytes, of which a graph keeps a copy.
-# [L82]
-_CAPTURED_BYTES = 2**25
 # Up to so many points a GPU computes costs in float64, as it does values: to load products of
 # float32 takes 60 to 80 ms. A choice. [L1020]
 _FEW = 128
@@ -110,7 +115,7 @@ def way_to_call(
     # `more` is what else the functions depend on.
     parts = tensors_of(read)
     size = sum(part.nbytes for part in parts)
-    if not _has_graphs(device, backend) or size > _CAPTURED_BYTES:
+    if not _has_graphs(device, backend) or size > CAPTURED_BYTES:
         return call_directly
     shapes = tuple((part.shape, part.dtype) for part in parts)
     return Replayer(device, (name, type(backend), tuple(map(type, read)), shapes, *more))

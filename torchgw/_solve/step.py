@@ -36,7 +36,13 @@ from torchgw._sinkhorn.newton import SinkhornResult
 from torchgw._sinkhorn.partial import partial_sinkhorn
 from torchgw._sinkhorn.problem import Cost, DenseCost, LinearProblem
 from torchgw._solve.state import RESOLVED, Setting
-from torchgw._tensors.cuda_graphs import Captured, GraphMemory, borrow_memory, clone
+from torchgw._tensors.cuda_graphs import (
+    CAPTURED_BYTES,
+    Captured,
+    GraphMemory,
+    borrow_memory,
+    clone,
+)
 from torchgw._tensors.operations import inverse
 from torchgw._typing import Marginals, Potentials
 
@@ -269,9 +275,6 @@ def check_finite(objective: float, error: float, epsilon: float) -> None:
 
 logger = logging.getLogger(__name__)
 
-# Bytes of an (n, m) matrix up to which the ends of an iteration are captured. Beyond, they take as
-# long as their launches, and graphs keep a few such matrices of their own. [L75]
-_CAPTURED_BYTES = 2**25
 # Bytes of tables up to which graphs are kept from solve to solve, with a copy of the tables. [L85]
 _KEPT_BYTES = 2**25
 
@@ -430,6 +433,6 @@ def _why_not_captured(step: Step) -> str | None:
         return "exchanges between ranks are not recorded."
     if step.backend.name != "triton":
         return f"the sweeps of the backend {step.backend.name!r} take more launches than the rest."
-    if len(a) * len(b) * step.gradient.dtype.itemsize > _CAPTURED_BYTES:
+    if len(a) * len(b) * step.gradient.dtype.itemsize > CAPTURED_BYTES:
         return f"launches are a small part of the time at {len(a)} x {len(b)}."
     return step.gradient.why_not_captured()

@@ -21,6 +21,9 @@ T = TypeVar("T")
 _capturing = threading.Lock()
 # Pools that PyTorch still records into, as a capture has failed: it refuses their next one.
 _broken = set[Any]()
+# Bytes of what a function reads up to which it is captured. Beyond, it takes as long as its
+# launches, and graphs keep copies of their own. [L75] [L82]
+CAPTURED_BYTES = 2**25
 # Kinds of problems whose graphs are kept from solve to solve, in each memory. [L88]
 _KEPT = 8
 
@@ -145,9 +148,7 @@ class Captured:
             ]
             if any(ours.shape != given.shape for ours, given in pairs):
                 return self._function(*arguments)
-            for ours, given in pairs:
-                if ours is not given:
-                    ours.copy_(given)
+            copy([pair for pair in pairs if pair[0] is not pair[1]])
         self._graph.replay()
         return self._result
 
@@ -180,12 +181,17 @@ class Replayer:
     def hold(self, name: str, item: T) -> T:
         """Copy tensors to where those of earlier solves lay, to be passed in place."""
         if name in self._functions:
-            for ours, given in zip(*map(tensors_of, (self._functions[name], item)), strict=True):
-                ours.copy_(given)
+            copy(list(zip(*map(tensors_of, (self._functions[name], item)), strict=True)))
         else:
             self._functions[name] = clone(item)
         held: T = self._functions[name]
         return held
+
+
+def copy(pairs: list[tuple[Tensor, Tensor]]) -> None:
+    """Copy the second tensors of pairs to where the first ones lie, by few launches."""
+    if pairs:
+        torch._foreach_copy_([pair[0] for pair in pairs], [pair[1] for pair in pairs])
 
 
 def clone(item: Any) -> Any:
