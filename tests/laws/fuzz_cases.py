@@ -20,9 +20,13 @@ from scipy.special import xlogy
 
 import torchgw
 from torchgw import Status, TorchGWError
+from torchgw._api import as_arguments
 from torchgw._boundary.arrays import to_numpy
 
 GOOD = (Status.CONVERGED, Status.STATIONARY, Status.FLAT)
+# CPU seconds that a solve of at most 100 points may take, unless its route says that it takes
+# longer; and seconds that it is given then.
+MOST_SECONDS, GIVEN_SECONDS = 10.0, 60.0
 
 
 def _points(rng, kind, n):
@@ -189,11 +193,25 @@ def run(case):
     return Verdict(result=result, wrong=list(judge(case, result)), said=names, seconds=seconds)
 
 
+def limited(arguments):
+    """Limit the time of a solve whose route says that it takes long; return how long it may."""
+    try:
+        longest = torchgw.explain(**as_arguments(arguments)).longest or 0.0
+    except TorchGWError:
+        # refused, as the solve will be
+        return MOST_SECONDS
+    if longest > GIVEN_SECONDS:
+        arguments["time_limit"] = GIVEN_SECONDS
+    # a limit holds within two seconds
+    return min(max(MOST_SECONDS, longest), GIVEN_SECONDS + 2)
+
+
 def attempt(number, device):
     """Try the case of a number, for ``fuzz_run.py``."""
     case = make_case(number)
     if device:
         case.arguments["device"] = device
+    most = limited(case.arguments)
     verdict = run(case)
     ended = "refused" if verdict.refusal else verdict.result.status.name
     outcome = {
@@ -202,7 +220,7 @@ def attempt(number, device):
         "family": family_of(case), "said": bool(verdict.said),
     }  # fmt: skip
     if max(case.described["sizes"]) <= 100:
-        outcome["most"] = 10.0
+        outcome["most"] = most
     return outcome
 
 
@@ -622,7 +640,7 @@ def judge_limit(case, result, plan, single):
         # a marginal that is relaxed may be what was not met
         if rule(case) == ((np.inf, np.inf), None) and result.marginal_error <= asked / 2:
             yield f"{status.name} at a marginal error of {result.marginal_error:.3g}"
-    if status is Status.STOPPED:
+    if status is Status.STOPPED and "time_limit" not in arguments:
         yield "STOPPED by no callback"
     if status is Status.POLISH_LIMIT and result.report.polish_steps is None:
         yield "POLISH_LIMIT of no polish"

@@ -195,6 +195,7 @@ def attempt(number, device):
     apart, said = found
     off = apart > TWINS[twin] and not (said and twin in DOUBTED)
     text = f"{name}, {twin.__name__}: {apart:.2g} apart" + (", said" if said else "")
+    notes = [f"above {share:g}" for share in (1e-6, 1e-3, 1e-2) if apart > share]
     # two solves of at most 80 points
     return {"ended": twin.__name__, "wrong": [text] if off else [], "family": name, "most": 10.0,
-            "said": apart > TWINS[twin] and not off}  # fmt: skip
+            "said": apart > TWINS[twin] and not off, "notes": notes}  # fmt: skip

@@ -21,6 +21,7 @@ from torchgw._many.search import stack_of
 from torchgw._many.solver import Numbers, warn_of_failures
 from torchgw._many.spaces import Shelves, Space
 from torchgw._problem.marginals import MarginalRule
+from torchgw._search import population
 from torchgw._search.stack import descend
 from torchgw._typing import Marginals
 
@@ -148,6 +149,40 @@ def test_what_a_search_has_found_is_an_answer(rule, monkeypatch):
         lowest = float(found[-1].members.objectives[0, 0])
         assert batch.objective[0] <= lowest + SAME * abs(lowest)
         assert batch.marginal_error[0] <= 5e-6
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_no_exchange_of_two_rows_or_columns_leads_lower(rule, monkeypatch):
+    found, search = [], solver.search
+
+    def seen(stack, *rest):
+        found.append((stack, search(stack, *rest)))
+        return found[-1][1]
+
+    monkeypatch.setattr(solver, "search", seen)
+    listed([mixed(seed, 9) for seed in range(12)], **RULES[rule])
+    lower = []
+    for stack, searched in found:
+        best = searched.members
+        which, plans = population._exchanged(best.plans[:, 0])
+        ends = stack.follow(which, plans, population._BLURRED)
+        least = best.objectives[which, 0]
+        lower += (ends.objectives < least - SAME * least.abs()).tolist()
+    # a search ends after some exchanges, whatever there is
+    assert np.mean(lower) <= 0.01
+
+
+def test_what_is_exchanged():
+    """All pairs of rows and of columns with mass, and the plan itself; evenly of many."""
+    plans = torch.rand(3, 4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    plans[1, 3], plans[1, :, 4], plans[2] = 0, 0, 0
+    which, moved = population._exchanged(plans)
+    assert torch.bincount(which).tolist() == [17, 10, 1]
+    assert (moved.flatten(1).sort(1).values == plans[which].flatten(1).sort(1).values).all()
+    assert len(moved[which == 0].flatten(1).unique(dim=0)) == 17
+    which, moved = population._exchanged(torch.rand(2, 30, 40, device="cpu"))
+    assert torch.bincount(which).tolist() == 2 * [population._EXCHANGES]
+    assert len(moved[which == 1].flatten(1).unique(dim=0)) == population._EXCHANGES
 
 
 @pytest.mark.exact

@@ -156,6 +156,9 @@ LONG = {
     "fused": clouds(60, 70) | {"M": np.random.default_rng(2).random((60, 70)), "alpha": 0.9},
     "groups": clouds(150, 150) | {"groups": (np.arange(150) % 3, np.arange(150) % 3)},
     "pairs": clouds(150, 150) | {"pairs": [(i, i) for i in range(10)]},
+    "penalties, sharp": clouds(14, 21) | {"unbalanced": 0.01, "epsilon": 1e-9},
+    "squares, sharp": clouds(14, 21)
+    | {"unbalanced": 0.1, "unbalanced_type": "l2", "epsilon": 1e-9},
 }
 
 

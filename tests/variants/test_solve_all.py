@@ -10,7 +10,7 @@ import torch
 from scipy.spatial.distance import cdist
 
 import torchgw
-from torchgw._variants.several import cycle_error
+from torchgw._variants.several import belonging, cycle_error
 
 N = np.arange(10)
 
@@ -54,6 +54,26 @@ def test_every_cycle_closes():
         np.testing.assert_allclose(dense, expected, atol=1e-12)
         np.testing.assert_allclose(result[1, 0].to_dense(), dense.T, atol=1e-12)
         np.testing.assert_allclose(dense.sum(), 1, atol=1e-5)
+
+
+def test_what_belongs_together_agrees_with_all_plans():
+    """At least as much as by the common space alone, and no space alone can agree more."""
+    result = torchgw.solve_all(copies(noise=0.7), distances="euclidean", random_state=0)
+    own = {pair: result.pair(*pair).lazy_plan.to_dense() for pair in ((0, 1), (0, 2), (1, 2))}
+    common = [np.asarray(item.plan) for item in result.common.results]
+
+    def agreement(labels):
+        pairs = sum(p[labels[i][:, None] == labels[j]].sum() for (i, j), p in own.items())
+        return pairs + sum(p[k, N].sum() for p, k in zip(common, labels, strict=True))
+
+    found = [np.asarray(part) for part in result.common_points]
+    plans = [item.lazy_plan for item in result.common.results]
+    assert agreement(found) >= agreement([belonging(plan).numpy() for plan in plans]) - 1e-9
+    for side in range(3):
+        for i in range(10):
+            other = [part.copy() for part in found]
+            other[side][[i, i - 1]] = other[side][[i - 1, i]]
+            assert agreement(other) <= agreement(found) + 1e-9
 
 
 @pytest.mark.parametrize(("kind", "count"), [("star", 2), ("chain", 2)])

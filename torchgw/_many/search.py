@@ -17,7 +17,7 @@ from torchgw._search.alternatives import OTHER
 from torchgw._search.chain import AGREEING, GUESS_EPSILON, STANDS_OUT
 from torchgw._search.coarse import SQUARE_OF_FLOAT32
 from torchgw._search.optima import LEAST_EPSILON
-from torchgw._search.population import Members, improve
+from torchgw._search.population import Members, exchange, improve
 from torchgw._search.stack import Ends, Stack, neighbourhoods
 from torchgw._search.tabu import has_maps, maps_where_free
 
@@ -137,7 +137,7 @@ def search(stack: Stack, starts: Starts, plans: Tensor) -> Searched:
             for parts in zip(*groups, strict=True)
         )
     )
-    found = improve(stack, ends, _ROUNDS)
+    found = exchange(stack, ends, improve(stack, ends, _ROUNDS))
     ambiguity = _ambiguity(stack, found.members)
     certain = (found.met >= AGREEING) | found.agreed
     if stack.problems.relaxed is not None:

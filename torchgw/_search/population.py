@@ -25,6 +25,10 @@ _SHARES = (0.3, 0.5, 0.7)
 _BLURRED = 0.02
 # Rounds that may pass without a better optimum. [L1291]
 _PATIENCE = 2
+# Exchanges of two rows or columns of the lowest plan at most, and how often they are made. [L1526]
+_EXCHANGES, _SWEEPS = 64, 3
+# The origin of plans that come from an exchange.
+_EXCHANGED = -1
 
 
 class Members(NamedTuple):
@@ -100,6 +104,34 @@ def improve(stack: Followed, starts: Ends, rounds: int) -> Population:
     return Population(members, agreed, teams.followed, met)
 
 
+def exchange(stack: Followed, starts: Ends, found: Population) -> Population:
+    """Exchange two rows or two columns of the lowest plan of each problem while that helps.
+
+    Of an optimum that is only found so, groups that had agreed on another one know nothing.
+    """
+    members, agreed, followed = found.members, found.agreed.clone(), found.followed.clone()
+    some = torch.arange(len(agreed), device=agreed.device)
+    for _ in range(_SWEEPS):
+        if is_over() or not len(some):
+            break
+        which, plans = _exchanged(members.plans[some, 0])
+        ends = stack.follow(some[which], plans, _BLURRED)
+        followed[some] += torch.bincount(which, minlength=len(some))
+        # the lowest of each problem, the first of equals
+        order = ends.objectives.argsort(stable=True)
+        order = order[which[order].argsort(stable=True)]
+        first = order[torch.searchsorted(which[order], torch.arange(len(some), device=some.device))]
+        lower = Ends(*(part[first, None] for part in ends))
+        before = Ends(*(part[some, :1] for part in members[:3]))
+        better = (before.objectives - lower.objectives > BETTER * before.objectives.abs())[:, 0]
+        agreed[some] &= ~better | _same(lower, before)[:, 0]
+        some, lower = some[better], Ends(*(part[better] for part in lower))
+        fresh = Members(*lower, torch.full_like(some, _EXCHANGED)[:, None])
+        members.put(some, distinct(members.of(some).beside(fresh), members.plans.shape[1]))
+    met = _same(starts, Ends(*(part[:, :1] for part in members[:3]))).sum(1)
+    return Population(members, agreed, followed, met)
+
+
 class Found(NamedTuple):
     """Where starts of one problem have led, the lowest first."""
 
@@ -147,7 +179,10 @@ def follow_starts(
         )
         plans, labels = torch.cat([plans, more])[order], [labels[place] for place in order]
     ends = stack.follow(alone[: len(plans)], plans)
-    found = improve(stack, Ends(*(part[None] for part in ends)), rounds)
+    given = Ends(*(part[None] for part in ends))
+    found = improve(stack, given, rounds)
+    if blurred is not None and rounds:
+        found = exchange(stack, given, found)
     members = found.members.alone()
     # solves go on from there: what has not settled leads twins of a problem to different optima
     if len(members.plans) and not is_over():
@@ -164,6 +199,8 @@ def follow_starts(
 
 def name_of(origin: int, labels: Sequence[str]) -> str:
     """Tell where a plan came from."""
+    if origin == _EXCHANGED:
+        return "exchange"
     if origin < len(labels):
         return labels[origin]
     number, mixed = divmod(origin - len(labels), 2)
@@ -294,6 +331,29 @@ def distinct(members: Members, count: int) -> Members:
     # as many columns as there may be plans
     nothing = Members(*(part[:, :1].expand(-1, missing, *part.shape[2:]) for part in found))
     return found.beside(nothing._replace(objectives=torch.full_like(nothing.objectives, torch.inf)))
+
+
+def _exchanged(plans: Tensor) -> tuple[Tensor, Tensor]:
+    """Exchange two rows or two columns of plans (B, n, m), in all ways or evenly some of them.
+
+    Returns places of plans (k,), each in order and at least once, and what becomes of them,
+    (k, n, m).
+    """
+    n, m = plans.shape[1:]
+    inside = torch.cat([plans.sum(2), plans.sum(1)], 1) > 0
+    i, j = torch.triu_indices(n + m, n + m, device=plans.device)
+    # rows with rows; and nothing at all, where there is nothing to exchange
+    kept = (i == j) & (i == 0) | (i < j) & ((i < n) == (j < n))
+    i, j = i[kept], j[kept]
+    there = inside[:, i] & inside[:, j] | (i == j)
+    place, count = there.cumsum(1), there.sum(1, keepdim=True).clamp_min(_EXCHANGES)
+    there &= place * _EXCHANGES // count > (place - 1) * _EXCHANGES // count
+    which, way = there.nonzero().T
+    order = torch.arange(n + m, device=plans.device).repeat(len(which), 1)
+    at = torch.arange(len(which), device=plans.device)
+    order[at, i[way]], order[at, j[way]] = j[way], i[way]
+    rows, columns = order[:, :n, None], order[:, None, n:] - n
+    return which, plans[which[:, None, None], rows, columns]
 
 
 def _moved(

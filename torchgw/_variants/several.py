@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 from typing import Any, Literal
@@ -240,14 +240,52 @@ def file_of(folder: str, i: int, j: int) -> str:
 
 def belonging(plan: Plan) -> Tensor:
     """Choose the point of a common space (c, n) that each point belongs to, (n,) int64."""
-    # One point for each, those with the largest sum of entries, where there are enough; -1 for
-    # points without mass.
     table = plan.giving(in_numpy=False).to_dense()
+    return torch.where(table.sum(0) > 0, _chosen(table), -1)
+
+
+def _chosen(table: Tensor) -> Tensor:
+    """Choose a row of a table (c, n) for each column, (n,) int64, those of the largest sum."""
+    # one column for each row, where there are enough
     found = table.argmax(0)
     if table.shape[1] <= table.shape[0]:
         rows, columns = scipy.optimize.linear_sum_assignment(-table.cpu().numpy())
         found[torch.from_numpy(columns)] = torch.from_numpy(rows).to(found)
-    return torch.where(table.sum(0) > 0, found, -1)
+    return found
+
+
+def agreeing(
+    common: Sequence[Plan],
+    own: Callable[[tuple[int, int]], Plan],
+    pairs: Sequence[tuple[int, int]],
+    weights: Tensor,
+) -> tuple[Tensor, ...]:
+    """Choose points of the common space by its plans and by those of the pairs, (n_s,) each.
+
+    Begins where the plans of the common space say. Then the points of one space after the other are
+    assigned so that as much mass as can be of its plans, its pairs' and the common one, is between
+    points that belong together, until that no longer grows: each pair's counts by its weight, that
+    of the common space by the mean of these.
+    """
+    found = [belonging(plan) for plan in common]
+    moved = True
+    while moved:
+        moved = False
+        for side, beside in enumerate(common):
+            share = weights[side].sum() / (len(common) - 1)
+            table = share * beside.giving(in_numpy=False).to_dense()
+            for pair in (pair for pair in pairs if side in pair):
+                plan, there = own(pair), found[sum(pair) - side]
+                toward = plan.T if pair[0] == side else plan
+                mass = toward.giving(in_numpy=False).to_dense()[there >= 0]
+                table.index_add_(0, there[there >= 0], weights[pair] * mass.to(table))
+            chosen = torch.where(found[side] < 0, -1, _chosen(table))
+            before, after = (table.T.gather(1, part.clamp_min(0)[:, None]).sum()
+                             for part in (found[side], chosen))  # fmt: skip
+            # equal up to rounding is not more
+            if after > before * (1 + 1e-9):
+                found[side], moved = chosen, True
+    return tuple(found)
 
 
 def cycle_error(matchings: dict[tuple[int, int], Tensor], count: int) -> float:
@@ -261,9 +299,12 @@ def cycle_error(matchings: dict[tuple[int, int], Tensor], count: int) -> float:
     return wrong / total if total else float("nan")
 
 
-def partners(results: Sequence[tuple[tuple[int, int], Plan]]) -> dict[tuple[int, int], Tensor]:
+def partners(
+    own: Callable[[tuple[int, int]], Plan], pairs: Sequence[tuple[int, int]]
+) -> dict[tuple[int, int], Tensor]:
     """Find the likeliest partners both ways, of plans of pairs."""
     found = {}
-    for (i, j), plan in results:
+    for i, j in pairs:
+        plan = own((i, j))
         found[i, j], found[j, i] = plan.argmax(), plan.argmax(axis=0)
     return found

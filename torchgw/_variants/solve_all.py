@@ -45,6 +45,7 @@ from torchgw._variants.barycenter import Alternation, BarycenterResult, Reached,
 from torchgw._variants.several import (
     AllResult,
     SeveralKind,
+    agreeing,
     belonging,
     cycle_error,
     file_of,
@@ -216,8 +217,8 @@ def solve_all(
         ),
         torch.tensor(through, dtype=torch.float64, device=where),
         importance,
-        cycle_error(partners([(pair, solved.get(pair).lazy_plan) for pair in pairs]), count),
-        tuple(belonging(item.lazy_plan) for item in best.results),
+        cycle_error(partners(solved.plan, pairs), count),
+        agreeing([item.lazy_plan for item in best.results], solved.plan, pairs, importance),
     )
     return found.in_numpy() if without_tensors(*items, masses, weights, features) else found
 
@@ -316,12 +317,16 @@ class _Solved:
         found: GWResult = load(file_of(str(self.folder), *pair), device=self.device)
         return found
 
+    def plan(self, pair: tuple[int, int]) -> Plan:
+        """Give the plan of a pair."""
+        return self.get(pair).lazy_plan
+
     def towards(self, centre: int, side: int, pairs: list[tuple[int, int]]) -> Any:
         """Find where plans from a space begin: the plan of the pair, or a matching along pairs."""
         if (centre, side) in self.objectives:
-            return self.get((centre, side)).lazy_plan
+            return self.plan((centre, side))
         if (side, centre) in self.objectives:
-            return self.get((side, centre)).lazy_plan.T
+            return self.plan((side, centre)).T
         steps = _path(centre, side, pairs)
         place = torch.arange(self.spaces[centre].provider.n, device=self.device)
         for i, j in zip(steps, steps[1:], strict=False):
