@@ -102,7 +102,7 @@ def kinds(texts: dict[str, str]) -> dict[str, int]:
             else:
                 kind = "fitted, in the ledger" if "[L" in above else "choices"
             found[kind] += count
-    return dict(sorted(found.items()))
+    return {kind: count for kind, count in sorted(found.items()) if count}
 
 
 def compared(text: str) -> tuple[int, int]:
