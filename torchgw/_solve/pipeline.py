@@ -383,12 +383,14 @@ def follow(asked: Asked, recorder: Recorder, match: Isometry | None = None) -> F
     if untold:
         forecast(*strategy.foreseen, strategy.route.cost, strategy.route.longest)
     start = find_start(asked, strategy, match)
+    if start.guess.patient and options.skip_tiles == "auto":
+        strategy = annealed(strategy)
     if untold and start.search is not None and start.search.compare:
         forecast_again(*strategy.foreseen)
     elif untold and start.guess.patient:
-        forecast_solves(*strategy.foreseen, 1, "nothing was found to begin at")
-    if start.guess.patient and options.skip_tiles == "auto":
-        strategy = annealed(strategy)
+        parts = [strategy.problem] + ([] if start.sample is None else [start.sample.problem])
+        count = sum(one.source.n * one.target.n for one in parts) / strategy.facts.entries
+        forecast_solves(*strategy.foreseen, count, "nothing was found to begin at")
     clock = recorder.time("multistart", clock)
     setting, state = begin(strategy, start, asked.generator, recorder)
     if checkpoint is not None:
