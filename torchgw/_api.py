@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
@@ -532,9 +532,7 @@ def _running(call: _Call, ranks: Ranks | None) -> Iterator[Recorder]:
     """Set what holds while a call is answered, and yield what records it."""
     asked, device = call.asked, call.device
     first = ranks is None or ranks.rank == 0
-    shown: Any = nullcontext()
-    if asked.verbose and first:
-        shown = progress(True, asked.max_iter, asked.tol, pause=0.0)
+    shown = progress(asked.verbose and first, asked.max_iter, asked.tol, pause=0.0)
     # no graph grows over the iterations, even if tensors of a provider require gradients; and no
     # autocast of the caller rounds products in here
     exactly = torch.autocast(device.type, enabled=False)

@@ -2,7 +2,8 @@
 
 Clouds in the plane (``mixed``: 120 pairs of many shapes) and flat ones, tables of few points with
 all permutations beside, and quadratic assignment problems; for each the gap that was proven, and
-whether the default search had found the best plan already. CPU seconds of one thread.
+whether the default search had found the best plan already. CPU seconds of one thread. ``many``
+bounds pairs of ``mixed`` with more points than ``result.certify()`` takes.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy as np
 from scipy.spatial.distance import cdist
 
 import torchgw
+from benchmarks.quality.many_points import bound
 from benchmarks.quality.real import read_data
 from torchgw.distances import DirectedDistance
 
@@ -32,6 +34,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--count", type=int, default=20, help="problems of a family and size")
     parser.add_argument("--few", type=int, default=75, help="problems of each kind of few points")
     parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument("--pairs", type=int, nargs="+", default=[91, 79], help="of many")
+    parser.add_argument("--cells", type=int, default=4000, help="of many")
     parser.add_argument("--part", type=int, nargs=2, default=[0, 1], help="K N: each N-th from K")
     options = parser.parse_args(arguments)
     warnings.simplefilter("ignore")
@@ -41,6 +45,11 @@ def main(arguments: list[str]) -> int:
         elif family == "few":
             for kind in ("squared", "euclidean", "tables", "directed"):
                 _few(kind, options)
+        elif family == "many":
+            for n in options.points:
+                for place, (kind, (X, Y)) in enumerate(_mixed(n)):
+                    if place in options.pairs:
+                        bound(kind, X, Y, options.cells, _MET, options.seconds)
         else:
             for n in options.points:
                 _clouds(family, n, options)

@@ -217,8 +217,8 @@ def test_what_asks_for_geodesics_has_them():
         assert "distances:" not in repr(result)
 
 
-def test_many_points_that_do_not_agree_are_refused_on_a_cpu(monkeypatch):
-    monkeypatch.setattr("torchgw._problem.providers._MOST_PAIRS", 90_000)
+def test_many_points_that_do_not_agree_are_refused_on_a_cpu(limited):
+    limited(unstructured=90_000)
     rng = np.random.default_rng(9)
     with pytest.raises(torchgw.UnsupportedError, match="sqeuclidean"):
         torchgw.solve(rng.normal(size=(350, 20)), rng.normal(size=(310, 20)))

@@ -14,7 +14,7 @@ from problems import solve_by_name
 import torchgw
 from torchgw._boundary.cache import Cache, content_key
 from torchgw._errors import CacheWarning, InvalidInputError, InvalidTypeError
-from torchgw._problem import named, providers
+from torchgw._problem import named
 from torchgw.datasets import spiral, swiss_roll
 from torchgw.distances import connect, geodesic_matrix, knn_graph
 
@@ -51,7 +51,7 @@ def test_each_stage_has_its_time(pair, distances, phases):
     assert "distances" in timings
 
 
-def test_few_rows_on_demand_are_all_rows_at_once(monkeypatch):
+def test_few_rows_on_demand_are_all_rows_at_once(limited):
     """Unless something asks for a sample."""
     pair = spiral(30, 0)[0], swiss_roll(35, 0)[0]
     at_once, all_pairs = (solve(pair, distances=kind) for kind in ("dijkstra", "precomputed"))
@@ -59,7 +59,7 @@ def test_few_rows_on_demand_are_all_rows_at_once(monkeypatch):
     assert np.array_equal(at_once.plan, all_pairs.plan)
     assert solve(pair, distances="dijkstra", n_anchors=32).gradient == "sampled"
     assert solve(pair, distances="dijkstra", gradient="sampled").gradient == "sampled"
-    monkeypatch.setattr("torchgw._problem.providers._ALL_ROWS_POINTS", {"cpu": 34})
+    limited(all_rows_points=34)
     assert solve(pair, distances="dijkstra").gradient == "sampled"
 
 
@@ -86,8 +86,8 @@ def forbid_work(monkeypatch):
             monkeypatch.setattr(named, name, None)
 
 
-def test_auto_takes_landmarks_that_are_as_good_as_all_pairs(monkeypatch):
-    monkeypatch.setattr(providers, "_LANDMARK_POINTS", 300)
+def test_auto_takes_landmarks_that_are_as_good_as_all_pairs(limited):
+    limited(landmark_points=300)
     curves, few = ((spiral(n, 0)[0], swiss_roll(n, 1)[0]) for n in (300, 299))
     cloud = curves[0], np.random.default_rng(0).normal(size=(300, 3))
     found = solve(curves, n_init=1)
@@ -103,8 +103,8 @@ def test_auto_takes_landmarks_that_are_as_good_as_all_pairs(monkeypatch):
     assert solve((curves[0], None), n_init=1, D_Y=1 - np.eye(5)).log["landmarks"] is None
 
 
-def test_accurate_landmarks_keep_the_value(monkeypatch):
-    monkeypatch.setattr(providers, "_LANDMARK_POINTS", 300)
+def test_accurate_landmarks_keep_the_value(limited):
+    limited(landmark_points=300)
     points = spiral(300, 0)[0], swiss_roll(320, 1)[0]
     graphs = [connect(knn_graph(torch.from_numpy(part)), part) for part in points]
     tables = [geodesic_matrix(graph).numpy() for graph in graphs]

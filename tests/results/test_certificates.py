@@ -123,7 +123,7 @@ def test_copies_have_bound_zero(distances):
         assert result.distance_correlation > 0.99
 
 
-def test_large_problems_have_the_first_two(monkeypatch, limited):
+def test_large_problems_have_the_first_two(limited):
     x, y = tables(30, 40, 0)
     M = np.random.default_rng(0).random((30, 40)) + 1
     pure, fused = solve(D_X=x, D_Y=y), solve(D_X=x, D_Y=y, M=M, alpha=0.5)
@@ -131,7 +131,7 @@ def test_large_problems_have_the_first_two(monkeypatch, limited):
     limited(bounded=0)
     assert pure.lower_bound == max(first, second) < third
     assert 0.5 * max(first, second) + 0.5 < fused.lower_bound < fused.value
-    monkeypatch.setattr(certificates, "_SORTED_ENTRIES", 0)
+    limited(read=0)
     again = solve(D_X=x, D_Y=y)
     assert again.lower_bound == first
 
@@ -199,14 +199,14 @@ def test_correlation_from_factors(distances):
     assert result.distance_correlation == pytest.approx(stored, rel=1e-5)
 
 
-def test_correlation_from_drawn_pairs(monkeypatch):
+def test_correlation_from_drawn_pairs(limited):
     """Off by less than four of the standard errors that its docstring gives."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(300, 3)) * [3, 2, 1]
     y = x[::-1] + rng.normal(size=(300, 3))
     result = torchgw.solve(x, y, distances="euclidean", random_state=0)
     exact = result.distance_correlation
-    monkeypatch.setattr(certificates, "_READ_ENTRIES", 0)
+    limited(read=0)
     drawn = certificates.distance_correlation(result.lazy_plan, result.extension)
     assert drawn == certificates.distance_correlation(result.lazy_plan, result.extension)
     assert 0 < abs(drawn - exact) < 4 * 0.03 * (1 - exact**2)

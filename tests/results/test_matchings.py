@@ -221,12 +221,12 @@ def test_mends_a_good_matching():
     assert np.mean(result.matching().target == truth) > 0.9
 
 
-def test_large_plans_are_assigned_by_their_largest_entries(monkeypatch):
+def test_large_plans_are_assigned_by_their_largest_entries(monkeypatch, limited):
     x, _ = clouds(80, 1)
     y = x[::-1].copy()
     result = torchgw.solve(x, y, distances="euclidean", random_state=0)
     exact = result.matching(improve=False)
-    monkeypatch.setattr(rounding, "_DENSE_ENTRIES", 400)
+    limited(read=400)
     monkeypatch.setattr(rounding, "_ENTRIES_PER_ROW", 8)
     assert np.array_equal(result.matching(improve=False).target, exact.target)
     # a plan that says nothing leaves most points to later

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from torchgw._search.graphs import Edges, _Ends, exchange_ends
+from torchgw._search.graphs import Edges, Ends, exchange_ends
 
 
 def weighted_graph(n, rng, degree=3.0, *, equal):
@@ -31,7 +31,7 @@ def test_gains_are_what_exchanges_keep_more_and_none_is_left(equal):
     rng = np.random.default_rng(0)
     x, y = (weighted_graph(70, rng, 2.5, equal=equal) for _ in range(2))
     start = rng.permutation(70)
-    state = _Ends(edges(x), edges(y), start)
+    state = Ends(edges(x), edges(y), start)
     pairs = np.array(list(itertools.combinations(range(70), 2)))
     gains = state.gains(*pairs.T)
     exact = []
@@ -47,7 +47,7 @@ def test_gains_are_what_exchanges_keep_more_and_none_is_left(equal):
     end = exchange_ends(edges(x), edges(y), start)
     assert sorted(end) == list(range(70))
     assert kept(x, y, end) > kept(x, y, start)
-    last = _Ends(edges(x), edges(y), end)
+    last = Ends(edges(x), edges(y), end)
     assert last.gains(*pairs.T).max() < 1e-9
 
 

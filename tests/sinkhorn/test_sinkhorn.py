@@ -17,6 +17,9 @@ from torchgw._sinkhorn.eager import EagerBackend, EagerProblem, sparse_sweeper
 from torchgw._sinkhorn.exact import by_scipy
 from torchgw._sinkhorn.loop import SMALLEST_GAP, next_relaxation, sinkhorn
 from torchgw._sinkhorn.problem import DenseCost, LinearProblem
+from torchgw._sinkhorn.tiles.eager import TiledEagerProblem
+from torchgw._sinkhorn.tiles.prepared import TiledBackend
+from torchgw._sinkhorn.tiles.tiling import Tiling
 from torchgw._typing import Marginals, Potentials
 
 CPU = torch.device("cpu")
@@ -113,6 +116,26 @@ def test_sweep_over_the_entries_that_matter(kind, zeros, monkeypatch):
     # plans that are not sharp have too many
     wide = EagerBackend().prepare(LinearProblem(problem.cost(kind), problem.marginals, 5.0))
     assert sparse_sweeper(wide.problem, wide.half_steps(problem.potentials.g)) is None
+
+
+@pytest.mark.parametrize("tiled", [False, True])
+def test_sweeps_that_have_left_their_entries_go_over_all(tiled, monkeypatch):
+    problem, epsilon = linear_problem(300, 320, 3), 0.005
+    monkeypatch.setattr("torchgw._sinkhorn.eager._SPARSE_ENTRIES", (0, 100_000))
+    monkeypatch.setattr(Tiling, "pays", lambda self: False)
+    tiling = Tiling((300, 320), 32, storable=True)
+    backend = TiledBackend(EagerBackend(), TiledEagerProblem, tiling) if tiled else EagerBackend()
+    cost = problem.cost("factored" if tiled else "dense")
+    linear = LinearProblem(cost, problem.marginals, epsilon)
+    at = sinkhorn(backend.prepare(linear), None, max_iter=300, tol=1e-3).potentials
+    prepared = backend.prepare(linear)
+    few, every = (prepared.sweeper(at).kernel for _ in range(2))
+    assert few.slack is not None
+    assert every.slack is None
+    vector = torch.rand(320, dtype=torch.float64)
+    torch.testing.assert_close(few.rows(vector), every.rows(vector), atol=1e-9, rtol=1e-9)
+    # these have left no entries
+    assert prepared.sweeper(at).kernel.slack is not None
 
 
 @pytest.mark.parametrize("kind", ["dense", "factored"])

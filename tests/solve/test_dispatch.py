@@ -11,7 +11,14 @@ from torchgw._problem.limits import LIMITS
 from torchgw._problem.problem import Facts
 from torchgw._solve.forecast import problem_seconds
 from torchgw._solve.options import Options
-from torchgw._solve.route import MOVES, choose_dtypes, choose_gradient, choose_precision, store_cost
+from torchgw._solve.route import (
+    MOVES,
+    choose_dtypes,
+    choose_gradient,
+    choose_precision,
+    make_route,
+    store_cost,
+)
 from torchgw._solve.state import Dtypes
 
 CUDA, CPU = "cuda", "cpu"
@@ -156,3 +163,16 @@ def test_a_result_file_keeps_its_route(tmp_path):
     result.save(tmp_path / "match.npz")
     assert "the match that keeps all distances" in result.report.route
     assert torchgw.load(tmp_path / "match.npz").report.route == result.report.route
+
+
+@pytest.mark.parametrize("storage", ["auto", "streamed"])
+def test_what_begins_far_is_forecast_with_all_tiles(storage):
+    known, limits = facts(3200, 3840, CPU, 60, clouds=False), LIMITS[CPU]
+    options = Options(storage=storage)
+    gradient = choose_gradient(known, options, limits)
+    route = make_route(known, options, limits, gradient, 0)
+    assert route.storage.width is not None
+    assert route.annealed(known, options, limits).each > 2 * route.each
+    clouds = known._replace(clouds=True)
+    streamed = make_route(clouds, Options(storage="streamed"), limits, gradient, 0)
+    assert route.annealed(known, options, limits).each <= streamed.each

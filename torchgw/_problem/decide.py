@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from torchgw._errors import GraphWarning
+from torchgw._problem.limits import CPU
 from torchgw._tensors.draws import distinct
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.dijkstra import DijkstraDistance
@@ -37,12 +38,6 @@ Judge = Callable[..., float]
 
 # Dimension up to which geodesics are taken without a trial. [L356]
 _FEW_DIMENSIONS = 3.5
-# Few points, whose neighbour graphs may have short cuts; up to so many, all paths are read. Fewer
-# still tell nothing, and their graphs are taken. [L356, L843]
-_FEW_POINTS = 200
-_TINY = 20
-# Points of each side that are looked at. [L356]
-_LOOKED_AT = 1_000
 # Agreement of straight distances and angles from which on nothing else is tried; and that of
 # geodesics, which short cuts may raise. [L356]
 _ENOUGH = 0.95
@@ -114,10 +109,10 @@ def decide(
     some = [_some(side, seed) for seed, side in enumerate(points)]
     shapes = [neighbourhood(side, device or side.device) for side in some]
     fewer, most = sorted(map(len, points))
-    few = _Few(some, shapes, most > _LOOKED_AT, fewer <= _FEW_POINTS, relaxed)
+    few = _Few(some, shapes, most > CPU.looked_at, fewer <= CPU.doubted_points, relaxed)
     known = () if few.many else tuple(shapes[::-1] if turned else shapes)
     sure = few.low and few.connected and not few.doubted and not relaxed
-    if sure or most <= _TINY:
+    if sure or most <= CPU.untold_points:
         why = f"neighbour graphs of dimension {few.dimension:.1f}"
         return Decision("geodesic", why, {}, known)
     found = _compete(few, judge, device or points[0].device)
@@ -193,9 +188,9 @@ def _comes_second(points: Tensor, other: Tensor) -> bool:
 
 def _some(points: Tensor, seed: int) -> Tensor:
     """Draw the points of one side that are looked at, on the CPU."""
-    if len(points) > _LOOKED_AT:
+    if len(points) > CPU.looked_at:
         generator = torch.Generator().manual_seed(seed)
-        index = distinct(len(points), _LOOKED_AT, generator)
+        index = distinct(len(points), CPU.looked_at, generator)
         points = points[index.sort().values.to(points.device)]
     return points.detach().cpu().double()
 
@@ -209,7 +204,7 @@ def _measured(
             # the warning comes again if geodesics are chosen
             warnings.simplefilter("ignore", GraphWarning)
             graph = neighbour_geodesics(points, known=known)
-        if len(points) <= _FEW_POINTS:
+        if len(points) <= CPU.doubted_points:
             # all paths at once take less time than half of them one after another
             return PrecomputedDistance.unchecked(graph.rows(np.arange(len(points))))
         if device.type == "cuda":

@@ -12,6 +12,22 @@ import torch
 class Limits(NamedTuple):
     """Where paths part; entries are pairs of points, n m, unless something else is said."""
 
+    # Distances. Points of a side that are looked at to choose them; up to which neighbour graphs
+    # may have short cuts, and all paths are read; and up to which they tell nothing, so that graphs
+    # are taken. [L356, L843]
+    looked_at: int
+    doubted_points: int
+    untold_points: int
+    # Points of a side up to which geodesics of all pairs are computed: beyond it takes minutes; and
+    # from which on landmarks are tried first on a CPU, where products of tables take seconds. [L95]
+    all_pairs_points: int
+    landmark_points: int
+    # Points of a side up to which "dijkstra" computes all pairs too: a sampled solve asks for
+    # nearly every row in the end. Larger tables are too large for an exact gradient. [L126, L127]
+    all_rows_points: int
+    # Entries from which on a solve without structure takes minutes on a CPU. [L359]
+    unstructured: float
+
     # Gradients. Entries of a square of the larger side up to which the exact gradient is made by
     # dense products: three tables and two products of them in every iteration; and up to which
     # distances are stored that are compared with those of a copy. [L269, L589]
@@ -66,11 +82,12 @@ class Limits(NamedTuple):
     few_points: int
     all_points: int
     # Points of the larger side from which on chains are of use; points of equal weight up to which
-    # partners are exchanged; and of relaxed problems, up to which they have a search. [L662, L1274,
-    # L240]
+    # partners are exchanged, and up to which all matchings are looked at; and of relaxed problems,
+    # up to which they have a search. [L662, L1274, L546, L240]
     ordered_points: int
     least_points: int
     exchanged_points: int
+    all_matchings: int
     relaxed_points: int
     # Entries up to which a plane is laid on another at many turns: 3 s for a million. [L1476]
     turned: float
@@ -112,6 +129,10 @@ class Limits(NamedTuple):
     edges: float
     # Messages along the edges of graphs that are too large for chains, edges times nodes. [L1362]
     messages: float
+
+    # Results. Entries of a table, or of the square of the larger side, up to which all are read:
+    # sorted for a bound, correlated, or assigned exactly, in some seconds each. [L324, L328, L329]
+    read: int
 
     # Matchings. Points of a side up to which a matching is improved, and triples of points up to
     # which it is for a loss that is no product; points up to which all matchings are searched, and
@@ -157,6 +178,8 @@ class Limits(NamedTuple):
 
 
 CPU = Limits(
+    looked_at=1_000, doubted_points=200, untold_points=20, all_pairs_points=3_000,
+    landmark_points=1_000, all_rows_points=1_000, unstructured=36e6,
     dense=12e6, triples=10e6, most_triples=1e9, half=float("inf"),
     float64=100_000, again=25e6, settled=100e6,
     stored_bytes=2**28, subsample=9e6, cells=4e10, precise_cells=2**28, kept_tables=25e6,
@@ -164,19 +187,20 @@ CPU = Limits(
     polished=4e6, checked=2**26, checked_minima=2**20, bounded=4_000_000,
     differentiated=2_000_000,
     few_points=96, all_points=512, ordered_points=1_000, least_points=5, exchanged_points=64,
-    relaxed_points=96, turned=2e6, congruent=2**17,
+    all_matchings=7, relaxed_points=96, turned=2e6, congruent=2**17,
     stacked=2**13, product=2**14, followed=9e6,
     chains=16, thorough_chains=64, fewest_chains=4, chain_products=1e12, thorough=16,
     open_chains=4, open_most=2**16, copies=2.5e-3,
     together=2**17, tiny=2**10,
     batch_searched=2**10, edges=200_000, messages=2e8,
+    read=25_000_000,
     improved_points=1_500, improved_triples=2_000_000, matched_points=128, exchanged_rows=2_048,
     alike=0.1, whole=0.75,
     certified_points=5_000, sorted_points=2_500, lifted=3_600, semidefinite=30, cut_products=144,
     shallow_cuts=4,
 )  # fmt: skip
 CUDA = CPU._replace(
-    dense=40e6, triples=2e9, most_triples=1e11, half=2e6,
+    all_rows_points=6_000, dense=40e6, triples=2e9, most_triples=1e11, half=2e6,
     float64=2e6, again=200e6, settled=1e9,
     stored_bytes=2**31, cells=1e11, kept_tables=200e6, listed=1e9,
     chain_products=1.2e13, messages=1e10, open_chains=16, together=2**28,

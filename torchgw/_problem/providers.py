@@ -25,6 +25,7 @@ from torchgw._problem.given import (
     warn_of_two_kinds,
     warn_of_unlike_edges,
 )
+from torchgw._problem.limits import limits_of
 from torchgw._problem.linear_term import FeatureMetric
 from torchgw._problem.named import (
     BY_SIZE,
@@ -52,18 +53,9 @@ from torchgw.distances.surface import Surface
 
 logger = logging.getLogger(__name__)
 
-# Points per side up to which "auto" computes all geodesic pairs: beyond it takes minutes. [L95]
-_ALL_PAIRS_POINTS = 3_000
-# Points from which on "auto" tries landmarks first on a CPU, where products of tables take seconds;
-# and the error of each side up to which it keeps them: the value of a plan is too high by the sum
-# of both. [L95]
-_LANDMARK_POINTS = 1_000
+# Error of each side up to which landmarks are kept: the value of a plan is too high by the sum of
+# both. [L95]
 _SMALL_ERROR = 0.005
-# Points per side up to which "dijkstra" computes all pairs too: a sampled solve asks for nearly
-# every row in the end. Larger tables are too large for an exact gradient. [L126, L127]
-_ALL_ROWS_POINTS = {"cpu": 1_000, "cuda": 6_000}
-# Pairs of points from which on a solve without structure takes minutes on a CPU. [L359]
-_MOST_PAIRS = 36_000_000
 
 
 @dataclass(frozen=True)
@@ -267,7 +259,8 @@ def _decide(
     with small_on_one_thread(1, 1, device):
         decision = decide((points[0], points[1]), judge, device, relaxed=options.relaxed)
     tried, pairs = decision.agreement, len(points[0]) * len(points[1])
-    long = decision.chosen != "geodesic" and device.type == "cpu" and pairs > _MOST_PAIRS
+    many = pairs > limits_of(device).unstructured
+    long = decision.chosen != "geodesic" and device.type == "cpu" and many
     if long and max(tried.values()) < UNRELATED:
         shown = ", ".join(f"{name} {value:.2f}" for name, value in tried.items())
         raise UnsupportedError(
@@ -333,7 +326,7 @@ def _make(
 def _may_approximate(pair: list[_Side], options: DistanceOptions, device: torch.device) -> bool:
     """Whether factors of the geodesics are tried in place of tables of all pairs."""
     automatic = all(side.spec in BY_SIZE and side.name == "precomputed" for side in pair)
-    many = max(side.given.n for side in pair) >= _LANDMARK_POINTS
+    many = max(side.given.n for side in pair) >= limits_of(device).landmark_points
     return automatic and options.approximate and device.type == "cpu" and many
 
 
@@ -359,11 +352,12 @@ def _resolve(
     spec: DistanceName, largest: int, device: torch.device, options: DistanceOptions
 ) -> Any:
     """Choose what "auto", "geodesic" and "dijkstra" mean for problems of this size."""
-    if spec == "dijkstra" and options.exact and largest <= _ALL_ROWS_POINTS.get(device.type, 0):
+    limits = limits_of(device)
+    if spec == "dijkstra" and options.exact and largest <= limits.all_rows_points:
         return "precomputed"
     if spec not in BY_SIZE:
         return spec
-    if largest <= _ALL_PAIRS_POINTS and options.n_landmarks is None:
+    if largest <= limits.all_pairs_points and options.n_landmarks is None:
         return "precomputed"
     return "landmark" if options.factors or options.n_landmarks is not None else "dijkstra"
 

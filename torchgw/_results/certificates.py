@@ -31,8 +31,6 @@ from torchgw._sinkhorn.problem import Cost, DenseCost, LinearProblem
 from torchgw._typing import Marginals, Potentials
 from torchgw.distances.base import BLOCK_ENTRIES, DistanceProvider, both_ways
 
-# For the second bound all distances are sorted up to so many points, squared. [L329]
-_SORTED_ENTRIES = 25_000_000
 # Parts of equal mass over which the quantiles of all distances of a side are averaged. [L329]
 _FINE_PARTS = 65_536
 # Epsilon of the last entropic dual as a share of the mean cost, its decay from the mean cost, and
@@ -53,9 +51,10 @@ def lower_bound(extension: Extension, weights: Marginals) -> float:
         return math.nan
     with torch.no_grad(), torch.autocast(weights.a.device.type, enabled=False):
         linear = extension.linear_cost() if alpha < 1 else None
-        small = math.prod(map(len, weights)) <= limits_of(weights.a.device).bounded
+        limits = limits_of(weights.a.device)
+        small = math.prod(map(len, weights)) <= limits.bounded
         squares = max(side.n for side in sides) ** 2
-        if small and squares <= _SORTED_ENTRIES:
+        if small and squares <= limits.read:
             table: Any = 0.0 if linear is None else (1 - alpha) * linear.dense().matrix.double()
             if alpha > 0:
                 assert order is not None
@@ -67,7 +66,7 @@ def lower_bound(extension: Extension, weights: Marginals) -> float:
         if alpha > 0:
             assert order is not None
             quadratic.append(_first(sides, weights, order))
-            if squares <= _SORTED_ENTRIES:
+            if squares <= limits.read:
                 quadratic.append(_second(sides, weights, order))
         return alpha * max(quadratic) + least
 
@@ -179,8 +178,6 @@ def _least(cost: Cost, weights: Marginals) -> float:
     return max(rows, float(b @ columns))
 
 
-# All distances are read up to so many points, squared, where they have no factors. [L328]
-_READ_ENTRIES = 25_000_000
 # Pairs of points that are drawn from larger problems. [L328]
 _DRAWN_PAIRS = 1024
 
@@ -191,7 +188,7 @@ def distance_correlation(plan: Plan, extension: Extension) -> float:
     source, target = both_ways(*map(extension.known.distances, (0, 1)))[0]
     with torch.no_grad(), torch.autocast(plan.device.type, enabled=False):
         factored = source.factors() is not None and target.factors() is not None
-        few = max(plan.shape) ** 2 <= _READ_ENTRIES
+        few = max(plan.shape) ** 2 <= limits_of(plan.device).read
         cheap = source.cheap_columns and target.cheap_columns
         if cheap and (factored or few):
             return _exactly(plan, source, target)

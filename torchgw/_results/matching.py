@@ -22,7 +22,8 @@ from torchgw._problem.problem import stored_matrix
 from torchgw._problem.signatures import edges_of
 from torchgw._results.mapping import Extension
 from torchgw._results.rounding import Assignment, assign, improve, places
-from torchgw._search.graphs import Edges, exchange_ends
+from torchgw._search.beliefs import MATCHED, match_edges
+from torchgw._search.graphs import Edges
 from torchgw._search.tabu import EQUAL_WEIGHTS
 from torchgw._sinkhorn.blocks import RestrictedBackend
 from torchgw._sinkhorn.problem import Cost
@@ -283,11 +284,12 @@ def _graphs(task: _Task, weights: Tensor, capacity: Tensor) -> tuple[Edges, Edge
 
 
 def _by_edges(graphs: tuple[Edges, Edges], rows: Tensor, partners: Tensor) -> Tensor:
-    """Exchange partners of some rows of two graphs."""
+    """Improve partners of some rows of two graphs."""
     near, far = graphs
     chosen = rows.cpu().numpy()
     near = near if len(chosen) == near.n else near.among(chosen)
-    return torch.from_numpy(exchange_ends(near, far, partners.cpu().numpy())).to(partners.device)
+    found = match_edges(near, far, partners.cpu().numpy(), MATCHED)
+    return torch.from_numpy(found).to(partners.device)
 
 
 def _small(task: _Task) -> bool:

@@ -41,10 +41,12 @@ def embeddings(plan: Plan, spaces: tuple[Space, Space], vertex: Tensor) -> Embed
         share = torch.from_numpy(side.weights).to(mass)
         if float(share[mass >= _PARTNER * mass.sum() * share].sum()) < CPU.whole:
             return None
-    one, other = modes(first), modes(second)
+    one, other = modes(first, FIRST), modes(second, FIRST)
     if one is None or other is None or apart(one, other) > CPU.alike:
         return None
-    x, y = (torch.from_numpy(side.functions).to(plan.device) for side in (one, other))
+    # all of them take several times as long
+    found = [modes(side) for side in (first, second)]
+    x, y = (torch.from_numpy(side.functions).to(plan.device) for side in found if side)
     weight = torch.from_numpy(first.weights).to(x)
     weight = torch.where(plan.marginals()[0] > 0, weight, 0.0)
     count = min(x.shape[1], y.shape[1])

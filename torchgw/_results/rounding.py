@@ -30,9 +30,6 @@ from torchgw._problem.losses import BothWays, Cross, Loss, MinimumCross, Product
 from torchgw._search.tabu import EQUAL_WEIGHTS, Assignments, Exchanges, search
 from torchgw._solve.polish import best_length, take_steps
 
-# The assignment is exact up to so many entries of a plan; it takes 4 s then, where most points have
-# a clear partner. [L324]
-_DENSE_ENTRIES = 25_000_000
 # Beyond, it is made from so many of the largest entries of each row, and from so many in all at
 # most. [L325]
 _ENTRIES_PER_ROW = 32
@@ -62,8 +59,8 @@ def assign(plan: Plan, capacity: Tensor, support: Tensor | None = None) -> Tenso
     # leave without a partner get the best of the targets that are free, a block of points at a
     # time.
     n, m = plan.shape
-    slots = places(capacity)
-    if n * len(slots) <= _DENSE_ENTRIES:
+    slots, most = places(capacity), limits_of(plan.device).read
+    if n * len(slots) <= most:
         whole = plan.stored().double()
         if support is not None:
             # a plan has less mass in all
@@ -75,7 +72,7 @@ def assign(plan: Plan, capacity: Tensor, support: Tensor | None = None) -> Tenso
     chosen = _assign_largest(plan, slots)
     used = np.bincount(chosen[chosen >= 0], minlength=m)
     left = np.flatnonzero(chosen < 0)
-    height = max(1, _DENSE_ENTRIES // len(slots))
+    height = max(1, most // len(slots))
     for block in np.split(left, range(height, len(left), height)):
         free = np.repeat(np.arange(m), capacity.cpu().numpy() - used)
         table = plan.rows(torch.from_numpy(block)).double().cpu().numpy()

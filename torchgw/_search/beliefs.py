@@ -10,6 +10,13 @@ sees little more than degrees. It takes |edges of A| m numbers, and sums over ed
 [1] J. Pearl. Probabilistic Reasoning in Intelligent Systems. Morgan Kaufmann 1988. For sparse
 random graphs: G. Piccioli, G. Semerjian, G. Sicuro, L. Zdeborova. Aligning random graphs with a
 sub-tree similarity message-passing algorithm. Journal of Statistical Mechanics 2022.
+
+A matching of all nodes has regions that lie where others belong, with lost edges around them. The
+nodes of a region get new partners, the old ones of each other, by messages among them alone: what
+the rest of the matching keeps with a pair is evidence. It stays where no fewer edges are kept [2].
+
+[2] P. Shaw. Using constraint programming and local search methods to solve vehicle routing
+problems. Principles and Practice of Constraint Programming 1998.
 """
 
 from __future__ import annotations
@@ -18,6 +25,7 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,7 +35,8 @@ from torchgw._problem.problem import Problem
 from torchgw._search.alternatives import Alternative
 from torchgw._search.chain import COMPARED_AT
 from torchgw._search.coarse import is_sparse
-from torchgw._search.graphs import SparseRows
+from torchgw._search.graphs import ROUNDING, Array, Edges, Ends, SparseRows, exchange_ends
+from torchgw._search.tabu import EQUAL_WEIGHTS
 from torchgw._tensors.deadline import is_over
 from torchgw._tensors.machine import known_free
 from torchgw._typing import Marginals
@@ -50,6 +59,11 @@ _MESSAGE, _LONG = 2e-8, 20.0
 # Entries of messages that are computed at a time: what a cache holds, or little memory. [L1362]
 _CACHED, _AT_ONCE = 2**18, 2**26
 
+# Nodes of a region, by chance; and how often each lost edge is tried in vain in a row. [L1535]
+_SIZES, _TRIED = (60, 120, 240), 3
+# Tries for each node in a search and in a matching. [L1535]
+SEARCHED, MATCHED = 0.1, 0.02
+
 
 class Graph(NamedTuple):
     """A graph by its edges, both directions of each; weights are at most one."""
@@ -64,6 +78,23 @@ class Graph(NamedTuple):
         """Collect the edges of a symmetric table (n, n), whose signs do not matter."""
         rows, columns = table.nonzero().T
         return cls(rows, columns, (table[rows, columns].abs() / largest).float(), len(table))
+
+    @classmethod
+    def among(cls, edges: Edges, nodes: Array) -> Graph:
+        """Keep the edges among some nodes, whose weights are at most one."""
+        few = edges.among(nodes)
+        rows, columns, weights = map(
+            torch.from_numpy, (few.keys // few.n, few.columns, few.weights)
+        )
+        return cls(rows, columns, weights.float(), few.n)
+
+    @property
+    def edges(self) -> Edges:
+        """The edges on the host."""
+        starts, rows, columns = (part.cpu().numpy() for part in (self.starts, *self[:2]))
+        return Edges(
+            starts, columns, self.weights.double().cpu().numpy(), rows * self.nodes + columns
+        )
 
     @property
     def matrix(self) -> SparseRows:
@@ -87,17 +118,23 @@ class Graph(NamedTuple):
         return torch.argsort(self.columns * self.nodes + self.rows)
 
 
-def believed_plan(source: Graph, target: Graph, marginals: Marginals, seed: int = 0) -> Tensor:
+def believed_plan(
+    source: Graph, target: Graph, marginals: Marginals, seed: int = 0, lost: Tensor | None = None
+) -> Tensor:
     """Find a plan (n, m) float32 by messages along the edges of one graph."""
+    # `lost` (n, m) are the edges that each pair must lose, less those that it keeps for sure.
     # Weights of nodes are float32 of sum one, and positive.
     if len(source.rows) > len(target.rows):
         # messages run along the edges of the graph that has fewer
-        return believed_plan(target, source, Marginals(*marginals[::-1]), seed).T.contiguous()
+        turned = None if lost is None else lost.T
+        marginals = Marginals(*marginals[::-1])
+        return believed_plan(target, source, marginals, seed, turned).T.contiguous()
     (a, b), m = marginals, target.nodes
     odds = _LOST / m
-    evidence = torch.cdist(source.degrees[:, None], target.degrees[:, None], p=1)
-    # an edge that must be lost has two ends
-    evidence *= math.log(odds) / 2
+    if lost is None:
+        # an edge that must be lost has two ends
+        lost = torch.cdist(source.degrees[:, None], target.degrees[:, None], p=1) / 2
+    evidence = lost * math.log(odds)
     generator = torch.Generator("cpu").manual_seed(seed)
     noise = torch.randn(evidence.shape, generator=generator, device="cpu")
     evidence += noise.to(evidence).mul_(_NOISE)
@@ -133,6 +170,90 @@ def believed_plan(source: Graph, target: Graph, marginals: Marginals, seed: int 
     return believed.mul_(a[:, None])
 
 
+def match_edges(near: Edges, far: Edges, partners: Array, tries: float) -> Array:
+    """Find partners (n,), an order of the same ones, that keep no less weight of edges.
+
+    Ends of edges are exchanged, and regions matched anew, so many `tries` for each node at most.
+    """
+    if not (len(near.keys) and len(far.keys)):
+        return partners
+    partners = exchange_ends(near, far, partners)
+    used = np.sort(partners)
+    far = far if len(used) == far.n else far.among(used)
+    partners = np.searchsorted(used, partners)
+    largest = max(near.weights.max(), far.weights.max())
+    near, far = (side._replace(weights=side.weights / largest) for side in (near, far))
+    if len(near.keys) <= len(far.keys):
+        return used[_repaired(near, far, partners, tries)]
+    # only of the graph that has fewer can all edges be kept
+    return used[_repaired(far, near, partners.argsort(), tries).argsort()]
+
+
+def _repaired(near: Edges, far: Edges, partners: Array, tries: float) -> Array:
+    """Match regions around lost edges anew, until each of these was tried in vain."""
+    draw, idle, best = np.random.default_rng(0), 0, Ends(near, far, partners)
+    for number in range(math.ceil(tries * near.n)):
+        lost = best.lost().clip(min=0)
+        if idle >= _TRIED * np.count_nonzero(lost) / 2 or is_over():
+            break
+        edge = draw.choice(len(lost), p=lost / lost.sum())
+        first = [int(best.rows[edge]), int(near.columns[edge])]
+        nodes = _region(best, first, int(draw.choice(_SIZES)), draw)
+        state = Ends(near, far, _anew(best, nodes, number))
+        state.settle()
+        rounding = ROUNDING * state.unit
+        idle = 0 if state.most > best.most + rounding else idle + 1
+        if state.most >= best.most - rounding:
+            best = Ends(near, far, state.best)
+    return best.best
+
+
+def _region(state: Ends, found: list[int], size: int, draw: np.random.Generator) -> Array:
+    """Collect nodes around some, along edges of both graphs."""
+    sides, known = ((state.near, None), (state.far, state.nodes)), set(found)
+    # the list grows as it is read
+    for node in found:
+        if len(found) >= size:
+            break
+        beside = []
+        for graph, nodes in sides:
+            at = node if nodes is None else state.partners[node]
+            ends = graph.columns[graph.starts[at] : graph.starts[at + 1]]
+            beside.append(ends if nodes is None else nodes[ends])
+        fresh = [end for end in draw.permutation(np.concatenate(beside)) if end not in known]
+        fresh = list(dict.fromkeys(fresh))
+        known.update(fresh)
+        found += fresh
+    return np.array(found[:size])
+
+
+def _anew(state: Ends, nodes: Array, seed: int) -> Array:
+    """Give some nodes new partners, the old ones of each other."""
+    from scipy.optimize import linear_sum_assignment  # SciPy takes long to import
+
+    near, far, partners = state.near, state.far, state.partners.copy()
+    there, size = partners[nodes], len(nodes)
+    place = np.full(near.n, -1)
+    place[there] = np.arange(size)
+    owner, edge = near.beside(nodes)
+    end = partners[near.columns[edge]]
+    # edges to the rest, and those of the other graph that they may lie on
+    outside = place[end] < 0
+    owner, edge, end = owner[outside], edge[outside], end[outside]
+    which, on = far.beside(end)
+    at = place[far.columns[on]]
+    inside = at >= 0
+    which, on, at = which[inside], on[inside], at[inside]
+    lost = np.abs(near.degrees[nodes][:, None] - far.degrees[there]) / 2
+    np.subtract.at(lost, (owner[which], at), near.weights[edge[which]] * far.weights[on])
+    share = torch.full((size,), 1 / size, device="cpu")
+    source, target = Graph.among(near, nodes), Graph.among(far, there)
+    evidence = torch.from_numpy(lost).float()
+    plan = believed_plan(source, target, Marginals(share, share), seed, evidence)
+    partners[nodes] = there[linear_sum_assignment(plan, maximize=True)[1]]
+    return partners
+
+
 def match_graphs(problem: Problem) -> Alternative | None:
     """Match two graphs that are too large for chains; ``None`` if they are none, or far too large.
 
@@ -161,13 +282,27 @@ def match_graphs(problem: Problem) -> Alternative | None:
             "search='fast' leaves them out, and a start that is known (`init`) needs none.",
             PerformanceWarning,
         )
-    plan = believed_plan(source, target, marginals)
+    plan = _matched(source, target, marginals, believed_plan(source, target, marginals))
     plan = plan.where(plan > _LEAST * plan.amax(1, keepdim=True), 0.0)
     plan /= plan.sum()
     rows, columns = (torch.arange(size, device=plan.device) for size in plan.shape)
     value = _value(problem, source, target, plan, largest)
     shape = (source.nodes, target.nodes)
     return Alternative(value, "beliefs", plan, rows, columns, shape, epsilon=COMPARED_AT)
+
+
+def _matched(source: Graph, target: Graph, marginals: Marginals, plan: Tensor) -> Tensor:
+    """Round a plan to a matching, and improve it, where nodes weigh the same."""
+    n, m = plan.shape
+    least, most = torch.cat(marginals).aminmax()
+    if n != m or most - least > EQUAL_WEIGHTS * most:
+        return plan
+    from scipy.optimize import linear_sum_assignment  # SciPy takes long to import
+
+    partners = linear_sum_assignment(plan.cpu(), maximize=True)[1]
+    partners = match_edges(source.edges, target.edges, partners, SEARCHED)
+    found = torch.from_numpy(partners).to(plan.device)
+    return torch.zeros_like(plan).scatter_(1, found[:, None], 1 / n)
 
 
 def _value(problem: Problem, source: Graph, target: Graph, plan: Tensor, largest: float) -> float:

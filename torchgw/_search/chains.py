@@ -17,7 +17,7 @@ from torch import Tensor
 
 from torchgw._plans.transport import round_to_marginals
 from torchgw._problem.limits import limits_of
-from torchgw._search.beliefs import Graph, believed_plan
+from torchgw._search.beliefs import SEARCHED, Graph, believed_plan, match_edges
 from torchgw._search.chain import (
     ALIKE,
     COMPARED_AT,
@@ -42,7 +42,7 @@ from torchgw._search.chain import (
     tell_repaired,
 )
 from torchgw._search.coarse import Coarsened, CoarseProblem, is_graph, is_sparse
-from torchgw._search.graphs import Edges, convex_path, exchange_ends, heat_costs, least_value
+from torchgw._search.graphs import Edges, convex_path, heat_costs, least_value
 from torchgw._search.population import follow_starts, improve, name_of
 from torchgw._search.stack import Ends, Stack
 from torchgw._search.tabu import best_matchings, can_exchange, has_matchings
@@ -265,7 +265,7 @@ def _along_edges(problem: CoarseProblem, plan: Tensor) -> Tensor:
     from scipy.optimize import linear_sum_assignment  # SciPy takes long to import
 
     partners = linear_sum_assignment(plan[0].cpu(), maximize=True)[1]
-    partners = exchange_ends(near_edges, far_edges, partners)
+    partners = match_edges(near_edges, far_edges, partners, SEARCHED)
     return _matchings(torch.from_numpy(partners)[None], plan)
 
 

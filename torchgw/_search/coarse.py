@@ -65,6 +65,7 @@ class CoarseProblem(NamedTuple):
     base: Tensor  # (s, t)
     constant: Tensor  # ()
     unit: Tensor  # () of the cost over that of the square loss
+    spread: Tensor  # () natural scale of the cost without its linear part
 
     def value(self, plans: Tensor) -> Tensor:
         """Return the objective without entropy of plans (B, s, t) whose marginals are exact."""
@@ -257,7 +258,7 @@ def _constants(
     y, column, mean_y, square_y = centre(target)
     base = -4 * alpha * torch.outer(row, column)
     variances = (square_x - mean_x * mean_x) * (square_y - mean_y * mean_y)
-    spread = 4 * alpha * variances.clamp_min(0).sqrt()
+    scale = spread = 4 * alpha * variances.clamp_min(0).sqrt()
     linear, floor = None, torch.zeros_like(alpha)
     if cost is not None:
         chosen = cost.rows(source.indices).transpose().rows(target.indices).transpose()
@@ -265,7 +266,7 @@ def _constants(
         # a constant moves no plan, and float32 would lose digits to it
         floor = (1 - alpha) * linear.min()
         base = base + ((1 - alpha) * linear - floor)
-        spread = spread + (1 - alpha) * linear.std(correction=0)
+        scale = spread + (1 - alpha) * linear.std(correction=0)
     ratios = [
         side.square / square.clamp_min(torch.finfo(square.dtype).tiny)
         for side, square in ((source, square_x), (target, square_y))
@@ -273,9 +274,9 @@ def _constants(
     constant = alpha * (square_x + square_y - 2 * mean_x * mean_y) + floor
     one = torch.ones_like(alpha)
     coarse = CoarseProblem(
-        source, target, alpha, linear, x[None], y[None], column[None], base, constant, one
+        source, target, alpha, linear, x[None], y[None], column[None], base, constant, one, spread
     )
-    return coarse, torch.stack([floor, spread, torch.stack(ratios).amax()])
+    return coarse, torch.stack([floor, scale, torch.stack(ratios).amax()])
 
 
 def centre(side: SpreadPoints) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -321,6 +322,7 @@ def with_loss(coarse: Coarsened, problem: Problem) -> Coarsened:
         base=base,
         constant=alpha * (own_x + own_y - 2 * mean_x @ mean_y) + coarse.floor,
         unit=torch.full_like(alpha, unit),
+        spread=torch.full_like(alpha, quadratic),
     )
     scale = quadratic
     if square.linear is not None:

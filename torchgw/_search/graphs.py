@@ -59,7 +59,7 @@ _LOOKED_UP, _ROUNDS = 1.5e7, 400
 # Share of entries that are not zero up to which a table is a graph. [L1363]
 _FEW_EDGES = 0.05
 # Share of the heaviest edge that is rounding. A choice.
-_ROUNDING = 1e-9
+ROUNDING = 1e-9
 
 
 def least_value(problem: CoarseProblem) -> float:
@@ -301,6 +301,11 @@ class Edges(NamedTuple):
         """Count the nodes."""
         return len(self.starts) - 1
 
+    @property
+    def degrees(self) -> Array:
+        """Sum the weights of each node, (n,)."""
+        return np.bincount(self.keys // self.n, self.weights, self.n)
+
     def among(self, nodes: Array) -> Edges:
         """Keep some nodes, in their order."""
         place = np.full(self.n, -1)
@@ -335,12 +340,12 @@ def exchange_ends(near: Edges, far: Edges, partners: Array) -> Array:
     used = np.sort(partners)
     if len(used) < far.n:
         far = far.among(used)
-    state = _Ends(near, far, np.searchsorted(used, partners))
+    state = Ends(near, far, np.searchsorted(used, partners))
     state.run()
     return used[state.best]
 
 
-class _Ends:
+class Ends:
     """Partners (n,) of the nodes of one graph among as many of another."""
 
     def __init__(self, near: Edges, far: Edges, partners: Array) -> None:
@@ -359,19 +364,26 @@ class _Ends:
         """Look up what lies under each edge."""
         return self.far.at(self.partners[self.rows], self.partners[self.near.columns])
 
+    def lost(self) -> Array:
+        """Compute what each edge would keep more if it lay on the heaviest one that it can."""
+        return self.near.weights * (self.heaviest[self.partners[self.near.columns]] - self.here())
+
     def kept(self) -> float:
         """Sum up what is kept."""
         return float(self.near.weights @ self.here()) / 2
 
     def run(self) -> None:
         """Exchange until nothing helps; then warm up, and cool down again."""
-        while self.step(0.0):
-            pass
+        self.settle()
         for done in range(_ROUNDS):
             share = max(done / _ROUNDS, self.looked_up / _LOOKED_UP)
             if share >= 1 or self.perfect:
                 break
             self.step(_FIRST * (_LAST / _FIRST) ** share)
+        self.settle()
+
+    def settle(self) -> None:
+        """Exchange until nothing helps."""
         while self.step(0.0):
             pass
 
@@ -383,7 +395,7 @@ class _Ends:
         if temperature:
             wanted = np.log(self.draw.random(len(gains))) < gains / temperature
         else:
-            wanted = gains > _ROUNDING
+            wanted = gains > ROUNDING
         p, q, gains = p[wanted], q[wanted], gains[wanted]
         order = (-gains - self.draw.random(len(gains)) / 2).argsort()
         chosen = self.apart(p[order], q[order])
@@ -391,7 +403,7 @@ class _Ends:
         self.partners[p], self.partners[q] = self.partners[q], self.partners[p]
         self.nodes[self.partners[p]], self.nodes[self.partners[q]] = p, q
         kept = self.kept()
-        better = bool(kept > self.most + _ROUNDING * self.unit)
+        better = bool(kept > self.most + ROUNDING * self.unit)
         if better:
             self.most, self.best = kept, self.partners.copy()
         elif not temperature:

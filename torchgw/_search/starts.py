@@ -113,20 +113,11 @@ def start_costs(problem: CoarseProblem, hints: Hints, rotations: Tensor, count: 
     guesses = [problem.base, bounds[0], bounds[0], bounds[1]]
     if problem.linear is not None:
         # what few known pairs say is little beside the rest, but all that a match has to keep to
-        guesses.append(linear * (_scale(problem) / linear.std().clamp_min(_TINY)))
+        guesses.append(linear * (problem.spread / linear.std().clamp_min(_TINY)))
     # all together: on a GPU each product would take longer to launch than to compute
     weight = 4 * problem.alpha * problem.unit
     turned = problem.base - weight * (hints.x_axes @ rotations) @ hints.y_axes.T
     return torch.cat([torch.stack(guesses[:count]), turned])
-
-
-def _scale(problem: CoarseProblem) -> Tensor:
-    """Compute the natural scale of the cost that a plan has, ()."""
-    spreads = [
-        (side.weights @ table.square() @ side.weights).sum()
-        for side, table in ((problem.source, problem.x), (problem.target, problem.y))
-    ]
-    return 4 * problem.alpha * (spreads[0] * spreads[1]).sqrt()
 
 
 def _schedule(anneal: Annealing, iterations: int, *, ladder: bool) -> list[float]:

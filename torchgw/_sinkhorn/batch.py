@@ -89,7 +89,9 @@ def _solve_on_host(
         if excess:
             np.divide(new, old, out=factor)
             np.maximum(factor, least, out=factor)
-            np.power(np.minimum(factor, most, out=factor), excess, out=factor)
+            np.minimum(factor, most, out=factor)
+            # a square root, which takes a third of the time of a power, where that is one
+            factor **= excess
             np.multiply(new, factor, out=new)
         np.minimum(np.maximum(new, smallest, out=old), largest, out=old)
 

@@ -81,6 +81,9 @@ class PreparedProblem:
         The backend that has prepared it.
     """
 
+    # whether the last sweeps went over few entries: what is stored has all in the next ones
+    left_entries = False
+
     def __init__(self, problem: LinearProblem, backend: Backend) -> None:
         self.problem, self.backend = problem, backend
         self._sweeper: Sweeper | None = None

@@ -62,10 +62,13 @@ class EagerProblem(PreparedProblem):
 
     def sweeper(self, start: Potentials) -> Sweeper:
         """Make sweeps that scale one kernel, if it is small, or compute it anew from factors."""
-        sparse = sparse_sweeper(self.problem, start)
+        stored = isinstance(self.problem.cost, DenseCost)
+        again = stored and self.left_entries
+        sparse = None if again else sparse_sweeper(self.problem, start)
+        self.left_entries = sparse is not None
         if sparse is not None:
             return sparse
-        if isinstance(self.problem.cost, DenseCost):
+        if stored:
             return StoredSweeper(self.problem, start, self.kernel(start))
         return _StreamedKernel(self.problem)
 

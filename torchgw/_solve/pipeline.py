@@ -31,7 +31,12 @@ from torchgw._solve.begin import (
     starting_point,
 )
 from torchgw._solve.evaluation import Evaluation, leaves_saddle, misses_a_copy, settle
-from torchgw._solve.forecast import forecast, forecast_again, forecast_solves
+from torchgw._solve.forecast import (
+    forecast,
+    forecast_again,
+    forecast_limit,
+    forecast_solves,
+)
 from torchgw._solve.loop import iterate
 from torchgw._solve.outcome import Asked, Ending, Outcome, finish
 from torchgw._solve.polish import Polished
@@ -382,13 +387,16 @@ def follow(asked: Asked, recorder: Recorder, match: Isometry | None = None) -> F
     untold = options.told == "nothing"
     if untold:
         forecast(*strategy.foreseen, strategy.route.cost, strategy.route.longest)
+        forecast_limit(strategy.facts, strategy.route.each)
     start = find_start(asked, strategy, match)
+    if start.guess.patient and options.skip_tiles == "auto":
+        strategy = annealed(strategy)
     if untold and start.search is not None and start.search.compare:
         forecast_again(*strategy.foreseen)
     elif untold and start.guess.patient:
-        forecast_solves(*strategy.foreseen, 1, "nothing was found to begin at")
-    if start.guess.patient and options.skip_tiles == "auto":
-        strategy = annealed(strategy)
+        parts = [strategy.problem] + ([] if start.sample is None else [start.sample.problem])
+        count = sum(one.source.n * one.target.n for one in parts) / strategy.facts.entries
+        forecast_solves(*strategy.foreseen, count, "nothing was found to begin at")
     clock = recorder.time("multistart", clock)
     setting, state = begin(strategy, start, asked.generator, recorder)
     if checkpoint is not None:

@@ -119,7 +119,10 @@ class Route(NamedTuple):
             facts, options, limits, self.gradient.chosen, self.dtypes, self.n_anchors,
             annealed=True,
         )  # fmt: skip
-        return self._replace(storage=storage)
+        # a plan that is far from its end keeps most tiles, so that costs are stored if they may be
+        stored = storage.stored or storage.storable
+        each = _iteration(facts, self.gradient.chosen, self.n_anchors, self.dtypes, stored=stored)
+        return self._replace(storage=storage, each=each)
 
     def at_match(self) -> "Route":
         """Return the path of the same problem where a match is the best, without a search."""
@@ -595,13 +598,10 @@ def make_route(
         facts, options, limits, name, dtypes, n_anchors, annealed=options.n_init == 1
     )
     moves = [] if init else [move for move in MOVES if move.applies(facts, options, limits)]
-    each = iteration_seconds(
-        facts, name, facts.cost_rank(name, n_anchors), dtypes.loop, stored=storage.stored,
-        tiled=storage.width is not None,
-    )  # fmt: skip
+    tiled = storage.width is not None
+    each = _iteration(facts, name, n_anchors, dtypes, stored=storage.stored, tiled=tiled)
     seconds, names = None, {move.name for move in moves}
     if facts.device == "cpu":
-        each *= slowness()
         seconds = solve_seconds(facts, options, limits, name, each, names)
     return Route(
         _size(facts), gradient, precision, storage, _begin(facts, options, moves, init),
@@ -609,6 +609,21 @@ def make_route(
         _bytes(facts, options, limits, name, storage, dtypes, n_anchors), dtypes, n_anchors,
         longest(facts, options, names),
     )  # fmt: skip
+
+
+def _iteration(
+    facts: Facts,
+    gradient: str,
+    n_anchors: int,
+    dtypes: Dtypes,
+    *,
+    stored: bool,
+    tiled: bool = False,
+) -> float:
+    """Model the seconds of an outer iteration, on this CPU if it is one."""
+    rank = facts.cost_rank(gradient, n_anchors)
+    each = iteration_seconds(facts, gradient, rank, dtypes.loop, stored=stored, tiled=tiled)
+    return each * slowness() if facts.device == "cpu" else each
 
 
 def route_of_copies(facts: Facts) -> Route:

@@ -218,12 +218,34 @@ def test_a_second_level_that_does_not_help_is_given_up(
 
     def worse(masses, row_mass, column_mass):
         k = torch.arange(len(row_mass), dtype=torch.float64, device=row_mass.device)
-        return torch.cos(k + next(turns))
+        return torch.cos(k + next(turns)), 1
 
     monkeypatch.setattr("torchgw._sinkhorn.tiles.prepared.block_scaling", worse)
     cost, marginals, _ = make.to(curve_cost(40, 30))
     prepared = make((40, 30), 16).prepare(LinearProblem(cost, marginals, 2e-2))
     assert sinkhorn(prepared, None, max_iter=200, tol=1e-8).converged
+
+
+def test_two_levels_are_left_where_they_bring_less_for_their_price(make: Maker) -> None:
+    cost, marginals, start = make.to(curve_cost(60, 70))
+    backend = make((60, 70), 16)
+    tiling = backend.tiling
+    prepared = backend.prepare(LinearProblem(cost, marginals, 1e-3))
+    two, one = tiling.tallies
+    assert prepared.two_level
+    two.add(10, 11.0, 3.0)  # dearer than iterations over all tiles, of which nothing is known
+    assert not prepared.two_level
+    sweep = prepared.sweep(start, 1)
+    assert tiling.made == 0  # no list of tiles is made
+    assert one.iterations == one.price == 1
+    f = softmin(cost, marginals.log_b, start.g, 1e-3, axis=1)
+    assert float((sweep.f - f)[marginals.a > 0].abs().max()) / 1e-3 < 1e-9
+    one.gain = 0.0  # they have brought less than two levels for their price
+    assert tiling.two_levels_pay()
+    prepared.end_sweeps()
+    prepared.sweep(start, 1)
+    assert two.iterations == 11
+    assert tiling.made > 0
 
 
 def test_potentials_that_moved_too_far_are_not_trusted(make: Maker) -> None:
@@ -417,7 +439,7 @@ def test_block_scaling_meets_both_marginals() -> None:
     masses[3], rows[3], masses[:, 2], columns[2] = 0, 0, 0, 0
     rows, columns = masses.sum(1), masses.sum(0)
     scaled = torch.exp(shift)[:, None] * masses
-    x = block_scaling(scaled, rows, columns)
+    x, _ = block_scaling(scaled, rows, columns)
     used = rows > 0
     # the answer is unique up to a constant
     difference = (x + shift)[used]

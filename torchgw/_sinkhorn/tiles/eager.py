@@ -13,7 +13,7 @@ from torch import Tensor
 from torchgw._sinkhorn.contract import Sweeper
 from torchgw._sinkhorn.eager import sparse_sweeper, usable_sums
 from torchgw._sinkhorn.problem import STRICT, exp_
-from torchgw._sinkhorn.tiles.prepared import TiledProblem, TwoLevelSweeper
+from torchgw._sinkhorn.tiles.prepared import TiledProblem
 from torchgw._sinkhorn.tiles.tiling import SLACK, Cut, TileLists, TileProblem
 from torchgw._tensors.draws import sample_categories
 from torchgw._tensors.ranks import Ranks
@@ -37,18 +37,23 @@ class TiledEagerProblem(TiledProblem):
         """Make sweeps over tiles, or over entries where these are few and yet in most tiles."""
         if self.problem.tau != STRICT:
             return self.whole.sweeper(start)
-        engine = self._engine(start)
+        if self.left_entries and self.tiling.storable:
+            return self._all_tiles(start)
+        sweeper = super().sweeper(start)
         # ranks share tiles, but would each go over all entries
         tiled = self.tiling.pays() or self.backend.ranks is not None
         sparse = None if tiled else sparse_sweeper(self.problem, start)
-        return sparse or TwoLevelSweeper(engine, self.problem, self._all_tiles)
+        self.left_entries = sparse is not None
+        return sparse or sweeper
 
     def _all_tiles(self, start: Potentials) -> Sweeper:
         if not self.tiling.storable:
             return super()._all_tiles(start)
         # stored, as each of the hundreds of iterations to come would compute all entries again
         problem = self.problem._replace(cost=self.problem.cost.dense())
-        return self.backend.whole.prepare(problem).sweeper(start)
+        whole = self.backend.whole.prepare(problem)
+        whole.left_entries, self.left_entries = self.left_entries, False
+        return whole.sweeper(start)
 
     def _softmin(self, g: Tensor) -> Tensor:
         tiles, columns = self.tiles, self.tiles.columns

@@ -89,15 +89,26 @@ class Engine(Protocol):
 class TwoLevelSweeper:
     """Runs iterations over tiles, each followed by a scaling of whole blocks."""
 
-    # Where that stops getting better it goes on with one level over all tiles.
+    # Where that stops getting better, or brings less for its price, it goes on with one level over
+    # all tiles.
 
     def __init__(
-        self, engine: Engine, problem: LinearProblem, all_tiles: Callable[[Potentials], Sweeper]
+        self,
+        make_engine: Callable[[Potentials], Engine],
+        problem: LinearProblem,
+        tiling: Tiling,
+        all_tiles: Callable[[Potentials], Sweeper],
+        start: Potentials,
     ) -> None:
-        self._engine, self._problem, self._all_tiles = engine, problem, all_tiles
-        self._plain: Sweeper | None = None
+        self._problem, self._tiling, self._all_tiles = problem, tiling, all_tiles
         self._acceleration = Anderson()
-        self._error, self._rises = float("inf"), 0
+        self._error, self._rises = 2.0, 0
+        self._plain: Sweeper | None = None
+        self._lists = tiling.made
+        if tiling.two_levels_pay():
+            self._engine = make_engine(start)
+        else:
+            self._plain = all_tiles(start)
 
     @property
     def two_level(self) -> bool:
@@ -106,9 +117,12 @@ class TwoLevelSweeper:
 
     def __call__(self, start: Potentials, count: int, relaxation: float = 1.0) -> Sweep:
         """Run a sweep, without relaxation as long as there are two levels."""
+        two, one = self._tiling.tallies
         if self._plain is not None:
-            return self._plain(start, count, relaxation)
-        engine = self._engine
+            sweep = self._plain(start, count, relaxation)
+            one.add(count, count, self._gain(sweep))
+            return sweep
+        engine, steps = self._engine, 0
         engine.begin(start)
         ok = torch.ones((), dtype=torch.bool, device=start.f.device)
         for _ in range(count):
@@ -124,7 +138,8 @@ class TwoLevelSweeper:
             v, v_next = engine.update_columns()
             enough = engine.rise(greater(v, v_next)) <= engine.slack
             ok = both(ok, both(engine.usable(), enough))
-            scaling = block_scaling(*engine.masses())
+            scaling, taken = block_scaling(*engine.masses())
+            steps += taken
             scaled = engine.scale_rows(scaling)
             if scaling.abs().max() > _LINEAR:
                 self._acceleration = Anderson()
@@ -136,15 +151,26 @@ class TwoLevelSweeper:
         g, g_next = engine.g(v), engine.g(v_next)
         check = checked(ok, g, g_next, self._problem.marginals.b, self._problem.epsilon)
         state = Potentials(engine.f(engine.u), engine.g(engine.v))
-        before, self._error = self._error, float(check[1])
-        self._rises += self._error >= before
-        if self._rises >= _MOST_RISES:
+        sweep = Sweep(engine.f(u), g, g_next, state, check)
+        gain, tiling = self._gain(sweep), self._tiling
+        lists, self._lists = tiling.made - self._lists, tiling.made
+        two.add(count, count * tiling.share + tiling.price(start.f.device.type, lists, steps), gain)
+        self._rises += gain <= 0
+        if self._rises >= _MOST_RISES or not tiling.two_levels_pay():
             self._plain = self._all_tiles(state)
-        return Sweep(engine.f(u), g, g_next, state, check)
+        return sweep
+
+    def _gain(self, sweep: Sweep) -> float:
+        """Tell the logarithm of the error before a sweep over the one that it leaves."""
+        before, self._error = self._error, float(sweep.check[1])
+        return math.log(before / self._error) if before and self._error else math.inf
 
 
-def block_scaling(masses: Tensor, row_mass: Tensor, column_mass: Tensor) -> Tensor:
-    """Find log-scalings x, (k,), so that some diag(e^x) M diag(e^y) has the given marginals."""
+def block_scaling(masses: Tensor, row_mass: Tensor, column_mass: Tensor) -> tuple[Tensor, int]:
+    """Find log-scalings x, (k,), so that some diag(e^x) M diag(e^y) has the given marginals.
+
+    The number of Newton's steps taken comes with them.
+    """
     # By a few Newton steps in y on the dual, which is concave; x is eliminated. M (k, l) is the
     # mass of the plan in each tile; blocks without mass are not scaled. All of it is float64, in
     # natural logarithms.
@@ -154,7 +180,8 @@ def block_scaling(masses: Tensor, row_mass: Tensor, column_mass: Tensor) -> Tens
     masses = grouped(grouped(masses, height).T, width).T
     negative_inverse = _ratio(torch.full_like(row_mass, -1.0), row_mass)
     y = torch.zeros_like(column_mass)
-    for _ in range(_STEPS):
+    steps = 0
+    for steps in range(1, _STEPS + 1):  # noqa: B007 - their number is returned
         scaled = masses * y.exp()
         scaled = scaled * _ratio(row_mass, scaled.sum(1))[:, None]
         columns = scaled.sum(0)
@@ -173,7 +200,7 @@ def block_scaling(masses: Tensor, row_mass: Tensor, column_mass: Tensor) -> Tens
         if not longest > _LAST_STEP:
             break
     x = _ratio(row_mass, masses @ y.exp()).log().nan_to_num(neginf=0.0)
-    return x.repeat_interleave(height)[:blocks]
+    return x.repeat_interleave(height)[:blocks], steps
 
 
 def grouped(values: Tensor, size: int) -> Tensor:
@@ -233,14 +260,14 @@ class TiledProblem(PreparedProblem):
     def two_level(self) -> bool:
         """Whether the next sweep has two levels; they know strict marginals only."""
         if self._sweeper is None:
-            return self.problem.tau == STRICT
+            return self.problem.tau == STRICT and self.tiling.two_levels_pay()
         return self._sweeper.two_level
 
     def sweeper(self, start: Potentials) -> Sweeper:
         """Make sweeps over the tiles that matter near ``start``; relaxed ones over all tiles."""
         if self.problem.tau != STRICT:
             return self.whole.sweeper(start)
-        return TwoLevelSweeper(self._engine(start), self.problem, self._all_tiles)
+        return TwoLevelSweeper(self._engine, self.problem, self.tiling, self._all_tiles, start)
 
     def softmin(self, potential: Tensor, axis: int) -> Tensor:
         if not self.tiling.pays():

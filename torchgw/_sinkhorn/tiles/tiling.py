@@ -256,6 +256,10 @@ _MOST_BLOCKS = 4096
 # Share of the tiles above which a single pass goes over all: on an H200 softmins break even at 0.49
 # and products at 0.66 (100,000 squared, rank 35), on a CPU between 0.42 and 0.66. [L215]
 _MOST_KEPT = 0.5
+# Entries of a cost that an iteration goes over while tiles are chosen once, and while the problem
+# between the blocks is solved by a step of Newton's. A CPU does either while it goes over few.
+# [L1545]
+_PRICES = {"cuda": (5e9, 2e9)}
 # A CPU makes so many blocks of a side where it can, if need be of 32 points: the small problem
 # between the blocks then leaves little for the iterations to do. [L206]
 _BLOCKS = 256
@@ -282,10 +286,27 @@ def width_of(shape: tuple[int, int], device: str) -> int:
 
 
 @dataclass
+class Tally:
+    """What iterations of one kind have cost so far, and what they have brought."""
+
+    iterations: int = 0
+    price: float = 0.0  # in iterations over all tiles
+    gain: float = 0.0  # logarithms of the errors before over those after, added up
+
+    def add(self, iterations: int, price: float, gain: float) -> None:
+        """Add some iterations."""
+        self.iterations += iterations
+        self.price += price
+        self.gain += gain if math.isfinite(gain) else 0.0
+
+
+@dataclass
 class _Memory:
     """What a tiling and its transpose share."""
 
     orders: tuple[Order, Order] | None = None
+    two_level: Tally = field(default_factory=Tally)
+    one_level: Tally = field(default_factory=Tally)
     shares: list[float] = field(default_factory=list)
     bound: float = 0.0
 
@@ -335,6 +356,35 @@ class Tiling:
         # than it saves. Sweeps choose once for many passes, and gain a second level.
         shares = self._memory.shares
         return not (shares and shares[-1] > _MOST_KEPT)
+
+    @property
+    def made(self) -> int:
+        """How many lists of tiles have been made."""
+        return len(self._memory.shares)
+
+    @property
+    def share(self) -> float:
+        """The share of the tiles that the last list kept."""
+        return self._memory.shares[-1]
+
+    @property
+    def tallies(self) -> tuple[Tally, Tally]:
+        """Iterations of two levels, over chosen tiles, and of one, over all."""
+        return self._memory.two_level, self._memory.one_level
+
+    def two_levels_pay(self) -> bool:
+        """Whether iterations of two levels have brought more for their price than others."""
+        # As long as the others are not known, whether they cost less.
+        two, one = self.tallies
+        if one.price == 0:
+            return two.price <= two.iterations
+        return two.gain * one.price >= one.gain * two.price
+
+    def price(self, device: str, choices: int, steps: int) -> float:
+        """Count what some work beside half-steps costs, in iterations over all tiles."""
+        # ``choices`` are of tiles, and ``steps`` of the problem between the blocks.
+        choice, step = _PRICES.get(device, (0.0, 0.0))
+        return (choices * choice + steps * step) / math.prod(self.shape)
 
     def problem(self, given: LinearProblem, ranks: Ranks | None = None) -> TileProblem:
         """Bring a linear problem into blocks, whose tiles ranks choose together."""

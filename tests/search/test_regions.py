@@ -1,0 +1,58 @@
+"""Regions of a matching of graphs are matched anew where edges are lost around them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from torchgw._search.beliefs import match_edges
+from torchgw._search.graphs import Edges, exchange_ends
+
+
+def sparse_graph(n, rng, degree=3.0):
+    table = np.triu(rng.random((n, n)) < degree / n, 1)
+    return np.asarray(table | table.T, dtype=np.float64)
+
+
+def edges(table):
+    found = Edges.of(torch.from_numpy(table))
+    assert found is not None
+    return found
+
+
+def share_kept(x, y, partners):
+    return (x * y[np.ix_(partners, partners)]).sum() / min(x.sum(), y.sum())
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_all_edges_are_found_from_any_matching(turned):
+    # exchanges alone keep six tenths
+    shares = []
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        y = sparse_graph(150, rng)
+        x = y * ~((gone := np.triu(rng.random(y.shape) < 0.1, 1)) | gone.T)
+        order = rng.permutation(150)
+        y = y[np.ix_(order, order)]
+        x, y = (y, x) if turned else (x, y)
+        found = match_edges(edges(x), edges(y), rng.permutation(150), 0.2)
+        assert sorted(found) == list(range(150))
+        shares.append(share_kept(x, y, found))
+    assert np.mean(shares) > 0.97
+
+
+def test_weights_are_kept_no_less_than_by_exchanges_among_the_same_partners():
+    rng = np.random.default_rng(5)
+    x, y = (sparse_graph(n, rng, 2.0) for n in (90, 120))
+    x, y = (table * (draw + draw.T) for table in (x, y) for draw in [rng.random(table.shape)])
+    start = rng.permutation(120)[:90]
+    found = match_edges(edges(x), edges(y), start, 0.1)
+    assert sorted(found) == sorted(start)
+    before = share_kept(x, y, exchange_ends(edges(x), edges(y), start))
+    assert share_kept(x, y, found) > before
+
+
+def test_graphs_without_edges_stay_as_they_are():
+    empty, some = (sparse_graph(90, np.random.default_rng(0), degree) for degree in (0.0, 2.0))
+    assert list(match_edges(edges(empty), edges(some), np.arange(90), 1.0)) == list(range(90))
