@@ -53,8 +53,9 @@ Reduction = Literal["mean", "sum", "none"]
 _STARTS = 4
 
 
-# Iterations from the last plan, after which the engine takes the problems of a step. [L1570]
-_MOST_STEPS = 12
+# Iterations from the last plan, after which the engine takes problems of a step; and the share by
+# which they may end above the last plan, as its marginals were met to a tolerance. [L1570] [L1410]
+_MOST_STEPS, _RISE = 12, 1e-4
 
 
 class _Problem(NamedTuple):
@@ -348,12 +349,21 @@ class GWLoss(torch.nn.Module):
         place = call("begin", _begin, near, last.plan, last.g, in_place=1)
         for _ in range(_MOST_STEPS):
             place = call("follow", _follow, near, place, in_place=2)
-            change, error = torch.stack([place.change, place.error]).amax(1).tolist()
-            if change <= self.rules.tol and error <= self.rules.inner_tol:
-                # what a graph returns is overwritten by its next call
-                plan, f, g, objective = (part.clone() for part in place[:4])
-                return _Kept(plan, f, g, objective)
-        return self._go_on(problem, alpha, last.plan)
+            # steps of Newton's may lead past the optimum near by, to one that costs more
+            above = place.objective - place.most - _RISE * place.most.abs()
+            settled = (place.change <= self.rules.tol) & (place.error <= self.rules.inner_tol)
+            left = (~(settled & (above <= 0))).nonzero()[:, 0]
+            if not len(left):
+                break
+        # what a graph returns is overwritten by its next call
+        plan, f, g, objective = (part.clone() for part in place[:4])
+        now = _Kept(plan, f, g, objective)
+        if len(left):
+            some = (None if part is None else part[left] for part in problem)
+            rest = self._go_on(_Problem(*some), alpha, last.plan[left])  # type: ignore[arg-type]
+            for mine, its in zip(now[:4], rest[:4], strict=True):
+                mine[left] = its
+        return now
 
     def _go_on(self, problem: _Problem, alpha: float, plan: Tensor) -> _Kept:
         """Solve problems from plans alone."""

@@ -204,7 +204,7 @@ def test_points_on_disk_are_read_in_blocks(pair, tmp_path, monkeypatch):
         rows.append(index.stop - index.start)
         return read(dataset, index, *more)
 
-    monkeypatch.setattr(_spaces, "_ENTRIES", 50)
+    monkeypatch.setattr(_spaces, "BLOCK_ENTRIES", 50)
     monkeypatch.setattr(h5py.Dataset, "__getitem__", counted)
     result = align(backed, target, use_rep=("X", "X_pca"), solve_options=EXACT)
     columns = stored.shape[1]

@@ -18,11 +18,16 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "torchgw"
 
-# What a comparison with a number of points or of pairs looks like.
-_SIZE = re.compile(
-    r"(n \* m|entries|numel\(\)|math\.prod\(\w+\)|max\(n, m\)|larger)\)? *(<=?|>=?)"
-    r"|(<=?|>=?) *(n \* m|entries|math\.prod)"
-)
+# Words for a number of points, of pairs, of bytes or of rows.
+_SIZES = {
+    "n", "m", "size", "sizes", "entries", "numel", "nnz", "larger", "smaller", "shape", "count",
+    "work", "most", "fewer", "len", "rows", "columns", "vertices", "edges", "points", "pairs",
+    "nbytes", "needed",
+}  # fmt: skip
+# Files that hold the numbers of paths. A number that a size is compared with anywhere else is to
+# choose between two programs that compute the same, or to say how much is done at once.
+_PATHS = "_problem/limits.py", "_solve/route.py"
+_ORDERS = ast.Lt, ast.LtE, ast.Gt, ast.GtE
 _ENTERED = """
 import json, sys, warnings
 import numpy as np
@@ -54,9 +59,9 @@ def modules() -> dict[str, str]:
     }
 
 
-def numbers(text: str) -> int:
-    """Count the numbers that the constants of a module hold."""
-    found = 0
+def constants(text: str) -> dict[str, int]:
+    """Count the numbers that each constant of a module holds, by the first name assigned."""
+    found: dict[str, int] = {}
     for node in ast.parse(text).body:
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
         names = [
@@ -66,11 +71,60 @@ def numbers(text: str) -> int:
             if isinstance(part, ast.Name)
         ]
         if names and all(name.strip("_").isupper() for name in names):
-            found += sum(
+            held = sum(
                 isinstance(part, ast.Constant) and type(part.value) in (int, float)
                 for part in ast.walk(node)
             )
+            found |= dict.fromkeys(names, 0) | {names[0]: held}
     return found
+
+
+def numbers(text: str) -> int:
+    """Count the numbers that the constants of a module hold."""
+    return sum(constants(text).values())
+
+
+def kinds(texts: dict[str, str]) -> dict[str, int]:
+    """Count them by what they are."""
+    found: dict[str, int] = defaultdict(int)
+    for path, text in texts.items():
+        for name, count in constants(text).items():
+            line = re.search(rf"^{name}\b.*", text, re.M)
+            above = text[: line.start() if line else 0].rsplit("\n\n", 1)[-1]
+            if path in (*_PATHS, "_solve/forecast.py", "_tensors/machine.py"):
+                kind = "limits and rates"
+            elif re.search("triton|/kernels/|/tiles/", path):
+                kind = "shapes of programs on a GPU"
+            elif line and re.search(r"\de-\d|tiny|eps", line[0]):
+                kind = "tolerances"
+            elif line and re.search(r"2\*\*\d", line[0]):
+                kind = "entries and bytes at once"
+            else:
+                kind = "fitted, in the ledger" if "[L" in above else "choices"
+            found[kind] += count
+    return {kind: count for kind, count in sorted(found.items()) if count}
+
+
+def compared(text: str) -> tuple[int, int]:
+    """Count the comparisons of a size with a limit, and with a number of the module itself."""
+    with_limits, with_own, own = 0, 0, constants(text)
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Compare) and isinstance(node.ops[0], _ORDERS):
+            sides = [_names(side) for side in (node.left, *node.comparators)]
+            sized = [bool(names & _SIZES) for names in sides]
+            for place, names in enumerate(sides):
+                if any(sized[:place] + sized[place + 1 :]):
+                    with_limits += bool(names & {"limits", "limits_of", "CPU"})
+                    with_own += bool(names & own.keys())
+    return with_limits, with_own
+
+
+def _names(tree: ast.AST) -> set[str]:
+    """List the names and attributes in an expression."""
+    parts = list(ast.walk(tree))
+    return {part.id for part in parts if isinstance(part, ast.Name)} | {
+        part.attr for part in parts if isinstance(part, ast.Attribute)
+    }
 
 
 def imports(name: str, text: str) -> set[str]:
@@ -131,11 +185,9 @@ def counted() -> dict[str, str]:
     rooms = defaultdict(int)
     for name, text in texts.items():
         rooms[name.split("/")[0]] += text.count("\n")
-    deciding = {
-        name: sum(bool(_SIZE.search(line)) for line in text.splitlines())
-        for name, text in texts.items()
-    }
-    deciding = {name: count for name, count in deciding.items() if count}
+    sized = {name: compared(text) for name, text in texts.items()}
+    limited = [one for one, _ in sized.values() if one]
+    beside = [own for name, (_, own) in sized.items() if own and name not in _PATHS]
     docs = {page: (ROOT / "docs" / page).read_text("utf-8") for page in (
         "how-to-choose.md", "algorithm.md"
     )}  # fmt: skip
@@ -143,8 +195,10 @@ def counted() -> dict[str, str]:
     found = {
         "lines of torchgw/": f"{sum(rooms.values()):,}",
         "files": f"{len(texts):,}",
-        "files that compare a size, and how often": f"{len(deciding)}; {sum(deciding.values())}",
+        "files that compare a size with a limit; times": f"{len(limited)}; {sum(limited)}",
+        "files that do with a number of their own; times": f"{len(beside)}; {sum(beside)}",
         "module-level numbers": f"{sum(map(numbers, texts.values())):,}",
+        **{f"  {kind}": f"{count:,}" for kind, count in kinds(texts).items()},
         "files that a solve enters, n_init=1; defaults": f"{entered(n_init=1)}; {entered()}",
         "words of `solve`; Local optima; Chains": f"{docstring:,}; "
         f"{words(docs['how-to-choose.md'], 'Local optima', '##'):,}; "

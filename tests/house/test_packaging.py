@@ -100,6 +100,13 @@ def test_the_structure_is_counted():
         "a/x.py": "from torchgw.a.y import z", "a/y.py": "from torchgw.b.z import q", "b/z.py": "",
     })  # fmt: skip
     assert (count, edges, floors) == (2, 1, 2)
+    # a limit, and a number of the module once: a value is no size
+    text = "_FEW = 3\nA = n * m <= limits.few\nB = x.n > _FEW\nC = value > _FEW"
+    assert structure.compared(text) == (1, 1)
+    found = structure.kinds(
+        {"a.py": "# [L1]\n_A = 3\n\n# A choice.\n_B, _C = 1e-9, 2", "b_triton.py": text}
+    )
+    assert found == {"fitted, in the ledger": 1, "tolerances": 2, "shapes of programs on a GPU": 1}
 
 
 def room(name: str) -> str:

@@ -14,7 +14,7 @@ import torchgw
 from torchgw import InvalidInputError, Options, UnsupportedError
 from torchgw._plans.paired import PairedPlan
 from torchgw._problem import limits
-from torchgw._solve import pipeline
+from torchgw._solve import pipeline, reduced
 
 RNG = np.random.default_rng(5)
 N, K = 26, 5
@@ -97,6 +97,16 @@ def test_a_sampled_cost_takes_pairs():
     assert found.marginal_error < 1e-5
     exact = torchgw.solve(X, Y, pairs=PAIRS, distances="euclidean", **FIXED)
     assert found.report.objective == pytest.approx(exact.report.objective, rel=1e-2)
+
+
+def test_costs_in_factors_need_no_pass_over_all_points_for_their_pairs():
+    options = FIXED | {"distances": "sqeuclidean", "pairs": PAIRS}
+    with mock.patch.object(reduced, "_coupling", return_value=None):
+        passed = torchgw.solve(X, Y, **options)
+    with mock.patch.object(PairedPlan, "_product", side_effect=AssertionError):
+        found = torchgw.solve(X, Y, **options)
+    first, second = (np.asarray(each.transform(X + 0.01)) for each in (found, passed))
+    assert first == pytest.approx(second, abs=1e-5)
 
 
 def test_costs_in_factors_have_the_rank_that_they_have_without_pairs():

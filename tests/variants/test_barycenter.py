@@ -126,6 +126,22 @@ def test_never_above_a_start_followed_to_its_end():
     assert not any(np.isnan(item.ambiguity) for item in found.results)
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_no_space_comes_out_backwards(seed):
+    """Four noisy copies of one arc: with any seed no more than from the truth, all one way."""
+    rng = np.random.default_rng(0)
+    arc = hook(10, 0, noise=0.0)
+    spaces = [arc + 0.05 * rng.normal(size=arc.shape) for _ in range(4)]
+    options = {"distances": "euclidean", "epsilon": 0.005, "random_state": seed}
+    truth = np.mean([cdist(points, points) for points in spaces], 0)
+    known = torchgw.barycenter(spaces, 10, init=truth, n_init=1, **options)
+    found = torchgw.barycenter(spaces, 10, **options)
+    assert found.converged
+    assert found.value <= known.value * (1 + 1e-3)
+    places = [np.asarray(item.plan) @ np.arange(10) for item in found.results]
+    assert all(np.corrcoef(places[0], other)[0, 1] > 0.9 for other in places)
+
+
 def test_what_is_fixed_stays():
     spaces = [ring(14, seed) for seed in range(2)]
     traits = [np.arange(14.0)[:, None], np.arange(14.0)[:, None] + 1]

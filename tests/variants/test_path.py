@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from scipy.spatial.distance import cdist
 
 import torchgw
 
@@ -39,6 +40,19 @@ def test_metrics_are_compared():
     found = torchgw.path(CLOUD, NOISY, distances=["cosine", "euclidean"], **options)
     assert found.points == ("cosine", "euclidean")
     assert found.points[found.recommended] == "euclidean"
+    # a plan is worth what the metric that likes it least says
+    for place, (name, one) in enumerate(zip(found.points, found.results, strict=True)):
+        by = [one.distance_correlation]
+        for other in {"cosine", "euclidean"} - {name}:
+            X, Y = (cdist(side, side, other) for side in (CLOUD, NOISY))
+            plan = np.asarray(one.plan)
+            p, q = plan.sum(1), plan.sum(0)
+            means, spread = (p @ X @ p, q @ Y @ q), (p @ X**2 @ p, q @ Y**2 @ q)
+            both = ((X @ plan @ Y) * plan).sum() - means[0] * means[1]
+            by.append(
+                both / np.sqrt(np.prod([s - m**2 for s, m in zip(spread, means, strict=True)]))
+            )
+        assert found.agreement[place] == pytest.approx(min(by), abs=1e-6)
 
 
 def test_masses_end_where_costs_rise():

@@ -136,6 +136,9 @@ class InFactors(Protocol):
     def encode(self, source: Tensor, means: Tensor) -> Coupling:
         """Make the coupling of P of the source's factors, (n, r), and ``means`` = P A_Y, (n, s)."""
 
+    def encoded(self, values: Tensor) -> Coupling:
+        """Make the coupling of P of A_X' P A_Y, (r, s)."""
+
 
 class LinearCost(NamedTuple):
     """C(P) = cost_ij + row_i + column_j at some plan."""

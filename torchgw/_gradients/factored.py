@@ -140,7 +140,10 @@ class FactoredGradient(StrictGradient):
 
     def encode(self, source: Tensor, means: Tensor) -> Encoding:
         """Encode a plan P by its product with the target's factors, ``means`` = P A_Y, (n, r)."""
-        values = inner_products(source, means)
+        return self.encoded(inner_products(source, means))
+
+    def encoded(self, values: Tensor) -> Encoding:
+        """Make the coupling of a plan P by A_X' P A_Y, (r, s)."""
         return Encoding(values.T if self._swapped else values)
 
     def pairing(self, cost: Cost, point: Encoding, coupling: Encoding) -> Tensor:

@@ -82,11 +82,12 @@ class Limits(NamedTuple):
     few_points: int
     all_points: int
     # Points of the larger side from which on chains are of use; points of equal weight up to which
-    # partners are exchanged; and of relaxed problems, up to which they have a search. [L662, L1274,
-    # L240]
+    # partners are exchanged, and up to which all matchings are looked at; and of relaxed problems,
+    # up to which they have a search. [L662, L1274, L546, L240]
     ordered_points: int
     least_points: int
     exchanged_points: int
+    all_matchings: int
     relaxed_points: int
     # Entries up to which a plane is laid on another at many turns: 3 s for a million. [L1476]
     turned: float
@@ -186,7 +187,7 @@ CPU = Limits(
     polished=4e6, checked=2**26, checked_minima=2**20, bounded=4_000_000,
     differentiated=2_000_000,
     few_points=96, all_points=512, ordered_points=1_000, least_points=5, exchanged_points=64,
-    relaxed_points=96, turned=2e6, congruent=2**17,
+    all_matchings=7, relaxed_points=96, turned=2e6, congruent=2**17,
     stacked=2**13, product=2**14, followed=9e6,
     chains=16, thorough_chains=64, fewest_chains=4, chain_products=1e12, thorough=16,
     open_chains=4, open_most=2**16, copies=2.5e-3,

@@ -135,7 +135,7 @@ def among_all(found: Alternative, whole: CoarseProblem) -> tuple[Tensor, Tensor 
     sides = (whole.source.indices, found.source), (whole.target.indices, found.target)
     rows, columns = (_places_in(every, some) for every, some in sides)
     plan = whole.base.new_zeros(whole.base.shape)
-    plan[rows[:, None], columns] = found.plan
+    plan[rows[:, None], columns] = found.plan.to(plan)
     return plan, None if found.plan.shape == plan.shape else rows
 
 

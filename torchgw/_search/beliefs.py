@@ -62,7 +62,7 @@ _CACHED, _AT_ONCE = 2**18, 2**26
 # Nodes of a region, by chance; and how often each lost edge is tried in vain in a row. [L1535]
 _SIZES, _TRIED = (60, 120, 240), 3
 # Tries for each node in a search and in a matching. [L1535]
-SEARCHED, MATCHED = 0.1, 0.03
+SEARCHED, MATCHED = 0.1, 0.02
 
 
 class Graph(NamedTuple):

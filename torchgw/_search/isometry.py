@@ -19,7 +19,7 @@ from torchgw._plans.given import PairPlan
 from torchgw._problem.limits import limits_of
 from torchgw._problem.problem import Problem, stored_matrix
 from torchgw._search.coarse import is_sparse
-from torchgw.distances.base import DistanceProvider
+from torchgw.distances.base import BLOCK_ENTRIES, DistanceProvider
 from torchgw.distances.precomputed import PrecomputedDistance
 from torchgw.distances.profiles import decays, differences, distance_quantiles, moments
 
@@ -440,8 +440,6 @@ _CLEAR_SHARE = 1 / 3
 # needed at least. [L233, L279]
 _BELIEVED = 0.7
 _FEWEST = 32
-# Distances read at once. [L279]
-_BLOCK_ELEMENTS = 2**22
 
 
 def match_points(problem: Problem) -> PairPlan | None:
@@ -479,7 +477,7 @@ def match_points(problem: Problem) -> PairPlan | None:
 
 def _quantiles(provider: DistanceProvider, weights: Tensor, index: Tensor) -> Tensor:
     """Return quantiles of the distances of some points to all others, float32."""
-    blocks = index.split(max(1, _BLOCK_ELEMENTS // provider.n))
+    blocks = index.split(max(1, BLOCK_ENTRIES // provider.n))
     tables = (provider.columns(block).T for block in blocks)
     return torch.cat([distance_quantiles(table.float(), weights.float()) for table in tables])
 

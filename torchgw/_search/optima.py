@@ -234,8 +234,6 @@ _COMPARED = 3
 _CLOSE, _CLOSE_SHARE = 2.0, 4.0
 # Share of a value by which another has to be lower to be better. [L546]
 _SAME = 1e-6
-# Points of equal weight up to which all matchings are looked at. [L546]
-_ALL_MATCHINGS = 7
 
 
 class _Distinct(NamedTuple):
@@ -389,7 +387,8 @@ def _with_best_matching(
     """Put the best of all matchings of a few points first, if what it leads to costs less."""
     s, t = coarse.base.shape
     weights = torch.cat([coarse.source.weights, coarse.target.weights])
-    if not s == t <= _ALL_MATCHINGS or bool((weights - 1 / s).abs().max() > 1e-12):
+    few = s == t <= limits_of(coarse.base.device).all_matchings
+    if not few or bool((weights - 1 / s).abs().max() > 1e-12):
         return found
     orders = torch.tensor(list(itertools.permutations(range(s))), device=coarse.base.device)
     matchings = coarse.source.weights.diag()[orders]

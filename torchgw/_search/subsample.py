@@ -19,10 +19,8 @@ from torchgw._sinkhorn.problem import FactoredCost, LinearProblem
 from torchgw._tensors.block_order import Order
 from torchgw._tensors.draws import systematic_categories
 from torchgw._typing import Marginals, Potentials
+from torchgw.distances.base import BLOCK_ENTRIES
 from torchgw.distances.factored import FactoredDistance
-
-# Points whose values are averaged at once. [L1502]
-_AT_ONCE = 2**22
 
 
 class Drawn(NamedTuple):
@@ -57,7 +55,7 @@ class Cells(NamedTuple):
         """Compute the weighted means of blocks."""
         points = self.order.split(torch.arange(len(values), device=values.device))
         # some at a time, as values of all points in another order take as much as they
-        height = max(1, _AT_ONCE // self.order.width)
+        height = max(1, BLOCK_ENTRIES // self.order.width)
         means = [
             torch.einsum("kw...,kw->k...", values[some], share.to(values.dtype))
             for some, share in zip(points.split(height), self.share.split(height), strict=True)

@@ -29,10 +29,8 @@ from torchgw._search.chain import (
     REFINED,
     STEP,
     Chain,
-    Climbed,
     Kind,
     Ladder,
-    Trial,
     kinds_of_chains,
     stacked,
 )
@@ -451,20 +449,6 @@ class World:
         again = QUICK.outer * sum(map(self.work, QUICK.stages(ladder.start)))
         each = _MULTIPLICATION * (again + ladder.outer * self.work(ladder.start))
         return min(most, int(_LONG / each))
-
-    def report(
-        self,
-        chains: Sequence[Chain],
-        left: Sequence[Trial] = (),
-        *,
-        agreed: bool,
-        met: bool = False,
-        alone: bool = False,
-    ) -> Climbed:
-        """Report chains that were followed to the end, and trials of those left behind."""
-        best = sorted(chains, key=lambda chain: chain.objective)
-        trials = (*(chain.trial("refined") for chain in best), *left)
-        return Climbed(self.rounded(best), trials, agreed, met, best[0].g[0], alone)
 
     def _record(
         self,

@@ -15,6 +15,7 @@ from torchgw._errors import PerformanceWarning, warn_user
 from torchgw._problem.limits import Limits
 from torchgw._problem.problem import Facts
 from torchgw._solve.options import Options
+from torchgw._tensors.deadline import leaves
 from torchgw._tensors.machine import slowness
 
 logger = logging.getLogger(__name__)
@@ -193,6 +194,24 @@ def forecast(
             f"each outer iteration on this CPU, and usually {fewest} to {usual} of "
             f"them: {least / unit:.0f} to {most / unit:.0f} {name}. `callback` and `verbose=True` "
             "show progress; fewer points, `solve_low_rank` or a GPU are faster.",
+            PerformanceWarning,
+        )
+
+
+# What a plan and its numbers take at least, in outer iterations, and how many seconds late a limit
+# of time is held to be. [L1567]
+_LEAST, _LATE = 2, 2.0
+
+
+def forecast_limit(facts: Facts, each: float) -> None:
+    """Warn before any work that a limit of time cannot be held on this CPU."""
+    least = _LEAST * each
+    if facts.device == "cpu" and least > _LATE and not leaves(least - _LATE, last=True):
+        warn_user(
+            "`time_limit` cannot be held, as a plan and its numbers take as long as two outer "
+            f"iterations: about {least:.2g} s for {facts.n:,} x {facts.m:,} points on this CPU. "
+            "The plan that comes late is hardly better than its start. Fewer points, "
+            "`solve_low_rank`, a GPU or a larger limit help.",
             PerformanceWarning,
         )
 

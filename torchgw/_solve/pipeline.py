@@ -31,7 +31,12 @@ from torchgw._solve.begin import (
     starting_point,
 )
 from torchgw._solve.evaluation import Evaluation, leaves_saddle, misses_a_copy, settle
-from torchgw._solve.forecast import forecast, forecast_again, forecast_solves
+from torchgw._solve.forecast import (
+    forecast,
+    forecast_again,
+    forecast_limit,
+    forecast_solves,
+)
 from torchgw._solve.loop import iterate
 from torchgw._solve.outcome import Asked, Ending, Outcome, finish
 from torchgw._solve.polish import Polished
@@ -382,6 +387,7 @@ def follow(asked: Asked, recorder: Recorder, match: Isometry | None = None) -> F
     untold = options.told == "nothing"
     if untold:
         forecast(*strategy.foreseen, strategy.route.cost, strategy.route.longest)
+        forecast_limit(strategy.facts, strategy.route.each)
     start = find_start(asked, strategy, match)
     if start.guess.patient and options.skip_tiles == "auto":
         strategy = annealed(strategy)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw._gradients.choose import make_gradient
-from torchgw._gradients.contract import Coupling, Gradient, QuadraticValue
+from torchgw._gradients.contract import Coupling, Gradient, Linearised, QuadraticValue
 from torchgw._plans.given import PairPlan, StoredPlan
 from torchgw._plans.paired import PairedPlan
 from torchgw._plans.transport import TransportPlan
@@ -77,7 +77,9 @@ def of_all_points(asked: Asked, reduction: Reduction, found: Outcome) -> Outcome
     left, log_mass = reduction.left, _log(reduction.mass)
     # of the plan whose cost is the last one, which new points are mapped by
     first = ending.unpolished or ending.plan
-    coupling = gradient.update(_paired(reduction, first), None, asked.generator)
+    coupling = _coupling(reduction, gradient, found.known)
+    if coupling is None:
+        coupling = gradient.update(_paired(reduction, first), None, asked.generator)
     paired, leaning = _costs_of_pairs(reduction, coupling, gradient, first)
     mapping = _paired(reduction, first, paired, leaning)
     plan = mapping if ending.unpolished is None else _paired(reduction, ending.plan)
@@ -117,6 +119,19 @@ def of_all_points(asked: Asked, reduction: Reduction, found: Outcome) -> Outcome
         route=told_of(found.route, reduction),
         known=gradient.remember(coupling, whole.marginals),
     )
+
+
+def _coupling(reduction: Reduction, gradient: Gradient, known: Linearised) -> Coupling | None:
+    """Add what pairs are in factors to the coupling of the others, without a pass over these."""
+    fine, crossed, (i, j) = gradient.in_factors(), reduction.whole.crossed(), reduction.pairs
+    if fine is None or known.gradient != gradient.name or crossed is None:
+        return None
+    source, target = (side.factors() for side in crossed)
+    assert source is not None
+    assert target is not None
+    near, far = source.matrix[i].double(), target.matrix[j].double()
+    inner = known.oriented(0)
+    return fine.encoded(reduction.left * inner + near.T @ (reduction.mass[:, None] * far))
 
 
 def _log(mass: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from torchgw._api import solve
 from torchgw._boundary.checks import check_count
 from torchgw._errors import InvalidInputError
 from torchgw._results.base import Result
+from torchgw._results.certificates import distance_correlation
 from torchgw._results.result import GWResult
 from torchgw._solve.overlap import elbow
 from torchgw._typing import Array
@@ -20,6 +21,7 @@ _WARM = ("epsilon", "alpha", "mass")
 _ALONG = (*_WARM, "distances", "n_neighbors")
 _WHY = {
     "agreement": "the largest agreement, as confidence is of no relaxed or known matches",
+    "metrics": "the plan that the least favourable of the metrics agrees with most",
     "product": "the largest product of agreement and stability",
     "elbow": "the last mass before the cost of more leaves its level",
 }
@@ -36,7 +38,8 @@ class PathResult(Result):
     points : tuple of str
         Its values, in words.
     value, agreement, entropy, stability : ndarray, shape (K,), float64
-        The transport objective; the correlation of the distances that the plan relates; KL(P |
+        The transport objective; the correlation of the distances that the plan relates, along
+        ``distances`` the least of those by each of the metrics listed; KL(P |
         a x b) as a share of the largest that a plan of these sizes has, 1 for a matching and 0 for
         the product plan; and the mean of :meth:`GWResult.confidence`, by groups where there are
         any, NaN for relaxed plans, masks and known pairs.
@@ -110,7 +113,9 @@ def path(
     ``allowed`` or ``pairs`` the largest agreement alone. Either alone misleads: a
     blurred plan is stable and agrees in nothing, and a sharp one of unrelated data agrees in what
     it could choose, until points are drawn again. Of masses it is the last one before the cost of
-    what is added leaves its level, as by ``mass="auto"``.
+    what is added leaves its level, as by ``mass="auto"``. Of metrics it is the one whose plan the
+    least favourable of all that are listed agrees with most: what a metric sees by mistake in both
+    spaces, others do not.
 
     Parameters
     ----------
@@ -178,10 +183,20 @@ def path(
         math.nan if relaxed else float(one.confidence(n_resamples, groups=groups).group.mean())
         for one in results
     ]
-    agreement = np.array([one.distance_correlation for one in results])
+    # a plan is judged by its own distances, but along metrics by all of them
+    known = [one._known() for one in results]
+    agreement = np.array([
+        min(
+            distance_correlation(one.lazy_plan.giving(in_numpy=False), judge)
+            for judge in (known if option == "distances" else [own])
+        )
+        for one, own in zip(results, known, strict=True)
+    ])  # fmt: skip
     value = np.array([one.value for one in results])
     if option == "mass":
         place, why = _last_level(np.array(points), value), _WHY["elbow"]
+    elif option == "distances":
+        place, why = int(np.nan_to_num(agreement, nan=-1.0).argmax()), _WHY["metrics"]
     else:
         worth = np.nan_to_num(agreement).clip(0) * (1.0 if relaxed else stability)
         place, why = int(worth.argmax()), _WHY["agreement" if relaxed else "product"]

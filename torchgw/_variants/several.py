@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import scipy
@@ -24,14 +24,6 @@ from torchgw._typing import Array
 from torchgw._variants.barycenter import BarycenterResult
 
 SeveralKind = Literal["full", "star", "chain"]
-
-
-class PairCosts(NamedTuple):
-    """What the plan of a pair costs, with entropy, by its own plan and through the common space."""
-
-    pair: tuple[int, int]
-    own: float
-    common: float
 
 
 @dataclass(frozen=True, repr=False, eq=False)

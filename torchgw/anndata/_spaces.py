@@ -17,6 +17,7 @@ from torchgw._boundary.checks import check_choice, is_number
 from torchgw._errors import GraphWarning, InvalidInputError, InvalidTypeError, warn_user
 from torchgw._solve.table import Options
 from torchgw.distances import knn_graph, symmetrise
+from torchgw.distances.base import BLOCK_ENTRIES
 from torchgw.distances.graph import GraphMetric
 
 if TYPE_CHECKING:
@@ -28,8 +29,6 @@ Recipe = Literal["scot"]
 # Points that SCOT joins each one to, itself counted, and its epsilon. [L358]
 _SCOT_NEIGHBORS = 110
 _SCOT_EPSILON = 1e-3
-# Numbers that are read from a file together. A choice. [L852]
-_ENTRIES = 2**22
 
 
 @dataclass(frozen=True)
@@ -230,7 +229,7 @@ def points_of(
 def _in_float64(stored: Any) -> NDArray[np.float64]:
     """Read an array (n, d) of a file."""
     table = np.empty(stored.shape)
-    rows = max(1, _ENTRIES // max(1, math.prod(stored.shape[1:])))
+    rows = max(1, BLOCK_ENTRIES // max(1, math.prod(stored.shape[1:])))
     for start in range(0, len(table), rows):
         table[start : start + rows] = stored[start : start + rows]
     return table

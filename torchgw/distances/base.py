@@ -27,7 +27,8 @@ Entrywise = Callable[[Tensor], Tensor]
 
 # Columns fetched at once by the default implementations, in bytes of the (n, s) block. [L308]
 BLOCK_BYTES = 64 * 2**20
-# Entries of a table that is made and read block by block. [L267, L271, L320, L327, L329, L382]
+# Entries of a table that is made and read block by block. [L267, L271, L279, L320, L327, L329]
+# [L382, L852, L1502]
 BLOCK_ENTRIES = 2**22
 # Rows of factors that are squared at once: copies of some 10 MB. [L1500]
 _ROWS = 2**16
