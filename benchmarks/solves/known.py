@@ -4,7 +4,8 @@ A cloud of clusters is matched to its noisy copy in another order three times: w
 groups, with known pairs, and with nothing known; if asked (``--only mask``), with a random mask of
 a share of all pairs of points beside the right ones, where no table of it is kept. Exit status 1 if
 mass is outside of what is allowed, or groups or pairs take longer than nothing. Epsilon is given,
-so that all solve the same.
+so that all solve the same. With ``--shows`` the rows of :mod:`benchmarks.solves.known_shows`
+instead, all or some.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import torch
 
 import torchgw
 from benchmarks.harness.measure import synchronize
+from benchmarks.solves.known_shows import ROWS, shows
 from torchgw._boundary.arrays import to_numpy
 
 
@@ -34,7 +36,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--repeat", type=int, default=2)
     parser.add_argument("--only", nargs="*", choices=["nothing", "pairs", "groups", "mask"])
     parser.add_argument("--share", type=float, default=0.1, help="allowed by a mask")
+    parser.add_argument("--shows", nargs="*", choices=list(ROWS), help="small problems instead")
     options = parser.parse_args(arguments)
+    if options.shows is not None:
+        return int(not shows(options.shows or list(ROWS)))
     n, device = options.n, torch.device(options.device)
     rng = np.random.default_rng(0)
     kind, order = np.arange(n) % options.groups, rng.permutation(n)

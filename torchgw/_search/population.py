@@ -27,6 +27,8 @@ _BLURRED = 0.02
 _PATIENCE = 2
 # Exchanges of two rows or columns of the lowest plan at most, and how often they are made. [L1526]
 _EXCHANGES, _SWEEPS = 64, 3
+# Relative difference of objectives that is rounding. A choice.
+_ROUNDING = 1e-9
 # The origin of plans that come from an exchange.
 _EXCHANGED = -1
 
@@ -117,10 +119,11 @@ def exchange(stack: Followed, starts: Ends, found: Population) -> Population:
         which, plans = _exchanged(members.plans[some, 0])
         ends = stack.follow(some[which], plans, _BLURRED)
         followed[some] += torch.bincount(which, minlength=len(some))
-        # the lowest of each problem, the first of equals
-        order = ends.objectives.argsort(stable=True)
-        order = order[which[order].argsort(stable=True)]
-        first = order[torch.searchsorted(which[order], torch.arange(len(some), device=some.device))]
+        # the lowest of each problem, the first of equals up to rounding
+        least = torch.full_like(members.objectives[some, 0], torch.inf)
+        least = least.scatter_reduce(0, which, ends.objectives, "amin")[which]
+        near = (ends.objectives <= least + _ROUNDING * least.abs()).nonzero()[:, 0]
+        first = near[torch.searchsorted(which[near], torch.arange(len(some), device=some.device))]
         lower = Ends(*(part[first, None] for part in ends))
         before = Ends(*(part[some, :1] for part in members[:3]))
         better = (before.objectives - lower.objectives > BETTER * before.objectives.abs())[:, 0]

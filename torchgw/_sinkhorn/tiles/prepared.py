@@ -120,7 +120,7 @@ class TwoLevelSweeper:
         two, one = self._tiling.tallies
         if self._plain is not None:
             sweep = self._plain(start, count, relaxation)
-            one.add(count, count, self._gain(sweep))
+            one.add(count, self._gain(sweep))
             return sweep
         engine, steps = self._engine, 0
         engine.begin(start)
@@ -154,7 +154,7 @@ class TwoLevelSweeper:
         sweep = Sweep(engine.f(u), g, g_next, state, check)
         gain, tiling = self._gain(sweep), self._tiling
         lists, self._lists = tiling.made - self._lists, tiling.made
-        two.add(count, count * tiling.share + tiling.price(start.f.device.type, lists, steps), gain)
+        two.add(count * tiling.share + tiling.price(start.f.device.type, lists, steps), gain)
         self._rises += gain <= 0
         if self._rises >= _MOST_RISES or not tiling.two_levels_pay():
             self._plain = self._all_tiles(state)

@@ -260,6 +260,9 @@ _MOST_KEPT = 0.5
 # between the blocks is solved by a step of Newton's. A CPU does either while it goes over few.
 # [L1545]
 _PRICES = {"cuda": (5e9, 2e9)}
+# What an iteration over all tiles is taken to bring until some have been seen, as the logarithm of
+# the error before over that after, and how many of them outweigh that. [L1545]
+_USUAL_GAIN, _PRIOR = 0.05, 20
 # A CPU makes so many blocks of a side where it can, if need be of 32 points: the small problem
 # between the blocks then leaves little for the iterations to do. [L206]
 _BLOCKS = 256
@@ -289,13 +292,11 @@ def width_of(shape: tuple[int, int], device: str) -> int:
 class Tally:
     """What iterations of one kind have cost so far, and what they have brought."""
 
-    iterations: int = 0
     price: float = 0.0  # in iterations over all tiles
     gain: float = 0.0  # logarithms of the errors before over those after, added up
 
-    def add(self, iterations: int, price: float, gain: float) -> None:
+    def add(self, price: float, gain: float) -> None:
         """Add some iterations."""
-        self.iterations += iterations
         self.price += price
         self.gain += gain if math.isfinite(gain) else 0.0
 
@@ -306,7 +307,7 @@ class _Memory:
 
     orders: tuple[Order, Order] | None = None
     two_level: Tally = field(default_factory=Tally)
-    one_level: Tally = field(default_factory=Tally)
+    one_level: Tally = field(default_factory=lambda: Tally(_PRIOR, _PRIOR * _USUAL_GAIN))
     shares: list[float] = field(default_factory=list)
     bound: float = 0.0
 
@@ -374,10 +375,7 @@ class Tiling:
 
     def two_levels_pay(self) -> bool:
         """Whether iterations of two levels have brought more for their price than others."""
-        # As long as the others are not known, whether they cost less.
         two, one = self.tallies
-        if one.price == 0:
-            return two.price <= two.iterations
         return two.gain * one.price >= one.gain * two.price
 
     def price(self, device: str, choices: int, steps: int) -> float:
