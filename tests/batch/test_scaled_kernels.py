@@ -27,8 +27,9 @@ def _solved_kernel(
     rows, columns = line(RI, RT), line(CI, CT)
     plan, near, _, error, spent = solved(
         read(kernel, 0, RI, CI, RT, CT), tl.load(a + rows), tl.load(b + columns), a, b,
-        f + rows, g + columns, 1.0, most * 0, tl.load(wanted) * 0.0 + 1.0, tl.load(wanted), most, 4, held,
-        inverse, lines, 0, 16, 1e-2, RI, CI, RT, CT, SQUARE_RI, SQUARE_CI, SQUARE_RT, SQUARE_CT,
+        f + rows, g + columns, 1.0, most * 0, tl.load(wanted) * 0.0 + 1.0, tl.load(wanted), most, 4,
+        held, inverse, lines, 0, 16, 1e-2, RI, CI, RT, CT,
+        SQUARE_RI, SQUARE_CI, SQUARE_RT, SQUARE_CT,
     )  # fmt: skip
     write(out, plan, 0, RI, CI, RT, CT)
     tl.store(numbers, error)
