@@ -51,8 +51,6 @@ Reduction = Literal["mean", "sum", "none"]
 
 # Starts of problems that a batch does not search by itself. [L1418]
 _STARTS = 4
-
-
 # Iterations from the last plan, after which the engine takes problems of a step; and the share by
 # which they may end above the last plan, as its marginals were met to a tolerance. [L1570] [L1410]
 _MOST_STEPS, _RISE = 12, 1e-4
@@ -398,15 +396,14 @@ class GWLoss(torch.nn.Module):
         return kept._replace(objective=solved.objective)
 
 
-# Iterations of a GPU that are one graph: to look at the first ones takes as long as they do.
-# [L1409]
-_AT_ONCE = {"cpu": 0, "cuda": 2}
+# Iterations that a GPU makes before the first look, which takes as long as they do. [L1409]
+_AT_ONCE = {"cuda": 2}
 
 
 def _begin(near: Nearby, plan: Tensor, g: Tensor) -> Place:
     """Begin at plans, and take the iterations that are not looked at."""
     place = begin(near, plan, g)
-    for _ in range(_AT_ONCE[plan.device.type]):
+    for _ in range(_AT_ONCE.get(plan.device.type, 0)):
         place = follow(near, place)
     return place
 

@@ -51,9 +51,9 @@ def sweep(
     count: int = TICK,
 ) -> Sweep:
     """Run full iterations of A problems (A, n, m) from potentials (A, n) and (A, m)."""
-    # At least two problems: a product with a single one takes another way through the library, and
-    # gets other bits. `out` (A, n, m) becomes the plan. Points of zero weight keep their
-    # potentials.
+    # The bits of a problem are those of any batch if there are two at least: a product with a
+    # single one takes another way through the library. `out` (A, n, m) becomes the plan. Points of
+    # zero weight keep their potentials. Without a `relaxation` iterations are plain.
     (a, b), (f, g), unit = weights, potentials, epsilon[:, None]
     plan = torch.sub((f / unit)[:, :, None], cost / unit[:, :, None], out=out)
     plan.add_((g / unit)[:, None, :]).clamp_(-LARGEST_EXPONENT, LARGEST_EXPONENT).exp_()
