@@ -22,7 +22,7 @@ from torchgw._problem.problem import stored_matrix
 from torchgw._problem.signatures import edges_of
 from torchgw._results.mapping import Extension
 from torchgw._results.rounding import Assignment, assign, improve, places
-from torchgw._search.beliefs import MATCHED, match_edges
+from torchgw._search.beliefs import MATCHING_TRIES, rematch_regions
 from torchgw._search.graphs import Edges
 from torchgw._search.tabu import EQUAL_WEIGHTS
 from torchgw._sinkhorn.blocks import RestrictedBackend
@@ -288,7 +288,7 @@ def _by_edges(graphs: tuple[Edges, Edges], rows: Tensor, partners: Tensor) -> Te
     near, far = graphs
     chosen = rows.cpu().numpy()
     near = near if len(chosen) == near.n else near.among(chosen)
-    found = match_edges(near, far, partners.cpu().numpy(), MATCHED)
+    found = rematch_regions(near, far, partners.cpu().numpy(), MATCHING_TRIES)
     return torch.from_numpy(found).to(partners.device)
 
 

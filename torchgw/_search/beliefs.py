@@ -62,7 +62,7 @@ _CACHED, _AT_ONCE = 2**18, 2**26
 # Nodes of a region, by chance; and how often each lost edge is tried in vain in a row. [L1535]
 _SIZES, _TRIED = (60, 120, 240), 3
 # Tries for each node in a search and in a matching. [L1535]
-SEARCHED, MATCHED = 0.1, 0.02
+SEARCH_TRIES, MATCHING_TRIES = 0.1, 0.02
 
 
 class Graph(NamedTuple):
@@ -170,7 +170,7 @@ def believed_plan(
     return believed.mul_(a[:, None])
 
 
-def match_edges(near: Edges, far: Edges, partners: Array, tries: float) -> Array:
+def rematch_regions(near: Edges, far: Edges, partners: Array, tries: float) -> Array:
     """Find partners (n,), an order of the same ones, that keep no less weight of edges.
 
     Ends of edges are exchanged, and regions matched anew, so many `tries` for each node at most.
@@ -282,25 +282,29 @@ def match_graphs(problem: Problem) -> Alternative | None:
             "search='fast' leaves them out, and a start that is known (`init`) needs none.",
             PerformanceWarning,
         )
-    plan = _matched(source, target, marginals, believed_plan(source, target, marginals))
+    plan = believed_plan(source, target, marginals)
     plan = plan.where(plan > _LEAST * plan.amax(1, keepdim=True), 0.0)
     plan /= plan.sum()
-    rows, columns = (torch.arange(size, device=plan.device) for size in plan.shape)
     value = _value(problem, source, target, plan, largest)
+    matching = _matching(source, target, marginals, plan)
+    if matching is not None:
+        other = _value(problem, source, target, matching, largest)
+        value, plan = min((value, plan), (other, matching), key=lambda found: found[0])
+    rows, columns = (torch.arange(size, device=plan.device) for size in plan.shape)
     shape = (source.nodes, target.nodes)
     return Alternative(value, "beliefs", plan, rows, columns, shape, epsilon=COMPARED_AT)
 
 
-def _matched(source: Graph, target: Graph, marginals: Marginals, plan: Tensor) -> Tensor:
-    """Round a plan to a matching, and improve it, where nodes weigh the same."""
+def _matching(source: Graph, target: Graph, marginals: Marginals, plan: Tensor) -> Tensor | None:
+    """Round a plan to a matching, and improve it; ``None`` where nodes do not weigh the same."""
     n, m = plan.shape
     least, most = torch.cat(marginals).aminmax()
     if n != m or most - least > EQUAL_WEIGHTS * most:
-        return plan
+        return None
     from scipy.optimize import linear_sum_assignment  # SciPy takes long to import
 
     partners = linear_sum_assignment(plan.cpu(), maximize=True)[1]
-    partners = match_edges(source.edges, target.edges, partners, SEARCHED)
+    partners = rematch_regions(source.edges, target.edges, partners, SEARCH_TRIES)
     found = torch.from_numpy(partners).to(plan.device)
     return torch.zeros_like(plan).scatter_(1, found[:, None], 1 / n)
 

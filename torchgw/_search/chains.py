@@ -17,7 +17,7 @@ from torch import Tensor
 
 from torchgw._plans.transport import round_to_marginals
 from torchgw._problem.limits import limits_of
-from torchgw._search.beliefs import SEARCHED, Graph, believed_plan, match_edges
+from torchgw._search.beliefs import SEARCH_TRIES, Graph, believed_plan, rematch_regions
 from torchgw._search.chain import (
     ALIKE,
     COMPARED_AT,
@@ -265,7 +265,7 @@ def _along_edges(problem: CoarseProblem, plan: Tensor) -> Tensor:
     from scipy.optimize import linear_sum_assignment  # SciPy takes long to import
 
     partners = linear_sum_assignment(plan[0].cpu(), maximize=True)[1]
-    partners = match_edges(near_edges, far_edges, partners, SEARCHED)
+    partners = rematch_regions(near_edges, far_edges, partners, SEARCH_TRIES)
     return _matchings(torch.from_numpy(partners)[None], plan)
 
 
