@@ -13,7 +13,9 @@ import warnings
 import networkx
 import numpy as np
 import reference
+from fuzz_cases import limited
 from fuzz_more import MISSED
+from fuzz_twins import FAMILIES as SIDES
 from fuzz_twins import dendrogram, says_so
 from problems import solve_by_name
 from scipy.spatial.distance import cdist
@@ -112,4 +114,28 @@ def attempt(number, device):
     return {
         "ended": result.status.name, "wrong": [wrong] if missed and not said else [],
         "family": family, "said": bool(missed and said), "most": 10.0,
+    }  # fmt: skip
+
+
+# CPU seconds that a solve of up to so many points may take by its defaults, unless its route says
+# that it takes longer.
+MOST_POINTS, MOST_SECONDS = 500, 5.0
+
+
+def attempt_size(number, device):
+    """Solve a problem of 80 to 500 points by the defaults: in time, as its route has said."""
+    rng = np.random.default_rng([63, number])
+    family, make = list(SIDES.items())[number % len(SIDES)]
+    n, m = (int(80 * (MOST_POINTS / 80) ** rng.random()) for _ in range(2))
+    given = {"random_state": 0}
+    for name, size in zip("XY", (n, m), strict=True):
+        made = make(rng, size)
+        given[name if "X" in made else f"D_{name}"] = made.get("X", made.get("D"))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always", torchgw.TorchGWWarning)
+        most = limited(given, MOST_SECONDS)
+        result = solve_by_name(device=device, **given)
+    return {
+        "ended": result.status.name, "wrong": [], "family": f"{family}, up to 500", "most": most,
+        "said": bool(said), "notes": [f"{n} x {m}"],
     }  # fmt: skip

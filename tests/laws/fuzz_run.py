@@ -1,12 +1,13 @@
 """Random cases by the thousand, in processes of their own: ``python tests/laws/fuzz_run.py``.
 
-Ten kinds of case, each made from its number alone: combinations of options and geometries,
+Eleven kinds of case, each made from its number alone: combinations of options and geometries,
 derivatives, crafted files, problems whose answer is known, twins of a problem, problems of few
-points beside all their plans, batches, values of relaxed problems, options that take long, and
-matches that are hard to find. A case that takes too long, or kills its process, is a failure like a
-wrong answer; the run goes on. Numbers begin anew with each run, unless ``--start`` is given. Each
-outcome is a line of ``--out`` as soon as it is there, below a line of the commit and the call;
-``--keep`` appends the table of families to a file. The exit code is 1 if anything failed.
+points beside all their plans, batches, values of relaxed problems, options that take long, matches
+that are hard to find, and defaults up to 500 points. A case that takes too long, or kills its
+process, is a failure like a wrong answer; the run goes on. Numbers begin anew with each run, unless
+``--start`` is given. Each outcome is a line of ``--out`` as soon as it is there, below a line of
+the commit and the call; ``--keep`` appends the table of families to a file. The exit code is 1 if
+anything failed.
 
     python tests/laws/fuzz_run.py --jobs 32 --seconds 480 --solves 10000 --derivatives 2000
     python tests/laws/fuzz_run.py --only enumerated,batches --start 7000
@@ -57,13 +58,14 @@ def kinds():
         "values": fuzz_values.attempt_values,
         "corners": fuzz_values.attempt_corner,
         "hard": fuzz_hard.attempt,
+        "sizes": fuzz_hard.attempt_size,
     }
 
 
 # Each kind of case, and how many of it there are in a run that is not told.
 KINDS = {
     "solves": 1000, "derivatives": 200, "files": 500, "known": 300, "twins": 200,
-    "enumerated": 100, "batches": 200, "values": 315, "corners": 100, "hard": 100,
+    "enumerated": 100, "batches": 200, "values": 315, "corners": 100, "hard": 100, "sizes": 30,
 }  # fmt: skip
 
 
