@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -37,7 +38,7 @@ _WHOLE, _SLACK = 1e9, 1e-5
 _POINTS = "cutting planes of points"
 # What a cut or a factor may be off by, as a share of the largest cost: it is taken off. A rotation,
 # and entries that are computed together. Choices.
-_MISSED, _TURNED, _TOGETHER = 1e-6, 1e-12, 2**20
+_MISSED, _TURNED, _TOGETHER = 1e-6, 1e-12, 2**17
 
 
 class Verified(NamedTuple):
@@ -232,8 +233,10 @@ def _least_of(cost: Any, moved: Array, v: Array, f: Array, data: _Data) -> float
     low, rows = np.full(len(v), np.inf), max(1, _TOGETHER // len(v))
     for start in range(0, len(left), rows):
         part = slice(start, start + rows)
-        block = left[part] @ right + (0.0 if own is None else own[part])
-        low = np.minimum(low, block.min(0))
+        block = left[part] @ right
+        if own is not None:
+            block += own[part]
+        np.minimum(low, block.min(0), out=low)
     used = data.b > 0
     return float(data.a @ f + data.b[used] @ low[used])
 
@@ -410,15 +413,18 @@ def _cut(constant: float, linear: Any, factors: Any, data: _Data, arrays: dict[s
     slope = np.where(away, np.where(c > 0, -c * (low + high), -2 * c * z), 0.0)
     constant += float(np.where(c > 0, c * low * high, c * z**2)[away].sum())
     # every plan meets every cut t + w . z >= h
-    missed = [0.0]
-    for w, h, f in zip(arrays["slopes"], arrays["heights"], arrays["potentials"], strict=True):
+    def missed(w: Array, height: float, f: Array) -> float:
         whole = slope.copy()
         whole[kept] = w
         moved = u @ whole.reshape(u.shape[1], -1)
-        missed.append(h - _least_of(linear, moved, v, f, data))
-    _check(max(missed) <= _MISSED * data.size, "has a cut that does not hold.")
+        return float(height - _least_of(linear, moved, v, f, data))
+
+    with ThreadPoolExecutor() as threads:
+        cuts = (arrays[name] for name in ("slopes", "heights", "potentials"))
+        off = max(0.0, *threads.map(missed, *cuts))
+    _check(off <= _MISSED * data.size, "has a cut that does not hold.")
     bound, outside = _least_vertex(c[kept], low[kept], high[kept], arrays)
-    return constant + bound, max(missed) + outside
+    return constant + bound, off + outside
 
 
 def _least_vertex(c: Array, low: Array, high: Array, arrays: dict[str, Any]) -> tuple[float, float]:
