@@ -138,6 +138,15 @@ def test_sweeps_that_have_left_their_entries_go_over_all(tiled, monkeypatch):
     assert prepared.sweeper(at).kernel.slack is not None
 
 
+def test_a_centred_cost_is_the_same_cost():
+    cost = linear_problem(20, 26, 3).cost("factored")
+    moved = cost._replace(left=cost.left + 2, right=cost.right - 3)
+    centred = moved.centred()
+    for factor in (centred.left, centred.right):
+        np.testing.assert_allclose(factor.mean(0), 0, atol=1e-14)
+    np.testing.assert_allclose(centred.dense().matrix, moved.dense().matrix, atol=1e-12)
+
+
 @pytest.mark.parametrize("kind", ["dense", "factored"])
 def test_plain_sweep_is_reference_sinkhorn(kind):
     problem = linear_problem(20, 26, 3)
