@@ -234,7 +234,7 @@ def _repaired(near: Edges, far: Edges, partners: Array, tries: float) -> Array:
         first = [int(best.rows[edge]), int(near.columns[edge])]
         nodes = _region(best, first, int(draw.choice(_SIZES)), draw)
         state = Ends(near, far, _anew(best, nodes, number))
-        state.settle()
+        state.settle(nodes)
         rounding = ROUNDING * state.unit
         idle = 0 if state.most > best.most + rounding else idle + 1
         if state.most >= best.most - rounding:
