@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import itertools
 import json
+import multiprocessing
 import os
 import resource
 import subprocess
@@ -34,24 +36,27 @@ _CHUNK, _DRAWN = 10**6, 32768
 
 
 def write(folder: Path, space: str, n: int) -> None:
-    """Write points and the true coordinate of both sides, some rows at a time."""
-    for letter in "XY":
-        shapes = {"": (n, 3), "_truth": (n,)}
-        files = {
-            name: np.lib.format.open_memmap(
-                folder / f"{letter}{name}.npy", "w+", np.float32 if name == "" else np.float64, size
-            )
-            for name, size in shapes.items()
-        }
-        for start in range(0, n, _CHUNK):
-            count, seed = min(_CHUNK, n - start), 2 * (start // _CHUNK) + "XY".index(letter)
-            if space == "spiral":
-                points, truth = (spiral, swiss_roll)["XY".index(letter)](count, random_state=seed)
-                points = np.pad(points, ((0, 0), (0, 3 - points.shape[1])))
-            else:
-                points, truth = surface(count, seed)
-            for name, part in (("", points), ("_truth", truth)):
-                files[name][start : start + count] = part
+    """Write points and the true coordinate of both sides, some rows in each of some processes."""
+    shapes = {"": (n, 3), "_truth": (n,)}
+    for letter, (name, shape) in itertools.product("XY", shapes.items()):
+        np.lib.format.open_memmap(folder / f"{letter}{name}.npy", "w+", np.float32, shape)
+    parts = itertools.product([folder], [space], [n], "XY", range(0, n, _CHUNK))
+    with multiprocessing.get_context("spawn").Pool(max(1, min(16, n // _CHUNK))) as pool:
+        pool.starmap(_write, parts)
+
+
+def _write(folder: Path, space: str, n: int, letter: str, start: int) -> None:
+    """Draw some rows of a side."""
+    count, side = min(_CHUNK, n - start), "XY".index(letter)
+    seed = 2 * (start // _CHUNK) + side
+    if space == "spiral":
+        points, truth = (spiral, swiss_roll)[side](count, random_state=seed)
+    else:
+        points, truth = surface(count, seed)
+    # a spiral lies in the plane
+    points = np.pad(points, ((0, 0), (0, 3 - points.shape[1])))
+    for name, part in (("", points), ("_truth", truth)):
+        np.load(folder / f"{letter}{name}.npy", mmap_mode="r+")[start : start + count] = part
 
 
 def run(folder: Path, epsilon: Any, n_base: int, device: str) -> None:
