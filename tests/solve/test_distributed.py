@@ -142,6 +142,7 @@ def test_two_processes_share_the_problems_of_a_batch(one, of_two):
     same(cases.batches(), of_two["batches"])
 
 
+@pytest.mark.exact
 def test_two_processes_share_the_rows_of_tables(one, tmp_path, of_two):
     same(cases.rows(tmp_path), of_two["rows"])
 
@@ -153,6 +154,7 @@ def test_a_process_whose_disk_is_full_ends_the_others(of_two):
     assert re.search(f"^{wanted}", second)
 
 
+@pytest.mark.exact
 def test_a_killed_process_is_named_and_the_others_go_on_with_its_rows(one, tmp_path):
     expected = cases.by_rows(tmp_path, "whole", distributed=False)
     finish(processes := start(4, tmp_path, "killed"))

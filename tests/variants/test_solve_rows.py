@@ -11,6 +11,7 @@ import torch
 
 import torchgw
 from torchgw import InvalidInputError
+from torchgw._boundary.rows import Rows
 from torchgw._variants import solve_rows as module
 from torchgw.cli import main
 
@@ -62,6 +63,7 @@ def test_rows_are_those_of_an_ordinary_solve(solved):
     assert np.abs(solved.rows()["place"] - places).mean() < 0.02
 
 
+@pytest.mark.exact
 def test_numbers_are_those_of_the_plan_between_all_rows(solved):
     """Masses of drawn rows, and the value, by the (n, m) table of the plan."""
     ways = module._read_head(solved.folder, torch.device("cpu"))
@@ -115,6 +117,17 @@ def test_any_table_is_read_by_blocks_alone(solved, tmp_path):
             torchgw.solve_rows(*pair, tmp_path / name, **SMALL)
             assert contents(tmp_path / name) == contents(solved.folder), name
     assert [table.most for table in given["recorded"]] == [400, 400]
+
+
+def test_parquet_is_read_by_its_groups(solved, tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = pyarrow.table({name: X[:, k] for k, name in enumerate("xyz")})
+    parquet.write_table(table, tmp_path / "X.parquet", row_group_size=170)
+    read = Rows("X", tmp_path / "X.parquet")
+    assert np.array_equal(read.read(slice(160, 345)), X[160:345])
+    torchgw.solve_rows(tmp_path / "X.parquet", Y, tmp_path / "out", **SMALL)
+    assert contents(tmp_path / "out") == contents(solved.folder)
 
 
 def test_an_ended_call_goes_on(solved, tmp_path, monkeypatch):
