@@ -163,12 +163,13 @@ def test_a_disk_that_is_full_is_named(tmp_path):
     assert not list(tmp_path.glob("*"))
 
 
-def test_weights_count(tmp_path):
-    """Rows without weight change nothing but their own answers."""
+def test_weights_count(solved, tmp_path):
+    """Rows without weight change nothing but their own answers, though some are of the base."""
     far = np.concatenate([X, X[:300] + [0, 0, 0.02]])
     weights = np.concatenate([np.full(N, 2.0), np.zeros(300)])
     found = torchgw.solve_rows(far, Y, tmp_path / "far", a=weights, **SMALL)
     assert found.marginal_error < 0.05
+    assert found.value == pytest.approx(solved.value, rel=0.2, abs=2e-4)
     missed = np.abs(AT_Y[found.rows(0, N)["partner"]] - AT_X).mean()
     assert missed < 0.03
     with pytest.raises(InvalidInputError, match="`a` must be non-negative"):

@@ -595,16 +595,17 @@ def _sum_up(
         ):
             raise InvalidInputError(f"{folder}: blocks of {letter} are missing, or of other calls.")
         for first, last in written:
-            _, arrays = read_archive(_place_of(folder, letter, slice(first, last)))
-            for name in ("coupling", "masses", "drawn"):
-                total[name] = total.get(name, 0.0) + arrays[name]
+            # what is asked for alone is read
+            with np.load(_place_of(folder, letter, slice(first, last))) as arrays:
+                for name in ("coupling", "masses", "drawn"):
+                    total[name] = total.get(name, 0.0) + arrays[name]
         sums.append({name: torch.from_numpy(part) for name, part in total.items()})
     # as the plan of cells is extended in a solve: that of all rows of X and the cells of Y, and
     # that of the cells of X and all rows of Y, less the plan between cells
     way = maps[0]
     small, ones = way.plan, torch.ones_like(way.far[:, :1])
     product = small @ torch.cat([way.far, ones], 1)
-    scaled = small.weights.a / product[:, -1]
+    scaled = torch.where(product[:, -1] > 0, small.weights.a / product[:, -1], 0.0)
     both = (way.cells.T @ (product[:, :-1] * scaled[:, None])).cpu()
     missed = small.weights.b - small.T @ scaled
     coupling = sums[0]["coupling"] + sums[1]["coupling"].T - both
