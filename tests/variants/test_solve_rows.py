@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import torchgw
+from benchmarks.harness.storages import StorageMeter
 from torchgw import InvalidInputError
 from torchgw._boundary.rows import Rows
 from torchgw._variants import solve_rows as module
@@ -61,6 +62,16 @@ def test_rows_are_those_of_an_ordinary_solve(solved):
     assert solved.value == pytest.approx(whole.value, rel=0.03, abs=1e-4)
     places = whole.transform(X)
     assert np.abs(solved.rows()["place"] - places).mean() < 0.02
+
+
+def test_memory_does_not_grow_with_the_table(tmp_path):
+    peaks = []
+    for n in (1_200, 6_000):
+        np.save(tmp_path / f"{n}.npy", curve(n, 0)[0])
+        with StorageMeter() as meter:
+            torchgw.solve_rows(tmp_path / f"{n}.npy", Y[:800], tmp_path / str(n), **SMALL)
+        peaks.append(meter.peak)
+    assert peaks[1] < 1.05 * peaks[0]
 
 
 @pytest.mark.exact
