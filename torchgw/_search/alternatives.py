@@ -225,6 +225,10 @@ WHY_NO_ELBOW = (
     "The cost of more mass rises without a break, so how much of the two sides matches is open: "
     "{share:g} of the mass was taken. See `result.report.masses`; pass the `mass` that you know."
 )
+WHY_PARTS = (
+    "Parts of the two may have other shares in each: {share:.0%} of the mass, matched otherwise, "
+    "costs {times:.0f} times less than all of it. Pass mass='auto', which finds how much matches."
+)
 WHY_UNSEARCHED = (
     "This problem was solved from a single start, as those of more points are in a batch; there "
     "may be a better optimum. Pass it to torchgw.solve, or n_init=16."

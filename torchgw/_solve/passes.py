@@ -18,6 +18,7 @@ from torch import Tensor
 
 from torchgw._gradients.contract import own_value
 from torchgw._problem.limits import limits_of
+from torchgw._problem.marginals import MarginalRule
 from torchgw._problem.problem import Problem
 from torchgw._search.all_points import few_enough, match_edges, repair_found
 from torchgw._search.alternatives import (
@@ -28,6 +29,7 @@ from torchgw._search.alternatives import (
     WHY_EDGES,
     WHY_LEFT,
     WHY_OPEN,
+    WHY_PARTS,
     WHY_RELAXED,
     WHY_TIME,
     Alternative,
@@ -39,9 +41,9 @@ from torchgw._search.alternatives import (
     sent_apart,
 )
 from torchgw._search.chain import ALIKE, COMPARED_AT, GUESS_EPSILON, Trial
-from torchgw._search.coarse import coarse_problem
+from torchgw._search.coarse import CoarseProblem, coarse_problem
 from torchgw._search.optima import LEAST_EPSILON
-from torchgw._search.stack import Stack, can_stack
+from torchgw._search.stack import Ends, Stack, can_stack
 from torchgw._search.starts import congruent_pairs
 from torchgw._search.tabu import best_matchings, can_exchange, exchange
 from torchgw._search.turns import best_turned
@@ -52,6 +54,7 @@ from torchgw._solve.forecast import FOUND, forecast_solves, forecast_turns
 from torchgw._solve.outcome import Asked, Outcome
 from torchgw._solve.pipeline import WHY_NOT_A_COPY, conclude, follow, solve_once
 from torchgw._solve.state import Recorder, Status
+from torchgw._solve.strategy import Strategy
 from torchgw._tensors.deadline import is_over
 from torchgw._typing import Iteration
 
@@ -69,6 +72,10 @@ _CLOSE, _NEAR = 0.2, 0.02
 # nearer, if the two are not alike), after so many iterations, by which it has forgotten the grid of
 # the few. [L1205]
 _ALIKE, _ABOVE, _FORGOTTEN = 0.1, 0.015, 3
+# The part of the mass that is matched apart from the rest, from so many congruent pairs and from
+# images blurred by this share of their distances. A plan is in doubt if less than these shares of
+# its cost, and of what the part costs by it, is enough for another match of the part. [L1680]
+_PART, _PART_SEEDS, _IMAGES, _LESS, _OTHERWISE = 0.85, 4, 0.05, 0.25, 0.95
 # What a start is called that is a match of points by their distances to all others.
 _BY_MATCH = "distance distributions of all points"
 # Epsilon at which seeds of congruent pairs are taken up, as a share of the natural scale: plans
@@ -312,23 +319,15 @@ def _from_congruent_pairs(incumbent: Incumbent) -> None:
     whole = n * m <= limits.congruent and can_stack(problem)
     size = larger if whole else math.isqrt(limits.congruent)
     with incumbent.lowest.recorder.timed("multistart"):
-        coarse, soft = coarse_problem(problem, size).problem, strategy.soft_rule
-        assert soft is not None
-        (rows, x, a), (columns, y, b) = (
-            (side.indices, side.table.double(), side.weights) for side in coarse[:2]
-        )
-        generator = torch.Generator("cpu").manual_seed(0)
-        seeds = congruent_pairs(x, y, (a, b), soft.share, SEEDS, generator)
-        if not len(seeds.errors):
+        assert strategy.soft_rule is not None
+        pairs = _Pairs.of(problem, size, strategy.soft_rule, strategy.mass, strategy)
+        seeds = pairs.seeds(SEEDS)
+        if not len(seeds):
             return
-        epsilon = max(strategy.epsilon, LEAST_EPSILON * strategy.scale) * strategy.mass
-        stack = Stack.of(coarse, epsilon, soft, problem.source.device)
-        alone = torch.zeros(len(seeds.errors), dtype=torch.int64, device=x.device)
-        # of points that have a weight
-        s, t = len(rows), len(columns)
-        led = stack.follow(alone, stack.padded(seeds.plans(s, t)), _SEEDED)
+        led = pairs.follow(seeds)
+    rows, columns = pairs.rows, pairs.columns
     best = int(led.objectives.argmin())
-    plan, label = led.plans[best, :s, :t], f"congruent pairs {best + 1}"
+    plan, label = led.plans[best], f"congruent pairs {best + 1}"
     lowest = float(led.objectives[best])
     found = Alternative(lowest, label, plan / plan.sum(), rows, columns, (n, m))
     if whole:
@@ -337,7 +336,7 @@ def _from_congruent_pairs(incumbent: Incumbent) -> None:
     lower = incumbent.follow_found(found, clock)
     ending, doubt = incumbent.lowest.ending, ""
     value = ending.evaluation.value(problem.alpha)
-    ends = led.plans[:, :s, :t].flatten(1)
+    ends = led.plans.flatten(1)
     if whole:
         own, known = ending.plan.to_dense().to(ends)[rows[:, None], columns].flatten(), True
     else:
@@ -351,6 +350,79 @@ def _from_congruent_pairs(incumbent: Incumbent) -> None:
         doubt = WHY_BLUR
     assert incumbent.lowest.search is not None
     incumbent.say(doubt=incumbent.lowest.search.doubt or doubt)
+
+
+class _Pairs(NamedTuple):
+    """Some or all points of a relaxed problem, from whose congruent pairs plans are followed."""
+
+    rows: Tensor  # (s,) the points, those of weight
+    columns: Tensor  # (t,)
+    coarse: CoarseProblem
+    rule: MarginalRule
+    stack: Stack
+
+    @classmethod
+    def of(
+        cls, problem: Problem, size: int, rule: MarginalRule, mass: float, strategy: Strategy
+    ) -> "_Pairs":
+        """Choose up to ``size`` points of each side; few are followed on the CPU, as elsewhere."""
+        coarse, device = coarse_problem(problem, size).problem, problem.source.device
+        few = size <= limits_of(device).few_points
+        epsilon = max(strategy.epsilon, LEAST_EPSILON * strategy.scale) * mass
+        stack = Stack.of(coarse, epsilon, rule, torch.device("cpu") if few else device)
+        return cls(coarse.source.indices, coarse.target.indices, coarse, rule, stack)
+
+    def seeds(self, count: int) -> Tensor:
+        """Find plans (k, s, t) between few pairs of points whose distances agree."""
+        device = self.stack.problems.device
+        (x, a), (y, b) = (
+            (side.table.double().to(device), side.weights.to(device)) for side in self.coarse[:2]
+        )
+        generator = torch.Generator("cpu").manual_seed(0)
+        found = congruent_pairs(x, y, (a, b), self.rule.share, count, generator)
+        return found.plans(len(a), len(b))
+
+    def follow(self, plans: Tensor) -> Ends:
+        """Follow plans (k, s, t) to their ends."""
+        device, (count, s, t) = self.stack.problems.device, plans.shape
+        alone = torch.zeros(count, dtype=torch.int64, device=device)
+        led = self.stack.follow(alone, self.stack.padded(plans.to(device)), _SEEDED)
+        return led._replace(plans=led.plans[:, :s, :t].to(self.rows.device))
+
+
+def _by_parts(incumbent: Incumbent) -> None:
+    """Doubt a plan if a part of the mass costs far less, and least where it is matched otherwise.
+
+    Where parts of the two have other shares in each, strict marginals send some to wrong places,
+    and what is gained by sending the others there too may be more than what is lost.
+    """
+    outcome, search, problem = incumbent.lowest, incumbent.lowest.search, incumbent.asked.problem
+    free = incumbent.goes_on and incumbent.searched and "parts" in incumbent.moves
+    if not free or search is None or search.doubt or not outcome.ending.status.converged:
+        return
+    strategy, limits = outcome.strategy, limits_of(problem.source.device)
+    value, plan = outcome.ending.evaluation.value(problem.alpha), outcome.ending.plan
+    if value <= limits.copies * strategy.scale:
+        return
+    with outcome.recorder.timed("multistart"):
+        rule = MarginalRule(mass=_PART)
+        pairs = _Pairs.of(problem, limits.few_points, rule, _PART, strategy)
+        weights = pairs.coarse.source.weights
+        # each point goes where the others of its side are as far as from its images
+        sent = plan.rows(pairs.rows).to(weights)
+        apart = sent @ problem.target.columns(pairs.columns).to(weights) / sent.sum(1, keepdim=True)
+        near = torch.softmax(-apart / (_IMAGES * apart.mean()), 1) * weights[:, None]
+        own = pairs.follow(near[None])
+        if float(own.values) >= _LESS * value or is_over():
+            return
+        led = pairs.follow(pairs.seeds(_PART_SEEDS))
+    shape, least = (problem.source.n, problem.target.n), {True: float(own.values), False: math.inf}
+    for end, costs in zip(led.plans, led.values.tolist(), strict=True):
+        part = Alternative(costs, "part", end / end.sum(), pairs.rows, pairs.columns, shape)
+        alike = sent_apart(problem, part, plan) <= OTHER
+        least[alike] = min(least[alike], costs)
+    if least[False] < min(_LESS * value, _OTHERWISE * least[True]):
+        incumbent.say(doubt=WHY_PARTS.format(share=_PART, times=value / least[False]))
 
 
 def _by_edges(incumbent: Incumbent) -> None:
@@ -522,6 +594,7 @@ def _value(problem: Problem, one: Alternative) -> float:
 MOVES: tuple[Callable[[Incumbent], None], ...] = (
     _by_the_default, _from_product, _from_match, _from_few_points, _from_optima,
     _from_congruent_pairs, _by_edges, _by_repair, _by_turns, _by_exchanges, _from_lowest_seen,
+    _by_parts,
 )  # fmt: skip
 
 

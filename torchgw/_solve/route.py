@@ -527,6 +527,16 @@ MOVES = (
         ),
         lambda limits: f"{limits.kept_tables:,.0f} pairs; some points beyond {limits.congruent:,}",
     ),
+    Move(
+        "parts", "85% of the mass matched on a few points, which may leave the plan in doubt",
+        "where the plan is no copy, and costs far more than that part does by it",
+        lambda facts, options, limits: (
+            _strict(facts, options) and options.search != "fast" and facts.square
+            and not any(facts.directed) and facts.linear is None and not facts.restricted
+            and facts.larger > limits.few_points and limits.stores(facts.n, facts.m)
+        ),
+        lambda limits: f"{limits.kept_tables:,.0f} pairs",
+    ),
 )  # fmt: skip
 
 
