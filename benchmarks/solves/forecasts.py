@@ -23,28 +23,25 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.sparse import csr_array
 
 import torchgw
 from benchmarks.quality.unseen_study import PROBLEMS
+from torchgw._api import as_arguments
 from torchgw._tensors import machine
 
-_SIZES = (5, 12, 30, 60, 90, 130, 200, 350, 600, 1000, 1600)
-
 Inputs = dict[str, Any]
+Draw = Callable[[int, np.random.Generator], Inputs]
 
 
-def _cloud(n: int, rng: np.random.Generator, d: int = 3) -> Inputs:
-    return {"X": rng.normal(size=(n, d)), "Y": rng.normal(size=(n + n // 5, d))}
+def _cloud(n: int, rng: np.random.Generator, d: int = 3, **options: Any) -> Inputs:
+    return {"X": rng.normal(size=(n, d)), "Y": rng.normal(size=(n + n // 5, d))} | options
 
 
-def _relaxed(n: int, rng: np.random.Generator) -> Inputs:
-    return _cloud(n, rng) | {"mass": 0.7}
-
-
-def _clusters(n: int, rng: np.random.Generator) -> Inputs:
+def _clusters(n: int, rng: np.random.Generator, **options: Any) -> Inputs:
     centres = 4 * rng.normal(size=(6, 20))
     x, y = (centres[rng.integers(6, size=n)] + rng.normal(size=(n, 20)) for _ in range(2))
-    return {"X": x, "Y": y}
+    return {"X": x, "Y": y} | options
 
 
 def _copies(n: int, rng: np.random.Generator) -> Inputs:
@@ -58,17 +55,89 @@ def _spirals(n: int, rng: np.random.Generator) -> Inputs:
     return {"X": spiral, "Y": torchgw.datasets.swiss_roll(n, random_state=seed)[0]}
 
 
+def _fused(n: int, rng: np.random.Generator, alpha: float = 0.5) -> Inputs:
+    return _cloud(n, rng) | {"M": rng.random((n, n + n // 5)), "alpha": alpha}
+
+
+def _groups(n: int, rng: np.random.Generator) -> Inputs:
+    labels = np.arange(n) % 3
+    return _copies(n, rng) | {"groups": (labels, labels)}
+
+
+def _pairs(n: int, rng: np.random.Generator) -> Inputs:
+    known = [(i, i) for i in range(max(2, n // 20))]
+    return _copies(n, rng) | {"pairs": known}
+
+
+def _tables(n: int, rng: np.random.Generator) -> Inputs:
+    x, y = (np.triu(rng.random((n, n)), 1) for _ in range(2))
+    return {"D_X": x + x.T, "D_Y": y + y.T}
+
+
+def _graphs(n: int, rng: np.random.Generator) -> Inputs:
+    """Draw a random graph, and the same reordered without a tenth of its edges."""
+    edges = np.triu(rng.random((n, n)) < 6 / n, 1)
+    lost = edges & (rng.random((n, n)) < 0.9)
+    order = rng.permutation(n)
+    x, y = (np.float64(one | one.T) for one in (edges, lost))
+    return {"D_X": x, "D_Y": y[np.ix_(order, order)]}
+
+
+def _trees(n: int, rng: np.random.Generator) -> Inputs:
+    graphs = {}
+    for side in "XY":
+        parents = [int(rng.integers(node)) for node in range(1, n)]
+        shape, rows = (np.ones(n - 1), (np.arange(1, n), parents)), (n, n)
+        graphs[side] = csr_array(shape, shape=rows) + csr_array(shape, shape=rows).T
+    return graphs
+
+
+# Kinds of calls, with the fewest and the most points of which sizes are drawn.
+KINDS: dict[str, tuple[Draw, int, int]] = {
+    "cloud in 3": (_cloud, 5, 1600),
+    "cloud in 10": (partial(_cloud, d=10), 5, 1600),
+    "plane": (partial(_cloud, d=2), 5, 1000),
+    "squared": (partial(_cloud, distances="sqeuclidean"), 10, 3000),
+    "landmarks": (partial(_cloud, distances="landmark"), 500, 3000),
+    "clusters": (_clusters, 5, 2500),
+    "copies": (_copies, 5, 1600),
+    "spirals": (_spirals, 20, 2500),
+    "tables": (_tables, 10, 300),
+    "graphs": (_graphs, 20, 600),
+    "trees": (_trees, 20, 600),
+    "fused": (_fused, 10, 1000),
+    "fused, .9": (partial(_fused, alpha=0.9), 10, 600),
+    "groups": (_groups, 10, 1000),
+    "pairs": (_pairs, 20, 1500),
+    "mass .7": (partial(_cloud, mass=0.7), 10, 600),
+    "penalties": (partial(_cloud, unbalanced=0.1), 10, 600),
+    "squares": (partial(_cloud, unbalanced=0.1, unbalanced_type="l2"), 10, 200),
+    "absolute": (partial(_cloud, loss="absolute"), 10, 150),
+    "kl": (partial(_cloud, loss="kl"), 10, 600),
+    "sampled": (partial(_cloud, gradient="sampled"), 100, 1600),
+    "one start": (partial(_cloud, n_init=1), 10, 3000),
+    "fast": (partial(_cloud, search="fast"), 20, 3000),
+    "fast clusters": (partial(_clusters, search="fast"), 20, 3000),
+    "thorough": (partial(_cloud, search="thorough"), 10, 300),
+    "polished": (partial(_cloud, polish=True), 10, 600),
+    "proximal": (partial(_cloud, regularization="proximal"), 10, 200),
+    "sharp": (partial(_cloud, epsilon=1e-3), 10, 400),
+    "blurred": (partial(_cloud, epsilon=0.5), 10, 1600),
+}
+
+
+def _drawn(name: str, rng: np.random.Generator) -> Inputs:
+    """Draw a call of a kind, of a size whose logarithm is uniform."""
+    draw, fewest, most = KINDS[name]
+    return draw(int(np.exp(rng.uniform(np.log(fewest), np.log(most)))), rng)
+
+
 def cases() -> dict[str, Callable[[np.random.Generator], Inputs]]:
     """Name every problem, and how its inputs are drawn."""
-    sized = {
-        "cloud in 3": partial(_cloud, d=3), "cloud in 10": partial(_cloud, d=10),
-        "mass .7": _relaxed, "clusters": _clusters, "copies": _copies, "spirals": _spirals,
-    }  # fmt: skip
-    made = {f"{name}, {n}": partial(draw, n) for name, draw in sized.items() for n in _SIZES}
     unseen = {
         name: (lambda rng, draw=draw: dict(draw(rng).inputs)) for name, draw in PROBLEMS.items()
     }
-    return made | unseen
+    return {name: partial(_drawn, name) for name in KINDS} | unseen
 
 
 class _Said(logging.Handler):
@@ -77,7 +146,7 @@ class _Said(logging.Handler):
     def __init__(self, usual: float, longer: float, start: float) -> None:
         super().__init__()
         self.usual, self.longer, self.start = usual, longer, start
-        self.seconds, self.share, self.why = usual, 0.0, ""
+        self.seconds, self.share, self.why, self.at = usual, 0.0, "", 0.0
 
     def emit(self, record: logging.LogRecord) -> None:
         message = record.getMessage()
@@ -85,10 +154,10 @@ class _Said(logging.Handler):
         more = re.match(r"forecast: about (\S+) s more, as (.*)", message)
         spent = process_time() - self.start
         if share is not None:
-            self.share, self.why = int(share[1]) / 100, share[2]
+            self.share, self.why, self.at = int(share[1]) / 100, share[2], spent
             self.seconds = max(self.usual, spent + self.share * self.longer)
         elif more is not None:
-            self.seconds, self.why = spent + float(more[1]), more[2]
+            self.seconds, self.why, self.at = spent + float(more[1]), more[2], spent
 
 
 def measured(name: str, seed: int) -> Inputs:
@@ -96,7 +165,7 @@ def measured(name: str, seed: int) -> Inputs:
     torch.set_num_threads(1)
     # how fast the processor is, too, whatever else uses it
     machine.perf_counter = process_time  # type: ignore[attr-defined]
-    given = cases()[name](np.random.default_rng([seed, *name.encode()]))
+    given = as_arguments(cases()[name](np.random.default_rng([seed, *name.encode()])))
     logger = logging.getLogger("torchgw")
     level = logger.level
     logger.setLevel(logging.INFO)
@@ -115,7 +184,7 @@ def measured(name: str, seed: int) -> Inputs:
         logger.setLevel(level)
     return {
         "problem": name, "seed": seed, "size": route.size, "usual": usual, "longer": longer,
-        "said": said.seconds, "share": said.share, "why": said.why,
+        "said": said.seconds, "share": said.share, "why": said.why, "at": said.at,
         "seconds": spent - before,
         "gradient": route.gradient.chosen,
         "moves": [choice.what for choice in route.begin], "iterations": result.n_iters,

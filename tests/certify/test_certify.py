@@ -100,6 +100,16 @@ def check_that_none_is_below(question, seed):
     values = [question.value(plan) for plan in plans(question, 20, rng)]
     for bound in bounds(question, matchings=False, seconds=0.02):
         assert bound.value <= min(values) + ROUNDING, bound.method
+        proof = sealed(
+            Proof(
+                bound.method, bound.value, False, question.alpha, (None, None), (1.0, 1.0),
+                bound.arrays,
+            )
+        )  # fmt: skip
+        torchgw.verify(
+            proof, D_X=question.D_X, D_Y=question.D_Y, a=question.a, b=question.b, M=question.M,
+            allowed=question.allowed,
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize("fused", [False, True], ids=["pure", "fused"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -266,12 +267,33 @@ def test_bash_completes(capsys, tmp_path):
         ("a larger `n_init`, search='thorough', or", "a larger --n-init, --search thorough, or"),
         ("Pass `M`, or polish=True.", "Pass --linear-cost, or --polish."),
         ('`polish=False` and mass="auto"', "--no-polish and --mass auto"),
+        (
+            "`n_init` must be 1, or None; got 'x', not 'fast'",
+            "--n-init must be 1; got 'x', not fast",
+        ),
         # what is no option of the command line stays
         ("`callback` and `X.npy`, n=3, alpha of X", "`callback` and `X.npy`, n=3, alpha of X"),
     ],
 )
 def test_messages_name_flags(message, expected):
     assert spoken(message) == expected
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "--mass 2", "--loss foo", "--distances foo", "--epsilon=-1", "--n-init 0", "--alpha 2",
+        "--n-neighbors 0", "--scale foo", "--gradient factored --loss kl", "--curvature 1",
+        "--polish --gradient sampled", "--precision half", "--max-iter 0",
+        "--regularization foo", "--unbalanced 1 --mass .5", "--certify --mass .5", "--tol=-1",
+    ],
+)  # fmt: skip
+def test_messages_hold_no_python(given, capsys):
+    """Nothing that cannot be typed there: no names of classes, None, quoted words or name=value."""
+    assert main(["align", "X.npy", "Y.npy", "-o", "no.npz", *given.split()]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("torchgw: error: --")
+    assert not re.search(r"None|[a-z][A-Z]|\w=\w|`|'(auto|square|fast|dense|sampled)'", said), said
 
 
 def test_completion_names_what_is_missing(capsys, monkeypatch):

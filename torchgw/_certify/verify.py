@@ -319,7 +319,7 @@ def _lifting(data: _Data, arrays: dict[str, Any]) -> tuple[float, float]:
                 rest[i, :] = rest[:, j] = np.inf
                 rest[i, j] = own
             worst = min(worst, float(rest.min()))
-    local = f @ data.a + g @ data.b
+    local = np.where(np.isinf(data.M), np.inf, f @ data.a + g @ data.b)
     # what is too low by half of the worst holds
     return _least(local, arrays["f"], data) + worst / 2, _sign(data)
 

@@ -307,7 +307,8 @@ def natural_scale(problem: Problem, *, relaxed: bool) -> float:
         scale = 4 * problem.alpha * product
     else:
         near, far = (choose_points(*side, _SCALE_POINTS) for side in sides)
-        spread = loss_spread(problem.loss, directed_points((near, far), problem), weights)
+        own = _OWN_SHARE if relaxed else 0.0
+        spread = loss_spread(problem.loss, directed_points((near, far), problem), weights, own)
         scale = 2 * problem.alpha * spread
     if problem.linear is not None:
         scale += (1 - problem.alpha) * linear_spread(problem.linear, problem.support)

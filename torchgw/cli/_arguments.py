@@ -17,8 +17,14 @@ _INPUTS = {
 }  # fmt: skip
 
 
+# What messages offer that a command line cannot be given.
+_PYTHON = re.compile(
+    r",? or None\b|, a DistanceProvider\b|; a function or a manifold makes a ManifoldDistance"
+)
+
+
 def spoken(message: object) -> str:
-    """Write the names in a message, as `mass=0.7` or search='fast', as flags."""
+    """Write a message without Python: names as flags, such as `mass=0.7`, and words unquoted."""
     flags = {name: option.flag for name, option in TABLE.items() if option.flag} | _INPUTS
     quotes = str.maketrans("", "", "'\"")
 
@@ -35,7 +41,10 @@ def spoken(message: object) -> str:
             return said[value]
         return flags[name] if value is None else f"{flags[name]} {value.translate(quotes)}"
 
-    return re.sub(r"(`?)\b(\w+)(?:=('[^']*'|\"[^\"]*\"|[\w.+-]*\w))?(`?)", flag, str(message))
+    text = re.sub(r"(`?)\b(\w+)(?:=('[^']*'|\"[^\"]*\"|[\w.+-]*\w))?(`?)", flag, str(message))
+    known = {word for option in TABLE.values() for word in _words(option)}
+    text = re.sub(r"'([\w-]+)'", lambda quoted: quoted[quoted[1] in known], text)
+    return _PYTHON.sub("", text)
 
 
 def add_output_options(parser: argparse.ArgumentParser) -> None:
@@ -99,11 +108,20 @@ class _Words(list[str]):
         return True
 
 
+def _kinds(option: Option) -> set[Any]:
+    """Take the type of an option apart."""
+    return set(get_args(option.type) or (option.type,)) - {NoneType}
+
+
+def _words(option: Option) -> list[str]:
+    """List the words that an option may be."""
+    literals = [kind for kind in (option.type, *_kinds(option)) if get_origin(kind) is Literal]
+    return [word for kind in literals for word in get_args(kind)]
+
+
 def flag_of(option: Option) -> dict[str, Any]:
     """Describe the flag of an option to argparse: its help, and how its values are read."""
-    kinds = set(get_args(option.type) or (option.type,)) - {NoneType}
-    words = [word for kind in (option.type, *kinds) if get_origin(kind) is Literal
-             for word in get_args(kind)]  # fmt: skip
+    kinds, words = _kinds(option), _words(option)
     about = option.doc.replace("``", "").partition(". ")[0].rstrip(".")
     if DistanceProvider in kinds:
         about += f": one of {', '.join(words)}, or two of these for X and Y, as euclidean,cosine"
