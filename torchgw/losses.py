@@ -74,12 +74,30 @@ class _Kept(NamedTuple):
     f: Tensor  # (B, n)
     g: Tensor  # (B, m)
     objective: Tensor  # (B,)
+    moved: Tensor  # (B, n, m) what the last step has changed of the plan, zero where it began
+    moved_g: Tensor  # (B, m)
+    share: Tensor  # (B,) of that by which the next plan is expected ahead
     steps: int = 0  # since the last search
+
+    @classmethod
+    def anew(cls, plan: Tensor, f: Tensor, g: Tensor, objective: Tensor) -> "_Kept":
+        """Keep plans of which no step is known."""
+        return cls(
+            plan, f, g, objective, torch.zeros_like(plan), torch.zeros_like(g),
+            torch.zeros_like(objective),
+        )  # fmt: skip
+
+    def stepped(self, last: "_Kept") -> "_Kept":
+        """Compare the step from the last plans with the one before, as the next may be like it."""
+        moved = self.plan - last.plan
+        square = last.moved.square().sum((1, 2)).clamp_min(1e-300)
+        share = ((moved * last.moved).sum((1, 2)) / square).clamp(0.0, 1.0)
+        return self._replace(moved=moved, moved_g=self.g - last.g, share=share)
 
     def lower(self, other: "_Kept") -> "_Kept":
         """Take of each problem the plan that costs less."""
         theirs = (other.objective < self.objective).nonzero()[:, 0]
-        for mine, its in zip(self[:4], other[:4], strict=True):
+        for mine, its in zip(self[:7], other[:7], strict=True):
             mine[theirs] = its[theirs]
         return self._replace(steps=0)
 
@@ -346,7 +364,9 @@ class GWLoss(torch.nn.Module):
             kind = "follow", last.plan.shape, linear is None, *self.rules
             call = Replayer(one.device, kind)
             near = call.hold("near", near)
-        place = call("begin", _begin, near, last.plan, last.g, in_place=1)
+        toward = last.share[:, None, None] * last.moved
+        g = last.g + last.share[:, None] * last.moved_g
+        place = call("begin", _begin, near, last.plan, g, toward, in_place=1)
         step = partial(_follow, self.rules)
         for _ in range(_MOST_STEPS):
             place, left, again = call("follow", step, near, place, in_place=2)
@@ -354,20 +374,20 @@ class GWLoss(torch.nn.Module):
                 break
         # what a graph returns is overwritten by its next call
         plan, f, g, objective = (part.clone() for part in place[:4])
-        now = _Kept(plan, f, g, objective)
+        now = _Kept.anew(plan, f, g, objective)
         if again:
             left = left.nonzero()[:, 0]
             some = (None if part is None else part[left] for part in problem)
             rest = self._go_on(_Problem(*some), alpha, last.plan[left])  # type: ignore[arg-type]
             for mine, its in zip(now[:4], rest[:4], strict=True):
                 mine[left] = its
-        return now
+        return now.stepped(last)
 
     def _go_on(self, problem: _Problem, alpha: float, plan: Tensor) -> _Kept:
         """Solve problems from plans alone."""
         packed = _packed(problem, alpha, self.epsilon, plan)
         count, n, m = plan.shape
-        kept = _Kept(
+        kept = _Kept.anew(
             torch.empty_like(plan), torch.empty_like(problem.a), torch.empty_like(problem.b),
             plan.new_empty(count),
         )  # fmt: skip
@@ -396,13 +416,13 @@ class GWLoss(torch.nn.Module):
         return kept._replace(objective=solved.objective)
 
 
-# Iterations that a GPU makes before the first look, which takes as long as they do. [L1409]
-_AT_ONCE = {"cuda": 2}
+# Iterations that a GPU makes before the first look, which takes as long as they do. [L1579]
+_AT_ONCE = {"cuda": 1}
 
 
-def _begin(near: Nearby, plan: Tensor, g: Tensor) -> Place:
+def _begin(near: Nearby, plan: Tensor, g: Tensor, toward: Tensor) -> Place:
     """Begin at plans, and take the iterations that are not looked at."""
-    place = begin(near, plan, g)
+    place = begin(near, plan, g, toward)
     for _ in range(_AT_ONCE.get(plan.device.type, 0)):
         place = follow(near, place)
     return place

@@ -31,7 +31,7 @@ def test_ends_where_the_engine_does(fused):
     near = Nearby(
         *tables, None if M is None else 0.5 * M, a, b, alpha, torch.full_like(alpha, EPSILON)
     )
-    place = begin(near, before.plan, before.g)
+    place = begin(near, before.plan, before.g, before.moved)
     for _ in range(12):
         place = follow(near, place)
     expected = loss._go_on(_Problem(*tables, M, a, b), float(alpha[0]), before.plan)

@@ -62,22 +62,21 @@ def _annealed(near: Nearby, first: Tensor, steps: int) -> tuple[Tensor, Tensor]:
     # what all entries of a row or of a column cost moves no plan, and takes digits
     cost -= cost.mean(2, keepdim=True)
     cost = (cost - cost.mean(1, keepdim=True)).float()
-    rows, columns = a.float()[:, None, :], b.float()[:, None, :]
     x, y, epsilon, weight = x.float(), y.float(), first, -4 * alpha.float()[:, None, None]
-    g = torch.zeros_like(columns)
+    g = torch.zeros_like(b, dtype=torch.float32)[:, None, :]
     decay = (target / first).pow(1 / max(1, steps - 1)).clamp(max=DECAY)
     for step in range(steps):
         if step:
             cost = torch.bmm(torch.bmm(x, plan), y).mul_(weight)
         unit = epsilon.float()[:, None, None]
         plan = torch.sub(g, cost).div_(unit)
-        plan.sub_(plan.amax(2, keepdim=True)).clamp_(min=_LOWEST).exp_().mul_(columns)
-        turned = plan.mT
-        s = rows / torch.bmm(torch.ones_like(columns), turned)
+        plan.sub_(plan.amax(2, keepdim=True)).clamp_(min=_LOWEST).exp_()
+        # weights are equal: rows have sum one here, columns more or less
+        turned, s = plan.mT, plan.sum(2)[:, None, :].reciprocal_()
         for _ in range(_ITERATIONS):
-            t = columns / torch.bmm(s, plan)
-            s = rows / torch.bmm(t, turned)
-        plan.mul_(s.mT).mul_(t)
+            t = torch.bmm(s, plan).reciprocal_()
+            s = torch.bmm(t, turned).reciprocal_()
+        plan.mul_(s.mT / plan.shape[1]).mul_(t)
         g = g + unit * t.log()
         epsilon = (epsilon * decay).maximum(target)
     return plan.double(), g[:, 0].double()

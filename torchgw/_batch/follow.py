@@ -1,8 +1,9 @@
 """Problems that begin next to where they end: a few Newton steps, and nothing read in between.
 
 Where a training step has moved the distances a little, the last plan and its potentials are near
-the next ones. An iteration solves the linear problem by a short sweep and a Newton step, and goes
-on from where the last two plans lead. Every number of it stays on the device.
+the next ones, and nearer still if they go on as in the step before. An iteration solves the linear
+problem by a short sweep and a Newton step, and goes on from where the last two plans lead. Every
+number of it stays on the device.
 """
 
 from typing import NamedTuple
@@ -48,12 +49,14 @@ class Place(NamedTuple):
     error: Tensor  # (B,) L1 distance of the columns of the plan to b
 
 
-def begin(problems: Nearby, plan: Tensor, g: Tensor) -> Place:
-    """Begin at plans, and at the potentials of their columns."""
+def begin(problems: Nearby, plan: Tensor, g: Tensor, toward: Tensor) -> Place:
+    """Begin at plans and at potentials of their columns, linearised a step ahead of the plans."""
     cost, far = linearised(problems, plan), torch.full_like(problems.alpha, torch.inf)
     most, rows = objective(problems, plan, cost), torch.zeros_like(problems.a)
     # a step without a length leads nowhere
-    parts = (plan, rows, g, most, most, cost, plan, cost, plan - plan, far, far)
+    point = plan + toward
+    ahead = linearised(problems, point)
+    parts = (plan, rows, g, most, most, cost, point, ahead, plan - plan, far, far)
     # each has memory of its own, so that an iteration can be written there
     return Place(*map(torch.clone, parts))
 
