@@ -230,6 +230,23 @@ def test_a_plane_is_solved_to_the_gap():
         )
 
 
+def test_what_was_proven_is_not_lost():
+    """Less time proves less: an earlier bound of the same plans, or of more, is kept."""
+    X, Y, result = solved(0, n=30)
+    known = result.certify(30)
+    for kind in ("plan", "one_to_one"):
+        again = result.certify(0, gap=0.0, kind=kind)
+        assert again.lower_bound >= known.lower_bound
+        assert again.gap == max(again.value - again.lower_bound, 0.0)
+        torchgw.verify(again.proof, X, Y)
+    # what is known of matchings says nothing of plans
+    matchings = dataclasses.replace(
+        known, lower_bound=2.0, proof=dataclasses.replace(known.proof, matchings=True)
+    )
+    vars(result)["certificate"] = matchings
+    assert result.certify(0).lower_bound < 1
+
+
 def each_proof():
     """A proof of each method, with the data that it is about."""
     X, Y, result = solved()

@@ -412,6 +412,7 @@ def _cut(constant: float, linear: Any, factors: Any, data: _Data, arrays: dict[s
     away = np.isin(np.arange(len(c)), kept, invert=True)
     slope = np.where(away, np.where(c > 0, -c * (low + high), -2 * c * z), 0.0)
     constant += float(np.where(c > 0, c * low * high, c * z**2)[away].sum())
+
     # every plan meets every cut t + w . z >= h
     def missed(w: Array, height: float, f: Array) -> float:
         whole = slope.copy()
