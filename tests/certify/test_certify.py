@@ -359,6 +359,22 @@ def test_a_vertex_left_out_and_a_cut_too_high_are_refused():
         torchgw.verify(sealed(dataclasses.replace(proof, arrays=higher)), X, Y)
 
 
+def test_what_is_no_number_proves_nothing():
+    """Minima must not pass over it, wherever it is and however large the other numbers are."""
+    for proof, X, Y in each_proof():
+        raised = {"f": 1.0, "pairs_f": 1.0, "heights": 1.0}
+        for name, array in proof.arrays.items():
+            for odd in (np.nan, np.inf, -np.inf, 1e200):
+                if array.dtype.kind == "i":
+                    continue
+                arrays = {key: part + raised.get(key, 0.0) for key, part in proof.arrays.items()}
+                arrays[name] = np.full_like(array, odd)
+                arrays = {key: part.astype(proof.arrays[key].dtype) for key, part in arrays.items()}
+                forged = sealed(dataclasses.replace(proof, value=proof.value + 1, arrays=arrays))
+                with pytest.raises(torchgw.InvalidInputError), np.errstate(all="ignore"):
+                    torchgw.verify(forged, X, Y)
+
+
 def test_other_data_are_refused():
     X, Y, result = solved()
     proof = result.certify(5).proof
