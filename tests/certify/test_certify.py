@@ -359,6 +359,37 @@ def test_a_vertex_left_out_and_a_cut_too_high_are_refused():
         torchgw.verify(sealed(dataclasses.replace(proof, arrays=higher)), X, Y)
 
 
+def test_vertices_that_are_all_in_one_place_are_not_all_there_are():
+    """Cuts through one point below all plans: each edge has two ends, and none leads away."""
+    X, Y, result = solved()
+    scale = result.scale
+    tables = [cdist(p, p, "sqeuclidean") * s for p, s in zip((X, Y), scale, strict=True)]
+    question = Question(*tables, *np.full((2, 12), 1 / 12), 1.0, None)
+    planes = planes_of(question)
+    planes.run(5, 1e-9)
+    arrays, rng = planes.proof().arrays, np.random.default_rng(0)
+    assert (arrays["active"] == np.arange(4)).all()
+    # t at its floor beside z = 0: the objective there is above that of a plan
+    slopes = np.vstack([np.zeros(4), 1e-3 * rng.normal(size=(6, 4))])
+    u, v = arrays["u"], arrays["v"]
+    costs = [question.linear.dense() + u @ w.reshape(2, 2) @ v.T for w in slopes]
+    found = [Transport(question.a, question.b)(cost) for cost in costs]
+    floor = min(float((cost * plan).sum()) for cost, (plan, _) in zip(costs, found, strict=True))
+    false = question.constant + floor
+    assert false > question.value(planes.plan) * 1.1
+    cuts = 10 + np.arange(6)
+    arrays |= {
+        "slopes": slopes, "heights": np.full(7, floor),
+        "potentials": np.array([f for _, f in found]),
+        "faces": np.array([np.delete(cuts, k) for k in range(6)], dtype=np.int32),
+    }  # fmt: skip
+    proof = Proof(
+        "cutting planes", false, False, 1.0, ("sqeuclidean", "sqeuclidean"), scale, arrays
+    )
+    with pytest.raises(torchgw.InvalidInputError, match="all vertices"):
+        torchgw.verify(sealed(proof), X, Y)
+
+
 def test_what_is_no_number_proves_nothing():
     """Minima must not pass over it, wherever it is and however large the other numbers are."""
     for proof, X, Y in each_proof():
