@@ -230,6 +230,23 @@ def test_a_plane_is_solved_to_the_gap():
         )
 
 
+def test_what_was_proven_is_not_lost():
+    """Less time proves less: an earlier bound of the same plans, or of more, is kept."""
+    X, Y, result = solved(0, n=30)
+    known = result.certify(30)
+    for kind in ("plan", "one_to_one"):
+        again = result.certify(0, gap=0.0, kind=kind)
+        assert again.lower_bound >= known.lower_bound
+        assert again.gap == max(again.value - again.lower_bound, 0.0)
+        torchgw.verify(again.proof, X, Y)
+    # what is known of matchings says nothing of plans
+    matchings = dataclasses.replace(
+        known, lower_bound=2.0, proof=dataclasses.replace(known.proof, matchings=True)
+    )
+    vars(result)["certificate"] = matchings
+    assert result.certify(0).lower_bound < 1
+
+
 def each_proof():
     """A proof of each method, with the data that it is about."""
     X, Y, result = solved()
@@ -340,6 +357,53 @@ def test_a_vertex_left_out_and_a_cut_too_high_are_refused():
     higher = {**bound.arrays, "heights": bound.arrays["heights"] + 1.0}
     with pytest.raises(torchgw.InvalidInputError, match="does not hold"):
         torchgw.verify(sealed(dataclasses.replace(proof, arrays=higher)), X, Y)
+
+
+def test_vertices_that_are_all_in_one_place_are_not_all_there_are():
+    """Cuts through one point below all plans: each edge has two ends, and none leads away."""
+    X, Y, result = solved()
+    scale = result.scale
+    tables = [cdist(p, p, "sqeuclidean") * s for p, s in zip((X, Y), scale, strict=True)]
+    question = Question(*tables, *np.full((2, 12), 1 / 12), 1.0, None)
+    planes = planes_of(question)
+    planes.run(5, 1e-9)
+    arrays, rng = planes.proof().arrays, np.random.default_rng(0)
+    assert (arrays["active"] == np.arange(4)).all()
+    # t at its floor beside z = 0: the objective there is above that of a plan
+    slopes = np.vstack([np.zeros(4), 1e-3 * rng.normal(size=(6, 4))])
+    u, v = arrays["u"], arrays["v"]
+    costs = [question.linear.dense() + u @ w.reshape(2, 2) @ v.T for w in slopes]
+    found = [Transport(question.a, question.b)(cost) for cost in costs]
+    floor = min(float((cost * plan).sum()) for cost, (plan, _) in zip(costs, found, strict=True))
+    false = question.constant + floor
+    assert false > question.value(planes.plan) * 1.1
+    cuts = 10 + np.arange(6)
+    arrays |= {
+        "slopes": slopes, "heights": np.full(7, floor),
+        "potentials": np.array([f for _, f in found]),
+        "faces": np.array([np.delete(cuts, k) for k in range(6)], dtype=np.int32),
+    }  # fmt: skip
+    proof = Proof(
+        "cutting planes", false, False, 1.0, ("sqeuclidean", "sqeuclidean"), scale, arrays
+    )
+    with pytest.raises(torchgw.InvalidInputError, match="all vertices"):
+        torchgw.verify(sealed(proof), X, Y)
+
+
+def test_what_is_no_number_proves_nothing():
+    """Minima must not pass over it, wherever it is and however large the other numbers are."""
+    for proof, X, Y in each_proof():
+        raised = {"f": 1.0, "pairs_f": 1.0, "heights": 1.0}
+        for name, array in proof.arrays.items():
+            for odd in (np.nan, np.inf, -np.inf, 1e200):
+                if array.dtype.kind == "i":
+                    continue
+                arrays = {key: part + raised.get(key, 0.0) for key, part in proof.arrays.items()}
+                arrays[name] = np.full_like(array, odd)
+                arrays = {key: part.astype(proof.arrays[key].dtype) for key, part in arrays.items()}
+                forged = sealed(dataclasses.replace(proof, value=proof.value + 1, arrays=arrays))
+                with pytest.raises(torchgw.InvalidInputError), np.errstate(all="ignore"):
+                    torchgw.verify(forged, X, Y)
 
 
 def test_other_data_are_refused():

@@ -106,6 +106,13 @@ class Certificate:
         kept = plan if value < self.best_value else self.plan
         return replace(self, gap=gap, value=value, best_value=best, plan=kept)
 
+    def beside(self, earlier: "Certificate") -> "Certificate":
+        """Keep what an earlier one of the same problem has proven, if that is more."""
+        if earlier.lower_bound <= self.lower_bound:
+            return self
+        bound, gap = earlier.lower_bound, max(self.value - earlier.lower_bound, 0.0)
+        return replace(self, lower_bound=bound, gap=gap, method=earlier.method, proof=earlier.proof)
+
     def __str__(self) -> str:
         """Say it in a line."""
         share = f" ({self.gap / self.value:.2g} of it)" if self.value > 0 else ""

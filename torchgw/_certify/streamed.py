@@ -28,8 +28,9 @@ _CELLS, _EPSILON, _COLD, _STEPS = 2000, 1.5, 0.1, 12
 # Iterations of all points at each of these shares of that epsilon; those of a plan that is kept.
 # [L1620]
 _OWN, _SHARES, _SHARP = 4, (1.0, 0.5, 0.25), (0.5, 0.25, 0.125, 0.06, 0.03)
-# Marginal error at which Newton's method ends, and what is added to its diagonal. [L1620]
-_SETTLED, _RIDGE = 1e-3, 1e-4
+# Marginal error at which Newton's method ends, what is added to its diagonal, and half-steps before
+# it from the prices of another cost. [L1620, L1622]
+_SETTLED, _RIDGE, _NEAR = 1e-3, 1e-4, 3
 # What the moments of a plan may be off by, as a share of the constant part, and entries of a block
 # in float64. Choices.
 _ROUNDING = 1e-9
@@ -147,6 +148,8 @@ class Prices:
             _cells(self._on(side[0]), weight)
             for side, weight in zip(question.sides, self._weights, strict=True)
         ]
+        # factors of costs between cells, and the prices that they had
+        self._known: list[tuple[Tensor, Tensor]] = []
         self.epsilon = _EPSILON * question.constant / max(len(few) for _, few in self._cells)
 
     def _on(self, array: Array) -> Tensor:
@@ -203,15 +206,20 @@ class Prices:
         (x, a), (y, b) = self._cells
         few, columns = _means(left, self._weights.a, x, a), _means(right, self._weights.b, y, b)
         cost = few @ columns.T
-        g = _means(self._on(self.prices)[:, None], self._weights.b, y, b)[:, 0]
-        f, g, settled = _newton(cost, a, b, g, self.epsilon)
-        level = _COLD * self._question.constant
-        if not settled:
-            g = torch.zeros_like(b)
-            while level > self.epsilon:
-                f, g, _ = _newton(cost, a, b, g, level)
-                level /= 2
-            f, g, _ = _newton(cost, a, b, g, self.epsilon)
+        settled = False
+        if self._known:
+            # from those of the nearest cost, after some half-steps
+            away = [float((few - other).abs().max()) for other, _ in self._known]
+            g = self._known[int(np.argmin(away))][1]
+            for _ in range(_NEAR):
+                g = _columns(cost, a, _rows(cost, b, g, self.epsilon), self.epsilon)
+            f, g, settled = _newton(cost, a, b, g, self.epsilon)
+        level, g = _COLD * self._question.constant, g if settled else torch.zeros_like(b)
+        while not settled:
+            level = max(level / 8, self.epsilon)
+            f, g, _ = _newton(cost, a, b, g, level)
+            settled = level == self.epsilon
+        self._known.append((few, g))
         ready = self._ready(few, right, Marginals(a, self._weights.b), self.epsilon)
         return ready.softmin_columns(f.to(self._dtype))
 
@@ -253,13 +261,21 @@ def _means(values: Tensor, weights: Tensor, label: Tensor, mass: Tensor) -> Tens
     return sums.index_add_(0, label, values * weights[:, None]) / mass[:, None]
 
 
+def _rows(cost: Tensor, b: Tensor, g: Tensor, epsilon: float) -> Tensor:
+    return -epsilon * torch.logsumexp((g - cost) / epsilon + b.log(), 1)
+
+
+def _columns(cost: Tensor, a: Tensor, f: Tensor, epsilon: float) -> Tensor:
+    return _rows(cost.T, a, f, epsilon)
+
+
 def _newton(
     cost: Tensor, a: Tensor, b: Tensor, g: Tensor, epsilon: float
 ) -> tuple[Tensor, Tensor, bool]:
     """Raise the entropic dual of a stored cost (k, l) by Newton's method in the prices g (l,)."""
 
     def rows(g: Tensor) -> tuple[Tensor, float]:
-        f = -epsilon * torch.logsumexp((g - cost) / epsilon + b.log(), 1)
+        f = _rows(cost, b, g, epsilon)
         return f, float(a @ f + b @ g)
 
     f, value = rows(g)
@@ -277,7 +293,7 @@ def _newton(
             other = rows(g + size * step)
         if other[1] <= value:
             # far away half-steps lead nearer
-            g = -epsilon * torch.logsumexp((f[:, None] - cost) / epsilon + a.log()[:, None], 0)
+            g = _columns(cost, a, f, epsilon)
             other, size = rows(g), 0.0
         g, (f, value) = g + size * step, other
     return f, g, False

@@ -137,6 +137,8 @@ def verify(
         "is not as it was made: its numbers do not have its digest. Use the original, or "
         "`result.certify()` again.",
     )
+    numbers = all(np.isfinite(array).all() for array in proof.arrays.values())
+    _check(numbers and np.isfinite(proof.value), "has numbers that are not finite.")
     known = ", ".join([*_METHODS, _POINTS])
     _check(proof.method in [*_METHODS, _POINTS], f"is by {proof.method!r:.40}; known: {known}.")
     if proof.method == _POINTS:
@@ -348,7 +350,7 @@ def _lifting(data: _Data, arrays: dict[str, Any]) -> tuple[float, float]:
                 own = rest[i, j]
                 rest[i, :] = rest[:, j] = np.inf
                 rest[i, j] = own
-            worst = min(worst, float(rest.min()))
+            worst = float(np.minimum(worst, rest.min()))
     local = np.where(np.isinf(data.M), np.inf, f @ data.a + g @ data.b)
     # what is too low by half of the worst holds
     return _least(local, arrays["f"], data) + worst / 2, _sign(data)
@@ -422,13 +424,13 @@ def _cut(constant: float, linear: Any, factors: Any, data: _Data, arrays: dict[s
 
     with ThreadPoolExecutor() as threads:
         cuts = (arrays[name] for name in ("slopes", "heights", "potentials"))
-        off = max(0.0, *threads.map(missed, *cuts))
+        # what is not a number is the largest
+        off = float(np.max([0.0, *threads.map(missed, *cuts)]))
     _check(off <= _MISSED * data.size, "has a cut that does not hold.")
-    bound, outside = _least_vertex(c[kept], low[kept], high[kept], arrays)
-    return constant + bound, off + outside
+    return constant + _least_vertex(c[kept], low[kept], high[kept], arrays), off
 
 
-def _least_vertex(c: Array, low: Array, high: Array, arrays: dict[str, Any]) -> tuple[float, float]:
+def _least_vertex(c: Array, low: Array, high: Array, arrays: dict[str, Any]) -> float:
     """Take the least of t - c . z^2 where all cuts hold, and check that no vertex is missing."""
     slopes, heights, cap = arrays["slopes"], arrays["heights"], float(arrays["cap"][0])
     # in units of their ranges: z >= low, t >= h_0, z <= high, t <= cap, and the other cuts
@@ -442,18 +444,19 @@ def _least_vertex(c: Array, low: Array, high: Array, arrays: dict[str, Any]) -> 
     meet = known and (np.abs(np.linalg.det(normals[faces])) > 0).all()
     _check(meet, "has a vertex on faces that do not meet in a point.")
     x = np.linalg.solve(normals[faces], offsets[faces][:, :, None])[:, :, 0]
-    inside = min(
-        float((x @ normal - offset).min()) for normal, offset in zip(normals, offsets, strict=True)
-    )
-    # every edge has two ends: then no vertex is missing
+    # every edge has two ends: then as many vertices are the lowest in each direction, up to an even
+    # number, and one in a direction that nobody knew; none has a point of the polytope below it
     edges = np.concatenate([np.delete(faces, k, axis=1) for k in range(dim)])
     ends = np.unique(edges, axis=0, return_counts=True)[1]
-    all_ = inside >= -1e-10 and len(np.unique(faces, axis=0)) == len(faces) and (ends == 2).all()
+    down = np.random.default_rng().normal(size=dim)
+    shares = np.linalg.solve(normals[faces].transpose(0, 2, 1), down[:, None])[:, :, 0]
+    lowest = (shares >= 0).all(1).sum()
+    all_ = lowest % 2 == 1 and len(np.unique(faces, axis=0)) == len(faces) and (ends == 2).all()
     _check(all_, "does not list all vertices of its cuts.")
     z, t = low + x[:, :-1] * width, heights[0] + scale * x[:, -1]
     # and of plans above the cap
     above = cap - float(c @ np.maximum(low**2, high**2))
-    return min(float((t - z**2 @ c).min()), above), -min(inside, 0.0) * scale
+    return min(float((t - z**2 @ c).min()), above)
 
 
 def _pairing(u: Array, a: Array, v: Array, b: Array) -> float:

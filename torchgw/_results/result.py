@@ -745,6 +745,10 @@ class GWResult(Result):
                 self._known(), plan, lambda: self._certified_plan(kind),
                 seconds=float(seconds), gap=float(gap), matchings=matchings,
             )  # fmt: skip
+        known = self.certificate
+        # what holds for every plan holds for matchings
+        if known is not None and (matchings or not known.proof.matchings):
+            found = found.beside(known)
         # kept as `lower_bound` is, which takes as long
         vars(self)["certificate"] = found
         return found
