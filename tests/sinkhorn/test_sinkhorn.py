@@ -122,7 +122,7 @@ def test_sweep_over_the_entries_that_matter(kind, zeros, monkeypatch):
 def test_sweeps_that_have_left_their_entries_go_over_all(tiled, monkeypatch):
     problem, epsilon = linear_problem(300, 320, 3), 0.005
     monkeypatch.setattr("torchgw._sinkhorn.eager._SPARSE_ENTRIES", (0, 100_000))
-    monkeypatch.setattr(Tiling, "pays", lambda self: False)
+    monkeypatch.setattr(Tiling, "pays", lambda self, cost: False)
     tiling = Tiling((300, 320), 32, storable=True)
     backend = TiledBackend(EagerBackend(), TiledEagerProblem, tiling) if tiled else EagerBackend()
     cost = problem.cost("factored" if tiled else "dense")
