@@ -84,7 +84,7 @@ OTHER_NAMES = {
     "_solve/begin.py": "solve/test_solve",
     "_solve/evaluation.py": "laws/test_truth solve/test_solve solve/test_relaxed",
     "_solve/loop.py": "solve/test_descent",
-    "_solve/options.py": "solve/test_dispatch",
+    "_solve/options.py": "solve/test_dispatch derivatives/test_relaxed_derivatives",
     "_solve/outcome.py": "solve/test_solve solve/test_proximal",
     "_solve/passes.py": "solve/test_solve solve/test_overlap",
     "_solve/pipeline.py": "solve/test_solve solve/test_memory",

@@ -18,11 +18,11 @@ from torchgw._errors import PerformanceWarning
 from torchgw._problem.problem import Problem
 from torchgw._search.alternatives import all_sent_apart
 from torchgw._search.chain import FIRST, Chain, agree, chain_products, enough
-from torchgw._search.coarse import coarsen, is_graph
+from torchgw._search.coarse import coarse_problem, coarsen, is_graph
 from torchgw._search.graphs import Graphs, _heat_kernels, _slopes, least_value
 from torchgw._search.world import World
 from torchgw._typing import Marginals
-from torchgw.distances.precomputed import PrecomputedDistance
+from torchgw.distances.precomputed import DirectedDistance, PrecomputedDistance
 
 
 def problem_of(x, y, a=None, b=None):
@@ -212,6 +212,16 @@ def test_dense_tables_are_no_graphs():
         coarsen(problem_of(*[random_graph(60, 5, seed) for seed in (0, 1)]), 60).problem
     )
     assert not is_graph(coarsen(problem_of(*words(60, 0.1)), 60).problem)
+
+
+def test_directed_graphs_have_two_tables_and_are_searched_as_such():
+    ways = [np.triu(random_graph(60, 5, seed)) for seed in (0, 1)]
+    problem = problem_of(*(way + way.T for way in ways))
+    sides = (DirectedDistance(torch.as_tensor(way)) for way in ways)
+    problem = replace(problem, **dict(zip(("source", "target"), sides, strict=True)))
+    small = coarse_problem(problem, 60).problem
+    assert len(small.x) == 2
+    assert not is_graph(small)
 
 
 def test_what_is_clear_is_not_doubted():

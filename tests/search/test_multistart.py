@@ -112,8 +112,10 @@ def test_a_coarse_problem_of_all_points_has_the_scale_of_the_problem(loss, fused
     linear = torch.rand(12, 15, dtype=torch.float64) if fused else None
     problem = coarse_input(distance_matrices(12, 15), None, None, linear, 0.3 if fused else 1.0)
     problem = replace(problem, loss=LOSSES[loss])
-    scale = natural_scale(problem, relaxed=False)
-    assert coarse_problem(problem, 20).scale == pytest.approx(scale, rel=1e-9)
+    made, scale = coarse_problem(problem, 20), natural_scale(problem, relaxed=False)
+    assert made.scale == pytest.approx(scale, rel=1e-9)
+    # what is taken out of the linear cost, so that no entry is below zero
+    assert made.floor == pytest.approx(0.7 * float(linear.min()) if fused else 0.0)
 
 
 def test_coarse_points_carry_the_mass_of_their_neighbours():

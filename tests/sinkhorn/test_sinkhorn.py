@@ -16,7 +16,7 @@ from torchgw._sinkhorn.contract import softmin_sweep
 from torchgw._sinkhorn.eager import EagerBackend, EagerProblem, sparse_sweeper
 from torchgw._sinkhorn.exact import by_scipy
 from torchgw._sinkhorn.loop import SMALLEST_GAP, next_relaxation, sinkhorn
-from torchgw._sinkhorn.problem import DenseCost, LinearProblem
+from torchgw._sinkhorn.problem import DenseCost, LinearProblem, added
 from torchgw._sinkhorn.tiles.eager import TiledEagerProblem
 from torchgw._sinkhorn.tiles.prepared import TiledBackend
 from torchgw._sinkhorn.tiles.tiling import Tiling
@@ -136,6 +136,16 @@ def test_sweeps_that_have_left_their_entries_go_over_all(tiled, monkeypatch):
     torch.testing.assert_close(few.rows(vector), every.rows(vector), atol=1e-9, rtol=1e-9)
     # these have left no entries
     assert prepared.sweeper(at).kernel.slack is not None
+
+
+@pytest.mark.parametrize("first", ["dense", "factored"])
+@pytest.mark.parametrize("second", ["dense", "factored"])
+def test_costs_of_either_kind_add_up(first, second):
+    one, two = linear_problem(20, 26, 3), linear_problem(20, 26, 2)
+    found = added(one.cost(first), two.cost(second), -0.3)
+    assert isinstance(found, DenseCost) == ("dense" in (first, second))
+    expected = one.dense.matrix - 0.3 * two.dense.matrix
+    np.testing.assert_allclose(found.dense().matrix, expected, atol=1e-12)
 
 
 def test_a_centred_cost_is_the_same_cost():
