@@ -5,15 +5,22 @@ block, and matched by ``torchgw.solve_rows`` in processes of one machine. One JS
 size and number of processes: seconds of the call (of base, cells and their solve; of the rows),
 the peak of each GPU and of each process, value, marginal error, Spearman's correlation of 32,768
 drawn rows and their partners, and a digest of the files.
+
+``--model FILE`` reads such lines, fits seconds = fixed + c n / processes to the last calls of each
+space, base and device, and prints it beside each row and for 1e8 and 1e9 rows a side. Memory of a
+process does not grow with the table; disk does.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import itertools
 import json
+import multiprocessing
 import os
 import resource
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -34,27 +41,30 @@ _CHUNK, _DRAWN = 10**6, 32768
 
 
 def write(folder: Path, space: str, n: int) -> None:
-    """Write points and the true coordinate of both sides, some rows at a time."""
-    for letter in "XY":
-        shapes = {"": (n, 3), "_truth": (n,)}
-        files = {
-            name: np.lib.format.open_memmap(
-                folder / f"{letter}{name}.npy", "w+", np.float32 if name == "" else np.float64, size
-            )
-            for name, size in shapes.items()
-        }
-        for start in range(0, n, _CHUNK):
-            count, seed = min(_CHUNK, n - start), 2 * (start // _CHUNK) + "XY".index(letter)
-            if space == "spiral":
-                points, truth = (spiral, swiss_roll)["XY".index(letter)](count, random_state=seed)
-                points = np.pad(points, ((0, 0), (0, 3 - points.shape[1])))
-            else:
-                points, truth = surface(count, seed)
-            for name, part in (("", points), ("_truth", truth)):
-                files[name][start : start + count] = part
+    """Write points and the true coordinate of both sides, some rows in each of some processes."""
+    shapes = {"": (n, 3), "_truth": (n,)}
+    for letter, (name, shape) in itertools.product("XY", shapes.items()):
+        np.lib.format.open_memmap(folder / f"{letter}{name}.npy", "w+", np.float32, shape)
+    parts = itertools.product([folder], [space], [n], "XY", range(0, n, _CHUNK))
+    with multiprocessing.get_context("spawn").Pool(max(1, min(16, n // _CHUNK))) as pool:
+        pool.starmap(_write, parts)
 
 
-def run(folder: Path, epsilon: Any, n_base: int, device: str) -> None:
+def _write(folder: Path, space: str, n: int, letter: str, start: int) -> None:
+    """Draw some rows of a side."""
+    count, side = min(_CHUNK, n - start), "XY".index(letter)
+    seed = 2 * (start // _CHUNK) + side
+    if space == "spiral":
+        points, truth = (spiral, swiss_roll)[side](count, random_state=seed)
+    else:
+        points, truth = surface(count, seed)
+    # a spiral lies in the plane
+    points = np.pad(points, ((0, 0), (0, 3 - points.shape[1])))
+    for name, part in (("", points), ("_truth", truth)):
+        np.load(folder / f"{letter}{name}.npy", mmap_mode="r+")[start : start + count] = part
+
+
+def run(folder: Path, epsilon: Any, n_base: int, device: str, calls: int) -> None:
     """Match the files in this process, one of several or alone; the first one tells."""
     warnings.simplefilter("ignore")
     rank, several = int(os.environ.get("RANK", "0")), "RANK" in os.environ
@@ -62,12 +72,18 @@ def run(folder: Path, epsilon: Any, n_base: int, device: str) -> None:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     if several:
         torch.distributed.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo")
-    begin = time.perf_counter()
-    result = torchgw.solve_rows(
-        folder / "X.npy", folder / "Y.npy", folder / "out", epsilon=epsilon, n_base=n_base,
-        device=device, distributed="auto", random_state=0,
-    )  # fmt: skip
-    seconds = time.perf_counter() - begin
+    seconds = list[float]()
+    for _ in range(calls):
+        if rank == 0:
+            shutil.rmtree(folder / "out", ignore_errors=True)
+        if several:
+            torch.distributed.barrier()
+        begin = time.perf_counter()
+        result = torchgw.solve_rows(
+            folder / "X.npy", folder / "Y.npy", folder / "out", epsilon=epsilon, n_base=n_base,
+            device=device, distributed="auto", random_state=0,
+        )  # fmt: skip
+        seconds.append(round(time.perf_counter() - begin, 2))
     peak = torch.cuda.max_memory_allocated() / 2**30 if device == "cuda" else 0.0
     host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     if several:
@@ -77,7 +93,7 @@ def run(folder: Path, epsilon: Any, n_base: int, device: str) -> None:
     else:
         peaks = [[round(peak, 2), round(host, 2)]]
     if rank == 0:
-        told = {"call_s": round(seconds, 2), "peaks_gib": peaks}
+        told = {"call_s": seconds, "peaks_gib": peaks}
         print(json.dumps(told | {k: v for k, v in vars(result).items() if k not in _LEFT_OUT}))
 
 
@@ -102,6 +118,39 @@ def judge(folder: Path, n: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def report(path: Path) -> str:
+    """Describe the model of each kind of call, and what it predicts, as Markdown."""
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    kinds: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in rows:
+        kinds.setdefault((row["space"], row["base"], row["device"]), []).append(row)
+    lines = []
+    for (space, base, device), known in kinds.items():
+        if len({row["n"] / row["processes"] for row in known}) < 2:
+            continue
+        shares = np.array([[1.0, row["n"] / row["processes"]] for row in known])
+        taken = np.array([row["call_s"][-1] for row in known])
+        # as shares of what was taken, since sizes differ by powers of ten
+        weights = shares / taken[:, None]
+        fixed, each = np.linalg.lstsq(weights, np.ones(len(known)), rcond=None)[0]
+        gpu, host = np.max([peak for row in known for peak in row["peaks_gib"]], axis=0)
+        lines += [
+            f"{space}, base of {base:,}, {device}: {fixed:.3g} s and {each * 1e6:.3g} s for a "
+            f"million rows of a process; at most {gpu} GiB of a GPU and {host} of a host", "",
+            "| rows a side | processes | measured, s | model, s | error |", "|---" * 5 + "|",
+        ]  # fmt: skip
+        for row, (_, share), seconds in zip(known, shares, taken, strict=True):
+            said = fixed + each * share
+            lines.append(
+                f"| {row['n']:,} | {row['processes']} | {seconds} | {said:.3g} | "
+                f"{said / seconds - 1:+.0%} |"
+            )
+        for n, count in itertools.product((10**8, 10**9), (4, 8, 16, 64)):
+            lines.append(f"| {n:,} | {count} | - | {fixed + each * n / count:.3g} | - |")
+        lines.append("")
+    return "\n".join(lines)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Measure each size in each number of processes."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks rows", description=__doc__)
@@ -110,24 +159,28 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--base", type=int, nargs="+", default=[2**13])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--space", choices=("spiral", "surface"), default="spiral")
-    parser.add_argument("--repeat", type=int, default=1)
+    parser.add_argument("--calls", type=int, default=2, help="in one process; the first compiles")
+    parser.add_argument("--model", type=Path, help="predict from the JSON lines of a file")
     parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
+    if options.model is not None:
+        print(report(options.model))
+        return 0
     epsilon: Any = 5e-4 if options.space == "spiral" else "auto"
     if options.inside is not None:
-        run(options.inside, epsilon, options.base[0], options.device)
+        run(options.inside, epsilon, options.base[0], options.device, options.calls)
         return 0
     for n in options.sizes:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             write(folder, options.space, n)
             for count in options.processes:
-                for base in [base for base in options.base for _ in range(options.repeat)]:
-                    subprocess.run(["rm", "-rf", str(folder / "out")], check=True)
+                for base in options.base:
                     launch = ["-m", "torch.distributed.run", "--standalone"]
                     launch = [*launch, "--nproc-per-node", str(count)] if count > 1 else []
                     inside = ["-m", "benchmarks", "rows", "--inside", name, "--base", str(base)]
                     inside += ["--device", options.device, "--space", options.space]
+                    inside += ["--calls", str(options.calls)]
                     done = subprocess.run(
                         [sys.executable, *launch, *inside], capture_output=True, text=True,
                         check=False, env={"OMP_NUM_THREADS": "1", **os.environ},
@@ -137,5 +190,6 @@ def main(arguments: list[str] | None = None) -> int:
                         print(done.stderr[-3000:])
                         return 1
                     row = {"n": n, "space": options.space, "processes": count, "base": base}
+                    row["device"] = options.device
                     print(json.dumps(row | json.loads(told[-1]) | judge(folder, n)), flush=True)
     return 0

@@ -8,6 +8,7 @@ import pickle
 import resource
 import signal
 import sys
+import time
 import warnings
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -322,6 +323,7 @@ def killed(folder):
     def write(path, tree, arrays):
         count.append(path)
         if dist.get_rank() == dist.get_world_size() - 1 and len(count) == 2:
+            Path(folder, "died").touch()
             os.kill(os.getpid(), signal.SIGKILL)
         written(path, tree, arrays)
 
@@ -329,7 +331,7 @@ def killed(folder):
         try:
             by_rows(folder)
         except torchgw.RankError as error:
-            sys.stdout.write(str(error))
+            sys.stdout.write(f"{error}; told at {time.time()}")
             sys.stdout.flush()
             os._exit(3)
 

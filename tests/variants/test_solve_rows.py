@@ -10,7 +10,9 @@ import pytest
 import torch
 
 import torchgw
+from benchmarks.harness.storages import StorageMeter
 from torchgw import InvalidInputError
+from torchgw._boundary.rows import Rows
 from torchgw._variants import solve_rows as module
 from torchgw.cli import main
 
@@ -62,6 +64,17 @@ def test_rows_are_those_of_an_ordinary_solve(solved):
     assert np.abs(solved.rows()["place"] - places).mean() < 0.02
 
 
+def test_memory_does_not_grow_with_the_table(tmp_path):
+    peaks = []
+    for n in (1_200, 6_000):
+        np.save(tmp_path / f"{n}.npy", curve(n, 0)[0])
+        with StorageMeter() as meter:
+            torchgw.solve_rows(tmp_path / f"{n}.npy", Y[:800], tmp_path / str(n), **SMALL)
+        peaks.append(meter.peak)
+    assert peaks[1] < 1.05 * peaks[0]
+
+
+@pytest.mark.exact
 def test_numbers_are_those_of_the_plan_between_all_rows(solved):
     """Masses of drawn rows, and the value, by the (n, m) table of the plan."""
     ways = module._read_head(solved.folder, torch.device("cpu"))
@@ -117,6 +130,17 @@ def test_any_table_is_read_by_blocks_alone(solved, tmp_path):
     assert [table.most for table in given["recorded"]] == [400, 400]
 
 
+def test_parquet_is_read_by_its_groups(solved, tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = pyarrow.table({name: X[:, k] for k, name in enumerate("xyz")})
+    parquet.write_table(table, tmp_path / "X.parquet", row_group_size=170)
+    read = Rows("X", tmp_path / "X.parquet")
+    assert np.array_equal(read.read(slice(160, 345)), X[160:345])
+    torchgw.solve_rows(tmp_path / "X.parquet", Y, tmp_path / "out", **SMALL)
+    assert contents(tmp_path / "out") == contents(solved.folder)
+
+
 def test_an_ended_call_goes_on(solved, tmp_path, monkeypatch):
     written = module.write_archive
 
@@ -150,12 +174,13 @@ def test_a_disk_that_is_full_is_named(tmp_path):
     assert not list(tmp_path.glob("*"))
 
 
-def test_weights_count(tmp_path):
-    """Rows without weight change nothing but their own answers."""
+def test_weights_count(solved, tmp_path):
+    """Rows without weight change nothing but their own answers, though some are of the base."""
     far = np.concatenate([X, X[:300] + [0, 0, 0.02]])
     weights = np.concatenate([np.full(N, 2.0), np.zeros(300)])
     found = torchgw.solve_rows(far, Y, tmp_path / "far", a=weights, **SMALL)
     assert found.marginal_error < 0.05
+    assert found.value == pytest.approx(solved.value, rel=0.2, abs=2e-4)
     missed = np.abs(AT_Y[found.rows(0, N)["partner"]] - AT_X).mean()
     assert missed < 0.03
     with pytest.raises(InvalidInputError, match="`a` must be non-negative"):

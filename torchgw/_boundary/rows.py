@@ -1,7 +1,7 @@
 """Tables that are read some rows at a time: files, arrays on disk, and the shards of a DTensor."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,13 +43,16 @@ class Rows:
             self._local = self._table.to_local()
             self._first, self._stop = offset[0], offset[0] + shape[0]
 
-    def blocks(self, height: int, rank: int, size: int) -> list[slice]:
-        """List the rows that one of ``size`` processes reads, some at a time."""
+    def blocks(
+        self, height: int, rank: int, size: int, done: Callable[[slice], bool] = lambda rows: False
+    ) -> list[slice]:
+        """List the rows that one of ``size`` processes reads, some at a time, but what is done."""
         # those of a DTensor stay where they are; others are dealt out, so that any number of
         # processes has the same blocks
         starts = range(self._first, self._stop, height)
         every = [slice(start, min(start + height, self._stop)) for start in starts]
-        return every if self._local is not None else every[rank::size]
+        left = [rows for rows in every if not done(rows)]
+        return left if self._local is not None else left[rank::size]
 
     def read(self, rows: slice) -> Tensor:
         """Read some rows in float64, and refuse those that are not finite."""

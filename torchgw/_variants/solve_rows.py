@@ -193,6 +193,8 @@ class RowsResult:
     status : str
     converged : bool
         How the solve on the cells ended, and whether it converged.
+    doubt : str
+        Why there may be a better match, as that solve says; empty if nothing speaks for it.
     seconds : tuple of float
         Of the last call: of base, cells and their solve, and of the rows.
     """
@@ -204,6 +206,7 @@ class RowsResult:
     cells: tuple[int, int]
     status: str
     converged: bool
+    doubt: str
     seconds: tuple[float, float]
 
     def __init__(self, folder: Any, device: Any = None) -> None:
@@ -442,7 +445,7 @@ def _write_head(
             arrays |= {f"{letter}.cells": mean, f"{letter}.mass": mass, f"{letter}.square": square}
         told = {
             "call": call, "epsilon": result.epsilon, "status": result.status.name,
-            "converged": result.converged, "value": result.value,
+            "converged": result.converged, "value": result.value, "doubt": result.doubt,
         }  # fmt: skip
         write_archive(
             folder / "head.npz", told, {name: to_numpy(part) for name, part in arrays.items()}
@@ -540,12 +543,12 @@ def _pass_over(
     team: _Team,
 ) -> None:
     """Match the rows of both sides, and write each block that the folder does not have."""
-    todo = [
-        (number, rows)
-        for number, table in enumerate(tables)
-        for rows in table.blocks(block, team.rank, team.size)
-        if not _place_of(folder, "XY"[number], rows).exists()
-    ]
+    todo = list[tuple[int, slice]]()
+    for number, letter in enumerate("XY"):
+        done = [slice(*ends) for ends in _written(folder, letter)]
+        left = tables[number].blocks(block, team.rank, team.size, done.__contains__)
+        todo += [(number, rows) for rows in left]
+    # nobody writes before all have looked, as rounds begin together
     drawn = [way.columns() for way in maps]
     for number, rows in team.rounds(todo):
         table, way = tables[number], maps[number]
@@ -592,16 +595,17 @@ def _sum_up(
         ):
             raise InvalidInputError(f"{folder}: blocks of {letter} are missing, or of other calls.")
         for first, last in written:
-            _, arrays = read_archive(_place_of(folder, letter, slice(first, last)))
-            for name in ("coupling", "masses", "drawn"):
-                total[name] = total.get(name, 0.0) + arrays[name]
+            # what is asked for alone is read
+            with np.load(_place_of(folder, letter, slice(first, last))) as arrays:
+                for name in ("coupling", "masses", "drawn"):
+                    total[name] = total.get(name, 0.0) + arrays[name]
         sums.append({name: torch.from_numpy(part) for name, part in total.items()})
     # as the plan of cells is extended in a solve: that of all rows of X and the cells of Y, and
     # that of the cells of X and all rows of Y, less the plan between cells
     way = maps[0]
     small, ones = way.plan, torch.ones_like(way.far[:, :1])
     product = small @ torch.cat([way.far, ones], 1)
-    scaled = small.weights.a / product[:, -1]
+    scaled = torch.where(product[:, -1] > 0, small.weights.a / product[:, -1], 0.0)
     both = (way.cells.T @ (product[:, :-1] * scaled[:, None])).cpu()
     missed = small.weights.b - small.T @ scaled
     coupling = sums[0]["coupling"] + sums[1]["coupling"].T - both
@@ -619,7 +623,7 @@ def _sum_up(
     summary = {
         "shape": call["shape"], "value": value - excess, "marginal_error": max(errors),
         "epsilon": told["epsilon"], "cells": list(small.shape), "status": told["status"],
-        "converged": told["converged"], "value_of_cells": told["value"],
+        "converged": told["converged"], "doubt": told["doubt"],
         "seconds": seconds,
     }  # fmt: skip
     write_archive(folder / "summary.npz", summary, {})
