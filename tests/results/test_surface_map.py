@@ -7,6 +7,7 @@ import torch
 
 import torchgw
 from torchgw._plans.given import StoredPlan
+from torchgw._problem import limits
 from torchgw._results.maps import _least, map_to_surface
 from torchgw.distances import Surface
 from torchgw.distances.new_points import Space
@@ -140,3 +141,16 @@ def test_modes_refine_the_map_of_whole_surfaces():
 def test_modes_say_nothing_of_other_shapes_of_few_points_and_of_parts(source, target, share):
     found, plain = placed(source, target, share)
     torch.testing.assert_close(found.points, plain.points, equal_nan=True)
+
+
+def test_matchings_go_by_the_modes_where_these_cost_less(monkeypatch):
+    # without the steps that improve matchings of few points
+    monkeypatch.setitem(limits.LIMITS, "cpu", limits.CPU._replace(improved_points=0))
+    source, target = mesh(500, 0), mesh(500, 1)
+    nearest = (source[2] @ target[2].T).argmax(1)
+    result = torchgw.solve(source[:2], target[:2], init=nearest, n_init=1)
+    found, assigned = (result.matching(improve=improve) for improve in (True, False))
+    assert sorted(found.target) == list(range(500))
+    assert found.value < 0.8 * assigned.value
+    missed = [np.linalg.norm(target[0][m.target] - source[0], axis=1) for m in (found, assigned)]
+    assert missed[0].mean() < 0.95 * missed[1].mean()

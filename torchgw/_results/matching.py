@@ -15,18 +15,21 @@ from torchgw._boundary.checks import check_choice
 from torchgw._boundary.graphs import names_of
 from torchgw._errors import InvalidInputError, InvalidTypeError
 from torchgw._plans.contract import Plan
+from torchgw._plans.given import StoredPlan
 from torchgw._plans.paired import PairedPlan
 from torchgw._problem.limits import limits_of
 from torchgw._problem.losses import LOSSES, Loss
 from torchgw._problem.problem import stored_matrix
 from torchgw._problem.signatures import edges_of
 from torchgw._results.mapping import Extension
+from torchgw._results.modes import embeddings
 from torchgw._results.rounding import Assignment, assign, improve, places
 from torchgw._search.beliefs import MATCHING_TRIES, rematch_regions
 from torchgw._search.graphs import Edges
 from torchgw._search.tabu import EQUAL_WEIGHTS
 from torchgw._sinkhorn.blocks import RestrictedBackend
 from torchgw._sinkhorn.problem import Cost
+from torchgw._tensors.machine import fits
 from torchgw._typing import Marginals
 from torchgw.distances.base import BLOCK_ENTRIES, DistanceProvider, both_ways
 from torchgw.distances.new_points import Space
@@ -191,6 +194,7 @@ def match(
             # pairs that may be matched are known without a table: exchanges would ask for every one
             _check_used(task, rows, partners, turned)
         elif improved:
+            partners = _by_modes(task, rows, weights, partners, capacity)
             graphs = _graphs(task, weights, capacity)
             if graphs is not None:
                 partners[rows] = _by_edges(graphs, rows, partners[rows], plan.device)
@@ -267,6 +271,24 @@ def _weights(task: _Task, rows: Tensor) -> Tensor:
     mass = task.masses.a.double()
     kept = mass[rows.to(mass.device)]
     return kept * (mass.sum() / kept.sum())
+
+
+def _by_modes(
+    task: _Task, rows: Tensor, weights: Tensor, partners: Tensor, capacity: Tensor
+) -> Tensor:
+    """Match vertices near where modes of vibration place them, on surfaces, if that costs less."""
+    spaces, (k, l), device = (task.near.space, task.far.space), task.plan.shape, task.plan.device
+    plain = task.linear is None and task.support is None and task.mass >= 1
+    if not plain or spaces[0].faces is None or not fits(16 * k * l, device):
+        return partners
+    found = embeddings(task.plan, spaces, partners.to(device))
+    if found is None:
+        return partners
+    squares = task.far.distances.columns(found[2]).T.double().square()
+    moved = assign(StoredPlan(1 - squares / squares.max()), capacity, few=True)
+    sides = (each[rows].to(device) for each in (partners, moved))
+    before, after = (_quadratic(task, rows.to(device), each, weights)[0] for each in sides)
+    return moved if after < before else partners
 
 
 def _graphs(task: _Task, weights: Tensor, capacity: Tensor) -> tuple[Edges, Edges] | None:

@@ -50,17 +50,20 @@ _ROUNDS = 20
 _LOOKED_AT = 2.5e8
 
 
-def assign(plan: Plan, capacity: Tensor, support: Tensor | None = None) -> Tensor:
+def assign(
+    plan: Plan, capacity: Tensor, support: Tensor | None = None, *, few: bool = False
+) -> Tensor:
     """Choose a target for each source point, none more often than ``capacity`` (m,) allows.
 
-    Pairs outside of a support (n, m) are chosen where nothing else is possible.
+    Pairs outside of a support (n, m) are chosen where nothing else is possible. Of a plan whose
+    entries are all alike a ``few`` of each row are looked at first, as otherwise of large ones.
     """
     # Of large plans only the largest entries of each row are looked at first; points that these
     # leave without a partner get the best of the targets that are free, a block of points at a
     # time.
     n, m = plan.shape
     slots, most = places(capacity), limits_of(plan.device).read
-    if n * len(slots) <= most:
+    if n * len(slots) <= most and not few:
         whole = plan.stored().double()
         if support is not None:
             # a plan has less mass in all
