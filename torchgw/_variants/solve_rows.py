@@ -14,7 +14,9 @@ files depend on who has computed a block, and what is held is the base, the cell
 """
 
 import math
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal, NamedTuple
@@ -48,6 +50,8 @@ _BLOCK, _BASE = 2**18, 2**13
 # Rows of either side whose masses are added up, and the marginal error that is not told of. A
 # choice.
 _MEASURED, _ALLOWED = 1024, 1e-3
+# Blocks that wait to be written, at most. A choice.
+_WAITING = 2
 # Sums of at most one are whole numbers of this unit: 2^62 rows round to less than 2^63. A choice.
 _UNIT = 2.0**-60
 
@@ -160,8 +164,12 @@ class _Team:
         for turn in range(most):
             if turn < len(blocks):
                 yield blocks[turn]
-            if self.ranks is not None:
-                self.ranks.any(False)
+            self.meet()
+
+    def meet(self) -> None:
+        """Wait for all, and notice who is missed."""
+        if self.ranks is not None:
+            self.ranks.any(False)
 
     @property
     def _place(self) -> torch.device:
@@ -366,8 +374,7 @@ def solve_rows(
         if team.rank == 0:
             clock.append(perf_counter())
             _sum_up(place, call, maps, np.diff(clock).tolist())
-        if team.ranks is not None:
-            team.ranks.any(False)
+        team.meet()
     result = RowsResult(place, where)
     if result.marginal_error > _ALLOWED:
         warn_user(
@@ -450,8 +457,7 @@ def _write_head(
         write_archive(
             folder / "head.npz", told, {name: to_numpy(part) for name, part in arrays.items()}
         )
-    if team.ranks is not None:
-        team.ranks.any(False)
+    team.meet()
 
 
 def _base(
@@ -550,16 +556,26 @@ def _pass_over(
         todo += [(number, rows) for rows in left]
     # nobody writes before all have looked, as rounds begin together
     drawn = [way.columns() for way in maps]
-    for number, rows in team.rounds(todo):
-        table, way = tables[number], maps[number]
-        share = _shares(weights[number], table.n, rows).to(way.side.base.device)
-        factors, at = way.side.factors_of(table.read(rows).to(share.device))
-        # rows next to each other, so that tiles of their plan can be skipped
-        turn = way.orders[0].place[at].argsort(stable=True)
-        matched, sums = _of_block(way, drawn[number], factors[turn], share[turn])
-        matched = _Matched(*(torch.empty_like(part).index_copy_(0, turn, part) for part in matched))
-        arrays = {name: to_numpy(part) for name, part in (matched._asdict() | sums).items()}
-        write_archive(_place_of(folder, "XY"[number], rows), {}, arrays)
+    with ThreadPoolExecutor(1) as pool:
+        # a block is written while the next are matched
+        written = deque[Future[None]]()
+        for number, rows in team.rounds(todo):
+            table, way = tables[number], maps[number]
+            share = _shares(weights[number], table.n, rows).to(way.side.base.device)
+            factors, at = way.side.factors_of(table.read(rows).to(share.device))
+            # rows next to each other, so that tiles of their plan can be skipped
+            turn = way.orders[0].place[at].argsort(stable=True)
+            matched, sums = _of_block(way, drawn[number], factors[turn], share[turn])
+            back = (torch.empty_like(part).index_copy_(0, turn, part) for part in matched)
+            parts = _Matched(*back)._asdict() | sums
+            arrays = {name: to_numpy(part) for name, part in parts.items()}
+            path = _place_of(folder, "XY"[number], rows)
+            written.append(pool.submit(write_archive, path, {}, arrays))
+            if len(written) > _WAITING:
+                written.popleft().result()
+        for block_written in written:
+            block_written.result()
+    team.meet()
 
 
 def _of_block(
