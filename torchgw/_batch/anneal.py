@@ -10,9 +10,9 @@ import math
 import torch
 from torch import Tensor
 
-from torchgw._batch.costs import cross_product, gradient, start_noise, units
+from torchgw._batch.costs import start_noise, units
 from torchgw._batch.engine import POOL_ENTRIES
-from torchgw._batch.follow import Nearby, begin
+from torchgw._batch.follow import Nearby, linearised, objective
 from torchgw._batch.newton import newton_step
 from torchgw._batch.packing import Packed
 from torchgw._batch.sweep import DECAY, exact_rows, sweep
@@ -44,21 +44,21 @@ def _objectives(problems: Packed, numbers: Tensor, steps: int) -> Tensor:
     _, target, first, _ = units(problems, numbers)
     near = Nearby(x, y, None, a, b, problems.alpha[numbers], target)
     plan, g = _annealed(near, first, steps)
-    cost, unit = gradient(cross_product(x, y, plan), near.alpha, None), target[:, None]
+    cost, unit = linearised(near, plan), target[:, None]
     rows, out = exact_rows(cost, b, g, target), torch.empty_like(cost)
     for _ in range(_LAST):
         made = sweep(cost, (a, b), (rows, g), target, None, out)
         newton = newton_step(made.plan, a, b)
         rows, g = made.f + unit * newton.rows, made.g + unit * newton.columns
     plan = made.plan * newton.rows.exp()[:, :, None] * newton.columns.exp()[:, None, :]
-    return begin(near, plan, g).objective
+    return objective(near, plan, linearised(near, plan))
 
 
 def _annealed(near: Nearby, first: Tensor, steps: int) -> tuple[Tensor, Tensor]:
     """Compute plans (k, n, m) and potentials of their columns (k, m) after steps."""
     x, y, _, a, b, alpha, target = near
     plan = a[:, :, None] * b[:, None, :] * start_noise((x.shape[1], y.shape[1]), x.device)
-    cost = gradient(cross_product(x, y, plan), alpha, None)
+    cost = linearised(near, plan)
     # what all entries of a row or of a column cost moves no plan, and takes digits
     cost -= cost.mean(2, keepdim=True)
     cost = (cost - cost.mean(1, keepdim=True)).float()

@@ -27,16 +27,26 @@ from torchgw._search.alternatives import (
     is_whole,
 )
 from torchgw._search.beliefs import match_graphs
-from torchgw._search.chain import COMPARED_AT, SAME, STANDS_OUT, Climbed, affordable_chains, near
+from torchgw._search.chain import (
+    AGREED_SOON,
+    COMPARED_AT,
+    KEPT_SOON,
+    SAME,
+    STANDS_OUT,
+    Climbed,
+    affordable_chains,
+    near,
+    say_more,
+    say_share,
+)
 from torchgw._search.chains import SMEARED, Guess, Repair, climb
-from torchgw._search.coarse import Coarsened, centre, coarse_problem, is_sparse
+from torchgw._search.coarse import Coarsened, centre, coarse_problem, is_graph, is_sparse
 from torchgw._search.optima import (
     DEFAULT_STARTS,
     LEAST_EPSILON,
     MATCHED,
     SEARCHED,
     find_optima,
-    say_share,
     way_to_call,
 )
 from torchgw._search.stack import Stack, can_stack
@@ -47,6 +57,7 @@ from torchgw._sinkhorn.contract import Backend
 from torchgw._sinkhorn.eager import EagerBackend
 from torchgw._sinkhorn.problem import DenseCost, softmin
 from torchgw._tensors.deadline import is_over
+from torchgw._tensors.machine import slowness
 from torchgw._typing import Potentials
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.geodesics import Geodesics
@@ -218,7 +229,10 @@ def search_all_points(
     count = limits.open_chains if brief else min(n_init or most, affordable)
     why = "leave open which optimum is the best" if brief else "do not tell where all go"
     searched = SEARCHED if max(n, m) > limits.few_points and is_whole(problem, first) else 0.0
-    say_share(searched + count / most, f"few points {why}")
+    share = searched + count / most
+    soon = KEPT_SOON if is_graph(whole.problem) else AGREED_SOON if stack is None else 1.0
+    # a few chains have no moves that follow them
+    say_share(_BRIEF * share if brief else soon * share, f"few points {why}")
     read = whole.problem.x, whole.problem.y, whole.problem.base
     found = climb(
         whole, target, count, guesses, count if brief else 2 * affordable,
@@ -226,6 +240,7 @@ def search_all_points(
         # few points have told where clusters go
         repair=not left_open,
         stack=stack,
+        share=share if soon < 1 and not brief else 0.0,
         call=way_to_call("chains", device, backend, read),
     )  # fmt: skip
     alternatives, ambiguity = different_optima(whole, found.trials, found.plans, (n, m))
@@ -286,9 +301,18 @@ def search_twice(
 
 
 def repair_found(
-    problem: Problem, found: Alternative, epsilon: float, how: SearchName, backend: Backend
+    problem: Problem,
+    found: Alternative,
+    epsilon: float,
+    how: SearchName,
+    backend: Backend,
+    *,
+    told: bool = True,
 ) -> Alternative | None:
-    """Repair the plan of a solve of all points; ``None`` if that is no better, or takes long."""
+    """Repair the plan of a solve of all points; ``None`` if that is no better, or takes long.
+
+    How long it takes is said before unless it was ``told``.
+    """
     if not few_enough(problem, how):
         return None
     standard = put_in_standard_form(problem)
@@ -301,7 +325,12 @@ def repair_found(
         return None
     world = World(whole, batch_solver(backend))
     before = world.take(found.label, among_all(found, whole.problem)[0])
-    after = Repair(world, COMPARED_AT).improved(before)
+    repair = Repair(world, COMPARED_AT)
+    if not (told or whole.problem.base.is_cuda):
+        ends = 2 * world.seconds_down(world.refine, low)
+        seconds = ends + _REPAIRS * world.seconds_of_repair(repair.ladder)
+        say_more(slowness() * seconds, "regions are matched anew")
+    after = repair.improved(before)
     for chain in (before, after):
         world.finish([chain], low)
     if near(before, after, SAME):
@@ -347,6 +376,9 @@ def _least(found: Search) -> float:
     return min((one.value for one in found.alternatives), default=torch.inf)
 
 
+# Repairs of a plan that forecasts count: four if none helps, 16 if two do; and which share of their
+# time a few chains take, which no other moves follow. [L1590]
+_REPAIRS, _BRIEF = 8, 0.5
 # Two distances are the same up to this share. A choice. [L1282]
 _SAME = 1e-4
 # Share of the edges that a plan keeps from which it is left alone, unless it is doubted. [L1283]

@@ -85,11 +85,12 @@ class Graph(NamedTuple):
         return cls(rows, columns, (table[rows, columns].abs() / largest).float(), len(table))
 
     @classmethod
-    def among(cls, edges: Edges, nodes: Array) -> Graph:
+    def among(cls, edges: Edges, nodes: Array, device: torch.device) -> Graph:
         """Keep the edges among some nodes, whose weights are at most one."""
         few = edges.among(nodes)
-        rows, columns, weights = map(
-            torch.from_numpy, (few.keys // few.n, few.columns, few.weights)
+        rows, columns, weights = (
+            torch.from_numpy(side).to(device)
+            for side in (few.keys // few.n, few.columns, few.weights)
         )
         return cls(rows, columns, weights.float(), few.n)
 
@@ -204,10 +205,13 @@ def believed_plan(
     return believed.mul_(a[:, None])
 
 
-def rematch_regions(near: Edges, far: Edges, partners: Array, tries: float) -> Array:
+def rematch_regions(
+    near: Edges, far: Edges, partners: Array, tries: float, device: torch.device
+) -> Array:
     """Find partners (n,), an order of the same ones, that keep no less weight of edges.
 
-    Ends of edges are exchanged, and regions matched anew, so many `tries` for each node at most.
+    Ends of edges are exchanged, and regions matched anew by messages on a device, so many `tries`
+    for each node at most.
     """
     if not (len(near.keys) and len(far.keys)):
         return partners
@@ -218,12 +222,14 @@ def rematch_regions(near: Edges, far: Edges, partners: Array, tries: float) -> A
     largest = max(near.weights.max(), far.weights.max())
     near, far = (side._replace(weights=side.weights / largest) for side in (near, far))
     if len(near.keys) <= len(far.keys):
-        return used[_repaired(near, far, partners, tries)]
+        return used[_repaired(near, far, partners, tries, device)]
     # only of the graph that has fewer can all edges be kept
-    return used[_repaired(far, near, partners.argsort(), tries).argsort()]
+    return used[_repaired(far, near, partners.argsort(), tries, device).argsort()]
 
 
-def _repaired(near: Edges, far: Edges, partners: Array, tries: float) -> Array:
+def _repaired(
+    near: Edges, far: Edges, partners: Array, tries: float, device: torch.device
+) -> Array:
     """Match regions around lost edges anew, until each of these was tried in vain."""
     draw, idle, best = np.random.default_rng(0), 0, Ends(near, far, partners)
     for number in range(math.ceil(tries * near.n)):
@@ -233,8 +239,8 @@ def _repaired(near: Edges, far: Edges, partners: Array, tries: float) -> Array:
         edge = draw.choice(len(lost), p=lost / lost.sum())
         first = [int(best.rows[edge]), int(near.columns[edge])]
         nodes = _region(best, first, int(draw.choice(_SIZES)), draw)
-        state = Ends(near, far, _anew(best, nodes, number))
-        state.settle()
+        state = Ends(near, far, _anew(best, nodes, number, device))
+        state.settle(nodes)
         rounding = ROUNDING * state.unit
         idle = 0 if state.most > best.most + rounding else idle + 1
         if state.most >= best.most - rounding:
@@ -261,7 +267,7 @@ def _region(state: Ends, found: list[int], size: int, draw: np.random.Generator)
     return np.array(found[:size])
 
 
-def _anew(state: Ends, nodes: Array, seed: int) -> Array:
+def _anew(state: Ends, nodes: Array, seed: int, device: torch.device) -> Array:
     """Give some nodes new partners, the old ones of each other."""
     from scipy.optimize import linear_sum_assignment  # SciPy takes long to import
 
@@ -280,11 +286,11 @@ def _anew(state: Ends, nodes: Array, seed: int) -> Array:
     which, on, at = which[inside], on[inside], at[inside]
     lost = np.abs(near.degrees[nodes][:, None] - far.degrees[there]) / 2
     np.subtract.at(lost, (owner[which], at), near.weights[edge[which]] * far.weights[on])
-    share = torch.full((size,), 1 / size, device="cpu")
-    source, target = Graph.among(near, nodes), Graph.among(far, there)
-    evidence = torch.from_numpy(lost).float()
+    share = torch.full((size,), 1 / size, device=device)
+    source, target = Graph.among(near, nodes, device), Graph.among(far, there, device)
+    evidence = torch.from_numpy(lost).float().to(device)
     plan = believed_plan(source, target, Marginals(share, share), seed, evidence)
-    partners[nodes] = there[linear_sum_assignment(plan, maximize=True)[1]]
+    partners[nodes] = there[linear_sum_assignment(plan.cpu(), maximize=True)[1]]
     return partners
 
 
@@ -338,7 +344,7 @@ def _matching(source: Graph, target: Graph, marginals: Marginals, plan: Tensor) 
     from scipy.optimize import linear_sum_assignment  # SciPy takes long to import
 
     partners = linear_sum_assignment(plan.cpu(), maximize=True)[1]
-    partners = rematch_regions(source.edges, target.edges, partners, SEARCH_TRIES)
+    partners = rematch_regions(source.edges, target.edges, partners, SEARCH_TRIES, plan.device)
     found = torch.from_numpy(partners).to(plan.device)
     return torch.zeros_like(plan).scatter_(1, found[:, None], 1 / n)
 

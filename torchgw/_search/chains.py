@@ -19,6 +19,7 @@ from torchgw._plans.transport import round_to_marginals
 from torchgw._problem.limits import limits_of
 from torchgw._search.beliefs import SEARCH_TRIES, Graph, believed_plan, rematch_regions
 from torchgw._search.chain import (
+    AGREED_SOON,
     ALIKE,
     COMPARED_AT,
     FIRST,
@@ -36,6 +37,7 @@ from torchgw._search.chain import (
     kinds_of_chains,
     near,
     promising,
+    say_share,
     stacked,
     stands_out,
     tell,
@@ -116,6 +118,7 @@ class Climb:
     told: bool  # whether it was said how long chains take
     sharpened: bool  # whether the plan is sharpened afterwards
     repair: bool  # whether regions may be wrong
+    share: float  # of the longer forecast, if starts do not agree soon; zero says nothing
     best: list[Chain] = field(default_factory=list)  # at the target
     behind: list[Chain] = field(default_factory=list)  # that were left on their way
     compared: list[Chain] = field(default_factory=list)  # copies, at the first comparison
@@ -171,6 +174,7 @@ def climb(
     sharpened: bool = False,
     repair: bool = True,
     stack: Stack | None = None,
+    share: float = 0.0,
     call: Call = call_directly,
 ) -> Climbed:
     """Search all points move by move, down to an epsilon, until what is independent agrees."""
@@ -180,9 +184,10 @@ def climb(
     # chains take if it has been `told`. If the plan is `sharpened` afterwards, a search of graphs
     # is over once two starts have the same plan but for its entropy. Regions are only put right if
     # they are to be (`repair`). Plans are followed to their ends on a `stack`, if there is one.
+    # All moves take a `share` of the longer forecast, which is said once starts do not agree.
     world = World(coarse, solver, call)
     low = target / coarse.scale
-    found = Climb(world, low, count, affordable, guesses, stack, told, sharpened, repair)
+    found = Climb(world, low, count, affordable, guesses, stack, told, sharpened, repair, share)
     for move in MOVES:
         if found.agreed or (found.best and is_over()):
             break
@@ -229,6 +234,8 @@ def _from_graphs(found: Climb) -> None:
             if found.agreed or is_over():
                 return
         begun = []
+    if found.share:
+        say_share(AGREED_SOON * found.share, "no start of graphs keeps all edges")
     # the first of all chains is followed again, with the others, and counts once
     found.best = [chain for chain in found.best if chain.kind != FIRST[0]]
     # half as many chains: starts of graphs find what most of them do not
@@ -265,7 +272,7 @@ def _along_edges(problem: CoarseProblem, plan: Tensor) -> Tensor:
     from scipy.optimize import linear_sum_assignment  # SciPy takes long to import
 
     partners = linear_sum_assignment(plan[0].cpu(), maximize=True)[1]
-    partners = rematch_regions(near_edges, far_edges, partners, SEARCH_TRIES)
+    partners = rematch_regions(near_edges, far_edges, partners, SEARCH_TRIES, plan.device)
     return _matchings(torch.from_numpy(partners)[None], plan)
 
 
@@ -391,6 +398,12 @@ def _from_guesses(found: Climb) -> None:
     found.best += lifted
     # what is followed to its end is judged there
     found.agreed = found.stack is None and found.sharp and enough(found.best)
+
+
+def _say_that_starts_differ(found: Climb) -> None:
+    """Say what the moves take that are made where starts do not agree."""
+    if found.share:
+        say_share(found.share, "starts on all points do not agree")
 
 
 def _by_exchanges(found: Climb) -> None:
@@ -634,7 +647,8 @@ def _to_ends(found: Climb) -> None:
 
 # In the order in which they are made, until what is independent agrees.
 MOVES = (
-    _from_graphs, _from_product, _from_guesses, _by_exchanges, _by_repair, _by_rounds, _to_ends,
+    _from_graphs, _from_product, _from_guesses, _say_that_starts_differ, _by_exchanges, _by_repair,
+    _by_rounds, _to_ends,
 )  # fmt: skip
 
 

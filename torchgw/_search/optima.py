@@ -1,7 +1,6 @@
 """Many starts on the coarse problem, solved as one batch; the distinct optima that they find."""
 
 import itertools
-import logging
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -23,7 +22,7 @@ from torchgw._search.alternatives import (
     entropy,
     first_of_each,
 )
-from torchgw._search.chain import GUESS_EPSILON, LAST_INNER, LAST_RELAXATION
+from torchgw._search.chain import GUESS_EPSILON, LAST_INNER, LAST_RELAXATION, say_share
 from torchgw._search.coarse import (
     COARSEST,
     Coarsened,
@@ -253,14 +252,6 @@ class _Distinct(NamedTuple):
     def chosen(self) -> Tensor:
         """Where they are, on the device."""
         return torch.tensor(self.places, dtype=torch.int64, device=self.judged.table.device)
-
-
-logger = logging.getLogger(__name__)
-
-
-def say_share(share: float, why: str) -> None:
-    """Say how much of the longer of two forecasts, that of the most chains, a search will take."""
-    logger.info("forecast: %.0f%% of the longer time, as %s", 100 * min(share, 1.0), why)
 
 
 def find_optima(

@@ -414,8 +414,11 @@ class World:
         kinds = itertools.islice(kinds_of_chains(), numbers.start, numbers.stop)
         ladders = [(kind.ladder, level) for kind in kinds]
         ladders += [(self.refine, low)] * REFINED if low < level else []
-        each = (ladder.outer * sum(map(self.work, ladder.stages(last))) for ladder, last in ladders)
-        return _MULTIPLICATION * sum(each)
+        return sum(itertools.starmap(self.seconds_down, ladders))
+
+    def seconds_down(self, ladder: Ladder, last: float) -> float:
+        """Model the time of one chain down a ladder, if it is as long at each stage as it may."""
+        return _MULTIPLICATION * ladder.outer * sum(map(self.work, ladder.stages(last)))
 
     def warn_if_long(self, count: int, low: float) -> bool:
         """Say what even the first chains take on a CPU, if that is long; return whether it is."""
@@ -442,13 +445,15 @@ class World:
                 PerformanceWarning,
             )
 
+    def seconds_of_repair(self, ladder: Ladder) -> float:
+        """Model the time of a repair on a CPU, which ends with a ladder's first stage."""
+        return self.seconds_down(QUICK, ladder.start) + self.seconds_down(ladder, ladder.start)
+
     def repairs_within(self, ladder: Ladder, most: int) -> int:
-        """Count the repairs that may be made in time, which end with a ladder's first stage."""
+        """Count the repairs that may be made in time."""
         if self.base.device.type != "cpu":
             return most
-        again = QUICK.outer * sum(map(self.work, QUICK.stages(ladder.start)))
-        each = _MULTIPLICATION * (again + ladder.outer * self.work(ladder.start))
-        return min(most, int(_LONG / each))
+        return min(most, int(_LONG / self.seconds_of_repair(ladder)))
 
     def _record(
         self,

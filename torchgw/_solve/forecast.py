@@ -14,6 +14,7 @@ import torch
 from torchgw._errors import PerformanceWarning, warn_user
 from torchgw._problem.limits import Limits
 from torchgw._problem.problem import Facts
+from torchgw._search.chain import say_more
 from torchgw._solve.options import Options
 from torchgw._tensors.deadline import leaves
 from torchgw._tensors.machine import slowness
@@ -80,6 +81,7 @@ def iteration_seconds(
         seconds = 1e-12 * (rates.make * facts.entries + _INNER * each)
     else:
         streamed = problem_seconds(facts.device, dtype, (facts.n, facts.m), rank)[1]
+        streamed *= (facts.listed or facts.entries) / facts.entries
         # tiles of the plan are empty where points lie on curves; for clouds nearly all are kept
         seconds = tiled_seconds(streamed) if tiled and not facts.clouds else streamed
     if gradient != "dense":
@@ -99,6 +101,8 @@ _PRODUCT, _MINIMUM = 4.5, 60_000.0
 
 def usual_iterations(facts: Facts, gradient: str) -> tuple[int, int]:
     """Return the least and the most outer iterations of most solves."""
+    if facts.epsilon > _BLURRED_FROM * facts.spread:
+        return _BLURRED
     if facts.rule != "strict":
         return _PARTIAL
     return _USUAL if facts.products or gradient != "sampled" else _SAMPLED
@@ -107,6 +111,8 @@ def usual_iterations(facts: Facts, gradient: str) -> tuple[int, int]:
 # Outer iterations of most solves, the least and the most; with relaxed marginals; and for a sampled
 # loss that is no product. [L375, L454]
 _USUAL, _PARTIAL, _SAMPLED = (15, 60), (80, 130), (40, 70)
+# The same at a large epsilon, and from which share of the natural scale on that is one. [L1590]
+_BLURRED, _BLURRED_FROM = (1, 8), 0.05
 
 
 # Share of the iterations that is left from a start that a search has found, the best or another.
@@ -115,8 +121,8 @@ FOUND = 0.5
 # Seconds of a solve beside its iterations, and of a search on few points; of starts that are
 # followed on all points, and of these for each point of the larger side; by how many times these
 # take longer with relaxed marginals, and how many solves a relaxed problem has that is too large
-# for starts of its own. [L1379, L1560]
-_START, _COARSE, _FOLLOWED, _POINT, _RELAXED, _SOLVES = 0.01, 0.05, 0.1, 0.012, 4.0, 2
+# for starts of its own. [L1379, L1560, L1590]
+_START, _COARSE, _FOLLOWED, _POINT, _RELAXED, _SOLVES = 0.01, 0.05, 0.5, 0.021, 4.0, 2
 
 
 def solve_seconds(
@@ -144,7 +150,9 @@ def solve_seconds(
     strict_too = relaxed and facts.larger > limits.relaxed_points
     if {"chains", "relaxed"}.isdisjoint(moves) and not strict_too:
         return seconds, seconds
-    times = slow * (_RELAXED if relaxed else 1.0) * limits.chains_of(options.search) / limits.chains
+    squares = options.rule is not None and options.rule.squares
+    times = slow * (_RELAXED if relaxed and not squares else 1.0)
+    times *= limits.chains_of(options.search) / limits.chains
     if relaxed:
         # few points are searched in any case
         seconds *= _SOLVES if strict_too else 1
@@ -256,11 +264,6 @@ def forecast_turns(facts: Facts) -> None:
 
 # Seconds of all turns of the plane for each pair of points. [L1563]
 _TURNS = 3e-6
-
-
-def say_more(seconds: float, why: str) -> None:
-    """Say what is yet to come of a solve, beside what was said before it."""
-    logger.info("forecast: about %.2g s more, as %s", seconds, why)
 
 
 def _usual_iterations(

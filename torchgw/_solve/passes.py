@@ -397,7 +397,8 @@ def _by_repair(incumbent: Incumbent) -> None:
     with outcome.recorder.timed("multistart"):
         asked = incumbent.asked
         problem, how = asked.problem.priced(outcome.strategy.scale), asked.options.search
-        better = repair_found(problem, best, epsilon, how, _batches(asked))
+        told = asked.options.told != "nothing"
+        better = repair_found(problem, best, epsilon, how, _batches(asked), told=told)
     if better is not None:
         incumbent.follow_found(better, clock)
 
