@@ -103,11 +103,6 @@ class _Map(NamedTuple):
         (near, far), (own, other) = cells, sides
         return cls(own, other, plan, near, far, orders, torch.linalg.pinv(known, rtol=1e-13) @ cost)
 
-    @property
-    def T(self) -> "_Map":  # noqa: N802 - the name of every array library
-        """The map from the other side to this one."""
-        return _Map.of((self.other, self.side), self.plan.T, (self.far, self.cells))
-
     def cost(self, factors: Tensor) -> FactoredCost:
         """Compute the cost of rows with these factors and the cells of the other side."""
         whole = torch.cat([factors, torch.ones_like(factors[:, :1])], 1) @ self.affine
@@ -131,12 +126,15 @@ class _Map(NamedTuple):
         place, far = means.split([self.other.base.shape[1], self.far.shape[1]], 1)
         return _Matched(plan.potentials.f, partner, place.float()), far, plan
 
-    def columns(self) -> tuple[Tensor, Tensor, Tensor]:
+    def columns(self, back: "_Map") -> tuple[Tensor, Tensor, Tensor]:
         """Give the drawn rows of the other side as columns: factors, terms of the cost, and g."""
-        back = self.T
         factors, _ = self.other.factors_of(self.other.points)
         matched, cost = back.match(factors)[0], back.cost(factors)
         return cost.left, cost.row, matched.potential
+
+
+# Weights of the rows of a table, and their sum.
+_Weights = tuple[Rows, float]
 
 
 class _Team:
@@ -385,7 +383,7 @@ def solve_rows(
     return result
 
 
-def _weights(name: str, given: Any, n: int) -> tuple[Rows, float]:
+def _weights(name: str, given: Any, n: int) -> _Weights:
     """Open weights, and add them up, block by block in order."""
     given = opened(name, given)
     rows = Rows(name, given if len(given.shape) == 2 else given[:, None])
@@ -395,18 +393,18 @@ def _weights(name: str, given: Any, n: int) -> tuple[Rows, float]:
         raise UnsupportedError(f"`{name}` must be whole in each process, not a DTensor.")
     sums = list[float]()
     for some in rows.blocks(_BLOCK, 0, 1):
-        part = rows.read(some)
+        part = rows.read(some, torch.device("cpu"))
         if float(part.min()) < 0:
             raise InvalidInputError(f"`{name}` must be non-negative.")
         sums.append(float(part.sum()))
     return rows, math.fsum(sums)
 
 
-def _shares(weights: tuple[Rows, float] | None, n: int, rows: slice) -> Tensor:
+def _shares(weights: _Weights | None, n: int, rows: slice, device: torch.device) -> Tensor:
     """Read the weights of some rows, (q,), whose sum over all is one."""
     if weights is None:
-        return torch.full((rows.stop - rows.start,), 1 / n, dtype=torch.float64, device="cpu")
-    return weights[0].read(rows)[:, 0] / weights[1]
+        return torch.full((rows.stop - rows.start,), 1 / n, dtype=torch.float64, device=device)
+    return weights[0].read(rows, device)[:, 0] / weights[1]
 
 
 def _draw(n: int, count: int, generator: np.random.Generator) -> NDArray[np.int64]:
@@ -470,11 +468,12 @@ def _base(
     every = np.union1d(index, drawn)
     for rows in table.blocks(call["block"], team.rank, team.size):
         first, last = np.searchsorted(every, [rows.start, rows.stop])
-        named = torch.from_numpy(every[first:last]).double()
-        share = _shares(weights, table.n, rows)[torch.from_numpy(every[first:last] - rows.start)]
-        found.append(torch.cat([named[:, None], share[:, None], table.at(every, rows)], 1))
-    empty = torch.empty(0, table.d + 2, dtype=torch.float64, device="cpu")
-    whole = team.gather(torch.cat([empty, *found]).to(device))
+        named = torch.from_numpy(every[first:last]).to(device)
+        share = _shares(weights, table.n, rows, device)[named - rows.start]
+        parts = named.double()[:, None], share[:, None], table.at(every, rows, device)
+        found.append(torch.cat(parts, 1))
+    empty = torch.empty(0, table.d + 2, dtype=torch.float64, device=device)
+    whole = team.gather(torch.cat([empty, *found]))
     whole = whole[whole[:, 0].argsort()]
     base, measured = (
         whole[torch.from_numpy(np.searchsorted(every, some)).to(device)] for some in (index, drawn)
@@ -504,8 +503,8 @@ def _cells(
     moments = torch.zeros(rank, rank, dtype=torch.int64, device=bound.device)
     scale = torch.outer(bound, bound) * _UNIT
     for rows in team.rounds(table.blocks(block, team.rank, team.size)):
-        factors, at = side.factors_of(table.read(rows).to(bound.device))
-        share = _shares(weights, table.n, rows).to(bound.device)[:, None]
+        factors, at = side.factors_of(table.read(rows, bound.device))
+        share = _shares(weights, table.n, rows, bound.device)[:, None]
         whole = torch.cat([share, share * factors], 1) / unit
         sums.index_add_(0, at, whole.round().long())
         moments += ((factors.T @ (share * factors)) / scale).round().long()
@@ -526,8 +525,8 @@ def _read_head(folder: Path, device: torch.device) -> tuple[_Map, _Map]:
     backend = choose_backend("auto", device, torch.float64)
     plan = TransportPlan(cost, potentials, masses, told["epsilon"], backend)
     x, y = (_Side(*(arrays[f"{letter}.{name}"] for name in _Side._fields)) for letter in "XY")
-    there = _Map.of((x, y), plan, (arrays["X.cells"], arrays["Y.cells"]))
-    return there, there.T
+    near, far = arrays["X.cells"], arrays["Y.cells"]
+    return _Map.of((x, y), plan, (near, far)), _Map.of((y, x), plan.T, (far, near))
 
 
 def _place_of(folder: Path, letter: str, rows: slice) -> Path:
@@ -555,14 +554,15 @@ def _pass_over(
         left = tables[number].blocks(block, team.rank, team.size, done.__contains__)
         todo += [(number, rows) for rows in left]
     # nobody writes before all have looked, as rounds begin together
-    drawn = [way.columns() for way in maps]
+    drawn = [way.columns(back) for way, back in zip(maps, maps[::-1], strict=True)]
+    device = maps[0].side.base.device
     with ThreadPoolExecutor(1) as pool:
         # a block is written while the next are matched
         written = deque[Future[None]]()
         for number, rows in team.rounds(todo):
             table, way = tables[number], maps[number]
-            share = _shares(weights[number], table.n, rows).to(way.side.base.device)
-            factors, at = way.side.factors_of(table.read(rows).to(share.device))
+            share = _shares(weights[number], table.n, rows, device)
+            factors, at = way.side.factors_of(table.read(rows, device))
             # rows next to each other, so that tiles of their plan can be skipped
             turn = way.orders[0].place[at].argsort(stable=True)
             matched, sums = _of_block(way, drawn[number], factors[turn], share[turn])
