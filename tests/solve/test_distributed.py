@@ -55,7 +55,7 @@ def start(size, folder, *words, script=SCRIPT):
     ]  # fmt: skip
 
 
-def finish(processes, seconds=120):
+def finish(processes, seconds=240):
     """Wait for all, and end those that are late."""
     end, texts = time.monotonic() + seconds, []
     try:

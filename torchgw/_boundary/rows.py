@@ -54,19 +54,28 @@ class Rows:
         left = [rows for rows in every if not done(rows)]
         return left if self._local is not None else left[rank::size]
 
-    def read(self, rows: slice) -> Tensor:
-        """Read some rows in float64, and refuse those that are not finite."""
+    def read(self, rows: slice, device: torch.device) -> Tensor:
+        """Read some rows in float64 on a device, and refuse those that are not finite."""
         if self._local is not None:
             part: Any = self._local[rows.start - self._first : rows.stop - self._first]
         else:
             part = self._table[rows.start : rows.stop]
-        part = part if isinstance(part, Tensor) else np.asarray(part)
-        return check_points(f"{self.name}[{rows.start}:{rows.stop}]", part).double()
+        return self._checked(part, f"[{rows.start}:{rows.stop}]", device)
 
-    def at(self, index: NDArray[np.int64], rows: slice) -> Tensor:
+    def at(self, index: NDArray[np.int64], rows: slice, device: torch.device) -> Tensor:
         """Read those rows of a block that an ascending index names."""
         first, last = np.searchsorted(index, [rows.start, rows.stop])
-        return self.read(rows)[torch.from_numpy(index[first:last] - rows.start)]
+        if isinstance(self._table, np.ndarray):
+            return self._checked(self._table[index[first:last]], "", device)
+        return self.read(rows, device)[torch.from_numpy(index[first:last] - rows.start).to(device)]
+
+    def _checked(self, part: Any, where: str, device: torch.device) -> Tensor:
+        """Bring rows to a device as they are, and look at them there."""
+        if not isinstance(part, Tensor):
+            part = np.array(part)
+            part = torch.from_numpy(part) if part.dtype.kind == "f" else part
+        part = part.to(device) if isinstance(part, Tensor) else part
+        return check_points(f"{self.name}{where}", part).to(device).double()
 
 
 def opened(name: str, given: Any) -> Any:

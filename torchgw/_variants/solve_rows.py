@@ -14,7 +14,9 @@ files depend on who has computed a block, and what is held is the base, the cell
 """
 
 import math
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal, NamedTuple
@@ -48,6 +50,8 @@ _BLOCK, _BASE = 2**18, 2**13
 # Rows of either side whose masses are added up, and the marginal error that is not told of. A
 # choice.
 _MEASURED, _ALLOWED = 1024, 1e-3
+# Blocks that wait to be written, at most. A choice.
+_WAITING = 2
 # Sums of at most one are whole numbers of this unit: 2^62 rows round to less than 2^63. A choice.
 _UNIT = 2.0**-60
 
@@ -99,11 +103,6 @@ class _Map(NamedTuple):
         (near, far), (own, other) = cells, sides
         return cls(own, other, plan, near, far, orders, torch.linalg.pinv(known, rtol=1e-13) @ cost)
 
-    @property
-    def T(self) -> "_Map":  # noqa: N802 - the name of every array library
-        """The map from the other side to this one."""
-        return _Map.of((self.other, self.side), self.plan.T, (self.far, self.cells))
-
     def cost(self, factors: Tensor) -> FactoredCost:
         """Compute the cost of rows with these factors and the cells of the other side."""
         whole = torch.cat([factors, torch.ones_like(factors[:, :1])], 1) @ self.affine
@@ -127,12 +126,15 @@ class _Map(NamedTuple):
         place, far = means.split([self.other.base.shape[1], self.far.shape[1]], 1)
         return _Matched(plan.potentials.f, partner, place.float()), far, plan
 
-    def columns(self) -> tuple[Tensor, Tensor, Tensor]:
+    def columns(self, back: "_Map") -> tuple[Tensor, Tensor, Tensor]:
         """Give the drawn rows of the other side as columns: factors, terms of the cost, and g."""
-        back = self.T
         factors, _ = self.other.factors_of(self.other.points)
         matched, cost = back.match(factors)[0], back.cost(factors)
         return cost.left, cost.row, matched.potential
+
+
+# Weights of the rows of a table, and their sum.
+_Weights = tuple[Rows, float]
 
 
 class _Team:
@@ -160,8 +162,12 @@ class _Team:
         for turn in range(most):
             if turn < len(blocks):
                 yield blocks[turn]
-            if self.ranks is not None:
-                self.ranks.any(False)
+            self.meet()
+
+    def meet(self) -> None:
+        """Wait for all, and notice who is missed."""
+        if self.ranks is not None:
+            self.ranks.any(False)
 
     @property
     def _place(self) -> torch.device:
@@ -366,8 +372,7 @@ def solve_rows(
         if team.rank == 0:
             clock.append(perf_counter())
             _sum_up(place, call, maps, np.diff(clock).tolist())
-        if team.ranks is not None:
-            team.ranks.any(False)
+        team.meet()
     result = RowsResult(place, where)
     if result.marginal_error > _ALLOWED:
         warn_user(
@@ -378,7 +383,7 @@ def solve_rows(
     return result
 
 
-def _weights(name: str, given: Any, n: int) -> tuple[Rows, float]:
+def _weights(name: str, given: Any, n: int) -> _Weights:
     """Open weights, and add them up, block by block in order."""
     given = opened(name, given)
     rows = Rows(name, given if len(given.shape) == 2 else given[:, None])
@@ -388,18 +393,18 @@ def _weights(name: str, given: Any, n: int) -> tuple[Rows, float]:
         raise UnsupportedError(f"`{name}` must be whole in each process, not a DTensor.")
     sums = list[float]()
     for some in rows.blocks(_BLOCK, 0, 1):
-        part = rows.read(some)
+        part = rows.read(some, torch.device("cpu"))
         if float(part.min()) < 0:
             raise InvalidInputError(f"`{name}` must be non-negative.")
         sums.append(float(part.sum()))
     return rows, math.fsum(sums)
 
 
-def _shares(weights: tuple[Rows, float] | None, n: int, rows: slice) -> Tensor:
+def _shares(weights: _Weights | None, n: int, rows: slice, device: torch.device) -> Tensor:
     """Read the weights of some rows, (q,), whose sum over all is one."""
     if weights is None:
-        return torch.full((rows.stop - rows.start,), 1 / n, dtype=torch.float64, device="cpu")
-    return weights[0].read(rows)[:, 0] / weights[1]
+        return torch.full((rows.stop - rows.start,), 1 / n, dtype=torch.float64, device=device)
+    return weights[0].read(rows, device)[:, 0] / weights[1]
 
 
 def _draw(n: int, count: int, generator: np.random.Generator) -> NDArray[np.int64]:
@@ -450,8 +455,7 @@ def _write_head(
         write_archive(
             folder / "head.npz", told, {name: to_numpy(part) for name, part in arrays.items()}
         )
-    if team.ranks is not None:
-        team.ranks.any(False)
+    team.meet()
 
 
 def _base(
@@ -464,11 +468,12 @@ def _base(
     every = np.union1d(index, drawn)
     for rows in table.blocks(call["block"], team.rank, team.size):
         first, last = np.searchsorted(every, [rows.start, rows.stop])
-        named = torch.from_numpy(every[first:last]).double()
-        share = _shares(weights, table.n, rows)[torch.from_numpy(every[first:last] - rows.start)]
-        found.append(torch.cat([named[:, None], share[:, None], table.at(every, rows)], 1))
-    empty = torch.empty(0, table.d + 2, dtype=torch.float64, device="cpu")
-    whole = team.gather(torch.cat([empty, *found]).to(device))
+        named = torch.from_numpy(every[first:last]).to(device)
+        share = _shares(weights, table.n, rows, device)[named - rows.start]
+        parts = named.double()[:, None], share[:, None], table.at(every, rows, device)
+        found.append(torch.cat(parts, 1))
+    empty = torch.empty(0, table.d + 2, dtype=torch.float64, device=device)
+    whole = team.gather(torch.cat([empty, *found]))
     whole = whole[whole[:, 0].argsort()]
     base, measured = (
         whole[torch.from_numpy(np.searchsorted(every, some)).to(device)] for some in (index, drawn)
@@ -498,8 +503,8 @@ def _cells(
     moments = torch.zeros(rank, rank, dtype=torch.int64, device=bound.device)
     scale = torch.outer(bound, bound) * _UNIT
     for rows in team.rounds(table.blocks(block, team.rank, team.size)):
-        factors, at = side.factors_of(table.read(rows).to(bound.device))
-        share = _shares(weights, table.n, rows).to(bound.device)[:, None]
+        factors, at = side.factors_of(table.read(rows, bound.device))
+        share = _shares(weights, table.n, rows, bound.device)[:, None]
         whole = torch.cat([share, share * factors], 1) / unit
         sums.index_add_(0, at, whole.round().long())
         moments += ((factors.T @ (share * factors)) / scale).round().long()
@@ -520,8 +525,8 @@ def _read_head(folder: Path, device: torch.device) -> tuple[_Map, _Map]:
     backend = choose_backend("auto", device, torch.float64)
     plan = TransportPlan(cost, potentials, masses, told["epsilon"], backend)
     x, y = (_Side(*(arrays[f"{letter}.{name}"] for name in _Side._fields)) for letter in "XY")
-    there = _Map.of((x, y), plan, (arrays["X.cells"], arrays["Y.cells"]))
-    return there, there.T
+    near, far = arrays["X.cells"], arrays["Y.cells"]
+    return _Map.of((x, y), plan, (near, far)), _Map.of((y, x), plan.T, (far, near))
 
 
 def _place_of(folder: Path, letter: str, rows: slice) -> Path:
@@ -549,17 +554,28 @@ def _pass_over(
         left = tables[number].blocks(block, team.rank, team.size, done.__contains__)
         todo += [(number, rows) for rows in left]
     # nobody writes before all have looked, as rounds begin together
-    drawn = [way.columns() for way in maps]
-    for number, rows in team.rounds(todo):
-        table, way = tables[number], maps[number]
-        share = _shares(weights[number], table.n, rows).to(way.side.base.device)
-        factors, at = way.side.factors_of(table.read(rows).to(share.device))
-        # rows next to each other, so that tiles of their plan can be skipped
-        turn = way.orders[0].place[at].argsort(stable=True)
-        matched, sums = _of_block(way, drawn[number], factors[turn], share[turn])
-        matched = _Matched(*(torch.empty_like(part).index_copy_(0, turn, part) for part in matched))
-        arrays = {name: to_numpy(part) for name, part in (matched._asdict() | sums).items()}
-        write_archive(_place_of(folder, "XY"[number], rows), {}, arrays)
+    drawn = [way.columns(back) for way, back in zip(maps, maps[::-1], strict=True)]
+    device = maps[0].side.base.device
+    with ThreadPoolExecutor(1) as pool:
+        # a block is written while the next are matched
+        written = deque[Future[None]]()
+        for number, rows in team.rounds(todo):
+            table, way = tables[number], maps[number]
+            share = _shares(weights[number], table.n, rows, device)
+            factors, at = way.side.factors_of(table.read(rows, device))
+            # rows next to each other, so that tiles of their plan can be skipped
+            turn = way.orders[0].place[at].argsort(stable=True)
+            matched, sums = _of_block(way, drawn[number], factors[turn], share[turn])
+            back = (torch.empty_like(part).index_copy_(0, turn, part) for part in matched)
+            parts = _Matched(*back)._asdict() | sums
+            arrays = {name: to_numpy(part) for name, part in parts.items()}
+            path = _place_of(folder, "XY"[number], rows)
+            written.append(pool.submit(write_archive, path, {}, arrays))
+            if len(written) > _WAITING:
+                written.popleft().result()
+        for block_written in written:
+            block_written.result()
+    team.meet()
 
 
 def _of_block(
