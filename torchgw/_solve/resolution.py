@@ -61,8 +61,8 @@ _MOST_FINER = 16
 # Finer cells are expected to leave at most this share of an error. [L424]
 _SLOWEST = 0.5
 # The number of the next cells is chosen so that the predicted error is this share of the allowed
-# one. [L424]
-_AIM = 0.7
+# one. [L424] [L1610]
+_AIM = 0.8
 # Points that a plan is extended to at once: tables of some 600 bytes a point. [L1499, L1501]
 _PART = {"cpu": 2**14, "cuda": 2**19}
 # Divisor in place of a value of zero. [L424]

@@ -156,8 +156,9 @@ class TritonSweeper:
 class StreamedSweeper(TritonSweeper):
     """Sweeps by two half-steps per iteration, for any cost, whose kernel is stored nowhere.
 
-    Once potentials are far from those of the kernel a sweep begins with one of its own, for which
-    nothing but vectors is computed: sums over a kernel that is too far away are of no use.
+    Sums over a kernel are of no use once potentials are far from its own. It is then made anew, for
+    which nothing but vectors is computed: before a sweep, or, from the first one that has failed
+    on, before each iteration.
     """
 
     def __init__(self, start: KernelPlan, tau: tuple[float, float]) -> None:
@@ -166,7 +167,17 @@ class StreamedSweeper(TritonSweeper):
             Workspace(cost.shape, cost.dtype, cost.first.device), self._step, start.potentials
         )
         self._plan, self._tau, self._transposed = start, tau, cost.transpose()
+        self._each = False  # whether iterations are looked at one by one
         self._make(start.potentials)
+
+    def __call__(self, start: Potentials, count: int, relaxation: float = 1.0) -> Sweep:
+        sweep = super().__call__(start, count, relaxation)
+        if self._each or _recorded(start.f.device) or bool(sweep.check[0]):
+            return sweep
+        self._each = True
+        # from where the one that failed began
+        self._state = sweep.state
+        return super().__call__(start, count, relaxation)
 
     def _make(self, potentials: Potentials) -> None:
         """Make the kernel at some potentials."""
@@ -184,12 +195,29 @@ class StreamedSweeper(TritonSweeper):
         half_step_(self._transposed, g, f, rules[1], bad)
 
     def _run(self, relaxed: int, plain: bool) -> None:
-        vectors, device = self._workspace.vectors, self._workspace.shift.device
+        work, vectors = self._workspace, self._workspace.vectors
+        failed = torch.zeros_like(vectors.bad)
+        for _ in range(relaxed if self._each else 0):
+            self._follow()
+            begin_(vectors)
+            self._step(work.f, work.g, work.relaxed, vectors.bad, 0)
+            failed |= vectors.bad
+            vectors.given.copy_(vectors.scalings[1] / vectors.scale + vectors.origin)
+        self._follow()
+        super()._run(0 if self._each else relaxed, plain)
+        vectors.result[-2].mul_((failed[0] == 0).to(vectors.result))
+
+    def _follow(self) -> None:
+        """Make the kernel anew where potentials are far from its own."""
+        vectors, sides = self._workspace.vectors, self._workspace.sides
         moved = torch.where(vectors.weight > 0, vectors.given - vectors.origin, 0.0)
-        recorded = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-        if not recorded and float(moved.abs().max() * vectors.scale) > _FAR:
-            self._make(Potentials(*(vectors.given[part].clone() for part in self._workspace.sides)))
-        super()._run(relaxed, plain)
+        if not _recorded(moved.device) and float(moved.abs().max() * vectors.scale) > _FAR:
+            self._make(Potentials(*(vectors.given[part].clone() for part in sides)))
+
+
+def _recorded(device: torch.device) -> bool:
+    """Whether a CUDA graph is being recorded, when nothing can be read."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def dense_sweeper(
