@@ -48,6 +48,7 @@ STUDIES = {
     "qap": ("quality.assignments", "quadratic assignment problems beside the best known"),
     "quantized": ("solves.quantized", "large problems beside POT's quantized solver"),
     "random-matrices": ("quality.random_study", "random matrices: is the best optimum found?"),
+    "rows": ("solves.rows", "tables of any size from files, in one or more processes"),
     "scaling": ("solves.scaling", "whole calls from 1e3 to 1e6 points"),
     "seeds": ("solves.seeds", "is the better optimum found? many seeds of one problem"),
     "snare": ("solves.snare", "SNARE-seq, beside POT"),

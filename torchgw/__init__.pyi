@@ -69,6 +69,8 @@ from torchgw._variants.several import AllResult as AllResult
 from torchgw._variants.solve_all import solve_all as solve_all
 from torchgw._variants.solve_low_rank import LowRankResult as LowRankResult
 from torchgw._variants.solve_low_rank import solve_low_rank as solve_low_rank
+from torchgw._variants.solve_rows import RowsResult as RowsResult
+from torchgw._variants.solve_rows import solve_rows as solve_rows
 from torchgw._variants.warmup import warmup as warmup
 
 __version__: str

@@ -24,8 +24,8 @@ from torchgw._sinkhorn.kernels.operands import (
 )
 from torchgw._sinkhorn.kernels.softmin import log_sum_exp
 from torchgw._sinkhorn.kernels.sweeps import (
+    StreamedSweeper,
     dense_sweeper,
-    factored_sweeper,
     recorded_sweep,
     records,
 )
@@ -140,7 +140,7 @@ class TritonProblem(PreparedProblem):
         if isinstance(cost, DenseCost) and (backend.shape or stored.fits(cost)):
             shape = backend.shape or stored.sweep_shape(cost)
             return dense_sweeper(self.plan(start), tau, shape, graphs=backend.graphs)
-        return factored_sweeper(self._kernel_plan(start), tau)
+        return StreamedSweeper(self._kernel_plan(start), tau)
 
     def safe_sweep(self, start: Potentials, count: int) -> Sweep:
         """Run iterations by half-steps, by a CUDA graph where launches would dominate."""

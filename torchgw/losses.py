@@ -3,6 +3,7 @@
 import math
 from collections import OrderedDict
 from collections.abc import Hashable
+from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -342,21 +343,20 @@ class GWLoss(torch.nn.Module):
         near = Nearby(*problem[:2], linear, *problem[3:], alpha * one, self.epsilon * one)
         call: Call = call_directly
         if one.is_cuda and sum(part.nbytes for part in tensors_of(near)) <= CAPTURED_BYTES:
-            call = Replayer(one.device, ("follow", last.plan.shape, linear is None))
+            kind = "follow", last.plan.shape, linear is None, *self.rules
+            call = Replayer(one.device, kind)
             near = call.hold("near", near)
         place = call("begin", _begin, near, last.plan, last.g, in_place=1)
+        step = partial(_follow, self.rules)
         for _ in range(_MOST_STEPS):
-            place = call("follow", _follow, near, place, in_place=2)
-            # steps of Newton's may lead past the optimum near by, to one that costs more
-            above = place.objective - place.most - _RISE * place.most.abs()
-            settled = (place.change <= self.rules.tol) & (place.error <= self.rules.inner_tol)
-            left = (~(settled & (above <= 0))).nonzero()[:, 0]
-            if not len(left):
+            place, left, again = call("follow", step, near, place, in_place=2)
+            if not again:
                 break
         # what a graph returns is overwritten by its next call
         plan, f, g, objective = (part.clone() for part in place[:4])
         now = _Kept(plan, f, g, objective)
-        if len(left):
+        if again:
+            left = left.nonzero()[:, 0]
             some = (None if part is None else part[left] for part in problem)
             rest = self._go_on(_Problem(*some), alpha, last.plan[left])  # type: ignore[arg-type]
             for mine, its in zip(now[:4], rest[:4], strict=True):
@@ -408,10 +408,22 @@ def _begin(near: Nearby, plan: Tensor, g: Tensor) -> Place:
     return place
 
 
-def _follow(near: Nearby, place: Place) -> Place:
+class _Followed(NamedTuple):
+    """Where an iteration has led, and what is not done."""
+
+    place: Place
+    left: Tensor  # (B,) bool, the problems that have not settled
+    again: Tensor  # () bool, whether any has not
+
+
+def _follow(rules: Rules, near: Nearby, place: Place) -> _Followed:
     """Take an iteration, and leave its result where the last one lay, for the next call."""
     copy(list(zip(place, follow(near, place), strict=True)))
-    return place
+    # steps of Newton's may lead past the optimum near by, to one that costs more
+    above = place.objective - place.most - _RISE * place.most.abs()
+    # NaN compares as false
+    settled = (place.change <= rules.tol) & (place.error <= rules.inner_tol) & (above <= 0)
+    return _Followed(place, ~settled, ~settled.all())
 
 
 # Batches, by shape or `key`, whose plans are kept: a choice. [L1418]

@@ -337,7 +337,7 @@ def test_linear_problems_on_chip_are_those_of_ticks(device, fused, monkeypatch):
     assert (programs.ending == ticks.ending).all()
     assert (programs.n_iter == ticks.n_iter).all()
     # none waits for another: each one has the bits that it has in a pool of two
-    monkeypatch.setattr(engine, "_POOL_ENTRIES", {"cpu": 1, "cuda": 1})
+    monkeypatch.setattr(engine, "POOL_ENTRIES", {"cpu": 1, "cuda": 1})
     for mine, its in zip(engine.run(problems, engine.Rules()), programs, strict=True):
         assert torch.equal(mine, its)
 

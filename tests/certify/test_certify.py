@@ -60,6 +60,12 @@ def plans(question, count, rng):
         yield share * transport(-cost)[0] + (1 - share) * inside
 
 
+def planes_of(question):
+    """The cutting planes of a problem, with an exact solver."""
+    transport = Transport(question.a, question.b, question.allowed)
+    return CuttingPlanes(question, np.outer(question.a, question.b), 0.0, transport)
+
+
 def bounds(question, *, matchings, seconds=0.1):
     """Every bound that there is for a problem, improved for some seconds each."""
     yield in_order(question, matchings=matchings)
@@ -74,7 +80,7 @@ def bounds(question, *, matchings, seconds=0.1):
         lifting = Lifting(question, device, matchings=matchings, squares=found)
         yield lifting.run(2 * seconds, 0.0, best)
     if not matchings:
-        planes = CuttingPlanes(question, np.outer(question.a, question.b), 0.0)
+        planes = planes_of(question)
         planes.run(seconds, 1e-6)
         yield planes.proof()
 
@@ -100,6 +106,16 @@ def check_that_none_is_below(question, seed):
     values = [question.value(plan) for plan in plans(question, 20, rng)]
     for bound in bounds(question, matchings=False, seconds=0.02):
         assert bound.value <= min(values) + ROUNDING, bound.method
+        proof = sealed(
+            Proof(
+                bound.method, bound.value, False, question.alpha, (None, None), (1.0, 1.0),
+                bound.arrays,
+            )
+        )  # fmt: skip
+        torchgw.verify(
+            proof, D_X=question.D_X, D_Y=question.D_Y, a=question.a, b=question.b, M=question.M,
+            allowed=question.allowed,
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize("fused", [False, True], ids=["pure", "fused"])
@@ -112,7 +128,7 @@ def test_no_matching_goes_below_and_clouds_are_solved(fused):
         found = list(bounds(question, matchings=True))
         assert max(bound.value for bound in found) <= best + ROUNDING
         if seed % 2 == 0:
-            planes = CuttingPlanes(question, np.outer(question.a, question.b), 0.0)
+            planes = planes_of(question)
             planes.run(5, 1e-7)
             # cuts are lowered by 1e-9 of the range of t
             assert planes.bound == pytest.approx(best, abs=1e-6)
@@ -305,12 +321,12 @@ def test_no_forgery_proves_what_is_false():
 
 def test_a_vertex_left_out_and_a_cut_too_high_are_refused():
     X, Y, result = solved()
-    planes = CuttingPlanes(
+    planes = planes_of(
         Question(
             cdist(X, X, "sqeuclidean") * result.scale[0],
             cdist(Y, Y, "sqeuclidean") * result.scale[1],
             np.full(12, 1 / 12), np.full(12, 1 / 12), 1.0, None,
-        ), np.full((12, 12), 1 / 144), 0.0,
+        )
     )  # fmt: skip
     planes.run(5, 1e-9)
     bound = planes.proof()

@@ -1,36 +1,102 @@
-"""Cuts by prices of cells: what they prove is below the least cost, and near it."""
+"""Cutting planes of points: what prices prove is below the least cost, near it, and verified."""
 
 from __future__ import annotations
+
+import dataclasses
 
 import numpy as np
 import pytest
 import torch
 from scipy.spatial.distance import cdist
 
-from benchmarks.quality.many_points import _normal, _Prices, _Question
+import torchgw
+from torchgw._certify.certificate import digest_of
 from torchgw._certify.question import Question
-from torchgw._sinkhorn.duals import Transport
+from torchgw._certify.streamed import Points, Prices
+from torchgw._problem import limits
+from torchgw._sinkhorn.duals import ProductCost, Transport
+
+pytestmark = pytest.mark.filterwarnings("ignore::torchgw.TorchGWWarning")
 
 
-def clouds(n):
-    """Two unrelated clouds in the plane, centred and of mean square one."""
+def clouds(n, m, seed=0):
+    """Two unrelated clouds in the plane, and weights of theirs."""
+    rng = np.random.default_rng(seed)
+    sides = rng.normal(size=(n, 2)) * [1, 0.5], rng.random((m, 2)) ** 2
+    return *sides, rng.dirichlet(np.full(n, 5.0)), rng.dirichlet(np.full(m, 5.0))
+
+
+def test_what_points_are_asked_is_what_tables_are_asked():
+    X, Y, a, b = clouds(30, 40)
+    points = Points(X, Y, a, b)
+    tables = Question(cdist(X, X, "sqeuclidean"), cdist(Y, Y, "sqeuclidean"), a, b, 1.0, None)
+    plan = Transport(a, b)(np.random.default_rng(1).normal(size=(30, 40)))[0]
+    assert points.constant == pytest.approx(tables.constant)
+    read = points.read(torch.from_numpy(plan))
+    assert points.value(read) == pytest.approx(tables.value(plan))
+
+
+def test_prices_prove_nearly_the_least_cost_and_no_more():
+    X, Y, a, b = clouds(150, 160)
+    question = Points(X, Y, a, b)
+    prices = Prices(question, torch.device("cpu"))
+    (u, _), (v, _) = question.factors
+    left, right, _ = question.linear
+    for slope in np.random.default_rng(1).normal(size=(3, 2, 2)):
+        cost = ProductCost(np.hstack([left, u @ slope]), np.hstack([right, v]))
+        exact, f = Transport(a, b)(cost.dense())
+        least = float((cost.dense() * exact).sum())
+        plan, f, height = prices.reach(cost, -np.inf, np.inf)
+        assert least - 1e-2 * question.constant < height <= least + 1e-9
+        assert height == pytest.approx(Transport(a, b).bound(cost.dense(), f))
+        # and a plan that costs a little more
+        sharp = prices.sharp(cost)
+        for moments, share in ((plan, 3e-2), (sharp, 3e-3)):
+            costs = moments.t + float((slope * moments.z).sum())
+            assert least - 1e-9 <= costs < least + share * question.constant
+
+
+@pytest.fixture
+def few(monkeypatch):
+    """Let more than 100 points be too many for tables."""
+    monkeypatch.setitem(limits.LIMITS, "cpu", limits.CPU._replace(certified_points=100))
+
+
+def test_many_points_have_a_proof_that_is_verified(few, tmp_path):
+    X, Y, a, b = clouds(150, 160)
+    result = torchgw.solve(X, Y, a=a, b=b, distances="sqeuclidean", random_state=0)
+    found = result.certify(60, gap=3e-2)
+    assert found.plan is None
+    assert found.lower_bound <= found.best_value <= found.value
+    assert found.best_value - found.lower_bound <= 3e-2 * found.best_value
+    again = torchgw.verify(found.proof, X, Y, a=a, b=b)
+    assert again.lower_bound == pytest.approx(found.lower_bound, abs=again.rounding)
+    result.save(tmp_path / "many.npz")
+    proof = torchgw.load(tmp_path / "many.npz").certificate.proof
+    torchgw.verify(proof, X, Y, a=a, b=b)
+    with pytest.raises(torchgw.InvalidInputError, match="hold"):
+        torchgw.verify(proof, X, Y)
+    # whatever numbers it has: a claim above a plan does not follow
     rng = np.random.default_rng(0)
-    return _normal(rng.normal(size=(n, 2))), _normal(rng.random((n, 2)) ** 2)
+    for name, array in proof.arrays.items():
+        for change in (1, -1, np.inf, np.nan):
+            changed = array.copy()
+            changed.flat[rng.integers(array.size)] += (
+                change if array.dtype.kind == "f" or np.isfinite(change) else 7
+            )
+            forged = dataclasses.replace(
+                proof, value=found.best_value * 1.001, arrays={**proof.arrays, name: changed}
+            )
+            for digest in (proof.digest, digest_of(forged)):
+                with pytest.raises(torchgw.InvalidInputError), np.errstate(all="ignore"):
+                    torchgw.verify(dataclasses.replace(forged, digest=digest), X, Y, a=a, b=b)
 
 
-def test_prices_of_cells_prove_nearly_the_least_cost_of_all_points():
-    X, Y = clouds(100)
-    device = torch.device("cpu")
-    question = _Question(X, Y, 40, device)
-    prices = _Prices(question, device)
-    even = np.full(len(X), 1 / len(X))
-    whole = Question(cdist(X, X) ** 2, cdist(Y, Y) ** 2, even, even, 1.0, None)
-    assert question.constant == pytest.approx(whole.constant, rel=1e-9)
-    squares = -4 * np.outer((X**2).sum(1), (Y**2).sum(1))
-    for slope in np.random.default_rng(1).normal(size=(2, 2, 2)):
-        cost = squares + 2 * X @ slope @ Y.T
-        plan, _ = Transport(even, even)(cost)
-        prices.slope = slope
-        height = prices.reach(question.linear, np.inf, np.inf)[2]
-        least = float((cost * plan).sum())
-        assert least - 5e-3 * question.constant < height <= least + 1e-9
+def test_what_many_points_have_no_proof_of_is_refused(few):
+    X, Y, _, _ = clouds(150, 150)
+    squared = torchgw.solve(X, Y, distances="sqeuclidean", n_init=1)
+    with pytest.raises(torchgw.UnsupportedError, match="plans"):
+        squared.certify(kind="one_to_one")
+    other = torchgw.solve(X, Y, distances="euclidean", n_init=1)
+    with pytest.raises(torchgw.UnsupportedError, match="products"):
+        other.certify()

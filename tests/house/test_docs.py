@@ -42,7 +42,7 @@ CITING = [
     ROOT / "benchmarks" / "results" / "ledger.jsonl",
 ]
 # An optional package that a block imports: without it that block is left out.
-OPTIONAL = ("anndata", "sklearn", "networkx", "ot", "matplotlib")
+OPTIONAL = ("anndata", "dask", "ray", "sklearn", "networkx", "ot", "matplotlib")
 
 
 def blocks(page):

@@ -1,12 +1,13 @@
 """Random cases by the thousand, in processes of their own: ``python tests/laws/fuzz_run.py``.
 
-Nine kinds of case, each made from its number alone: combinations of options and geometries,
+Eleven kinds of case, each made from its number alone: combinations of options and geometries,
 derivatives, crafted files, problems whose answer is known, twins of a problem, problems of few
-points beside all their plans, batches, values of relaxed problems, and options that take long. A
-case that takes too long, or kills its process, is a failure like a wrong answer; the run goes on.
-Numbers begin anew with each run, unless ``--start`` is given. Each outcome is a line of ``--out``
-as soon as it is there, below a line of the commit and the call; ``--keep`` appends the table of
-families to a file. The exit code is 1 if anything failed.
+points beside all their plans, batches, values of relaxed problems, options that take long, matches
+that are hard to find, and defaults up to 500 points. A case that takes too long, or kills its
+process, is a failure like a wrong answer; the run goes on. Numbers begin anew with each run, unless
+``--start`` is given. Each outcome is a line of ``--out`` as soon as it is there, below a line of
+the commit and the call; ``--keep`` appends the table of families to a file. The exit code is 1 if
+anything failed.
 
     python tests/laws/fuzz_run.py --jobs 32 --seconds 480 --solves 10000 --derivatives 2000
     python tests/laws/fuzz_run.py --only enumerated,batches --start 7000
@@ -21,6 +22,7 @@ import json
 import multiprocessing
 import os
 import re
+import statistics
 import subprocess
 import sys
 import time
@@ -39,6 +41,7 @@ def kinds():
     """Return what tries a case of each kind; imported late, in the processes that try them."""
     import fuzz_best
     import fuzz_cases
+    import fuzz_hard
     import fuzz_more
     import fuzz_twins
     import fuzz_values
@@ -54,18 +57,33 @@ def kinds():
         "batches": fuzz_best.attempt_batch,
         "values": fuzz_values.attempt_values,
         "corners": fuzz_values.attempt_corner,
+        "hard": fuzz_hard.attempt,
+        "sizes": fuzz_hard.attempt_size,
     }
 
 
 # Each kind of case, and how many of it there are in a run that is not told.
 KINDS = {
     "solves": 1000, "derivatives": 200, "files": 500, "known": 300, "twins": 200,
-    "enumerated": 100, "batches": 200, "values": 315, "corners": 100,
+    "enumerated": 100, "batches": 200, "values": 315, "corners": 100, "hard": 100, "sizes": 30,
 }  # fmt: skip
 
 
-def attempt(kind, number, cuda):
-    """Try one case; an error that is no refusal is a crash."""
+def effort():
+    """CPU seconds of a fixed piece of work: more where a core is shared with other processes."""
+    import torch
+
+    began, table = time.process_time(), torch.linspace(0, 1, 4800, dtype=torch.float64)
+    for step in range(200):
+        table = torch.logsumexp(table.view(60, 80) - 1, step % 2, keepdim=True) - table.view(60, 80)
+    return time.process_time() - began
+
+
+def attempt(kind, number, cuda, quiet=None):
+    """Try one case; an error that is no refusal is a crash.
+
+    Given the effort of a ``quiet`` core, a case is slow by the seconds that it would take there.
+    """
     device = "cuda" if cuda and number % 2 else None
     began = time.process_time()
     try:
@@ -79,6 +97,9 @@ def attempt(kind, number, cuda):
     }  # fmt: skip
     most = outcome.pop("most", None)
     outcome["slow"] = most is not None and outcome["seconds"] > most
+    if outcome["slow"] and quiet:
+        outcome["busy"] = round(max(1.0, statistics.median(effort() for _ in range(9)) / quiet), 2)
+        outcome["slow"] = outcome["seconds"] > most * outcome["busy"]
     return outcome
 
 
@@ -98,7 +119,7 @@ def verdict(outcome):
 VERDICTS = ("solved", "said", "refused", "silent", "slow", "crashed")
 
 
-def work(pipe, cuda):
+def work(pipe, cuda, quiet):
     """Try what comes through a pipe."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     import torch
@@ -109,15 +130,15 @@ def work(pipe, cuda):
         torch.zeros(1, device="cuda")
     pipe.send(None)
     while (task := pipe.recv()) is not None:
-        pipe.send(attempt(*task, cuda))
+        pipe.send(attempt(*task, cuda, quiet))
 
 
 class Worker:
     """A process, what it is at, and since when."""
 
-    def __init__(self, context, cuda):
+    def __init__(self, context, cuda, quiet):
         self.pipe, other = context.Pipe()
-        self.process = context.Process(target=work, args=(other, cuda), daemon=True)
+        self.process = context.Process(target=work, args=(other, cuda, quiet), daemon=True)
         self.process.start()
         other.close()
         self.task, self.since, self.used, self.ready = None, time.monotonic(), 0.0, False
@@ -163,7 +184,8 @@ def run(options, keep):
     context = multiprocessing.get_context("spawn")
     end = time.monotonic() + options.seconds
     left = collections.deque(tasks(options))
-    workers = [Worker(context, options.cuda) for _ in range(options.jobs)]
+    quiet = min(effort() for _ in range(20))
+    workers = [Worker(context, options.cuda, quiet) for _ in range(options.jobs)]
 
     def lost(worker, ended, why):
         kind, number = worker.task
@@ -192,7 +214,7 @@ def run(options, keep):
                         if options.cuda and outcome["ended"] == "crash":
                             # what a GPU asserts is lost with the process that used it
                             worker.end()
-                            workers[place] = Worker(context, options.cuda)
+                            workers[place] = Worker(context, options.cuda, quiet)
                             continue
             if died and not worker.ready:
                 raise SystemExit("a process ended before its first case; see above")
@@ -204,7 +226,7 @@ def run(options, keep):
                     worker.process.join()
                     lost(worker, "died", f"the process ended with {worker.process.exitcode}")
                 worker.end()
-                workers[place] = Worker(context, options.cuda)
+                workers[place] = Worker(context, options.cuda, quiet)
             elif worker.ready and not worker.task and left and time.monotonic() < end:
                 worker.give(left.popleft())
     under_way = [worker.task for worker in workers if worker.task]

@@ -124,6 +124,25 @@ def test_a_batch_is_no_higher_than_single_solves_or_says_so(rule):
     assert (higher & ~in_doubt(batch)).mean() <= 0.05
 
 
+@pytest.mark.parametrize("rule", [*RULES, "proximal", "fused"])
+def test_a_batch_has_the_epsilon_of_single_solves(rule):
+    """Also where one side is far smaller than the other, which relaxed plans do not mind."""
+    options = RULES.get(rule, {"regularization": "proximal"} if rule == "proximal" else {})
+    rng, problems = np.random.default_rng(0), [mixed(seed, 9) for seed in range(6)]
+    for power, one in enumerate(problems):
+        one["D_Y"] = one["D_Y"] * 10.0 ** (2 - power)
+        if rule == "fused":
+            one["M"] = rng.random((len(one["D_X"]), len(one["D_Y"])))
+    batch = listed(problems, n_init=1, **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", torchgw.TorchGWWarning)
+        alone = [
+            torchgw.solve(**one, scale=None, n_init=1, max_iter=2, **options).epsilon
+            for one in problems
+        ]
+    np.testing.assert_allclose(batch.epsilon, alone, rtol=1e-9)
+
+
 @pytest.mark.parametrize("rule", RULES)
 def test_a_search_is_never_above_a_single_start(rule):
     problems = [mixed(seed, 9) for seed in range(18 if rule == "strict" else 6)]

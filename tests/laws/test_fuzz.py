@@ -128,6 +128,24 @@ def test_no_plan_of_few_points_is_better_or_there_is_doubt(count):
     assert judged("enumerated", range(count))["solved"] > 0.7 * count
 
 
+@pytest.mark.parametrize("count", [9, pytest.param(90, marks=pytest.mark.slow)])
+def test_matches_that_were_missed_are_found_or_there_is_doubt(count):
+    """Of dendrograms, stars, signed tables, other losses, graphs with an edge moved, and parts."""
+    pytest.importorskip("fuzz_hard")
+    assert judged("hard", range(9, 9 + count))["solved"] > 0.7 * count
+
+
+def test_the_judge_of_matches_notices(monkeypatch):
+    fuzz_hard = pytest.importorskip("fuzz_hard")
+    monkeypatch.setattr(fuzz_hard, "says_so", lambda result: False)
+    monkeypatch.setattr(
+        fuzz_hard, "solve_by_name", lambda **given: solve_by_name(**given | {"n_init": 1})
+        if "init" not in given else solve_by_name(**given),
+    )  # fmt: skip
+    wrong = [bool(fuzz_hard.attempt(number, None)["wrong"]) for number in (0, 6, 15, 24)]
+    assert any(wrong)
+
+
 @pytest.mark.parametrize(
     ("kind", "number"),
     [

@@ -58,6 +58,26 @@ def test_most_edges_of_a_sparse_graph_are_kept(lost):
     assert np.mean(kept) > 0.9
 
 
+def test_paths_are_not_folded_upon_themselves(monkeypatch):
+    # trees of paths, in which a walk to and fro keeps as many edges as a path does
+    def trees(rng):
+        table = np.zeros((150, 150))
+        for node in range(1, 150):
+            parent = rng.integers(max(0, node - 3), node)
+            table[node, parent] = table[parent, node] = 1.0
+        return copy_of(table, rng, 0.2)
+
+    def mean_kept():
+        every = (trees(np.random.default_rng(seed)) for seed in range(4))
+        return np.mean(
+            [share_kept(x, y, believed_plan(*graphs(x, y), uniform(150, 150))) for x, y in every]
+        )
+
+    kept = mean_kept()
+    monkeypatch.setitem(limits.LIMITS, "cpu", limits.CPU._replace(walks=0.0))
+    assert kept > mean_kept() + 0.05
+
+
 def test_a_part_of_a_graph_is_found_in_it():
     rng = np.random.default_rng(3)
     whole = sparse_graph(120, rng)

@@ -20,13 +20,15 @@ from problems import distance_matrices, isometric_copy, random_weights, solve_by
 import torchgw
 from torchgw._plans.given import StoredPlan
 from torchgw._plans.transport import round_to_marginals
+from torchgw._problem.losses import LOSSES
 from torchgw._problem.problem import Problem
 from torchgw._search import optima
 from torchgw._search.alternatives import Alternative, sent_apart
-from torchgw._search.coarse import coarsen
+from torchgw._search.coarse import coarse_problem, coarsen
 from torchgw._search.optima import agreement, find_optima
 from torchgw._sinkhorn.choose import choose_backend
 from torchgw._sinkhorn.problem import DenseCost
+from torchgw._solve.strategy import natural_scale
 from torchgw._tensors import cuda_graphs
 from torchgw._typing import Marginals
 from torchgw.distances import CallableDistance, PointDistance, PrecomputedDistance
@@ -102,6 +104,16 @@ def test_coarse_problem_of_all_points_is_the_problem(fused):
     coarse.value(plans).sum().backward()
     cost = coarse.base - 4 * alpha * coarse.x @ plans.detach() @ coarse.y
     torch.testing.assert_close(plans.grad, cost)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_coarse_problem_of_all_points_has_the_scale_of_the_problem(loss, fused):
+    linear = torch.rand(12, 15, dtype=torch.float64) if fused else None
+    problem = coarse_input(distance_matrices(12, 15), None, None, linear, 0.3 if fused else 1.0)
+    problem = replace(problem, loss=LOSSES[loss])
+    scale = natural_scale(problem, relaxed=False)
+    assert coarse_problem(problem, 20).scale == pytest.approx(scale, rel=1e-9)
 
 
 def test_coarse_points_carry_the_mass_of_their_neighbours():

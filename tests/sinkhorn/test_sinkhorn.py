@@ -122,7 +122,7 @@ def test_sweep_over_the_entries_that_matter(kind, zeros, monkeypatch):
 def test_sweeps_that_have_left_their_entries_go_over_all(tiled, monkeypatch):
     problem, epsilon = linear_problem(300, 320, 3), 0.005
     monkeypatch.setattr("torchgw._sinkhorn.eager._SPARSE_ENTRIES", (0, 100_000))
-    monkeypatch.setattr(Tiling, "pays", lambda self: False)
+    monkeypatch.setattr(Tiling, "pays", lambda self, cost: False)
     tiling = Tiling((300, 320), 32, storable=True)
     backend = TiledBackend(EagerBackend(), TiledEagerProblem, tiling) if tiled else EagerBackend()
     cost = problem.cost("factored" if tiled else "dense")
@@ -136,6 +136,15 @@ def test_sweeps_that_have_left_their_entries_go_over_all(tiled, monkeypatch):
     torch.testing.assert_close(few.rows(vector), every.rows(vector), atol=1e-9, rtol=1e-9)
     # these have left no entries
     assert prepared.sweeper(at).kernel.slack is not None
+
+
+def test_a_centred_cost_is_the_same_cost():
+    cost = linear_problem(20, 26, 3).cost("factored")
+    moved = cost._replace(left=cost.left + 2, right=cost.right - 3)
+    centred = moved.centred()
+    for factor in (centred.left, centred.right):
+        np.testing.assert_allclose(factor.mean(0), 0, atol=1e-14)
+    np.testing.assert_allclose(centred.dense().matrix, moved.dense().matrix, atol=1e-12)
 
 
 @pytest.mark.parametrize("kind", ["dense", "factored"])

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import pickle
+import resource
+import signal
 import sys
+import time
 import warnings
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -20,6 +24,7 @@ import torchgw
 from torchgw._problem import limits
 from torchgw._solve import pipeline
 from torchgw._tensors.ranks import join
+from torchgw._variants import solve_rows
 from torchgw.distances import knn_graph
 from torchgw.distances._graph import neighbours
 
@@ -269,6 +274,68 @@ def files(folder):
     return {"all": {"mapped": mapped, "product": again.lazy_plan @ values, **numbers(again)}}
 
 
+def by_rows(folder, name="rows", distributed="auto", **tables):
+    """Match tables by rows, each process some of the blocks; digest the files."""
+    near, far = (points(seed, n, 3) for seed, n in ((3, 700), (4, 650)))
+    result = torchgw.solve_rows(
+        tables.get("X", near), tables.get("Y", far), folder / name, epsilon=5e-3, n_base=64,
+        block=100, device="cpu", distributed=distributed,
+    )  # fmt: skip
+    digest = hashlib.sha256()
+    for path in sorted((folder / name).glob("*-*.npz")):
+        digest.update(path.name.encode() + path.read_bytes())
+    told = np.array([result.value, result.marginal_error])
+    bits = np.frombuffer(digest.digest(), np.uint8)
+    return {"f": result.rows()["potential"], "told": told, "bits": bits}
+
+
+def rows(folder):
+    """Match arrays, and the rows of a DTensor where they are, by rows."""
+    from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    shards = distribute_tensor(torch.from_numpy(points(3, 700, 3)), mesh, [Shard(0)])
+    found = {"rows": by_rows(folder)}
+    of_shards = by_rows(folder, "shards", X=shards)
+    assert np.allclose(of_shards["f"], found["rows"]["f"], atol=1e-12)
+    assert np.allclose(of_shards["told"], found["rows"]["told"], rtol=1e-9)
+    return found
+
+
+def full(folder):
+    """What each process is told where one of them cannot write any more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if dist.get_rank() == 1:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2_000, hard))
+    try:
+        by_rows(folder, "full")
+    except (torchgw.RankError, torchgw.InvalidInputError) as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        dist.barrier()
+
+
+def killed(folder):
+    """What is told where the last process is killed before it writes its second block."""
+    written, count = solve_rows.write_archive, []
+
+    def write(path, tree, arrays):
+        count.append(path)
+        if dist.get_rank() == dist.get_world_size() - 1 and len(count) == 2:
+            Path(folder, "died").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        written(path, tree, arrays)
+
+    with mock.patch.object(solve_rows, "write_archive", write):
+        try:
+            by_rows(folder)
+        except torchgw.RankError as error:
+            sys.stdout.write(f"{error}; told at {time.time()}")
+            sys.stdout.flush()
+            os._exit(3)
+
+
 def enter(rank, size, folder):
     """Join the process group."""
     torch.set_num_threads(1)
@@ -282,7 +349,8 @@ if __name__ == "__main__":
     rank, size, folder, *names = sys.argv[1:]
     enter(int(rank), int(size), folder)
     special = {"makers": makers, "batches": batches, "spoiled": spoiled}
-    special |= {each.__name__: partial(each, Path(folder)) for each in (cached, files, matrix)}
+    kept = cached, files, full, killed, matrix, rows
+    special |= {each.__name__: partial(each, Path(folder)) for each in kept}
     # one task after the other, as starting a process takes seconds
     tasks = [task.split("; ") for task in names]
     found = [special[task[0]]() if task[0] in special else run(task) for task in tasks]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +13,11 @@ import torch
 import torchgw
 from torchgw import InvalidInputError, Options, UnsupportedError
 from torchgw._problem.limits import Limits
+from torchgw._problem.problem import Facts, Problem
+from torchgw._problem.support import Known, read_restriction
+from torchgw._solve.forecast import iteration_seconds
+from torchgw._typing import Marginals
+from torchgw.distances import PointDistance
 
 RNG = np.random.default_rng(3)
 N, M = 36, 48
@@ -76,6 +82,38 @@ def test_a_default_solve_has_no_search(no_table):
     both = torchgw.solve(X, Y, a=a, b=b, groups=(KIND, OTHER), pairs=pair, **options)
     assert both.plan[tuple(pair[0])] == pytest.approx(1 / M)
     assert (both.plan[~SAME] == 0).all()
+
+
+def test_groups_anneal_by_few_iterations(no_table):
+    """While epsilon falls, groups are solved no further than that takes."""
+    exact = torchgw.solve(X, Y, groups=(KIND, OTHER), **OPTIONS)
+    falling = [step for step in exact.history if step.epsilon > OPTIONS["epsilon"]]
+    assert falling
+    assert all(step.inner_iterations % 10 for step in falling)
+    # as near as linear problems are asked to come meanwhile
+    assert all(step.marginal_error <= 1e-2 for step in falling)
+    assert exact.marginal_error < 1e-7
+
+
+def test_a_forecast_counts_what_is_allowed(no_table):
+    times = []
+    for known in ({}, {"groups": (KIND, OTHER)}, {"allowed": SAME}):
+        problem = Problem(
+            PointDistance(torch.tensor(X), "sqeuclidean"),
+            PointDistance(torch.tensor(Y), "sqeuclidean"),
+            Marginals(*(torch.full((k,), 1 / k, dtype=torch.float64) for k in (N, M))),
+            1.0,
+            None,
+        )
+        listed = read_restriction(Known(**known), problem.marginals, None, torch.device("cpu"))
+        facts = Facts.of(replace(problem, restriction=listed), None)._replace(clouds=True)
+        times.append(
+            iteration_seconds(facts, "factored", 5, torch.float32, stored=False, tiled=False)
+        )
+    every, groups, mask = times
+    assert groups == pytest.approx(every * SAME.mean())
+    # a pair of a list takes longer than one that is streamed
+    assert groups < mask < 20 * groups
 
 
 def test_every_way_to_read_the_plan_gives_its_entries(no_table, tmp_path):

@@ -109,7 +109,7 @@ SOME = ["tiles", "dense", "cells", "landmark", "one has it"]
 def of_two(tmp_path_factory):
     """What two processes find at several tasks: to start them is most of the work."""
     folder = tmp_path_factory.mktemp("two")
-    names = "makers", "batches", "spoiled"
+    names = "makers", "batches", "spoiled", "rows", "full"
     by_ranks = found_by(2, folder, "; ".join(SOME), *names)
     return {name: [found[k] for found in by_ranks] for k, name in enumerate(("some", *names))}
 
@@ -140,6 +140,33 @@ def test_processes_share_the_pairs_of_a_matrix(one, tmp_path):
 @pytest.mark.exact
 def test_two_processes_share_the_problems_of_a_batch(one, of_two):
     same(cases.batches(), of_two["batches"])
+
+
+@pytest.mark.exact
+def test_two_processes_share_the_rows_of_tables(one, tmp_path, of_two):
+    same(cases.rows(tmp_path), of_two["rows"])
+
+
+def test_a_process_whose_disk_is_full_ends_the_others(of_two):
+    first, second = of_two["full"]
+    wanted = r"InvalidInputError: cannot write .*-000000000\d00.npz: File too large"
+    assert re.search(f"^RankError: .*rank 1 ended with {wanted}", first)
+    assert re.search(f"^{wanted}", second)
+
+
+@pytest.mark.exact
+def test_a_killed_process_is_named_and_the_others_go_on_with_its_rows(one, tmp_path):
+    expected = cases.by_rows(tmp_path, "whole", distributed=False)
+    finish(processes := start(4, tmp_path, "killed"))
+    assert [process.returncode for process in processes] == [3, 3, 3, -9]
+    died = (tmp_path / "died").stat().st_mtime
+    for process in processes[:3]:
+        told, when = process.output.split("; told at ")
+        assert "rank 3 does not answer" in told
+        assert float(when) - died < 60
+    assert 0 < len(list((tmp_path / "rows").glob("*-*.npz"))) < 14
+    # one goes on with what four began
+    same({"rows": expected}, [{"rows": cases.by_rows(tmp_path, distributed=False)}])
 
 
 @pytest.mark.slow
@@ -190,7 +217,11 @@ def test_processes_save_and_read_a_result_together(one, tmp_path):
 @pytest.mark.parametrize("size", [3, 4])
 def test_more_processes_than_sides_share_the_sources_of_paths(one, tmp_path, size):
     names = ["landmark", "neighbours", "wide neighbours", "geodesic"]
-    compare(size, [*names, "graph", "graph landmark", "graph dijkstra"], tmp_path)
+    names += ["graph", "graph landmark", "graph dijkstra"]
+    expected = cases.run(names), cases.rows(tmp_path / "one")
+    by_ranks = found_by(size, tmp_path, "; ".join(names), "rows")
+    for found, wanted in zip(zip(*by_ranks, strict=True), expected, strict=True):
+        same(wanted, found)
 
 
 def test_more_processes_than_sides_share_a_cache(one, tmp_path):

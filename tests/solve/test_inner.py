@@ -1,12 +1,15 @@
 """Budgets of linear problems."""
 
+import math
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 import torchgw
 from benchmarks.quality.unseen import LOOKED_AT
 from torchgw._sinkhorn.newton import SinkhornResult
-from torchgw._solve.step import is_behind
+from torchgw._solve.step import ANNEALING_TOLERANCE, Pace, is_behind
 
 
 def left(error):
@@ -31,6 +34,16 @@ def test_a_slow_linear_problem_is_behind_a_plan_that_settles(error, before, chan
 
 def test_one_that_is_solved_is_not_behind():
     assert not is_behind(left(1e-7)._replace(converged=True), 1.1e-7, 1e-8)
+
+
+def test_a_plan_far_from_its_marginals_may_iterate_longer_the_next_time():
+    """While annealing; one that is near them stays within its iterations."""
+    options = SimpleNamespace(inner_max_iter=10**6)
+    for factor, more in ((0.5, 1), (2.0, 2)):
+        pace = Pace(SimpleNamespace(store=True, options=options))
+        before, _ = pace.limits(1e-5, at_target=False, first=False)
+        pace.learn(left(factor * ANNEALING_TOLERANCE), math.inf, at_target=False, settled=False)
+        assert pace.limits(1e-5, at_target=False, first=False)[0] == more * before
 
 
 def test_a_solve_of_repeated_points_settles():

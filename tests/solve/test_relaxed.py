@@ -849,3 +849,23 @@ def test_automatic_epsilon_falls_with_what_a_partial_plan_moves(mass):
     many = torchgw.solve_many([X], [Y], mass=mass, distances="euclidean", scale=None, n_init=1)
     assert part == pytest.approx(mass**2 * whole)
     assert float(many.epsilon[0]) == pytest.approx(part)
+
+
+@pytest.mark.filterwarnings("ignore::torchgw.TorchGWWarning")
+@pytest.mark.parametrize("loss", ["square", "absolute", "kl"])
+@pytest.mark.parametrize("rule", [{"unbalanced": 0.5}, {"mass": 0.6}, {"unbalanced": (INF, 0)}])
+def test_relaxed_plans_see_the_distances_of_the_larger_side(loss, rule):
+    """Where the other is nearly a point; an epsilon of its size is nothing that float32 resolves.
+
+    The logarithm of nearly nothing still grows, with the loss of KL.
+    """
+    sides = [D_X, 1e-9 * D_Y, 1e-6 * D_Y]
+    options = {"loss": loss, "scale": None, "n_init": 1, "max_iter": 1, **rule}
+    for turn in (slice(None), slice(None, None, -1)):
+        pairs = [[sides[0], small][turn] for small in sides[1:]]
+        near, far = (
+            torchgw.solve(D_X=x, D_Y=y, options=torchgw.Options(**options)).epsilon
+            for x, y in pairs
+        )
+        assert near == pytest.approx(far, rel=0.2)
+        assert near > 1e-5

@@ -27,7 +27,7 @@ from torchgw._tensors.deadline import is_over
 
 # Entries of a plan times problems that are solved together: about what a core's cache holds, or
 # what keeps a GPU busy. [L391]
-_POOL_ENTRIES = {"cpu": 2**17, "cuda": 2**26}
+POOL_ENTRIES = {"cpu": 2**17, "cuda": 2**26}
 # Entries of the plans that are solved in Triton together. [L533]
 _TOGETHER = 2**27
 # Problems of a pool at least: a product of matrices with a single one has other bits. [L391] [L395]
@@ -96,7 +96,7 @@ def _run_queue(
 ) -> None:
     """Solve the problems of a queue."""
     n, m = problems.shape
-    width = max(_FEWEST, min(len(queue), _POOL_ENTRIES[problems.device.type] // (n * m)))
+    width = max(_FEWEST, min(len(queue), POOL_ENTRIES[problems.device.type] // (n * m)))
 
     chip = problems.relaxed is None and on_chip(problems.shape, problems.device)
     solve = _solve_on_chip if chip else _tick

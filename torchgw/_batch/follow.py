@@ -50,14 +50,18 @@ class Place(NamedTuple):
 
 def begin(problems: Nearby, plan: Tensor, g: Tensor) -> Place:
     """Begin at plans, and at the potentials of their columns."""
-    cost, far = _cost(problems, plan), torch.full_like(problems.alpha, torch.inf)
-    share = plan / (problems.a[:, :, None] * problems.b[:, None, :]).clamp_min(1e-300)
-    entropy = problems.epsilon * torch.xlogy(plan, share).sum((1, 2))
-    most, rows = _worth(problems, plan, cost, entropy), torch.zeros_like(problems.a)
+    cost, far = linearised(problems, plan), torch.full_like(problems.alpha, torch.inf)
+    most, rows = objective(problems, plan, cost), torch.zeros_like(problems.a)
     # a step without a length leads nowhere
     parts = (plan, rows, g, most, most, cost, plan, cost, plan - plan, far, far)
     # each has memory of its own, so that an iteration can be written there
     return Place(*map(torch.clone, parts))
+
+
+def objective(problems: Nearby, plan: Tensor, cost: Tensor) -> Tensor:
+    """Compute the objectives (B,) of plans, with the entropy, given the costs linearised there."""
+    share = plan / (problems.a[:, :, None] * problems.b[:, None, :]).clamp_min(1e-300)
+    return _worth(problems, plan, cost, problems.epsilon * torch.xlogy(plan, share).sum((1, 2)))
 
 
 def follow(problems: Nearby, last: Place) -> Place:
@@ -72,8 +76,8 @@ def follow(problems: Nearby, last: Place) -> Place:
     p, q = plan.sum(2), plan.sum(1)
     error = (q - problems.b).abs().sum(1)
     entropy = (f * p).sum(1) + (g * q).sum(1) - (plan * cost).sum((1, 2))
-    after = _cost(problems, plan)
-    objective = _worth(problems, plan, after, entropy)
+    after = linearised(problems, plan)
+    worth = _worth(problems, plan, after, entropy)
     # the step that the last two would make zero, if they changed by the same share of each other
     step = plan - last.point
     turn = step - last.step
@@ -83,10 +87,10 @@ def follow(problems: Nearby, last: Place) -> Place:
     point = plan - share * (plan - last.plan)
     ahead = after - share * (after - last.cost)
     change = step.abs().sum((1, 2))
-    return Place(plan, f, g, objective, last.most, after, point, ahead, step, change, error)
+    return Place(plan, f, g, worth, last.most, after, point, ahead, step, change, error)
 
 
-def _cost(problems: Nearby, plan: Tensor) -> Tensor:
+def linearised(problems: Nearby, plan: Tensor) -> Tensor:
     """Linearise at plans."""
     return gradient(cross_product(problems.x, problems.y, plan), problems.alpha, problems.linear)
 

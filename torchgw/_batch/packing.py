@@ -30,6 +30,9 @@ _TOGETHER = 4096
 _ROUNDING = 64
 # Least weight of a point in the scale of the cost, as a share of an equal weight. [L351, L391]
 LEAST_WEIGHT = 1e-3
+# The scale of a relaxed cost is at least this share of the sum of both sides' variances; that
+# exceeds the product of the deviations where one is four times the other. [L298]
+OWN_SHARE = 0.25
 
 
 class Stack(NamedTuple):
@@ -148,9 +151,13 @@ def _spreads(tables: Tensor, weights: Tensor, sizes: Tensor) -> Tensor:
 def natural_scale(problems: Packed, numbers: Tensor, linear: Tensor | None) -> Tensor:
     """Compute the spread of the cost of some problems at a concentrated plan, (k,)."""
     # 4 alpha std(DX) std(DY) + (1 - alpha) std(M), given the last factor times M; one where all
-    # plans cost the same and any epsilon will do.
+    # plans cost the same and any epsilon will do. Relaxed plans see what either side decides alone.
     i, j = problems.i[numbers], problems.j[numbers]
-    scale = 4 * problems.alpha[numbers] * problems.x.spreads[i] * problems.y.spreads[j]
+    x, y = problems.x.spreads[i], problems.y.spreads[j]
+    spread = x * y
+    if problems.relaxed is not None:
+        spread = spread.maximum(OWN_SHARE * (x.square() + y.square()))
+    scale = 4 * problems.alpha[numbers] * spread
     if linear is not None:
         count = (problems.x.sizes[i] * problems.y.sizes[j]).to(scale.dtype)
         mean = linear.sum((1, 2)) / count

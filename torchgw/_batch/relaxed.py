@@ -154,15 +154,13 @@ def _filled(weight: Tensor, full: Tensor, mass: Tensor) -> Tensor:
     points have all of their weight.
     """
     ordered, order = full.sort(2)
-    weights = weight.gather(2, order)
-    # cumsum has bits that depend on the number of problems, so its sums are made by products
-    before = weight.new_ones(weight.shape[2], weight.shape[2]).triu(1)
-    taken = torch.bmm(weights, before.expand(len(weight), -1, -1))
+    weights, level = weight.gather(2, order), mass[:, None, None]
+    upto = _running(weights)
     # those before this point are full: levels may be too far apart for numbers, but for logarithms
-    last = (taken + weights >= mass[:, None, None]).to(torch.int8).argmax(2, keepdim=True)
+    last = torch.searchsorted(upto, level).clamp_max(weights.shape[2] - 1)
     levels = (ordered - ordered.gather(2, last)).clamp(-LARGEST_EXPONENT, LARGEST_EXPONENT).exp()
-    rest = torch.bmm(weights / levels, (1 - before).expand(len(weight), -1, -1))
-    height = (mass[:, None, None] - taken) / rest
+    rest = _running((weights / levels).flip(2)).flip(2)
+    height = (level - (upto - weights)) / rest
     fits = height <= levels
     # the search always ends at the last point, also after rounding
     fits[:, :, -1] = True
@@ -173,3 +171,11 @@ def _filled(weight: Tensor, full: Tensor, mass: Tensor) -> Tensor:
     found = torch.where(place > 0, found.maximum(lowest), found)
     shares = (found / levels).clamp_max(1)
     return torch.empty_like(shares).scatter_(2, order, shares)
+
+
+def _running(parts: Tensor) -> Tensor:
+    """Add parts (k, 1, n) up to each, in an order that does not depend on k."""
+    if parts.device.type == "cpu":
+        return parts.cumsum(2)
+    upto = parts.new_ones(parts.shape[2], parts.shape[2]).triu()
+    return torch.bmm(parts, upto.expand(len(parts), -1, -1))

@@ -15,9 +15,11 @@ from numpy.typing import NDArray
 from torchgw._certify.cuts import ACTIVE, CuttingPlanes
 from torchgw._certify.question import Incumbent, Question
 from torchgw._certify.semidefinite import squares
+from torchgw._certify.streamed import Points, StreamedPlanes
 from torchgw._certify.tables import Bound, Lifting, eigenvalues, in_order
+from torchgw._plans.contract import Plan
 from torchgw._problem.limits import limits_of
-from torchgw._sinkhorn.duals import Array
+from torchgw._sinkhorn.duals import Array, Transport
 
 # Shares of the time; and that of a semidefinite relaxation until its squares are lifted. [L1377]
 _TIME, _SHARE = {"cut": 3.0, "lift": 1.0, "squares": 3.0}, 0.5
@@ -75,8 +77,9 @@ class Certificate:
         Objective without entropy of the plan of the result, in float64 and at exact weights.
     best_value : float
         The least of all plans that the bounds have come by; at most ``value``.
-    plan : scipy.sparse.csr_array, shape (n, m), float64
+    plan : scipy.sparse.csr_array, shape (n, m), float64, or None
         A plan of ``best_value``: ``solve(..., init=certificate.plan.toarray())`` goes on from it.
+        ``None`` where there are too many points for tables.
     rounding : float
         What both values may be off by.
     seconds : float
@@ -89,7 +92,7 @@ class Certificate:
     proof: Proof
     value: float
     best_value: float
-    plan: scipy.sparse.csr_array
+    plan: scipy.sparse.csr_array | None
     rounding: float
     seconds: float
 
@@ -154,6 +157,29 @@ def make_certificate(
     )  # fmt: skip
 
 
+def certificate_of_points(
+    question: Points,
+    plan: Plan,
+    *,
+    seconds: float,
+    gap: float,
+    scale: tuple[float, float],
+) -> Certificate:
+    """Bound a problem between too many points for tables, beside a plan of exact weights."""
+    start = monotonic()
+    read = question.read(plan)
+    planes = StreamedPlanes(question, read, gap, plan.device)
+    planes.run(seconds - (monotonic() - start), gap)
+    bound, value = planes.proof(), question.value(read)
+    metrics = "sqeuclidean", "sqeuclidean"
+    proof = Proof(bound.method, bound.value, False, question.alpha, metrics, scale, bound.arrays)
+    return Certificate(
+        bound.value, max(value - bound.value, 0.0), bound.method,
+        replace(proof, digest=digest_of(proof)), value, planes.value, None, question.rounding,
+        monotonic() - start,
+    )  # fmt: skip
+
+
 def _bounds(
     question: Question,
     best: Incumbent,
@@ -185,7 +211,8 @@ def _bounds(
     for place, way in enumerate(ways):
         left = max(end - monotonic(), 0.0) * _TIME[way] / sum(_TIME[one] for one in ways[place:])
         if way == "cut":
-            planes = CuttingPlanes(question, best.plan, gap)
+            transport = Transport(question.a, question.b, question.allowed)
+            planes = CuttingPlanes(question, best.plan, gap, transport)
             planes.run(left, gap)
             best.see(planes.plan)
             yield planes.proof()

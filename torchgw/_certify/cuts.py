@@ -16,15 +16,16 @@ References
 """
 
 from time import monotonic
+from typing import Any, Protocol
 
 import numpy as np
 import scipy
 
-from torchgw._certify.question import Question
+from torchgw._certify.question import Factors
 from torchgw._certify.tables import Bound
 from torchgw._certify.vertices import Places, Polytope
 from torchgw._problem.limits import CPU
-from torchgw._sinkhorn.duals import Array, ProductCost, Transport, largest_pairing
+from torchgw._sinkhorn.duals import Array, ProductCost, largest_pairing
 
 # Numbers whose square is followed exactly: a polytope in ten dimensions has tens of thousands of
 # vertices after fifty cuts. Vertices at most. [L1354, L1551]
@@ -43,18 +44,47 @@ _DEPTH = 1.25
 _GAIN = 1e-9
 
 
+class Objective(Protocol):
+    """What cutting planes ask of a problem, whose plans are of a kind that it reads."""
+
+    @property
+    def a(self) -> Array: ...
+    @property
+    def b(self) -> Array: ...
+    @property
+    def alpha(self) -> float: ...
+    @property
+    def method(self) -> str: ...
+    @property
+    def factors(self) -> tuple[Factors, Factors]: ...
+    @property
+    def linear(self) -> ProductCost: ...
+    @property
+    def constant(self) -> float: ...
+    @property
+    def tables(self) -> dict[str, Array]: ...
+    def value(self, plan: Any) -> float: ...
+
+
+class Solver(Protocol):
+    """What proves cuts: `Transport`, or prices without an exact solution."""
+
+    prices: Array
+
+    def reach(self, cost: ProductCost, floor: float, enough: float) -> tuple[Any, Array, float]: ...
+
+
 class CuttingPlanes:
     """The cuts, the polytope that they leave, and the best plan so far."""
 
-    def __init__(self, question: Question, plan: Array, gap: float) -> None:
-        self.question = question
-        self._transport = Transport(question.a, question.b, question.allowed)
+    def __init__(self, question: Objective, plan: Any, gap: float, solver: Solver) -> None:
+        self.question, self._transport, self._gap = question, solver, gap
         (u, sigma), (v, tau) = question.factors
         self._left, self._right = np.repeat(u, v.shape[1], 1), np.tile(v, (1, u.shape[1]))
         self._c = c = 2 * question.alpha * np.outer(sigma, tau).ravel()
         low, high = self._ranges()
         self.plan, self.value = plan, question.value(plan)
-        _, z = self._read(scipy.sparse.coo_array(plan))
+        _, z = self._read(plan)
         matter = np.where(c > 0, c * (high - low) ** 2, 0)
         order = np.argsort(-matter)
         # what the secants of those from each on are below the squares at most
@@ -101,8 +131,9 @@ class CuttingPlanes:
         low = [-largest_pairing(-u, a, v, b) for u, v in pairs]
         return np.array(low), np.array([largest_pairing(u, a, v, b) for u, v in pairs])
 
-    def _read(self, plan: scipy.sparse.coo_array) -> tuple[float, Array]:
+    def _read(self, plan: Any) -> tuple[float, Array]:
         """Compute t and z of a plan."""
+        plan = scipy.sparse.coo_array(plan)
         z = np.einsum("ik,ik->k", self._left, plan @ self._right)
         return self.question.linear.of(plan), z
 
@@ -118,8 +149,7 @@ class CuttingPlanes:
         The prices to begin with are a mean of those of the cuts ``near``, or those of the nearest.
         Return z of the plan there, if there is one, after the best has seen it.
         """
-        left, right, own = self._linear
-        cost = ProductCost(np.hstack([left, self._u * slope]), np.hstack([right, self._v]), own)
+        cost = self._cost(slope)
         if self._slopes:
             away = (np.array(self._slopes) - slope) * self._width
             if near is None:
@@ -143,8 +173,15 @@ class CuttingPlanes:
         self._potentials.append(f)
         self._heights.append(height)
         self._prices.append(self._transport.prices)
-        if plan is None:
-            return None
+        return None if plan is None else self._see(plan)
+
+    def _cost(self, slope: Array) -> ProductCost:
+        """Make the linear problem of a slope."""
+        left, right, own = self._linear
+        return ProductCost(np.hstack([left, self._u * slope]), np.hstack([right, self._v]), own)
+
+    def _see(self, plan: Any) -> Array:
+        """Keep a plan that costs less than the best, and return its z."""
         t, z = self._read(plan)
         value = self.question.constant + t - float(self._c @ z**2)
         if value < self.value:
@@ -200,11 +237,9 @@ class CuttingPlanes:
         names[used + 2 * dim] = 2 * dim + np.arange(len(used))
         # the first cut is the floor of t
         kept = np.append(0, used + 1)
-        (u, sigma), (v, tau) = self.question.factors
-        r, s = self.question.rows
-        return Bound("cutting planes", min(self._least()[0], self.value), {
-            "r": r, "s": s, "u": u, "v": v, "sigma": sigma, "tau": tau,
-            "active": self._active, "touched": self._touched, "cap": np.array([self._cap]),
+        return Bound(self.question.method, min(self._least()[0], self.value), {
+            **self.question.tables, "active": self._active, "touched": self._touched,
+            "cap": np.array([self._cap]),
             "slopes": np.array(self._slopes)[kept], "heights": np.array(self._heights)[kept],
             "potentials": np.array(self._potentials)[kept],
             "faces": names[faces].astype(np.int32),

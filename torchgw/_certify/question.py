@@ -51,6 +51,15 @@ class Question:
     # the pairs that may hold mass (n, m); None: all
     allowed: NDArray[np.bool_] | None = None
 
+    # the name of its cutting planes
+    method: str = "cutting planes"
+
+    @property
+    def tables(self) -> dict[str, Array]:
+        """What a proof by cutting planes says of the tables."""
+        (r, s), ((u, sigma), (v, tau)) = self.rows, self.factors
+        return {"r": r, "s": s, "u": u, "v": v, "sigma": sigma, "tau": tau}
+
     @property
     def shape(self) -> tuple[int, int]:
         """Points of both sides."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -33,6 +34,11 @@ _DIGITS = 1e-10
 # Sums of squares of whole distances up to which values are told apart; what rounding is then, in
 # units of what they differ by. [L1377]
 _WHOLE, _SLACK = 1e9, 1e-5
+# The method that needs points, not tables.
+_POINTS = "cutting planes of points"
+# What a cut or a factor may be off by, as a share of the largest cost: it is taken off. A rotation,
+# and entries that are computed together. Choices.
+_MISSED, _TURNED, _TOGETHER = 1e-6, 1e-12, 2**17
 
 
 class Verified(NamedTuple):
@@ -131,8 +137,12 @@ def verify(
         "is not as it was made: its numbers do not have its digest. Use the original, or "
         "`result.certify()` again.",
     )
-    known = ", ".join(_METHODS)
-    _check(proof.method in _METHODS, f"is by {proof.method!r:.40}; known: {known}.")
+    known = ", ".join([*_METHODS, _POINTS])
+    _check(proof.method in [*_METHODS, _POINTS], f"is by {proof.method!r:.40}; known: {known}.")
+    if proof.method == _POINTS:
+        _check(M is None and allowed is None, "is about problems without `M` and `allowed`.")
+        bound, own, size = _of_points(proof, X, Y, a, b)
+        return _verified(proof, bound, own, size)
     x, y = (
         _table(name, points, table, metric) * scale
         for name, points, table, metric, scale in zip(
@@ -159,9 +169,14 @@ def verify(
     first, second = (part / part.sum() for part in weights)
     data = _Data(x, y, first, second, linear, proof.alpha, size, proof.matchings)
     bound, own = _METHODS[proof.method](data, proof.arrays)
-    rounding = own + _ROUNDINGS * np.finfo(float).eps * (n + m) * size
     if not linear.any() and (data.D_X % 1 == 0).all() and (data.D_Y % 1 == 0).all():
         bound = _attainable(bound, data)
+    return _verified(proof, bound, own, (n + m) * size)
+
+
+def _verified(proof: Proof, bound: float, own: float, size: float) -> Verified:
+    """Compare a bound with what is claimed; ``size`` is the largest cost times the points."""
+    rounding = own + _ROUNDINGS * np.finfo(float).eps * size
     _check(
         proof.value <= bound + rounding + _DIGITS * size,
         f"does not hold for these data: it claims {proof.value:.9g}, and {bound:.9g} is what "
@@ -209,6 +224,21 @@ def _least(cost: Array, f: Array, data: _Data) -> float:
     """Bound <cost, P>: f_i + g_j <= cost_ij for the g that is made here."""
     used = data.b > 0
     return float(data.a @ f + data.b[used] @ (cost[:, used] - f[:, None]).min(0))
+
+
+def _least_of(cost: Any, moved: Array, v: Array, f: Array, data: _Data) -> float:
+    """Do the same for a cost of factors, x y' + own + moved v', some rows at a time."""
+    x, y, own = cost
+    left, right = np.column_stack([x, moved, -f]), np.column_stack([y, v, np.ones(len(v))]).T
+    low, rows = np.full(len(v), np.inf), max(1, _TOGETHER // len(v))
+    for start in range(0, len(left), rows):
+        part = slice(start, start + rows)
+        block = left[part] @ right
+        if own is not None:
+            block += own[part]
+        np.minimum(low, block.min(0), out=low)
+    used = data.b > 0
+    return float(data.a @ f + data.b[used] @ low[used])
 
 
 def _squares(data: _Data, arrays: dict[str, Any]) -> tuple[float, float]:
@@ -319,7 +349,7 @@ def _lifting(data: _Data, arrays: dict[str, Any]) -> tuple[float, float]:
                 rest[i, :] = rest[:, j] = np.inf
                 rest[i, j] = own
             worst = min(worst, float(rest.min()))
-    local = f @ data.a + g @ data.b
+    local = np.where(np.isinf(data.M), np.inf, f @ data.a + g @ data.b)
     # what is too low by half of the worst holds
     return _least(local, arrays["f"], data) + worst / 2, _sign(data)
 
@@ -333,6 +363,42 @@ def _cutting_planes(data: _Data, arrays: dict[str, Any]) -> tuple[float, float]:
     missed = [np.abs((u * sigma) @ u.T - G_X).max(), np.abs((v * tau) @ v.T - G_Y).max()]
     most = [np.abs(G_X).max(), np.abs(G_Y).max()]
     off = 2 * data.alpha * float(missed[0] * (most[1] + missed[1]) + missed[1] * most[0])
+    _check(off <= _MISSED * data.size, "has a factor that does not hold.")
+    cost = np.zeros((len(u), 0)), np.zeros((len(v), 0)), linear
+    bound, beside = _cut(constant, cost, ((u, sigma), (v, tau)), data, arrays)
+    return bound, off + beside
+
+
+def _of_points(proof: Proof, X: Any, Y: Any, a: Any, b: Any) -> tuple[float, float, float]:
+    """Do the same for squared Euclidean distances that are not stored, and say how large F is."""
+    sides, spread, squares = [], [], 0.0
+    for name, points, scale, weight in zip("XY", (X, Y), proof.scale, (a, b), strict=True):
+        _check(proof.metrics["XY".index(name)] == "sqeuclidean", "is about squared distances.")
+        _check(points is not None, f"is about points: pass `{name}`.")
+        x = np.asarray(points, dtype=float) * np.sqrt(scale)
+        w = np.full(len(x), 1 / len(x)) if weight is None else np.asarray(weight, dtype=float)
+        w, turn = w / w.sum(), proof.arrays["axes_" + name.lower()]
+        turned = np.abs(turn @ turn.T - np.eye(x.shape[1])).max() <= _TURNED
+        _check(turned, "has axes that are no rotation.")
+        x = (x - w @ x) @ turn
+        # D = r 1' + 1 r' - 2 x x'
+        r = (x**2).sum(1)
+        squares += 2 * w @ r**2 + 2 * (w @ r) ** 2 + 4 * (((x.T * w) @ x) ** 2).sum()
+        sides.append((x * np.sqrt(2), -np.ones(x.shape[1])))
+        spread.append((r, w))
+    (r, p), (s, q) = spread
+    size = proof.alpha * 16 * float(r.max() + s.max()) ** 2
+    data = _Data(x[:0], x[:0], p, q, x[:0], proof.alpha, size, proof.matchings)
+    _check(proof.alpha == 1 and not proof.matchings, "is about plans without a linear cost.")
+    constant = float(squares - 4 * (p @ r) * (q @ s))
+    linear = -4 * r[:, None], s[:, None], None
+    bound, off = _cut(constant, linear, (sides[0], sides[1]), data, proof.arrays)
+    return bound, off, (len(p) + len(q)) * size
+
+
+def _cut(constant: float, linear: Any, factors: Any, data: _Data, arrays: dict[str, Any]) -> Any:
+    """Check the cuts of F = constant + <linear, P> - 2 alpha tr(G_X P G_Y P'), and bound it."""
+    (u, sigma), (v, tau) = factors
     left, right = np.repeat(u, v.shape[1], 1), np.tile(v, (1, u.shape[1]))
     c = 2 * data.alpha * np.outer(sigma, tau).ravel()
     pairs = list(zip(left.T, right.T, strict=True))
@@ -346,12 +412,18 @@ def _cutting_planes(data: _Data, arrays: dict[str, Any]) -> tuple[float, float]:
     away = np.isin(np.arange(len(c)), kept, invert=True)
     slope = np.where(away, np.where(c > 0, -c * (low + high), -2 * c * z), 0.0)
     constant += float(np.where(c > 0, c * low * high, c * z**2)[away].sum())
-    linear = linear + (left * slope) @ right.T
+
     # every plan meets every cut t + w . z >= h
-    cuts = list(zip(arrays["slopes"], arrays["heights"], arrays["potentials"], strict=True))
-    left, right = left[:, kept], right[:, kept]
-    off = max([off, *(h - _least(linear + (left * w) @ right.T, f, data) for w, h, f in cuts)])
-    _check(off <= 1e-6 * data.size, "has a cut or a factor that does not hold.")
+    def missed(w: Array, height: float, f: Array) -> float:
+        whole = slope.copy()
+        whole[kept] = w
+        moved = u @ whole.reshape(u.shape[1], -1)
+        return float(height - _least_of(linear, moved, v, f, data))
+
+    with ThreadPoolExecutor() as threads:
+        cuts = (arrays[name] for name in ("slopes", "heights", "potentials"))
+        off = max(0.0, *threads.map(missed, *cuts))
+    _check(off <= _MISSED * data.size, "has a cut that does not hold.")
     bound, outside = _least_vertex(c[kept], low[kept], high[kept], arrays)
     return constant + bound, off + outside
 

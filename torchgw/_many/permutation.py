@@ -11,6 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from torchgw._batch.anneal import objectives
+from torchgw._batch.packing import LARGEST, Packed, make_stack
 from torchgw._boundary.arrays import (
     as_labels,
     make_generator,
@@ -21,10 +23,12 @@ from torchgw._boundary.arrays import (
 from torchgw._boundary.checks import check_choice, check_count, reject_unknown
 from torchgw._boundary.graphs import as_graph
 from torchgw._errors import ConvergenceWarning, GraphWarning, InvalidInputError, SearchWarning
+from torchgw._many.questions import epsilons
 from torchgw._many.solve_many import scaled, solve_batch
 from torchgw._many.spaces import Listed, Measure, check_measure, read_spaces
 from torchgw._problem.named import DistanceName, ScaleName, pair_of_distances
 from torchgw._results.base import Result
+from torchgw._solve.table import check_options
 from torchgw._typing import Array, Seed
 
 Null = Literal["auto", "rotated", "columns", "entries", "rewired"]
@@ -284,8 +288,10 @@ def test(
         Spaces that are drawn.
     distances, n_neighbors, scale, epsilon, n_init, max_iter
         As in :func:`torchgw.solve_many`, the same for all problems. Few iterations from one start
-        do: what counts is that none is solved better than others. With ``n_init=None`` or more
-        iterations the test sees more of a match, and takes longer.
+        do: what counts is that none is solved better than others. From one start all
+        ``max_iter`` are taken, in float32, as epsilon falls to its target, and the last linear
+        problem is solved in float64. With ``n_init=None`` or more iterations the test sees more of
+        a match, and takes longer.
     device : torch.device or str, optional
         Where to compute; by default where the inputs are.
     random_state : int, generator or None
@@ -315,6 +321,7 @@ def test(
     """
     check_count("n_permutations", n_permutations)
     check_choice("null", null, get_args(Null))
+    check_options(epsilon=epsilon, max_iter=max_iter, n_init=n_init)
     sides = [
         Listed.of(name, None if space is None else [space], None if table is None else [table])
         for name, space, table in (("X", X, D_X), ("Y", Y, D_Y))
@@ -335,17 +342,34 @@ def test(
             drawn = _drawn(
                 chosen, sides[1], target, count - first, measure, read, generator, first=first
             )
-            with warnings.catch_warnings():
-                # ends of few steps are what is compared
-                warnings.simplefilter("ignore", ConvergenceWarning)
-                warnings.simplefilter("ignore", SearchWarning)
-                batch = solve_batch(
-                    source.expand(count, -1, -1), drawn, scale=None, epsilon=epsilon,
-                    n_init=n_init, max_iter=max_iter, plans=False,
-                )  # fmt: skip
-            found.append(to_numpy(batch.objective))
+            if n_init == 1 and max(len(source), drawn.shape[1]) <= LARGEST:
+                found.append(to_numpy(_in_step(source, drawn, epsilon, max_iter)))
+            else:
+                with warnings.catch_warnings():
+                    # ends of few steps are what is compared
+                    warnings.simplefilter("ignore", ConvergenceWarning)
+                    warnings.simplefilter("ignore", SearchWarning)
+                    batch = solve_batch(
+                        source.expand(count, -1, -1), drawn, scale=None, epsilon=epsilon,
+                        n_init=n_init, max_iter=max_iter, plans=False,
+                    )  # fmt: skip
+                found.append(to_numpy(batch.objective))
     values = np.concatenate(found)
     return _compared(values[0], values[1:], chosen, seed)
+
+
+def _in_step(source: Tensor, drawn: Tensor, epsilon: float | str, steps: int) -> Tensor:
+    """Compute the objectives of a space (n, n) and each of those drawn, (count, m, m)."""
+    x, y = (
+        make_stack(
+            part, part.new_full(part.shape[:2], 1 / part.shape[1]),
+            part.new_full(part.shape[:1], part.shape[1], dtype=torch.int64),
+        )
+        for part in (source[None], drawn)
+    )  # fmt: skip
+    every, one = torch.arange(len(drawn), device=drawn.device), torch.ones_like(y.spreads)
+    target = float(epsilons(epsilon, 1)[0])
+    return objectives(Packed(x, y, 0 * every, every, one, target * one, one), steps)
 
 
 def _compared(observed: float, drawn: Any, null: str, seed: int) -> MatchTest:

@@ -172,7 +172,9 @@ class Facts(NamedTuple):
     free: int  # bytes that can be allocated, if three float64 tables of a plan may be too many
     sparse: bool = False  # whether both sides are stored tables of mostly zeros, and large
     restricted: bool = False  # whether some pairs may hold no mass
-    listed: bool = False  # whether these are read from labels or from a list, without a table
+    # pairs of points whose streaming takes as long as reading those that are allowed from labels
+    # or from a list; zero if a table says what is, or nothing does
+    listed: float = 0.0
     one_plan: bool = False  # whether marginals and what is allowed leave one plan
     spread: float = float("nan")  # natural scale of the cost; zero where every plan costs the same
     epsilon: float = float("nan")
@@ -195,7 +197,8 @@ class Facts(NamedTuple):
             assignment=is_assignment(problem.marginals), graphs=graphs,
             restricted=problem.support is not None or problem.restriction is not None,
             one_plan=rule is None and problem.has_one_plan,
-            listed=problem.restriction is not None, sparse=_is_sparse(source, target),
+            listed=0.0 if problem.restriction is None else problem.restriction.work(),
+            sparse=_is_sparse(source, target),
             clouds=any(isinstance(side, PointDistance) for side in (source, target)),
             free=known_free(3 * 8 * source.n * target.n, source.device),
         )  # fmt: skip

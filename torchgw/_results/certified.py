@@ -1,5 +1,6 @@
 """The problem of a result as it is certified: in float64, of the data that were given."""
 
+import math
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,10 +12,12 @@ import torch
 from torch import Tensor
 
 from torchgw._boundary.arrays import to_numpy
-from torchgw._certify.certificate import Certificate, make_certificate
+from torchgw._certify.certificate import Certificate, certificate_of_points, make_certificate
+from torchgw._certify.cuts import ACTIVE
 from torchgw._certify.question import Question
+from torchgw._certify.streamed import Points
 from torchgw._errors import SearchWarning, UnsupportedError, warn_user
-from torchgw._plans.transport import round_to_marginals
+from torchgw._plans.transport import TransportPlan, round_to_marginals
 from torchgw._problem.limits import limits_of
 from torchgw._problem.problem import stored_matrix
 from torchgw._results.mapping import Extension
@@ -55,7 +58,7 @@ def question_of(extension: Extension, weights: Marginals) -> Question:
 
 def certify(
     extension: Extension,
-    weights: Marginals,
+    solved: TransportPlan,
     plan: Callable[[], Tensor],
     *,
     seconds: float,
@@ -63,7 +66,10 @@ def certify(
     matchings: bool,
 ) -> Certificate:
     """Certify the plan (n, m) of a result."""
-    question, spaces = question_of(extension, weights), extension.spaces
+    spaces, most = extension.spaces, limits_of(solved.device).certified_points
+    if max(solved.shape) > most:
+        return _certify_points(extension, solved, seconds=seconds, gap=gap, matchings=matchings)
+    question = question_of(extension, solved.weights)
     a, b = question.a, question.b
     if matchings and not question.is_assignment:
         raise UnsupportedError(
@@ -83,6 +89,28 @@ def certify(
         improve=improve,
         named=((metrics[0], metrics[1]), (float(spaces[0].scale), float(spaces[1].scale))),
     )  # fmt: skip
+
+
+def _certify_points(
+    extension: Extension, solved: TransportPlan, *, seconds: float, gap: float, matchings: bool
+) -> Certificate:
+    """Certify the plan of more points than tables hold, exact to its weights."""
+    known, (x, y) = extension.known, extension.spaces
+    check_covered(
+        known.loss.name, known.own is not None or extension.mass != 1.0, (x, y),
+        (known.distances(0), known.distances(1)),
+    )  # fmt: skip
+    if known.alpha < 1 or extension.allowed() is not None or matchings:
+        raise UnsupportedError(
+            "`certify` of so many points is for plans without a linear cost and pairs that are "
+            "known or allowed. Certify a sample of the points."
+        )
+    a, b = (part.double() / part.double().sum() for part in solved.weights)
+    X, Y = (to_numpy(side.points) * np.sqrt(side.scale) for side in (x, y))
+    scale, question = (float(x.scale), float(y.scale)), Points(X, Y, to_numpy(a), to_numpy(b))
+    return certificate_of_points(
+        question, solved.rounded(a, b), seconds=seconds, gap=gap, scale=scale
+    )
 
 
 def certified_solve(solve: Callable[..., Any], init: Any, asked: Options) -> Any:
@@ -106,7 +134,7 @@ def certified_solve(solve: Callable[..., Any], init: Any, asked: Options) -> Any
         warnings.simplefilter("ignore", SearchWarning)
         result = solve(init=init, asked=plain, covered=True)
         found = result.certify(left() or _SECONDS, gap=gap)
-        if found.best_value < found.value - found.rounding:
+        if found.plan is not None and found.best_value < found.value - found.rounding:
             again = plain.replace(search="auto", n_init=None, time_limit=left())
             other = solve(asked=again, init=found.plan.toarray())
             if other.report.objective < result.report.objective:
@@ -169,9 +197,12 @@ def check_covered(
             "without them to certify the balanced problem."
         )
     most, (n, m) = limits_of(providers[0].device).certified_points, (part.n for part in providers)
-    if max(n, m) > most:
+    squared = all(_metric(space) == "sqeuclidean" for space in spaces)
+    products = math.prod(space.points.shape[1] for space in spaces if space.points is not None)
+    if max(n, m) > most and not (squared and products <= ACTIVE):
         raise UnsupportedError(
-            f"`certify` takes up to {most:,} points a side; here are {n:,} and {m:,}. Use "
+            f"`certify` takes up to {most:,} points a side, or squared Euclidean distances with up "
+            f"to {ACTIVE} products of coordinates; here are {n:,} and {m:,}. Use "
             "`result.lower_bound`, or certify a sample of the points."
         )
     for name, space, provider in zip("XY", spaces, providers, strict=True):

@@ -193,7 +193,7 @@ def match(
         elif improved:
             graphs = _graphs(task, weights, capacity)
             if graphs is not None:
-                partners[rows] = _by_edges(graphs, rows, partners[rows])
+                partners[rows] = _by_edges(graphs, rows, partners[rows], plan.device)
             if _small(task) and (
                 graphs is None or len(rows) <= limits_of(plan.device).matched_points
             ):
@@ -283,12 +283,14 @@ def _graphs(task: _Task, weights: Tensor, capacity: Tensor) -> tuple[Edges, Edge
     return None if near is None or far is None else (near, far)
 
 
-def _by_edges(graphs: tuple[Edges, Edges], rows: Tensor, partners: Tensor) -> Tensor:
+def _by_edges(
+    graphs: tuple[Edges, Edges], rows: Tensor, partners: Tensor, device: torch.device
+) -> Tensor:
     """Improve partners of some rows of two graphs."""
     near, far = graphs
     chosen = rows.cpu().numpy()
     near = near if len(chosen) == near.n else near.among(chosen)
-    found = rematch_regions(near, far, partners.cpu().numpy(), MATCHING_TRIES)
+    found = rematch_regions(near, far, partners.cpu().numpy(), MATCHING_TRIES, device)
     return torch.from_numpy(found).to(partners.device)
 
 

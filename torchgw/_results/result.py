@@ -719,8 +719,9 @@ class GWResult(Result):
         InvalidInputError, InvalidTypeError
             For other arguments.
         UnsupportedError
-            With another loss, relaxed marginals, data in float32 or more than 5,000 points a side,
-            and if the result comes from a file that does not hold the distances.
+            With another loss, relaxed marginals or data in float32, with more than 5,000 points a
+            side unless their distances are squared Euclidean and of few coordinates, and if the
+            result comes from a file that does not hold the distances.
 
         Examples
         --------
@@ -741,7 +742,7 @@ class GWResult(Result):
         matchings = kind == "one_to_one"
         with torch.no_grad(), torch.autocast(plan.device.type, enabled=False):
             found = certify(
-                self._known(), plan.weights, lambda: self._certified_plan(kind),
+                self._known(), plan, lambda: self._certified_plan(kind),
                 seconds=float(seconds), gap=float(gap), matchings=matchings,
             )  # fmt: skip
         # kept as `lower_bound` is, which takes as long

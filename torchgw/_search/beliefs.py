@@ -7,15 +7,20 @@ with small odds, that the edge is lost. Without leaving out what came from there
 confirm themselves. On sparse graphs that finds partners where every linearisation at a blurred plan
 sees little more than degrees. It takes |edges of A| m numbers, and sums over edges alone.
 
-[1] J. Pearl. Probabilistic Reasoning in Intelligent Systems. Morgan Kaufmann 1988. For sparse
-random graphs: G. Piccioli, G. Semerjian, G. Sicuro, L. Zdeborova. Aligning random graphs with a
-sub-tree similarity message-passing algorithm. Journal of Statistical Mechanics 2022.
+A path of A would still fold upon itself in B, its third node where the first one is. So a node that
+tells a neighbour to be at l, next to j, does not count what its other neighbours say of j [2]: then
+it has a belief for every edge (l, j) of B, |edges of A| |edges of B| numbers in all.
+
+[1] J. Pearl. Probabilistic Reasoning in Intelligent Systems. Morgan Kaufmann 1988.
+
+[2] For sparse random graphs: G. Piccioli, G. Semerjian, G. Sicuro, L. Zdeborova. Aligning random
+graphs with a sub-tree similarity message-passing algorithm. Journal of Statistical Mechanics 2022.
 
 A matching of all nodes has regions that lie where others belong, with lost edges around them. The
 nodes of a region get new partners, the old ones of each other, by messages among them alone: what
-the rest of the matching keeps with a pair is evidence. It stays where no fewer edges are kept [2].
+the rest of the matching keeps with a pair is evidence. It stays where no fewer edges are kept [3].
 
-[2] P. Shaw. Using constraint programming and local search methods to solve vehicle routing
+[3] P. Shaw. Using constraint programming and local search methods to solve vehicle routing
 problems. Principles and Practice of Constraint Programming 1998.
 """
 
@@ -80,11 +85,12 @@ class Graph(NamedTuple):
         return cls(rows, columns, (table[rows, columns].abs() / largest).float(), len(table))
 
     @classmethod
-    def among(cls, edges: Edges, nodes: Array) -> Graph:
+    def among(cls, edges: Edges, nodes: Array, device: torch.device) -> Graph:
         """Keep the edges among some nodes, whose weights are at most one."""
         few = edges.among(nodes)
-        rows, columns, weights = map(
-            torch.from_numpy, (few.keys // few.n, few.columns, few.weights)
+        rows, columns, weights = (
+            torch.from_numpy(side).to(device)
+            for side in (few.keys // few.n, few.columns, few.weights)
         )
         return cls(rows, columns, weights.float(), few.n)
 
@@ -118,6 +124,33 @@ class Graph(NamedTuple):
         return torch.argsort(self.columns * self.nodes + self.rows)
 
 
+class Places(NamedTuple):
+    """Where the partner of a node may be; of some places, next to which node it does not look."""
+
+    node: Tensor  # (p,)
+    whole: slice  # the places that are nodes, which look next to all
+    beside: SparseRows  # (p, p) weights of the edges from a place to those that it looks at
+
+    @classmethod
+    def of(cls, graph: Graph, most: float) -> Places:
+        """Make one of every direction of an edge, and of every node; of nodes alone if too many."""
+        n, edges = graph.nodes, len(graph.rows)
+        every = torch.arange(n, device=graph.rows.device)
+        if n + edges > most:
+            return cls(every, slice(0, n), graph.matrix)
+        node, starts = torch.cat([graph.rows, every]), graph.starts
+        counts = starts.diff()[node]
+        owner = torch.repeat_interleave(counts)
+        within = torch.arange(len(owner), device=owner.device) - (counts.cumsum(0) - counts)[owner]
+        edge = starts[node[owner]] + within
+        # the edge to the node that a place does not look at has the number of that place
+        other = edge != owner
+        owner, edge = owner[other], edge[other]
+        starts = torch.searchsorted(owner, torch.arange(len(node) + 1, device=owner.device))
+        beside = SparseRows(starts.int(), graph.reverse[edge].int(), graph.weights[edge])
+        return cls(node, slice(edges, edges + n), beside)
+
+
 def believed_plan(
     source: Graph, target: Graph, marginals: Marginals, seed: int = 0, lost: Tensor | None = None
 ) -> Tensor:
@@ -138,16 +171,18 @@ def believed_plan(
     generator = torch.Generator("cpu").manual_seed(seed)
     noise = torch.randn(evidence.shape, generator=generator, device="cpu")
     evidence += noise.to(evidence).mul_(_NOISE)
-    messages = evidence.new_zeros(len(source.rows), m)
-    beside, reverse, column = target.matrix, source.reverse, torch.zeros_like(b)
-    parts = list(_parts(source, m))
+    most = limits_of(evidence.device).walks / max(1, len(source.rows))
+    node, whole, beside = Places.of(target, most)
+    messages = evidence.new_zeros(len(source.rows), len(node))
+    reverse, column = source.reverse, torch.zeros_like(b)
+    parts = list(_parts(source, len(node)))
     # points without weight stay where logarithms are finite
     b = b.clamp_min(torch.finfo(b.dtype).tiny)
     for number in range(_ROUNDS):
-        sums = evidence.clone()
+        sums = evidence[:, node]
         for nodes, edges, owner in parts:
             sums[nodes].index_add_(0, owner, messages[edges])
-        believed = _exponentials(sums + column)
+        believed = _exponentials(sums[:, whole] + column)
         v = torch.ones_like(b)
         for _ in range(_INNER):
             u = 1 / (believed @ v)
@@ -160,9 +195,9 @@ def believed_plan(
             evidence.add_(believed.log(), alpha=_REINFORCED)
         for nodes, edges, owner in parts:
             # what a node believes without what it was told by the one that it tells
-            told = sums[nodes][owner].sub_(messages[edges]).add_(column)
+            told = sums[nodes][owner].sub_(messages[edges]).add_(column[node])
             _exponentials(told)
-            told /= told.sum(1, keepdim=True)
+            told /= told[:, whole].sum(1, keepdim=True)
             said = (beside @ told.T.contiguous()).T.contiguous().div_(odds).log1p_()
             said *= source.weights[edges, None]
             places = reverse[edges]
@@ -170,10 +205,13 @@ def believed_plan(
     return believed.mul_(a[:, None])
 
 
-def rematch_regions(near: Edges, far: Edges, partners: Array, tries: float) -> Array:
+def rematch_regions(
+    near: Edges, far: Edges, partners: Array, tries: float, device: torch.device
+) -> Array:
     """Find partners (n,), an order of the same ones, that keep no less weight of edges.
 
-    Ends of edges are exchanged, and regions matched anew, so many `tries` for each node at most.
+    Ends of edges are exchanged, and regions matched anew by messages on a device, so many `tries`
+    for each node at most.
     """
     if not (len(near.keys) and len(far.keys)):
         return partners
@@ -184,12 +222,14 @@ def rematch_regions(near: Edges, far: Edges, partners: Array, tries: float) -> A
     largest = max(near.weights.max(), far.weights.max())
     near, far = (side._replace(weights=side.weights / largest) for side in (near, far))
     if len(near.keys) <= len(far.keys):
-        return used[_repaired(near, far, partners, tries)]
+        return used[_repaired(near, far, partners, tries, device)]
     # only of the graph that has fewer can all edges be kept
-    return used[_repaired(far, near, partners.argsort(), tries).argsort()]
+    return used[_repaired(far, near, partners.argsort(), tries, device).argsort()]
 
 
-def _repaired(near: Edges, far: Edges, partners: Array, tries: float) -> Array:
+def _repaired(
+    near: Edges, far: Edges, partners: Array, tries: float, device: torch.device
+) -> Array:
     """Match regions around lost edges anew, until each of these was tried in vain."""
     draw, idle, best = np.random.default_rng(0), 0, Ends(near, far, partners)
     for number in range(math.ceil(tries * near.n)):
@@ -199,8 +239,8 @@ def _repaired(near: Edges, far: Edges, partners: Array, tries: float) -> Array:
         edge = draw.choice(len(lost), p=lost / lost.sum())
         first = [int(best.rows[edge]), int(near.columns[edge])]
         nodes = _region(best, first, int(draw.choice(_SIZES)), draw)
-        state = Ends(near, far, _anew(best, nodes, number))
-        state.settle()
+        state = Ends(near, far, _anew(best, nodes, number, device))
+        state.settle(nodes)
         rounding = ROUNDING * state.unit
         idle = 0 if state.most > best.most + rounding else idle + 1
         if state.most >= best.most - rounding:
@@ -227,7 +267,7 @@ def _region(state: Ends, found: list[int], size: int, draw: np.random.Generator)
     return np.array(found[:size])
 
 
-def _anew(state: Ends, nodes: Array, seed: int) -> Array:
+def _anew(state: Ends, nodes: Array, seed: int, device: torch.device) -> Array:
     """Give some nodes new partners, the old ones of each other."""
     from scipy.optimize import linear_sum_assignment  # SciPy takes long to import
 
@@ -246,11 +286,11 @@ def _anew(state: Ends, nodes: Array, seed: int) -> Array:
     which, on, at = which[inside], on[inside], at[inside]
     lost = np.abs(near.degrees[nodes][:, None] - far.degrees[there]) / 2
     np.subtract.at(lost, (owner[which], at), near.weights[edge[which]] * far.weights[on])
-    share = torch.full((size,), 1 / size, device="cpu")
-    source, target = Graph.among(near, nodes), Graph.among(far, there)
-    evidence = torch.from_numpy(lost).float()
+    share = torch.full((size,), 1 / size, device=device)
+    source, target = Graph.among(near, nodes, device), Graph.among(far, there, device)
+    evidence = torch.from_numpy(lost).float().to(device)
     plan = believed_plan(source, target, Marginals(share, share), seed, evidence)
-    partners[nodes] = there[linear_sum_assignment(plan, maximize=True)[1]]
+    partners[nodes] = there[linear_sum_assignment(plan.cpu(), maximize=True)[1]]
     return partners
 
 
@@ -304,7 +344,7 @@ def _matching(source: Graph, target: Graph, marginals: Marginals, plan: Tensor) 
     from scipy.optimize import linear_sum_assignment  # SciPy takes long to import
 
     partners = linear_sum_assignment(plan.cpu(), maximize=True)[1]
-    partners = rematch_regions(source.edges, target.edges, partners, SEARCH_TRIES)
+    partners = rematch_regions(source.edges, target.edges, partners, SEARCH_TRIES, plan.device)
     found = torch.from_numpy(partners).to(plan.device)
     return torch.zeros_like(plan).scatter_(1, found[:, None], 1 / n)
 
@@ -326,13 +366,13 @@ def _exponentials(logarithms: Tensor) -> Tensor:
     return logarithms.sub_(logarithms.amax(1, keepdim=True)).clamp_min_(_NONE).exp_()
 
 
-def _parts(graph: Graph, m: int) -> Iterator[tuple[slice, slice, Tensor]]:
+def _parts(graph: Graph, width: int) -> Iterator[tuple[slice, slice, Tensor]]:
     """Divide nodes into parts: their places, those of their edges, and whose each of these is."""
     most = _AT_ONCE if graph.rows.is_cuda else _CACHED
     starts, first = graph.starts.tolist(), 0
     while first < graph.nodes:
         last = first + 1
-        while last < graph.nodes and (starts[last + 1] - starts[first]) * m <= most:
+        while last < graph.nodes and (starts[last + 1] - starts[first]) * width <= most:
             last += 1
         edges = slice(starts[first], starts[last])
         yield slice(first, last), edges, graph.rows[edges] - first

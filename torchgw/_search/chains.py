@@ -272,7 +272,7 @@ def _along_edges(problem: CoarseProblem, plan: Tensor) -> Tensor:
     from scipy.optimize import linear_sum_assignment  # SciPy takes long to import
 
     partners = linear_sum_assignment(plan[0].cpu(), maximize=True)[1]
-    partners = rematch_regions(near_edges, far_edges, partners, SEARCH_TRIES)
+    partners = rematch_regions(near_edges, far_edges, partners, SEARCH_TRIES, plan.device)
     return _matchings(torch.from_numpy(partners)[None], plan)
 
 

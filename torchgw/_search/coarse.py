@@ -383,18 +383,25 @@ def coarse_table(loss: Loss, side: SpreadPoints) -> Tensor:
     return table + (2 * side.square).sqrt() * itself
 
 
-def loss_spread(loss: Loss, sides: tuple[SpreadPoints, ...], weights: Marginals) -> float:
+def loss_spread(
+    loss: Loss, sides: tuple[SpreadPoints, ...], weights: Marginals, own: float = 0.0
+) -> float:
     """Return the standard deviation of the loss of two distances, less what either decides alone.
 
-    For the square loss that is 2 std(DX) std(DY). The ``weights`` are those of all points, which
-    the few of ``sides`` stand for.
+    For the square loss that is 2 std(DX) std(DY); it is at least the share ``own`` of what either
+    distance decides. The ``weights`` are those of all points, which the few of ``sides`` stand for.
     """
     (x, p), (y, q) = (_distribution(*pair) for pair in zip(sides, weights, strict=True))
     table = loss(*torch.meshgrid(x, y, indexing="ij"))
     largest = float(table.abs().max())
-    table = table - p @ table
-    table = table - (table @ q)[:, None]
+    column = p @ table
+    table = table - column
+    row = table @ q
+    table = table - row[:, None]
     spread = float((p @ table.square() @ q).sqrt())
+    if own > 0:
+        alone = float((p @ row.square()).sqrt()), float((q @ (column - q @ column).square()).sqrt())
+        spread = max(spread, own * sum(alone))
     # a spread of equal distances is rounding, and counts as zero
     return spread if spread > _ROUNDING * largest else 0.0
 

@@ -382,14 +382,18 @@ class Ends:
             self.step(_FIRST * (_LAST / _FIRST) ** share)
         self.settle()
 
-    def settle(self) -> None:
-        """Exchange until nothing helps."""
-        while self.step(0.0):
+    def settle(self, nodes: Array | None = None) -> None:
+        """Exchange until nothing helps; around some nodes only, if these alone have moved."""
+        edges = None
+        if nodes is not None:
+            beside = self.near.columns[self.near.beside(nodes)[1]]
+            edges = self.near.beside(np.union1d(nodes, beside))[1]
+        while self.step(0.0, edges):
             pass
 
-    def step(self, temperature: float) -> bool:
+    def step(self, temperature: float, edges: Array | None = None) -> bool:
         """Make exchanges that do not touch each other; tell whether they keep more than ever."""
-        p, q = self.listed()
+        p, q = self.listed(edges)
         self.perfect = not len(p)
         gains = self.gains(p, q) / self.unit
         if temperature:
@@ -411,11 +415,13 @@ class Ends:
             self.partners, self.nodes = self.best.copy(), self.best.argsort()
         return better
 
-    def listed(self) -> tuple[Array, Array]:
-        """List exchanges of nodes p and q that put an edge of p on a heavier one."""
-        here, to = self.here(), self.near.columns
-        light = here < self.heaviest[self.partners[to]]
-        p, anchor, here = self.rows[light], self.partners[to[light]], here[light]
+    def listed(self, edges: Array | None = None) -> tuple[Array, Array]:
+        """List exchanges of nodes p and q that put an edge of p, of all or some, on a heavier."""
+        some = slice(None) if edges is None else edges
+        rows, anchor = self.rows[some], self.partners[self.near.columns[some]]
+        here = self.far.at(self.partners[rows], anchor)
+        light = here < self.heaviest[anchor]
+        p, anchor, here = rows[light], anchor[light], here[light]
         owner, edge = self.far.beside(anchor)
         q = self.nodes[self.far.columns[edge]]
         useful = (self.far.weights[edge] > here[owner]) & (q != p[owner])

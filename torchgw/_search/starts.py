@@ -40,7 +40,7 @@ _WIDEST = 1 / 16
 # Divisor in place of a spread of zero. A choice.
 _TINY = 1e-300
 # Differences that are computed at once. [L1401]
-_TOGETHER = 2**24
+_TOGETHER = 2**20
 
 
 class Starts(NamedTuple):
@@ -292,9 +292,11 @@ def _chosen(mass: Tensor, count: int, generator: torch.Generator) -> Tensor:
 def _differences(dx: Tensor, dy: Tensor, source: Tensor, target: Tensor) -> Tensor:
     """Average squared differences of distances to pairs (S, k), (S, rows, m)."""
     found = dx.new_zeros(len(source), len(dx), len(dy))
+    apart = torch.empty_like(found)
     for one, other in zip(source.T, target.T, strict=True):
-        found += (dx[:, one].T[:, :, None] - dy[other][:, None, :]).square_()
-    return found / source.shape[1]
+        torch.sub(dx[:, one].T[:, :, None], dy[other][:, None, :], out=apart)
+        found.addcmul_(apart, apart)
+    return found.div_(source.shape[1])
 
 
 def _trimmed(

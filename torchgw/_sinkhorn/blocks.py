@@ -28,6 +28,9 @@ class Restriction(Protocol):
     def total(self) -> int:
         """Count the pairs of points that may hold mass."""
 
+    def work(self) -> float:
+        """Count the pairs of points whose streaming takes as long as a pass over these."""
+
     def hold(self, pairs: Indices) -> Tensor:
         """Tell which pairs may hold mass, (k,) bool."""
 
@@ -110,6 +113,10 @@ class Blocks(NamedTuple):
     def total(self) -> int:
         """Count the pairs of one group."""
         return int(self.partners().sum())
+
+    def work(self) -> float:
+        """Count the same: they are streamed."""
+        return float(self.total())
 
     def hold(self, pairs: Indices) -> Tensor:
         """Tell which pairs are of one group, (k,) bool."""

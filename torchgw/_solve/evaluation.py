@@ -450,10 +450,16 @@ def factored_linear(plan: TransportPlan, linear: Cost | None) -> float:
     if linear is None:
         return 0.0
     assert isinstance(linear, FactoredCost)
-    left, right, row, column = linear.to(torch.float64)
-    ones = torch.ones_like(column[:, None])
-    sums = plan @ torch.cat([right, column[:, None], ones], dim=1)
-    return float((sums[:, -2] + sums[:, -1] * row).sum() - (sums[:, :-2] * left).sum())
+    linear = linear.to(torch.float64)
+    ones = torch.ones_like(linear.column[:, None])
+    sums = plan @ torch.cat([linear.right, linear.column[:, None], ones], dim=1)
+    return moved_linear(linear, sums[:, :-1], sums[:, -1])
+
+
+def moved_linear(linear: FactoredCost, images: Tensor, masses: Tensor) -> float:
+    """Compute <M, P> from the row sums of P and its product with M's right factors and column."""
+    left, _, row, _ = linear.to(torch.float64)
+    return float((images[:, -1] + masses * row).sum() - (images[:, :-1] * left).sum())
 
 
 def falls_further(

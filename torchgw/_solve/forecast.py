@@ -81,6 +81,7 @@ def iteration_seconds(
         seconds = 1e-12 * (rates.make * facts.entries + _INNER * each)
     else:
         streamed = problem_seconds(facts.device, dtype, (facts.n, facts.m), rank)[1]
+        streamed *= (facts.listed or facts.entries) / facts.entries
         # tiles of the plan are empty where points lie on curves; for clouds nearly all are kept
         seconds = tiled_seconds(streamed) if tiled and not facts.clouds else streamed
     if gradient != "dense":

@@ -32,6 +32,7 @@ from torchgw._solve.evaluation import (
     evaluate_extended,
     factored_linear,
     judge,
+    moved_linear,
     settle,
     weighted_means,
 )
@@ -289,13 +290,19 @@ def _half(
     blocks = points.order.point.split(max(points.order.width, width_of(cost.shape, device)))
     count = min(len(blocks), -(-n // _PART[device]))
     potential, found = other.new_empty(n), list[tuple[Tensor, Tensor, float]]()
+    tables = [factors]
+    if linear is not None:
+        tables += [part.to(factors.dtype) for part in (linear.right, linear.column[:, None])]
     for first in range(count):
         some = torch.cat(blocks[first::count])
         prepared = _prepare(strategy, cost.rows(some), Marginals(weights.a[some], weights.b))
         potential[some] = own = prepared.softmin(other, axis=1)
         plan = TransportPlan.of(prepared, Potentials(own, other))
-        means, shares = weighted_means(plan, factors)
-        moved = factored_linear(plan, linear and linear.rows(some))
+        means, shares = weighted_means(plan, torch.cat(tables, dim=1))
+        means, images = means.split([factors.shape[1], means.shape[1] - factors.shape[1]], dim=1)
+        moved = 0.0
+        if linear is not None:
+            moved = moved_linear(linear.rows(some), images, weights.a[some])
         found.append((encode(some, means).vector(), plan.T @ shares, moved))
     couplings, masses, moves = zip(*found, strict=True)
     return _Half(

@@ -418,7 +418,10 @@ MOVES = (
             _strict(facts, options) and options.search != "fast" and facts.square
             and facts.linear is None and not any(facts.directed) and not facts.restricted
         ),
-        lambda limits: f"{limits.messages:,.0f} edges times nodes; any number among chains",
+        lambda limits: (
+            f"{limits.messages:,.0f} edges times nodes; any number among chains; without turning "
+            f"back {limits.walks:,.0f} edges times edges"
+        ),
     ),
     Move(
         "open", "a few chains beside the optima of few points",

@@ -64,6 +64,8 @@ _MISSES = 5
 # Sinkhorn iterations of one linearisation, if the cost is stored or streamed: about as much work as
 # the linearisation itself. [L186]
 _INNER_ITERATIONS = {True: 50, False: 20}
+# Iterations between looks at the error of a group of points while epsilon falls. [L1605]
+_BLOCK_LOOK = 2
 # Logarithms that a step between two points may add to the difference of their potentials, over
 # epsilon; and exponent, with room, from which on float64 is zero. [L1374]
 _STEP, _UNDERFLOW = 50.0, 2000.0
@@ -119,13 +121,11 @@ def _solve_blocks(
 ) -> SinkhornResult:
     """Solve the problem of each group, to an error of its share of the mass."""
     begun = [(part, None) for part in prepared.parts] if start is None else prepared.split(start)
-    found = [
-        sinkhorn(
-            part, at, max_iter=max_iter, min_iter=min_iter,
-            tol=tol * float(part.problem.marginals.a.sum()),
-        )
-        for part, at in begun
-    ]  # fmt: skip
+    # all points go through the annealing, whose errors a few iterations reach
+    solve = partial(sinkhorn, max_iter=max_iter, min_iter=min_iter)
+    if tol >= ANNEALING_TOLERANCE:
+        solve = partial(solve, check_every=_BLOCK_LOOK)
+    found = [solve(part, at, tol=tol * float(part.problem.marginals.a.sum())) for part, at in begun]
     return SinkhornResult(
         Potentials(
             prepared.joined([one.potentials.f for one in found], 0),

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchgw._batch.costs import AUTO_EPSILON, AUTO_STEP
-from torchgw._batch.packing import LEAST_WEIGHT
+from torchgw._batch.packing import LEAST_WEIGHT, OWN_SHARE
 from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw._gradients.choose import check_products, make_gradient
 from torchgw._gradients.contract import Gradient
@@ -51,9 +51,6 @@ logger = logging.getLogger(__name__)
 # Largest epsilon, as a multiple of the spread of the cost or of one: products with it stay in the
 # range of float32. [L641]
 _LARGEST_EPSILON = 1e30
-# The scale of a relaxed cost is at least this share of the sum of both sides' variances; that
-# exceeds the product of the deviations where one is four times the other. [L298]
-_OWN_SHARE = 0.25
 # Anchor pairs to begin with: about 4 sqrt(n), within these. [L123]
 _ANCHORS = (256, 1024)
 # Points from whose distances the scale of a loss other than the square one is computed. [L298]
@@ -303,11 +300,12 @@ def natural_scale(problem: Problem, *, relaxed: bool) -> float:
         spreads = [distance_spread(*side) for side in sides]
         product = math.prod(spreads)
         if relaxed:
-            product = max(product, _OWN_SHARE * sum(spread**2 for spread in spreads))
+            product = max(product, OWN_SHARE * sum(spread**2 for spread in spreads))
         scale = 4 * problem.alpha * product
     else:
         near, far = (choose_points(*side, _SCALE_POINTS) for side in sides)
-        spread = loss_spread(problem.loss, directed_points((near, far), problem), weights)
+        own = OWN_SHARE if relaxed else 0.0
+        spread = loss_spread(problem.loss, directed_points((near, far), problem), weights, own)
         scale = 2 * problem.alpha * spread
     if problem.linear is not None:
         scale += (1 - problem.alpha) * linear_spread(problem.linear, problem.support)

@@ -48,6 +48,7 @@ _EXAMPLES = """examples:
   torchgw align cells.csv data.npz:atac -o out.npz --partners partners.csv --n-neighbors 15
   torchgw align a.csv:x,y b.csv --id-column name --label-column kind -o out.npz --time-limit 10m
   torchgw align cat.off dog.ply -o out.npz --partners partners.csv
+  torchgw --gpus 4 align large.npy other.npy -o folder/
   torchgw align atac.h5ad:obsm/X_lsi rna.h5ad:obsm/X_pca -o out.npz --distances cosine
 
 """
@@ -64,7 +65,17 @@ def add_align(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     )
     parser.set_defaults(run=align)
     _add_inputs(parser)
-    parser.add_argument("-o", "--output", required=True, type=Path, help=".npz file to write")
+    parser.add_argument(
+        "-o",
+        "--output",
+        required=True,
+        type=Path,
+        help=".npz file to write, or a folder for tables that are matched by rows",
+    )
+    parser.add_argument(
+        "--base", metavar="N", type=positive, help="rows of each side that tables matched by rows "
+        "are known by (default: 8192)",
+    )  # fmt: skip
     parser.add_argument(
         "--partners", metavar="FILE", type=Path,
         help=".csv or .tsv file to write: for each row of X its partner in Y, by their names",
@@ -200,6 +211,10 @@ def _row_numbers(name: str) -> Any:
 
 def align(options: argparse.Namespace) -> int:
     """Match two files and write the result."""
+    if not options.output.suffix:
+        return _align_rows(options)
+    if options.base is not None:
+        raise InvalidInputError("--base: only a folder, an output without .npz, has one. Drop it.")
     inputs = options.X, options.Y, options.a, options.b, options.linear_cost, options.allowed
     written = [check_output(options.output, (".npz",), *inputs)]
     if options.partners is not None:
@@ -234,6 +249,38 @@ def align(options: argparse.Namespace) -> int:
     if not (result.converged and complete):
         return EXIT_INCOMPLETE
     return EXIT_DOUBTFUL if result.is_ambiguous or result.doubt else EXIT_CONVERGED
+
+
+def _align_rows(options: argparse.Namespace) -> int:
+    """Match two tables by rows, and write what is found to a folder."""
+    names = "distance_matrices linear_cost allowed pairs same_labels id_column label_column"
+    for name in f"{names} partners dense plan sparse_topk".split():
+        if getattr(options, name):
+            flag = name.replace("_", "-")
+            raise InvalidInputError(
+                f"--{flag}: an output without .npz is a folder, for tables that are matched by "
+                "rows, by points alone. Name a .npz file."
+            )
+    settings = _solve_settings(options)
+    own: dict[str, Any] = {
+        name: settings.pop(name)
+        for name in ("epsilon", "device", "random_state")
+        if name in settings
+    }
+    if options.base is not None:
+        own["n_base"] = options.base
+    if rank() is not None and options.gpus is not None:
+        own.setdefault("device", "cuda")
+    result = torchgw.solve_rows(
+        options.X, options.Y, options.output, a=options.a, b=options.b, **own,
+        distributed=rank() is not None, options=torchgw.Options(**settings),
+    )  # fmt: skip
+    if not options.quiet and not rank():
+        print(f"status           {result.status}")
+        print(f"value            {result.value:.6g}")
+        print(f"marginal error   {result.marginal_error:.2e}")
+        print(f"{result.folder}/, {result.shape[0]} and {result.shape[1]} rows")
+    return EXIT_CONVERGED if result.converged else EXIT_INCOMPLETE
 
 
 def _read_sides(names: tuple[str, str], columns: tuple[str | None, str | None]) -> list[Side]:

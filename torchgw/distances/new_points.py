@@ -19,6 +19,8 @@ _BLOCK_ELEMENTS = 2**23
 # Points that determine the factors of a new point: at least so many, and so many per factor. [L312]
 _REFERENCE_POINTS = 2_000
 _REFERENCE_PER_FACTOR = 4
+# Known points next to a new one whose factors are averaged. [L1665]
+_NEAR = 8
 # Singular values below this share of the largest carry nothing but rounding. [L312]
 _PSEUDO_INVERSE_CUTOFF = 1e-12
 
@@ -161,3 +163,14 @@ def factor_rows(provider: DistanceProvider, reference: Tensor) -> Tensor:
     known = factors.matrix[reference].double() * factors.signs.double()
     found: Tensor = torch.linalg.pinv(known.T, rtol=_PSEUDO_INVERSE_CUTOFF)
     return found
+
+
+def averaged_factors(known: Tensor, factors: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
+    """Average the factors of the known points next to each point, (q, r); name the nearest, (q,).
+
+    Weights are inverse distances, so a copy of a known point has its factors.
+    """
+    length, at = nearest(known, points, min(_NEAR, len(known)))
+    share = torch.where(length[:, :1] == 0, (length == 0).double(), 1 / length)
+    share = share / share.sum(1, keepdim=True)
+    return torch.einsum("qk,qkr->qr", share, factors[at]), at[:, 0]

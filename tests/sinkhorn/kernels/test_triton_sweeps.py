@@ -22,9 +22,18 @@ from kernel_cases import (
 )
 
 from torchgw._sinkhorn.contract import Sweep, softmin_sweep
+from torchgw._sinkhorn.eager import EagerBackend
 from torchgw._sinkhorn.kernels import stored, sweeps
 from torchgw._sinkhorn.kernels.stored import SweepShape
-from torchgw._sinkhorn.problem import STRICT, Cost, DenseCost, LinearProblem, checked, softmin
+from torchgw._sinkhorn.problem import (
+    STRICT,
+    Cost,
+    DenseCost,
+    FactoredCost,
+    LinearProblem,
+    checked,
+    softmin,
+)
 from torchgw._tensors.cuda_graphs import GraphMemory
 from torchgw._triton_sinkhorn import TritonBackend, TritonProblem
 from torchgw._typing import Marginals, Potentials
@@ -338,3 +347,34 @@ def test_recorded_half_steps_are_those_of_the_definition(dtype):
         for ours, theirs in zip(found[:3], expected[:3], strict=True):
             assert_close(ours, theirs, dtype)
         assert bool(found.check[0])
+
+
+def test_streamed_sweeps_follow_potentials_that_go_far(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sums over a kernel made far away are of no use; a kernel that is not stored costs nothing."""
+    n, epsilon = 40, 3e-3
+    x = torch.linspace(0, 1, n, dtype=torch.float64, device=device)[:, None]
+    y = x**3
+    cost = FactoredCost(2 * x, y, (x**2)[:, 0], (y**2)[:, 0])
+    marginals = Marginals(*2 * (torch.full((n,), 1 / n, dtype=torch.float64, device=device),))
+    exact = EagerBackend().prepare(LinearProblem(cost, marginals, epsilon))
+    start = exact.half_steps(torch.zeros(n, dtype=torch.float64, device=device))
+
+    def usable() -> list[bool]:
+        prepared, state, other, usable = prepare(cost, marginals, epsilon=epsilon), start, start, []
+        for relaxation in (*20 * (1.0,), *5 * (1.5,)):
+            sweep = prepared.sweep(state, 2, relaxation)
+            expected = softmin_sweep(exact, other, 2, relaxation)
+            state, other = sweep.state, expected.state
+            usable.append(bool(sweep.check[0]))
+            if usable[-1]:
+                # a thousand roundings of exponents of size 1 / epsilon
+                assert float((sweep.g_next - expected.g_next).abs().max()) / epsilon < 1e-10
+        # further than a sweep can see from where it began
+        assert float((other.g - start.g).abs().max()) / epsilon > 40
+        return usable
+
+    assert all(usable())
+    monkeypatch.setattr(sweeps, "_FAR", float("inf"))
+    assert not all(usable())

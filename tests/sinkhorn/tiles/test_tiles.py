@@ -6,6 +6,7 @@ import math
 import pickle
 import warnings
 from importlib.util import find_spec
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -247,6 +248,22 @@ def test_two_levels_are_left_where_they_bring_less_for_their_price(make: Maker) 
     prepared.sweep(start, 1)
     assert two.price > 100
     assert tiling.made > 0
+
+
+def test_single_passes_choose_tiles_where_that_takes_less_than_it_saves() -> None:
+    """A GPU goes over ten billion entries once in the time in which it chooses their tiles."""
+    sizes = {size: Tiling((size, size), 128) for size in (100_000, 1_000_000)}
+    on = {
+        name: SimpleNamespace(device=torch.device(name), dtype=torch.float32)
+        for name in ("cpu", "cuda")
+    }
+    pays = {(size, name): sizes[size].pays(cost) for size in sizes for name, cost in on.items()}
+    assert pays == {(100_000, "cpu"): True, (100_000, "cuda"): False,
+                    (1_000_000, "cpu"): True, (1_000_000, "cuda"): True}  # fmt: skip
+    precise = SimpleNamespace(device=torch.device("cuda"), dtype=torch.float64)
+    assert sizes[100_000].pays(precise)
+    sizes[1_000_000]._memory.shares.append(0.6)
+    assert not any(sizes[1_000_000].pays(cost) for cost in (*on.values(), precise))
 
 
 def test_potentials_that_moved_too_far_are_not_trusted(make: Maker) -> None:

@@ -29,6 +29,9 @@ _GRAPH_BYTES = 2**28
 # Bytes of a cost up to which its kernel is made by the graph of the first sweep, from a copy of the
 # cost: to launch what makes it takes longer than to copy so much. [L1240]
 _COPIED_BYTES = 2**22
+# Powers of two by which potentials may be away from those of a kernel that is not stored: half as
+# many as make a sweep fail. [L1608]
+_FAR = 14.5
 
 
 class Workspace:
@@ -150,19 +153,43 @@ class TritonSweeper:
         self._workspace.iterate(self._step, relaxed, plain)
 
 
-def factored_sweeper(start: KernelPlan, tau: tuple[float, float]) -> TritonSweeper:
-    """Make sweeps by two half-steps per iteration, for any cost."""
-    cost, other = start.cost, start.cost.transpose()
-    workspace = Workspace(cost.shape, cost.dtype, cost.first.device)
-    workspace.prepare(start, tau, None if cost.rank == 0 else (cost.row, cost.column))
+class StreamedSweeper(TritonSweeper):
+    """Sweeps by two half-steps per iteration, for any cost, whose kernel is stored nowhere.
 
-    def step(
-        f: KernelSide, g: KernelSide, rules: tuple[Rule, Rule], bad: Tensor, turn: int
+    Once potentials are far from those of the kernel a sweep begins with one of its own, for which
+    nothing but vectors is computed: sums over a kernel that is too far away are of no use.
+    """
+
+    def __init__(self, start: KernelPlan, tau: tuple[float, float]) -> None:
+        cost = start.cost
+        super().__init__(
+            Workspace(cost.shape, cost.dtype, cost.first.device), self._step, start.potentials
+        )
+        self._plan, self._tau, self._transposed = start, tau, cost.transpose()
+        self._make(start.potentials)
+
+    def _make(self, potentials: Potentials) -> None:
+        """Make the kernel at some potentials."""
+        cost = self._plan.cost
+        self._workspace.prepare(
+            self._plan._replace(potentials=potentials),
+            self._tau,
+            None if cost.rank == 0 else (cost.row, cost.column),
+        )
+
+    def _step(
+        self, f: KernelSide, g: KernelSide, rules: tuple[Rule, Rule], bad: Tensor, turn: int
     ) -> None:
-        half_step_(cost, f, g, rules[0], bad)
-        half_step_(other, g, f, rules[1], bad)
+        half_step_(self._plan.cost, f, g, rules[0], bad)
+        half_step_(self._transposed, g, f, rules[1], bad)
 
-    return TritonSweeper(workspace, step, start.potentials)
+    def _run(self, relaxed: int, plain: bool) -> None:
+        vectors, device = self._workspace.vectors, self._workspace.shift.device
+        moved = torch.where(vectors.weight > 0, vectors.given - vectors.origin, 0.0)
+        recorded = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        if not recorded and float(moved.abs().max() * vectors.scale) > _FAR:
+            self._make(Potentials(*(vectors.given[part].clone() for part in self._workspace.sides)))
+        super()._run(relaxed, plain)
 
 
 def dense_sweeper(

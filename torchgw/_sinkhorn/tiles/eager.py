@@ -41,7 +41,7 @@ class TiledEagerProblem(TiledProblem):
             return self._all_tiles(start)
         sweeper = super().sweeper(start)
         # ranks share tiles, but would each go over all entries
-        tiled = self.tiling.pays() or self.backend.ranks is not None
+        tiled = self.tiling.pays(self.problem.cost) or self.backend.ranks is not None
         sparse = None if tiled else sparse_sweeper(self.problem, start)
         self.left_entries = sparse is not None
         return sparse or sweeper
@@ -100,7 +100,7 @@ class TiledEagerProblem(TiledProblem):
         return values, index
 
     def draw(self, potentials: Potentials, rows: Tensor, generator: torch.Generator) -> Tensor:
-        if not self.tiling.pays():
+        if not self.tiling.pays(self.problem.cost):
             return self.whole.draw(potentials, rows, generator)
         tiles, order = self.tiles, self.tiles.columns.order
         place = tiles.rows.order.place[rows]

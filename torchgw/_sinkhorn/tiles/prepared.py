@@ -270,13 +270,13 @@ class TiledProblem(PreparedProblem):
         return TwoLevelSweeper(self._engine, self.problem, self.tiling, self._all_tiles, start)
 
     def softmin(self, potential: Tensor, axis: int) -> Tensor:
-        if not self.tiling.pays():
+        if not self.tiling.pays(self.problem.cost):
             return self.whole.softmin(potential, axis)
         turned = self if axis == 1 else self.T
         return turned._conditional()._softmin(potential)
 
     def apply(self, potentials: Potentials, values: Tensor) -> Tensor:
-        if not self.tiling.pays():
+        if not self.tiling.pays(self.problem.cost):
             return self.whole.apply(potentials, values)
         return self._apply(potentials, values)
 
@@ -287,7 +287,7 @@ class TiledProblem(PreparedProblem):
     def topk(self, potentials: Potentials, k: int) -> tuple[Tensor, Tensor]:
         # A row whose k-th entry is not larger than what a skipped tile may hold is searched as a
         # whole.
-        if not self.tiling.pays():
+        if not self.tiling.pays(self.problem.cost):
             return self.whole.topk(potentials, k)
         cost, (a, b), epsilon, _ = self.problem
         values, index = self._conditional()._topk(potentials, k)

@@ -351,12 +351,14 @@ class Tiling:
         """Whether a cost is one whose tiles can be skipped."""
         return isinstance(cost, FactoredCost) and cost.shape == self.shape
 
-    def pays(self) -> bool:
-        """Whether tiles should be chosen for a single pass."""
-        # They should not where most tiles were kept the last time: the choice would then cost more
-        # than it saves. Sweeps choose once for many passes, and gain a second level.
-        shares = self._memory.shares
-        return not (shares and shares[-1] > _MOST_KEPT)
+    def pays(self, cost: Cost) -> bool:
+        """Whether tiles should be chosen for a single pass over a cost."""
+        # They should not where most tiles were kept the last time, or the choice takes as long as
+        # the pass, half of an iteration: it would cost more than it saves. Sweeps choose once for
+        # many passes, and gain a second level. Passes in float64 take many times as long.
+        shares, precise = self._memory.shares, cost.dtype == torch.float64
+        price = 0.0 if precise else 2 * self.price(cost.device.type, 1, 0)
+        return (shares[-1] if shares else 0.0) + price <= _MOST_KEPT
 
     @property
     def made(self) -> int:

@@ -1,0 +1,195 @@
+"""Tables that are matched by rows, from files to a folder: ``python -m benchmarks rows``.
+
+A spiral and a Swiss roll, or two noisy samples of one surface, are written to .npy files, block by
+block, and matched by ``torchgw.solve_rows`` in processes of one machine. One JSON line for each
+size and number of processes: seconds of the call (of base, cells and their solve; of the rows),
+the peak of each GPU and of each process, value, marginal error, Spearman's correlation of 32,768
+drawn rows and their partners, and a digest of the files.
+
+``--model FILE`` reads such lines, fits seconds = fixed + c n / processes to the last calls of each
+space, base and device, and prints it beside each row and for 1e8 and 1e9 rows a side. Memory of a
+process does not grow with the table; disk does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import itertools
+import json
+import multiprocessing
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.stats import spearmanr
+
+import torchgw
+from benchmarks.solves.scaling import surface
+from torchgw.datasets import spiral, swiss_roll
+
+_CHUNK, _DRAWN = 10**6, 32768
+
+
+def write(folder: Path, space: str, n: int) -> None:
+    """Write points and the true coordinate of both sides, some rows in each of some processes."""
+    shapes = {"": (n, 3), "_truth": (n,)}
+    for letter, (name, shape) in itertools.product("XY", shapes.items()):
+        np.lib.format.open_memmap(folder / f"{letter}{name}.npy", "w+", np.float32, shape)
+    parts = itertools.product([folder], [space], [n], "XY", range(0, n, _CHUNK))
+    with multiprocessing.get_context("spawn").Pool(max(1, min(16, n // _CHUNK))) as pool:
+        pool.starmap(_write, parts)
+
+
+def _write(folder: Path, space: str, n: int, letter: str, start: int) -> None:
+    """Draw some rows of a side."""
+    count, side = min(_CHUNK, n - start), "XY".index(letter)
+    seed = 2 * (start // _CHUNK) + side
+    if space == "spiral":
+        points, truth = (spiral, swiss_roll)[side](count, random_state=seed)
+    else:
+        points, truth = surface(count, seed)
+    # a spiral lies in the plane
+    points = np.pad(points, ((0, 0), (0, 3 - points.shape[1])))
+    for name, part in (("", points), ("_truth", truth)):
+        np.load(folder / f"{letter}{name}.npy", mmap_mode="r+")[start : start + count] = part
+
+
+def run(folder: Path, epsilon: Any, n_base: int, device: str, calls: int) -> None:
+    """Match the files in this process, one of several or alone; the first one tells."""
+    warnings.simplefilter("ignore")
+    rank, several = int(os.environ.get("RANK", "0")), "RANK" in os.environ
+    if device == "cuda":
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    if several:
+        torch.distributed.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo")
+    seconds = list[float]()
+    for _ in range(calls):
+        if rank == 0:
+            shutil.rmtree(folder / "out", ignore_errors=True)
+        if several:
+            torch.distributed.barrier()
+        begin = time.perf_counter()
+        result = torchgw.solve_rows(
+            folder / "X.npy", folder / "Y.npy", folder / "out", epsilon=epsilon, n_base=n_base,
+            device=device, distributed="auto", random_state=0,
+        )  # fmt: skip
+        seconds.append(round(time.perf_counter() - begin, 2))
+    peak = torch.cuda.max_memory_allocated() / 2**30 if device == "cuda" else 0.0
+    host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    if several:
+        peaks = [None] * torch.distributed.get_world_size()
+        torch.distributed.all_gather_object(peaks, [round(peak, 2), round(host, 2)])
+        torch.distributed.destroy_process_group()
+    else:
+        peaks = [[round(peak, 2), round(host, 2)]]
+    if rank == 0:
+        told = {"call_s": seconds, "peaks_gib": peaks}
+        print(json.dumps(told | {k: v for k, v in vars(result).items() if k not in _LEFT_OUT}))
+
+
+_LEFT_OUT = ("folder", "device")
+
+
+def judge(folder: Path, n: int) -> dict[str, Any]:
+    """Compare partners with the truth, and digest the files."""
+    result = torchgw.RowsResult(folder / "out")
+    truth = [np.load(folder / f"{letter}_truth.npy", mmap_mode="r") for letter in "XY"]
+    step, pairs = max(1, n // _DRAWN), []
+    for start in range(0, n, 2**20):
+        stop = min(start + 2**20, n)
+        partner = result.rows(start, stop)["partner"][::step]
+        pairs.append([truth[0][start:stop:step], truth[1][partner]])
+    first, second = np.concatenate(pairs, axis=1)
+    digest = hashlib.sha256()
+    for path in sorted((folder / "out").glob("[XY]-*.npz")):
+        digest.update(path.name.encode() + path.read_bytes())
+    return {
+        "spearman": abs(float(spearmanr(first, second).statistic)), "bits": digest.hexdigest()[:12]
+    }  # fmt: skip
+
+
+def report(path: Path) -> str:
+    """Describe the model of each kind of call, and what it predicts, as Markdown."""
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    kinds: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in rows:
+        kinds.setdefault((row["space"], row["base"], row["device"]), []).append(row)
+    lines = []
+    for (space, base, device), known in kinds.items():
+        if len({row["n"] / row["processes"] for row in known}) < 2:
+            continue
+        shares = np.array([[1.0, row["n"] / row["processes"]] for row in known])
+        taken = np.array([row["call_s"][-1] for row in known])
+        # as shares of what was taken, since sizes differ by powers of ten
+        weights = shares / taken[:, None]
+        fixed, each = np.linalg.lstsq(weights, np.ones(len(known)), rcond=None)[0]
+        gpu, host = np.max([peak for row in known for peak in row["peaks_gib"]], axis=0)
+        lines += [
+            f"{space}, base of {base:,}, {device}: {fixed:.3g} s and {each * 1e6:.3g} s for a "
+            f"million rows of a process; at most {gpu} GiB of a GPU and {host} of a host", "",
+            "| rows a side | processes | measured, s | model, s | error |", "|---" * 5 + "|",
+        ]  # fmt: skip
+        for row, (_, share), seconds in zip(known, shares, taken, strict=True):
+            said = fixed + each * share
+            lines.append(
+                f"| {row['n']:,} | {row['processes']} | {seconds} | {said:.3g} | "
+                f"{said / seconds - 1:+.0%} |"
+            )
+        for n, count in itertools.product((10**8, 10**9), (4, 8, 16, 64)):
+            lines.append(f"| {n:,} | {count} | - | {fixed + each * n / count:.3g} | - |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure each size in each number of processes."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks rows", description=__doc__)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[1_000_000])
+    parser.add_argument("--processes", type=int, nargs="+", default=[1])
+    parser.add_argument("--base", type=int, nargs="+", default=[2**13])
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--space", choices=("spiral", "surface"), default="spiral")
+    parser.add_argument("--calls", type=int, default=2, help="in one process; the first compiles")
+    parser.add_argument("--model", type=Path, help="predict from the JSON lines of a file")
+    parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.model is not None:
+        print(report(options.model))
+        return 0
+    epsilon: Any = 5e-4 if options.space == "spiral" else "auto"
+    if options.inside is not None:
+        run(options.inside, epsilon, options.base[0], options.device, options.calls)
+        return 0
+    for n in options.sizes:
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            write(folder, options.space, n)
+            for count in options.processes:
+                for base in options.base:
+                    launch = ["-m", "torch.distributed.run", "--standalone"]
+                    launch = [*launch, "--nproc-per-node", str(count)] if count > 1 else []
+                    inside = ["-m", "benchmarks", "rows", "--inside", name, "--base", str(base)]
+                    inside += ["--device", options.device, "--space", options.space]
+                    inside += ["--calls", str(options.calls)]
+                    done = subprocess.run(
+                        [sys.executable, *launch, *inside], capture_output=True, text=True,
+                        check=False, env={"OMP_NUM_THREADS": "1", **os.environ},
+                    )  # fmt: skip
+                    told = [line for line in done.stdout.splitlines() if line.startswith("{")]
+                    if not told:
+                        print(done.stderr[-3000:])
+                        return 1
+                    row = {"n": n, "space": options.space, "processes": count, "base": base}
+                    row["device"] = options.device
+                    print(json.dumps(row | json.loads(told[-1]) | judge(folder, n)), flush=True)
+    return 0

@@ -1,0 +1,229 @@
+"""Tables that are matched by rows: what is read, what is written, and that it is the plan."""
+
+from __future__ import annotations
+
+import resource
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+import torchgw
+from benchmarks.harness.storages import StorageMeter
+from torchgw import InvalidInputError
+from torchgw._boundary.rows import Rows
+from torchgw._variants import solve_rows as module
+from torchgw.cli import main
+
+N, M = 1_500, 1_300
+SMALL = {"epsilon": 5e-3, "n_base": 128, "block": 400, "device": "cpu"}
+pytestmark = [
+    pytest.mark.filterwarnings(f"ignore::torchgw.{name}Warning")
+    for name in ("Convergence", "Graph")
+]
+
+
+def curve(n, seed):
+    """Points along a bent curve, closer together at one end, and how far along each is."""
+    t = np.random.default_rng(seed).random(n) ** 2
+    return np.stack([np.cos(4 * t), np.sin(4 * t), t], axis=1), t
+
+
+(X, AT_X), (Y, AT_Y) = curve(N, 0), curve(M, 1)
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in sorted(folder.glob("*-*.npz"))}
+
+
+@pytest.fixture(scope="module")
+def solved(tmp_path_factory):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torchgw.solve_rows(X, Y, tmp_path_factory.mktemp("solved"), **SMALL)
+
+
+def test_partners_and_places_are_those_of_the_curve(solved):
+    for side, here, there, points in (("X", AT_X, AT_Y, Y), ("Y", AT_Y, AT_X, X)):
+        found = solved.rows(side=side)
+        missed = np.abs(there[found["partner"]] - here).mean()
+        assert missed < 0.03
+        assert np.linalg.norm(found["place"] - points[found["partner"]], axis=1).mean() < 0.1
+        part = solved.rows(395, 812, side=side)
+        assert all(np.array_equal(part[name], found[name][395:812]) for name in found)
+    assert solved.converged
+    assert solved.marginal_error < 0.02
+
+
+def test_rows_are_those_of_an_ordinary_solve(solved):
+    """Geodesics of 128 points stand for those of 1,500."""
+    whole = torchgw.solve(X, Y, epsilon=5e-3, distances="landmark", random_state=0)
+    assert solved.value == pytest.approx(whole.value, rel=0.03, abs=1e-4)
+    places = whole.transform(X)
+    assert np.abs(solved.rows()["place"] - places).mean() < 0.02
+
+
+def test_memory_does_not_grow_with_the_table(tmp_path):
+    peaks = []
+    for n in (1_200, 6_000):
+        np.save(tmp_path / f"{n}.npy", curve(n, 0)[0])
+        with StorageMeter() as meter:
+            torchgw.solve_rows(tmp_path / f"{n}.npy", Y[:800], tmp_path / str(n), **SMALL)
+        peaks.append(meter.peak)
+    assert peaks[1] < 1.05 * peaks[0]
+
+
+@pytest.mark.exact
+def test_numbers_are_those_of_the_plan_between_all_rows(solved):
+    """Masses of drawn rows, and the value, by the (n, m) table of the plan."""
+    ways = module._read_head(solved.folder, torch.device("cpu"))
+    sides = [torch.from_numpy(points) for points in (X, Y)]
+    factors = [way.side.factors_of(points)[0] for way, points in zip(ways, sides, strict=True)]
+    there, back = (way.cost(part) for way, part in zip(ways, factors, strict=True))
+    cost = there.row[:, None] + back.row - there.left @ back.left.T
+    f, g = (torch.from_numpy(solved.rows(side=side)["potential"]) for side in "XY")
+    plan = ((f[:, None] + g - cost) / solved.epsilon).exp() / (N * M)
+    errors = [
+        float((plan.sum(axis)[way.side.drawn] * size - 1).abs().mean())
+        for way, axis, size in zip(ways, (1, 0), (N, M), strict=True)
+    ]
+    assert solved.marginal_error == pytest.approx(max(errors), rel=1e-6)
+    tables = [(part * way.side.signs) @ part.T for part, way in zip(factors, ways, strict=True)]
+    value = tables[0].square().mean() + tables[1].square().mean()
+    value -= 2 * ((tables[0] @ plan @ tables[1]) * plan).sum()
+    # the value is that of the best plan near by, whose marginals are right
+    rows, columns = plan.sum(1) - 1 / N, plan.sum(0) - 1 / M
+    excess = float(rows @ f + columns @ g)
+    assert solved.value == pytest.approx(float(value) - excess, rel=0.02, abs=2e-5)
+
+
+class Recorded:
+    """A table that remembers how many rows were read at once."""
+
+    def __init__(self, table):
+        self.table, self.shape, self.most = table, table.shape, 0
+
+    def __getitem__(self, rows):
+        part = self.table[rows]
+        self.most = max(self.most, len(part))
+        return part
+
+
+def test_any_table_is_read_by_blocks_alone(solved, tmp_path):
+    zarr, h5py = pytest.importorskip("zarr"), pytest.importorskip("h5py")
+    np.save(tmp_path / "X.npy", X)
+    zarr.save(tmp_path / "X.zarr", X)
+    with h5py.File(tmp_path / "Y.h5", "w") as file:
+        file["obsm/points"] = Y
+    with h5py.File(tmp_path / "Y.h5") as file:
+        mapped = np.load(tmp_path / "X.npy", mmap_mode="r")
+        given = {
+            "recorded": (Recorded(X), Recorded(Y)),
+            "paths": (tmp_path / "X.npy", file["obsm/points"]),
+            "maps": (mapped, torch.from_numpy(Y)),
+            "zarr": (str(tmp_path / "X.zarr"), Y),
+        }
+        for name, pair in given.items():
+            torchgw.solve_rows(*pair, tmp_path / name, **SMALL)
+            assert contents(tmp_path / name) == contents(solved.folder), name
+    assert [table.most for table in given["recorded"]] == [400, 400]
+
+
+def test_parquet_is_read_by_its_groups(solved, tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = pyarrow.table({name: X[:, k] for k, name in enumerate("xyz")})
+    parquet.write_table(table, tmp_path / "X.parquet", row_group_size=170)
+    read = Rows("X", tmp_path / "X.parquet")
+    assert np.array_equal(read.read(slice(160, 345)), X[160:345])
+    torchgw.solve_rows(tmp_path / "X.parquet", Y, tmp_path / "out", **SMALL)
+    assert contents(tmp_path / "out") == contents(solved.folder)
+
+
+def test_an_ended_call_goes_on(solved, tmp_path, monkeypatch):
+    written = module.write_archive
+
+    def ending(path, tree, arrays):
+        if "X-000000000800" in str(path):
+            raise KeyboardInterrupt
+        written(path, tree, arrays)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "write_archive", ending)
+        with pytest.raises(KeyboardInterrupt):
+            torchgw.solve_rows(X, Y, tmp_path, **SMALL)
+    kept = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*-*.npz")}
+    assert len(kept) == 2
+    torchgw.solve_rows(X, Y, tmp_path, **SMALL)
+    assert contents(tmp_path) == contents(solved.folder)
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept
+    with pytest.raises(InvalidInputError, match="holds the result of another call"):
+        torchgw.solve_rows(X, Y, tmp_path, **SMALL | {"epsilon": 0.1})
+
+
+def test_a_disk_that_is_full_is_named(tmp_path):
+    """Files may not grow beyond some size, which a write meets as it does a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
+    try:
+        with pytest.raises(InvalidInputError, match=r"cannot write .*npz: File too large"):
+            torchgw.solve_rows(X, Y, tmp_path, **SMALL)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not list(tmp_path.glob("*"))
+
+
+def test_weights_count(solved, tmp_path):
+    """Rows without weight change nothing but their own answers, though some are of the base."""
+    far = np.concatenate([X, X[:300] + [0, 0, 0.02]])
+    weights = np.concatenate([np.full(N, 2.0), np.zeros(300)])
+    found = torchgw.solve_rows(far, Y, tmp_path / "far", a=weights, **SMALL)
+    assert found.marginal_error < 0.05
+    assert found.value == pytest.approx(solved.value, rel=0.2, abs=2e-4)
+    missed = np.abs(AT_Y[found.rows(0, N)["partner"]] - AT_X).mean()
+    assert missed < 0.03
+    with pytest.raises(InvalidInputError, match="`a` must be non-negative"):
+        torchgw.solve_rows(far, Y, tmp_path / "no", a=-weights, **SMALL)
+    with pytest.raises(InvalidInputError, match=r"`a` must have shape \(1500,\); got"):
+        torchgw.solve_rows(X, Y, tmp_path / "no", a=weights, **SMALL)
+
+
+def test_new_points_go_where_rows_go(solved):
+    places = solved.transform(X[:50])
+    assert np.allclose(places, solved.rows(0, 50)["place"], atol=1e-5)
+    assert "1,500 x 1,300 rows" in repr(solved)
+
+
+def test_the_command_line_writes_a_folder(solved, tmp_path, capsys):
+    np.save(tmp_path / "X.npy", X)
+    np.save(tmp_path / "Y.npy", Y)
+    np.save(tmp_path / "a.npy", np.full(N, 3.0))
+    call = ["align", str(tmp_path / "X.npy"), str(tmp_path / "Y.npy")]
+    call += ["-o", str(tmp_path / "out/"), "--epsilon", "5e-3", "--base", "128"]
+    call += ["--device", "cpu", "--seed", "0"]
+    assert main([*call, "--a", str(tmp_path / "a.npy")]) == 0
+    assert "1500 and 1300 rows" in capsys.readouterr().out
+    found = torchgw.RowsResult(tmp_path / "out").rows()
+    assert np.allclose(found["potential"], solved.rows()["potential"], atol=1e-9)
+    assert main([*call, "--plan"]) == 2
+    assert "--plan: an output without .npz is a folder" in capsys.readouterr().err
+
+
+def test_refusals(tmp_path):
+    with pytest.raises(InvalidInputError, match=r"there is no .*missing.npy"):
+        torchgw.solve_rows(tmp_path / "missing.npy", Y, tmp_path, **SMALL)
+    (tmp_path / "X.csv").write_text("1,2")
+    with pytest.raises(InvalidInputError, match="is not read by rows"):
+        torchgw.solve_rows(tmp_path / "X.csv", Y, tmp_path, **SMALL)
+    with pytest.raises(torchgw.InvalidTypeError, match=r"`X` must be a table \(n, d\)"):
+        torchgw.solve_rows(X[:, 0], Y, tmp_path, **SMALL)
+    bad = X.copy()
+    bad[500] = np.nan
+    with pytest.raises(InvalidInputError, match=r"X\[400:800\]"):
+        torchgw.solve_rows(bad, Y, tmp_path, **SMALL)
+
+
+def test_a_large_error_is_told(tmp_path):
+    with pytest.warns(torchgw.ConvergenceWarning, match="Pass a larger `n_base`, such as 64"):
+        torchgw.solve_rows(X, Y, tmp_path, **SMALL | {"n_base": 16, "epsilon": 5e-3})

@@ -1,0 +1,283 @@
+"""Cutting planes between more points than a table of distances holds, of few coordinates.
+
+Linear problems are not solved. Prices of cells of near points, by Newton's method down to a small
+epsilon, are extended to all points, iterated there some times, and raised by a c-transform in
+float64: what they prove then is a cut. The entropic plan beside them, rounded, is the plan.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchgw._certify.cuts import CuttingPlanes
+from torchgw._certify.question import Factors
+from torchgw._plans.transport import TransportPlan, round_plan
+from torchgw._sinkhorn.choose import choose_backend
+from torchgw._sinkhorn.contract import PreparedProblem
+from torchgw._sinkhorn.duals import Array, ProductCost
+from torchgw._sinkhorn.problem import FactoredCost, LinearProblem
+from torchgw._typing import Marginals, Potentials
+
+# Cells of a side at most; their epsilon as a share of the constant part of the objective divided by
+# their number; what it begins at, as a share of the constant part; Newton steps at each. [L1620]
+_CELLS, _EPSILON, _COLD, _STEPS = 2000, 1.5, 0.1, 12
+# Iterations of all points at each of these shares of that epsilon; those of a plan that is kept.
+# [L1620]
+_OWN, _SHARES, _SHARP = 4, (1.0, 0.5, 0.25), (0.5, 0.25, 0.125, 0.06, 0.03)
+# Marginal error at which Newton's method ends, and what is added to its diagonal. [L1620]
+_SETTLED, _RIDGE = 1e-3, 1e-4
+# What the moments of a plan may be off by, as a share of the constant part, and entries of a block
+# in float64. Choices.
+_ROUNDING = 1e-9
+_BLOCK = {"cuda": 2**25, "cpu": 2**18}
+
+
+class Moments(NamedTuple):
+    """What the objective depends on of a plan: t = <L, P> and z = U' P V, (d, e)."""
+
+    t: float
+    z: Array
+
+    def toarray(self) -> "Moments":
+        """Stand for the plan, which nobody stores."""
+        return self
+
+
+@dataclass(frozen=True)
+class Points:
+    """What `Question` is of tables: squared Euclidean distances of points, and their weights."""
+
+    X: Array  # (n, d)
+    Y: Array  # (m, e)
+    a: Array
+    b: Array
+    alpha: float = 1.0
+
+    method: str = "cutting planes of points"
+
+    @cached_property
+    def sides(self) -> tuple[tuple[Array, Array, Array], ...]:
+        """Points in their principal axes, these axes as columns, and squares of their lengths."""
+        found = []
+        for points, weight in ((self.X, self.a), (self.Y, self.b)):
+            centred = points - weight @ points
+            axes = np.linalg.eigh((centred.T * weight) @ centred)[1][:, ::-1]
+            found.append((centred @ axes, axes, (centred**2).sum(1)))
+        return tuple(found)
+
+    @property
+    def tables(self) -> dict[str, Array]:
+        """What a proof says of the points."""
+        return {"axes_x": self.sides[0][1], "axes_y": self.sides[1][1]}
+
+    @cached_property
+    def factors(self) -> tuple[Factors, Factors]:
+        """The factors of -2 <x, x'> on both sides."""
+        x, y = (Factors(np.sqrt(2) * side, -np.ones(side.shape[1])) for side, _, _ in self.sides)
+        return x, y
+
+    @cached_property
+    def linear(self) -> ProductCost:
+        """L = -4 alpha |x|^2 |y|^2."""
+        (_, _, x), (_, _, y) = self.sides
+        return ProductCost(-4 * self.alpha * x[:, None], y[:, None])
+
+    @cached_property
+    def constant(self) -> float:
+        """The part of the objective that no plan changes."""
+        total, spread = 0.0, 1.0
+        for (points, _, square), weight in zip(self.sides, (self.a, self.b), strict=True):
+            mean = float(weight @ square)
+            total += float(2 * weight @ square**2 + 2 * mean**2)
+            total += 4 * float((((points.T * weight) @ points) ** 2).sum())
+            spread *= mean
+        return self.alpha * (total - 4 * spread)
+
+    @property
+    def rounding(self) -> float:
+        """What values may be off by: plans are read in float64, from potentials in float32."""
+        return _ROUNDING * self.constant
+
+    def value(self, plan: Moments) -> float:
+        """Evaluate the objective of a plan."""
+        return self.constant + plan.t - 2 * self.alpha * float((plan.z**2).sum())
+
+    def read(self, plan: Any) -> Moments:
+        """Read a plan of exact weights, an operator."""
+        right = np.hstack([self.linear.right, self.factors[1].vectors])
+        moved = (plan @ torch.from_numpy(right).to(plan.device)).double().cpu().numpy()
+        t = float(np.einsum("ij,ij->", self.linear.left, moved[:, :1]))
+        return Moments(t, self.factors[0].vectors.T @ moved[:, 1:])
+
+
+class StreamedPlanes(CuttingPlanes):
+    """The cuts of points, and the moments of the best plan so far."""
+
+    def __init__(self, question: Points, plan: Moments, gap: float, device: torch.device) -> None:
+        self._sharp = (prices := Prices(question, device)).sharp
+        super().__init__(question, plan, gap, prices)
+
+    def _read(self, plan: Moments) -> tuple[float, Array]:
+        return plan.t, plan.z.ravel()
+
+    def _descend(self, z: Array | None) -> None:
+        super()._descend(z)
+        # and with less entropy
+        value = np.inf
+        while self.value < value - self._gap / 8 * abs(self.value):
+            value = self.value
+            slope = -2 * self._k * self._read(self.plan)[1][self._active]
+            self._see(self._sharp(self._cost(slope)))
+
+
+class Prices:
+    """Prices of all points, and what they prove: `Transport` without an exact solution."""
+
+    def __init__(self, question: Points, device: torch.device) -> None:
+        self._question, self._device = question, device
+        self.prices = np.zeros(len(question.b))
+        self._dtype = torch.float32 if device.type == "cuda" else torch.float64
+        self._backend = choose_backend("auto", device, self._dtype)
+        self._weights = Marginals(*(self._on(part) for part in (question.a, question.b)))
+        self._cells = [
+            _cells(self._on(side[0]), weight)
+            for side, weight in zip(question.sides, self._weights, strict=True)
+        ]
+        self.epsilon = _EPSILON * question.constant / max(len(few) for _, few in self._cells)
+
+    def _on(self, array: Array) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
+
+    def reach(
+        self, cost: ProductCost, floor: float, enough: float
+    ) -> tuple[Moments | None, Array, float]:
+        """Compute what prices prove of a cost, a c-transform in float64, and a plan beside them."""
+        left, right = self._factors(cost)
+        # those at hand may do
+        f, g, height = self._lifted(left, right, self._on(self.prices))
+        plan = None
+        if height < enough:
+            start = self._of_cells(left, right)
+            for share in _SHARES:
+                ready = self._ready(left, right, self._weights, share * self.epsilon)
+                start = _iterated(ready, start.to(self._dtype), _OWN)
+            found = Potentials(ready.softmin_rows(start), start)
+            f, g, height = self._lifted(left, right, start.double())
+            rounded = round_plan(TransportPlan.of(ready, found), *self._weights)
+            plan = self._question.read(rounded)
+        self.prices = g.cpu().numpy()
+        return plan, f.cpu().numpy(), height
+
+    def sharp(self, cost: ProductCost) -> Moments:
+        """Find a plan of nearly the least cost, from the prices of the last."""
+        left, right = self._factors(cost)
+        g = self._on(self.prices).to(self._dtype)
+        for share in _SHARP:
+            ready = self._ready(left, right, self._weights, share * self.epsilon)
+            g = _iterated(ready, g, 10 * _OWN)
+        plan = TransportPlan.of(ready, Potentials(ready.softmin_rows(g), g))
+        return self._question.read(plan.rounded())
+
+    def _factors(self, cost: ProductCost) -> tuple[Tensor, Tensor]:
+        """Add the columns on the left that meet the same on the right."""
+        kept: dict[bytes, Array] = {}
+        columns = []
+        for left, right in zip(cost.left.T, cost.right.T, strict=True):
+            if right.tobytes() not in kept:
+                columns.append(right)
+            kept[right.tobytes()] = kept.get(right.tobytes(), 0.0) + left
+        return self._on(np.column_stack(list(kept.values()))), self._on(np.column_stack(columns))
+
+    def _ready(
+        self, left: Tensor, right: Tensor, weights: Marginals, epsilon: float
+    ) -> PreparedProblem:
+        cost = FactoredCost.of_products(-left.to(self._dtype), right.to(self._dtype))
+        return self._backend.prepare(LinearProblem(cost, weights, epsilon))
+
+    def _of_cells(self, left: Tensor, right: Tensor) -> Tensor:
+        """Solve between cells, and give all points the prices that these leave, (m,)."""
+        (x, a), (y, b) = self._cells
+        few, columns = _means(left, self._weights.a, x, a), _means(right, self._weights.b, y, b)
+        cost = few @ columns.T
+        g = _means(self._on(self.prices)[:, None], self._weights.b, y, b)[:, 0]
+        f, g, settled = _newton(cost, a, b, g, self.epsilon)
+        level = _COLD * self._question.constant
+        if not settled:
+            g = torch.zeros_like(b)
+            while level > self.epsilon:
+                f, g, _ = _newton(cost, a, b, g, level)
+                level /= 2
+            f, g, _ = _newton(cost, a, b, g, self.epsilon)
+        ready = self._ready(few, right, Marginals(a, self._weights.b), self.epsilon)
+        return ready.softmin_columns(f.to(self._dtype))
+
+    def _lifted(self, left: Tensor, right: Tensor, g: Tensor) -> tuple[Tensor, Tensor, float]:
+        """Raise prices (m,) as far as they go, beside the potentials f (n,) that they leave."""
+        low, parts = torch.full_like(g, torch.inf), []
+        for part in left.split(max(1, _BLOCK[g.device.type] // len(g))):
+            block = torch.addmm(-g, part, right.T)
+            parts.append(block.amin(1))
+            low = torch.minimum(low, (block - parts[-1][:, None]).amin(0))
+        f, g = torch.cat(parts), g + low
+        return f, g, float(self._weights.a @ f + self._weights.b @ g)
+
+
+def _iterated(ready: PreparedProblem, g: Tensor, times: int) -> Tensor:
+    for _ in range(times):
+        g = ready.softmin_columns(ready.softmin_rows(g))
+    return g
+
+
+def _cells(points: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Put points (n, d) into cells: the number of each (n,), and the weights of the cells (k,)."""
+    count = min(_CELLS, max(2, len(points) // 5))
+    generator = torch.Generator("cpu").manual_seed(0)
+    chosen = torch.randperm(len(points), generator=generator, device="cpu")[:count]
+    means = points[chosen.to(points.device)]
+    for _ in range(25):
+        label = torch.cat([torch.cdist(part, means).argmin(1) for part in points.split(8192)])
+        label = label.unique(return_inverse=True)[1]
+        mass = torch.zeros(int(label.max()) + 1, dtype=points.dtype, device=points.device)
+        mass = mass.index_add_(0, label, weights)
+        means = _means(points, weights, label, mass)
+    return label, mass
+
+
+def _means(values: Tensor, weights: Tensor, label: Tensor, mass: Tensor) -> Tensor:
+    """Average values (n, c) over cells, (k, c)."""
+    sums = torch.zeros(len(mass), values.shape[1], dtype=values.dtype, device=values.device)
+    return sums.index_add_(0, label, values * weights[:, None]) / mass[:, None]
+
+
+def _newton(
+    cost: Tensor, a: Tensor, b: Tensor, g: Tensor, epsilon: float
+) -> tuple[Tensor, Tensor, bool]:
+    """Raise the entropic dual of a stored cost (k, l) by Newton's method in the prices g (l,)."""
+
+    def rows(g: Tensor) -> tuple[Tensor, float]:
+        f = -epsilon * torch.logsumexp((g - cost) / epsilon + b.log(), 1)
+        return f, float(a @ f + b @ g)
+
+    f, value = rows(g)
+    for _ in range(_STEPS):
+        share = torch.exp((f[:, None] + g - cost) / epsilon) * b
+        mass = a @ share
+        missing = b - mass
+        if float(missing.abs().sum()) < _SETTLED:
+            return f, g, True
+        curvature = torch.diag(mass + _RIDGE * b) - (share.T * a) @ share + torch.outer(b, b)
+        step, size = epsilon * torch.linalg.solve(curvature, missing), 1.0
+        other = rows(g + step)
+        while other[1] <= value and size > 1e-3:
+            size /= 2
+            other = rows(g + size * step)
+        if other[1] <= value:
+            # far away half-steps lead nearer
+            g = -epsilon * torch.logsumexp((f[:, None] - cost) / epsilon + a.log()[:, None], 0)
+            other, size = rows(g), 0.0
+        g, (f, value) = g + size * step, other
+    return f, g, False
