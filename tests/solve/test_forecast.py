@@ -296,6 +296,16 @@ def test_larger_relaxed_problems_are_not_said_to_take_less(rule):
     assert usual == sorted(usual)
 
 
+def test_samples_and_bounds_take_more_iterations():
+    """Samples of 543 points: 3.2 s said, 9.4 taken; a mass of .7 of 374, 11 said, 37 taken."""
+    facts = SimpleNamespace(products=True, entries=353_000, rule="strict")
+    dense, sampled = (forecast._in_full(facts, how, 0.01) for how in ("dense", "sampled"))
+    assert dense == 0.01
+    assert sampled > 5 * dense
+    facts.rule = "partial"
+    assert forecast._in_full(facts, "dense", 0.01) > 2 * dense
+
+
 def _said_by(caplog, given, **options):
     with caplog.at_level(logging.INFO, logger="torchgw"), warnings.catch_warnings():
         warnings.simplefilter("ignore", torchgw.TorchGWWarning)
