@@ -366,7 +366,7 @@ class GWLoss(torch.nn.Module):
             near = call.hold("near", near)
         toward = last.share[:, None, None] * last.moved
         g = last.g + last.share[:, None] * last.moved_g
-        place = call("begin", _begin, near, last.plan, g, toward, in_place=1)
+        place = call("begin", begin, near, last.plan, g, toward, in_place=1)
         step = partial(_follow, self.rules)
         for _ in range(_MOST_STEPS):
             place, left, again = call("follow", step, near, place, in_place=2)
@@ -414,18 +414,6 @@ class GWLoss(torch.nn.Module):
                 ConvergenceWarning,
             )
         return kept._replace(objective=solved.objective)
-
-
-# Iterations that a GPU makes before the first look, which takes as long as they do. [L1579]
-_AT_ONCE = {"cuda": 1}
-
-
-def _begin(near: Nearby, plan: Tensor, g: Tensor, toward: Tensor) -> Place:
-    """Begin at plans, and take the iterations that are not looked at."""
-    place = begin(near, plan, g, toward)
-    for _ in range(_AT_ONCE.get(plan.device.type, 0)):
-        place = follow(near, place)
-    return place
 
 
 class _Followed(NamedTuple):
