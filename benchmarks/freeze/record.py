@@ -24,7 +24,7 @@ import torch
 import torchgw
 import torchgw.pot
 from benchmarks.freeze.cases import Problem, problems
-from benchmarks.harness.harness import commit, cpu_model, finite
+from benchmarks.harness.harness import commit, cpu_model, finite, processor
 
 __all__ = ["Row", "attempt", "attempt_all", "environment", "one_thread", "read", "write"]
 
@@ -190,6 +190,7 @@ def environment(device: str = "cpu") -> Row:
     return {
         "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
         "cpu": cpu_model(),
+        "processor": processor(),
         "capability": torch.backends.cpu.get_cpu_capability(),
         "machine": platform.machine(),
         "torch": torch.__version__,

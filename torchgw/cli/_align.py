@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -69,8 +70,7 @@ def add_align(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         "-o",
         "--output",
         required=True,
-        type=Path,
-        help=".npz file to write, or a folder for tables that are matched by rows",
+        help=".npz file to write, or a folder/, with its slash, for tables matched by rows",
     )
     parser.add_argument(
         "--base", metavar="N", type=positive, help="rows of each side that tables matched by rows "
@@ -211,10 +211,13 @@ def _row_numbers(name: str) -> Any:
 
 def align(options: argparse.Namespace) -> int:
     """Match two files and write the result."""
-    if not options.output.suffix:
+    if options.output.endswith(("/", os.sep)):
         return _align_rows(options)
+    options.output = Path(options.output)
     if options.base is not None:
-        raise InvalidInputError("--base: only a folder, an output without .npz, has one. Drop it.")
+        raise InvalidInputError(
+            "--base: only a folder, an output that ends in /, has one. Drop it."
+        )
     inputs = options.X, options.Y, options.a, options.b, options.linear_cost, options.allowed
     written = [check_output(options.output, (".npz",), *inputs)]
     if options.partners is not None:
@@ -258,7 +261,7 @@ def _align_rows(options: argparse.Namespace) -> int:
         if getattr(options, name):
             flag = name.replace("_", "-")
             raise InvalidInputError(
-                f"--{flag}: an output without .npz is a folder, for tables that are matched by "
+                f"--{flag}: an output that ends in / is a folder, for tables that are matched by "
                 "rows, by points alone. Name a .npz file."
             )
     settings = _solve_settings(options)
