@@ -72,10 +72,11 @@ _CLOSE, _NEAR = 0.2, 0.02
 # nearer, if the two are not alike), after so many iterations, by which it has forgotten the grid of
 # the few. [L1205]
 _ALIKE, _ABOVE, _FORGOTTEN = 0.1, 0.015, 3
-# The part of the mass that is matched apart from the rest, from so many congruent pairs and from
-# images blurred by this share of their distances. A plan is in doubt if less than these shares of
-# its cost, and of what the part costs by it, is enough for another match of the part. [L1680]
-_PART, _PART_SEEDS, _IMAGES, _LESS, _OTHERWISE = 0.85, 4, 0.05, 0.25, 0.95
+# The part of the mass that is matched apart from the rest, on so many points a side, from so many
+# congruent pairs and from images blurred by this share of their distances. A plan is in doubt if
+# less than these shares of its cost, and of what the part costs by it, is enough for another match
+# of the part. [L1680]
+_PART, _PART_POINTS, _PART_SEEDS, _IMAGES, _LESS, _OTHERWISE = 0.85, 48, 4, 0.05, 0.25, 0.95
 # What a start is called that is a match of points by their distances to all others.
 _BY_MATCH = "distance distributions of all points"
 # Epsilon at which seeds of congruent pairs are taken up, as a share of the natural scale: plans
@@ -406,7 +407,7 @@ def _by_parts(incumbent: Incumbent) -> None:
         return
     with outcome.recorder.timed("multistart"):
         rule = MarginalRule(mass=_PART)
-        pairs = _Pairs.of(problem, limits.few_points, rule, _PART, strategy)
+        pairs = _Pairs.of(problem, _PART_POINTS, rule, _PART, strategy)
         weights = pairs.coarse.source.weights
         # each point goes where the others of its side are as far as from its images
         sent = plan.rows(pairs.rows).to(weights)
