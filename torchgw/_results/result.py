@@ -93,7 +93,8 @@ class GWResult(Result):
         Mass that the plan actually moves out of and into every point.
     marginal_error : float
         Larger of the L1 distances of the two to the weights. Relaxed problems count the sides that
-        are strict, and partial ones by how much the bounds are exceeded.
+        are strict, or held by 1e8 times the spread of the cost, which is taken as strict; partial
+        ones count by how much the bounds are exceeded.
     status : Status
         How the solve ended; ``status.advice`` says what to do about it.
     epsilon : float
