@@ -37,7 +37,6 @@ from torchgw._search.chain import (
     kinds_of_chains,
     near,
     promising,
-    say_share,
     stacked,
     stands_out,
     tell,
@@ -52,6 +51,7 @@ from torchgw._search.world import INNER, World
 from torchgw._sinkhorn.batch import BatchSolver, solve_batch
 from torchgw._tensors.cuda_graphs import Call, call_directly
 from torchgw._tensors.deadline import is_over
+from torchgw._tensors.foretold import say_share
 from torchgw._typing import Marginals
 
 # L1 distance to the product plan, at most 2, up to which an optimum is too blurred to start from:

@@ -22,7 +22,7 @@ from torchgw._search.alternatives import (
     entropy,
     first_of_each,
 )
-from torchgw._search.chain import GUESS_EPSILON, LAST_INNER, LAST_RELAXATION, say_share
+from torchgw._search.chain import GUESS_EPSILON, LAST_INNER, LAST_RELAXATION
 from torchgw._search.coarse import (
     COARSEST,
     Coarsened,
@@ -52,6 +52,7 @@ from torchgw._tensors.cuda_graphs import (
     to_device,
 )
 from torchgw._tensors.deadline import is_over
+from torchgw._tensors.foretold import say_share
 from torchgw._typing import Marginals
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.sampling import SpreadPoints, column_reader
