@@ -38,6 +38,7 @@ from torchgw._problem.providers import DistanceOptions, build_space
 from torchgw._sinkhorn.choose import choose_backend
 from torchgw._sinkhorn.problem import FactoredCost, LinearProblem
 from torchgw._sinkhorn.tiles.tiling import Tiling, block_orders
+from torchgw._solve.evaluation import Half, half_step, join_halves
 from torchgw._solve.table import Options
 from torchgw._tensors.block_order import Order
 from torchgw._tensors.ranks import Distributed, Ranks, join, together
@@ -54,6 +55,8 @@ _MEASURED, _ALLOWED = 1024, 1e-3
 _WAITING = 2
 # Sums of at most one are whole numbers of this unit: 2^62 rows round to less than 2^63. A choice.
 _UNIT = 2.0**-60
+# Rows without weight are matched too, with a weight that no sum sees. A choice.
+_UNSEEN = 1e-60
 
 
 class _Side(NamedTuple):
@@ -110,27 +113,26 @@ class _Map(NamedTuple):
         assert isinstance(known, FactoredCost)
         return known._replace(left=whole[:, :-1].contiguous(), row=whole[:, -1].clone())
 
-    def match(self, factors: Tensor) -> tuple[_Matched, Tensor, TransportPlan]:
-        """Match rows of some factors; also give mean factors, and the plan, of equal weights."""
+    def match(self, factors: Tensor, share: Tensor) -> tuple[_Matched, Half, Tensor]:
+        """Match rows of some factors and weights; also give what is read, and mean factors."""
         cost = self.cost(factors)
         tiling = Tiling.of(cost.shape, cost.device)
         rows = torch.arange(len(factors), device=cost.device)
         tiling = tiling.ordered((Order.of(rows, tiling.width), self.orders[1]))
         backend = choose_backend("auto", cost.device, cost.dtype, tiling)
-        g, weights = self.plan.potentials.g, self.plan.weights
-        weights = Marginals(weights.b.new_full((len(factors),), 1 / len(factors)), weights.b)
+        g, weights = self.plan.potentials.g, Marginals(share, self.plan.weights.b)
         prepared = backend.prepare(LinearProblem(cost, weights, self.plan.epsilon))
-        plan = TransportPlan.of(prepared, Potentials(prepared.softmin(g, axis=1), g))
-        partner = self.other.named[plan.topk(1)[1][:, 0]]
-        means = plan.barycentric(torch.cat([self.other.base, self.far], 1))
-        place, far = means.split([self.other.base.shape[1], self.far.shape[1]], 1)
-        return _Matched(plan.potentials.f, partner, place.float()), far, plan
+        half = half_step(prepared, g, torch.cat([self.other.base, self.far], 1))
+        place, far = half.means.tensor_split([self.other.base.shape[1]], 1)
+        partner = self.other.named[half.plan.topk(1)[1][:, 0]]
+        place = (place / share[:, None]).float()
+        return _Matched(half.plan.potentials.f, partner, place), half, far
 
     def columns(self, back: "_Map") -> tuple[Tensor, Tensor, Tensor]:
         """Give the drawn rows of the other side as columns: factors, terms of the cost, and g."""
         factors, _ = self.other.factors_of(self.other.points)
-        matched, cost = back.match(factors)[0], back.cost(factors)
-        return cost.left, cost.row, matched.potential
+        _, (plan, _, _), _ = back.match(factors, torch.ones_like(self.other.weights))
+        return plan.cost.left, plan.cost.row, plan.potentials.f
 
 
 # Weights of the rows of a table, and their sum.
@@ -260,7 +262,8 @@ class RowsResult:
         check_choice("side", side, ("X", "Y"))
         way = _read_head(self.folder, self.device)["XY".index(side)]
         given = check_points("points", points).double().to(self.device)
-        return to_numpy(way.match(way.side.factors_of(given)[0])[0].place)
+        share = torch.full_like(given[:, 0], 1 / len(given))
+        return to_numpy(way.match(way.side.factors_of(given)[0], share)[0].place)
 
 
 def solve_rows(
@@ -561,7 +564,7 @@ def _pass_over(
         written = deque[Future[None]]()
         for number, rows in team.rounds(todo):
             table, way = tables[number], maps[number]
-            share = _shares(weights[number], table.n, rows, device)
+            share = _shares(weights[number], table.n, rows, device).clamp_min(_UNSEEN)
             factors, at = way.side.factors_of(table.read(rows, device))
             # rows next to each other, so that tiles of their plan can be skipped
             turn = way.orders[0].place[at].argsort(stable=True)
@@ -582,20 +585,15 @@ def _of_block(
     way: _Map, drawn: tuple[Tensor, Tensor, Tensor], factors: Tensor, share: Tensor
 ) -> tuple[_Matched, dict[str, Tensor]]:
     """Match the rows of a block, and add up what they give to cells, drawn rows and the value."""
-    matched, far, plan = way.match(factors)
+    matched, (plan, _, masses), far = way.match(factors, share)
     right, column, g = drawn
-    cost, one = plan.cost, torch.ones_like(share)
-    assert isinstance(cost, FactoredCost)
+    assert isinstance(plan.cost, FactoredCost)
     whole = TransportPlan(
-        FactoredCost(cost.left, right, cost.row, column), Potentials(matched.potential, g),
+        plan.cost._replace(right=right, column=column), Potentials(matched.potential, g),
         Marginals(share, torch.ones_like(g)), plan.epsilon, plan.backend,
     )  # fmt: skip
-    own = plan.replaced(plan.potentials, Marginals(share, plan.weights.b))
-    sums = {
-        "coupling": factors.T @ (share[:, None] * far), "masses": own.T @ one,
-        "drawn": whole.T @ one,
-    }  # fmt: skip
-    return matched, sums
+    drawn_masses = whole.T @ torch.ones_like(share)
+    return matched, {"coupling": factors.T @ far, "masses": masses, "drawn": drawn_masses}
 
 
 def _sum_up(
@@ -615,25 +613,19 @@ def _sum_up(
             with np.load(_place_of(folder, letter, slice(first, last))) as arrays:
                 for name in ("coupling", "masses", "drawn"):
                     total[name] = total.get(name, 0.0) + arrays[name]
-        sums.append({name: torch.from_numpy(part) for name, part in total.items()})
-    # as the plan of cells is extended in a solve: that of all rows of X and the cells of Y, and
-    # that of the cells of X and all rows of Y, less the plan between cells
-    way = maps[0]
-    small, ones = way.plan, torch.ones_like(way.far[:, :1])
-    product = small @ torch.cat([way.far, ones], 1)
-    scaled = torch.where(product[:, -1] > 0, small.weights.a / product[:, -1], 0.0)
-    both = (way.cells.T @ (product[:, :-1] * scaled[:, None])).cpu()
-    missed = small.weights.b - small.T @ scaled
-    coupling = sums[0]["coupling"] + sums[1]["coupling"].T - both
-    x, y = (one.side.signs.cpu() for one in maps)
-    moments = [torch.from_numpy(stored[f"{letter}.square"].copy()) for letter in "XY"]
+        device = maps[0].far.device
+        sums.append({name: torch.tensor(part, device=device) for name, part in total.items()})
+    small, (near, far) = maps[0].plan, sums
+    coupling, excess = join_halves(
+        small, (maps[0].cells, maps[0].far), (near["coupling"], far["coupling"]),
+        (near["masses"], far["masses"]),
+    )  # fmt: skip
+    x, y = (one.side.signs for one in maps)
+    moments = [torch.tensor(stored[f"{letter}.square"], device=x.device) for letter in "XY"]
     own = [signs @ moment.square() @ signs for signs, moment in zip((x, y), moments, strict=True)]
     value = float(sum(own) - 2 * (x @ coupling.square() @ y))
-    f, g = (part.cpu() for part in small.potentials)
-    a, b = (part.cpu() for part in small.weights)
-    excess = float((sums[1]["masses"] - a) @ f + (sums[0]["masses"] + missed.cpu() - b) @ g)
     errors = [
-        float(one.side.weights.cpu() @ (part["drawn"] - 1).abs())
+        float(one.side.weights @ (part["drawn"] - 1).abs())
         for one, part in zip(maps, sums[::-1], strict=True)
     ]
     summary = {
