@@ -130,12 +130,17 @@ def solve_on_cells(
         if joined == 1 or spent:
             return (state, found) if error <= tolerance else (_to(setting.dtype, state), None)
         value, last = found.evaluation.quadratic.value, error
-        # errors are of second order in the size of a cell: in two dimensions, of first order in
-        # its points
-        finer = min(max(left / (_AIM * tolerance), 2), _MOST_FINER)
-        joined = max(1, joined // 2 ** math.ceil(math.log2(finer)))
+        joined = max(1, joined // how_much_finer(left, tolerance))
         # its plan is as large as the factors
         del found
+
+
+def how_much_finer(error: float, tolerance: float) -> int:
+    """Choose how many times as many cells leave an error within a tolerance, a power of two."""
+    # errors are of second order in the size of a cell: in two dimensions, of first order in its
+    # points
+    finer = min(max(error / (_AIM * tolerance), 2), _MOST_FINER)
+    return int(2 ** math.ceil(math.log2(finer)))
 
 
 def _solve(
