@@ -31,12 +31,7 @@ from torchgw._solve.begin import (
     starting_point,
 )
 from torchgw._solve.evaluation import Evaluation, leaves_saddle, misses_a_copy, settle
-from torchgw._solve.forecast import (
-    forecast,
-    forecast_again,
-    forecast_limit,
-    forecast_solves,
-)
+from torchgw._solve.forecast import forecast, forecast_again, forecast_limit, forecast_solves
 from torchgw._solve.loop import iterate
 from torchgw._solve.outcome import Asked, Ending, Outcome, finish
 from torchgw._solve.polish import Polished
