@@ -17,7 +17,12 @@ from torchgw._batch.packing import Packed, Stack, make_stack, natural_scale, pad
 from torchgw._batch.stopping import FLAT, Rules
 from torchgw._batch.worth import Ended
 from torchgw._boundary.arrays import check_shape
-from torchgw._boundary.checks import check_choice, check_count, check_not_negative, reject_unknown
+from torchgw._boundary.checks import (
+    check_choice,
+    check_count,
+    check_not_negative,
+    reject_unknown,
+)
 from torchgw._derivatives.loss import call
 from torchgw._errors import (
     ConvergenceWarning,
