@@ -26,11 +26,7 @@ from torchgw._boundary.arrays import (
 )
 from torchgw._boundary.checks import reject_unknown
 from torchgw._derivatives.loss import call
-from torchgw._errors import (
-    InvalidInputError,
-    PlanTooLargeError,
-    UnsupportedError,
-)
+from torchgw._errors import InvalidInputError, PlanTooLargeError, UnsupportedError
 from torchgw._many.questions import (
     Questions,
     check_rules,
