@@ -375,13 +375,13 @@ class GWLoss(torch.nn.Module):
         if device.type == "cuda" and few:
             call = Replayer(device, ("follow", last.plan.shape, problem.linear is None, rules))
             given = call.hold("given", given)
-        went: _Went = call("begin", partial(_begin, rules), given, in_place=1)
-        again, risen = went.again.tolist()
-        for _ in range(_MOST_STEPS - 1):
+        step, place = partial(_step, rules), None
+        for name in ("begin", *(_MOST_STEPS - 1) * ("go on",)):
+            went: _Went = call(name, step, given, place, in_place=1)
+            place = went.place
+            again, risen = went.again.tolist()
             if not again:
                 break
-            went = call("follow", partial(_follow, rules), given, went.place, in_place=1)
-            again, risen = went.again.tolist()
         # what a graph returns is overwritten by its next call
         now, found, left = clone((went.now, went.found, went.left))
         if not again:
@@ -441,22 +441,14 @@ class _Went(NamedTuple):
     again: Tensor  # (2,) bool, whether any has not, and whether a value has risen
 
 
-def _begin(steps: _Steps, given: tuple[_Problem, _Kept]) -> _Went:
-    """Take the first iteration, from where the last step and the one before lead to."""
+def _step(steps: _Steps, given: tuple[_Problem, _Kept], place: Place | None) -> _Went:
+    """Take an iteration and judge it; the first from where the last two steps lead to."""
     problem, last = given
     near = _near(problem, steps.alpha, steps.epsilon)
-    toward = last.share[:, None, None] * last.moved
-    g = torch.addcmul(last.g, last.share[:, None], last.moved_g)
-    return _went(steps, near, last, begin(near, last.plan, g, toward))
-
-
-def _follow(steps: _Steps, given: tuple[_Problem, _Kept], place: Place) -> _Went:
-    """Take another one."""
-    return _went(steps, _near(given[0], steps.alpha, steps.epsilon), given[1], place)
-
-
-def _went(steps: _Steps, near: Nearby, last: _Kept, place: Place) -> _Went:
-    """Take an iteration, and judge it."""
+    if place is None:
+        toward = last.share[:, None, None] * last.moved
+        g = torch.addcmul(last.g, last.share[:, None], last.moved_g)
+        place = begin(near, last.plan, g, toward)
     place = follow(near, place)
     # steps of Newton's may lead past the optimum near by, to one that costs more
     most = place.most + _RISE * place.most.abs()
