@@ -582,8 +582,13 @@ class GWResult(Result):
         Raises
         ------
         UnsupportedError
-            If there is no process group.
+            If there is no process group, or the plan is not one that processes can share.
         """
+        if not isinstance(self.lazy_plan, TransportPlan):
+            raise UnsupportedError(
+                "This plan is known by its largest entries alone, or beside known `pairs`, and is "
+                "read by each process for itself: leave `shared()` out."
+            )
         return replace(self, lazy_plan=self.lazy_plan.shared())
 
     def shard(self, rank: int, size: int) -> GWResult:
