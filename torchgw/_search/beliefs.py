@@ -50,6 +50,8 @@ from torchgw._typing import Marginals
 # the first leave beliefs free; what beliefs then add to their own evidence in each round, so that
 # of equally good partners one is chosen; and noise in which these differ. [L1362]
 _LOST, _ROUNDS, _FREE, _REINFORCED, _NOISE = 0.1, 60, 20, 0.1, 0.1
+# Change of a node's largest belief, a share of it, at which rounds are over. [L1654]
+_STILL = 0.01
 # Share of a message that is kept in the next round; without it they go to and fro. [L1362]
 _KEPT = 0.3
 # Sinkhorn iterations of a round. [L1362]
@@ -174,14 +176,15 @@ def believed_plan(
     most = limits_of(evidence.device).walks / max(1, len(source.rows))
     node, whole, beside = Places.of(target, most)
     messages = evidence.new_zeros(len(source.rows), len(node))
-    reverse, column = source.reverse, torch.zeros_like(b)
-    parts = list(_parts(source, len(node)))
+    # the sum of what the neighbours of each node have said
+    every = torch.arange(len(source.rows), dtype=torch.int32, device=evidence.device)
+    heard = SparseRows(source.starts.int(), every, torch.ones_like(source.weights))
+    reverse, column, before = source.reverse, torch.zeros_like(b), evidence
+    parts, free = list(_parts(source, len(node))), True
     # points without weight stay where logarithms are finite
     b = b.clamp_min(torch.finfo(b.dtype).tiny)
     for number in range(_ROUNDS):
-        sums = evidence[:, node]
-        for nodes, edges, owner in parts:
-            sums[nodes].index_add_(0, owner, messages[edges])
+        sums = (heard @ messages).add_(evidence[:, node])
         believed = _exponentials(sums[:, whole] + column)
         v = torch.ones_like(b)
         for _ in range(_INNER):
@@ -191,14 +194,18 @@ def believed_plan(
         believed.mul_(u[:, None]).mul_(v)
         if is_over():
             break
-        if number >= _FREE:
+        still = bool(((believed - before).abs_().amax(1) < _STILL * believed.amax(1)).all())
+        if still and not free:
+            break
+        free, before = free and not still and number < _FREE, believed.clone()
+        if not free:
             evidence.add_(believed.log(), alpha=_REINFORCED)
+        sums += column[node]
         for nodes, edges, owner in parts:
             # what a node believes without what it was told by the one that it tells
-            told = sums[nodes][owner].sub_(messages[edges]).add_(column[node])
-            _exponentials(told)
-            told /= told[:, whole].sum(1, keepdim=True)
-            said = (beside @ told.T.contiguous()).T.contiguous().div_(odds).log1p_()
+            told = _exponentials(sums[nodes][owner].sub_(messages[edges]))
+            total = told[:, whole].sum(1, keepdim=True).mul_(odds)
+            said = (beside @ told.T.contiguous()).T.contiguous().div_(total).log1p_()
             said *= source.weights[edges, None]
             places = reverse[edges]
             messages.index_copy_(0, places, said.lerp_(messages[places], _KEPT))
