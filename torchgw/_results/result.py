@@ -11,12 +11,7 @@ import torch
 from torch import Tensor
 
 from torchgw._boundary.arrays import in_kind, to_numpy
-from torchgw._boundary.checks import (
-    check_choice,
-    check_count,
-    check_not_negative,
-    check_within,
-)
+from torchgw._boundary.checks import check_choice, check_count, check_not_negative, check_within
 from torchgw._certify.certificate import Certificate, Proof
 from torchgw._errors import (
     AmbiguityWarning,

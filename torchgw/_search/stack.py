@@ -131,11 +131,7 @@ class Stack:
         return lambda some: (self._costs(which[some], plans[some]), every[some])
 
     def settle(
-        self,
-        which: Tensor,
-        first: Tensor,
-        begin: Begin,
-        before: Tensor | None = None,
+        self, which: Tensor, first: Tensor, begin: Begin, before: Tensor | None = None
     ) -> Ends:
         """Solve problems (k,) from the costs that they ``begin`` with, until their plans settle.
 
