@@ -64,7 +64,7 @@ def _write(folder: Path, space: str, n: int, letter: str, start: int) -> None:
         np.load(folder / f"{letter}{name}.npy", mmap_mode="r+")[start : start + count] = part
 
 
-def run(folder: Path, epsilon: Any, n_base: int, device: str, calls: int) -> None:
+def run(folder: Path, epsilon: Any, n_base: Any, device: str, calls: int) -> None:
     """Match the files in this process, one of several or alone; the first one tells."""
     warnings.simplefilter("ignore")
     rank, several = int(os.environ.get("RANK", "0")), "RANK" in os.environ
@@ -123,7 +123,7 @@ def report(path: Path) -> str:
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     kinds: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in rows:
-        kinds.setdefault((row["space"], row["base"], row["device"]), []).append(row)
+        kinds.setdefault((row["space"], row["cells"][0], row["device"]), []).append(row)
     lines = []
     for (space, base, device), known in kinds.items():
         if len({row["n"] / row["processes"] for row in known}) < 2:
@@ -151,12 +151,17 @@ def report(path: Path) -> str:
     return "\n".join(lines)
 
 
+def _base(text: str) -> int | str:
+    """Read a number of base rows."""
+    return text if text == "auto" else int(text)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Measure each size in each number of processes."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks rows", description=__doc__)
     parser.add_argument("--sizes", type=int, nargs="+", default=[1_000_000])
     parser.add_argument("--processes", type=int, nargs="+", default=[1])
-    parser.add_argument("--base", type=int, nargs="+", default=[2**13])
+    parser.add_argument("--base", type=_base, nargs="+", default=["auto"], help="or auto")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--space", choices=("spiral", "surface"), default="spiral")
     parser.add_argument("--calls", type=int, default=2, help="in one process; the first compiles")

@@ -52,8 +52,37 @@ def test_partners_and_places_are_those_of_the_curve(solved):
         assert np.linalg.norm(found["place"] - points[found["partner"]], axis=1).mean() < 0.1
         part = solved.rows(395, 812, side=side)
         assert all(np.array_equal(part[name], found[name][395:812]) for name in found)
+        none = solved.rows(812, 812, side=side)
+        assert all(
+            (part.shape, part.dtype) == ((0, *found[name].shape[1:]), found[name].dtype)
+            for name, part in none.items()
+        )
     assert solved.converged
     assert solved.marginal_error < 0.02
+
+
+def test_a_base_is_as_large_as_a_sample_needs(tmp_path, monkeypatch, capsys):
+    """Its plan has the weights of rows that no base had."""
+    monkeypatch.setattr(module, "_FIRST", 32)
+    monkeypatch.setattr(module, "_ALLOWED", 0.02)
+    found = torchgw.solve_rows(X, Y, tmp_path, **SMALL | {"n_base": "auto"}, verbose=True)
+    assert 32 < found.cells[0] < N / 2
+    assert found.marginal_error < 0.03
+    assert 0 < found.value_change <= found.epsilon
+    told = capsys.readouterr().err
+    assert "8 blocks of rows are matched" in told
+    assert "block 8 of 8" in told
+
+
+def test_detail_that_a_small_base_does_not_see_calls_for_a_larger_one(tmp_path, monkeypatch):
+    """A coil whose turns touch, for few points, is a band: and a long curve for more."""
+    monkeypatch.setattr(module, "_FIRST", 32)
+    monkeypatch.setattr(module, "_ALLOWED", 1.0)
+    t = np.sort(np.random.default_rng(0).random(4_000))
+    coil = np.stack([np.cos(50 * t), np.sin(50 * t), 3 * t], axis=1)
+    line = np.stack([t, 0 * t, 0 * t], axis=1)
+    found = torchgw.solve_rows(coil, line, tmp_path, **SMALL | {"n_base": "auto"})
+    assert found.cells[0] > 64
 
 
 def test_rows_are_those_of_an_ordinary_solve(solved):

@@ -13,11 +13,13 @@ What blocks add up to are whole numbers, or is put together from files in order.
 files depend on who has computed a block, and what is held is the base, the cells and one block.
 """
 
+import logging
 import math
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any, Literal, NamedTuple
 
@@ -30,6 +32,7 @@ from torchgw._api import solve
 from torchgw._boundary.archive import read_archive, write_archive
 from torchgw._boundary.arrays import check_points, resolve_device, to_numpy
 from torchgw._boundary.checks import check_choice, check_count
+from torchgw._boundary.console import Progress, progress
 from torchgw._boundary.rows import Rows, opened
 from torchgw._errors import ConvergenceWarning, InvalidInputError, UnsupportedError, warn_user
 from torchgw._plans.transport import TransportPlan
@@ -38,22 +41,33 @@ from torchgw._problem.providers import DistanceOptions, build_space
 from torchgw._sinkhorn.choose import choose_backend
 from torchgw._sinkhorn.problem import FactoredCost, LinearProblem
 from torchgw._sinkhorn.tiles.tiling import Tiling, block_orders
+from torchgw._solve.evaluation import Half, half_step, join_halves
+from torchgw._solve.resolution import how_much_finer
 from torchgw._solve.table import Options
 from torchgw._tensors.block_order import Order
+from torchgw._tensors.foretold import say_more
 from torchgw._tensors.ranks import Distributed, Ranks, join, together
 from torchgw._typing import Marginals, Potentials
 from torchgw.distances.factored import FactoredDistance
 from torchgw.distances.new_points import averaged_factors
 
-# Rows of a block, and of the base of either side. [L1665]
-_BLOCK, _BASE = 2**18, 2**13
-# Rows of either side whose masses are added up, and the marginal error that is not told of. A
+logger = logging.getLogger(__name__)
+
+# Rows of a block. [L1665]
+_BLOCK = 2**18
+# Base rows of a side to begin with, and at most. A choice.
+_FIRST, _MOST = 2**11, 2**16
+# Rows of a side that a base is tried on, for each of its rows. [L1667]
+_TRIED = 8
+# Rows of either side whose masses are added up, and the marginal error that a base may leave. A
 # choice.
 _MEASURED, _ALLOWED = 1024, 1e-3
 # Blocks that wait to be written, at most. A choice.
 _WAITING = 2
 # Sums of at most one are whole numbers of this unit: 2^62 rows round to less than 2^63. A choice.
 _UNIT = 2.0**-60
+# Rows without weight are matched too, with a weight that no sum sees. A choice.
+_UNSEEN = 1e-60
 
 
 class _Side(NamedTuple):
@@ -110,27 +124,27 @@ class _Map(NamedTuple):
         assert isinstance(known, FactoredCost)
         return known._replace(left=whole[:, :-1].contiguous(), row=whole[:, -1].clone())
 
-    def match(self, factors: Tensor) -> tuple[_Matched, Tensor, TransportPlan]:
-        """Match rows of some factors; also give mean factors, and the plan, of equal weights."""
+    def match(self, factors: Tensor, share: Tensor) -> tuple[_Matched, Half, Tensor]:
+        """Match rows of some factors and weights; also give what is read, and mean factors."""
         cost = self.cost(factors)
         tiling = Tiling.of(cost.shape, cost.device)
         rows = torch.arange(len(factors), device=cost.device)
         tiling = tiling.ordered((Order.of(rows, tiling.width), self.orders[1]))
         backend = choose_backend("auto", cost.device, cost.dtype, tiling)
-        g, weights = self.plan.potentials.g, self.plan.weights
-        weights = Marginals(weights.b.new_full((len(factors),), 1 / len(factors)), weights.b)
+        g, weights = self.plan.potentials.g, Marginals(share, self.plan.weights.b)
         prepared = backend.prepare(LinearProblem(cost, weights, self.plan.epsilon))
-        plan = TransportPlan.of(prepared, Potentials(prepared.softmin(g, axis=1), g))
-        partner = self.other.named[plan.topk(1)[1][:, 0]]
-        means = plan.barycentric(torch.cat([self.other.base, self.far], 1))
-        place, far = means.split([self.other.base.shape[1], self.far.shape[1]], 1)
-        return _Matched(plan.potentials.f, partner, place.float()), far, plan
+        half = half_step(prepared, g, torch.cat([self.other.base, self.far], 1))
+        place, far = half.means.tensor_split([self.other.base.shape[1]], 1)
+        partner = self.other.named[half.plan.topk(1)[1][:, 0]]
+        place = (place / share[:, None]).float()
+        return _Matched(half.plan.potentials.f, partner, place), half, far
 
     def columns(self, back: "_Map") -> tuple[Tensor, Tensor, Tensor]:
         """Give the drawn rows of the other side as columns: factors, terms of the cost, and g."""
         factors, _ = self.other.factors_of(self.other.points)
-        matched, cost = back.match(factors)[0], back.cost(factors)
-        return cost.left, cost.row, matched.potential
+        plan = back.match(factors, torch.ones_like(self.other.weights))[1].plan
+        assert isinstance(plan.cost, FactoredCost)
+        return plan.cost.left, plan.cost.row, plan.potentials.f
 
 
 # Weights of the rows of a table, and their sum.
@@ -190,6 +204,9 @@ class RowsResult:
         Numbers of rows of X and of Y.
     value : float
         The transport objective of all rows.
+    value_change : float
+        By how much the value of a sample of the rows differed, in absolute terms, from that of the
+        base before, where the base was chosen; NaN where it was given.
     marginal_error : float
         The mean of abs(mass / weight - 1) over 1,024 drawn rows of a side, of the worse side: what
         the plan between all rows gives each, added up over all rows of the other.
@@ -207,6 +224,7 @@ class RowsResult:
 
     shape: tuple[int, int]
     value: float
+    value_change: float
     marginal_error: float
     epsilon: float
     cells: tuple[int, int]
@@ -246,13 +264,15 @@ class RowsResult:
             ``potential`` (q,), in units of the cost.
         """
         check_choice("side", side, ("X", "Y"))
-        stop = self.shape["XY".index(side)] if stop is None else stop
+        start, stop, _ = slice(start, stop).indices(self.shape["XY".index(side)])
+        written = _written(self.folder, side)
+        # of no rows at all the dtypes are those of the first block
+        there = [ends for ends in written if ends[0] < stop and ends[1] > start] or written[:1]
         found: dict[str, list[NDArray[Any]]] = {name: [] for name in _Matched._fields}
-        for first, last in _written(self.folder, side):
-            if first < stop and last > start:
-                _, arrays = read_archive(_place_of(self.folder, side, slice(first, last)))
-                for name, parts in found.items():
-                    parts.append(arrays[name][max(start - first, 0) : max(stop - first, 0)])
+        for first, last in there:
+            _, arrays = read_archive(_place_of(self.folder, side, slice(first, last)))
+            for name, parts in found.items():
+                parts.append(arrays[name][max(start - first, 0) : max(stop - first, 0)])
         return {name: np.concatenate(parts) for name, parts in found.items()}
 
     def transform(self, points: Any, *, side: Literal["X", "Y"] = "X") -> NDArray[Any]:
@@ -260,7 +280,8 @@ class RowsResult:
         check_choice("side", side, ("X", "Y"))
         way = _read_head(self.folder, self.device)["XY".index(side)]
         given = check_points("points", points).double().to(self.device)
-        return to_numpy(way.match(way.side.factors_of(given)[0])[0].place)
+        share = torch.full_like(given[:, 0], 1 / len(given))
+        return to_numpy(way.match(way.side.factors_of(given)[0], share)[0].place)
 
 
 def solve_rows(
@@ -271,11 +292,12 @@ def solve_rows(
     a: Any = None,
     b: Any = None,
     epsilon: float | Literal["auto"] = "auto",
-    n_base: int = _BASE,
+    n_base: int | Literal["auto"] = "auto",
     block: int = _BLOCK,
     device: Any = None,
     distributed: Distributed = False,
     random_state: int = 0,
+    verbose: bool = False,
     options: Options | None = None,
 ) -> RowsResult:
     """Match tables of any size by geodesics, reading and writing some rows at a time.
@@ -295,8 +317,10 @@ def solve_rows(
         Weights of the rows, whose sums need not be one; as (n, 1) where they are of Zarr or HDF5.
     epsilon : float or "auto"
         As of :func:`torchgw.solve`.
-    n_base : int
-        Rows of each side that its graph is made of, and cells. More lower the marginal error.
+    n_base : int or "auto"
+        Rows of each side that its graph is made of, and cells. ``"auto"`` tries 2,048 and more on
+        samples of eight times as many rows, until the plan of these has its weights to 1e-3 and the
+        value no longer changes by more than epsilon; 65,536 at most.
     block : int
         Rows that are read, matched and written at once.
     device : torch.device or str, optional
@@ -304,6 +328,8 @@ def solve_rows(
         Whether the processes of ``torch.distributed`` share the blocks.
     random_state : int
         Seed of the rows that are drawn.
+    verbose : bool
+        Show progress on standard error.
     options : Options, optional
         Of the solve on the cells.
 
@@ -334,13 +360,15 @@ def solve_rows(
     >>> bool(np.abs(t[::-1][partner] - t).mean() < 0.05)
     True
     """
-    check_count("n_base", n_base)
+    if n_base != "auto":
+        check_count("n_base", n_base)
     check_count("block", block)
     options = Options() if options is None else options
     where = resolve_device(device)
     team = _Team(join(distributed, where))
     place = Path(folder)
-    with together(team.ranks), torch.no_grad():
+    shown = progress(verbose and team.rank == 0)
+    with together(team.ranks), torch.no_grad(), shown as report:
         tables = Rows("X", X), Rows("Y", Y)
         weights = tuple(
             None if given is None else _weights(name, given, table.n)
@@ -353,34 +381,83 @@ def solve_rows(
         }  # fmt: skip
         if team.rank == 0:
             place.mkdir(parents=True, exist_ok=True)
-        clock, begun = [perf_counter()], (place / "head.npz").exists()
-        if team.ranks is not None:
-            # the folder is seen by all, and looked at before one writes to it
-            begun = team.ranks.any(begun)
-        if begun:
-            known, _ = read_archive(place / "head.npz")
-            if known["call"] != call:
-                raise InvalidInputError(
-                    f"{place} holds the result of another call: {known['call']} where this is "
-                    f"{call}. Pass another folder, or remove it."
-                )
-        else:
-            _write_head(place, call, tables, weights, team, where, options)
-        clock.append(perf_counter())
-        maps = _read_head(place, where)
-        _pass_over(place, tables, weights, maps, block, team)
-        if team.rank == 0:
-            clock.append(perf_counter())
-            _sum_up(place, call, maps, np.diff(clock).tolist())
-        team.meet()
-    result = RowsResult(place, where)
+        result = _match(place, call, tables, weights, team, where, options, report)
     if result.marginal_error > _ALLOWED:
         warn_user(
             f"The plan misses the weights of rows by {result.marginal_error:.1e} in the mean. Pass "
-            f"a larger `n_base`, such as {4 * n_base}.",
+            f"a larger `n_base`, such as {4 * max(result.cells)}.",
             ConvergenceWarning,
         )
     return result
+
+
+def _match(
+    place: Path,
+    call: dict[str, Any],
+    tables: tuple[Rows, Rows],
+    weights: tuple[Any, ...],
+    team: _Team,
+    where: torch.device,
+    options: Options,
+    report: Progress | None,
+) -> RowsResult:
+    """Match tables, going on with what the folder has."""
+    clock, begun = [perf_counter()], (place / "head.npz").exists()
+    if team.ranks is not None:
+        # the folder is seen by all, and looked at before one writes to it
+        begun = team.ranks.any(begun)
+    if begun:
+        known, _ = read_archive(place / "head.npz")
+        if known["call"] != call:
+            raise InvalidInputError(
+                f"{place} holds the result of another call: {known['call']} where this is "
+                f"{call}. Pass another folder, or remove it."
+            )
+    else:
+        _write_head(place, call, tables, weights, team, where, options)
+    clock.append(perf_counter())
+    maps = _read_head(place, where)
+    _pass_over(place, tables, weights, maps, call["block"], team, report)
+    if team.rank == 0:
+        clock.append(perf_counter())
+        _sum_up(place, call, maps, np.diff(clock).tolist())
+    team.meet()
+    return RowsResult(place, where)
+
+
+def _choose_base(
+    call: dict[str, Any],
+    tables: tuple[Rows, Rows],
+    weights: tuple[Any, ...],
+    team: _Team,
+    device: torch.device,
+    options: Options,
+) -> tuple[int, float]:
+    """Choose how many rows are a base, by the marginal error and the value of samples."""
+    # detail that a base does not see changes the value once one sees it: a change within epsilon
+    # moves next to no mass
+    count, before = _FIRST, math.inf
+    while True:
+        samples, shares = list[Rows](), list[_Weights]()
+        for number, (table, own) in enumerate(zip(tables, weights, strict=True)):
+            generator = np.random.default_rng([call["random_state"], number, count])
+            index = _draw(table.n, _TRIED * count, generator)
+            rows = _rows_at(index, table, own, call["block"], team, device).cpu()
+            samples.append(Rows(table.name, rows[:, 2:]))
+            shares.append((Rows("weights", rows[:, 1:2]), float(rows[:, 1].sum())))
+        trial = call | {"n_base": count, "shape": [sample.n for sample in samples]}
+        with TemporaryDirectory() as name:
+            # each process for itself: it takes about as long as a block
+            found = _match(
+                Path(name), trial, (samples[0], samples[1]), tuple(shares), _Team(None), device,
+                options, None,
+            )  # fmt: skip
+        error, change = found.marginal_error, abs(found.value - before)
+        logger.info("base of %d: marginal error %.1e, value %.6g", count, error, found.value)
+        resolved = error <= _ALLOWED and change <= found.epsilon
+        if resolved or count >= min(_MOST, *call["shape"]):
+            return count, change
+        count, before = min(_MOST, count * how_much_finer(error, _ALLOWED)), found.value
 
 
 def _weights(name: str, given: Any, n: int) -> _Weights:
@@ -424,8 +501,11 @@ def _write_head(
 ) -> None:
     """Read the bases, make the cells, solve on them, and write what rows are matched by."""
     sides, cells, masses, squares = [], [], [], []
+    n_base, change = call["n_base"], math.nan
+    if n_base == "auto":
+        n_base, change = _choose_base(call, tables, weights, team, device, options)
     for number, (table, own) in enumerate(zip(tables, weights, strict=True)):
-        side = _base(table, own, call, number, team, device)
+        side = _base(table, own, call | {"n_base": n_base}, number, team, device)
         mass, mean, square = _cells(side, table, own, call["block"], team)
         sides.append(side)
         cells.append(mean)
@@ -450,7 +530,7 @@ def _write_head(
             arrays |= {f"{letter}.cells": mean, f"{letter}.mass": mass, f"{letter}.square": square}
         told = {
             "call": call, "epsilon": result.epsilon, "status": result.status.name,
-            "converged": result.converged, "value": result.value, "doubt": result.doubt,
+            "converged": result.converged, "doubt": result.doubt, "value_change": change,
         }  # fmt: skip
         write_archive(
             folder / "head.npz", told, {name: to_numpy(part) for name, part in arrays.items()}
@@ -464,17 +544,8 @@ def _base(
     """Read the base of a side and the rows that are measured, and make the factors of the base."""
     generator = np.random.default_rng([call["random_state"], number])
     index, drawn = (_draw(table.n, count, generator) for count in (call["n_base"], _MEASURED))
-    found = list[Tensor]()
     every = np.union1d(index, drawn)
-    for rows in table.blocks(call["block"], team.rank, team.size):
-        first, last = np.searchsorted(every, [rows.start, rows.stop])
-        named = torch.from_numpy(every[first:last]).to(device)
-        share = _shares(weights, table.n, rows, device)[named - rows.start]
-        parts = named.double()[:, None], share[:, None], table.at(every, rows, device)
-        found.append(torch.cat(parts, 1))
-    empty = torch.empty(0, table.d + 2, dtype=torch.float64, device=device)
-    whole = team.gather(torch.cat([empty, *found]))
-    whole = whole[whole[:, 0].argsort()]
+    whole = _rows_at(every, table, weights, call["block"], team, device)
     base, measured = (
         whole[torch.from_numpy(np.searchsorted(every, some)).to(device)] for some in (index, drawn)
     )
@@ -489,6 +560,26 @@ def _base(
         base[:, 2:].contiguous(), base[:, 0].long(), matrix, signs, measured[:, 0].long(),
         measured[:, 2:].contiguous(), share,
     )  # fmt: skip
+
+
+def _rows_at(
+    index: NDArray[np.int64],
+    table: Rows,
+    weights: Any,
+    block: int,
+    team: _Team,
+    device: torch.device,
+) -> Tensor:
+    """Read rows that an ascending index names, (q, 2 + d): number, weight and point of each."""
+    found = [torch.empty(0, table.d + 2, dtype=torch.float64, device=device)]
+    for rows in table.blocks(block, team.rank, team.size):
+        first, last = np.searchsorted(index, [rows.start, rows.stop])
+        named = torch.from_numpy(index[first:last]).to(device)
+        share = _shares(weights, table.n, rows, device)[named - rows.start]
+        parts = named.double()[:, None], share[:, None], table.at(index, rows, device)
+        found.append(torch.cat(parts, 1))
+    whole = team.gather(torch.cat(found))
+    return whole[whole[:, 0].argsort()]
 
 
 def _cells(
@@ -546,6 +637,7 @@ def _pass_over(
     maps: tuple[_Map, _Map],
     block: int,
     team: _Team,
+    report: Progress | None,
 ) -> None:
     """Match the rows of both sides, and write each block that the folder does not have."""
     todo = list[tuple[int, slice]]()
@@ -559,9 +651,10 @@ def _pass_over(
     with ThreadPoolExecutor(1) as pool:
         # a block is written while the next are matched
         written = deque[Future[None]]()
-        for number, rows in team.rounds(todo):
+        begin = perf_counter()
+        for turns, (number, rows) in enumerate(team.rounds(todo), 1):
             table, way = tables[number], maps[number]
-            share = _shares(weights[number], table.n, rows, device)
+            share = _shares(weights[number], table.n, rows, device).clamp_min(_UNSEEN)
             factors, at = way.side.factors_of(table.read(rows, device))
             # rows next to each other, so that tiles of their plan can be skipped
             turn = way.orders[0].place[at].argsort(stable=True)
@@ -573,6 +666,16 @@ def _pass_over(
             written.append(pool.submit(write_archive, path, {}, arrays))
             if len(written) > _WAITING:
                 written.popleft().result()
+            if report is not None:
+                spent = perf_counter() - begin
+                if turns == 1:
+                    size = sum(part.nbytes for part in arrays.values()) * len(todo) / 2**30
+                    why = f"{len(todo)} blocks of rows are matched, {size:.2g} GiB for the disk"
+                    if device.type == "cuda":
+                        peak = torch.cuda.max_memory_allocated(device) / 2**30
+                        why += f" and {peak:.2g} GiB of the GPU"
+                    say_more(spent * (len(todo) - 1), why)
+                report.block(turns, len(todo), spent)
         for block_written in written:
             block_written.result()
     team.meet()
@@ -582,20 +685,15 @@ def _of_block(
     way: _Map, drawn: tuple[Tensor, Tensor, Tensor], factors: Tensor, share: Tensor
 ) -> tuple[_Matched, dict[str, Tensor]]:
     """Match the rows of a block, and add up what they give to cells, drawn rows and the value."""
-    matched, far, plan = way.match(factors)
+    matched, (plan, _, masses), far = way.match(factors, share)
     right, column, g = drawn
-    cost, one = plan.cost, torch.ones_like(share)
-    assert isinstance(cost, FactoredCost)
+    assert isinstance(plan.cost, FactoredCost)
     whole = TransportPlan(
-        FactoredCost(cost.left, right, cost.row, column), Potentials(matched.potential, g),
+        plan.cost._replace(right=right, column=column), Potentials(matched.potential, g),
         Marginals(share, torch.ones_like(g)), plan.epsilon, plan.backend,
     )  # fmt: skip
-    own = plan.replaced(plan.potentials, Marginals(share, plan.weights.b))
-    sums = {
-        "coupling": factors.T @ (share[:, None] * far), "masses": own.T @ one,
-        "drawn": whole.T @ one,
-    }  # fmt: skip
-    return matched, sums
+    drawn_masses = whole.T @ torch.ones_like(share)
+    return matched, {"coupling": factors.T @ far, "masses": masses, "drawn": drawn_masses}
 
 
 def _sum_up(
@@ -615,31 +713,24 @@ def _sum_up(
             with np.load(_place_of(folder, letter, slice(first, last))) as arrays:
                 for name in ("coupling", "masses", "drawn"):
                     total[name] = total.get(name, 0.0) + arrays[name]
-        sums.append({name: torch.from_numpy(part) for name, part in total.items()})
-    # as the plan of cells is extended in a solve: that of all rows of X and the cells of Y, and
-    # that of the cells of X and all rows of Y, less the plan between cells
-    way = maps[0]
-    small, ones = way.plan, torch.ones_like(way.far[:, :1])
-    product = small @ torch.cat([way.far, ones], 1)
-    scaled = torch.where(product[:, -1] > 0, small.weights.a / product[:, -1], 0.0)
-    both = (way.cells.T @ (product[:, :-1] * scaled[:, None])).cpu()
-    missed = small.weights.b - small.T @ scaled
-    coupling = sums[0]["coupling"] + sums[1]["coupling"].T - both
-    x, y = (one.side.signs.cpu() for one in maps)
-    moments = [torch.from_numpy(stored[f"{letter}.square"].copy()) for letter in "XY"]
+        device = maps[0].far.device
+        sums.append({name: torch.tensor(part, device=device) for name, part in total.items()})
+    small, (near, far) = maps[0].plan, sums
+    coupling, excess = join_halves(
+        small, (maps[0].cells, maps[0].far), (near["coupling"], far["coupling"]),
+        (near["masses"], far["masses"]),
+    )  # fmt: skip
+    x, y = (one.side.signs for one in maps)
+    moments = [torch.tensor(stored[f"{letter}.square"], device=x.device) for letter in "XY"]
     own = [signs @ moment.square() @ signs for signs, moment in zip((x, y), moments, strict=True)]
     value = float(sum(own) - 2 * (x @ coupling.square() @ y))
-    f, g = (part.cpu() for part in small.potentials)
-    a, b = (part.cpu() for part in small.weights)
-    excess = float((sums[1]["masses"] - a) @ f + (sums[0]["masses"] + missed.cpu() - b) @ g)
     errors = [
-        float(one.side.weights.cpu() @ (part["drawn"] - 1).abs())
+        float(one.side.weights @ (part["drawn"] - 1).abs())
         for one, part in zip(maps, sums[::-1], strict=True)
     ]
     summary = {
         "shape": call["shape"], "value": value - excess, "marginal_error": max(errors),
-        "epsilon": told["epsilon"], "cells": list(small.shape), "status": told["status"],
-        "converged": told["converged"], "doubt": told["doubt"],
-        "seconds": seconds,
+        "cells": list(small.shape), "seconds": seconds,
     }  # fmt: skip
+    summary |= {key: part for key, part in told.items() if key != "call"}
     write_archive(folder / "summary.npz", summary, {})
