@@ -48,7 +48,7 @@ from torchgw._solve.step import prepare, solve_linear
 from torchgw._solve.strategy import Strategy, annealed, choose_strategy, strategy_of_copies
 from torchgw._tensors.deadline import is_over, keep_least, leaves
 from torchgw._tensors.operations import sparse_tensor
-from torchgw._typing import Marginals, Potentials
+from torchgw._typing import Iteration, Marginals, Potentials
 
 # The warning about a plan that costs more than a match of copies.
 WHY_NOT_A_COPY = (
@@ -205,8 +205,10 @@ def _lower(setting: Setting, first: LoopState, second: LoopState) -> LoopState:
     """Follow two starts on all points for some iterations, and keep the lower one."""
     if float(second.coupling.change(first.coupling)) <= _MET_TOLERANCE:
         return first
-    tried = []
+    tried: list[tuple[float, LoopState, list[Iteration]]] = []
     for state in (first, second):
+        if tried and is_over():
+            break
         path = replace(setting, recorder=replace(setting.recorder, history=[]))
         state, history = iterate(path, state, most=_TRIED), path.recorder.history
         tried.append((history[-1].objective if history else math.inf, state, history))
@@ -401,7 +403,7 @@ def follow(asked: Asked, recorder: Recorder, match: Isometry | None = None) -> F
         count = sum(one.source.n * one.target.n for one in parts) / strategy.facts.entries
         forecast_solves(*strategy.foreseen, count, "nothing was found to begin at")
     elif untold:
-        forecast_loop(*strategy.foreseen, found=start.guess.plan is not None)
+        forecast_loop(*strategy.foreseen, start.search, *strategy.route.tried)
     clock = recorder.time("multistart", clock)
     setting, state = begin(strategy, start, asked.generator, recorder)
     if checkpoint is not None:
