@@ -92,9 +92,7 @@ class Population(NamedTuple):
     met: Tensor  # (B,) int64, how many of the plans that were given have led to the lowest
 
 
-def improve(
-    stack: Followed, starts: Ends, rounds: int, related: Sequence[bool] = ()
-) -> Population:
+def improve(stack: Followed, starts: Ends, rounds: int, related: Sequence[bool] = ()) -> Population:
     """Improve the starts (B, S) of all problems of a stack for some rounds.
 
     Every other start belongs to the same group, and so do all that are ``related``, which know of

@@ -385,7 +385,7 @@ def follow(asked: Asked, recorder: Recorder, match: Isometry | None = None) -> F
         count = sum(one.source.n * one.target.n for one in parts) / strategy.facts.entries
         forecast_solves(*strategy.foreseen, count, "nothing was found to begin at")
     elif untold:
-        forecast_loop(*strategy.foreseen, found=start.guess.plan is not None)
+        forecast_loop(*strategy.foreseen, start.search, *strategy.route.tried)
     clock = recorder.time("multistart", clock)
     setting, state = begin(strategy, start, asked.generator, recorder)
     if checkpoint is not None:
