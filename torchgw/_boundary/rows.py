@@ -1,5 +1,6 @@
 """Tables that are read some rows at a time: files, arrays on disk, and the shards of a DTensor."""
 
+import math
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,7 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from torchgw._boundary.arrays import check_points
-from torchgw._errors import InvalidInputError, InvalidTypeError
+from torchgw._errors import InvalidInputError, InvalidTypeError, UnsupportedError
+
+# Weights that are added up at once. A choice.
+_WEIGHTS = 2**20
 
 
 class Rows:
@@ -25,7 +29,7 @@ class Rows:
         Numbers of rows and columns.
     """
 
-    def __init__(self, name: str, given: Any) -> None:
+    def __init__(self, name: str, given: Any, weights_name: str = "", weights: Any = None) -> None:
         self.name, self._table = name, opened(name, given)
         if len(getattr(self._table, "shape", ())) != 2:
             raise InvalidTypeError(
@@ -42,6 +46,33 @@ class Rows:
             shape, offset = compute_local_shape_and_global_offset(self._table.shape, *place)
             self._local = self._table.to_local()
             self._first, self._stop = offset[0], offset[0] + shape[0]
+        self._weights = None if weights is None else self._weighed(weights_name, weights)
+
+    def _weighed(self, name: str, given: Any) -> "tuple[Rows, float]":
+        """Open weights, and add them up, some at a time in order."""
+        given = opened(name, given)
+        rows = Rows(name, given if len(given.shape) == 2 else given[:, None])
+        if (rows.n, rows.d) != (self.n, 1):
+            raise InvalidInputError(
+                f"`{name}` must have shape ({self.n},); got ({rows.n}, {rows.d})."
+            )
+        if rows._local is not None:
+            raise UnsupportedError(f"`{name}` must be whole in each process, not a DTensor.")
+        sums = list[float]()
+        for some in rows.blocks(_WEIGHTS, 0, 1):
+            part = rows.read(some, torch.device("cpu"))
+            if float(part.min()) < 0:
+                raise InvalidInputError(f"`{name}` must be non-negative.")
+            sums.append(float(part.sum()))
+        return rows, math.fsum(sums)
+
+    def shares(self, rows: slice, device: torch.device) -> Tensor:
+        """Read the weights of some rows, (q,) float64, whose sum over all is one."""
+        if self._weights is None:
+            count = rows.stop - rows.start
+            return torch.full((count,), 1 / self.n, dtype=torch.float64, device=device)
+        weights, total = self._weights
+        return weights.read(rows, device)[:, 0] / total
 
     def blocks(
         self, height: int, rank: int, size: int, done: Callable[[slice], bool] = lambda rows: False
