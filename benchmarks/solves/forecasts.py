@@ -29,7 +29,8 @@ from scipy.sparse import csr_array
 import torchgw
 from benchmarks.quality.unseen_study import PROBLEMS
 from torchgw._api import as_arguments
-from torchgw._tensors import machine
+from torchgw._solve import passes, pipeline, state
+from torchgw._tensors import foretold, machine
 
 Inputs = dict[str, Any]
 Draw = Callable[[int, np.random.Generator], Inputs]
@@ -148,6 +149,8 @@ class _Said(logging.Handler):
         super().__init__()
         self.usual, self.longer, self.start = usual, longer, start
         self.seconds, self.share, self.why, self.at = usual, 0.0, "", 0.0
+        # after so many seconds, so many were said in all, and why
+        self.told: list[tuple[float, float, str]] = []
 
     def emit(self, record: logging.LogRecord) -> None:
         message = record.getMessage()
@@ -159,13 +162,16 @@ class _Said(logging.Handler):
             self.seconds = max(self.usual, spent + self.share * self.longer)
         elif more is not None:
             self.seconds, self.why, self.at = spent + float(more[1]), more[2], spent
+        if share is not None or more is not None:
+            self.told.append((spent, self.seconds, self.why))
 
 
 def measured(name: str, seed: int) -> Inputs:
     """Say what one solve was said to take, and took."""
     torch.set_num_threads(1)
-    # how fast the processor is, too, whatever else uses it
-    machine.perf_counter = process_time  # type: ignore[attr-defined]
+    # how fast the processor is, and what a solve tells itself, too, whatever else uses it
+    for module in (machine, foretold, passes, pipeline, state):
+        module.perf_counter = process_time  # type: ignore[attr-defined]
     given = as_arguments(cases()[name](np.random.default_rng([seed, *name.encode()])))
     logger = logging.getLogger("torchgw")
     level = logger.level
@@ -190,6 +196,7 @@ def measured(name: str, seed: int) -> Inputs:
     return {
         "problem": name, "seed": seed, "size": route.size, "usual": usual, "longer": longer,
         "said": said.seconds, "share": said.share, "why": said.why, "at": said.at,
+        "told": said.told,
         "seconds": spent - before,
         "gradient": route.gradient.chosen,
         "moves": [choice.what for choice in route.begin], "iterations": result.n_iters,

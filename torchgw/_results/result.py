@@ -11,12 +11,7 @@ import torch
 from torch import Tensor
 
 from torchgw._boundary.arrays import in_kind, to_numpy
-from torchgw._boundary.checks import (
-    check_choice,
-    check_count,
-    check_not_negative,
-    check_within,
-)
+from torchgw._boundary.checks import check_choice, check_count, check_not_negative, check_within
 from torchgw._certify.certificate import Certificate, Proof
 from torchgw._errors import (
     AmbiguityWarning,
@@ -93,7 +88,8 @@ class GWResult(Result):
         Mass that the plan actually moves out of and into every point.
     marginal_error : float
         Larger of the L1 distances of the two to the weights. Relaxed problems count the sides that
-        are strict, and partial ones by how much the bounds are exceeded.
+        are strict, or held by 1e8 times the spread of the cost, which is taken as strict; partial
+        ones count by how much the bounds are exceeded.
     status : Status
         How the solve ended; ``status.advice`` says what to do about it.
     epsilon : float

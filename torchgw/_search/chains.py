@@ -37,7 +37,6 @@ from torchgw._search.chain import (
     kinds_of_chains,
     near,
     promising,
-    say_share,
     stacked,
     stands_out,
     tell,
@@ -49,9 +48,10 @@ from torchgw._search.population import follow_starts, improve, name_of
 from torchgw._search.stack import Ends, Stack
 from torchgw._search.tabu import best_matchings, can_exchange, has_matchings
 from torchgw._search.world import INNER, World
-from torchgw._sinkhorn.batch import BatchSolver, solve_batch
+from torchgw._sinkhorn.eager import BatchSolver, solve_batch
 from torchgw._tensors.cuda_graphs import Call, call_directly
 from torchgw._tensors.deadline import is_over
+from torchgw._tensors.foretold import say_share
 from torchgw._typing import Marginals
 
 # L1 distance to the product plan, at most 2, up to which an optimum is too blurred to start from:

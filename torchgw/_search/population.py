@@ -13,6 +13,7 @@ from torchgw._gradients.contract import START_NOISE
 from torchgw._search.chain import AGREEING, ALIKE, BETTER, SAME
 from torchgw._search.stack import Ends
 from torchgw._tensors.deadline import is_over
+from torchgw._tensors.operations import sums_of
 from torchgw._typing import Marginals
 
 # Plans that are kept of each group, and new ones of each round. [L1291]
@@ -29,6 +30,8 @@ _PATIENCE = 2
 _EXCHANGES, _SWEEPS = 64, 3
 # Relative difference of objectives that is rounding. A choice.
 _ROUNDING = 1e-9
+# Length below which a plan is none. A choice.
+_TINY = 1e-12
 # The origin of plans that come from an exchange.
 _EXCHANGED = -1
 
@@ -309,10 +312,16 @@ def _same(some: Ends, other: Ends) -> Tensor:
     """Tell whether plans (B, k) are of the same optimum as others (B, 1), (B, k)."""
     # plans that are alike have settled, no more: their objectives may differ by more [L1314]
     gap = (some.objectives - other.objectives).abs()
-    one, two = (part.plans.flatten(2) for part in (some, other))
-    cosine = (one * two).sum(2) / (one.square().sum(2) * two.square().sum(2)).sqrt()
+    both = some.plans * other.plans
+    cosine = sums_of(both.flatten(0, 1)).view_as(gap)
+    cosine = cosine / (_squares(some.plans) * _squares(other.plans)).sqrt()
     room = torch.where(cosine > ALIKE, SAME, BETTER)
     return gap <= room * other.objectives.abs()
+
+
+def _squares(plans: Tensor) -> Tensor:
+    """Compute squared lengths (B, k) of plans (B, k, n, m)."""
+    return sums_of(plans.square().flatten(0, 1)).view(plans.shape[:2])
 
 
 def distinct(members: Members, count: int) -> Members:
@@ -320,7 +329,8 @@ def distinct(members: Members, count: int) -> Members:
     order = members.objectives.argsort(dim=1, stable=True)
     at = torch.arange(len(order), device=order.device)[:, None]
     ranked = Members(*(part[at, order] for part in members))
-    flat = torch.nn.functional.normalize(ranked.plans.flatten(2).double(), dim=2)
+    flat = ranked.plans.flatten(2).double()
+    flat = flat / _squares(ranked.plans.double()).sqrt().clamp_min(_TINY)[:, :, None]
     alike = products(flat, flat.mT) > ALIKE
     kept = ranked.objectives.isfinite()
     for place in range(1, kept.shape[1]):

@@ -27,13 +27,7 @@ from torchgw._sinkhorn.annealing import VALUE_PER_MARGINAL, VALUE_ROUNDING
 from torchgw._sinkhorn.contract import PreparedProblem
 from torchgw._sinkhorn.problem import Cost, DenseCost, FactoredCost, exp_, row_blocks
 from torchgw._solve.state import RESOLVED, LoopState, Setting, Solved, Status
-from torchgw._solve.step import (
-    check_finite,
-    inner_tolerance,
-    prepare,
-    promised_error,
-    solve_linear,
-)
+from torchgw._solve.step import check_finite, inner_tolerance, prepare, promised_error, solve_linear
 from torchgw._tensors.deadline import is_over, last_phase
 from torchgw._tensors.draws import inner_products
 from torchgw._typing import Marginals, Potentials

@@ -14,9 +14,9 @@ import torch
 from torchgw._errors import PerformanceWarning, warn_user
 from torchgw._problem.limits import Limits
 from torchgw._problem.problem import Facts
-from torchgw._search.chain import say_more
 from torchgw._solve.options import Options
 from torchgw._tensors.deadline import leaves
+from torchgw._tensors.foretold import correct, promise, say_more
 from torchgw._tensors.machine import slowness
 
 logger = logging.getLogger(__name__)
@@ -190,12 +190,18 @@ _SHARPEST, _SHARPEST_ITERATIONS, _SHARPEST_ENTRY = 2.5e-5, 30_000, 3e-9
 
 
 def forecast(
-    facts: Facts, options: Options, gradient: str, each: float, cost: str, worst: float | None
+    facts: Facts,
+    options: Options,
+    gradient: str,
+    each: float,
+    cost: str,
+    worst: float | None,
+    seconds: tuple[float, float] | None = None,
 ) -> None:
     """Log what a solve will ``cost``, on a CPU an iteration too, and warn if a solve takes long.
 
     ``each`` are the seconds of an iteration, but for those of a sampled loss that is no product,
-    and ``worst`` those of all solves at a small epsilon.
+    ``worst`` those of all solves at a small epsilon, and ``seconds`` of a usual and a longer one.
     """
     proximal = options.regularization == "proximal"
     if worst is not None:
@@ -204,6 +210,8 @@ def forecast(
         return
     logger.info("forecast: %.2g s for an outer iteration, if nothing else runs", each)
     logger.info("forecast: %s", cost)
+    if seconds is not None:
+        promise(*seconds)
     if proximal:
         logger.info("forecast: up to %.0f s of proximal steps", options.max_iter * each)
     fewest, usual, each = _usual_iterations(facts, options, gradient, each)
@@ -269,6 +277,21 @@ def forecast_solves(
         fewest, usual, each = _usual_iterations(facts, options, gradient, each)
         each = _in_full(facts, gradient, each)
         say_more(count * min(math.sqrt(fewest * usual), options.max_iter) * each, why)
+
+
+def forecast_loop(
+    facts: Facts, options: Options, gradient: str, each: float, *, found: bool
+) -> None:
+    """Correct what was said once the search has ended, with a start that it has ``found``."""
+    fewest, usual, each = _usual_iterations(facts, options, gradient, each)
+    count = min(math.sqrt(fewest * usual), options.max_iter)
+    seconds = count * _in_full(facts, gradient, each) * (FOUND if found else 1.0)
+    correct(slowness() * _START + seconds, "the search has ended")
+
+
+def forecast_end(each: float) -> None:
+    """Correct what was said once the loop has ended."""
+    correct(_LEAST * each, "the plan has settled")
 
 
 def forecast_turns(facts: Facts) -> None:

@@ -50,12 +50,13 @@ from torchgw._search.turns import best_turned
 from torchgw._sinkhorn.choose import choose_backend
 from torchgw._sinkhorn.contract import Backend
 from torchgw._solve.begin import MISSED, SEEDS, Guess, best_found, from_alternative
-from torchgw._solve.forecast import FOUND, forecast_solves, forecast_turns
+from torchgw._solve.forecast import forecast_turns
 from torchgw._solve.outcome import Asked, Outcome
 from torchgw._solve.pipeline import WHY_NOT_A_COPY, conclude, follow, solve_once
 from torchgw._solve.state import Recorder, Status
 from torchgw._solve.strategy import Strategy
 from torchgw._tensors.deadline import is_over
+from torchgw._tensors.foretold import correct
 from torchgw._typing import Iteration
 
 # Masses that are tried where a linear cost depends on the mass; and by how many times `tol` two may
@@ -130,6 +131,17 @@ class Incumbent:
         return self.strict and not settled
 
     @property
+    def rivals(self) -> int:
+        """How many starts that the first search has found are solved too."""
+        first = self.first
+        if not self.open or first is None:
+            return 0
+        product = self.thorough or "product" in self.moves
+        optima = len(list(_may_end_lower(first))) if "optima" in self.moves else 0
+        few = 0 if first.few is None else len(first.few.alternatives) if not first.trials else 1
+        return product + (first.match is not None) + few + optima
+
+    @property
     def searched(self) -> bool:
         """Whether starts were asked for, and others may follow them."""
         options, first = self.asked.options, self.first
@@ -165,8 +177,12 @@ def solve_problem(asked: Asked, recorder: Recorder) -> Outcome:
     masses_differ = rule is not None and not rule.fixed_mass
     if masses_differ and problem.linear is not None and 0 < problem.alpha < 1:
         return _solve_for_mass(asked, recorder)
+    clock = perf_counter()
     outcome = _solve_searched(asked, recorder)
     incumbent = Incumbent(asked, outcome)
+    seconds = perf_counter() - clock - recorder.timings.get("multistart", 0.0)
+    if asked.options.told == "nothing" and (count := incumbent.rivals):
+        correct(count * seconds, "other starts are solved too, which may end lower")
     for move in MOVES:
         if is_over():
             break
@@ -238,10 +254,7 @@ def _from_optima(incumbent: Incumbent) -> None:
     """Solve from each optimum that the search has found, if it may end lower."""
     if incumbent.open and incumbent.first and "optima" in incumbent.moves:
         # those of few points have been among the guesses of chains
-        others, strategy = list(_may_end_lower(incumbent.first)), incumbent.lowest.strategy
-        if incumbent.asked.options.told == "nothing":
-            forecast_solves(*strategy.foreseen, FOUND * len(others), "other optima may end lower")
-        for one in others:
+        for one in _may_end_lower(incumbent.first):
             incumbent.follow(Rival(_again(incumbent.asked, one), "optimum", one.label))
 
 

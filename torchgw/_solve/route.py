@@ -596,12 +596,7 @@ _COPIES, _SIDE_BY_SIDE = 4, 16
 
 
 def make_route(
-    facts: Facts,
-    options: Options,
-    limits: Limits,
-    gradient: Choice,
-    n_anchors: int,
-    init: str = "",
+    facts: Facts, options: Options, limits: Limits, gradient: Choice, n_anchors: int, init: str = ""
 ) -> Route:
     """Choose the path of a problem; ``init`` names what was passed as a start, if anything was."""
     name = gradient.chosen

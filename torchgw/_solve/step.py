@@ -36,13 +36,7 @@ from torchgw._sinkhorn.newton import SinkhornResult
 from torchgw._sinkhorn.partial import partial_sinkhorn
 from torchgw._sinkhorn.problem import Cost, DenseCost, LinearProblem
 from torchgw._solve.state import RESOLVED, Setting
-from torchgw._tensors.cuda_graphs import (
-    CAPTURED_BYTES,
-    Captured,
-    GraphMemory,
-    borrow_memory,
-    clone,
-)
+from torchgw._tensors.cuda_graphs import CAPTURED_BYTES, Captured, GraphMemory, borrow_memory, clone
 from torchgw._tensors.operations import inverse
 from torchgw._typing import Marginals, Potentials
 

@@ -10,6 +10,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from time import monotonic, process_time
 
+from torchgw._tensors.foretold import notice
+
 # Share of the time kept that the numbers of a plan take, beside its last marginals. [L1294]
 _LAST = 0.4
 
@@ -95,6 +97,7 @@ def fitting(count: int, seconds: float | None) -> int:
 def is_over(*, agreed: bool = False) -> bool:
     """Whether the time is up, but for what was kept."""
     # Where processes share the work only those ask who will have `agreed` on the answer.
+    notice()
     clock = _clock.get()
     if clock is None or (clock.shared and not agreed):
         return False

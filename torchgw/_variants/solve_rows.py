@@ -38,7 +38,6 @@ from torchgw._errors import ConvergenceWarning, InvalidInputError, warn_user
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.given import Passed
 from torchgw._problem.providers import DistanceOptions, build_space
-from torchgw._search.chain import say_more
 from torchgw._sinkhorn.choose import choose_backend
 from torchgw._sinkhorn.problem import FactoredCost, LinearProblem
 from torchgw._sinkhorn.tiles.tiling import Tiling, block_orders
@@ -46,6 +45,7 @@ from torchgw._solve.evaluation import half_step, join_halves
 from torchgw._solve.resolution import how_much_finer
 from torchgw._solve.table import Options
 from torchgw._tensors.block_order import Order
+from torchgw._tensors.foretold import say_more
 from torchgw._tensors.ranks import Distributed, Ranks, join, together
 from torchgw._typing import Marginals, Potentials
 from torchgw.distances.factored import FactoredDistance
