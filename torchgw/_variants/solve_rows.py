@@ -21,7 +21,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -159,20 +159,18 @@ class _Team:
 
     def gather(self, own: Tensor) -> Tensor:
         """Join the rows of all, in the order of the ranks."""
-        if self.ranks is None:
-            return own
-        count = torch.tensor([len(own)], device=own.device)
-        counts = self.ranks.gather(count, [1] * self.size).tolist()
-        return self.ranks.gather(own, counts)
+        return own if self.ranks is None else self.ranks.gather(own, self._counts(len(own)))
 
-    def total(self, own: Tensor) -> Tensor:
-        """Add up whole numbers over all."""
-        return self.gather(own[None]).sum(0)
+    def _counts(self, own: int) -> list[int]:
+        """List what each rank counts."""
+        if self.ranks is None:
+            return [own]
+        count = torch.tensor([own], device=self.ranks.device)
+        return cast("list[int]", self.ranks.gather(count, [1] * self.size).tolist())
 
     def rounds(self, blocks: list[Any]) -> Iterator[Any]:
         """Go over own blocks, and look after each whether somebody is missed."""
-        most = max(self.gather(torch.tensor([len(blocks)], device=self._place)).tolist())
-        for turn in range(most):
+        for turn in range(max(self._counts(len(blocks)))):
             if turn < len(blocks):
                 yield blocks[turn]
             self.meet()
@@ -181,10 +179,6 @@ class _Team:
         """Wait for all, and notice who is missed."""
         if self.ranks is not None:
             self.ranks.any(False)
-
-    @property
-    def _place(self) -> torch.device:
-        return torch.device("cpu") if self.ranks is None else self.ranks.device
 
 
 class RowsResult:
@@ -457,20 +451,24 @@ def _choose_base(call: _Call) -> tuple[int, float]:
         for table in call.tables:
             points, share = call.rows_at(table, call.draw(table, _TRIED * count, count))
             samples.append(Rows(table.name, points.cpu(), "weights", share.cpu()))
-        told = call.told | {"n_base": count, "shape": [sample.n for sample in samples]}
+        asked = call.told | {"n_base": count, "shape": [sample.n for sample in samples]}
         with TemporaryDirectory() as name:
             # each process for itself: it takes about as long as a block
             trial = call._replace(
-                folder=Path(name), tables=(samples[0], samples[1]), told=told, team=_Team(None),
+                folder=Path(name), tables=(samples[0], samples[1]), told=asked, team=_Team(None),
                 report=None,
             )  # fmt: skip
             found = _match(trial)
-        error, change = found.marginal_error, abs(found.value - before)
-        logger.info("base of %d: marginal error %.1e, value %.6g", count, error, found.value)
+        # the first rank's numbers are those of all
+        numbers = [[found.marginal_error, found.value]]
+        told = torch.tensor(numbers, dtype=torch.float64, device=call.device)
+        error, value = call.team.gather(told)[0].tolist()
+        logger.info("base of %d: marginal error %.1e, value %.6g", count, error, value)
+        change = abs(value - before)
         resolved = error <= _ALLOWED and change <= found.epsilon
         if resolved or count >= min(_MOST, *call.told["shape"]):
             return count, change
-        count, before = min(_MOST, count * how_much_finer(error, _ALLOWED)), found.value
+        count, before = min(_MOST, count * how_much_finer(error, _ALLOWED)), value
 
 
 def _write_head(call: _Call) -> None:
@@ -525,14 +523,14 @@ def _side(call: _Call, table: Rows, n_base: int) -> _Side:
         share = table.shares(rows, call.device)[:, None]
         sums.index_add_(0, at, (torch.cat([share, share * own], 1) / unit).round().long())
         moments += ((own.T @ (share * own)) / scale).round().long()
-    found = call.team.total(sums).double() * unit
+    found = call.team.gather(sums[None]).sum(0).double() * unit
     mass = found[:, :1]
     # a cell may be empty where a base point is a copy of another
     cells = torch.where(mass > 0, found[:, 1:] / mass, matrix)
     named, measured = (torch.from_numpy(some).to(call.device) for some in (index, drawn))
     return _Side(
         base, named, matrix, signs, measured, points, weights, mass[:, 0] / mass.sum(), cells,
-        call.team.total(moments).double() * scale,
+        call.team.gather(moments[None]).sum(0).double() * scale,
     )  # fmt: skip
 
 
