@@ -7,8 +7,8 @@ the peak of each GPU and of each process, value, marginal error, Spearman's corr
 drawn rows and their partners, and a digest of the files.
 
 ``--model FILE`` reads such lines, fits seconds = fixed + c n / processes to the last calls of each
-space, base and device, and prints it beside each row and for 1e8 and 1e9 rows a side. Memory of a
-process does not grow with the table; disk does.
+space, base and device, and prints for each row what the others foretell of it, and what all
+foretell of 1e8 and 1e9 rows a side. Memory of a process does not grow with the table; disk does.
 """
 
 from __future__ import annotations
@@ -110,12 +110,20 @@ def judge(folder: Path, n: int) -> dict[str, Any]:
         partner = result.rows(start, stop)["partner"][::step]
         pairs.append([truth[0][start:stop:step], truth[1][partner]])
     first, second = np.concatenate(pairs, axis=1)
-    digest = hashlib.sha256()
+    digest, size = hashlib.sha256(), 0
     for path in sorted((folder / "out").glob("[XY]-*.npz")):
         digest.update(path.name.encode() + path.read_bytes())
+        size += path.stat().st_size
     return {
-        "spearman": abs(float(spearmanr(first, second).statistic)), "bits": digest.hexdigest()[:12]
+        "spearman": abs(float(spearmanr(first, second).statistic)), "bits": digest.hexdigest()[:12],
+        "disk_gib": round(size / 2**30, 2),
     }  # fmt: skip
+
+
+def _fit(shares: Any, taken: Any) -> Any:
+    """Fit seconds, (2,), as shares of what was taken, since sizes differ by powers of ten."""
+    weights = shares / taken[:, None]
+    return np.linalg.lstsq(weights, np.ones(len(taken)), rcond=None)[0]
 
 
 def report(path: Path) -> str:
@@ -126,21 +134,21 @@ def report(path: Path) -> str:
         kinds.setdefault((row["space"], row["cells"][0], row["device"]), []).append(row)
     lines = []
     for (space, base, device), known in kinds.items():
-        if len({row["n"] / row["processes"] for row in known}) < 2:
+        if len({row["n"] / row["processes"] for row in known}) < 3:
             continue
         shares = np.array([[1.0, row["n"] / row["processes"]] for row in known])
         taken = np.array([row["call_s"][-1] for row in known])
-        # as shares of what was taken, since sizes differ by powers of ten
-        weights = shares / taken[:, None]
-        fixed, each = np.linalg.lstsq(weights, np.ones(len(known)), rcond=None)[0]
+        fixed, each = _fit(shares, taken)
         gpu, host = np.max([peak for row in known for peak in row["peaks_gib"]], axis=0)
         lines += [
             f"{space}, base of {base:,}, {device}: {fixed:.3g} s and {each * 1e6:.3g} s for a "
             f"million rows of a process; at most {gpu} GiB of a GPU and {host} of a host", "",
-            "| rows a side | processes | measured, s | model, s | error |", "|---" * 5 + "|",
+            "| rows a side | processes | measured, s | foretold by the others, s | error |",
+            "|---" * 5 + "|",
         ]  # fmt: skip
-        for row, (_, share), seconds in zip(known, shares, taken, strict=True):
-            said = fixed + each * share
+        for number, (row, share, seconds) in enumerate(zip(known, shares, taken, strict=True)):
+            others = np.arange(len(known)) != number
+            said = float(share @ _fit(shares[others], taken[others]))
             lines.append(
                 f"| {row['n']:,} | {row['processes']} | {seconds} | {said:.3g} | "
                 f"{said / seconds - 1:+.0%} |"

@@ -151,7 +151,7 @@ def test_any_table_is_read_by_blocks_alone(solved, tmp_path):
             "recorded": (Recorded(X), Recorded(Y)),
             "paths": (tmp_path / "X.npy", file["obsm/points"]),
             "maps": (mapped, torch.from_numpy(Y)),
-            "zarr": (str(tmp_path / "X.zarr"), Y),
+            "zarr": (str(tmp_path / "X.zarr"), f"{tmp_path}/Y.h5:obsm/points"),
         }
         for name, pair in given.items():
             torchgw.solve_rows(*pair, tmp_path / name, **SMALL)
@@ -241,11 +241,16 @@ def test_the_command_line_writes_a_folder(solved, tmp_path, capsys):
 
 
 def test_refusals(tmp_path):
+    h5py = pytest.importorskip("h5py")
     with pytest.raises(InvalidInputError, match=r"there is no .*missing.npy"):
         torchgw.solve_rows(tmp_path / "missing.npy", Y, tmp_path, **SMALL)
     (tmp_path / "X.csv").write_text("1,2")
     with pytest.raises(InvalidInputError, match="is not read by rows"):
         torchgw.solve_rows(tmp_path / "X.csv", Y, tmp_path, **SMALL)
+    with h5py.File(tmp_path / "X.h5ad", "w") as file:
+        file["obsm/pca"] = X
+    with pytest.raises(InvalidInputError, match=r"h5ad has no X, but obsm"):
+        torchgw.solve_rows(tmp_path / "X.h5ad", Y, tmp_path, **SMALL)
     with pytest.raises(torchgw.InvalidTypeError, match=r"`X` must be a table \(n, d\)"):
         torchgw.solve_rows(X[:, 0], Y, tmp_path, **SMALL)
     bad = X.copy()

@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -34,8 +35,8 @@ class Rows:
         if len(getattr(self._table, "shape", ())) != 2:
             raise InvalidTypeError(
                 f"`{name}` must be a table (n, d) that is read by rows: an array, a memory map, an "
-                "array of Zarr or HDF5, a DTensor with Shard(0), or the path of a .npy, .zarr or "
-                f".parquet file; got {type(given).__name__}."
+                "array of Zarr or HDF5, a DTensor with Shard(0), or the path of a .npy, .zarr, "
+                f".parquet or .h5ad file, and dense; got {type(given).__name__}."
             )
         self.n, self.d = (int(size) for size in self._table.shape)
         self._local, self._first, self._stop = None, 0, self.n
@@ -113,7 +114,9 @@ def opened(name: str, given: Any) -> Any:
     """Open what a path names; leave all else as it is."""
     if not isinstance(given, (str, os.PathLike)):
         return given
-    path = Path(given)
+    # file.h5ad:obsm/NAME, as the command line has it
+    named = re.fullmatch(r"(.+\.h5(?:ad)?)(?::(.+))?", os.fspath(given))
+    path = Path(given if named is None else named[1])
     if not path.exists():
         raise InvalidInputError(f"`{name}`: there is no {path}.")
     if path.suffix == ".npy":
@@ -124,9 +127,16 @@ def opened(name: str, given: Any) -> Any:
         import zarr
 
         return zarr.open(path, mode="r")
+    if named is not None:
+        import h5py
+
+        file, member = h5py.File(path), named[2] or "X"
+        if member not in file:
+            raise InvalidInputError(f"`{name}`: {path} has no {member}, but {', '.join(file)}.")
+        return file[member]
     raise InvalidInputError(
-        f"`{name}`: {path} is not read by rows; .npy, .zarr and .parquet files are. Open others "
-        "yourself, and pass the array: that of a backed AnnData, or a data set of h5py."
+        f"`{name}`: {path} is not read by rows; .npy, .zarr, .parquet, file.h5:NAME and "
+        "file.h5ad:obsm/NAME are. Open others yourself, and pass the array."
     )
 
 

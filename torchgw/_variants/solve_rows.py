@@ -302,8 +302,8 @@ def solve_rows(
     ----------
     X, Y : array, path or DTensor, shapes (n, d) and (m, e)
         Tables that are read by rows: memory maps, arrays of Zarr or HDF5 (the ``X`` or ``obsm`` of
-        a backed AnnData), paths of .npy, .zarr and .parquet files, DTensors with ``Shard(0)`` whose
-        rows stay where they are, or arrays.
+        a backed AnnData), paths of .npy, .zarr and .parquet files or ``"file.h5ad:obsm/NAME"``,
+        DTensors with ``Shard(0)`` whose rows stay where they are, or arrays.
     folder : path-like
         Where the result is written, and seen by all processes.
     a, b : array or path, shapes (n,) and (m,), optional
