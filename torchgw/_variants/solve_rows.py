@@ -34,7 +34,7 @@ from torchgw._boundary.arrays import check_points, resolve_device, to_numpy
 from torchgw._boundary.checks import check_choice, check_count
 from torchgw._boundary.console import Progress, progress
 from torchgw._boundary.rows import Rows
-from torchgw._errors import ConvergenceWarning, InvalidInputError, warn_user
+from torchgw._errors import ConvergenceWarning, GraphWarning, InvalidInputError, warn_user
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.given import Passed
 from torchgw._problem.providers import DistanceOptions, build_space
@@ -45,6 +45,7 @@ from torchgw._solve.evaluation import half_step, join_halves
 from torchgw._solve.resolution import how_much_finer
 from torchgw._solve.table import Options
 from torchgw._tensors.block_order import Order
+from torchgw._tensors.draws import at_even_steps
 from torchgw._tensors.foretold import say_more
 from torchgw._tensors.ranks import Distributed, Ranks, join, together
 from torchgw._typing import Marginals, Potentials
@@ -200,6 +201,9 @@ class RowsResult:
     value_change : float
         By how much the value of a sample of the rows differed, in absolute terms, from that of the
         base before, where the base was chosen; NaN where it was given.
+    distance_error : float
+        How far distances between drawn rows, the longest of which is one, are from those by a graph
+        of 131,072 rows, root mean square, of the worse side; NaN where the base was given.
     marginal_error : float
         The mean of abs(mass / weight - 1) over 1,024 drawn rows of a side, of the worse side: what
         the plan between all rows gives each, added up over all rows of the other.
@@ -218,6 +222,7 @@ class RowsResult:
     shape: tuple[int, int]
     value: float
     value_change: float
+    distance_error: float
     marginal_error: float
     epsilon: float
     cells: tuple[int, int]
@@ -312,8 +317,8 @@ def solve_rows(
         As of :func:`torchgw.solve`.
     n_base : int or "auto"
         Rows of each side that its graph is made of, and cells. ``"auto"`` tries 2,048 and more on
-        samples of eight times as many rows, until the plan of these has its weights to 1e-3 and the
-        value no longer changes by more than epsilon; 65,536 at most.
+        samples of eight times as many rows, until the plan of these has its weights to 1e-3, and
+        distances are those by 131,072 rows up to the root of epsilon; 65,536 at most.
     block : int
         Rows that are read, matched and written at once.
     device : torch.device or str, optional
@@ -341,6 +346,8 @@ def solve_rows(
     -----
     ConvergenceWarning
         If the marginal error is above 1e-3.
+    GraphWarning
+        If distances are off by more than the root of epsilon, whatever the base.
 
     Examples
     --------
@@ -375,6 +382,14 @@ def solve_rows(
             f"The plan misses the weights of rows by {result.marginal_error:.1e} in the mean. Pass "
             f"a larger `n_base`, such as {4 * max(result.cells)}.",
             ConvergenceWarning,
+        )
+    if result.distance_error > math.sqrt(result.epsilon):
+        warn_user(
+            f"Distances between rows are off by {result.distance_error:.2g} of the longest one by "
+            f"{max(result.cells)} rows and by {_MOST}, where epsilon blurs "
+            f"{math.sqrt(result.epsilon):.2g}: finer detail counts for nothing. Fewer dimensions, "
+            "as of principal components, have geodesics that fewer points tell.",
+            GraphWarning,
         )
     return result
 
@@ -441,11 +456,9 @@ def _match(call: _Call) -> RowsResult:
     return RowsResult(call.folder, call.device)
 
 
-def _choose_base(call: _Call) -> tuple[int, float]:
-    """Choose how many rows are a base, by the marginal error and the value of samples."""
-    # detail that a base does not see changes the value once one sees it: a change within epsilon
-    # moves next to no mass
-    count, before = _FIRST, math.inf
+def _choose_base(call: _Call) -> tuple[int, dict[str, float]]:
+    """Choose how many rows are a base, by samples of the rows, and tell what these say."""
+    count, before, seen, missed = _FIRST, math.nan, 0, math.nan
     while True:
         samples = list[Rows]()
         for table in call.tables:
@@ -460,22 +473,68 @@ def _choose_base(call: _Call) -> tuple[int, float]:
             )  # fmt: skip
             found = _match(trial)
         # the first rank's numbers are those of all
-        numbers = [[found.marginal_error, found.value]]
-        told = torch.tensor(numbers, dtype=torch.float64, device=call.device)
-        error, value = call.team.gather(told)[0].tolist()
+        numbers = [[found.marginal_error, found.value, found.epsilon]]
+        own = torch.tensor(numbers, dtype=torch.float64, device=call.device)
+        error, value, epsilon = call.team.gather(own)[0].tolist()
         logger.info("base of %d: marginal error %.1e, value %.6g", count, error, value)
-        change = abs(value - before)
-        resolved = error <= _ALLOWED and change <= found.epsilon
-        if resolved or count >= min(_MOST, *call.told["shape"]):
-            return count, change
-        count, before = min(_MOST, count * how_much_finer(error, _ALLOWED)), value
+        seen, missed = (seen, missed) if seen else _base_that_sees(call, math.sqrt(epsilon))
+        known = error <= _ALLOWED and seen <= count and not math.isnan(before)
+        if known or count >= min(_MOST, *call.told["shape"]):
+            return count, {"value_change": abs(value - before), "distance_error": missed}
+        finer = max(seen, count * how_much_finer(error, _ALLOWED))
+        count, before = min(_MOST, finer), value
+
+
+def _base_that_sees(call: _Call, tolerance: float) -> tuple[int, float]:
+    """Find the smallest base whose distances are those of many more rows, and how far they miss.
+
+    Where none does, as in high dimensions, more rows are no help, and the fewest are taken.
+    """
+    counts, errors = list[int](), list[float]()
+    for table in call.tables:
+        points, _ = call.rows_at(table, call.draw(table, 2 * _MOST, 1))
+        drawn, count = points[_even(points, _MEASURED)], _FIRST
+        known = _distances(call, table, points, drawn)
+        while True:
+            base = points[_even(points, count)]
+            apart = _distances(call, table, base, drawn) - known
+            error = float(apart.square().mean().sqrt())
+            logger.info("%s, base of %d: distances off by %.2g", table.name, count, error)
+            if error <= tolerance or count >= _MOST:
+                break
+            count *= 2
+        counts.append(count if error <= tolerance else _FIRST)
+        errors.append(error)
+    agreed = torch.tensor([[max(counts), max(errors)]], dtype=torch.float64, device=call.device)
+    count, missed = call.team.gather(agreed)[0].tolist()
+    return int(count), missed
+
+
+def _even(points: Tensor, count: int) -> Tensor:
+    return at_even_steps(len(points), min(count, len(points)), points.device)
+
+
+def _factors(call: _Call, table: Rows, base: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute the factors of the geodesics between base points, (B, r), and their signs, (r,)."""
+    options = DistanceOptions(None, None, "auto", "stitch")
+    provider, _ = build_space(Passed(table.name, base), "landmark", options, call.device)
+    factors = provider.factors()
+    assert factors is not None
+    return factors.matrix.double(), factors.signs.double()
+
+
+def _distances(call: _Call, table: Rows, base: Tensor, points: Tensor) -> Tensor:
+    """Compute the distances between points that a base is all that is known of."""
+    matrix, signs = _factors(call, table, base)
+    own, _ = averaged_factors(base, matrix, points)
+    return (own * signs) @ own.T
 
 
 def _write_head(call: _Call) -> None:
     """Read the bases, make the cells, solve on them, and write what rows are matched by."""
-    n_base, change = call.told["n_base"], math.nan
+    n_base, tried = call.told["n_base"], {"value_change": math.nan, "distance_error": math.nan}
     if n_base == "auto":
-        n_base, change = _choose_base(call)
+        n_base, tried = _choose_base(call)
     sides = [_side(call, table, n_base) for table in call.tables]
     result = solve(
         *(FactoredDistance(side.cells, side.signs) for side in sides), a=sides[0].masses,
@@ -490,7 +549,7 @@ def _write_head(call: _Call) -> None:
             arrays |= {f"{kind}.{name}": part for name, part in parts._asdict().items()}
         told = {
             "call": call.told, "epsilon": result.epsilon, "status": result.status.name,
-            "converged": result.converged, "doubt": result.doubt, "value_change": change,
+            "converged": result.converged, "doubt": result.doubt, **tried,
         }  # fmt: skip
         stored = {name: to_numpy(part) for name, part in arrays.items()}
         write_archive(call.folder / "head.npz", told, stored)
@@ -507,11 +566,7 @@ def _side(call: _Call, table: Rows, n_base: int) -> _Side:
         parts += [part[at] for part in read]
     base, _, points, weights = parts
     weights = weights / torch.where(weights.sum() > 0, weights.sum(), 1.0)
-    options = DistanceOptions(None, None, "auto", "stitch")
-    provider, _ = build_space(Passed(table.name, base), "landmark", options, call.device)
-    factors = provider.factors()
-    assert factors is not None
-    matrix, signs = factors.matrix.double(), factors.signs.double()
+    matrix, signs = _factors(call, table, base)
     # factors lie between those of the base, and sums of whole numbers have no order
     bound, (count, rank) = matrix.abs().amax(0), matrix.shape
     unit = torch.cat([bound.new_ones(1), bound]) * _UNIT
