@@ -15,6 +15,7 @@ files depend on who has computed a block, and what is held is the base, the cell
 
 import logging
 import math
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -534,7 +535,10 @@ def _write_head(call: _Call) -> None:
     """Read the bases, make the cells, solve on them, and write what rows are matched by."""
     n_base, tried = call.told["n_base"], {"value_change": math.nan, "distance_error": math.nan}
     if n_base == "auto":
-        n_base, tried = _choose_base(call)
+        with warnings.catch_warnings():
+            # of samples; the whole table has its own
+            warnings.simplefilter("ignore")
+            n_base, tried = _choose_base(call)
     sides = [_side(call, table, n_base) for table in call.tables]
     result = solve(
         *(FactoredDistance(side.cells, side.signs) for side in sides), a=sides[0].masses,
