@@ -74,6 +74,7 @@ from torchgw._solve.table import (
 )
 from torchgw._tensors.ahead import compile_beside, compile_rest
 from torchgw._tensors.deadline import within
+from torchgw._tensors.foretold import telling
 from torchgw._tensors.preload import load_beside
 from torchgw._tensors.ranks import Ranks, check_distributed, join, share_inputs, together
 from torchgw._tensors.threads import host_threads, small_on_one_thread
@@ -538,7 +539,7 @@ def _running(call: _Call, ranks: Ranks | None) -> Iterator[Recorder]:
     exactly = torch.autocast(device.type, enabled=False)
     aside = host_threads(device, call.data.X, call.data.Y)
     limit = within(asked.time_limit, shared=ranks is not None)
-    with limit, torch.no_grad(), exactly, aside, together(ranks), shown as report:
+    with limit, telling(), torch.no_grad(), exactly, aside, together(ranks), shown as report:
         yield Recorder(_both(report, asked.callback), ranks=ranks)
 
 

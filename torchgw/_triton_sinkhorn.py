@@ -23,12 +23,7 @@ from torchgw._sinkhorn.kernels.operands import (
     scale_of,
 )
 from torchgw._sinkhorn.kernels.softmin import log_sum_exp
-from torchgw._sinkhorn.kernels.sweeps import (
-    StreamedSweeper,
-    dense_sweeper,
-    recorded_sweep,
-    records,
-)
+from torchgw._sinkhorn.kernels.sweeps import StreamedSweeper, dense_sweeper, recorded_sweep, records
 from torchgw._sinkhorn.kernels.vectors import probe
 from torchgw._sinkhorn.problem import DenseCost, LinearProblem
 from torchgw._typing import Marginals, Potentials

@@ -2,7 +2,7 @@
 
 import math
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -12,9 +12,10 @@ from torch import Tensor
 
 from torchgw._batch.costs import AUTO_EPSILON
 from torchgw._batch.engine import run
-from torchgw._batch.follow import Nearby, Place, begin, follow
+from torchgw._batch.follow import Nearby, Place, begin, follow, linearised
 from torchgw._batch.packing import Packed, Stack, make_stack, natural_scale, padded_sizes, repad
 from torchgw._batch.stopping import FLAT, Rules
+from torchgw._batch.sweep import exact_rows
 from torchgw._batch.worth import Ended
 from torchgw._boundary.arrays import check_shape
 from torchgw._boundary.checks import (
@@ -32,7 +33,7 @@ from torchgw._errors import (
     warn_user,
 )
 from torchgw._many.questions import check_rules
-from torchgw._many.solve_many import Envelope, solve_batch
+from torchgw._many.solve_many import Envelope, slopes, solve_batch
 from torchgw._problem.limits import limits_of
 from torchgw._problem.linear_term import check_alpha
 from torchgw._solve.table import check_options
@@ -41,7 +42,7 @@ from torchgw._tensors.cuda_graphs import (
     Call,
     Replayer,
     call_directly,
-    copy,
+    clone,
     tensors_of,
 )
 
@@ -67,39 +68,40 @@ class _Problem(NamedTuple):
     b: Tensor  # (B, m)
 
 
+# Of objectives in x, y, linear, a and b, each (B, ...), or None where it is not wanted.
+_Slopes = tuple[Tensor | None, ...]
+
+
 class _Kept(NamedTuple):
     """Where the solves of a batch ended."""
 
     plan: Tensor  # (B, n, m)
-    f: Tensor  # (B, n)
     g: Tensor  # (B, m)
     objective: Tensor  # (B,)
     moved: Tensor  # (B, n, m) what the last step has changed of the plan, zero where it began
     moved_g: Tensor  # (B, m)
     share: Tensor  # (B,) of that by which the next plan is expected ahead
-    steps: int = 0  # since the last search
 
     @classmethod
-    def anew(cls, plan: Tensor, f: Tensor, g: Tensor, objective: Tensor) -> "_Kept":
+    def anew(cls, plan: Tensor, g: Tensor, objective: Tensor) -> "_Kept":
         """Keep plans of which no step is known."""
-        return cls(
-            plan, f, g, objective, torch.zeros_like(plan), torch.zeros_like(g),
-            torch.zeros_like(objective),
-        )  # fmt: skip
+        none = torch.zeros_like(plan), torch.zeros_like(g), torch.zeros_like(objective)
+        return cls(plan, g, objective, *none)
 
-    def stepped(self, last: "_Kept") -> "_Kept":
+    @classmethod
+    def after(cls, last: "_Kept", plan: Tensor, g: Tensor, objective: Tensor) -> "_Kept":
         """Compare the step from the last plans with the one before, as the next may be like it."""
-        moved = self.plan - last.plan
+        moved = plan - last.plan
         square = last.moved.square().sum((1, 2)).clamp_min(1e-300)
         share = ((moved * last.moved).sum((1, 2)) / square).clamp(0.0, 1.0)
-        return self._replace(moved=moved, moved_g=self.g - last.g, share=share)
+        return cls(plan, g, objective, moved, g - last.g, share)
 
     def lower(self, other: "_Kept") -> "_Kept":
         """Take of each problem the plan that costs less."""
-        theirs = (other.objective < self.objective).nonzero()[:, 0]
-        for mine, its in zip(self[:7], other[:7], strict=True):
+        theirs = other.objective < self.objective
+        for mine, its in zip(self, other, strict=True):
             mine[theirs] = its[theirs]
-        return self._replace(steps=0)
+        return self
 
 
 class GWLoss(torch.nn.Module):
@@ -200,7 +202,8 @@ class GWLoss(torch.nn.Module):
         self.reduction = reduction
         self.epsilon = math.nan if epsilon == "auto" else float(epsilon)
         self.searches = 0  # that were made so far
-        self._kept: OrderedDict[Hashable, _Kept] = OrderedDict()
+        # and the steps since the last search
+        self._kept: OrderedDict[Hashable, tuple[_Kept, int]] = OrderedDict()
 
     def reset(self) -> None:
         """Forget all plans: the next call searches."""
@@ -282,8 +285,6 @@ class GWLoss(torch.nn.Module):
             )
         if given.numel() == 0:
             raise InvalidInputError(f"`{name}` is empty: its shape is {tuple(given.shape)}.")
-        if not bool(given.isfinite().all()):
-            raise InvalidInputError(f"`{name}` has entries that are NaN or infinite.")
         points = given.double()
         points = points if points.ndim == 3 else points[None]
         if self.distances == "precomputed":
@@ -306,35 +307,41 @@ class GWLoss(torch.nn.Module):
         a: Tensor, b: Tensor, alpha: float,
     ) -> Tensor:  # fmt: skip
         """Compute the objectives (B,) of problems, attached to their tables."""
-        parts = (None if part is None else part.detach() for part in (x, y, linear, a, b))
-        problem = _Problem(*parts)  # type: ignore[arg-type]
+        given = x, y, linear, a, b
+        problem = _Problem(*(None if part is None else part.detach() for part in given))  # type: ignore[arg-type]
+        recorded = torch.is_grad_enabled()
+        wanted = [part is not None and recorded and part.requires_grad for part in given]
         name = role, key, len(x), x.shape[1], y.shape[1], x.device
         with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
-            now = self._kept_for(name, problem, alpha)
-        value: Tensor = call(Envelope, x, y, linear, a, b, now, alpha)
+            objective, found = self._solved(name, problem, alpha, wanted)
+        value: Tensor = call(Envelope, *given, objective, lambda **_: found)
         return value
 
-    def _kept_for(self, name: Hashable, problem: _Problem, alpha: float) -> _Kept:
+    def _solved(
+        self, name: Hashable, problem: _Problem, alpha: float, wanted: list[bool]
+    ) -> tuple[Tensor, _Slopes]:
         """Solve problems from where the last ones of that name have ended, or with a search."""
-        last = self._kept.pop(name, None)
-        if last is None:
-            now = self._searched(name, problem, alpha)
-        else:
-            now = self._followed(problem, alpha, last)
-            risen = now.objective > last.objective + self.jump * last.objective.abs()
-            due = self.search_every is not None and last.steps + 1 >= self.search_every
-            if due or bool(risen.any()):
-                now = now.lower(self._searched(name, problem, alpha))
-            else:
-                now = now._replace(steps=last.steps + 1)
-        self._kept[name] = now
+        last, steps = self._kept.get(name, (None, -1))
+        found, risen = None, False
+        if last is not None:
+            now, found, risen = self._followed(problem, alpha, last, wanted)
+        steps += 1
+        due = self.search_every is not None and steps >= self.search_every
+        if last is None or risen or due:
+            searched, steps, found = self._searched(name, problem, alpha), 0, None
+            now = searched if last is None else now.lower(searched)
+        self._kept[name] = now, steps
+        self._kept.move_to_end(name)
         while len(self._kept) > _MOST_KEPT:
             self._kept.popitem(last=False)
-        return now
+        if found is None:
+            found = _slopes(_near(problem, alpha, self.epsilon), now.plan, now.g, alpha, wanted)
+        return now.objective, found
 
     def _searched(self, name: Any, problem: _Problem, alpha: float) -> _Kept:
         """Search from scratch; a side and itself begin at the plan that leaves all in place."""
         x, y, linear, a, b = problem
+        _check(problem)
         if math.isnan(self.epsilon):
             packed = _packed(problem, alpha, math.nan, None)
             every = torch.arange(len(x), device=x.device)
@@ -354,49 +361,47 @@ class GWLoss(torch.nn.Module):
         plan = found.entries.view(len(x), x.shape[1], y.shape[1])
         return self._go_on(problem, alpha, plan)
 
-    def _followed(self, problem: _Problem, alpha: float, last: _Kept) -> _Kept:
-        """Go on from where the last problems have ended, by the engine where that takes long."""
-        one = torch.ones_like(last.objective)
-        linear = None if problem.linear is None else (1 - alpha) * problem.linear
-        near = Nearby(*problem[:2], linear, *problem[3:], alpha * one, self.epsilon * one)
+    def _followed(
+        self, problem: _Problem, alpha: float, last: _Kept, wanted: list[bool]
+    ) -> tuple[_Kept, _Slopes | None, bool]:
+        """Go on from where the last problems have ended, by the engine where that takes long.
+
+        Returns also slopes, unless they are not known, and whether a value has risen.
+        """
+        rules = _Steps(alpha, self.epsilon, self.jump, self.rules, tuple(wanted))
         call: Call = call_directly
-        if one.is_cuda and sum(part.nbytes for part in tensors_of(near)) <= CAPTURED_BYTES:
-            kind = "follow", last.plan.shape, linear is None, *self.rules
-            call = Replayer(one.device, kind)
-            near = call.hold("near", near)
-        toward = last.share[:, None, None] * last.moved
-        g = last.g + last.share[:, None] * last.moved_g
-        place = call("begin", begin, near, last.plan, g, toward, in_place=1)
-        step = partial(_follow, self.rules)
-        for _ in range(_MOST_STEPS):
-            place, left, again = call("follow", step, near, place, in_place=2)
+        given, device = (problem, last), last.plan.device
+        few = sum(part.nbytes for part in tensors_of(given)) <= CAPTURED_BYTES
+        if device.type == "cuda" and few:
+            call = Replayer(device, ("follow", last.plan.shape, problem.linear is None, rules))
+            given = call.hold("given", given)
+        step, place = partial(_step, rules), None
+        for name in ("begin", *(_MOST_STEPS - 1) * ("go on",)):
+            went: _Went = call(name, step, given, place, in_place=1)
+            place = went.place
+            again, risen = went.again.tolist()
             if not again:
                 break
         # what a graph returns is overwritten by its next call
-        plan, f, g, objective = (part.clone() for part in place[:4])
-        now = _Kept.anew(plan, f, g, objective)
-        if again:
-            left = left.nonzero()[:, 0]
-            some = (None if part is None else part[left] for part in problem)
-            rest = self._go_on(_Problem(*some), alpha, last.plan[left])  # type: ignore[arg-type]
-            for mine, its in zip(now[:4], rest[:4], strict=True):
-                mine[left] = its
-        return now.stepped(last)
+        now, found, left = clone((went.now, went.found, went.left))
+        if not again:
+            return now, found, risen
+        some = (None if part is None else part[left] for part in problem)
+        rest = self._go_on(_Problem(*some), alpha, last.plan[left])  # type: ignore[arg-type]
+        for mine, its in zip(now[:3], rest[:3], strict=True):
+            mine[left] = its
+        now = _Kept.after(last, *now[:3])
+        return now, None, bool(_risen(now.objective, last.objective, self.jump).any())
 
     def _go_on(self, problem: _Problem, alpha: float, plan: Tensor) -> _Kept:
         """Solve problems from plans alone."""
+        _check(problem)
         packed = _packed(problem, alpha, self.epsilon, plan)
         count, n, m = plan.shape
-        kept = _Kept.anew(
-            torch.empty_like(plan), torch.empty_like(problem.a), torch.empty_like(problem.b),
-            plan.new_empty(count),
-        )  # fmt: skip
+        found, g = torch.empty_like(plan), torch.empty_like(problem.b)
 
         def keep(ended: Ended) -> None:
-            at = ended.number
-            kept.plan[at], kept.f[at], kept.g[at] = (
-                ended.plan[:, :n, :m], ended.f[:, :n], ended.g[:, :m],
-            )  # fmt: skip
+            found[ended.number], g[ended.number] = ended.plan[:, :n, :m], ended.g[:, :m]
 
         solved = run(packed, self.rules, keep)
         failed, lost = torch.stack(
@@ -413,25 +418,73 @@ class GWLoss(torch.nn.Module):
                 "their gradients are less accurate. Raise `max_iter`, `tol` or `epsilon`.",
                 ConvergenceWarning,
             )
-        return kept._replace(objective=solved.objective)
+        return _Kept.anew(found, g, solved.objective)
 
 
-class _Followed(NamedTuple):
+class _Steps(NamedTuple):
+    """What steps are made by, besides their tensors."""
+
+    alpha: float
+    epsilon: float
+    jump: float
+    rules: Rules
+    wanted: tuple[bool, ...]  # slopes
+
+
+class _Went(NamedTuple):
     """Where an iteration has led, and what is not done."""
 
     place: Place
+    now: _Kept
+    found: _Slopes
     left: Tensor  # (B,) bool, the problems that have not settled
-    again: Tensor  # () bool, whether any has not
+    again: Tensor  # (2,) bool, whether any has not, and whether a value has risen
 
 
-def _follow(rules: Rules, near: Nearby, place: Place) -> _Followed:
-    """Take an iteration, and leave its result where the last one lay, for the next call."""
-    copy(list(zip(place, follow(near, place), strict=True)))
+def _step(steps: _Steps, given: tuple[_Problem, _Kept], place: Place | None) -> _Went:
+    """Take an iteration and judge it; the first from where the last two steps lead to."""
+    problem, last = given
+    near = _near(problem, steps.alpha, steps.epsilon)
+    if place is None:
+        toward = last.share[:, None, None] * last.moved
+        g = torch.addcmul(last.g, last.share[:, None], last.moved_g)
+        place = begin(near, last.plan, g, toward)
+    place = follow(near, place)
     # steps of Newton's may lead past the optimum near by, to one that costs more
-    above = place.objective - place.most - _RISE * place.most.abs()
+    most = place.most + _RISE * place.most.abs()
     # NaN compares as false
-    settled = (place.change <= rules.tol) & (place.error <= rules.inner_tol) & (above <= 0)
-    return _Followed(place, ~settled, ~settled.all())
+    settled = (place.change <= steps.rules.tol) & (place.error <= steps.rules.inner_tol)
+    left = ~(settled & (place.objective <= most))
+    again = torch.stack([left, _risen(place.objective, last.objective, steps.jump)]).any(1)
+    now = _Kept.after(last, place.plan, place.g, place.objective)
+    found = _slopes(near, place.plan, place.g, steps.alpha, steps.wanted)
+    return _Went(place, now, found, left, again)
+
+
+def _risen(objective: Tensor, last: Tensor, jump: float) -> Tensor:
+    """Say of which problems a search is due, as they have risen."""
+    return objective > last + jump * last.abs()
+
+
+def _slopes(near: Nearby, plan: Tensor, g: Tensor, alpha: float, wanted: Sequence[bool]) -> _Slopes:
+    """Differentiate objectives in what is wanted, at fixed plans."""
+    f = exact_rows(linearised(near, plan), near.b, g, near.epsilon) if wanted[3] else g
+    return tuple(slopes(alpha, near.x, near.y, plan, f, g, wanted=wanted))
+
+
+def _near(problem: _Problem, alpha: float, epsilon: float) -> Nearby:
+    """Name problems with their constants."""
+    x, y, linear, a, b = problem
+    one = torch.ones_like(a[:, 0])
+    linear = None if linear is None else (1 - alpha) * linear
+    return Nearby(x, y, linear, a, b, alpha * one, epsilon * one)
+
+
+def _check(problem: _Problem) -> None:
+    """Refuse tables that are not finite; steps are lost with them, and end here."""
+    for name, table in (("X", problem.x), ("Y", problem.y)):
+        if not bool(table.isfinite().all()):
+            raise InvalidInputError(f"`{name}` has entries that are NaN or infinite.")
 
 
 # Batches, by shape or `key`, whose plans are kept: a choice. [L1418]
@@ -492,6 +545,6 @@ def _weights(name: str, given: Tensor | None, table: Tensor) -> Tensor:
     if given is None:
         return torch.full((count, n), 1 / n, dtype=torch.float64, device=table.device)
     part = _batched(name, given, table, (count, n))
-    if bool((part < 0).any()) or not bool((part.sum(1) > 0).all()):
+    if not bool(((part >= 0).all(1) & (part.sum(1) > 0)).all()):
         raise InvalidInputError(f"`{name}` must be non-negative, and not all zero.")
     return part / part.sum(1, keepdim=True)

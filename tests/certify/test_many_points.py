@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import torchgw
 from torchgw._certify.certificate import digest_of
 from torchgw._certify.question import Question
 from torchgw._certify.streamed import Points, Prices
+from torchgw._certify.verify import _groups, _least_near
 from torchgw._problem import limits
 from torchgw._sinkhorn.duals import ProductCost, Transport
 
@@ -54,6 +56,26 @@ def test_prices_prove_nearly_the_least_cost_and_no_more():
         for moments, share in ((plan, 3e-2), (sharp, 3e-3)):
             costs = moments.t + float((slope * moments.z).sum())
             assert least - 1e-9 <= costs < least + share * question.constant
+
+
+class Weights(NamedTuple):
+    a: np.ndarray
+    b: np.ndarray
+
+
+@pytest.mark.parametrize("kind", ["smooth", "rough", "equal"])
+def test_groups_that_are_left_out_hold_no_least_entry(kind):
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(700, 2)), rng.normal(size=(500, 2))
+    if kind == "equal":
+        x[100:], y[:] = x[0], y[0]
+    left = np.column_stack([(x**2).sum(1), x @ rng.normal(size=(2, 2))])
+    right = np.column_stack([-(y**2).sum(1), y])
+    f = rng.normal(size=700) * (kind == "rough") - (x**4).sum(1)
+    weights = Weights(np.full(700, 1 / 700), rng.dirichlet(np.ones(500)) * (rng.random(500) < 0.9))
+    found = _least_near(left, right, f, [_groups(x), _groups(y)], weights)
+    least = (left @ right.T - f[:, None]).min(0)
+    assert found == pytest.approx(weights.a @ f + weights.b @ least, rel=1e-13)
 
 
 @pytest.fixture

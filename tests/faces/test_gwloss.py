@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import torchgw
+from torchgw._batch.follow import Nearby, linearised, objective
 from torchgw.losses import GWLoss, _Kept
 
 
@@ -145,16 +146,68 @@ def test_steps_go_on_without_the_engine(monkeypatch):
         optimiser.step()
     assert len(calls) == 1
     last = loss(points, shape).detach()
-    (kept,) = loss._kept.values()
+    ((kept, _),) = loss._kept.values()
     fresh = tight(epsilon=0.1)
     # as the points have not moved, it begins where the last step ended
-    fresh._kept.update((name, _Kept.anew(*item[:4])) for name, item in loss._kept.items())
+    fresh._kept.update((name, (_Kept.anew(*it[:3]), n)) for name, (it, n) in loss._kept.items())
     torch.testing.assert_close(last, fresh(points, shape).detach(), rtol=1e-5, atol=1e-8)
-    (exact,) = fresh._kept.values()
+    ((exact, _),) = fresh._kept.values()
     assert float((kept.plan - exact.plan).abs().sum()) < 5e-3
     monkeypatch.setattr("torchgw.losses.follow", lambda near, place: place)
     assert abs(float(loss(points, shape).detach()) - float(last)) < 1e-4
     assert len(calls) == 2
+
+
+def test_a_first_value_at_a_small_epsilon_is_that_of_its_plan():
+    """Plans that a search found were solved again from columns that no row preferred."""
+    generator = torch.Generator().manual_seed(1)
+    Y = torch.randn(2, 40, 3, generator=generator)
+    X, epsilon = Y[..., :2].clone(), 0.005
+    loss = GWLoss(epsilon=epsilon, n_init=1, reduction="none")
+    values = loss(X, Y)
+    ((kept, _),) = loss._kept.values()
+    tables = [torch.cdist(part.double(), part.double()) for part in (X, Y)]
+    even, one = torch.full((2, 40), 1 / 40, dtype=torch.float64), torch.ones(2, dtype=torch.float64)
+    near = Nearby(*tables, None, even, even, one, epsilon * one)
+    exact = objective(near, kept.plan, linearised(near, kept.plan))
+    torch.testing.assert_close(values.double(), exact, rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@pytest.mark.parametrize("distances", ["euclidean", "precomputed"])
+def test_what_is_not_finite_is_refused_at_any_step(bad, distances):
+    X, Y = cloud(7, 7).square(), cloud(7, 7, seed=1).square()
+    loss = GWLoss(distances=distances, epsilon=0.2, search_every=None)
+    before = loss(X, Y)
+    wrong = X.clone()
+    wrong[2, 3] = bad
+    with pytest.raises(torchgw.InvalidInputError, match="`X` has entries that are NaN"):
+        loss(wrong, Y)
+    torch.testing.assert_close(loss(X, Y), before, rtol=1e-3, atol=1e-5)
+    assert loss.searches == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("fused", [False, True])
+def test_steps_on_a_gpu_are_those_on_a_cpu(fused):
+    """By graphs, which are recorded at the second step; what is not finite is refused by all."""
+    X, Y, away = cloud(2, 9, 2), cloud(2, 11, 3, seed=1), cloud(2, 9, 2, seed=2)
+    M = cloud(2, 9, 11, seed=3).square() if fused else None
+    a = torch.linspace(0, 1, 9, dtype=torch.float64).expand(2, 9) / 4.5
+    found = []
+    for device in ("cpu", "cuda"):
+        loss, steps = tight(search_every=None), []
+        for step in range(6):
+            parts = [(X + 0.01 * step * away), Y, M, a]
+            parts = [None if part is None else part.to(device).requires_grad_() for part in parts]
+            value = loss(*parts[:3], a=parts[3])
+            slopes = torch.autograd.grad(value, [part for part in parts if part is not None])
+            steps.append([value.detach().cpu(), *(slope.cpu() for slope in slopes)])
+        assert loss.searches == 1
+        with pytest.raises(torchgw.InvalidInputError, match="NaN"):
+            loss(*(X.to(device) * torch.nan, Y.to(device), None if M is None else M.to(device)))
+        found.append(steps)
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("steps", [30, 1000])

@@ -513,3 +513,21 @@ def test_values_of_the_kl_loss_are_those_of_the_plan(seed):
         value = p @ (d_x * np.log(d_x + least) - d_x) @ p + q @ d_y @ q
         value -= ((d_x @ plan @ np.log(d_y + least).T) * plan).sum()
         assert result.value_quad == pytest.approx(value, rel=1e-7, abs=1e-12)
+
+
+@pytest.mark.filterwarnings("ignore::torchgw.TorchGWWarning")
+@pytest.mark.parametrize("loss", ["square", "kl"])
+def test_a_penalty_beyond_rounding_is_a_strict_marginal_and_counts_as_one(loss):
+    """A lighter one does not count, by however much it lets marginals go."""
+    rng = np.random.default_rng(3)
+    x, y = rng.normal(size=(9, 1)), rng.normal(size=(11, 1))
+    for unit, rho, counts in ((1e-6, 1.0, True), (1.0, 1e12, True), (1.0, 0.01, False)):
+        result = solve_by_name(
+            unit * x, unit * y, distances="sqeuclidean", scale=None, loss=loss, n_init=1,
+            unbalanced=(np.inf, rho), inner_tol=1e-4, random_state=0,
+        )  # fmt: skip
+        plan = np.asarray(result.plan)
+        missed = [np.abs(plan.sum(1 - axis) - 1 / n).sum() for axis, n in enumerate(plan.shape)]
+        assert missed[1] > 1e-12
+        told = max(missed) if counts else missed[0]
+        assert result.marginal_error == pytest.approx(told, rel=1e-3, abs=1e-13)

@@ -6,7 +6,7 @@ import pytest
 import reference
 import torch
 
-from torchgw._sinkhorn.batch import solve_batch
+from torchgw._sinkhorn.eager import solve_batch
 from torchgw._sinkhorn.kernels.operands import interpreted
 from torchgw._typing import Marginals
 

@@ -12,6 +12,8 @@ from torchgw._tensors.operations import (
     negative,
     quotient,
     same,
+    sums_along,
+    sums_of,
 )
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -61,3 +63,16 @@ def test_a_quotient_is_rounded_down_however_near_the_next_number(device):
     x = (whole[1:] * by[1:]) - 1
     assert torch.equal(quotient(x, by[1:]), x // by[1:])
     assert torch.equal(quotient(whole, 64), whole // 64)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("n", [8, 16, 32, 64, 100])
+def test_a_table_is_summed_as_if_it_were_alone(device, n):
+    generator = torch.Generator("cpu").manual_seed(n)
+    tables = torch.randn(600, n, n, generator=generator, dtype=torch.float64).to(device)
+    for sums, parts in ((sums_of, tables), (sums_along, tables[:, 0])):
+        together = sums(parts)
+        rough = parts.flatten(1).sum(1)
+        torch.testing.assert_close(together, rough, rtol=0, atol=1e-11)
+        for count in (1, 2, 3, 7, 40, 300):
+            assert torch.equal(sums(parts[:count].clone()), together[:count])

@@ -22,7 +22,7 @@ from torchgw._batch.packing import Packed, natural_scale
 from torchgw._batch.relaxed import Relaxed, Settled
 from torchgw._batch.stopping import CONVERGED, FLAT, INNER, OUTER, Descent, Rules
 from torchgw._batch.sweep import BUDGET, DECAY, exact_rows
-from torchgw._batch.worth import Ended, Finish, Found, Terms, found_numbers, of_mass
+from torchgw._batch.worth import Ended, Finish, Found, Terms, found_numbers, mean_of, of_mass
 from torchgw._sinkhorn.annealing import (
     ANNEALING_TOLERANCE,
     INNER_SHARE,
@@ -33,6 +33,7 @@ from torchgw._sinkhorn.annealing import (
     STUCK_SHARE,
 )
 from torchgw._sinkhorn.loop import MOST_RESTARTS
+from torchgw._tensors.operations import sums_along, sums_of
 
 # Column error and iterations of the first linear problem of a plan that begins at its target: it
 # may be next to where it ends, and a plan that misses its marginals leads away. [L1313]
@@ -136,6 +137,9 @@ def enter(problems: Packed, numbers: Tensor) -> Pool:
     if problems.begin is not None:
         begun = chosen & (epsilon <= target)
         tol[begun], budget[begun] = _BEGUN_TOLERANCE, _BEGUN_BUDGET
+        # columns that no row prefers are beyond what exponents of a sweep are kept within
+        g = torch.where(begun[:, None], exact_rows(cost.mT, a, f_next, epsilon), 0.0)
+        f_next = exact_rows(cost, b, g, epsilon)
     free: dict[str, Any] = {}
     if problems.proximal:
         free["sharp"] = AUTO_EPSILON * natural_scale(problems, numbers, linear)
@@ -220,20 +224,20 @@ def _reached(pool: Pool, at: Tensor | slice, places: Tensor) -> _Reached:
     a, b, f, g = pool.a[places], pool.b[places], pool.f[places], pool.g[places]
     relaxed, total, best = pool.relaxed(), None, None
     if relaxed is not None:
-        relaxed, total = relaxed.of(places), plan.sum((1, 2))
+        relaxed, total = relaxed.of(places), sums_of(plan)
         plan = plan / total[:, None, None]
     cross = cross_product(x, y, plan)
     p, q = plan.sum(2), plan.sum(1)
-    terms = Terms.of(x, y, (p, q), (cross * plan).sum((1, 2)), alpha)
+    terms = Terms.of(x, y, (p, q), sums_of(cross * plan), alpha)
     if linear is not None:
-        terms = terms._replace(linear=(linear * plan).sum((1, 2)))
+        terms = terms._replace(linear=sums_of(linear * plan))
     if pool.told is None:
-        change = (plan - pool.point[at]).abs_().sum((1, 2))
-        spending = (plan * pool.cost[at]).sum((1, 2))
+        change = sums_of((plan - pool.point[at]).abs_())
+        spending = sums_of(plan * pool.cost[at])
     else:
         change, spending = (part[at] for part in pool.told)
     # epsilon KL(plan | a x b), as plan = a b exp((f + g - cost) / epsilon)
-    entropy = (f * p).sum(1) + (g * q).sum(1) - spending
+    entropy = sums_along(f * p) + sums_along(g * q) - spending
     objective = terms.quadratic + terms.linear
     if pool.sharp is None:
         objective = objective + entropy
@@ -352,7 +356,7 @@ def _ahead(
     share = torch.ones_like(change)
     if pool.share is not None:
         assert pool.step is not None
-        back = (step * pool.step[places]).sum((1, 2)) < 0
+        back = sums_of(step * pool.step[places]) < 0
         share = pool.share[places]
         share = torch.where(back, share / 2, LENGTHENING * share).clamp(SHORTEST_STEP, 1.0)
         pool.step[places], pool.share[places] = step, share
@@ -371,13 +375,13 @@ def _leave(
 ) -> tuple[Found, Ended]:
     """Hand over the plans of problems that have ended, and make room."""
     x, y, a, b = (part[over] for part in (*reached.spaces, *reached.weights))
-    means = ((x * a[:, None, :]).sum(2) * a).sum(1) * ((y * b[:, None, :]).sum(2) * b).sum(1)
+    means = mean_of(x, a) * mean_of(y, b)
     product = Terms.of(x, y, (a, b), means, reached.alpha[over])
     if reached.linear is not None:
-        costs = (reached.linear[over] * a[:, :, None] * b[:, None, :]).sum((1, 2))
+        costs = sums_of(reached.linear[over] * a[:, :, None] * b[:, None, :])
         product = product._replace(linear=costs)
     p, q = reached.masses
-    missing = (p[over] - a).abs().sum(1).maximum((q[over] - b).abs().sum(1))
+    missing = sums_along((p[over] - a).abs()).maximum(sums_along((q[over] - b).abs()))
     terms = Terms(*(part[over] for part in reached.terms))
     both, f, unit = (terms, product), reached.f[over], reached.epsilon[over]
     plan, relaxed = reached.plan[over], reached.relaxed

@@ -8,6 +8,7 @@ from torchgw._batch.relaxed import Relaxed
 from torchgw._batch.sweep import exact_rows
 from torchgw._batch.warm import LARGEST_ROUGH, has_triton
 from torchgw._problem.marginals import STRICT
+from torchgw._tensors.operations import sums_along
 
 # epsilon="auto", and that of proximal steps, as shares of the natural scale [L132, L391, L1269],
 # times the mass that moves: in the plane it spans as much of the squared lengths that costs are
@@ -70,7 +71,7 @@ def whole(
     )
     cost = cost + rows[:, :, None] + columns[:, None, :]
     p, q = masses
-    return cost - ((cost * q[:, None, :]).sum(2) * p).sum(1)[:, None, None]
+    return cost - sums_along((cost * q[:, None, :]).sum(2) * p)[:, None, None]
 
 
 def first_rows(

@@ -89,10 +89,7 @@ def run(problems: Packed, rules: Rules, keep: Callable[[Ended], None] | None = N
 
 
 def _run_queue(
-    problems: Packed,
-    rules: Rules,
-    queue: Tensor,
-    store: Callable[[Found, Ended], None],
+    problems: Packed, rules: Rules, queue: Tensor, store: Callable[[Found, Ended], None]
 ) -> None:
     """Solve the problems of a queue."""
     n, m = problems.shape

@@ -6,19 +6,22 @@ problem by a short sweep and a Newton step, and goes on from where the last two 
 number of it stays on the device.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchgw._batch.costs import cross_product, gradient
-from torchgw._batch.newton import newton_step
-from torchgw._batch.sweep import exact_rows, sweep
+from torchgw._batch.newton import column_step
+from torchgw._batch.relaxed import LARGEST_EXPONENT
 from torchgw._batch.worth import own_squares
 
 # Sinkhorn iterations before a Newton step; how far a plan is led on, in last changes. [L1570]
 # [L1410]
 _SHORT, _FURTHEST = 4, 10.0
+# Weight of points without one, which no sum sees, so that nothing is divided by zero. A choice.
+_LIGHTEST = 1e-100
 
 
 class Nearby(NamedTuple):
@@ -37,60 +40,81 @@ class Place(NamedTuple):
     """Where B problems are."""
 
     plan: Tensor  # (B, n, m)
-    f: Tensor  # (B, n) potentials of the plan
-    g: Tensor  # (B, m)
+    g: Tensor  # (B, m) potentials of its columns; its rows have their masses
     objective: Tensor  # (B,) with the entropy
     most: Tensor  # (B,) what it was where the iterations began
+    own: Tensor  # (B,) of the objective: what the masses of the rows cost
+    prices: Tensor  # (B, m) and what those of the columns do
     cost: Tensor  # (B, n, m) linearised at the plan
-    point: Tensor  # (B, n, m) a plan, or one that the last two lead to
-    ahead: Tensor  # (B, n, m) the cost linearised there
-    step: Tensor  # (B, n, m) from the point before to the plan
+    ahead: Tensor  # (B, n, m) the cost linearised where the last two plans lead to, `point`
+    point: Tensor  # (B, n, m)
+    step: Tensor | None  # (B, n, m) from the point before to the plan
     change: Tensor  # (B,) its L1 norm
     error: Tensor  # (B,) L1 distance of the columns of the plan to b
 
 
 def begin(problems: Nearby, plan: Tensor, g: Tensor, toward: Tensor) -> Place:
     """Begin at plans and at potentials of their columns, linearised a step ahead of the plans."""
-    cost, far = linearised(problems, plan), torch.full_like(problems.alpha, torch.inf)
-    most, rows = objective(problems, plan, cost), torch.zeros_like(problems.a)
-    # a step without a length leads nowhere
-    point = plan + toward
+    x, y, _, a, b, alpha, epsilon = problems
+    cost, far = linearised(problems, plan), torch.full_like(alpha, torch.inf)
+    most, point = objective(problems, plan, cost), plan + toward
+    # rows will have their masses, and columns so nearly that the square of the rest is nothing
+    of_x, of_y = ((table.square() @ part[:, :, None])[:, :, 0] for table, part in ((x, a), (y, b)))
+    own = alpha * ((of_x * a).sum(1) - (of_y * b).sum(1)) + epsilon * entropy(a)
+    prices = (2 * alpha)[:, None] * of_y - epsilon[:, None] * b.clamp_min(_LIGHTEST).log()
     ahead = linearised(problems, point)
-    parts = (plan, rows, g, most, most, cost, point, ahead, plan - plan, far, far)
-    # each has memory of its own, so that an iteration can be written there
-    return Place(*map(torch.clone, parts))
+    return Place(plan, g, most, most, own, prices, cost, ahead, point, None, far, far)
+
+
+def entropy(part: Tensor) -> Tensor:
+    """Compute - sum p log p (B,)."""
+    found: Tensor = torch.special.entr(part)
+    return found.flatten(1).sum(1)
 
 
 def objective(problems: Nearby, plan: Tensor, cost: Tensor) -> Tensor:
     """Compute the objectives (B,) of plans, with the entropy, given the costs linearised there."""
     share = plan / (problems.a[:, :, None] * problems.b[:, None, :]).clamp_min(1e-300)
-    return _worth(problems, plan, cost, problems.epsilon * torch.xlogy(plan, share).sum((1, 2)))
+    own = own_squares(problems.x, plan.sum(2)) + own_squares(problems.y, plan.sum(1))
+    entropic = problems.epsilon * torch.xlogy(plan, share).sum((1, 2))
+    return problems.alpha * own + _linear(problems, plan, cost) + entropic
 
 
 def follow(problems: Nearby, last: Place) -> Place:
     """Take one outer iteration of all problems."""
-    masses, unit = (problems.a, problems.b), problems.epsilon[:, None]
-    cost, rows = last.ahead, exact_rows(last.ahead, problems.b, last.g, problems.epsilon)
-    out = torch.empty_like(cost)
-    made = sweep(cost, masses, (rows, last.g), problems.epsilon, None, out, count=_SHORT)
-    newton = newton_step(made.plan, *masses)
-    f, g = made.f + unit * newton.rows, made.g + unit * newton.columns
-    plan = made.plan * newton.rows.exp()[:, :, None] * newton.columns.exp()[:, None, :]
-    p, q = plan.sum(2), plan.sum(1)
-    error = (q - problems.b).abs().sum(1)
-    entropy = (f * p).sum(1) + (g * q).sum(1) - (plan * cost).sum((1, 2))
-    after = linearised(problems, plan)
-    worth = _worth(problems, plan, after, entropy)
-    # the step that the last two would make zero, if they changed by the same share of each other
-    step = plan - last.point
-    turn = step - last.step
-    share = (step * turn).sum((1, 2)) / turn.square().sum((1, 2)).clamp_min(1e-300)
-    known = last.change.isfinite()
-    share = torch.where(known, share.clamp(-_FURTHEST, 1.0), 0.0)[:, None, None]
-    point = plan - share * (plan - last.plan)
-    ahead = after - share * (after - last.cost)
-    change = step.abs().sum((1, 2))
-    return Place(plan, f, g, worth, last.most, after, point, ahead, step, change, error)
+    a, b = (part.clamp_min(_LIGHTEST)[:, None, :] for part in (problems.a, problems.b))
+    unit = problems.epsilon[:, None, None]
+    # a kernel whose rows have sum one
+    exponent = torch.addcmul(last.g[:, None, :], unit, b.log()).sub(last.ahead).div_(unit)
+    kernel = exponent.softmax(2).clamp_min_(math.exp(-LARGEST_EXPONENT))
+    turned, s = kernel.mT, a
+    for _ in range(_SHORT):
+        t = b / torch.bmm(s, kernel)
+        s = a / torch.bmm(t, turned)
+    plan = (kernel * s.mT).mul_(t)
+    step, _ = column_step(plan, a[:, 0], plan.sum(1), b[:, 0], 0.0)
+    t = t * step[:, None, :].exp()
+    s = a / torch.bmm(t, turned)
+    plan = kernel.mul_(s.mT).mul_(t)
+    q, after = plan.sum(1), linearised(problems, plan)
+    g = torch.addcmul(last.g, unit[:, 0], t[:, 0].log())
+    error = torch.linalg.vector_norm(q - problems.b, 1, 1)
+    worth = last.own + (q * last.prices).sum(1) - problems.epsilon * entropy(plan)
+    worth = worth + _linear(problems, plan, after)
+    moved = plan - last.point
+    point, ahead = plan, after
+    if last.step is not None:
+        # the step that the last two would make zero, if they changed by the same share of each
+        # other
+        turn = moved - last.step
+        share = (moved * turn).sum((1, 2)) / turn.square().sum((1, 2)).clamp_min(1e-300)
+        back = share.clamp(-_FURTHEST, 1.0)[:, None, None]
+        point, ahead = torch.lerp(plan, last.plan, back), torch.lerp(after, last.cost, back)
+    change = torch.linalg.vector_norm(moved, 1, (1, 2))
+    return last._replace(
+        plan=plan, g=g, objective=worth, cost=after, ahead=ahead, point=point, step=moved,
+        change=change, error=error,
+    )  # fmt: skip
 
 
 def linearised(problems: Nearby, plan: Tensor) -> Tensor:
@@ -98,9 +122,8 @@ def linearised(problems: Nearby, plan: Tensor) -> Tensor:
     return gradient(cross_product(problems.x, problems.y, plan), problems.alpha, problems.linear)
 
 
-def _worth(problems: Nearby, plan: Tensor, cost: Tensor, entropy: Tensor) -> Tensor:
-    """Compute the objectives of plans, given the costs linearised there."""
+def _linear(problems: Nearby, plan: Tensor, cost: Tensor) -> Tensor:
+    """Compute the part of objectives that is left of costs, linearised at plans."""
     # <cost, P> is -4 alpha <X P Y, P>, and the linear term
     whole = cost if problems.linear is None else cost + problems.linear
-    own = own_squares(problems.x, plan.sum(2)) + own_squares(problems.y, plan.sum(1))
-    return problems.alpha * own + (whole * plan).sum((1, 2)) / 2 + entropy
+    return (whole * plan).sum((1, 2)) / 2

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from torchgw._batch.relaxed import Relaxed
+from torchgw._tensors.operations import sums_along, sums_of
 
 # Sizes that spaces are padded to: multiples of 16, which keep the rows of tables aligned. [L391]
 _SIZES = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
@@ -137,9 +138,10 @@ def _spreads(tables: Tensor, weights: Tensor, sizes: Tensor) -> Tensor:
     """Compute the standard deviation of the distances of each space by weight, (S,)."""
     least = LEAST_WEIGHT / sizes.to(weights.dtype)
     raised = torch.where(weights > 0, weights.maximum(least[:, None]), 0.0)
-    raised = raised / raised.sum(1, keepdim=True)
+    raised = raised / sums_along(raised)[:, None]
     mean, square = (
-        ((part * raised[:, None, :]).sum(2) * raised).sum(1) for part in (tables, tables.square())
+        sums_along((part * raised[:, None, :]).sum(2) * raised)
+        for part in (tables, tables.square())
     )
     variance = square - mean.square()
     real = (variance > _ROUNDING * torch.finfo(variance.dtype).eps * square) & (
@@ -160,11 +162,11 @@ def natural_scale(problems: Packed, numbers: Tensor, linear: Tensor | None) -> T
     scale = 4 * problems.alpha[numbers] * spread
     if linear is not None:
         count = (problems.x.sizes[i] * problems.y.sizes[j]).to(scale.dtype)
-        mean = linear.sum((1, 2)) / count
+        mean = sums_of(linear) / count
         inside = inside_of(linear.shape[1], problems.x.sizes[i])[:, :, None]
         inside = inside & inside_of(linear.shape[2], problems.y.sizes[j])[:, None, :]
         centred = torch.where(inside, linear - mean[:, None, None], 0.0)
-        scale = scale + (centred.square().sum((1, 2)) / count).sqrt()
+        scale = scale + (sums_of(centred.square()) / count).sqrt()
     return torch.where(scale > 0, scale, 1.0)
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchgw._plans.transport import round_to_marginals
+from torchgw._tensors.operations import sums_along, sums_of
 
 # Exponents are kept within plus and minus this number, so that no row or column of a kernel is
 # empty, and exponents of points without weight are finite. [L391, L690]
@@ -58,11 +59,11 @@ class Relaxed(NamedTuple):
     def error(self, weight: Tensor, sums: Tensor, factor: Tensor) -> Tensor:
         """Measure the change, (k,) L1, of columns (k, 1, m) by a half-step with a ``factor``."""
         if self.mass is not None:
-            return (sums * (weight > 0) * (factor - 1).abs()).sum((1, 2))
+            return sums_of(sums * (weight > 0) * (factor - 1).abs())
         # a constant in the logarithm changes the mass alone
         change = factor.log()
-        change = change - (weight * change).sum((1, 2), keepdim=True)
-        return (weight * change.expm1().abs()).sum((1, 2))
+        change = change - sums_of(weight * change)[:, None, None]
+        return sums_of(weight * change.expm1().abs())
 
     def rounded(self, plan: Tensor, weights: tuple[Tensor, Tensor]) -> Tensor:
         """Move normalised plans (k, n, m) to strict marginals, and within bounds."""
@@ -73,8 +74,8 @@ class Relaxed(NamedTuple):
                 most = weight / self.mass[:, None]
                 sums = sums.minimum(most)
                 # what is cut off goes where there is room
-                missing, room = (1 - sums.sum(1, keepdim=True)).clamp_min(0), most - sums
-                sums = sums + missing * (room / room.sum(1, keepdim=True))
+                missing, room = (1 - sums_along(sums)[:, None]).clamp_min(0), most - sums
+                sums = sums + missing * (room / sums_along(room)[:, None])
             else:
                 assert self.rho is not None
                 sums = torch.where(self.rho[:, side, None].isinf(), weight, sums)
@@ -95,7 +96,7 @@ class Relaxed(NamedTuple):
         # is given the two are in the same units. `entropy` is KL(P | a x b).
         if self.mass is not None:
             over = [
-                _sum((self.mass[:, None] * part - weight).clamp_min(0))
+                sums_along((self.mass[:, None] * part - weight).clamp_min(0))
                 for part, weight in zip(masses, weights, strict=True)
             ]
             objective = value + linear + epsilon * (entropy + self.mass.log())
@@ -107,8 +108,8 @@ class Relaxed(NamedTuple):
         parts, missed = [], []
         for part, weight in zip(masses, weights, strict=True):
             share = part / torch.where(weight > 0, weight, 1.0)
-            parts.append(_sum(torch.special.xlogy(part, share)))
-            missed.append(_sum((part - weight).abs()))
+            parts.append(sums_along(torch.special.xlogy(part, share)))
+            missed.append(sums_along((part - weight).abs()))
         divergences, errors = torch.stack(parts, 1), torch.stack(missed, 1)
         slope = value + 2 * (held * divergences).sum(1) + epsilon * entropy
         log, nothing = _best_logarithm(slope, linear / 2, 2 * held.sum(1) + epsilon)
@@ -122,15 +123,6 @@ class Relaxed(NamedTuple):
         whole = square * (entropy + log) + (1 - square) / 2
         objective = square * value + mass * linear + (held * sides).sum(1) + epsilon * whole
         return Settled(mass, objective, missing)
-
-
-def _sum(parts: Tensor) -> Tensor:
-    """Add along rows (k, n), in place: on a GPU the bits of other sums depend on k."""
-    while (count := parts.shape[1]) > 1:
-        kept = (count + 1) // 2
-        parts[:, : count - kept] += parts[:, kept:]
-        parts = parts[:, :kept]
-    return parts[:, 0]
 
 
 def _best_logarithm(slope: Tensor, linear: Tensor, pull: Tensor) -> tuple[Tensor, Tensor]:

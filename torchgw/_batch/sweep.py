@@ -7,6 +7,7 @@ from torch import Tensor
 
 from torchgw._batch.relaxed import LARGEST_EXPONENT, Relaxed
 from torchgw._sinkhorn.loop import BACK_OFF, SMALLEST_GAP
+from torchgw._tensors.operations import sums_of
 
 # Full iterations of a sweep, a power of two: the rate of one iteration is then found by three
 # square roots. [L391]
@@ -89,7 +90,7 @@ def sweep(
     plain = scaling(0, t)
     found = torch.baddbmm(no_columns, plain, plan).mul_(t)
     if relaxed is None:
-        error = (found - columns).abs_().sum((1, 2))
+        error = sums_of((found - columns).abs_())
     else:
         error = relaxed.error(b[:, None, :], found, scaling(1, plain) / t)
     plan.mul_(plain.mT).mul_(t)

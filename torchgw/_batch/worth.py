@@ -11,6 +11,7 @@ from torch import Tensor
 from torchgw._batch.relaxed import Relaxed, Settled
 from torchgw._batch.stopping import BOTH, FLAT, IMPLAUSIBLE, INNER, OUTER, Rules
 from torchgw._sinkhorn.annealing import CONTRADICTION, VALUE_PER_MARGINAL, VALUE_ROUNDING
+from torchgw._tensors.operations import sums_along
 
 
 class Terms(NamedTuple):
@@ -43,7 +44,12 @@ class Terms(NamedTuple):
 
 def own_squares(table: Tensor, mass: Tensor) -> Tensor:
     """Compute sum_ij D_ij^2 p_i p_j."""
-    return ((table.square() * mass[:, None, :]).sum(2) * mass).sum(1)
+    return mean_of(table.square(), mass)
+
+
+def mean_of(table: Tensor, mass: Tensor) -> Tensor:
+    """Compute sum_ij D_ij p_i p_j."""
+    return sums_along((table * mass[:, None, :]).sum(2) * mass)
 
 
 def of_mass(

@@ -57,6 +57,18 @@ class Progress:
             f"dual {state.dual:.6g}  marginal error {state.marginal_error:.1e}  "
             f"{_duration(now - self._start)}{self._left(state)}"
         )
+        self._write(line)
+
+    def block(self, done: int, count: int, spent: float) -> None:
+        """Show how many of the blocks of rows are done, after so many seconds."""
+        now = time.monotonic()
+        if done == count or now - self._last >= self._pause:
+            self._last = now
+            left = _duration(spent / done * (count - done))
+            self._write(f"block {done} of {count}  {_duration(spent)}, about {left} left")
+
+    def _write(self, line: str) -> None:
+        """Write a line, over the last one where it moves."""
         # \x1b[K clears what a longer line left behind.
         self._stream.write(f"\r{line}\x1b[K" if self._moving else f"{line}\n")
         self._stream.flush()
@@ -134,7 +146,7 @@ class _Spoken(logging.Formatter):
 
 
 # What a search logs comes before all iterations, and the forecast before that.
-_SHOWN = "torchgw._solve.forecast", "torchgw._search"
+_SHOWN = "torchgw._solve.forecast", "torchgw._search", "torchgw._tensors.foretold"
 
 
 @contextmanager

@@ -165,12 +165,7 @@ def make_certificate(
 
 
 def certificate_of_points(
-    question: Points,
-    plan: Plan,
-    *,
-    seconds: float,
-    gap: float,
-    scale: tuple[float, float],
+    question: Points, plan: Plan, *, seconds: float, gap: float, scale: tuple[float, float]
 ) -> Certificate:
     """Bound a problem between too many points for tables, beside a plan of exact weights."""
     start = monotonic()

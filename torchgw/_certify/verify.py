@@ -39,6 +39,8 @@ _POINTS = "cutting planes of points"
 # What a cut or a factor may be off by, as a share of the largest cost: it is taken off. A rotation,
 # and entries that are computed together. Choices.
 _MISSED, _TURNED, _TOGETHER = 1e-6, 1e-12, 2**17
+# Points of a group at most. [L1625]
+_GROUP = 64
 
 
 class Verified(NamedTuple):
@@ -228,17 +230,52 @@ def _least(cost: Array, f: Array, data: _Data) -> float:
     return float(data.a @ f + data.b[used] @ (cost[:, used] - f[:, None]).min(0))
 
 
-def _least_of(cost: Any, moved: Array, v: Array, f: Array, data: _Data) -> float:
-    """Do the same for a cost of factors, x y' + own + moved v', some rows at a time."""
-    x, y, own = cost
-    left, right = np.column_stack([x, moved, -f]), np.column_stack([y, v, np.ones(len(v))]).T
+def _least_of(own: Array, moved: Array, v: Array, f: Array, data: _Data) -> float:
+    """Do the same for own + moved v', some rows at a time."""
+    left, right = np.column_stack([moved, -f]), np.column_stack([v, np.ones(len(v))]).T
     low, rows = np.full(len(v), np.inf), max(1, _TOGETHER // len(v))
     for start in range(0, len(left), rows):
         part = slice(start, start + rows)
-        block = left[part] @ right
-        if own is not None:
-            block += own[part]
-        np.minimum(low, block.min(0), out=low)
+        np.minimum(low, (left[part] @ right + own[part]).min(0), out=low)
+    used = data.b > 0
+    return float(data.a @ f + data.b[used] @ low[used])
+
+
+def _groups(points: Array) -> list[NDArray[np.int64]]:
+    """Halve points (n, d) along their widest axis until groups are small."""
+    groups = [np.arange(len(points))]
+    while max(map(len, groups)) > _GROUP:
+        halves = []
+        for group in groups:
+            values = points[group, np.ptp(points[group], axis=0).argmax()]
+            halves += np.array_split(group[np.argsort(values)], 2)
+        groups = halves
+    return groups
+
+
+def _least_near(left: Array, right: Array, f: Array, groups: Any, data: _Data) -> float:
+    """Do the same for left right', where groups of rows that are far from a column are left out.
+
+    Between a group of rows and one of columns, of means l and r, no entry is below the least of
+    the rows at r, plus l' (column - r), less the largest distances from both means multiplied.
+    """
+    order, starts = np.concatenate(groups[0]), np.cumsum([0, *map(len, groups[0])])[:-1]
+    means = np.array([left[group].mean(0) for group in groups[0]])
+    away = np.repeat(means, [*map(len, groups[0])], axis=0) - left[order]
+    far = np.sqrt(np.maximum.reduceat((away**2).sum(1), starts))
+    sorted_left, sorted_f, low = left[order], f[order], np.empty(len(right))
+    for columns in groups[1]:
+        mean = right[columns].mean(0)
+        off = right[columns] - mean
+        least = np.minimum.reduceat(sorted_left @ mean - sorted_f, starts)
+        least -= far * np.sqrt((off**2).sum(1).max())
+        rows = groups[0][int(least.argmin())]
+        known = (left[rows] @ right[columns].T - f[rows, None]).min(0)
+        near = (least[:, None] + means @ off.T < known).any(1)
+        near[0] = True
+        rows = np.concatenate([groups[0][place] for place in np.flatnonzero(near)])
+        found = (left[rows] @ right[columns].T - f[rows, None]).min(0)
+        low[columns] = np.minimum(known, found)
     used = data.b > 0
     return float(data.a @ f + data.b[used] @ low[used])
 
@@ -366,8 +403,11 @@ def _cutting_planes(data: _Data, arrays: dict[str, Any]) -> tuple[float, float]:
     most = [np.abs(G_X).max(), np.abs(G_Y).max()]
     off = 2 * data.alpha * float(missed[0] * (most[1] + missed[1]) + missed[1] * most[0])
     _check(off <= _MISSED * data.size, "has a factor that does not hold.")
-    cost = np.zeros((len(u), 0)), np.zeros((len(v), 0)), linear
-    bound, beside = _cut(constant, cost, ((u, sigma), (v, tau)), data, arrays)
+
+    def least(moved: Array, f: Array) -> float:
+        return _least_of(linear, moved, v, f, data)
+
+    bound, beside = _cut(constant, least, ((u, sigma), (v, tau)), data, arrays)
     return bound, off + beside
 
 
@@ -393,12 +433,16 @@ def _of_points(proof: Proof, X: Any, Y: Any, a: Any, b: Any) -> tuple[float, flo
     data = _Data(x[:0], x[:0], p, q, x[:0], proof.alpha, size, proof.matchings)
     _check(proof.alpha == 1 and not proof.matchings, "is about plans without a linear cost.")
     constant = float(squares - 4 * (p @ r) * (q @ s))
-    linear = -4 * r[:, None], s[:, None], None
-    bound, off = _cut(constant, linear, (sides[0], sides[1]), data, proof.arrays)
+    right, groups = np.column_stack([s, sides[1][0]]), [_groups(side) for side, _ in sides]
+
+    def least(moved: Array, f: Array) -> float:
+        return _least_near(np.column_stack([-4 * r, moved]), right, f, groups, data)
+
+    bound, off = _cut(constant, least, (sides[0], sides[1]), data, proof.arrays)
     return bound, off, (len(p) + len(q)) * size
 
 
-def _cut(constant: float, linear: Any, factors: Any, data: _Data, arrays: dict[str, Any]) -> Any:
+def _cut(constant: float, least: Any, factors: Any, data: _Data, arrays: dict[str, Any]) -> Any:
     """Check the cuts of F = constant + <linear, P> - 2 alpha tr(G_X P G_Y P'), and bound it."""
     (u, sigma), (v, tau) = factors
     left, right = np.repeat(u, v.shape[1], 1), np.tile(v, (1, u.shape[1]))
@@ -420,7 +464,7 @@ def _cut(constant: float, linear: Any, factors: Any, data: _Data, arrays: dict[s
         whole = slope.copy()
         whole[kept] = w
         moved = u @ whole.reshape(u.shape[1], -1)
-        return float(height - _least_of(linear, moved, v, f, data))
+        return float(height - least(moved, f))
 
     with ThreadPoolExecutor() as threads:
         cuts = (arrays[name] for name in ("slopes", "heights", "potentials"))
@@ -440,16 +484,19 @@ def _least_vertex(c: Array, low: Array, high: Array, arrays: dict[str, Any]) -> 
     raised = (heights[1:] - slopes[1:] @ low - heights[0]) / scale
     offsets = np.concatenate([np.zeros(dim), -np.ones(dim), raised])
     faces = np.sort(arrays["faces"].astype(int), axis=1)
-    known = ((faces >= 0) & (faces < len(normals))).all()
-    meet = known and (np.abs(np.linalg.det(normals[faces])) > 0).all()
+    _check(((faces >= 0) & (faces < len(normals))).all(), "has a vertex on a face that is not.")
+    each = normals[faces]
+    turned = each.transpose(0, 2, 1)
+    # rounding may leave a determinant to one of both alone
+    meet = all((np.abs(np.linalg.det(one)) > 0).all() for one in (each, turned))
     _check(meet, "has a vertex on faces that do not meet in a point.")
-    x = np.linalg.solve(normals[faces], offsets[faces][:, :, None])[:, :, 0]
+    x = np.linalg.solve(each, offsets[faces][:, :, None])[:, :, 0]
     # every edge has two ends: then as many vertices are the lowest in each direction, up to an even
     # number, and one in a direction that nobody knew; none has a point of the polytope below it
     edges = np.concatenate([np.delete(faces, k, axis=1) for k in range(dim)])
     ends = np.unique(edges, axis=0, return_counts=True)[1]
     down = np.random.default_rng().normal(size=dim)
-    shares = np.linalg.solve(normals[faces].transpose(0, 2, 1), down[:, None])[:, :, 0]
+    shares = np.linalg.solve(turned, down[:, None])[:, :, 0]
     lowest = (shares >= 0).all(1).sum()
     all_ = lowest % 2 == 1 and len(np.unique(faces, axis=0)) == len(faces) and (ends == 2).all()
     _check(all_, "does not list all vertices of its cuts.")

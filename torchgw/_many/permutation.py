@@ -13,13 +13,7 @@ from torch import Tensor
 
 from torchgw._batch.anneal import objectives
 from torchgw._batch.packing import LARGEST, Packed, make_stack
-from torchgw._boundary.arrays import (
-    as_labels,
-    make_generator,
-    resolve_device,
-    to_numpy,
-    to_tensor,
-)
+from torchgw._boundary.arrays import as_labels, make_generator, resolve_device, to_numpy, to_tensor
 from torchgw._boundary.checks import check_choice, check_count, reject_unknown
 from torchgw._boundary.graphs import as_graph
 from torchgw._errors import ConvergenceWarning, GraphWarning, InvalidInputError, SearchWarning
@@ -529,11 +523,7 @@ def test_pairwise(
 
 @reject_unknown
 def test_groups(
-    values: Any,
-    labels: Any,
-    *,
-    n_permutations: int = 1000,
-    random_state: Seed | None = None,
+    values: Any, labels: Any, *, n_permutations: int = 1000, random_state: Seed | None = None
 ) -> MatchTest:
     """Test whether spaces of two groups differ: subjects and patients, networks of two kinds.
 

@@ -20,6 +20,7 @@ from torchgw._search.optima import LEAST_EPSILON
 from torchgw._search.population import Members, exchange, improve
 from torchgw._search.stack import Ends, Stack, neighbourhoods
 from torchgw._search.tabu import has_maps, maps_where_free
+from torchgw._tensors.operations import sums_of
 
 # Starts by random mixtures of quantiles of distances; random costs, at most, and entries of them;
 # and rounds that improve the best of all starts, at most. [L1311]
@@ -194,12 +195,12 @@ def _ambiguity(stack: Stack, members: Members) -> Tensor:
     rounding = problems.alpha * sum(own_squares(*side) for side in sides) * SQUARE_OF_FLOAT32
     table = sides[1][0]
     table = table - (table * b[:, None, :]).sum(2)[:, None, :]
-    spread = ((table.square() * b[:, None, :]).sum(2) * b).sum(1)
+    spread = own_squares(table, b)
     # as all_sent_apart, of the first plan and the others
     away = members.plans - members.plans[:, :1]
     images = products(away.flatten(1, 2), table).view_as(away)
     share = b[:, None, None, :] / a.where(a > 0, torch.inf)[:, None, :, None]
-    apart = (images.square() * share).sum((2, 3))
+    apart = sums_of((images.square() * share).flatten(0, 1)).view(images.shape[:2])
     apart = apart / (2 * spread).clamp_min(torch.finfo(table.dtype).tiny)[:, None]
     other = (apart > OTHER) & members.objectives.isfinite()
     second = members.values.where(other, torch.inf).amin(1)

@@ -1,6 +1,8 @@
 """Many problems in one call: lists of spaces, or padded stacks of matrices."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -24,11 +26,7 @@ from torchgw._boundary.arrays import (
 )
 from torchgw._boundary.checks import reject_unknown
 from torchgw._derivatives.loss import call
-from torchgw._errors import (
-    InvalidInputError,
-    PlanTooLargeError,
-    UnsupportedError,
-)
+from torchgw._errors import InvalidInputError, PlanTooLargeError, UnsupportedError
 from torchgw._many.questions import (
     Questions,
     check_rules,
@@ -80,10 +78,10 @@ def attach_losses(
                 else torch.as_tensor(part, dtype=plan.dtype, device=plan.device)[None]
                 for part in given
             ]
-            solved = *(part[None] for part in kept[number][1:]), objective[number][None]
-            found.append(
-                call(Envelope, x[None], y[None], *parts, solved, float(asked.alpha[number]))
-            )
+            tables, worth = (x[None], y[None]), objective[number][None]
+            solved = [part[None] for part in kept[number][1:]]
+            at_plan = partial(slopes, float(asked.alpha[number]), *tables, *solved)
+            found.append(call(Envelope, *tables, *parts, worth, at_plan))
     return torch.cat(found)
 
 
@@ -93,13 +91,10 @@ class Envelope(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, y: Tensor, linear: Tensor | None, a: Tensor, b: Tensor,
-        kept: Any, alpha: float,
+        objective: Tensor, at_plan: Callable[..., Sequence[Tensor | None]],
     ) -> Tensor:  # fmt: skip
-        # `kept` begins with the plans, their potentials f and g, and the objectives
-        ctx.kept, ctx.alpha, ctx.fused = kept, alpha, linear is not None
-        ctx.save_for_backward(x, y)
-        objective: Tensor = kept[3].clone()
-        return objective
+        ctx.at_plan = at_plan
+        return objective.clone()
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> Any:
@@ -109,28 +104,32 @@ class Envelope(torch.autograd.Function):
                 "This loss has first derivatives: leave `create_graph` out, or use the second ones "
                 'of torchgw.solve(..., differentiable="value").'
             )
-        x, y = ctx.saved_tensors
-        (plan, f, g, *_), alpha = ctx.kept, ctx.alpha
-        unit = upstream[:, None, None]
-        p, q = plan.sum(2), plan.sum(1)
-        of_x, of_y, of_linear, of_a, of_b = ctx.needs_input_grad[:5]
-        found: list[Tensor | None] = [None] * 5
-        if of_x:
-            crossed = p[:, :, None] * p[:, None, :] * x - plan @ y @ plan.mT
-            found[0] = 2 * alpha * unit * crossed
-        if of_y:
-            crossed = q[:, :, None] * q[:, None, :] * y - plan.mT @ x @ plan
-            found[1] = 2 * alpha * unit * crossed
-        if ctx.fused and of_linear:
-            found[2] = (1 - alpha) * unit * plan
-        sides = ((3, of_a, x, p, f), (4, of_b, y, q, g))
-        for place, wanted, table, mass, potential in sides:
-            if wanted:
-                # that of the whole cost, up to a constant that weights of sum one do not see
-                whole = potential + 2 * alpha * (table.square() @ mass[:, :, None])[:, :, 0]
-                whole = whole - (whole * mass).sum(1, keepdim=True)
-                found[place] = upstream[:, None] * whole
+        found = (
+            part if part is None else part * upstream.view(-1, *(part.ndim - 1) * (1,))
+            for part in ctx.at_plan(wanted=ctx.needs_input_grad[:5])
+        )
         return (*found, None, None)
+
+
+def slopes(
+    alpha: float, x: Tensor, y: Tensor, plan: Tensor, f: Tensor, g: Tensor, *,
+    wanted: Sequence[bool],
+) -> list[Tensor | None]:  # fmt: skip
+    """Differentiate objectives (B,) at fixed plans, in what is wanted of x, y, M, a and b."""
+    p, q = plan.sum(2), plan.sum(1)
+    found: list[Tensor | None] = [None] * 5
+    if wanted[0]:
+        found[0] = 2 * alpha * (p[:, :, None] * p[:, None, :] * x - plan @ y @ plan.mT)
+    if wanted[1]:
+        found[1] = 2 * alpha * (q[:, :, None] * q[:, None, :] * y - plan.mT @ x @ plan)
+    if wanted[2]:
+        found[2] = (1 - alpha) * plan
+    for place, table, mass, potential in ((3, x, p, f), (4, y, q, g)):
+        if wanted[place]:
+            # that of the whole cost, up to a constant that weights of sum one do not see
+            whole = potential + 2 * alpha * (table.square() @ mass[:, :, None])[:, :, 0]
+            found[place] = whole - (whole * mass).sum(1, keepdim=True)
+    return found
 
 
 def _table(listed: Listed, number: int, distances: Any, place: int, plan: Tensor) -> Tensor:

@@ -29,6 +29,7 @@ from torchgw._search.stack import Ends, Stack, descend, linear_solutions
 from torchgw._solve.pipeline import POLISH_TOLERANCE
 from torchgw._solve.state import Status
 from torchgw._solve.table import Options
+from torchgw._tensors.operations import sums_of
 from torchgw._tensors.ranks import Ranks
 from torchgw._tensors.threads import small_on_one_thread
 
@@ -450,7 +451,7 @@ def _standing(
     linear = torch.zeros_like(lower.values)
     if stack.problems.linear is not None:
         share = 1 - stack.problems.alpha[problem]
-        linear = share * (stack.problems.linear(problem) * lower.plans).sum((1, 2))
+        linear = share * sums_of(stack.problems.linear(problem) * lower.plans)
     limit, flat = map(STATUSES.index, (Status.OUTER_LIMIT, Status.FLAT))
     status = torch.where(falling[chosen], limit, flat)
     numbers = others.numbers._replace(

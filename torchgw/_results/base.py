@@ -15,13 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from torchgw._boundary.archive import (
-    RESERVED,
-    read_archive,
-    read_parts,
-    write_archive,
-    write_part,
-)
+from torchgw._boundary.archive import RESERVED, read_archive, read_parts, write_archive, write_part
 from torchgw._boundary.arrays import in_numpy, resolve_device
 from torchgw._boundary.checks import check_count, check_within
 from torchgw._boundary.trees import Decoder, Encoder

@@ -185,10 +185,7 @@ def _drawn(
 
 
 def _perturbed(
-    problem: _Problem,
-    partners: Tensor,
-    some: tuple[Tensor, Tensor],
-    generator: torch.Generator,
+    problem: _Problem, partners: Tensor, some: tuple[Tensor, Tensor], generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
     """Read the distances of some points, (n, s) and (m, t), those of X as they could be as well."""
     # They are the distances of the partners, off by what those of other points are off by.

@@ -11,12 +11,7 @@ import torch
 from torch import Tensor
 
 from torchgw._boundary.arrays import in_kind, to_numpy
-from torchgw._boundary.checks import (
-    check_choice,
-    check_count,
-    check_not_negative,
-    check_within,
-)
+from torchgw._boundary.checks import check_choice, check_count, check_not_negative, check_within
 from torchgw._certify.certificate import Certificate, Proof
 from torchgw._errors import (
     AmbiguityWarning,
@@ -49,6 +44,7 @@ from torchgw._search.symmetries import with_images
 from torchgw._sinkhorn.problem import DenseCost
 from torchgw._solve.outcome import Outcome
 from torchgw._solve.state import Status
+from torchgw._tensors.deadline import within
 from torchgw._typing import Array, HessianProduct, Iteration, Marginals, Seed
 
 # parts of a result in a file
@@ -93,7 +89,8 @@ class GWResult(Result):
         Mass that the plan actually moves out of and into every point.
     marginal_error : float
         Larger of the L1 distances of the two to the weights. Relaxed problems count the sides that
-        are strict, and partial ones by how much the bounds are exceeded.
+        are strict, or held by 1e8 times the spread of the cost, which is taken as strict; partial
+        ones count by how much the bounds are exceeded.
     status : Status
         How the solve ended; ``status.advice`` says what to do about it.
     epsilon : float
@@ -628,7 +625,13 @@ class GWResult(Result):
             extension=None,
         )
 
-    def matching(self, kind: MatchingKind = "one_to_one", *, improve: bool = True) -> Matching:
+    def matching(
+        self,
+        kind: MatchingKind = "one_to_one",
+        *,
+        improve: bool = True,
+        time_limit: float | None = None,
+    ) -> Matching:
         """Round the plan to pairs of points, and say what these are worth.
 
         An assignment problem chooses the pairs with the largest sum of plan entries. Then
@@ -650,12 +653,15 @@ class GWResult(Result):
             Whether to look for better pairs. They are looked for among up to 1,500 points per side
             (5,000 on a GPU) whose distances can all be read, with ``loss="absolute"`` up to 126;
             and among any number of nodes of sparse graphs, by exchanges along their edges.
+        time_limit : float, optional
+            Seconds after which no better pairs are looked for; ``complete`` says whether all were.
+            The assignment itself is made in any case.
 
         Returns
         -------
         Matching
-            ``source`` and ``target``, their ``weights``, the ``value`` of the matching, and the
-            ``edges_kept`` if both sides were given as graphs.
+            ``source`` and ``target``, their ``weights``, the ``value`` of the matching, the
+            ``edges_kept`` if both sides were given as graphs, and whether it is ``complete``.
 
         Raises
         ------
@@ -687,7 +693,10 @@ class GWResult(Result):
         plan = self.lazy_plan.giving(in_numpy=False)
         moved = (torch.as_tensor(part, device=plan.device) for part in self.marginals)
         masses = plan.weights if extension.known.own is None else Marginals(*moved)
-        found = match(plan, masses, extension, kind, improve)
+        if time_limit is not None:
+            check_not_negative("time_limit", time_limit)
+        with within(time_limit):
+            found = match(plan, masses, extension, kind, improve)
         return as_numpy(found) if self.lazy_plan.in_numpy else found
 
     def certify(

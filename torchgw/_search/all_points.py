@@ -36,8 +36,6 @@ from torchgw._search.chain import (
     Climbed,
     affordable_chains,
     near,
-    say_more,
-    say_share,
 )
 from torchgw._search.chains import SMEARED, Guess, Repair, climb
 from torchgw._search.coarse import Coarsened, centre, coarse_problem, is_graph, is_sparse
@@ -57,6 +55,7 @@ from torchgw._sinkhorn.contract import Backend
 from torchgw._sinkhorn.eager import EagerBackend
 from torchgw._sinkhorn.problem import DenseCost, softmin
 from torchgw._tensors.deadline import is_over
+from torchgw._tensors.foretold import say_more, say_share
 from torchgw._tensors.machine import slowness
 from torchgw._typing import Potentials
 from torchgw.distances.base import DistanceProvider

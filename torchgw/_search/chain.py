@@ -108,16 +108,6 @@ KEPT_SOON, AGREED_SOON = 0.1, 0.3
 logger = logging.getLogger(__name__)
 
 
-def say_share(share: float, why: str) -> None:
-    """Say how much of the longer of two forecasts, that of the most chains, a search will take."""
-    logger.info("forecast: %.0f%% of the longer time, as %s", 100 * min(share, 1.0), why)
-
-
-def say_more(seconds: float, why: str) -> None:
-    """Say what is yet to come of a solve, beside what was said before it."""
-    logger.info("forecast: about %.2g s more, as %s", seconds, why)
-
-
 def chain_products(n: int, m: int) -> int:
     """Count the multiplications of a chain until it is compared with others."""
     return QUICK.outer * len(QUICK.stages(COMPARED_AT)) * n * m * (n + m)

@@ -22,7 +22,7 @@ from torchgw._search.alternatives import (
     entropy,
     first_of_each,
 )
-from torchgw._search.chain import GUESS_EPSILON, LAST_INNER, LAST_RELAXATION, say_share
+from torchgw._search.chain import GUESS_EPSILON, LAST_INNER, LAST_RELAXATION
 from torchgw._search.coarse import (
     COARSEST,
     Coarsened,
@@ -38,10 +38,9 @@ from torchgw._search.coarse import (
 from torchgw._search.standard import put_in_standard_form
 from torchgw._search.starts import Hints, find_hints, make_starts, start_costs
 from torchgw._sinkhorn.annealing import Annealing
-from torchgw._sinkhorn.batch import BatchPlans, BatchSolver
 from torchgw._sinkhorn.choose import BackendName, batch_solver, choose_backend
 from torchgw._sinkhorn.contract import Backend
-from torchgw._sinkhorn.eager import EagerBackend
+from torchgw._sinkhorn.eager import BatchPlans, BatchSolver, EagerBackend
 from torchgw._tensors.cuda_graphs import (
     CAPTURED_BYTES,
     Call,
@@ -52,6 +51,7 @@ from torchgw._tensors.cuda_graphs import (
     to_device,
 )
 from torchgw._tensors.deadline import is_over
+from torchgw._tensors.foretold import say_share
 from torchgw._typing import Marginals
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.sampling import SpreadPoints, column_reader

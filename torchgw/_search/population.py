@@ -13,6 +13,7 @@ from torchgw._gradients.contract import START_NOISE
 from torchgw._search.chain import AGREEING, ALIKE, BETTER, SAME
 from torchgw._search.stack import Ends
 from torchgw._tensors.deadline import is_over
+from torchgw._tensors.operations import sums_of
 from torchgw._typing import Marginals
 
 # Plans that are kept of each group, and new ones of each round. [L1291]
@@ -29,6 +30,8 @@ _PATIENCE = 2
 _EXCHANGES, _SWEEPS = 64, 3
 # Relative difference of objectives that is rounding. A choice.
 _ROUNDING = 1e-9
+# Length below which a plan is none. A choice.
+_TINY = 1e-12
 # The origin of plans that come from an exchange.
 _EXCHANGED = -1
 
@@ -89,20 +92,25 @@ class Population(NamedTuple):
     met: Tensor  # (B,) int64, how many of the plans that were given have led to the lowest
 
 
-def improve(stack: Followed, starts: Ends, rounds: int) -> Population:
+def improve(stack: Followed, starts: Ends, rounds: int, related: Sequence[bool] = ()) -> Population:
     """Improve the starts (B, S) of all problems of a stack for some rounds.
 
-    Every other start belongs to the same group. Each group is improved apart, so that groups which
-    agree say that there is nothing better; where they do not they are put together.
+    Every other start belongs to the same group, and so do all that are ``related``, which know of
+    each other. Each group is improved apart, so that groups which agree say that there is nothing
+    better; where they do not they are put together.
     """
-    teams = _Teams(stack, starts)
+    related = related or [False] * starts.objectives.shape[1]
+    alone = torch.tensor(related, device=starts.objectives.device).logical_not()
+    teams = _Teams(stack, starts, torch.where(alone, alone.cumsum(0) % _GROUPS, 0))
     for _ in range(rounds):
         if is_over() or not teams.advance():
             break
     agreed = teams.agreed | teams.agree()
     every = torch.arange(len(agreed), device=agreed.device)
     members = distinct(teams.together(every), 2 * _KEPT)
-    met = _same(starts, Ends(*(part[:, :1] for part in members[:3]))).sum(1)
+    met = _same(starts, Ends(*(part[:, :1] for part in members[:3])))
+    # those that are related have met it once
+    met = (met & alone).sum(1) + (met & ~alone).any(1)
     return Population(members, agreed, teams.followed, met)
 
 
@@ -160,10 +168,12 @@ def follow_starts(
     marginals: Marginals,
     rounds: int,
     blurred: float | None = None,
+    related: Sequence[bool] = (),
 ) -> Found:
     """Follow named plans (n, m) of one problem, and the annealed product; improve where they lead.
 
-    Every other one is of the same group: those that know nothing of each other are to take turns.
+    Every other one is of the same group, and so are all that are ``related``: those that know
+    nothing of each other are to take turns.
     Each is also followed from a larger epsilon, if they are ``blurred``, at which it may come to
     another optimum.
     """
@@ -183,7 +193,7 @@ def follow_starts(
         plans, labels = torch.cat([plans, more])[order], [labels[place] for place in order]
     ends = stack.follow(alone[: len(plans)], plans)
     given = Ends(*(part[None] for part in ends))
-    found = improve(stack, given, rounds)
+    found = improve(stack, given, rounds, [*related, False] if related else ())
     if blurred is not None and rounds:
         found = exchange(stack, given, found)
     members = found.members.alone()
@@ -213,14 +223,17 @@ def name_of(origin: int, labels: Sequence[str]) -> str:
 class _Teams:
     """Two groups of plans for each problem; the rows of one problem's follow each other."""
 
-    def __init__(self, stack: Followed, starts: Ends) -> None:
+    def __init__(self, stack: Followed, starts: Ends, group: Tensor) -> None:
         self.stack = stack
         device, (count, self.starts) = starts.objectives.device, starts.objectives.shape
         self.generator = torch.Generator("cpu").manual_seed(0)
         every = torch.arange(self.starts, device=device).expand(count, -1)
         given = Members(*starts, every)
         # a group without starts has none that could agree
-        groups = [given._replace(objectives=_only(given, place)) for place in range(_GROUPS)]
+        groups = [
+            given._replace(objectives=given.objectives.where(group == place, torch.inf))
+            for place in range(_GROUPS)
+        ]
         both = (distinct(group, _KEPT) for group in groups)
         parts = (torch.stack(pair, 1).flatten(0, 1) for pair in zip(*both, strict=True))
         self.kept = Members(*parts)
@@ -239,7 +252,8 @@ class _Teams:
         first, second = (
             Ends(*(part[group::_GROUPS, :1] for part in self.kept[:3])) for group in range(_GROUPS)
         )
-        return _same(first, second)[:, 0] & first.objectives[:, 0].isfinite()
+        there = self.lowest().isfinite().all(1)
+        return _same(first, second)[:, 0] & there
 
     def together(self, problems: Tensor) -> Members:
         """Put the groups of some problems beside each other."""
@@ -299,20 +313,20 @@ class _Teams:
         self.made += _FRESH
 
 
-def _only(given: Members, group: int) -> Tensor:
-    """Keep the objectives of the starts of one group."""
-    inside = torch.arange(given.objectives.shape[1], device=given.objectives.device) % _GROUPS
-    return given.objectives.where(inside == group, torch.inf)
-
-
 def _same(some: Ends, other: Ends) -> Tensor:
     """Tell whether plans (B, k) are of the same optimum as others (B, 1), (B, k)."""
     # plans that are alike have settled, no more: their objectives may differ by more [L1314]
     gap = (some.objectives - other.objectives).abs()
-    one, two = (part.plans.flatten(2) for part in (some, other))
-    cosine = (one * two).sum(2) / (one.square().sum(2) * two.square().sum(2)).sqrt()
+    both = some.plans * other.plans
+    cosine = sums_of(both.flatten(0, 1)).view_as(gap)
+    cosine = cosine / (_squares(some.plans) * _squares(other.plans)).sqrt()
     room = torch.where(cosine > ALIKE, SAME, BETTER)
     return gap <= room * other.objectives.abs()
+
+
+def _squares(plans: Tensor) -> Tensor:
+    """Compute squared lengths (B, k) of plans (B, k, n, m)."""
+    return sums_of(plans.square().flatten(0, 1)).view(plans.shape[:2])
 
 
 def distinct(members: Members, count: int) -> Members:
@@ -320,7 +334,8 @@ def distinct(members: Members, count: int) -> Members:
     order = members.objectives.argsort(dim=1, stable=True)
     at = torch.arange(len(order), device=order.device)[:, None]
     ranked = Members(*(part[at, order] for part in members))
-    flat = torch.nn.functional.normalize(ranked.plans.flatten(2).double(), dim=2)
+    flat = ranked.plans.flatten(2).double()
+    flat = flat / _squares(ranked.plans.double()).sqrt().clamp_min(_TINY)[:, :, None]
     alike = products(flat, flat.mT) > ALIKE
     kept = ranked.objectives.isfinite()
     for place in range(1, kept.shape[1]):

@@ -25,6 +25,7 @@ from torchgw._plans.transport import round_to_marginals
 from torchgw._problem.marginals import MarginalRule
 from torchgw._problem.problem import Problem
 from torchgw._search.coarse import CoarseProblem
+from torchgw._tensors.operations import sums_of
 
 # When plans of a search have settled: their objectives are then within 1e-3 of where they end.
 # [L1291]
@@ -130,11 +131,7 @@ class Stack:
         return lambda some: (self._costs(which[some], plans[some]), every[some])
 
     def settle(
-        self,
-        which: Tensor,
-        first: Tensor,
-        begin: Begin,
-        before: Tensor | None = None,
+        self, which: Tensor, first: Tensor, begin: Begin, before: Tensor | None = None
     ) -> Ends:
         """Solve problems (k,) from the costs that they ``begin`` with, until their plans settle.
 
@@ -159,19 +156,19 @@ class Stack:
         """Round plans (k, n, m) of problems (k,) to their marginals, and evaluate them."""
         (x, y), (a, b) = self._tables(which), self.weights(which)
         linear, epsilon, _, relaxed = units(self.problems, which)
-        plans = plans / plans.sum((1, 2), keepdim=True)
+        plans = plans / sums_of(plans)[:, None, None]
         if relaxed is None:
             plans = round_to_marginals(plans, a, b)
         else:
             plans = relaxed.rounded(plans, (a, b))
         masses = plans.sum(2), plans.sum(1)
-        crossed = (cross_product(x, y, plans) * plans).sum((1, 2))
+        crossed = sums_of(cross_product(x, y, plans) * plans)
         terms = Terms.of(x, y, masses, crossed, self.problems.alpha[which])
         if linear is not None:
-            terms = terms._replace(linear=(linear * plans).sum((1, 2)))
+            terms = terms._replace(linear=sums_of(linear * plans))
         tiny = torch.finfo(plans.dtype).tiny
         product = (a[:, :, None] * b[:, None, :]).clamp_min(tiny)
-        entropy = torch.special.xlogy(plans, plans / product).sum((1, 2))
+        entropy = sums_of(torch.special.xlogy(plans, plans / product))
         values = terms.quadratic + terms.linear
         objectives = values + epsilon * entropy
         if relaxed is not None:
@@ -184,7 +181,7 @@ class Stack:
     def _costs(self, which: Tensor, plans: Tensor) -> Tensor:
         """Linearise at plans, without what the engine adds."""
         (x, y), (a, b) = self._tables(which), self.weights(which)
-        plans = plans / plans.sum((1, 2), keepdim=True)
+        plans = plans / sums_of(plans)[:, None, None]
         costs = -4 * cross_product(x, y, plans)
         if self.problems.relaxed is None:
             # constants of rows and of columns move no plan, and would swamp the rest
@@ -197,7 +194,7 @@ class Stack:
         if self.problems.linear is None or self.problems.relaxed.mass is not None:
             return costs
         # a linear cost grows with the mass alone, and the others with its square
-        mass, alpha = self.judged(which, plans).plans.sum((1, 2)), self.problems.alpha[which]
+        mass, alpha = sums_of(self.judged(which, plans).plans), self.problems.alpha[which]
         share = (1 - alpha) / alpha * (1 / mass - 1)
         return costs + share[:, None, None] * self.problems.linear(which)
 
@@ -284,7 +281,7 @@ def descend(stack: Stack, which: Tensor, plans: Tensor) -> tuple[Ends, Tensor]:
             break
         mine, before = which[live], Ends(*(part[live] for part in lowest))
         here, there = (
-            plans / plans.sum((1, 2), keepdim=True)
+            plans / sums_of(plans)[:, None, None]
             for plans in (before.plans, linear_solutions(stack, mine, before.plans).plan)
         )
         best = before

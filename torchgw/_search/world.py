@@ -36,7 +36,7 @@ from torchgw._search.chain import (
 )
 from torchgw._search.coarse import Coarsened, CoarseProblem, is_graph, side_by_side
 from torchgw._search.graphs import SparseProducts
-from torchgw._sinkhorn.batch import BatchPlans, BatchSolver, solve_batch
+from torchgw._sinkhorn.eager import BatchPlans, BatchSolver, solve_batch
 from torchgw._tensors.cuda_graphs import Call, Replayer, call_directly, clone
 from torchgw._tensors.deadline import is_over
 from torchgw._tensors.machine import slowness

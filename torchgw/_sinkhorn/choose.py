@@ -12,9 +12,8 @@ from torch import Tensor
 
 from torchgw._boundary.checks import check_choice
 from torchgw._errors import BackendUnavailableError, InvalidInputError
-from torchgw._sinkhorn.batch import BatchSolver, solve_batch
 from torchgw._sinkhorn.contract import Backend, Kernel, PreparedProblem, Sweeper
-from torchgw._sinkhorn.eager import EagerProblem, StoredSweeper
+from torchgw._sinkhorn.eager import BatchSolver, EagerProblem, StoredSweeper, solve_batch
 from torchgw._sinkhorn.problem import DenseCost, EntropicPlan, LinearProblem
 from torchgw._sinkhorn.tiles.prepared import TiledBackend
 from torchgw._sinkhorn.tiles.tiling import Tiling

@@ -20,13 +20,7 @@ from torch import Tensor
 from torchgw._sinkhorn.blocks import RestrictedBackend, RestrictedProblem
 from torchgw._sinkhorn.contract import Kernel, PreparedProblem, Sweeper
 from torchgw._sinkhorn.eager import StoredSweeper
-from torchgw._sinkhorn.problem import (
-    Cost,
-    DenseCost,
-    LinearProblem,
-    block_height,
-    exp_,
-)
+from torchgw._sinkhorn.problem import Cost, DenseCost, LinearProblem, block_height, exp_
 from torchgw._tensors.operations import csr_tensor
 from torchgw._typing import Indices, Marginals, Potentials
 

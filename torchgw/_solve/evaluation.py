@@ -23,24 +23,21 @@ from torchgw._problem.marginals import (
     relative_entropy,
 )
 from torchgw._problem.problem import Problem
-from torchgw._search.subsample import Coarse
 from torchgw._sinkhorn.annealing import VALUE_PER_MARGINAL, VALUE_ROUNDING
 from torchgw._sinkhorn.contract import PreparedProblem
 from torchgw._sinkhorn.problem import Cost, DenseCost, FactoredCost, exp_, row_blocks
 from torchgw._solve.state import RESOLVED, LoopState, Setting, Solved, Status
-from torchgw._solve.step import (
-    check_finite,
-    inner_tolerance,
-    prepare,
-    promised_error,
-    solve_linear,
-)
+from torchgw._solve.step import check_finite, inner_tolerance, prepare, promised_error, solve_linear
 from torchgw._tensors.deadline import is_over, last_phase
+from torchgw._tensors.draws import inner_products
 from torchgw._typing import Marginals, Potentials
 
 # Iterations of the last linear problem at least. The error is a mean: with two levels, which take
 # few iterations, single columns would keep large errors. [L189]
 SETTLE_ITERATIONS = 3
+# Iterations of the last linear problem that the numbers of its plan, and the result, take as long
+# as. [L1593]
+_NUMBERS = 4
 # Column error to which a plan is settled that steps have gone on from, and that is polished then:
 # it only matters for where points go that were not solved for. [L1257]
 _BEFORE_POLISHING = 3e-3
@@ -88,7 +85,7 @@ def settle(
             linear = setting.gradient.linearise(state.coupling)
             cost = linear.seen(state.coupling.masses).to(dtype)
             prepared = prepare(setting, cost.dense() if setting.store else cost, epsilon)
-        last_phase()
+        last_phase(_NUMBERS)
         inner = solve_linear(
             setting,
             prepared,
@@ -274,6 +271,52 @@ def weighted_means(plan: TransportPlan, values: Tensor) -> tuple[Tensor, Tensor]
     return sums[:, :-1] * share[:, None].to(sums.dtype), share
 
 
+class Half(NamedTuple):
+    """What is read of a plan between points of one side and the cells of the other."""
+
+    plan: TransportPlan  # whose rows have their weights
+    means: Tensor  # its product with a table, (n, k)
+    masses: Tensor  # (cells,), of the cells then
+
+
+def half_step(prepared: PreparedProblem, other: Tensor, table: Tensor) -> Half:
+    """Give rows the potentials with which they have their weights, those of the cells known."""
+    plan = TransportPlan.of(prepared, Potentials(prepared.softmin(other, axis=1), other))
+    means, shares = weighted_means(plan, table)
+    return Half(plan, means, plan.T @ shares)
+
+
+def join_halves(
+    small: TransportPlan,
+    tables: tuple[Tensor, Tensor],
+    couplings: tuple[Tensor, Tensor],
+    masses: tuple[Tensor, Tensor],
+) -> tuple[Tensor, float]:
+    """Give the coupling, (r, s), of a plan of all points, and the excess of its masses.
+
+    The plan is that between all points of the source and the cells of the target, and that between
+    the cells of the source and all points of the target, less the ``small`` one between cells
+    alone, which makes up for the blur within the cells. Of the first two are given the couplings,
+    (r, s) and (s, r), and the masses of the cells, of target and source. ``tables`` are the factors
+    of the cells, (cells, r) and (cells, s). The excess is weighted by the potentials.
+    """
+    x, y = tables
+    (near, far), (columns, rows) = couplings, masses
+    few, (f, g) = small.weights, (part.double() for part in small.potentials)
+    means, shares = weighted_means(small, y)
+    # the excess of the target cells, given rows with their weights; less the excess that the
+    # problem between cells has already, as it is solved to a tolerance only
+    missed = few.b - _weighted(small.T @ shares)
+    excess = (_weighted(rows) - few.a) @ f + (_weighted(columns) + missed - few.b) @ g
+    return near + far.T - inner_products(x, means), float(excess)
+
+
+def _weighted(masses: Tensor) -> Tensor:
+    """Scale masses to a sum of one."""
+    masses = masses.double()
+    return masses / masses.sum()
+
+
 def _inner(first: Tensor, second: Tensor) -> Tensor:
     """Compute the inner product of two tables in float64."""
     return torch.sum(first.double() * second.double())
@@ -281,26 +324,20 @@ def _inner(first: Tensor, second: Tensor) -> Tensor:
 
 def evaluate_extended(
     setting: Setting,
-    cells: Coarse,
     small: TransportPlan,
     potentials: Potentials,
-    masses: Marginals,
+    excess: float,
     couplings: tuple[Coupling, Coupling],
     linear: float,
     error: float,
 ) -> Evaluation:
     """Compute the numbers of a plan that extends one of cells, without a pass over all pairs."""
-    # The plan is that between all source points and the cells of the target, and that between the
-    # cells of the source and all target points, less the `small` one between cells alone, which
-    # makes up for the blur within the cells. `masses` are those of the cells of either side where
-    # all points of the other have their weights. `couplings` are the one at which their cost is
-    # linearised, and that of the sum, in the form that the gradient takes; `linear` is its <M, P>.
-    # `error` is the measured marginal error, and all points count with their weights.
+    # `excess` is that of :func:`join_halves`. `couplings` are the one at which the cost of cells
+    # is linearised, and that of the whole, in the form that the gradient takes; `linear` is its
+    # <M, P>. `error` is the measured marginal error, and all points count with their weights.
     gradient, problem, weights = setting.gradient, setting.problem, setting.marginals
-    few, epsilon = cells.problem.marginals, small.epsilon
+    epsilon = small.epsilon
     quadratic = gradient.evaluate(small, weights, setting.generator, couplings[1])
-    f, g = (part.double() for part in small.potentials)
-    excess = float((masses.a - few.a) @ f + (masses.b - few.b) @ g)
     quadratic = _without_excess(quadratic, excess, problem.alpha)
     cost = gradient.pairing(small.cost, *couplings) + (1 - problem.alpha) * linear
     duals = weights.a @ potentials.f.double() + weights.b @ potentials.g.double()

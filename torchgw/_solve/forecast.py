@@ -6,17 +6,18 @@ said is that times how much slower the processor at hand is, which is measured a
 
 import logging
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Set
 from typing import NamedTuple
 
 import torch
 
 from torchgw._errors import PerformanceWarning, warn_user
-from torchgw._problem.limits import Limits
+from torchgw._problem.limits import Limits, limits_of
 from torchgw._problem.problem import Facts
-from torchgw._search.chain import say_more
+from torchgw._search.alternatives import Search
 from torchgw._solve.options import Options
 from torchgw._tensors.deadline import leaves
+from torchgw._tensors.foretold import correct, promise, say_more
 from torchgw._tensors.machine import slowness
 
 logger = logging.getLogger(__name__)
@@ -190,12 +191,18 @@ _SHARPEST, _SHARPEST_ITERATIONS, _SHARPEST_ENTRY = 2.5e-5, 30_000, 3e-9
 
 
 def forecast(
-    facts: Facts, options: Options, gradient: str, each: float, cost: str, worst: float | None
+    facts: Facts,
+    options: Options,
+    gradient: str,
+    each: float,
+    cost: str,
+    worst: float | None,
+    seconds: tuple[float, float] | None = None,
 ) -> None:
     """Log what a solve will ``cost``, on a CPU an iteration too, and warn if a solve takes long.
 
     ``each`` are the seconds of an iteration, but for those of a sampled loss that is no product,
-    and ``worst`` those of all solves at a small epsilon.
+    ``worst`` those of all solves at a small epsilon, and ``seconds`` of a usual and a longer one.
     """
     proximal = options.regularization == "proximal"
     if worst is not None:
@@ -204,6 +211,8 @@ def forecast(
         return
     logger.info("forecast: %.2g s for an outer iteration, if nothing else runs", each)
     logger.info("forecast: %s", cost)
+    if seconds is not None:
+        promise(*seconds)
     if proximal:
         logger.info("forecast: up to %.0f s of proximal steps", options.max_iter * each)
     fewest, usual, each = _usual_iterations(facts, options, gradient, each)
@@ -269,6 +278,70 @@ def forecast_solves(
         fewest, usual, each = _usual_iterations(facts, options, gradient, each)
         each = _in_full(facts, gradient, each)
         say_more(count * min(math.sqrt(fewest * usual), options.max_iter) * each, why)
+
+
+def forecast_loop(
+    facts: Facts,
+    options: Options,
+    gradient: str,
+    each: float,
+    search: Search | None,
+    moves: Set[str],
+    longer: float,
+) -> None:
+    """Correct what was said once a search has ended, by which some moves follow other starts."""
+    fewest, usual, each = _usual_iterations(facts, options, gradient, each)
+    count = min(math.sqrt(fewest * usual), options.max_iter)
+    found = search is not None and search.alternatives
+    once = slowness() * _START
+    once += count * _in_full(facts, gradient, each) * (FOUND if found else 1.0)
+    others = _others(facts, options, search, moves, longer, once)
+    correct(once + others, "the search has ended")
+
+
+def forecast_others(
+    facts: Facts,
+    options: Options,
+    search: Search | None,
+    moves: Set[str],
+    longer: float,
+    once: float,
+) -> None:
+    """Correct what was said once a solve has ended, which has taken some seconds ``once``."""
+    others = _others(facts, options, search, moves, longer, once)
+    if others:
+        correct(others, "more is tried, which may end lower")
+
+
+# Seconds of the parts of a few points that may leave a plan in doubt. [L1592]
+_PARTS = 0.25
+
+
+def _others(
+    facts: Facts,
+    options: Options,
+    search: Search | None,
+    moves: Set[str],
+    longer: float,
+    once: float,
+) -> float:
+    """Model what moves take that follow other starts, or look at parts."""
+    if search is None or options.rule is not None:
+        return 0.0
+    seconds = once * search.followed(options.search, moves)
+    limits = limits_of(torch.device(facts.device))
+    if search.thorough(options.search):
+        # the search by default
+        seconds += longer * limits.chains / limits.chains_of(options.search)
+    copies = [one.value <= limits.copies * facts.spread for one in search.alternatives[:1]]
+    if "parts" in moves and copies == [False] and not search.doubt:
+        seconds += slowness() * _PARTS
+    return seconds
+
+
+def forecast_end(each: float) -> None:
+    """Correct what was said once the loop has ended."""
+    correct(_LEAST * each, "the plan has settled")
 
 
 def forecast_turns(facts: Facts) -> None:

@@ -17,13 +17,7 @@ from torchgw._problem.problem import Problem
 from torchgw._search.alternatives import Search
 from torchgw._search.optima import Searched
 from torchgw._sinkhorn.choose import alone
-from torchgw._solve.evaluation import (
-    Evaluation,
-    evaluate,
-    evaluate_relaxed,
-    falls_further,
-    judge,
-)
+from torchgw._solve.evaluation import Evaluation, evaluate, evaluate_relaxed, falls_further, judge
 from torchgw._solve.options import Options
 from torchgw._solve.polish import Polished, plan_of, polish
 from torchgw._solve.resolution import Resolution

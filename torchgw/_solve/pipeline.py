@@ -34,7 +34,9 @@ from torchgw._solve.evaluation import Evaluation, leaves_saddle, misses_a_copy, 
 from torchgw._solve.forecast import (
     forecast,
     forecast_again,
+    forecast_end,
     forecast_limit,
+    forecast_loop,
     forecast_solves,
 )
 from torchgw._solve.loop import iterate
@@ -370,7 +372,8 @@ def follow(asked: Asked, recorder: Recorder, match: Isometry | None = None) -> F
     keep_least(_ITERATIONS_KEPT * strategy.route.each, _SHARE_KEPT)
     untold = options.told == "nothing"
     if untold:
-        forecast(*strategy.foreseen, strategy.route.cost, strategy.route.longest)
+        route = strategy.route
+        forecast(*strategy.foreseen, route.cost, route.longest, route.seconds)
         forecast_limit(strategy.facts, strategy.route.each)
     start = find_start(asked, strategy, match)
     if start.guess.patient and options.skip_tiles == "auto":
@@ -381,6 +384,8 @@ def follow(asked: Asked, recorder: Recorder, match: Isometry | None = None) -> F
         parts = [strategy.problem] + ([] if start.sample is None else [start.sample.problem])
         count = sum(one.source.n * one.target.n for one in parts) / strategy.facts.entries
         forecast_solves(*strategy.foreseen, count, "nothing was found to begin at")
+    elif untold:
+        forecast_loop(*strategy.foreseen, start.search, *strategy.route.tried)
     clock = recorder.time("multistart", clock)
     setting, state = begin(strategy, start, asked.generator, recorder)
     if checkpoint is not None:
@@ -397,6 +402,8 @@ def follow(asked: Asked, recorder: Recorder, match: Isometry | None = None) -> F
 def conclude(asked: Asked, followed: Followed) -> Outcome:
     """Settle the plan that a loop has come to, and compute its numbers."""
     checkpoint, (strategy, start, setting, state, resolved) = asked.checkpoint, followed
+    if asked.options.told == "nothing" and (start.search is None or start.search.settled):
+        forecast_end(strategy.route.each)
     if resolved is None:
         if checkpoint is not None and state.status is Status.STOPPED:
             checkpoint.keep(setting, state, now=True)

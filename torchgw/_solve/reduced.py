@@ -162,10 +162,7 @@ def _costs_of_pairs(
 
 
 def _paired(
-    reduction: Reduction,
-    plan: Any,
-    paired: Tensor | None = None,
-    leaning: Tensor | float = 0.0,
+    reduction: Reduction, plan: Any, paired: Tensor | None = None, leaning: Tensor | float = 0.0
 ) -> PairedPlan:
     """Put a plan of the points that are left and known pairs together."""
     kept, pairs, weights = reduction.kept, reduction.pairs, reduction.whole.marginals

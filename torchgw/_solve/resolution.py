@@ -12,14 +12,12 @@ is hundreds of times as large as the value, so that in float32 the third digit w
 
 import logging
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from torchgw._gradients.contract import Coupling
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.limits import limits_of
 from torchgw._search.subsample import Cells, Coarse, Part, extend, make_cells, take
@@ -32,17 +30,18 @@ from torchgw._solve.evaluation import (
     Evaluation,
     evaluate_extended,
     factored_linear,
+    half_step,
+    join_halves,
     judge,
     moved_linear,
     settle,
-    weighted_means,
 )
 from torchgw._solve.loop import iterate
 from torchgw._solve.state import RESOLVED, LoopState, Recorder, Setting, Status, rounding
 from torchgw._solve.strategy import Strategy, choose_strategy
 from torchgw._tensors.block_order import Order
 from torchgw._tensors.deadline import is_over
-from torchgw._tensors.draws import systematic_categories
+from torchgw._tensors.draws import inner_products, systematic_categories
 from torchgw._typing import Marginals, Potentials
 
 logger = logging.getLogger(__name__)
@@ -220,12 +219,17 @@ def solve_on_cells(
         if joined == 1 or spent:
             return (state, found) if error <= tolerance else (_to(setting.dtype, state), None)
         value, last = found.evaluation.quadratic.value, error
-        # errors are of second order in the size of a cell: in two dimensions, of first order in
-        # its points
-        finer = min(max(left / (_AIM * tolerance), 2), _MOST_FINER)
-        joined = max(1, joined // 2 ** math.ceil(math.log2(finer)))
+        joined = max(1, joined // how_much_finer(left, tolerance))
         # its plan is as large as the factors
         del found
+
+
+def how_much_finer(error: float, tolerance: float) -> int:
+    """Choose how many times as many cells leave an error within a tolerance, a power of two."""
+    # errors are of second order in the size of a cell: in two dimensions, of first order in its
+    # points
+    finer = min(max(error / (_AIM * tolerance), 2), _MOST_FINER)
+    return int(2 ** math.ceil(math.log2(finer)))
 
 
 def _solve(
@@ -285,23 +289,18 @@ def _extend(
     # plans between all points of one side and the cells of the other: no pass over all pairs
     near = _half(
         strategy, take(cost, None, cells.target), Marginals(fine.a, few.b), cells.source,
-        small.potentials.g, y, lambda some, means: gradient.encode(source.matrix[some], means),
-        linear and take(linear, None, cells.target),
+        source.matrix, small.potentials.g, y, linear and take(linear, None, cells.target),
     )  # fmt: skip
     far = _half(
         strategy, take(cost, cells.source, None).transpose(), Marginals(fine.b, few.a),
-        cells.target, small.potentials.f, x,
-        lambda some, means: gradient.encode(means, target.matrix[some]),
+        cells.target, target.matrix, small.potentials.f, x,
         linear and take(linear, cells.source, None).transpose(),
     )  # fmt: skip
     potentials = Potentials(near.potential, far.potential)
-    few_means, shares = weighted_means(small, y)
-    both = gradient.encode(x, few_means)
-    # the excess of the target cells, given rows with their weights; less the excess that the
-    # problem between cells has already, as it is solved to a tolerance only
-    missed = few.b - _weighted(small.T @ shares)
-    masses = Marginals(_weighted(far.masses), _weighted(near.masses) + missed)
-    coupling = both.with_vector(near.coupling + far.coupling - both.vector())
+    values, excess = join_halves(
+        small, (x, y), (near.coupling, far.coupling), (near.masses, far.masses)
+    )
+    coupling = gradient.encoded(values)
     moved = near.linear + far.linear
     if linear is not None:
         moved -= factored_linear(small, take(linear, cells.source, cells.target))
@@ -315,7 +314,7 @@ def _extend(
     plan = TransportPlan(rounded, potentials, fine, epsilon, backend)
     error = max(_measure(plan, setting), _measure(plan.T, setting))
     couplings = state.coupling, coupling
-    found = evaluate_extended(setting, cells, small, potentials, masses, couplings, moved, error)
+    found = evaluate_extended(setting, small, potentials, excess, couplings, moved, error)
     status = state.status
     # the status promises marginals up to the tolerance, so rounding beyond it is reported
     if status.converged and rounding(setting.scale, epsilon, dtype) > max(RESOLVED, tolerance):
@@ -339,7 +338,7 @@ class _Half(NamedTuple):
     """What is read of a plan between all points of one side and the cells of the other."""
 
     potential: Tensor  # (n,) of the points
-    coupling: Tensor  # where all points have their weights, as a vector
+    coupling: Tensor  # where all points have their weights, (r, s)
     masses: Tensor  # (cells,) float64, of the cells then
     linear: float  # <M, P>
 
@@ -349,14 +348,14 @@ def _half(
     cost: FactoredCost,
     weights: Marginals,
     points: Part,
+    own: Tensor,
     other: Tensor,
     factors: Tensor,
-    encode: Callable[[Tensor, Tensor], Coupling],
     linear: FactoredCost | None,
 ) -> _Half:
     """Go over the points, rows of the cost, some at a time."""
-    # `other` are the potentials of the cells of the other side, `factors` those of their distances,
-    # and `encode` makes a coupling of the product of some rows of the plan with them.
+    # `own` are the factors of the distances of the points, `factors` those of the cells of the
+    # other side, and `other` their potentials.
     assert isinstance(points, Cells)
     # whole cells and whole tiles, from everywhere: a part that lies at one end of the space would
     # see few cells, and leave a GPU idle. [L1501]
@@ -370,14 +369,13 @@ def _half(
     for first in range(count):
         some = torch.cat(blocks[first::count])
         prepared = _prepare(strategy, cost.rows(some), Marginals(weights.a[some], weights.b))
-        potential[some] = own = prepared.softmin(other, axis=1)
-        plan = TransportPlan.of(prepared, Potentials(own, other))
-        means, shares = weighted_means(plan, torch.cat(tables, dim=1))
-        means, images = means.split([factors.shape[1], means.shape[1] - factors.shape[1]], dim=1)
+        half = half_step(prepared, other, torch.cat(tables, dim=1))
+        potential[some] = half.plan.potentials.f
+        means, images = half.means.tensor_split([factors.shape[1]], dim=1)
         moved = 0.0
         if linear is not None:
             moved = moved_linear(linear.rows(some), images, weights.a[some])
-        found.append((encode(some, means).vector(), plan.T @ shares, moved))
+        found.append((inner_products(own[some], means), half.masses, moved))
     couplings, masses, moves = zip(*found, strict=True)
     return _Half(
         potential,
@@ -398,12 +396,6 @@ def _prepare(strategy: Strategy, cost: FactoredCost, weights: Marginals) -> Prep
         tiling = tiling.ordered((first, second))
     backend = strategy.backend(cost.dtype, tiling)
     return backend.prepare(LinearProblem(cost, weights, strategy.epsilon))
-
-
-def _weighted(masses: Tensor) -> Tensor:
-    """Scale masses to a sum of one."""
-    masses = masses.double()
-    return masses / masses.sum()
 
 
 def _measure(plan: TransportPlan, setting: Setting) -> float:

@@ -144,6 +144,11 @@ class Route(NamedTuple):
         return "\n".join(lines)
 
     @property
+    def tried(self) -> tuple[set[str], float]:
+        """The moves, and the seconds of a search on all points."""
+        return {move.what for move in self.begin}, (self.seconds or (0.0, 0.0))[1]
+
+    @property
     def cost(self) -> str:
         """Say the time and the memory that it takes."""
         memory = f"memory: up to {in_units(self.bytes, _BYTES)} beside the input"
@@ -596,12 +601,7 @@ _COPIES, _SIDE_BY_SIDE = 4, 16
 
 
 def make_route(
-    facts: Facts,
-    options: Options,
-    limits: Limits,
-    gradient: Choice,
-    n_anchors: int,
-    init: str = "",
+    facts: Facts, options: Options, limits: Limits, gradient: Choice, n_anchors: int, init: str = ""
 ) -> Route:
     """Choose the path of a problem; ``init`` names what was passed as a start, if anything was."""
     name = gradient.chosen

@@ -19,13 +19,7 @@ import torch
 
 from torchgw._boundary.arrays import check_seed, named_device
 from torchgw._boundary.cache import open_cache
-from torchgw._boundary.checks import (
-    both,
-    check_choice,
-    check_count,
-    check_positive,
-    named_fields,
-)
+from torchgw._boundary.checks import both, check_choice, check_count, check_positive, named_fields
 from torchgw._errors import InvalidInputError, InvalidTypeError, UnsupportedError, warn_user
 from torchgw._gradients.choose import GradientName
 from torchgw._problem.linear_term import FeatureMetric, check_alpha

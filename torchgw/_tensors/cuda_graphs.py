@@ -194,26 +194,39 @@ def copy(pairs: list[tuple[Tensor, Tensor]]) -> None:
         torch._foreach_copy_([pair[0] for pair in pairs], [pair[1] for pair in pairs])
 
 
-def clone(item: Any) -> Any:
-    """Copy a tensor, or a named tuple of them, which may be nested."""
+def clone(item: T) -> T:
+    """Copy the tensors of a tuple, which may be nested and named, by few launches."""
+    made: T = _made_like(item)
+    copy(list(zip(*map(tensors_of, (made, item)), strict=True)))
+    return made
+
+
+def _made_like(item: Any) -> Any:
+    """Make tensors of the same kind."""
     if isinstance(item, Tensor):
-        return item.clone()
-    return None if item is None else type(item)(*map(clone, item))
+        return torch.empty_like(item)
+    return mapped(_made_like, item) if isinstance(item, tuple) else item
+
+
+def mapped(function: Callable[[Any], Any], item: tuple[Any, ...]) -> Any:
+    """Apply a function to the parts of a tuple, which may be named."""
+    parts = map(function, item)
+    return type(item)(*parts) if hasattr(item, "_fields") else tuple(parts)
 
 
 def to_device(item: Any, device: torch.device) -> Any:
     """Move a tensor, or a tuple of them, which may be nested and named, to a device."""
     if isinstance(item, tuple):
-        parts = [to_device(part, device) for part in item]
-        return type(item)(*parts) if hasattr(item, "_fields") else tuple(parts)
+        return mapped(lambda part: to_device(part, device), item)
     return item if item is None else item.to(device)
 
 
 def tensors_of(item: Any) -> tuple[Tensor, ...]:
-    """List the tensors of a named tuple, which may be nested, in order."""
+    """List the tensors of a tuple, which may be nested and named, in order."""
     if isinstance(item, Tensor):
         return (item,)
-    return () if item is None else tuple(part for inner in item for part in tensors_of(inner))
+    parts = item if isinstance(item, tuple) else ()
+    return tuple(part for inner in parts for part in tensors_of(inner))
 
 
 class Idle(Generic[T]):

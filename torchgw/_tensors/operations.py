@@ -25,6 +25,22 @@ def lengths(vectors: Tensor, dim: int, *, keepdim: bool = False) -> Tensor:
     return sizes
 
 
+def sums_along(parts: Tensor) -> Tensor:
+    """Add along rows (k, n), in an order that does not depend on k, as that of PyTorch on a GPU."""
+    if not parts.is_cuda:
+        return parts.sum(1)
+    while (count := parts.shape[1]) > 1:
+        left, right = parts.split((count + 1) // 2, 1)
+        parts = torch.cat([left[:, : count // 2] + right, left[:, count // 2 :]], 1)
+    return parts[:, 0]
+
+
+def sums_of(tables: Tensor) -> Tensor:
+    """Add the entries of tables (k, n, m), each as if it were alone."""
+    # there are so many rows, always, that they are added in one way
+    return sums_along(tables.sum(2)) if tables.is_cuda else tables.sum((1, 2))
+
+
 def lesser(x: Tensor, y: Tensor) -> Tensor:
     """Take the lesser of each two entries."""
     return torch.stack([x, y]).amin(0)

@@ -74,7 +74,7 @@ def add_align(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     )
     parser.add_argument(
         "--base", metavar="N", type=positive, help="rows of each side that tables matched by rows "
-        "are known by (default: 8192)",
+        "are known by (default: as many as a sample needs)",
     )  # fmt: skip
     parser.add_argument(
         "--partners", metavar="FILE", type=Path,
@@ -276,7 +276,8 @@ def _align_rows(options: argparse.Namespace) -> int:
         own.setdefault("device", "cuda")
     result = torchgw.solve_rows(
         options.X, options.Y, options.output, a=options.a, b=options.b, **own,
-        distributed=rank() is not None, options=torchgw.Options(**settings),
+        distributed=rank() is not None, verbose=not options.quiet,
+        options=torchgw.Options(**settings),
     )  # fmt: skip
     if not options.quiet and not rank():
         print(f"status           {result.status}")

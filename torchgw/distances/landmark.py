@@ -224,11 +224,7 @@ def _add_landmarks(
 
 
 def _choose_round(
-    closest: Tensor,
-    known: Sequence[Tensor],
-    farthest: int,
-    size: int,
-    generator: torch.Generator,
+    closest: Tensor, known: Sequence[Tensor], farthest: int, size: int, generator: torch.Generator
 ) -> Tensor:
     """Choose the landmarks of a round, first farthest points, then by draws away from these."""
     # The distances to landmarks chosen before in this round are not known yet. By the triangle

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from torchgw._sinkhorn.batch import (
+from torchgw._sinkhorn.eager import (
     LARGEST,
     LEAST_EXPONENT,
     RELAXED_FACTOR,
@@ -190,7 +190,7 @@ class RecordingSolver:
         iterations: int,
         relaxation: float,
     ) -> BatchPlans:
-        """Compute :func:`torchgw._sinkhorn.batch.solve_batch`."""
+        """Compute :func:`torchgw._sinkhorn.eager.solve_batch`."""
         if max(costs.shape[1:]) <= _MOST_POINTS:
             return solve_by_programs(costs, marginals, g, epsilon, iterations, relaxation)
         device = costs.device
@@ -215,7 +215,7 @@ def solve_by_programs(
     iterations: int,
     relaxation: float,
 ) -> BatchPlans:
-    """Compute :func:`torchgw._sinkhorn.batch.solve_batch`, each problem by one program."""
+    """Compute :func:`torchgw._sinkhorn.eager.solve_batch`, each problem by one program."""
     count, s, t = costs.shape
     costs, g, epsilon = costs.contiguous(), g.contiguous(), epsilon.contiguous()
     done = BatchPlans(costs.new_empty(costs.shape), g.new_empty(g.shape))

@@ -290,11 +290,7 @@ def split_columns(
 
 def launch_options(blocks: Blocks) -> dict[str, object]:
     """Make launch keywords; fusing a*b+c is asked for because Triton's default changes."""
-    return {
-        "num_warps": blocks.warps,
-        "num_stages": blocks.stages,
-        "enable_fp_fusion": True,
-    }
+    return {"num_warps": blocks.warps, "num_stages": blocks.stages, "enable_fp_fusion": True}
 
 
 def cache_folder() -> Path:

@@ -9,10 +9,7 @@ from scipy.spatial.distance import cdist
 from torchgw._errors import InvalidInputError
 from torchgw.pot._arrays import Array, Arrays, generator
 from torchgw.pot._quadratic import LOSSES
-from torchgw.pot.gromov._plans import (
-    entropic_fused_gromov_wasserstein,
-    entropic_gromov_wasserstein,
-)
+from torchgw.pot.gromov._plans import entropic_fused_gromov_wasserstein, entropic_gromov_wasserstein
 from torchgw.pot.gromov._read import (
     Call,
     check_lengths,

@@ -184,10 +184,7 @@ partial_gromov_wasserstein2 = valued(
     partial_gromov_wasserstein, "with gradients to C1 and C2", tol=1e-7, warn=False
 )
 partial_fused_gromov_wasserstein2 = valued(
-    partial_fused_gromov_wasserstein,
-    "with gradients to M, C1, C2 and alpha",
-    tol=1e-7,
-    warn=False,
+    partial_fused_gromov_wasserstein, "with gradients to M, C1, C2 and alpha", tol=1e-7, warn=False
 )
 
 
