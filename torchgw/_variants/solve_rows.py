@@ -32,7 +32,7 @@ from torch import Tensor
 from torchgw._api import solve
 from torchgw._boundary.archive import read_archive, write_archive
 from torchgw._boundary.arrays import check_points, resolve_device, to_numpy
-from torchgw._boundary.checks import check_choice, check_count
+from torchgw._boundary.checks import check_choice, check_count, reject_unknown
 from torchgw._boundary.console import Progress, progress
 from torchgw._boundary.rows import Rows
 from torchgw._errors import ConvergenceWarning, GraphWarning, InvalidInputError, warn_user
@@ -283,6 +283,7 @@ class RowsResult:
         return to_numpy(way.match(way.side.factors_of(given)[0], share)[0].place)
 
 
+@reject_unknown
 def solve_rows(
     X: Any,
     Y: Any,
