@@ -465,7 +465,7 @@ def _choose_base(call: _Call) -> tuple[int, dict[str, float]]:
         samples = list[Rows]()
         for table in call.tables:
             points, share = call.rows_at(table, call.draw(table, _TRIED * count, count))
-            samples.append(Rows(table.name, points.cpu(), "weights", share.cpu()))
+            samples.append(Rows(table.name, points.cpu(), "sampled weights", share.cpu()))
         asked = call.told | {"n_base": count, "shape": [sample.n for sample in samples]}
         with TemporaryDirectory() as name:
             # each process for itself: it takes about as long as a block
