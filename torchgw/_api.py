@@ -75,9 +75,9 @@ from torchgw._solve.table import (
 from torchgw._tensors.ahead import compile_beside, compile_rest
 from torchgw._tensors.deadline import within
 from torchgw._tensors.foretold import telling
+from torchgw._tensors.machine import host_threads, small_on_one_thread
 from torchgw._tensors.preload import load_beside
 from torchgw._tensors.ranks import Ranks, check_distributed, join, share_inputs, together
-from torchgw._tensors.threads import host_threads, small_on_one_thread
 from torchgw._typing import Iteration, Marginals, Seed
 from torchgw.distances.base import DistanceProvider
 

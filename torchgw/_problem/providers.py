@@ -40,8 +40,8 @@ from torchgw._problem.named import (
     refuse_names,
     scaled,
 )
+from torchgw._tensors.machine import small_on_one_thread
 from torchgw._tensors.ranks import Ranks
-from torchgw._tensors.threads import small_on_one_thread
 from torchgw.distances.base import DistanceProvider, refuse_directed
 from torchgw.distances.geodesics import Geodesics
 from torchgw.distances.graph import ConnectPolicy, Neighbourhood, default_n_neighbors

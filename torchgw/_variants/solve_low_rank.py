@@ -42,7 +42,7 @@ from torchgw._results.parts import stored
 from torchgw._results.result import GWResult
 from torchgw._search.optima import agreement
 from torchgw._solve.table import check_options
-from torchgw._tensors.threads import host_threads, small_on_one_thread
+from torchgw._tensors.machine import host_threads, small_on_one_thread
 from torchgw._typing import Array, Marginals, Seed
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.precomputed import PrecomputedDistance
