@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torchgw._problem.losses import Loss, identity, sums
 from torchgw._problem.problem import Problem
-from torchgw._tensors.draws import categories_at
+from torchgw._tensors.operations import categories_at
 from torchgw._typing import Marginals
 from torchgw.distances.base import BLOCK_ENTRIES, DistanceProvider, Entrywise
 from torchgw.distances.sampling import choose_points

@@ -26,7 +26,7 @@ from torchgw._problem.losses import MinimumCross, spread_parts
 from torchgw._problem.problem import Problem, stored_matrix
 from torchgw._sinkhorn.problem import Cost, FactoredCost
 from torchgw._tensors.block_order import block_order
-from torchgw._tensors.draws import categories_at, sample_categories
+from torchgw._tensors.operations import categories_at, sample_categories
 from torchgw._typing import Marginals
 from torchgw.distances.base import both_ways
 from torchgw.distances.sampling import choose_points

@@ -39,7 +39,7 @@ from torchgw._problem.providers import DistanceOptions, build_space
 from torchgw._results.base import load
 from torchgw._results.result import GWResult
 from torchgw._solve.table import check_options
-from torchgw._tensors.draws import at_even_steps
+from torchgw._tensors.operations import at_even_steps
 from torchgw._typing import Seed
 from torchgw._variants.barycenter import Alternation, BarycenterResult, Reached, Space, Start
 from torchgw._variants.several import (
