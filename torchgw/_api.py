@@ -20,17 +20,17 @@ from torchgw._errors import UnsupportedError
 from torchgw._gradients.choose import GradientName
 from torchgw._problem.given import Passed, warn_of_angles, with_area
 from torchgw._problem.limits import limits_of
-from torchgw._problem.linear_term import (
+from torchgw._problem.losses import Loss, LossName, check_loss, find_loss
+from torchgw._problem.marginals import check_marginal_rule, divide_by_totals
+from torchgw._problem.named import DistanceName, ScaleName
+from torchgw._problem.problem import (
+    Problem,
     check_alpha,
     check_features,
     is_fused,
     linear_cost,
     without_structure,
 )
-from torchgw._problem.losses import Loss, LossName, check_loss, find_loss
-from torchgw._problem.marginals import check_marginal_rule, divide_by_totals
-from torchgw._problem.named import DistanceName, ScaleName
-from torchgw._problem.problem import Problem
 from torchgw._problem.providers import DistanceOptions, Spaces, build_providers
 from torchgw._problem.reduction import Reduction, with_likely, without_pairs
 from torchgw._problem.signatures import SignatureName, is_signature, named_features

@@ -17,10 +17,10 @@ from torchgw._gradients.dense import HalfGradient
 from torchgw._gradients.means import distance_spread, visible
 from torchgw._gradients.relaxed import RelaxedGradient
 from torchgw._problem.limits import limits_of
-from torchgw._problem.linear_term import spread as linear_spread
 from torchgw._problem.losses import Loss
 from torchgw._problem.marginals import STRICT, MarginalRule
 from torchgw._problem.problem import Facts, Problem
+from torchgw._problem.problem import spread as linear_spread
 from torchgw._search.coarse import directed_points, loss_spread
 from torchgw._search.isometry import rounding_advice
 from torchgw._sinkhorn.annealing import Annealing

@@ -26,15 +26,15 @@ from torchgw._errors import (
 )
 from torchgw._plans.contract import Plan
 from torchgw._problem.given import Passed, with_area
-from torchgw._problem.linear_term import (
+from torchgw._problem.named import DistanceName, ScaleName
+from torchgw._problem.problem import (
     FeatureMetric,
+    Problem,
     check_alpha,
     check_features,
     is_fused,
     linear_cost,
 )
-from torchgw._problem.named import DistanceName, ScaleName
-from torchgw._problem.problem import Problem
 from torchgw._problem.providers import DistanceOptions, build_providers
 from torchgw._problem.signatures import SignatureName, is_signature, named_features
 from torchgw._results.base import Result
