@@ -17,9 +17,12 @@ from torchgw._gradients.contract import (
     QuadraticValue,
     StrictGradient,
     add_linear,
+    mean_distances,
+    own_terms,
+    part_means,
     product_value,
+    visible,
 )
-from torchgw._gradients.means import mean_distances, own_terms, part_means, visible
 from torchgw._plans.contract import Anchors
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.losses import MinimumCross, spread_parts

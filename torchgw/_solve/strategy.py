@@ -12,9 +12,8 @@ from torchgw._batch.costs import AUTO_EPSILON, AUTO_STEP
 from torchgw._batch.packing import LEAST_WEIGHT, OWN_SHARE
 from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw._gradients.choose import check_products, make_gradient
-from torchgw._gradients.contract import Gradient
+from torchgw._gradients.contract import Gradient, distance_spread, visible
 from torchgw._gradients.dense import HalfGradient
-from torchgw._gradients.means import distance_spread, visible
 from torchgw._gradients.relaxed import RelaxedGradient
 from torchgw._problem.limits import limits_of
 from torchgw._problem.losses import Loss
