@@ -53,7 +53,6 @@ from torchgw._search.alternatives import SearchName
 from torchgw._search.optima import Searched, agreement
 from torchgw._solve.areas import with_penalised_areas
 from torchgw._solve.balance import alike, check_chosen, is_chosen, solve_balanced
-from torchgw._solve.options import Options as SolverOptions
 from torchgw._solve.outcome import Asked, Outcome
 from torchgw._solve.overlap import solve_overlap
 from torchgw._solve.passes import solve_problem
@@ -62,6 +61,7 @@ from torchgw._solve.reduced import of_all_points, reduced, told_of
 from torchgw._solve.route import Route
 from torchgw._solve.squares import solve_squares
 from torchgw._solve.state import Checkpoint, Recorder
+from torchgw._solve.state import Options as SolverOptions
 from torchgw._solve.strategy import check_known, heavy_as_strict, in_units_of_cost
 from torchgw._solve.table import (
     FORMER,

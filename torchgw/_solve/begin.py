@@ -40,8 +40,7 @@ from torchgw._sinkhorn.choose import choose_backend
 from torchgw._sinkhorn.problem import Cost, DenseCost
 from torchgw._solve.evaluation import evaluate_relaxed, settle
 from torchgw._solve.loop import iterate
-from torchgw._solve.options import Options
-from torchgw._solve.state import LoopState, Recorder, Setting
+from torchgw._solve.state import LoopState, Options, Recorder, Setting
 from torchgw._solve.step import prepare, solve_linear
 from torchgw._solve.strategy import Strategy, choose_strategy
 from torchgw._typing import Marginals, Potentials

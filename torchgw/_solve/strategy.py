@@ -28,7 +28,6 @@ from torchgw._sinkhorn.choose import choose_backend
 from torchgw._sinkhorn.contract import Backend
 from torchgw._sinkhorn.problem import DenseCost
 from torchgw._sinkhorn.tiles.tiling import Tiling
-from torchgw._solve.options import Options
 from torchgw._solve.polish import can_polish, check_polish
 from torchgw._solve.route import (
     Route,
@@ -40,7 +39,7 @@ from torchgw._solve.route import (
     route_of_copies,
     why_no_tiles,
 )
-from torchgw._solve.state import Dtypes, Recorder, Setting
+from torchgw._solve.state import Dtypes, Options, Recorder, Setting
 from torchgw._tensors.ahead import compile_for_rank
 from torchgw._typing import Marginals
 from torchgw.distances.sampling import choose_points
