@@ -51,7 +51,6 @@ from torchgw._results.handedness import without_reflections
 from torchgw._results.result import GWResult, make_result, warn_of_little_mass
 from torchgw._search.alternatives import SearchName
 from torchgw._search.optima import Searched, agreement
-from torchgw._solve.areas import with_penalised_areas
 from torchgw._solve.balance import alike, check_chosen, is_chosen, solve_balanced
 from torchgw._solve.outcome import Asked, Outcome
 from torchgw._solve.overlap import solve_overlap
@@ -62,7 +61,12 @@ from torchgw._solve.route import Route
 from torchgw._solve.squares import solve_squares
 from torchgw._solve.state import Checkpoint, Recorder
 from torchgw._solve.state import Options as SolverOptions
-from torchgw._solve.strategy import check_known, heavy_as_strict, in_units_of_cost
+from torchgw._solve.strategy import (
+    check_known,
+    heavy_as_strict,
+    in_units_of_cost,
+    with_penalised_areas,
+)
 from torchgw._solve.table import (
     FORMER,
     TABLE,

@@ -90,7 +90,7 @@ OTHER_NAMES = {
     "_solve/route.py": "solve/test_dispatch",
     "_solve/state.py": "solve/test_checkpoint solve/test_solve solve/test_dispatch derivatives/test_relaxed_derivatives",
     "_solve/step.py": "solve/test_step solve/test_inner",
-    "_solve/strategy.py": "solve/test_dispatch",
+    "_solve/strategy.py": "solve/test_dispatch solve/test_areas",
     "_solve/table.py": "faces/test_options solve/test_dispatch",
 }
 
