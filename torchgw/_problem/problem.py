@@ -1,4 +1,4 @@
-"""A Gromov-Wasserstein problem, its linear cost, and all that is known of it before it is solved."""
+"""A Gromov-Wasserstein problem, its linear cost, and what is known of it before it is solved."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property

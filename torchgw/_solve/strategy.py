@@ -31,6 +31,7 @@ from torchgw._sinkhorn.choose import choose_backend
 from torchgw._sinkhorn.contract import Backend
 from torchgw._sinkhorn.problem import DenseCost
 from torchgw._sinkhorn.tiles.tiling import Tiling
+from torchgw._solve import table
 from torchgw._solve.polish import can_polish, check_polish
 from torchgw._solve.route import (
     Route,
@@ -43,7 +44,6 @@ from torchgw._solve.route import (
     why_no_tiles,
 )
 from torchgw._solve.state import Dtypes, Options, Recorder, Setting
-from torchgw._solve.table import Options
 from torchgw._tensors.ahead import compile_for_rank
 from torchgw._typing import Marginals
 from torchgw.distances.modes import FIRST, apart, modes
@@ -376,11 +376,11 @@ _ASKED = (
 )  # fmt: skip
 
 
-def with_penalised_areas(x: Any, y: Any, asked: Options) -> Options:
+def with_penalised_areas(x: Any, y: Any, asked: table.Options) -> table.Options:
     """Penalise the areas of two surfaces that are no poses of one shape, and say so."""
     # The same parts have other shares of the area then. A plan that has to move all of it puts
     # arms on legs, and costs less than the right one.
-    usual = Options()
+    usual = table.Options()
     left = all(getattr(asked, name) == getattr(usual, name) for name in _ASKED)
     if not (left and isinstance(x, Surface) and isinstance(y, Surface)):
         return asked
