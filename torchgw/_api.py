@@ -183,8 +183,8 @@ def solve(
         allowed columns of each row; a function is called with row and column numbers of shapes
         (s, 1) and (1, m), and returns bool (s, m). See docs/known.md.
     groups : (labels_x, labels_y), or (labels_x, labels_y, table), optional
-        Labels of shapes (n,) and (m,): points are matched within their label alone, or between the
-        pairs of labels that the table lists.
+        Labels of shapes (n,) and (m,): points are matched within their label alone (``"same"``), or
+        between the pairs of labels that the table lists.
     pairs : array-like, shape (k, 2) or (k, 3), optional
         Known pairs, a row of X and a row of Y each, which are matched with each other alone; or
         likely ones, with a confidence as third column (``inf``: known), see docs/known.md.

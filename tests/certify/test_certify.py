@@ -17,6 +17,7 @@ from torchgw._certify.cuts import CuttingPlanes
 from torchgw._certify.question import Incumbent, Question
 from torchgw._certify.semidefinite import squares
 from torchgw._certify.tables import Lifting, eigenvalues, in_order
+from torchgw._certify.verify import _least_vertex
 from torchgw._certify.vertices import Polytope
 from torchgw._sinkhorn.duals import ProductCost, Transport, largest_pairing, least
 from torchgw.distances import DirectedDistance
@@ -388,6 +389,20 @@ def test_vertices_that_are_all_in_one_place_are_not_all_there_are():
     )
     with pytest.raises(torchgw.InvalidInputError, match="all vertices"):
         torchgw.verify(sealed(proof), X, Y)
+
+
+@pytest.mark.parametrize("ends", [((4, 3), (1, 1)), ((3, 1), (-5, -3)), ((-2, -9), (-9, -7))])
+@pytest.mark.parametrize("third", [1 / 3, 2 / 3, 1.0, -1.0])
+def test_faces_that_hardly_meet_are_refused_and_raise_nothing_else(ends, third):
+    """A determinant may be a rounding where the equations have no solution."""
+    first, second = np.array(ends) / 10
+    slopes = np.vstack([np.zeros(2), first, second, first + third * (second - first)])
+    arrays = {
+        "slopes": slopes, "heights": np.array([0.0, 0.1, 0.2, 0.3]), "cap": np.ones(1),
+        "faces": np.array([[6, 7, 8]]),
+    }  # fmt: skip
+    with pytest.raises(torchgw.InvalidInputError):
+        _least_vertex(np.ones(2), np.zeros(2), np.ones(2), arrays)
 
 
 def test_what_is_no_number_proves_nothing():

@@ -5,6 +5,7 @@ epsilon, are extended to all points, iterated there some times, and raised by a 
 float64: what they prove then is a cut. The entropic plan beside them, rounded, is the plan.
 """
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -25,16 +26,17 @@ from torchgw._typing import Marginals, Potentials
 # Cells of a side at most; their epsilon as a share of the constant part of the objective divided by
 # their number; what it begins at, as a share of the constant part; Newton steps at each. [L1620]
 _CELLS, _EPSILON, _COLD, _STEPS = 2000, 1.5, 0.1, 12
-# Iterations of all points at each of these shares of that epsilon; those of a plan that is kept.
-# [L1620]
-_OWN, _SHARES, _SHARP = 4, (1.0, 0.5, 0.25), (0.5, 0.25, 0.125, 0.06, 0.03)
+# All points are iterated at the first of these shares of that epsilon, as often as it goes into
+# one, and at the others as long as the prices prove less than so much of what a plan costs. [L1626]
+_SHARES, _MOST = (0.25, 0.12, 0.06, 0.03), 0.95
+# And at these, so many times each, for a plan that is kept. [L1620]
+_SHARP, _OFTEN = (0.5, 0.25, 0.125, 0.06, 0.03), 40
 # Marginal error at which Newton's method ends, what is added to its diagonal, and half-steps before
 # it from the prices of another cost. [L1620, L1622]
 _SETTLED, _RIDGE, _NEAR = 1e-3, 1e-4, 3
-# What the moments of a plan may be off by, as a share of the constant part, and entries of a block
-# in float64. Choices.
+# What the moments of a plan and least entries may be off by, as a share of the constant part. A
+# choice.
 _ROUNDING = 1e-9
-_BLOCK = {"cuda": 2**25, "cpu": 2**18}
 
 
 class Moments(NamedTuple):
@@ -167,10 +169,14 @@ class Prices:
             start = self._of_cells(left, right)
             for share in _SHARES:
                 ready = self._ready(left, right, self._weights, share * self.epsilon)
-                start = _iterated(ready, start.to(self._dtype), _OWN)
-            found = Potentials(ready.softmin_rows(start), start)
-            f, g, height = self._lifted(left, right, start.double())
-            rounded = round_plan(TransportPlan.of(ready, found), *self._weights)
+                start = _iterated(ready, start.to(self._dtype), round(1 / share))
+                found = Potentials(ready.softmin_rows(start), start)
+                rounded = round_plan(TransportPlan.of(ready, found), *self._weights)
+                f, g, height = self._lifted(left, right, start.double())
+                spent = float((left * (rounded @ right)).sum())
+                # an infinite floor asks for no more
+                if height >= enough or not height < floor + _MOST * (spent - floor):
+                    break
             plan = self._question.read(rounded)
         self.prices = g.cpu().numpy()
         return plan, f.cpu().numpy(), height
@@ -181,7 +187,7 @@ class Prices:
         g = self._on(self.prices).to(self._dtype)
         for share in _SHARP:
             ready = self._ready(left, right, self._weights, share * self.epsilon)
-            g = _iterated(ready, g, 10 * _OWN)
+            g = _iterated(ready, g, _OFTEN)
         plan = TransportPlan.of(ready, Potentials(ready.softmin_rows(g), g))
         return self._question.read(plan.rounded())
 
@@ -224,13 +230,17 @@ class Prices:
         return ready.softmin_columns(f.to(self._dtype))
 
     def _lifted(self, left: Tensor, right: Tensor, g: Tensor) -> tuple[Tensor, Tensor, float]:
-        """Raise prices (m,) as far as they go, beside the potentials f (n,) that they leave."""
-        low, parts = torch.full_like(g, torch.inf), []
-        for part in left.split(max(1, _BLOCK[g.device.type] // len(g))):
-            block = torch.addmm(-g, part, right.T)
-            parts.append(block.amin(1))
-            low = torch.minimum(low, (block - parts[-1][:, None]).amin(0))
-        f, g = torch.cat(parts), g + low
+        """Raise prices (m,) as far as they go, beside the potentials f (n,) that they leave.
+
+        At so small an epsilon half-steps find least entries, up to epsilon log n, in float64.
+        """
+        even = Marginals(*(torch.full_like(part, 1 / len(part)) for part in self._weights))
+        epsilon = _ROUNDING * self._question.constant
+        ready = self._backend.prepare(
+            LinearProblem(FactoredCost.of_products(-left, right), even, epsilon)
+        )
+        f = ready.softmin_rows(g)
+        g = ready.softmin_columns(f) - epsilon * math.log(len(f))
         return f, g, float(self._weights.a @ f + self._weights.b @ g)
 
 
@@ -286,7 +296,8 @@ def _newton(
         if float(missing.abs().sum()) < _SETTLED:
             return f, g, True
         curvature = torch.diag(mass + _RIDGE * b) - (share.T * a) @ share + torch.outer(b, b)
-        step, size = epsilon * torch.linalg.solve(curvature, missing), 1.0
+        factor = torch.linalg.cholesky_ex(curvature)[0]
+        step, size = epsilon * torch.cholesky_solve(missing[:, None], factor)[:, 0], 1.0
         other = rows(g + step)
         while other[1] <= value and size > 1e-3:
             size /= 2

@@ -484,16 +484,19 @@ def _least_vertex(c: Array, low: Array, high: Array, arrays: dict[str, Any]) -> 
     raised = (heights[1:] - slopes[1:] @ low - heights[0]) / scale
     offsets = np.concatenate([np.zeros(dim), -np.ones(dim), raised])
     faces = np.sort(arrays["faces"].astype(int), axis=1)
-    known = ((faces >= 0) & (faces < len(normals))).all()
-    meet = known and (np.abs(np.linalg.det(normals[faces])) > 0).all()
+    _check(((faces >= 0) & (faces < len(normals))).all(), "has a vertex on a face that is not.")
+    each = normals[faces]
+    turned = each.transpose(0, 2, 1)
+    # rounding may leave a determinant to one of both alone
+    meet = all((np.abs(np.linalg.det(one)) > 0).all() for one in (each, turned))
     _check(meet, "has a vertex on faces that do not meet in a point.")
-    x = np.linalg.solve(normals[faces], offsets[faces][:, :, None])[:, :, 0]
+    x = np.linalg.solve(each, offsets[faces][:, :, None])[:, :, 0]
     # every edge has two ends: then as many vertices are the lowest in each direction, up to an even
     # number, and one in a direction that nobody knew; none has a point of the polytope below it
     edges = np.concatenate([np.delete(faces, k, axis=1) for k in range(dim)])
     ends = np.unique(edges, axis=0, return_counts=True)[1]
     down = np.random.default_rng().normal(size=dim)
-    shares = np.linalg.solve(normals[faces].transpose(0, 2, 1), down[:, None])[:, :, 0]
+    shares = np.linalg.solve(turned, down[:, None])[:, :, 0]
     lowest = (shares >= 0).all(1).sum()
     all_ = lowest % 2 == 1 and len(np.unique(faces, axis=0)) == len(faces) and (ends == 2).all()
     _check(all_, "does not list all vertices of its cuts.")

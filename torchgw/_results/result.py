@@ -44,6 +44,7 @@ from torchgw._search.symmetries import with_images
 from torchgw._sinkhorn.problem import DenseCost
 from torchgw._solve.outcome import Outcome
 from torchgw._solve.state import Status
+from torchgw._tensors.deadline import within
 from torchgw._typing import Array, HessianProduct, Iteration, Marginals, Seed
 
 
@@ -736,8 +737,13 @@ class GWResult(Result):
         Raises
         ------
         UnsupportedError
-            If there is no process group.
+            If there is no process group, or the plan is not one that processes can share.
         """
+        if not isinstance(self.lazy_plan, TransportPlan):
+            raise UnsupportedError(
+                "This plan is known by its largest entries alone, or beside known `pairs`, and is "
+                "read by each process for itself: leave `shared()` out."
+            )
         return replace(self, lazy_plan=self.lazy_plan.shared())
 
     def shard(self, rank: int, size: int) -> GWResult:
@@ -773,7 +779,13 @@ class GWResult(Result):
             extension=None,
         )
 
-    def matching(self, kind: MatchingKind = "one_to_one", *, improve: bool = True) -> Matching:
+    def matching(
+        self,
+        kind: MatchingKind = "one_to_one",
+        *,
+        improve: bool = True,
+        time_limit: float | None = None,
+    ) -> Matching:
         """Round the plan to pairs of points, and say what these are worth.
 
         An assignment problem chooses the pairs with the largest sum of plan entries. Then
@@ -795,12 +807,15 @@ class GWResult(Result):
             Whether to look for better pairs. They are looked for among up to 1,500 points per side
             (5,000 on a GPU) whose distances can all be read, with ``loss="absolute"`` up to 126;
             and among any number of nodes of sparse graphs, by exchanges along their edges.
+        time_limit : float, optional
+            Seconds after which no better pairs are looked for; ``complete`` says whether all were.
+            The assignment itself is made in any case.
 
         Returns
         -------
         Matching
-            ``source`` and ``target``, their ``weights``, the ``value`` of the matching, and the
-            ``edges_kept`` if both sides were given as graphs.
+            ``source`` and ``target``, their ``weights``, the ``value`` of the matching, the
+            ``edges_kept`` if both sides were given as graphs, and whether it is ``complete``.
 
         Raises
         ------
@@ -832,7 +847,10 @@ class GWResult(Result):
         plan = self.lazy_plan.giving(in_numpy=False)
         moved = (torch.as_tensor(part, device=plan.device) for part in self.marginals)
         masses = plan.weights if extension.known.own is None else Marginals(*moved)
-        found = match(plan, masses, extension, kind, improve)
+        if time_limit is not None:
+            check_not_negative("time_limit", time_limit)
+        with within(time_limit):
+            found = match(plan, masses, extension, kind, improve)
         return as_numpy(found) if self.lazy_plan.in_numpy else found
 
     def certify(

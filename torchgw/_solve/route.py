@@ -143,6 +143,11 @@ class Route(NamedTuple):
         return "\n".join(lines)
 
     @property
+    def tried(self) -> tuple[set[str], float]:
+        """The moves, and the seconds of a search on all points."""
+        return {move.what for move in self.begin}, (self.seconds or (0.0, 0.0))[1]
+
+    @property
     def cost(self) -> str:
         """Say the time and the memory that it takes."""
         memory = f"memory: up to {in_units(self.bytes, _BYTES)} beside the input"
