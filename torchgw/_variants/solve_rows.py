@@ -46,8 +46,8 @@ from torchgw._solve.evaluation import half_step, join_halves
 from torchgw._solve.resolution import how_much_finer
 from torchgw._solve.table import Options
 from torchgw._tensors.block_order import Order
-from torchgw._tensors.draws import at_even_steps
 from torchgw._tensors.foretold import say_more
+from torchgw._tensors.operations import at_even_steps
 from torchgw._tensors.ranks import Distributed, Ranks, join, together
 from torchgw._typing import Marginals, Potentials
 from torchgw.distances.factored import FactoredDistance
