@@ -27,8 +27,7 @@ from torchgw._solve.forecast import (
     solve_seconds,
     tiled_seconds,
 )
-from torchgw._solve.options import Options
-from torchgw._solve.state import RESOLVED, Dtypes, rounding
+from torchgw._solve.state import RESOLVED, Dtypes, Options, rounding
 from torchgw._tensors.machine import slowness
 
 # Tiles are considered from so many blocks of a side on, unless they were asked for: on a GPU an
