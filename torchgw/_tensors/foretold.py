@@ -59,6 +59,13 @@ def promise(usual: float, longer: float) -> None:
         told.start, told.usual, told.longer, told.total = perf_counter(), usual, longer, usual
 
 
+def shorten(share: float) -> None:
+    """Let a search follow that takes a share of the longer time at most."""
+    told = _told.get()
+    if told is not None:
+        told.longer, told.since = share * told.longer, None
+
+
 def say_share(share: float, why: str) -> None:
     """Say how much of the longer of two forecasts, that of the most chains, a search will take."""
     told = _told.get()
