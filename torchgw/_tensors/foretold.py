@@ -72,7 +72,7 @@ def say_share(share: float, why: str) -> None:
     if told is not None and told.usual is not None:
         told.since = told.passed if told.since is None else told.since
         told.total = max(told.usual, told.since + share * told.longer)
-    logger.info("forecast: %.0f%% of the longer time, as %s", 100 * min(share, 1.0), why)
+    logger.info("forecast: %.0f%% of the longer time, as %s", 100 * share, why)
 
 
 def say_more(seconds: float, why: str) -> None:
