@@ -45,12 +45,12 @@ def solved(**known: Any) -> Any:
     return torchgw.solve(X, Y, distances="euclidean", **QUICK | known)
 
 
-def tracked(**known: Any) -> Any:
+def tracked(mode: Any = "value", **known: Any) -> Any:
     points = torch.tensor(X, requires_grad=True)
     found = torchgw.solve(
-        points, torch.tensor(Y), distances="sqeuclidean", differentiable="value", **QUICK, **known
+        points, torch.tensor(Y), distances="sqeuclidean", differentiable=mode, **QUICK, **known
     )
-    found.loss.backward()
+    (found.loss if mode == "value" else (found.plan**2).sum()).backward()
     assert bool(points.grad.isfinite().all())
     return found
 
@@ -78,6 +78,8 @@ WORKS: dict[str, Callable[..., Any]] = {
     "unbalanced": lambda **known: solved(unbalanced=0.5, **known),
     "polished": lambda **known: solved(regularization="proximal", polish=True, **known),
     "derivatives": tracked,
+    "implicit derivatives": lambda **known: tracked("implicit", **known),
+    "unrolled derivatives": lambda **known: tracked("unrolled", **known),
     "matching": matched,
     "certify": lambda **known: solved(**known).certify(),
     "path": along,
@@ -128,6 +130,8 @@ def test_what_is_known_is_kept_to(call: str, known: str):
     given, allowed = KNOWN[known]
     elsewhere = {
         ("derivatives", "likely pairs"): "Pass known pairs",
+        ("implicit derivatives", "likely pairs"): "Pass known pairs",
+        ("unrolled derivatives", "likely pairs"): "Pass known pairs",
         ("GWAligner", "infinite M"): "Known: .*allowed",
         ("path", "groups"): "Pass `allowed`",
     }

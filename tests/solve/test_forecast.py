@@ -104,6 +104,17 @@ def test_the_longest_solve_at_a_small_epsilon_is_said_before_it(rule):
     assert "s if all linear problems take `inner_max_iter`" in str(sharp)
 
 
+def test_three_times_are_told_before_a_search_on_all_points():
+    """Usual, where few points do not tell enough, and where starts do not agree either."""
+    x = np.random.default_rng(0).normal(size=(200, 20))
+    searched, begun = (torchgw.explain(x, x[::-1] ** 3, n_init=count) for count in (None, 1))
+    usual, longer = searched.seconds
+    assert usual < longer < searched.most
+    assert "s if starts do not agree either" in str(searched)
+    assert begun.most == begun.seconds[0]
+    assert "starts" not in begun.cost
+
+
 def test_the_longest_solve_has_those_of_other_optima():
     """Of 400 points 144 CPU seconds in six solves, of which the route and a warning said 17."""
     X = np.random.default_rng(0).normal(size=(400, 3))
