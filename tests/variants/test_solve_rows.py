@@ -233,6 +233,8 @@ def test_weights_count(solved, tmp_path):
     assert missed < 0.03
     with pytest.raises(InvalidInputError, match="`a` must be non-negative"):
         torchgw.solve_rows(far, Y, tmp_path / "no", a=-weights, **SMALL)
+    with pytest.raises(InvalidInputError, match="`a` must have a positive sum"):
+        torchgw.solve_rows(far, Y, tmp_path / "no", a=0 * weights, **SMALL)
     with pytest.raises(InvalidInputError, match=r"`a` must have shape \(1500,\); got"):
         torchgw.solve_rows(X, Y, tmp_path / "no", a=weights, **SMALL)
 

@@ -65,7 +65,9 @@ class Rows:
             if float(part.min()) < 0:
                 raise InvalidInputError(f"`{name}` must be non-negative.")
             sums.append(float(part.sum()))
-        return rows, math.fsum(sums)
+        if (total := math.fsum(sums)) <= 0:
+            raise InvalidInputError(f"`{name}` must have a positive sum.")
+        return rows, total
 
     def shares(self, rows: slice, device: torch.device) -> Tensor:
         """Read the weights of some rows, (q,) float64, whose sum over all is one."""

@@ -206,8 +206,8 @@ def believed_plans(
     owner = reverse // max(1, room) * n
     reverse[edge], owner[edge] = edge[source.reverse], source.rows
     weights = evidence.new_zeros(count * room, 1).index_copy_(0, edge, source.weights[:, None])
-    # the sum of what the neighbours of each node have said
-    heard = SparseRows(source.starts.int(), edge.int(), torch.ones_like(source.weights))
+    # the sum of what the neighbours of each node have said, along the edges from them
+    heard = SparseRows(source.starts.int(), reverse[edge].int(), torch.ones_like(source.weights))
     width = node.shape[1]
     messages = evidence.new_zeros(count * room, width)
     column, before, free = evidence.new_zeros(count, 1, m), evidence, True
@@ -236,14 +236,14 @@ def believed_plans(
         for nodes, some in parts:
             # what a node believes without what it was told by the one that it tells
             mine = owner[some] - (nodes.start or 0)
-            told = _exponentials(sums.flatten(0, 1)[nodes][mine].sub_(messages[some]))
+            told = sums.flatten(0, 1)[nodes].index_select(0, mine)
+            _exponentials(told.sub_(messages.index_select(0, reverse[some])))
             total = told[:, :m].sum(1, keepdim=True).mul_(odds)
             each = len(told) // count
-            turned = told.view(count, each, width).mT.reshape(count * width, each)
-            said = (beside @ turned).view(count, width, each).mT.reshape(told.shape)
+            turned = told.view(count, each, width).mT.contiguous().view(count * width, each)
+            said = (beside @ turned).view(count, width, each).mT.contiguous().view_as(told)
             said.div_(total).log1p_().mul_(weights[some])
-            there = reverse[some]
-            messages.index_copy_(0, there, said.lerp_(messages[there], _KEPT))
+            messages[some].lerp_(said, 1 - _KEPT)
     return believed.mul_(a)
 
 

@@ -41,8 +41,8 @@ _ROUND = 8
 _MIXED, _LEAST_KICKED, _MOST_KICKED = 0.8, 3, 0.5
 # Share of the largest change of a move, or entry of a table, that is rounding. A choice. [L1341]
 _ROUNDING = 1e-12
-# Entries that a search of starts looks at, and states that it returns at most. [L1296]
-_LOOKED_AT, _FOLLOWED = 3e7, 8
+# Entries that a search of starts looks at, and states that it returns at most. [L1296, L1300]
+_LOOKED_AT, _FOLLOWED = 1.2e8, 8
 
 
 class Found(NamedTuple):

@@ -29,7 +29,7 @@ from torchgw._sinkhorn.problem import Cost, DenseCost, FactoredCost, exp_, row_b
 from torchgw._solve.state import RESOLVED, LoopState, Setting, Solved, Status
 from torchgw._solve.step import check_finite, inner_tolerance, prepare, promised_error, solve_linear
 from torchgw._tensors.deadline import is_over, last_phase
-from torchgw._tensors.draws import inner_products
+from torchgw._tensors.operations import inner_products
 from torchgw._typing import Marginals, Potentials
 
 # Iterations of the last linear problem at least. The error is a mean: with two levels, which take

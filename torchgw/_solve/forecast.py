@@ -15,7 +15,7 @@ from torchgw._errors import PerformanceWarning, warn_user
 from torchgw._problem.limits import Limits, limits_of
 from torchgw._problem.problem import Facts
 from torchgw._search.alternatives import Search
-from torchgw._solve.options import Options
+from torchgw._solve.state import Options
 from torchgw._tensors.deadline import leaves
 from torchgw._tensors.foretold import correct, promise, say_more
 from torchgw._tensors.machine import slowness

@@ -42,7 +42,7 @@ from torchgw._solve.state import RESOLVED, LoopState, Setting, Status, rounding
 from torchgw._solve.strategy import Strategy, choose_strategy
 from torchgw._tensors.block_order import Order
 from torchgw._tensors.deadline import is_over
-from torchgw._tensors.draws import inner_products, systematic_categories
+from torchgw._tensors.operations import inner_products, systematic_categories
 from torchgw._typing import Iteration, Marginals, Potentials
 
 logger = logging.getLogger(__name__)

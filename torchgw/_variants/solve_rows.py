@@ -46,8 +46,8 @@ from torchgw._solve.evaluation import half_step, join_halves
 from torchgw._solve.resolution import how_much_finer
 from torchgw._solve.table import Options
 from torchgw._tensors.block_order import Order
-from torchgw._tensors.draws import at_even_steps
 from torchgw._tensors.foretold import say_more
+from torchgw._tensors.operations import at_even_steps
 from torchgw._tensors.ranks import Distributed, Ranks, join, together
 from torchgw._typing import Marginals, Potentials
 from torchgw.distances.factored import FactoredDistance
@@ -465,7 +465,7 @@ def _choose_base(call: _Call) -> tuple[int, dict[str, float]]:
         samples = list[Rows]()
         for table in call.tables:
             points, share = call.rows_at(table, call.draw(table, _TRIED * count, count))
-            samples.append(Rows(table.name, points.cpu(), "weights", share.cpu()))
+            samples.append(Rows(table.name, points.cpu(), "sampled weights", share.cpu()))
         asked = call.told | {"n_base": count, "shape": [sample.n for sample in samples]}
         with TemporaryDirectory() as name:
             # each process for itself: it takes about as long as a block
