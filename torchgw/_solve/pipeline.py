@@ -404,7 +404,9 @@ def follow(asked: Asked, recorder: Recorder, match: Isometry | None = None) -> F
 def conclude(asked: Asked, followed: Followed) -> Outcome:
     """Settle the plan that a loop has come to, and compute its numbers."""
     checkpoint, (strategy, start, setting, state, resolved) = asked.checkpoint, followed
-    if asked.options.told == "nothing" and (start.search is None or start.search.settled):
+    options, moves = asked.options, strategy.route.tried[0]
+    followers = start.search is not None and start.search.followed(options.search, moves)
+    if options.told == "nothing" and not followers:
         forecast_end(strategy.route.each)
     if resolved is None:
         if checkpoint is not None and state.status is Status.STOPPED:
