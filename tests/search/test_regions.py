@@ -28,10 +28,18 @@ def share_kept(x, y, partners):
     return (x * y[np.ix_(partners, partners)]).sum() / min(x.sum(), y.sum())
 
 
-@pytest.mark.parametrize(("turned", "together"), [(False, 1), (True, 1), (False, 2)])
-def test_all_edges_are_found_from_any_matching(turned, together, monkeypatch):
+@pytest.mark.parametrize(
+    ("turned", "together", "device"),
+    [
+        (False, 1, "cpu"),
+        (True, 1, "cpu"),
+        (False, 2, "cpu"),
+        pytest.param(False, 16, "cuda", marks=pytest.mark.gpu),
+    ],
+)
+def test_all_edges_are_found_from_any_matching(turned, together, device, monkeypatch):
     # exchanges alone keep six tenths
-    monkeypatch.setitem(limits.LIMITS, "cpu", limits.CPU._replace(regions=together))
+    monkeypatch.setitem(limits.LIMITS, device, limits.LIMITS[device]._replace(regions=together))
     shares = []
     for seed in range(2):
         rng = np.random.default_rng(seed)
@@ -40,7 +48,7 @@ def test_all_edges_are_found_from_any_matching(turned, together, monkeypatch):
         order = rng.permutation(150)
         y = y[np.ix_(order, order)]
         x, y = (y, x) if turned else (x, y)
-        found = rematch_regions(edges(x), edges(y), rng.permutation(150), 0.2, CPU)
+        found = rematch_regions(edges(x), edges(y), rng.permutation(150), 0.2, torch.device(device))
         assert sorted(found) == list(range(150))
         shares.append(share_kept(x, y, found))
     assert np.mean(shares) > 0.97

@@ -632,7 +632,8 @@ class GWResult(Result):
             each other best.
         neighbors : int, optional
             Nearest pairs that a place is mapped by. All by default, in time that grows with the
-            cube of their number, seconds for 5,000: pass some hundred for more.
+            cube of their number, seconds for 5,000 and eight times that where ``robust``: pass some
+            hundred for more.
         """
         check_count("neighbors", neighbors, none=True)
         found = self._pairs(X, Y, pairs)
