@@ -493,7 +493,7 @@ MOVES = (
         lambda limits: f"{limits.followed:,.0f} pairs where distances have factors",
     ),
     Move(
-        "linear cost", "the best plan for the linear cost alone, tried on all points",
+        "linear cost", "the best plan for the linear cost alone, tried on cells of near points",
         "where a subsample is solved first, with known pairs, `M` or `features`",
         lambda facts, options, limits: (
             _searched(facts, options) and facts.linear is not None
