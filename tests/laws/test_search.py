@@ -7,6 +7,7 @@ import warnings
 import networkx
 import numpy as np
 import pytest
+import torch
 from problems import rewired, shuffled
 from scipy.cluster.hierarchy import cophenet, linkage
 from scipy.sparse import csr_array
@@ -17,6 +18,8 @@ import torchgw
 from benchmarks.quality import random_matrices
 from benchmarks.quality.problems import PROBLEMS
 from benchmarks.solves.first_use import network_pair
+from torchgw._search.population import improve
+from torchgw._search.stack import Ends
 
 # Objectives within a thousandth are of one optimum: a solve ends once an iteration lowers its
 # objective by less than 1e-5 of it, and some tens more may follow.
@@ -363,3 +366,38 @@ def test_listed_objectives_of_relaxed_problems_have_all_of_the_linear_cost(optio
     cost = 3 + g.random((14, 17))
     found = quietly(X=x, Y=y, M=cost, alpha=0.5, epsilon=0.05, **options)
     assert found.alternatives[0].value == pytest.approx(found.report.objective, rel=SAME)
+
+
+class Landscape:
+    """Plans lead to the start that they look like most; those of each problem are matchings."""
+
+    def __init__(self, starts):
+        self.starts = starts
+
+    def follow(self, which, plans, first=0.0):
+        there = self.starts.plans[which]
+        near = (there * plans[:, None]).sum((2, 3)).argmax(1)
+        return Ends(*(part[which, near] for part in self.starts))
+
+    def rows(self, which):
+        return torch.full_like(which, self.starts.plans.shape[2])
+
+
+@pytest.mark.parametrize("rounds", [0, 4])
+def test_groups_of_starts_agree_if_each_has_found_the_lowest(rounds):
+    """The lowest of all is the first then; groups that were put together have not agreed."""
+    generator = torch.Generator().manual_seed(rounds)
+    count, starts, n = 60, 6, 7
+    orders = torch.rand(count, starts, n, generator=generator).argsort(2)
+    plans = torch.nn.functional.one_hot(orders, n).double() / n
+    objectives = torch.randint(1, 5, (count, starts), generator=generator).double()
+    given = Ends(plans, objectives, objectives)
+    found = improve(Landscape(given), given, rounds)
+    lowest = objectives.amin(1)
+    assert torch.equal(found.members.objectives[:, 0], lowest)
+    alike = objectives[:, ::2].amin(1) == objectives[:, 1::2].amin(1)
+    assert 10 < int(alike.sum()) < count - 10
+    # kicks and mixtures may lead a group to what the other has found, which is to agree as well
+    assert bool(found.agreed[alike].all())
+    assert torch.equal(found.agreed, alike) or rounds
+    assert torch.equal(found.met, (objectives == lowest[:, None]).sum(1))
