@@ -170,8 +170,8 @@ def certificate_of_points(
     """Bound a problem between too many points for tables, beside a plan of exact weights."""
     start = monotonic()
     read = question.read(plan)
-    planes = StreamedPlanes(question, read, gap, plan.device)
-    planes.run(seconds - (monotonic() - start), gap)
+    planes = StreamedPlanes(question, read, gap, plan.device, start + seconds)
+    planes.run(start + seconds - monotonic(), gap)
     bound, value = planes.proof(), question.value(read)
     metrics = "sqeuclidean", "sqeuclidean"
     proof = Proof(bound.method, bound.value, False, question.alpha, metrics, scale, bound.arrays)

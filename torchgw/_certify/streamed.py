@@ -8,6 +8,7 @@ float64: what they prove then is a cut. The entropic plan beside them, rounded, 
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from time import monotonic
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,15 +25,18 @@ from torchgw._sinkhorn.problem import FactoredCost, LinearProblem
 from torchgw._typing import Marginals, Potentials
 
 # Cells of a side at most; their epsilon as a share of the constant part of the objective divided by
-# their number; what it begins at, as a share of the constant part; Newton steps at each. [L1620]
-_CELLS, _EPSILON, _COLD, _STEPS = 2000, 1.5, 0.1, 12
+# their number; Newton steps at each. [L1620]
+_CELLS, _EPSILON, _STEPS = 2000, 1.5, 12
+# What epsilon falls by between cells, from the range of the cost, where no cost near it is known.
+# [L1627]
+_DECAY = 4.0
 # All points are iterated at the first of these shares of that epsilon, as often as it goes into
-# one, and at the others as long as the prices prove less than so much of what a plan costs. [L1626]
-_SHARES, _MOST = (0.25, 0.12, 0.06, 0.03), 0.95
+# one, and at the others as long as the cut is less deep than what they may lose. [L1626]
+_SHARES = (0.25, 0.12, 0.06, 0.03)
 # And at these, so many times each, for a plan that is kept. [L1620]
 _SHARP, _OFTEN = (0.5, 0.25, 0.125, 0.06, 0.03), 40
 # Marginal error at which Newton's method ends, what is added to its diagonal, and half-steps before
-# it from the prices of another cost. [L1620, L1622]
+# it. [L1620, L1622]
 _SETTLED, _RIDGE, _NEAR = 1e-3, 1e-4, 3
 # What the moments of a plan and least entries may be off by, as a share of the constant part. A
 # choice.
@@ -120,8 +124,15 @@ class Points:
 class StreamedPlanes(CuttingPlanes):
     """The cuts of points, and the moments of the best plan so far."""
 
-    def __init__(self, question: Points, plan: Moments, gap: float, device: torch.device) -> None:
-        self._sharp = (prices := Prices(question, device)).sharp
+    def __init__(
+        self,
+        question: Points,
+        plan: Moments,
+        gap: float,
+        device: torch.device,
+        end: float = math.inf,
+    ) -> None:
+        self._sharp = (prices := Prices(question, device, end)).sharp
         super().__init__(question, plan, gap, prices)
 
     def _read(self, plan: Moments) -> tuple[float, Array]:
@@ -138,10 +149,13 @@ class StreamedPlanes(CuttingPlanes):
 
 
 class Prices:
-    """Prices of all points, and what they prove: `Transport` without an exact solution."""
+    """Prices of all points, and what they prove: `Transport` without an exact solution.
 
-    def __init__(self, question: Points, device: torch.device) -> None:
-        self._question, self._device = question, device
+    After ``end`` none are made sharper.
+    """
+
+    def __init__(self, question: Points, device: torch.device, end: float = math.inf) -> None:
+        self._question, self._device, self._end = question, device, end
         self.prices = np.zeros(len(question.b))
         self._dtype = torch.float32 if device.type == "cuda" else torch.float64
         self._backend = choose_backend("auto", device, self._dtype)
@@ -168,15 +182,16 @@ class Prices:
         if height < enough:
             start = self._of_cells(left, right)
             for share in _SHARES:
-                ready = self._ready(left, right, self._weights, share * self.epsilon)
+                level = share * self.epsilon
+                ready = self._ready(left, right, self._weights, level)
                 start = _iterated(ready, start.to(self._dtype), round(1 / share))
-                found = Potentials(ready.softmin_rows(start), start)
-                rounded = round_plan(TransportPlan.of(ready, found), *self._weights)
                 f, g, height = self._lifted(left, right, start.double())
-                spent = float((left * (rounded @ right)).sum())
                 # an infinite floor asks for no more
-                if height >= enough or not height < floor + _MOST * (spent - floor):
+                deep = height >= enough or height > floor + level or math.isinf(floor)
+                if deep or monotonic() > self._end:
                     break
+            found = Potentials(ready.softmin_rows(start), start)
+            rounded = round_plan(TransportPlan.of(ready, found), *self._weights)
             plan = self._question.read(rounded)
         self.prices = g.cpu().numpy()
         return plan, f.cpu().numpy(), height
@@ -187,7 +202,10 @@ class Prices:
         g = self._on(self.prices).to(self._dtype)
         for share in _SHARP:
             ready = self._ready(left, right, self._weights, share * self.epsilon)
-            g = _iterated(ready, g, _OFTEN)
+            for _ in range(_OFTEN):
+                if monotonic() > self._end:
+                    break
+                g = _iterated(ready, g, 1)
         plan = TransportPlan.of(ready, Potentials(ready.softmin_rows(g), g))
         return self._question.read(plan.rounded())
 
@@ -212,19 +230,18 @@ class Prices:
         (x, a), (y, b) = self._cells
         few, columns = _means(left, self._weights.a, x, a), _means(right, self._weights.b, y, b)
         cost = few @ columns.T
-        settled = False
+        settled, level = False, float(cost.max() - cost.min())
         if self._known:
-            # from those of the nearest cost, after some half-steps
+            # from those of the nearest cost
             away = [float((few - other).abs().max()) for other, _ in self._known]
             g = self._known[int(np.argmin(away))][1]
-            for _ in range(_NEAR):
-                g = _columns(cost, a, _rows(cost, b, g, self.epsilon), self.epsilon)
             f, g, settled = _newton(cost, a, b, g, self.epsilon)
-        level, g = _COLD * self._question.constant, g if settled else torch.zeros_like(b)
+        if not settled:
+            g = torch.zeros_like(b)
         while not settled:
-            level = max(level / 8, self.epsilon)
+            level = max(level / _DECAY, self.epsilon)
             f, g, _ = _newton(cost, a, b, g, level)
-            settled = level == self.epsilon
+            settled = level == self.epsilon or monotonic() > self._end
         self._known.append((few, g))
         ready = self._ready(few, right, Marginals(a, self._weights.b), self.epsilon)
         return ready.softmin_columns(f.to(self._dtype))
@@ -282,12 +299,17 @@ def _columns(cost: Tensor, a: Tensor, f: Tensor, epsilon: float) -> Tensor:
 def _newton(
     cost: Tensor, a: Tensor, b: Tensor, g: Tensor, epsilon: float
 ) -> tuple[Tensor, Tensor, bool]:
-    """Raise the entropic dual of a stored cost (k, l) by Newton's method in the prices g (l,)."""
+    """Raise the entropic dual of a stored cost (k, l) by Newton's method in the prices g (l,).
+
+    Some half-steps come first: far away they lead nearer.
+    """
 
     def rows(g: Tensor) -> tuple[Tensor, float]:
         f = _rows(cost, b, g, epsilon)
         return f, float(a @ f + b @ g)
 
+    for _ in range(_NEAR):
+        g = _columns(cost, a, _rows(cost, b, g, epsilon), epsilon)
     f, value = rows(g)
     for _ in range(_STEPS):
         share = torch.exp((f[:, None] + g - cost) / epsilon) * b

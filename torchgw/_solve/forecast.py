@@ -175,6 +175,16 @@ def solve_seconds(
     return seconds, seconds + times * (_FOLLOWED + _POINT * facts.larger)
 
 
+# How many times the longer time, and how many seconds more, a solve takes at most whose starts do
+# not agree: others are repaired, and edges of graphs are matched. [L1642]
+_TIMES, _REPAIRED = 3.0, 5.0
+
+
+def disagreeing(longer: float) -> float:
+    """Model the most that a search on all points takes, given what one like this does."""
+    return _TIMES * longer + slowness() * _REPAIRED
+
+
 # Sinkhorn iterations of each linear problem of a sampled loss that is no product. [L454]
 _SAMPLED_INNER = 600
 # A warning comes if a solve with the least number of iterations takes so many seconds. [L454]

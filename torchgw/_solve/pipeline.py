@@ -198,15 +198,17 @@ def begin(
         return setting, starting_point(setting, guess)
     done = Annealing(epsilon, epsilon, proximal=strategy.proximal)
     whole = replace(setting, anneal=done)
-    states = [_solve_coarse(setting, start.sample, guess)]
-    if start.sample.problem.linear is not None and start.search is not None and not is_over():
-        # few points may favour another optimum than all do: what a linear cost tells is lost then
-        fall = Annealing(max(epsilon, LINEAR.epsilon * strategy.scale), epsilon, held=True)
-        aside = replace(setting, anneal=fall, recorder=replace(recorder, history=[]))
-        states.append(_solve_coarse(aside, start.sample, LINEAR))
-    shape = start.sample.problem.source.n, start.sample.problem.target.n
+    state, sample = _solve_coarse(setting, start.sample, guess), start.sample.problem
+    fall, shape = None, (sample.source.n, sample.target.n)
+    if sample.linear is not None and start.search is not None and not is_over():
+        # few points may favour another optimum than all do, and what a linear cost tells is lost
+        path = Annealing(max(epsilon, LINEAR.epsilon * strategy.scale), epsilon, held=True)
+        aside = replace(setting, anneal=path, recorder=replace(recorder, history=[]))
+        other = _solve_coarse(aside, start.sample, LINEAR)
+        if float(other.coupling.change(state.coupling)) > _MET_TOLERANCE:
+            fall = path
     roughly = replace(whole, tol=max(whole.tol, _HANDOVER_TOLERANCE))
-    return whole, approach(strategy, roughly, states, max(shape))
+    return whole, approach(strategy, roughly, state, max(shape), fall)
 
 
 def _solve_coarse(setting: Setting, sample: Coarse, guess: Guess) -> LoopState:
