@@ -45,8 +45,8 @@ from torchgw._results.confidence import Confidence as Confidence
 from torchgw._results.maps import SpaceMap as SpaceMap
 from torchgw._results.maps import SurfaceMap as SurfaceMap
 from torchgw._results.matching import Matching as Matching
-from torchgw._results.report import Report as Report
 from torchgw._results.result import GWResult as GWResult
+from torchgw._results.result import Report as Report
 from torchgw._search.alternatives import Alternative as Alternative
 from torchgw._search.chain import Trial as Trial
 from torchgw._solve.route import Route as Route

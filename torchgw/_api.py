@@ -20,17 +20,17 @@ from torchgw._errors import UnsupportedError
 from torchgw._gradients.choose import GradientName
 from torchgw._problem.given import Passed, warn_of_angles, with_area
 from torchgw._problem.limits import limits_of
-from torchgw._problem.linear_term import (
+from torchgw._problem.losses import Loss, LossName, check_loss, find_loss
+from torchgw._problem.marginals import check_marginal_rule, divide_by_totals
+from torchgw._problem.named import DistanceName, ScaleName
+from torchgw._problem.problem import (
+    Problem,
     check_alpha,
     check_features,
     is_fused,
     linear_cost,
     without_structure,
 )
-from torchgw._problem.losses import Loss, LossName, check_loss, find_loss
-from torchgw._problem.marginals import check_marginal_rule, divide_by_totals
-from torchgw._problem.named import DistanceName, ScaleName
-from torchgw._problem.problem import Problem
 from torchgw._problem.providers import DistanceOptions, Spaces, build_providers
 from torchgw._problem.reduction import Reduction, with_likely, without_pairs
 from torchgw._problem.signatures import SignatureName, is_signature, named_features
@@ -51,9 +51,7 @@ from torchgw._results.handedness import without_reflections
 from torchgw._results.result import GWResult, make_result, warn_of_little_mass
 from torchgw._search.alternatives import SearchName
 from torchgw._search.optima import Searched, agreement
-from torchgw._solve.areas import with_penalised_areas
 from torchgw._solve.balance import alike, check_chosen, is_chosen, solve_balanced
-from torchgw._solve.options import Options as SolverOptions
 from torchgw._solve.outcome import Asked, Outcome
 from torchgw._solve.overlap import solve_overlap
 from torchgw._solve.passes import solve_problem
@@ -62,7 +60,13 @@ from torchgw._solve.reduced import of_all_points, reduced, told_of
 from torchgw._solve.route import Route
 from torchgw._solve.squares import solve_squares
 from torchgw._solve.state import Checkpoint, Recorder
-from torchgw._solve.strategy import check_known, heavy_as_strict, in_units_of_cost
+from torchgw._solve.state import Options as SolverOptions
+from torchgw._solve.strategy import (
+    check_known,
+    heavy_as_strict,
+    in_units_of_cost,
+    with_penalised_areas,
+)
 from torchgw._solve.table import (
     FORMER,
     TABLE,
@@ -75,9 +79,9 @@ from torchgw._solve.table import (
 from torchgw._tensors.ahead import compile_beside, compile_rest
 from torchgw._tensors.deadline import within
 from torchgw._tensors.foretold import telling
+from torchgw._tensors.machine import host_threads, small_on_one_thread
 from torchgw._tensors.preload import load_beside
 from torchgw._tensors.ranks import Ranks, check_distributed, join, share_inputs, together
-from torchgw._tensors.threads import host_threads, small_on_one_thread
 from torchgw._typing import Iteration, Marginals, Seed
 from torchgw.distances.base import DistanceProvider
 
@@ -179,8 +183,8 @@ def solve(
         allowed columns of each row; a function is called with row and column numbers of shapes
         (s, 1) and (1, m), and returns bool (s, m). See docs/known.md.
     groups : (labels_x, labels_y), or (labels_x, labels_y, table), optional
-        Labels of shapes (n,) and (m,): points are matched within their label alone, or between the
-        pairs of labels that the table lists.
+        Labels of shapes (n,) and (m,): points are matched within their label alone (``"same"``), or
+        between the pairs of labels that the table lists.
     pairs : array-like, shape (k, 2) or (k, 3), optional
         Known pairs, a row of X and a row of Y each, which are matched with each other alone; or
         likely ones, with a confidence as third column (``inf``: known), see docs/known.md.

@@ -35,7 +35,7 @@ from torchgw._errors import (
 from torchgw._many.questions import check_rules
 from torchgw._many.solve_many import Envelope, slopes, solve_batch
 from torchgw._problem.limits import limits_of
-from torchgw._problem.linear_term import check_alpha
+from torchgw._problem.problem import check_alpha
 from torchgw._solve.table import check_options
 from torchgw._tensors.cuda_graphs import (
     CAPTURED_BYTES,
@@ -88,15 +88,19 @@ class _Kept(NamedTuple):
         none = torch.zeros_like(plan), torch.zeros_like(g), torch.zeros_like(objective)
         return cls(plan, g, objective, *none)
 
+    @classmethod
+    def after(cls, last: "_Kept", plan: Tensor, g: Tensor, objective: Tensor) -> "_Kept":
+        """Compare the step from the last plans with the one before, as the next may be like it."""
+        moved = plan - last.plan
+        square = last.moved.square().sum((1, 2)).clamp_min(1e-300)
+        share = ((moved * last.moved).sum((1, 2)) / square).clamp(0.0, 1.0)
+        return cls(plan, g, objective, moved, g - last.g, share)
+
     def lower(self, other: "_Kept") -> "_Kept":
         """Take of each problem the plan that costs less."""
         theirs = other.objective < self.objective
-        return self.where(theirs.nonzero()[:, 0], _Kept(*(part[theirs] for part in other)))
-
-    def where(self, these: Tensor, other: "_Kept") -> "_Kept":
-        """Take some problems from elsewhere."""
         for mine, its in zip(self, other, strict=True):
-            mine[these] = its
+            mine[theirs] = its[theirs]
         return self
 
 
@@ -366,30 +370,28 @@ class GWLoss(torch.nn.Module):
         """
         rules = _Steps(alpha, self.epsilon, self.jump, self.rules, tuple(wanted))
         call: Call = call_directly
-        given = problem, last
-        device = last.plan.device
-        if (
-            device.type == "cuda"
-            and sum(part.nbytes for part in tensors_of(given)) <= CAPTURED_BYTES
-        ):
+        given, device = (problem, last), last.plan.device
+        few = sum(part.nbytes for part in tensors_of(given)) <= CAPTURED_BYTES
+        if device.type == "cuda" and few:
             call = Replayer(device, ("follow", last.plan.shape, problem.linear is None, rules))
             given = call.hold("given", given)
-        went: _Went = call("begin", partial(_begin, rules), given, in_place=1)
-        again, risen = went.again.tolist()
-        for _ in range(_MOST_STEPS - 1):
+        step, place = partial(_step, rules), None
+        for name in ("begin", *(_MOST_STEPS - 1) * ("go on",)):
+            went: _Went = call(name, step, given, place, in_place=1)
+            place = went.place
+            again, risen = went.again.tolist()
             if not again:
                 break
-            went = call("follow", partial(_follow, rules), given, went.place, in_place=1)
-            again, risen = went.again.tolist()
         # what a graph returns is overwritten by its next call
         now, found, left = clone((went.now, went.found, went.left))
         if not again:
             return now, found, risen
-        left = left.nonzero()[:, 0]
         some = (None if part is None else part[left] for part in problem)
         rest = self._go_on(_Problem(*some), alpha, last.plan[left])  # type: ignore[arg-type]
-        risen = bool(_risen(rest.objective, last.objective[left], self.jump).any())
-        return now.where(left, rest), None, risen
+        for mine, its in zip(now[:3], rest[:3], strict=True):
+            mine[left] = its
+        now = _Kept.after(last, *now[:3])
+        return now, None, bool(_risen(now.objective, last.objective, self.jump).any())
 
     def _go_on(self, problem: _Problem, alpha: float, plan: Tensor) -> _Kept:
         """Solve problems from plans alone."""
@@ -439,22 +441,14 @@ class _Went(NamedTuple):
     again: Tensor  # (2,) bool, whether any has not, and whether a value has risen
 
 
-def _begin(steps: _Steps, given: tuple[_Problem, _Kept]) -> _Went:
-    """Take the first iteration, from where the last step and the one before lead to."""
+def _step(steps: _Steps, given: tuple[_Problem, _Kept], place: Place | None) -> _Went:
+    """Take an iteration and judge it; the first from where the last two steps lead to."""
     problem, last = given
     near = _near(problem, steps.alpha, steps.epsilon)
-    toward = last.share[:, None, None] * last.moved
-    g = torch.addcmul(last.g, last.share[:, None], last.moved_g)
-    return _went(steps, near, last, begin(near, last.plan, g, toward))
-
-
-def _follow(steps: _Steps, given: tuple[_Problem, _Kept], place: Place) -> _Went:
-    """Take another one."""
-    return _went(steps, _near(given[0], steps.alpha, steps.epsilon), given[1], place)
-
-
-def _went(steps: _Steps, near: Nearby, last: _Kept, place: Place) -> _Went:
-    """Take an iteration, and judge it."""
+    if place is None:
+        toward = last.share[:, None, None] * last.moved
+        g = torch.addcmul(last.g, last.share[:, None], last.moved_g)
+        place = begin(near, last.plan, g, toward)
     place = follow(near, place)
     # steps of Newton's may lead past the optimum near by, to one that costs more
     most = place.most + _RISE * place.most.abs()
@@ -462,11 +456,7 @@ def _went(steps: _Steps, near: Nearby, last: _Kept, place: Place) -> _Went:
     settled = (place.change <= steps.rules.tol) & (place.error <= steps.rules.inner_tol)
     left = ~(settled & (place.objective <= most))
     again = torch.stack([left, _risen(place.objective, last.objective, steps.jump)]).any(1)
-    # compared with the step before, as the next may be like it
-    moved = place.plan - last.plan
-    square = last.moved.square().sum((1, 2)).clamp_min(1e-300)
-    share = ((moved * last.moved).sum((1, 2)) / square).clamp(0.0, 1.0)
-    now = _Kept(place.plan, place.g, place.objective, moved, place.g - last.g, share)
+    now = _Kept.after(last, place.plan, place.g, place.objective)
     found = _slopes(near, place.plan, place.g, steps.alpha, steps.wanted)
     return _Went(place, now, found, left, again)
 
@@ -491,7 +481,7 @@ def _near(problem: _Problem, alpha: float, epsilon: float) -> Nearby:
 
 
 def _check(problem: _Problem) -> None:
-    """Refuse what is not finite: a step that goes on from the last one ends here, as it is lost."""
+    """Refuse tables that are not finite; steps are lost with them, and end here."""
     for name, table in (("X", problem.x), ("Y", problem.y)):
         if not bool(table.isfinite().all()):
             raise InvalidInputError(f"`{name}` has entries that are NaN or infinite.")

@@ -21,7 +21,7 @@ from torchgw._boundary.arrays import as_labels, check_shape, to_numpy, to_tensor
 from torchgw._boundary.checks import reject_unknown
 from torchgw._boundary.graphs import as_graph
 from torchgw._errors import InvalidInputError, InvalidTypeError, UnsupportedError
-from torchgw._tensors.draws import at_even_steps
+from torchgw._tensors.operations import at_even_steps
 from torchgw._variants.solve_low_rank import LowRankResult
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.surface import as_triangles

@@ -4,8 +4,8 @@ A cloud of clusters is matched to its noisy copy in another order three times: w
 groups, with known pairs, and with nothing known; if asked (``--only mask``), with a random mask of
 a share of all pairs of points beside the right ones, where no table of it is kept. Exit status 1 if
 mass is outside of what is allowed, or groups or pairs take longer than nothing. Epsilon is given,
-so that all solve the same. With ``--shows`` the rows of :mod:`benchmarks.solves.known_shows`
-instead, all or some.
+so that all solve the same; with ``--cloud`` points are one cloud, and all is left to the defaults.
+With ``--shows`` the rows of :mod:`benchmarks.solves.known_shows` instead, all or some.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--repeat", type=int, default=2)
     parser.add_argument("--only", nargs="*", choices=["nothing", "pairs", "groups", "mask"])
+    parser.add_argument("--cloud", action="store_true", help="one Gaussian cloud, by defaults")
     parser.add_argument("--share", type=float, default=0.1, help="allowed by a mask")
     parser.add_argument("--shows", nargs="*", choices=list(ROWS), help="small problems instead")
     options = parser.parse_args(arguments)
@@ -43,8 +44,10 @@ def main(arguments: list[str] | None = None) -> int:
     n, device = options.n, torch.device(options.device)
     rng = np.random.default_rng(0)
     kind, order = np.arange(n) % options.groups, rng.permutation(n)
-    x = 4 * rng.normal(size=(options.groups, 3))[kind] + rng.normal(size=(n, 3))
-    y = x[order] + 0.02 * rng.normal(size=(n, 3))
+    centre = 0.0 if options.cloud else 4 * rng.normal(size=(options.groups, 3))[kind]
+    how = {} if options.cloud else {"epsilon": options.epsilon, "n_init": 1}
+    x = centre + rng.normal(size=(n, 3))
+    y = x[order] + (0.01 if options.cloud else 0.02) * rng.normal(size=(n, 3))
     x, y = (torch.tensor(points, device=device) for points in (x, y))
     known: dict[str, dict[str, Any]] = {
         "nothing": {},
@@ -61,9 +64,8 @@ def main(arguments: list[str] | None = None) -> int:
             synchronize(device)
             clock = time.perf_counter()
             found = torchgw.solve(
-                x, y, distances="sqeuclidean", epsilon=options.epsilon, n_init=1, random_state=0,
-                **known[name],
-            )  # fmt: skip
+                x, y, distances="sqeuclidean", random_state=0, **how, **known[name]
+            )
             synchronize(device)
             seconds[name] = time.perf_counter() - clock
         partner = to_numpy(found.lazy_plan.argmax())

@@ -4,11 +4,11 @@ A spiral and a Swiss roll, or two noisy samples of one surface, are written to .
 block, and matched by ``torchgw.solve_rows`` in processes of one machine. One JSON line for each
 size and number of processes: seconds of the call (of base, cells and their solve; of the rows),
 the peak of each GPU and of each process, value, marginal error, Spearman's correlation of 32,768
-drawn rows and their partners, and a digest of the files.
+drawn rows and their partners, and of the places that these rows go to, and a digest of files.
 
 ``--model FILE`` reads such lines, fits seconds = fixed + c n / processes to the last calls of each
-space, base and device, and prints it beside each row and for 1e8 and 1e9 rows a side. Memory of a
-process does not grow with the table; disk does.
+space, base and device, and prints for each row what the others foretell of it, and what all
+foretell of 1e8 and 1e9 rows a side. Memory of a process does not grow with the table; disk does.
 """
 
 from __future__ import annotations
@@ -31,13 +31,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.spatial import cKDTree
 from scipy.stats import spearmanr
 
 import torchgw
 from benchmarks.solves.scaling import surface
 from torchgw.datasets import spiral, swiss_roll
 
-_CHUNK, _DRAWN = 10**6, 32768
+_CHUNK, _DRAWN, _KNOWN = 10**6, 32768, 2**17
 
 
 def write(folder: Path, space: str, n: int) -> None:
@@ -46,7 +47,7 @@ def write(folder: Path, space: str, n: int) -> None:
     for letter, (name, shape) in itertools.product("XY", shapes.items()):
         np.lib.format.open_memmap(folder / f"{letter}{name}.npy", "w+", np.float32, shape)
     parts = itertools.product([folder], [space], [n], "XY", range(0, n, _CHUNK))
-    with multiprocessing.get_context("spawn").Pool(max(1, min(16, n // _CHUNK))) as pool:
+    with multiprocessing.get_context("spawn").Pool(max(1, min(24, n // _CHUNK))) as pool:
         pool.starmap(_write, parts)
 
 
@@ -101,21 +102,38 @@ _LEFT_OUT = ("folder", "device")
 
 
 def judge(folder: Path, n: int) -> dict[str, Any]:
-    """Compare partners with the truth, and digest the files."""
+    """Compare partners and places with the truth, and digest files: of 64 blocks at most."""
     result = torchgw.RowsResult(folder / "out")
-    truth = [np.load(folder / f"{letter}_truth.npy", mmap_mode="r") for letter in "XY"]
-    step, pairs = max(1, n // _DRAWN), []
-    for start in range(0, n, 2**20):
-        stop = min(start + 2**20, n)
-        partner = result.rows(start, stop)["partner"][::step]
-        pairs.append([truth[0][start:stop:step], truth[1][partner]])
-    first, second = np.concatenate(pairs, axis=1)
+    points, *truth = (
+        np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("Y", "X_truth", "Y_truth")
+    )
+    files = {side: sorted((folder / "out").glob(f"{side}-*.npz")) for side in "XY"}
+    step, pairs = max(1, len(files["X"]) // 64), []
+    # a place has the coordinate of the nearest of some rows
+    rows = np.sort(np.random.default_rng(0).choice(n, min(n, _KNOWN), replace=False))
+    tree, coordinates = cKDTree(points[rows]), truth[1][rows]
+    for path in files["X"][::step]:
+        start, stop = map(int, path.stem.split("-")[1:])
+        some = slice(None, None, max(1, (stop - start) * min(len(files["X"]), 64) // _DRAWN))
+        found = result.rows(start, stop)
+        near = coordinates[tree.query(found["place"][some])[1]]
+        pairs.append([truth[0][start:stop][some], truth[1][found["partner"][some]], near])
+    first, second, third = np.concatenate(pairs, axis=1)
     digest = hashlib.sha256()
-    for path in sorted((folder / "out").glob("[XY]-*.npz")):
+    for path in [*files["X"][::step], *files["Y"][::step]]:
         digest.update(path.name.encode() + path.read_bytes())
+    size = sum(path.stat().st_size for side in files.values() for path in side)
     return {
-        "spearman": abs(float(spearmanr(first, second).statistic)), "bits": digest.hexdigest()[:12]
+        "spearman": abs(float(spearmanr(first, second).statistic)),
+        "spearman_place": abs(float(spearmanr(first, third).statistic)),
+        "bits": digest.hexdigest()[:12], "disk_gib": round(size / 2**30, 2),
     }  # fmt: skip
+
+
+def _fit(shares: Any, taken: Any) -> Any:
+    """Fit seconds, (2,), as shares of what was taken, since sizes differ by powers of ten."""
+    weights = shares / taken[:, None]
+    return np.linalg.lstsq(weights, np.ones(len(taken)), rcond=None)[0]
 
 
 def report(path: Path) -> str:
@@ -126,21 +144,21 @@ def report(path: Path) -> str:
         kinds.setdefault((row["space"], row["cells"][0], row["device"]), []).append(row)
     lines = []
     for (space, base, device), known in kinds.items():
-        if len({row["n"] / row["processes"] for row in known}) < 2:
+        if len({row["n"] / row["processes"] for row in known}) < 3:
             continue
         shares = np.array([[1.0, row["n"] / row["processes"]] for row in known])
         taken = np.array([row["call_s"][-1] for row in known])
-        # as shares of what was taken, since sizes differ by powers of ten
-        weights = shares / taken[:, None]
-        fixed, each = np.linalg.lstsq(weights, np.ones(len(known)), rcond=None)[0]
+        fixed, each = _fit(shares, taken)
         gpu, host = np.max([peak for row in known for peak in row["peaks_gib"]], axis=0)
         lines += [
             f"{space}, base of {base:,}, {device}: {fixed:.3g} s and {each * 1e6:.3g} s for a "
             f"million rows of a process; at most {gpu} GiB of a GPU and {host} of a host", "",
-            "| rows a side | processes | measured, s | model, s | error |", "|---" * 5 + "|",
+            "| rows a side | processes | measured, s | foretold by the others, s | error |",
+            "|---" * 5 + "|",
         ]  # fmt: skip
-        for row, (_, share), seconds in zip(known, shares, taken, strict=True):
-            said = fixed + each * share
+        for number, (row, share, seconds) in enumerate(zip(known, shares, taken, strict=True)):
+            others = np.arange(len(known)) != number
+            said = float(share @ _fit(shares[others], taken[others]))
             lines.append(
                 f"| {row['n']:,} | {row['processes']} | {seconds} | {said:.3g} | "
                 f"{said / seconds - 1:+.0%} |"
@@ -164,6 +182,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--base", type=_base, nargs="+", default=["auto"], help="or auto")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--space", choices=("spiral", "surface"), default="spiral")
+    parser.add_argument("--epsilon", type=float, help="5e-4 for spirals and automatic for surfaces")
     parser.add_argument("--calls", type=int, default=2, help="in one process; the first compiles")
     parser.add_argument("--model", type=Path, help="predict from the JSON lines of a file")
     parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
@@ -171,7 +190,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.model is not None:
         print(report(options.model))
         return 0
-    epsilon: Any = 5e-4 if options.space == "spiral" else "auto"
+    epsilon: Any = options.epsilon or (5e-4 if options.space == "spiral" else "auto")
     if options.inside is not None:
         run(options.inside, epsilon, options.base[0], options.device, options.calls)
         return 0
@@ -185,7 +204,12 @@ def main(arguments: list[str] | None = None) -> int:
                     launch = [*launch, "--nproc-per-node", str(count)] if count > 1 else []
                     inside = ["-m", "benchmarks", "rows", "--inside", name, "--base", str(base)]
                     inside += ["--device", options.device, "--space", options.space]
-                    inside += ["--calls", str(options.calls)]
+                    inside += [
+                        "--calls",
+                        str(options.calls),
+                        "--epsilon",
+                        str(options.epsilon or 0),
+                    ]
                     done = subprocess.run(
                         [sys.executable, *launch, *inside], capture_output=True, text=True,
                         check=False, env={"OMP_NUM_THREADS": "1", **os.environ},

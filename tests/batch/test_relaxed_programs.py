@@ -11,7 +11,7 @@ from problems import distance_matrices, random_weights, skip_unless_kernels_run
 
 import torchgw
 from torchgw._batch import engine
-from torchgw._batch.warm import ENDS
+from torchgw._batch.packing import ENDS
 
 pytest.importorskip("triton")
 DEVICES = [torch.device("cpu"), pytest.param(torch.device("cuda"), marks=pytest.mark.gpu)]

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import torchgw
+from torchgw._batch.follow import Nearby, linearised, objective
 from torchgw.losses import GWLoss, _Kept
 
 
@@ -157,11 +158,26 @@ def test_steps_go_on_without_the_engine(monkeypatch):
     assert len(calls) == 2
 
 
+def test_a_first_value_at_a_small_epsilon_is_that_of_its_plan():
+    """Plans that a search found were solved again from columns that no row preferred."""
+    generator = torch.Generator().manual_seed(1)
+    Y = torch.randn(2, 40, 3, generator=generator)
+    X, epsilon = Y[..., :2].clone(), 0.005
+    loss = GWLoss(epsilon=epsilon, n_init=1, reduction="none")
+    values = loss(X, Y)
+    ((kept, _),) = loss._kept.values()
+    tables = [torch.cdist(part.double(), part.double()) for part in (X, Y)]
+    even, one = torch.full((2, 40), 1 / 40, dtype=torch.float64), torch.ones(2, dtype=torch.float64)
+    near = Nearby(*tables, None, even, even, one, epsilon * one)
+    exact = objective(near, kept.plan, linearised(near, kept.plan))
+    torch.testing.assert_close(values.double(), exact, rtol=1e-3, atol=0)
+
+
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 @pytest.mark.parametrize("distances", ["euclidean", "precomputed"])
 def test_what_is_not_finite_is_refused_at_any_step(bad, distances):
     X, Y = cloud(7, 7).square(), cloud(7, 7, seed=1).square()
-    loss = GWLoss(distances=distances, epsilon=0.2, search_every=None)
+    loss = GWLoss(distances=distances, epsilon=0.2, search_every=None, n_init=1)
     before = loss(X, Y)
     wrong = X.clone()
     wrong[2, 3] = bad

@@ -45,12 +45,12 @@ def solved(**known: Any) -> Any:
     return torchgw.solve(X, Y, distances="euclidean", **QUICK | known)
 
 
-def tracked(**known: Any) -> Any:
+def tracked(mode: Any = "value", **known: Any) -> Any:
     points = torch.tensor(X, requires_grad=True)
     found = torchgw.solve(
-        points, torch.tensor(Y), distances="sqeuclidean", differentiable="value", **QUICK, **known
+        points, torch.tensor(Y), distances="sqeuclidean", differentiable=mode, **QUICK, **known
     )
-    found.loss.backward()
+    (found.loss if mode == "value" else (found.plan**2).sum()).backward()
     assert bool(points.grad.isfinite().all())
     return found
 
@@ -78,6 +78,8 @@ WORKS: dict[str, Callable[..., Any]] = {
     "unbalanced": lambda **known: solved(unbalanced=0.5, **known),
     "polished": lambda **known: solved(regularization="proximal", polish=True, **known),
     "derivatives": tracked,
+    "implicit derivatives": lambda **known: tracked("implicit", **known),
+    "unrolled derivatives": lambda **known: tracked("unrolled", **known),
     "matching": matched,
     "certify": lambda **known: solved(**known).certify(),
     "path": along,
@@ -102,6 +104,8 @@ REFUSED: dict[str, Callable[..., Any]] = {
     "barycenter": lambda **known: torchgw.barycenter([X, Y], n=4, **known),
     "solve_all": lambda **known: torchgw.solve_all([X, Y], **known),
     "test": lambda **known: torchgw.test(X, Y, **known),
+    "solve_rows": lambda **known: torchgw.solve_rows(X, Y, "nowhere", **known),
+    "confidence": lambda **known: solved(**known).confidence(),
     "joint_embedding": lambda **known: torchgw.joint_embedding([X, Y], **known),
     "GWLoss": lambda **known: (
         GWLoss(alpha=0.5)(torch.tensor(X), torch.tensor(Y), torch.tensor(known["M"]))
@@ -116,7 +120,7 @@ REFUSED: dict[str, Callable[..., Any]] = {
     ),
 }
 # what a message says that names another way, or the arguments that there are
-WAY_OUT = r"torchgw\.solve|Pass |Known: |must be places in lists|must be integers of shape"
+WAY_OUT = r"torchgw\.solve|Pass |Known: |Compare |must be places in lists|must be integers of shape"
 
 
 @pytest.mark.filterwarnings("ignore::torchgw.TorchGWWarning")
@@ -126,6 +130,8 @@ def test_what_is_known_is_kept_to(call: str, known: str):
     given, allowed = KNOWN[known]
     elsewhere = {
         ("derivatives", "likely pairs"): "Pass known pairs",
+        ("implicit derivatives", "likely pairs"): "Pass known pairs",
+        ("unrolled derivatives", "likely pairs"): "Pass known pairs",
         ("GWAligner", "infinite M"): "Known: .*allowed",
         ("path", "groups"): "Pass `allowed`",
     }
@@ -146,5 +152,12 @@ def test_what_is_known_is_kept_to(call: str, known: str):
 def test_what_is_not_taken_is_refused_with_the_way_out(call: str, known: str):
     if call == "pot":
         pytest.importorskip("ot")
+    if (call, known) == ("confidence", "likely pairs"):
+        return  # they are a linear cost, which resamples have
     with pytest.raises(TorchGWError, match=WAY_OUT):
         REFUSED[call](**KNOWN[known][0])
+
+
+def test_plans_beside_known_pairs_are_not_shared():
+    with pytest.raises(torchgw.UnsupportedError, match="leave `shared"):
+        solved(pairs=PAIRS).shared()

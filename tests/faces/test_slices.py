@@ -67,6 +67,18 @@ def test_slices_in_a_chain_are_laid_on_each_other_and_errors_add_up(step):
     assert [one["mass"] for one in told] == pytest.approx([options["mass"]] * 3)
 
 
+@pytest.mark.parametrize("spatial", ["affine", "thin_plate"])
+def test_errors_that_add_up_have_the_unit_of_the_reference(spatial):
+    """They were added as they were, of slices in millimetres and in tenths of these."""
+    slices, truth = sequence(1, 4, 24, 0, 0.01)
+    for place, one in enumerate(slices):
+        one.obsm["spatial"] = one.obsm["spatial"] * 10.0**place
+    options = {"scale": "max", "distances": "euclidean", "random_state": 0}
+    align_slices(slices, spatial=spatial, solve_options=options)
+    for error, one in zip(missed(slices, truth, 0)[1:], slices[1:], strict=True):
+        assert error < 2 * one.uns["torchgw_slices"]["accumulated_error"] < 0.2
+
+
 def test_what_is_no_sequence_of_slices_is_refused():
     slices, _ = sequence(0, 2, 6, 0, 0.0)
     with pytest.raises(InvalidInputError, match="at least two"):

@@ -23,7 +23,7 @@ from torchgw._problem.problem import Problem
 from torchgw._sinkhorn.eager import EagerBackend
 from torchgw._sinkhorn.loop import sinkhorn
 from torchgw._sinkhorn.problem import DenseCost, LinearProblem
-from torchgw._tensors.draws import categories_at, sample_categories
+from torchgw._tensors.operations import categories_at, sample_categories
 from torchgw._typing import Marginals, Potentials
 from torchgw.distances import DirectedDistance, PointDistance, PrecomputedDistance
 
@@ -404,7 +404,7 @@ def test_a_cost_in_parts_is_unbiased(plan):
 @pytest.mark.parametrize("limit", [2**24, 3])
 def test_categories_follow_their_weights(monkeypatch, limit):
     """Both ways to draw: torch.multinomial, and inverse sums past its limit."""
-    monkeypatch.setattr("torchgw._tensors.draws._MULTINOMIAL_LIMIT", limit)
+    monkeypatch.setattr("torchgw._tensors.operations._MULTINOMIAL_LIMIT", limit)
     weights = torch.tensor([[0.0, 1.0, 3.0, 0.0], [2.0, 0.0, 0.0, 2.0]], dtype=torch.float64)
     drawn = sample_categories(weights, 20_000, generator())
     assert drawn.shape == (2, 20_000)

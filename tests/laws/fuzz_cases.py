@@ -201,7 +201,7 @@ def run(case):
 def limited(arguments, most=MOST_SECONDS):
     """Limit the time of a solve whose route says that it takes long; return how long it may."""
     try:
-        longest = torchgw.explain(**as_arguments(arguments)).longest or 0.0
+        longest = torchgw.explain(**as_arguments(arguments)).most
     except TorchGWError:
         # refused, as the solve will be
         return most

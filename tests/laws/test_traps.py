@@ -39,7 +39,7 @@ from torchgw._sinkhorn.eager import EagerBackend
 from torchgw._sinkhorn.loop import sinkhorn
 from torchgw._sinkhorn.problem import DenseCost, LinearProblem
 from torchgw._solve.loop import MovingAverage
-from torchgw._tensors.draws import sample_categories
+from torchgw._tensors.operations import sample_categories
 from torchgw._typing import Marginals, Potentials
 from torchgw.distances import (
     CallableDistance,

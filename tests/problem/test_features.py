@@ -10,7 +10,7 @@ from problems import LargestTensor, solve_by_name
 from torch.autograd import gradcheck, gradgradcheck
 
 import torchgw
-from torchgw._problem.linear_term import feature_cost, spread
+from torchgw._problem.problem import feature_cost, spread
 from torchgw._sinkhorn.problem import FactoredCost
 
 

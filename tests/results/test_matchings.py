@@ -361,3 +361,38 @@ def test_names_of_nodes():
     many = torchgw.solve(X[:4], X, distances="euclidean", random_state=0).matching("many_to_one")
     with pytest.raises(torchgw.InvalidInputError, match="as_frame"):
         many.as_dict()
+
+
+@pytest.mark.parametrize("networks", [True, False])
+def test_a_limit_of_time_ends_the_search_for_better_pairs(networks, monkeypatch):
+    """The answer is a matching all the same, no better than that of more time, and says so."""
+    rng = np.random.default_rng(0)
+    if networks:
+        x, y = (np.triu(rng.random((60, 60)) < 0.1, 1) for _ in range(2))
+        given = {"D_X": np.float64(x | x.T), "D_Y": np.float64(y | y.T)}
+    else:
+        given = dict(zip(("D_X", "D_Y"), map(cdist, *[clouds(150, 160)] * 2), strict=True))
+    result = solve(**given, n_init=1)
+    whole, rough = result.matching(), result.matching(improve=False)
+    assert whole.complete
+    assert rough.complete
+    clock = [0.0]
+
+    def passing():
+        clock[0] += 1.0
+        return clock[0]
+
+    # each look at the clock takes a second, so that the limit is met at some place of the search
+    monkeypatch.setattr("torchgw._tensors.deadline.monotonic", passing)
+    values = []
+    for limit in (0, 1, 2, 3, 5, 9, 20, 100):
+        found = result.matching(time_limit=limit)
+        assert len(set(found.target.tolist())) == len(found) == len(whole)
+        assert found.value <= rough.value * (1 + 1e-12)
+        values.append(found.value)
+    assert not result.matching(time_limit=0).complete
+    assert np.isclose(values[0], rough.value, rtol=1e-12)
+    monkeypatch.undo()
+    assert np.isclose(result.matching(time_limit=600).value, whole.value, rtol=1e-12)
+    with pytest.raises(torchgw.InvalidInputError, match="time_limit"):
+        result.matching(time_limit=-1)

@@ -11,10 +11,11 @@ import torchgw
 from torchgw._problem import limits
 from torchgw._problem.losses import SQUARE
 from torchgw._problem.problem import Problem
-from torchgw._search import all_points, chains
+from torchgw._search import all_points, beliefs, chains
 from torchgw._search.alternatives import Alternative, Search
-from torchgw._search.beliefs import Graph, believed_plan, match_graphs
+from torchgw._search.beliefs import Graph, believed_plan, believed_plans, match_graphs
 from torchgw._search.coarse import coarse_problem
+from torchgw._search.graphs import Edges
 from torchgw._search.world import World
 from torchgw._solve import begin
 from torchgw._typing import Marginals
@@ -76,6 +77,26 @@ def test_paths_are_not_folded_upon_themselves(monkeypatch):
     kept = mean_kept()
     monkeypatch.setitem(limits.LIMITS, "cpu", limits.CPU._replace(walks=0.0))
     assert kept > mean_kept() + 0.05
+
+
+@pytest.mark.parametrize("turning", [False, True])
+def test_graphs_beside_each_other_are_matched_as_alone(turning, monkeypatch):
+    monkeypatch.setattr(beliefs, "_NOISE", 0.0)
+    # beliefs that rest would end earlier alone
+    monkeypatch.setattr(beliefs, "_STILL", 0.0)
+    if turning:
+        monkeypatch.setitem(limits.LIMITS, "cpu", limits.CPU._replace(walks=0.0))
+    every = []
+    for seed, degree in enumerate((2.0, 3.0, 0.0, 2.5)):
+        rng = np.random.default_rng(seed)
+        every.append(copy_of(sparse_graph(90, rng, degree), rng, 0.1))
+    alone = torch.stack([believed_plans(*graphs(*pair), uniform(90, 90))[0] for pair in every])
+    edges = (
+        [Edges.of(torch.from_numpy(table)) for table in side] for side in zip(*every, strict=True)
+    )
+    sides = [Graph.together(side, torch.device("cpu")) for side in edges]
+    together = believed_plans(*sides, uniform(90, 90))
+    torch.testing.assert_close(together, alone, atol=1e-5, rtol=0.0)
 
 
 def test_a_part_of_a_graph_is_found_in_it():

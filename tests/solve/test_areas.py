@@ -5,7 +5,7 @@ import pytest
 import scipy
 
 import torchgw
-from torchgw._solve.areas import with_penalised_areas
+from torchgw._solve.strategy import with_penalised_areas
 from torchgw.distances import Surface
 
 

@@ -193,9 +193,14 @@ def test_what_is_left_of_the_time_says_how_many_steps_fit(monkeypatch):
         assert [deadline.fitting(10, each) for each in (None, 1.0, 4.0, 50.0)] == [10, 10, 5, 1]
         deadline.last_phase()
         assert deadline.fitting(10, None) == 10
-        now[0] = 21.0
-        deadline.last_phase()
+        now[0] = 6.0
+        deadline.last_phase(4)
+        # one step tells how long steps take, and what follows takes as long as four
         assert deadline.fitting(10, None) == 1
+        assert deadline.fitting(10, 2.0) == 3
+        assert not deadline.is_over()
+        now[0] = 12.5
+        assert deadline.is_over()
 
 
 def test_work_is_kept_time_for_by_the_load_of_the_processor(monkeypatch):
@@ -206,12 +211,12 @@ def test_work_is_kept_time_for_by_the_load_of_the_processor(monkeypatch):
         clocks.update(monotonic=8.0, process_time=7.0)
         # two seconds of work took eight
         deadline.keep_least(1.0, 0.1)
-        assert deadline._clock.get().least == 4.0
+        assert deadline._clock.get().least == pytest.approx(4.0, rel=0.05)
         assert deadline.leaves(1.9)
-        assert not deadline.leaves(2.1)
+        assert not deadline.leaves(2.3)
         # what was kept too, if nothing follows
         assert deadline.leaves(2.9, last=True)
-        assert not deadline.leaves(3.1, last=True)
+        assert not deadline.leaves(3.3, last=True)
 
 
 @pytest.mark.filterwarnings("ignore::torchgw.TorchGWWarning")

@@ -10,7 +10,6 @@ import torchgw
 from torchgw._problem.limits import LIMITS
 from torchgw._problem.problem import Facts
 from torchgw._solve.forecast import problem_seconds
-from torchgw._solve.options import Options
 from torchgw._solve.route import (
     MOVES,
     choose_dtypes,
@@ -19,7 +18,7 @@ from torchgw._solve.route import (
     make_route,
     store_cost,
 )
-from torchgw._solve.state import Dtypes
+from torchgw._solve.state import Dtypes, Options
 
 CUDA, CPU = "cuda", "cpu"
 

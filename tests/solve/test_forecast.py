@@ -8,17 +8,17 @@ import torch
 from problems import solve_by_name
 
 import torchgw
-from benchmarks.solves.forecasts import holds, measured
+from benchmarks.solves.forecasts import holds, holds_by_half, measured
 from torchgw._errors import PerformanceWarning
 from torchgw._problem.problem import Problem
 from torchgw._search import world
 from torchgw._search.all_points import repair_found
-from torchgw._search.alternatives import Alternative
+from torchgw._search.alternatives import Alternative, Search
 from torchgw._search.optima import find_optima
 from torchgw._search.world import World
 from torchgw._sinkhorn.eager import EagerBackend
 from torchgw._solve import forecast, route
-from torchgw._tensors import deadline, machine
+from torchgw._tensors import deadline, foretold, machine
 from torchgw._typing import Marginals
 from torchgw.distances import PointDistance
 
@@ -102,6 +102,17 @@ def test_the_longest_solve_at_a_small_epsilon_is_said_before_it(rule):
     # 1e5 iterations of some tenths of a millisecond
     assert 10 < sharp.longest < 100
     assert "s if all linear problems take `inner_max_iter`" in str(sharp)
+
+
+def test_three_times_are_told_before_a_search_on_all_points():
+    """Usual, where few points do not tell enough, and where starts do not agree either."""
+    x = np.random.default_rng(0).normal(size=(200, 20))
+    searched, begun = (torchgw.explain(x, x[::-1] ** 3, n_init=count) for count in (None, 1))
+    usual, longer = searched.seconds
+    assert usual < longer < searched.most
+    assert "s if starts do not agree either" in str(searched)
+    assert begun.most == begun.seconds[0]
+    assert "starts" not in begun.cost
 
 
 def test_the_longest_solve_has_those_of_other_optima():
@@ -208,7 +219,9 @@ def test_forecasts_hold_within_a_factor_of_two():
     kinds = "cloud in 3", "cloud in 10", "mass .7", "clusters", "copies", "spirals"
     rows = [measured(kind, seed) for kind in kinds for seed in (2, 3, 5, 7)]
     missed = [row["problem"] for row in rows if not holds(row)]
-    assert len(missed) <= 0.35 * len(rows), missed
+    assert len(missed) <= 0.1 * len(rows), missed
+    late = [row["problem"] for row in rows if not holds_by_half(row)]
+    assert len(late) <= 0.4 * len(rows), late
     # between both times most are
     outside = [
         row["problem"]
@@ -294,6 +307,34 @@ def test_larger_relaxed_problems_are_not_said_to_take_less(rule):
         for n in (90, 96, 97, 130, 200)
     ]
     assert usual == sorted(usual)
+
+
+@pytest.mark.parametrize("moves", [set(), {"product"}, {"product", "optima"}, {"optima", "parts"}])
+def test_starts_that_are_followed_are_counted_once_the_search_has_ended(moves, caplog):
+    """Of a sampled cost three quarters of the time were those of other starts, said one by one."""
+    nothing = torch.zeros(1, 1, device="cpu")
+    found = [
+        Alternative(value, f"{value}", nothing, nothing[0], nothing[0], (1, 1))
+        for value in (1.0, 1.1, 1.5)
+    ]
+    search = Search(tuple(found), 0.9)
+    facts = SimpleNamespace(
+        device="cpu", rule="strict", products=True, n=600, m=600, entries=360_000, epsilon=0.0,
+        spread=1.0, larger=600,
+    )  # fmt: skip
+    options = SimpleNamespace(rule=None, max_iter=500, search="auto")
+    # of the others one may end lower
+    solves = 1 + ("product" in moves) + ("optima" in moves)
+    parts = forecast.slowness() * forecast._PARTS * ("parts" in moves)
+    with caplog.at_level(logging.INFO, logger="torchgw"), foretold.telling():
+        foretold.promise(1e-6, 1.0)
+        forecast.forecast_loop(facts, options, "dense", 0.1, search, moves, 1.0)
+        told = foretold.said_last()[1]
+        forecast.forecast_others(facts, options, search, moves, 1.0, 5.0)
+        again = foretold.said_last()[1]
+    assert told == pytest.approx(solves * 1.5 + parts, rel=0.1)
+    assert again == pytest.approx((solves - 1) * 5.0 + parts or told, rel=0.1)
+    assert search._replace(settled=True).followed("auto", moves) == 0
 
 
 def test_samples_and_bounds_take_more_iterations():

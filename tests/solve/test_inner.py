@@ -46,6 +46,22 @@ def test_a_plan_far_from_its_marginals_may_iterate_longer_the_next_time():
         assert pace.limits(1e-5, at_target=False, first=False)[0] == more * before
 
 
+@pytest.mark.parametrize(("exact", "last", "more"), [(True, 1, 2), (False, 1, 1), (True, 0.1, 1)])
+def test_plans_that_go_round_in_a_ring_get_more_iterations(exact, last, more):
+    """Each error of the ring is far above or below the one before, so that none seems slow."""
+    options, gradient = SimpleNamespace(inner_max_iter=10**6), SimpleNamespace(exact=exact)
+    rule = SimpleNamespace(proximal=False, patient=False, target=1)
+    pace = Pace(SimpleNamespace(
+        store=True, options=options, gradient=gradient, anneal=rule, rounding=lambda epsilon: 0,
+    ))  # fmt: skip
+    before, _ = pace.limits(1e-5, at_target=True, first=False)
+    changes = [4e-4, 6.5e-4, 4.7e-4] * 3
+    for turn, (error, change) in enumerate(zip([2.3e-4, 3.9e-6, 1.6e-4] * 3, changes, strict=True)):
+        change *= last ** (turn / 2)
+        pace.learn(left(error), change, at_target=True, settled=False)
+    assert pace.limits(1e-5, at_target=True, first=False)[0] == more * before
+
+
 def test_a_solve_of_repeated_points_settles():
     """Their linear problems are slow, and hundreds of linearisations waited for them."""
     rng = np.random.default_rng(1)

@@ -206,3 +206,65 @@ def test_cells_that_run_out_of_digits_give_way_to_all_points(few, limited):
     assert found.marginal_error < 1e-6
     whole = solve_by_name(*points, **options, resolution=None)
     assert found.value == pytest.approx(whole.value, rel=1e-5)
+
+
+def _clouds(seed):
+    """A flat cloud, clusters and a curve, each beside a noisy copy of most of its points."""
+    rng = np.random.default_rng(seed)
+    time = rng.uniform(0, 8, 300)
+    kinds = {
+        "flat": rng.normal(size=(300, 2)) * [1, 0.7],
+        "clusters": rng.normal(size=(8, 20))[rng.integers(8, size=300)]
+        + 0.4 * rng.normal(size=(300, 20)),
+        "curve": np.stack([time * np.cos(time), time * np.sin(time), time], 1),
+    }
+    for points in kinds.values():
+        order = rng.permutation(300)
+        yield points, points[order] + 0.01 * points.std() * rng.normal(size=points.shape), order
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_cells_leave_little_to_all_points(known, limited, monkeypatch):
+    """The same plans after fewer iterations on all points than from few points at once."""
+    from torchgw._solve import pipeline
+
+    limited(subsample=3e4)
+    monkeypatch.setattr(pipeline, "_COARSE_POINTS", 50)
+    approach, spent = pipeline.approach, {}
+    for cells in (False, True):
+        monkeypatch.setattr(
+            pipeline, "approach", approach if cells else lambda _, __, one, ___: one[0]
+        )
+        for place, (x, y, order) in enumerate(_clouds(0)):
+            taken = []
+            given = {"pairs": np.stack([order[:9], np.arange(9)], 1)} if known else {"b": None}
+            found = torchgw.solve(
+                x, y if known else y[:270], distances="sqeuclidean", n_init=1, random_state=0,
+                options=torchgw.Options(callback=taken.append), **given,
+            )  # fmt: skip
+            assert found.converged
+            count = sum(one[5] for one in taken if one[6][0] > 240)
+            spent.setdefault(place, []).append((count, found.report.objective))
+    counts, ends = np.array(list(spent.values())).transpose(2, 1, 0)
+    assert counts[1].sum() < 0.7 * counts[0].sum()
+    assert (ends[1] <= (1 + 1e-3) * ends[0]).sum() >= 2
+
+
+@pytest.mark.parametrize("size", [40, 50, 200, 400])
+@pytest.mark.filterwarnings("ignore::torchgw.ConvergenceWarning")
+def test_a_solve_that_is_stopped_on_cells_has_a_plan_of_all_points(size, limited, monkeypatch):
+    """Wherever a callback stops it, with weights of zero and sides of other sizes."""
+    limited(subsample=1e4)
+    monkeypatch.setattr("torchgw._solve.pipeline._COARSE_POINTS", 40)
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(400, 2)), rng.normal(size=(90, 3))
+    a = np.where(np.arange(400) < 7, 0.0, 1.0)
+    found = torchgw.solve(
+        x, y, a=a / a.sum(), distances="sqeuclidean", n_init=1, random_state=0,
+        options=torchgw.Options(callback=lambda one: one.shape[0] == size),
+    )  # fmt: skip
+    assert found.status is torchgw.Status.STOPPED
+    plan = np.asarray(found.plan)
+    assert plan.shape == (400, 90)
+    assert abs(plan.sum() - 1) < 1e-3
+    assert (plan[:7] == 0).all()

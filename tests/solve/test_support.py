@@ -403,6 +403,7 @@ REFUSED = {
     "numbers": ({"allowed": np.ones((4, 5))}, "table of bool"),
     "shape": ({"allowed": np.ones((5, 4), bool)}, r"shape \(4, 5\)"),
     "rows": ({"allowed": [[0], [1]]}, "each of 4 rows"),
+    "function": ({"allowed": lambda i, j: np.ones(3, bool)}, "function of indices; got bool"),
     "column": ({"allowed": [[0], [1], [2], [5]]}, "within 0 and 4"),
     "bool list": ({"allowed": [[True] * 5] * 4}, "as an array"),
     "labels": ({"groups": ([0, 1], [0] * 5)}, r"groups\[0\]"),
@@ -431,3 +432,26 @@ def test_a_table_that_would_not_fit_is_refused():
     known, cpu = Known(allowed=lambda i, j: i == j), torch.device("cpu")
     with pytest.raises(UnsupportedError, match="too many"):
         read_support(known, None, None, (10**6, 10**6), cpu)
+
+
+def test_no_pairs_and_equal_labels_are_what_they_say():
+    X, Y, _ = drawn(9, 9, 0.6)
+    kind, options = np.arange(9) % 3, {"epsilon": 0.1, "n_init": 1}
+    plain, none = (torchgw.solve(X, Y, **options, pairs=each) for each in (None, []))
+    assert np.array_equal(plain.plan, none.plan)
+    same, told = (
+        torchgw.solve(X, Y, **options, groups=(kind, kind, *more)) for more in ((), ("same",))
+    )
+    assert np.array_equal(same.plan, told.plan)
+
+
+@pytest.mark.parametrize("rule", [{"unbalanced": 1.0}, {"unbalanced": (1.0, 0.0)}, {"mass": 0.5}])
+@pytest.mark.parametrize("heavy", [9, 4])
+def test_nothing_allowed_is_no_plan(rule: dict, heavy: int):
+    """Nor is what is allowed between points without weight."""
+    X, Y, _ = drawn(9, 9, 0.6)
+    mask = np.zeros((9, 9), dtype=bool)
+    mask[heavy:] = True
+    a = np.where(np.arange(9) < heavy, 1 / heavy, 0.0)
+    with pytest.raises(InvalidInputError, match="allowed"):
+        torchgw.solve(X, Y, a=a, epsilon=0.1, allowed=mask, **rule)

@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 
-from torchgw._tensors import draws
-from torchgw._tensors.draws import at_even_steps
+from torchgw._tensors import operations
+from torchgw._tensors.operations import at_even_steps
 
 
 @pytest.mark.parametrize("count", [1, 40, 99, 100])
 def test_distinct_numbers_are_drawn_alike(monkeypatch, count):
-    monkeypatch.setattr(draws, "_PERMUTED", 10)
+    monkeypatch.setattr(operations, "_PERMUTED", 10)
     generator = torch.Generator().manual_seed(0)
     tally = torch.zeros(2, 100)
     for _ in range(400):
-        drawn = draws.distinct(100, count, generator)
+        drawn = operations.distinct(100, count, generator)
         assert len(drawn.unique()) == len(drawn) == count
         tally[0, drawn] += 1
         tally[1, drawn[0]] += 1

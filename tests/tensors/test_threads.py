@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import torchgw
-from torchgw._tensors import threads as module
-from torchgw._tensors.threads import host_threads, small_on_one_thread
+from torchgw._tensors import machine as module
+from torchgw._tensors.machine import host_threads, small_on_one_thread
 
 CPU = torch.device("cpu")
 

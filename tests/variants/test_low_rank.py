@@ -14,8 +14,7 @@ from scipy.spatial.distance import cdist
 
 import torchgw
 from torchgw._problem.given import Passed
-from torchgw._problem.linear_term import feature_cost
-from torchgw._problem.problem import Problem
+from torchgw._problem.problem import Problem, feature_cost
 from torchgw._problem.providers import DistanceOptions, build_providers
 from torchgw._typing import Marginals
 from torchgw._variants.solve_low_rank import Factorisation, _measure, project

@@ -20,7 +20,7 @@ N, M = 1_500, 1_300
 SMALL = {"epsilon": 5e-3, "n_base": 128, "block": 400, "device": "cpu"}
 pytestmark = [
     pytest.mark.filterwarnings(f"ignore::torchgw.{name}Warning")
-    for name in ("Convergence", "Graph")
+    for name in ("Convergence", "Graph", "Search")
 ]
 
 
@@ -68,7 +68,8 @@ def test_a_base_is_as_large_as_a_sample_needs(tmp_path, monkeypatch, capsys):
     found = torchgw.solve_rows(X, Y, tmp_path, **SMALL | {"n_base": "auto"}, verbose=True)
     assert 32 < found.cells[0] < N / 2
     assert found.marginal_error < 0.03
-    assert 0 < found.value_change <= found.epsilon
+    assert found.value_change > 0
+    assert found.distance_error < found.epsilon**0.5
     told = capsys.readouterr().err
     assert "8 blocks of rows are matched" in told
     assert "block 8 of 8" in told
@@ -78,11 +79,28 @@ def test_detail_that_a_small_base_does_not_see_calls_for_a_larger_one(tmp_path, 
     """A coil whose turns touch, for few points, is a band: and a long curve for more."""
     monkeypatch.setattr(module, "_FIRST", 32)
     monkeypatch.setattr(module, "_ALLOWED", 1.0)
-    t = np.sort(np.random.default_rng(0).random(4_000))
-    coil = np.stack([np.cos(50 * t), np.sin(50 * t), 3 * t], axis=1)
+    t = np.sort(np.random.default_rng(0).random(1_000))
+    coil = np.stack([np.cos(30 * t), np.sin(30 * t), 1.5 * t], axis=1)
     line = np.stack([t, 0 * t, 0 * t], axis=1)
-    found = torchgw.solve_rows(coil, line, tmp_path, **SMALL | {"n_base": "auto"})
-    assert found.cells[0] > 64
+    call = SMALL | {"n_base": "auto", "options": torchgw.Options(search="fast")}
+    found = torchgw.solve_rows(coil, line, tmp_path, **call)
+    assert found.cells[0] >= 256
+    assert found.distance_error < 0.07
+
+
+def test_distances_that_no_base_knows_are_told(tmp_path, monkeypatch):
+    """Graphs of clusters in many dimensions depend on how many points they have."""
+    monkeypatch.setattr(module, "_FIRST", 64)
+    monkeypatch.setattr(module, "_MOST", 256)
+    monkeypatch.setattr(module, "_ALLOWED", 1.0)
+    rng = np.random.default_rng(0)
+    points = 2 * rng.normal(size=(8, 10))[np.arange(600) % 8] + rng.normal(size=(600, 10))
+    call = SMALL | {"n_base": "auto", "options": torchgw.Options(search="fast")}
+    with pytest.warns(torchgw.GraphWarning, match="finer detail counts for nothing") as told:
+        found = torchgw.solve_rows(points, points[::-1], tmp_path, **call)
+    # one of each side's graph beside it: not those of samples
+    assert sum(one.category is torchgw.GraphWarning for one in told) <= 3
+    assert found.distance_error > 0.05
 
 
 def test_rows_are_those_of_an_ordinary_solve(solved):
@@ -151,7 +169,7 @@ def test_any_table_is_read_by_blocks_alone(solved, tmp_path):
             "recorded": (Recorded(X), Recorded(Y)),
             "paths": (tmp_path / "X.npy", file["obsm/points"]),
             "maps": (mapped, torch.from_numpy(Y)),
-            "zarr": (str(tmp_path / "X.zarr"), Y),
+            "zarr": (str(tmp_path / "X.zarr"), f"{tmp_path}/Y.h5:obsm/points"),
         }
         for name, pair in given.items():
             torchgw.solve_rows(*pair, tmp_path / name, **SMALL)
@@ -215,6 +233,8 @@ def test_weights_count(solved, tmp_path):
     assert missed < 0.03
     with pytest.raises(InvalidInputError, match="`a` must be non-negative"):
         torchgw.solve_rows(far, Y, tmp_path / "no", a=-weights, **SMALL)
+    with pytest.raises(InvalidInputError, match="`a` must have a positive sum"):
+        torchgw.solve_rows(far, Y, tmp_path / "no", a=0 * weights, **SMALL)
     with pytest.raises(InvalidInputError, match=r"`a` must have shape \(1500,\); got"):
         torchgw.solve_rows(X, Y, tmp_path / "no", a=weights, **SMALL)
 
@@ -241,11 +261,16 @@ def test_the_command_line_writes_a_folder(solved, tmp_path, capsys):
 
 
 def test_refusals(tmp_path):
+    h5py = pytest.importorskip("h5py")
     with pytest.raises(InvalidInputError, match=r"there is no .*missing.npy"):
         torchgw.solve_rows(tmp_path / "missing.npy", Y, tmp_path, **SMALL)
     (tmp_path / "X.csv").write_text("1,2")
     with pytest.raises(InvalidInputError, match="is not read by rows"):
         torchgw.solve_rows(tmp_path / "X.csv", Y, tmp_path, **SMALL)
+    with h5py.File(tmp_path / "X.h5ad", "w") as file:
+        file["obsm/pca"] = X
+    with pytest.raises(InvalidInputError, match=r"h5ad has no X, but obsm"):
+        torchgw.solve_rows(tmp_path / "X.h5ad", Y, tmp_path, **SMALL)
     with pytest.raises(torchgw.InvalidTypeError, match=r"`X` must be a table \(n, d\)"):
         torchgw.solve_rows(X[:, 0], Y, tmp_path, **SMALL)
     bad = X.copy()

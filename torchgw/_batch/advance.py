@@ -137,6 +137,9 @@ def enter(problems: Packed, numbers: Tensor) -> Pool:
     if problems.begin is not None:
         begun = chosen & (epsilon <= target)
         tol[begun], budget[begun] = _BEGUN_TOLERANCE, _BEGUN_BUDGET
+        # columns that no row prefers are beyond what exponents of a sweep are kept within
+        g = torch.where(begun[:, None], exact_rows(cost.mT, a, f_next, epsilon), 0.0)
+        f_next = exact_rows(cost, b, g, epsilon)
     free: dict[str, Any] = {}
     if problems.proximal:
         free["sharp"] = AUTO_EPSILON * natural_scale(problems, numbers, linear)

@@ -3,10 +3,9 @@
 import torch
 from torch import Tensor
 
-from torchgw._batch.packing import Packed, natural_scale
+from torchgw._batch.packing import LARGEST_ROUGH, Packed, has_triton, natural_scale
 from torchgw._batch.relaxed import Relaxed
 from torchgw._batch.sweep import exact_rows
-from torchgw._batch.warm import LARGEST_ROUGH, has_triton
 from torchgw._problem.marginals import STRICT
 from torchgw._tensors.operations import sums_along
 

@@ -15,10 +15,9 @@ from torch import Tensor
 
 from torchgw._batch.advance import Pool, advance, enter
 from torchgw._batch.newton import newton_step
-from torchgw._batch.packing import Packed
+from torchgw._batch.packing import Packed, may_begin, on_chip
 from torchgw._batch.stopping import Rules
 from torchgw._batch.sweep import TICK, next_relaxation, sweep
-from torchgw._batch.warm import may_begin, on_chip
 from torchgw._batch.worth import Ended, Found
 from torchgw._sinkhorn.loop import MOST_RESTARTS
 from torchgw._sinkhorn.newton import NEWTON_BELOW

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from torchgw._batch.inner_triton import solved
+from torchgw._batch.packing import Warm
 from torchgw._batch.relaxed import LARGEST_EXPONENT
 from torchgw._batch.rough_triton import NEAR, falls
 from torchgw._batch.sweep import TICK
@@ -25,7 +26,6 @@ from torchgw._batch.tile_triton import (
     total,
     write,
 )
-from torchgw._batch.warm import Warm
 from torchgw._sinkhorn.annealing import MET
 from torchgw._tensors.ahead import launch
 

@@ -1,4 +1,4 @@
-"""Small spaces packed by size: padded to the least size of a list that holds them, and no further.
+"""Small spaces packed by size, where they are iterated, and what one program hands on.
 
 What a problem is padded to depends on its own size alone, so that its bits do not depend on what is
 solved beside it. Padding is points of weight zero.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +17,46 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from torchgw._batch.relaxed import Relaxed
+from torchgw._sinkhorn.choose import why_not
 from torchgw._tensors.operations import sums_along, sums_of
+
+# Points of a side up to which a problem is begun in float32, and iterated in float64, by a Triton
+# program of its own. [L397] [L402]
+LARGEST_ROUGH = 128
+LARGEST_ON_CHIP = 64
+
+
+# How a program ends: the plan has settled, the objective is flat, the iterations have run out, a
+# number is not finite any more, or the plan moves beyond what float32 can follow.
+ENDS = ("SETTLED", "FLAT", "LIMIT", "LOST", "AWAY")
+
+
+class Warm(NamedTuple):
+    """Plans of k problems that have nearly settled, and their potentials."""
+
+    plan: Tensor  # (k, n, m)
+    f: Tensor  # (k, n) float64, potentials in cost units
+    g: Tensor  # (k, m)
+    done: Tensor  # (k,) int64, outer iterations
+    ended: Tensor  # (k,) int64, places in ENDS
+    value: Tensor  # (k,) float32, roughly the objective
+
+
+def may_begin(shape: tuple[int, int], device: torch.device) -> bool:
+    """Whether problems of these padded sizes can begin in Triton."""
+    return max(shape) <= LARGEST_ROUGH and has_triton(device)
+
+
+def on_chip(shape: tuple[int, int], device: torch.device) -> bool:
+    """Whether problems of these padded sizes are iterated in Triton."""
+    return max(shape) <= LARGEST_ON_CHIP and has_triton(device)
+
+
+@cache
+def has_triton(device: torch.device) -> bool:
+    """Whether Triton runs there, compiled."""
+    return device.type == "cuda" and why_not("triton", device, torch.float32) is None
+
 
 # Sizes that spaces are padded to: multiples of 16, which keep the rows of tables aligned. [L391]
 _SIZES = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)

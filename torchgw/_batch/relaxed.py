@@ -170,4 +170,4 @@ def _running(parts: Tensor) -> Tensor:
     if parts.device.type == "cpu":
         return parts.cumsum(2)
     upto = parts.new_ones(parts.shape[2], parts.shape[2]).triu()
-    return torch.bmm(parts, upto.expand(len(parts), -1, -1))
+    return (parts.mT * upto).sum(1, keepdim=True)

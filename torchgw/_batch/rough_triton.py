@@ -10,6 +10,7 @@ import triton.language as tl
 
 from torchgw._batch.anneal_triton import anneal_kernel, exponentials
 from torchgw._batch.inner_triton import solved
+from torchgw._batch.packing import Warm
 from torchgw._batch.sweep import BUDGET
 from torchgw._batch.tile_triton import (
     by_columns,
@@ -23,7 +24,6 @@ from torchgw._batch.tile_triton import (
     total,
     write,
 )
-from torchgw._batch.warm import Warm
 from torchgw._sinkhorn.annealing import MET
 from torchgw._tensors.ahead import launch
 

@@ -52,9 +52,9 @@ def sweep(
     count: int = TICK,
 ) -> Sweep:
     """Run full iterations of A problems (A, n, m) from potentials (A, n) and (A, m)."""
-    # The bits of a problem are those of any batch if there are two at least: a product with a
-    # single one takes another way through the library. `out` (A, n, m) becomes the plan. Points of
-    # zero weight keep their potentials. Without a `relaxation` iterations are plain.
+    # The bits of a problem are those of any batch if there are two at least: on a CPU a product
+    # with a single one takes another way through the library. `out` (A, n, m) becomes the plan.
+    # Points of zero weight keep their potentials. Without a `relaxation` iterations are plain.
     (a, b), (f, g), unit = weights, potentials, epsilon[:, None]
     plan = torch.sub((f / unit)[:, :, None], cost / unit[:, :, None], out=out)
     plan.add_((g / unit)[:, None, :]).clamp_(-LARGEST_EXPONENT, LARGEST_EXPONENT).exp_()
@@ -69,7 +69,7 @@ def sweep(
 
     def scaling(side: int, other: Tensor) -> Tensor:
         none, weight, table = sides[side]
-        sums = torch.baddbmm(none, other, table)
+        sums = _sums(none, other, table)
         if relaxed is None:
             return weight / sums
         start = ((f, g)[side] / unit)[:, None, :]
@@ -88,7 +88,7 @@ def sweep(
         s = led_on(scaling(0, t), s)
     # iterations go on from the relaxed scalings; plain ones give rows their masses
     plain = scaling(0, t)
-    found = torch.baddbmm(no_columns, plain, plan).mul_(t)
+    found = _sums(no_columns, plain, plan).mul_(t)
     if relaxed is None:
         error = sums_of((found - columns).abs_())
     else:
@@ -96,6 +96,14 @@ def sweep(
     plan.mul_(plain.mT).mul_(t)
     after, exact = (f + unit * part[:, 0].log() for part in (s, plain))
     return Sweep(plan, exact, after, g + unit * t[:, 0].log(), error)
+
+
+def _sums(none: Tensor, factors: Tensor, table: Tensor) -> Tensor:
+    """Add the rows of tables (A, n, m) times factors (A, 1, n), and what stands for no sum."""
+    if table.is_cuda:
+        # where a library chooses its way by the number of products
+        return (factors.mT * table).sum(1, keepdim=True).add_(none)
+    return torch.baddbmm(none, factors, table)
 
 
 def next_relaxation(factor: Tensor, reduction: Tensor) -> Tensor:

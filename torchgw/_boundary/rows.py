@@ -1,6 +1,8 @@
 """Tables that are read some rows at a time: files, arrays on disk, and the shards of a DTensor."""
 
+import math
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from torchgw._boundary.arrays import check_points
-from torchgw._errors import InvalidInputError, InvalidTypeError
+from torchgw._errors import InvalidInputError, InvalidTypeError, UnsupportedError
+
+# Weights that are added up at once. A choice.
+_WEIGHTS = 2**20
 
 
 class Rows:
@@ -25,13 +30,13 @@ class Rows:
         Numbers of rows and columns.
     """
 
-    def __init__(self, name: str, given: Any) -> None:
+    def __init__(self, name: str, given: Any, weights_name: str = "", weights: Any = None) -> None:
         self.name, self._table = name, opened(name, given)
         if len(getattr(self._table, "shape", ())) != 2:
             raise InvalidTypeError(
                 f"`{name}` must be a table (n, d) that is read by rows: an array, a memory map, an "
-                "array of Zarr or HDF5, a DTensor with Shard(0), or the path of a .npy, .zarr or "
-                f".parquet file; got {type(given).__name__}."
+                "array of Zarr or HDF5, a DTensor with Shard(0), or the path of a .npy, .zarr, "
+                f".parquet or .h5ad file, and dense; got {type(given).__name__}."
             )
         self.n, self.d = (int(size) for size in self._table.shape)
         self._local, self._first, self._stop = None, 0, self.n
@@ -42,6 +47,35 @@ class Rows:
             shape, offset = compute_local_shape_and_global_offset(self._table.shape, *place)
             self._local = self._table.to_local()
             self._first, self._stop = offset[0], offset[0] + shape[0]
+        self._weights = None if weights is None else self._weighed(weights_name, weights)
+
+    def _weighed(self, name: str, given: Any) -> "tuple[Rows, float]":
+        """Open weights, and add them up, some at a time in order."""
+        given = opened(name, given)
+        rows = Rows(name, given if len(given.shape) == 2 else given[:, None])
+        if (rows.n, rows.d) != (self.n, 1):
+            raise InvalidInputError(
+                f"`{name}` must have shape ({self.n},); got ({rows.n}, {rows.d})."
+            )
+        if rows._local is not None:
+            raise UnsupportedError(f"`{name}` must be whole in each process, not a DTensor.")
+        sums = list[float]()
+        for some in rows.blocks(_WEIGHTS, 0, 1):
+            part = rows.read(some, torch.device("cpu"))
+            if float(part.min()) < 0:
+                raise InvalidInputError(f"`{name}` must be non-negative.")
+            sums.append(float(part.sum()))
+        if (total := math.fsum(sums)) <= 0:
+            raise InvalidInputError(f"`{name}` must have a positive sum.")
+        return rows, total
+
+    def shares(self, rows: slice, device: torch.device) -> Tensor:
+        """Read the weights of some rows, (q,) float64, whose sum over all is one."""
+        if self._weights is None:
+            count = rows.stop - rows.start
+            return torch.full((count,), 1 / self.n, dtype=torch.float64, device=device)
+        weights, total = self._weights
+        return weights.read(rows, device)[:, 0] / total
 
     def blocks(
         self, height: int, rank: int, size: int, done: Callable[[slice], bool] = lambda rows: False
@@ -82,7 +116,9 @@ def opened(name: str, given: Any) -> Any:
     """Open what a path names; leave all else as it is."""
     if not isinstance(given, (str, os.PathLike)):
         return given
-    path = Path(given)
+    # file.h5ad:obsm/NAME, as the command line has it
+    named = re.fullmatch(r"(.+\.h5(?:ad)?)(?::(.+))?", os.fspath(given))
+    path = Path(given if named is None else named[1])
     if not path.exists():
         raise InvalidInputError(f"`{name}`: there is no {path}.")
     if path.suffix == ".npy":
@@ -93,9 +129,16 @@ def opened(name: str, given: Any) -> Any:
         import zarr
 
         return zarr.open(path, mode="r")
+    if named is not None:
+        import h5py
+
+        file, member = h5py.File(path), named[2] or "X"
+        if member not in file:
+            raise InvalidInputError(f"`{name}`: {path} has no {member}, but {', '.join(file)}.")
+        return file[member]
     raise InvalidInputError(
-        f"`{name}`: {path} is not read by rows; .npy, .zarr and .parquet files are. Open others "
-        "yourself, and pass the array: that of a backed AnnData, or a data set of h5py."
+        f"`{name}`: {path} is not read by rows; .npy, .zarr, .parquet, file.h5:NAME and "
+        "file.h5ad:obsm/NAME are. Open others yourself, and pass the array."
     )
 
 

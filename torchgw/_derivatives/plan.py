@@ -14,7 +14,7 @@ from torchgw._derivatives.relaxed import RelaxedSolve
 from torchgw._derivatives.tracked import Definition, Model
 from torchgw._derivatives.unrolled import unroll
 from torchgw._plans.contract import Plan
-from torchgw._plans.transport import TransportPlan
+from torchgw._plans.transport import ZERO, TransportPlan
 from torchgw._results.result import GWResult
 from torchgw._solve.table import Differentiable
 from torchgw._typing import Potentials
@@ -106,12 +106,11 @@ class DifferentiablePlan(TransportPlan):
         index = as_index(index, self.shape[0], self.device)
         chosen = torch.zeros(self.shape[0], len(index), dtype=self.dtype, device=self.device)
         chosen[index, torch.arange(len(index), device=self.device)] = 1.0
-        found: Tensor = (self.T @ chosen).T
-        return found
+        return torch.threshold((self.T @ chosen).T, ZERO, 0.0)
 
     def stored(self) -> Tensor:
-        found: Tensor = self @ torch.eye(self.shape[1], dtype=self.dtype, device=self.device)
-        return found
+        every = torch.eye(self.shape[1], dtype=self.dtype, device=self.device)
+        return torch.threshold(self @ every, ZERO, 0.0)
 
 
 def implicit_plan(solved: Solved, inputs: tuple[Tensor, ...]) -> DifferentiablePlan:

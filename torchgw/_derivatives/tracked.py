@@ -17,13 +17,12 @@ from torch.utils.checkpoint import checkpoint
 
 from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw._problem.limits import limits_of
-from torchgw._problem.linear_term import FeatureMetric, feature_cost
 from torchgw._problem.losses import Loss
 from torchgw._problem.marginals import MarginalRule
 from torchgw._problem.named import ScaleName
-from torchgw._problem.problem import Problem
+from torchgw._problem.problem import FeatureMetric, Problem, feature_cost
 from torchgw._sinkhorn.problem import Cost, DenseCost
-from torchgw._solve.options import Options
+from torchgw._solve.state import Options
 from torchgw._solve.table import Differentiable
 from torchgw._typing import Marginals
 from torchgw.distances.base import BLOCK_ENTRIES, DistanceProvider, both_ways

@@ -21,8 +21,7 @@ from torchgw._plans.transport import TransportPlan
 from torchgw._problem.losses import transformed
 from torchgw._problem.problem import Problem
 from torchgw._sinkhorn.problem import Cost, DenseCost, FactoredCost, added
-from torchgw._tensors.draws import inner_products
-from torchgw._tensors.operations import lengths
+from torchgw._tensors.operations import inner_products, lengths
 from torchgw._typing import Marginals
 from torchgw.distances.base import DistanceProvider, Factors
 from torchgw.distances.new_points import factor_reference, factor_rows

@@ -21,8 +21,8 @@ from torchgw._gradients.contract import (
     LinearCost,
     Linearised,
     QuadraticValue,
+    own_terms,
 )
-from torchgw._gradients.means import own_terms
 from torchgw._plans.contract import Plan
 from torchgw._plans.transport import DualPlan, TransportPlan
 from torchgw._problem.problem import Problem

@@ -17,16 +17,19 @@ from torchgw._gradients.contract import (
     QuadraticValue,
     StrictGradient,
     add_linear,
+    mean_distances,
+    own_terms,
+    part_means,
     product_value,
+    visible,
 )
-from torchgw._gradients.means import mean_distances, own_terms, part_means, visible
 from torchgw._plans.contract import Anchors
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.losses import MinimumCross, spread_parts
 from torchgw._problem.problem import Problem, stored_matrix
 from torchgw._sinkhorn.problem import Cost, FactoredCost
 from torchgw._tensors.block_order import block_order
-from torchgw._tensors.draws import categories_at, sample_categories
+from torchgw._tensors.operations import categories_at, sample_categories
 from torchgw._typing import Marginals
 from torchgw.distances.base import both_ways
 from torchgw.distances.sampling import choose_points

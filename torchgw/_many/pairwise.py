@@ -39,8 +39,8 @@ from torchgw._many.spaces import (
     check_measure,
     read_spaces,
 )
-from torchgw._problem.linear_term import FeatureMetric, check_feature_metric
 from torchgw._problem.named import DistanceName, ScaleName
+from torchgw._problem.problem import FeatureMetric, check_feature_metric
 from torchgw._problem.signatures import features_of_all
 from torchgw._solve.table import Options, Regularization, check_options, takes_options
 from torchgw._tensors.ahead import probe_beside

@@ -47,8 +47,8 @@ from torchgw._many.spaces import (
     listed_spaces,
     read_spaces,
 )
-from torchgw._problem.linear_term import FeatureMetric, check_feature_metric, is_fused
 from torchgw._problem.named import DistanceName, ScaleName
+from torchgw._problem.problem import FeatureMetric, check_feature_metric, is_fused
 from torchgw._solve.table import Options, check_options, takes_options
 from torchgw._tensors.ahead import probe_beside
 from torchgw._tensors.machine import free_memory

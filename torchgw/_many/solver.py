@@ -29,9 +29,9 @@ from torchgw._search.stack import Ends, Stack, descend, linear_solutions
 from torchgw._solve.pipeline import POLISH_TOLERANCE
 from torchgw._solve.state import Status
 from torchgw._solve.table import Options
+from torchgw._tensors.machine import small_on_one_thread
 from torchgw._tensors.operations import sums_of
 from torchgw._tensors.ranks import Ranks
-from torchgw._tensors.threads import small_on_one_thread
 
 # The status that each code in ``Numbers.status`` stands for.
 STATUSES = tuple(Status)

@@ -16,9 +16,8 @@ from torchgw._boundary.arrays import as_weights, check_list, check_points
 from torchgw._boundary.graphs import as_graph
 from torchgw._errors import InvalidInputError, InvalidTypeError
 from torchgw._problem.given import Passed, with_area
-from torchgw._problem.linear_term import FeatureMetric
 from torchgw._problem.named import DistanceName, ScaleName, pair_of_distances, refuse_names
-from torchgw._problem.problem import stored_matrix
+from torchgw._problem.problem import FeatureMetric, stored_matrix
 from torchgw._problem.providers import DistanceOptions, build_provider
 from torchgw._search.starts import AXES
 from torchgw._solve.table import check_options

@@ -25,8 +25,8 @@ from torchgw._boundary.checks import (
 )
 from torchgw._errors import InvalidInputError, PlanTooLargeError, UnsupportedError
 from torchgw._sinkhorn.problem import Cost
-from torchgw._tensors.draws import categories_at, sample_categories
 from torchgw._tensors.machine import free_memory
+from torchgw._tensors.operations import categories_at, sample_categories
 from torchgw.distances.base import BLOCK_ENTRIES
 
 Own = TypeVar("Own", bound="Plan")

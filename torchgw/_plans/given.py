@@ -14,8 +14,7 @@ from torchgw._errors import UnsupportedError
 from torchgw._plans.contract import Anchors, Plan, handed_out
 from torchgw._plans.transport import DualPlan, TransportPlan
 from torchgw._sinkhorn.eager import EagerBackend
-from torchgw._tensors.draws import accumulate, categories_at, sample_categories
-from torchgw._tensors.operations import sparse_tensor
+from torchgw._tensors.operations import accumulate, categories_at, sample_categories, sparse_tensor
 from torchgw._typing import Indices, Marginals, Potentials
 
 

@@ -96,7 +96,7 @@ def round_to_marginals(plan: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 # Smaller entries are zeros of polished plans, whose costs are logarithms of more than 1e-250.
 # [L412]
-_ZERO = 1e-240
+ZERO = 1e-240
 
 
 class DualPlan(Plan):
@@ -309,7 +309,7 @@ class TransportPlan(DualPlan):
     @exactly
     def stored(self) -> Tensor:
         """Build the (n, m) matrix for a caller that holds tables of this size anyway."""
-        return torch.threshold_(self.prepared.dense(self.potentials), _ZERO, 0.0)
+        return torch.threshold_(self.prepared.dense(self.potentials), ZERO, 0.0)
 
     def _product(self, table: Tensor) -> Tensor:
         """Compute the product, differentiable in the values."""
@@ -318,7 +318,7 @@ class TransportPlan(DualPlan):
         return self.prepared.apply(self.potentials, table.detach())
 
     def _block(self, index: Tensor | slice) -> Tensor:
-        return torch.threshold_(self.prepared.block(self.potentials, index), _ZERO, 0.0)
+        return torch.threshold_(self.prepared.block(self.potentials, index), ZERO, 0.0)
 
     def _height(self) -> int:
         return int(next(row_blocks(self.cost)).stop)

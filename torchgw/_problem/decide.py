@@ -25,7 +25,7 @@ from torch import Tensor
 
 from torchgw._errors import GraphWarning
 from torchgw._problem.limits import CPU
-from torchgw._tensors.draws import distinct
+from torchgw._tensors.operations import distinct
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.dijkstra import DijkstraDistance
 from torchgw.distances.graph import Neighbourhood, neighbour_geodesics, neighbourhood

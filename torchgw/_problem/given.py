@@ -19,8 +19,8 @@ from torchgw._errors import (
 )
 from torchgw._problem.named import BY_SIZE, from_graphs
 from torchgw._problem.problem import Problem, stored_matrix
-from torchgw._tensors.draws import at_even_steps
 from torchgw._tensors.machine import fits, free_memory
+from torchgw._tensors.operations import at_even_steps
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.geodesics import Geodesics
 from torchgw.distances.new_points import Space

@@ -131,6 +131,8 @@ class Limits(NamedTuple):
     messages: float
     # The same, edges times places, where those of walks that never turn back are told too. [L1650]
     walks: float
+    # Regions of a matching that are matched anew at a time: a GPU waits for launches. [L1655]
+    regions: int
 
     # Results. Entries of a table, or of the square of the larger side, up to which all are read:
     # sorted for a bound, correlated, or assigned exactly, in some seconds each. [L324, L328, L329]
@@ -194,7 +196,7 @@ CPU = Limits(
     chains=16, thorough_chains=64, fewest_chains=4, chain_products=1e12, thorough=16,
     open_chains=4, open_most=2**16, copies=2.5e-3,
     together=2**17, tiny=2**10,
-    batch_searched=2**10, edges=200_000, messages=2e8, walks=2**24,
+    batch_searched=2**10, edges=200_000, messages=2e8, walks=2**24, regions=1,
     read=25_000_000,
     improved_points=1_500, improved_triples=2_000_000, matched_points=128, exchanged_rows=2_048,
     alike=0.1, whole=0.75,
@@ -205,7 +207,7 @@ CUDA = CPU._replace(
     all_rows_points=6_000, dense=40e6, triples=2e9, most_triples=1e11, half=2e6,
     float64=2e6, again=200e6, settled=1e9,
     stored_bytes=2**31, cells=1e11, kept_tables=200e6, listed=1e9,
-    chain_products=1.2e13, messages=1e10, walks=5e8, open_chains=16, together=2**28,
+    chain_products=1.2e13, messages=1e10, walks=5e8, regions=16, open_chains=16, together=2**28,
     improved_points=5_000,
 )  # fmt: skip
 LIMITS = {"cpu": CPU, "cuda": CUDA}

@@ -26,7 +26,6 @@ from torchgw._problem.given import (
     warn_of_unlike_edges,
 )
 from torchgw._problem.limits import limits_of
-from torchgw._problem.linear_term import FeatureMetric
 from torchgw._problem.named import (
     BY_SIZE,
     NAMED,
@@ -40,8 +39,9 @@ from torchgw._problem.named import (
     refuse_names,
     scaled,
 )
+from torchgw._problem.problem import FeatureMetric
+from torchgw._tensors.machine import small_on_one_thread
 from torchgw._tensors.ranks import Ranks
-from torchgw._tensors.threads import small_on_one_thread
 from torchgw.distances.base import DistanceProvider, refuse_directed
 from torchgw.distances.geodesics import Geodesics
 from torchgw.distances.graph import ConnectPolicy, Neighbourhood, default_n_neighbors

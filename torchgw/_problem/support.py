@@ -6,6 +6,7 @@ support has are found by a maximum flow, whose minimum cut names points that out
 allowed partners (P. Hall's theorem, for weights).
 """
 
+import contextlib
 import inspect
 import math
 from collections.abc import Callable, Sequence
@@ -140,14 +141,13 @@ def _allowed(
         height = max(1, _BLOCK // m)
         blocks = [every[first : first + height, None] for first in range(0, len(every), height)]
         found = [np.asarray(value(block, columns)) for block in blocks]
-        answer = np.concatenate(
-            [
-                np.broadcast_to(one, (len(block), m))
-                for one, block in zip(found, blocks, strict=True)
-            ]
-        )
-        _check_table(answer, (len(every), m))
-        return answer
+        whole = []
+        for one, block in zip(found, blocks, strict=True):
+            with contextlib.suppress(ValueError):
+                one = np.broadcast_to(one, (len(block), m))
+            _check_table(one, (len(block), m))
+            whole.append(one)
+        return np.concatenate(whole)
 
     return read
 
@@ -219,7 +219,7 @@ def _read_groups(value: Any, shape: tuple[int, int]) -> _Labels:
     names, numbers = np.unique(np.concatenate(labels), return_inverse=True)
     x, y = np.split(numbers.ravel(), [shape[0]])
     mix: Mask = np.eye(len(names), dtype=bool)
-    if len(value) == 3:
+    if len(value) == 3 and not (isinstance(value[2], str) and value[2] == "same"):
         mix[:] = False
         place = {name: number for number, name in enumerate(names.tolist())}
         for pair in value[2]:
@@ -366,6 +366,8 @@ def read_pairs(value: Any, shape: tuple[int, int], device: torch.device) -> Know
     if value is None:
         return KnownPairs(None)
     table = to_tensor("pairs", value)
+    if not table.numel():
+        return KnownPairs(None)
     whole = table.dtype in (torch.int64, torch.int32)
     if table.ndim != 2 or table.shape[1] not in (2, 3) or not (whole or table.shape[1] == 3):
         raise InvalidInputError(
@@ -431,6 +433,11 @@ def usable(support: Tensor, marginals: Marginals, rule: MarginalRule | None) -> 
                 _check_partners(
                     mask if side == 0 else mask.T, (a, b)[side], (b, a)[side], "XY"[side]
                 )
+        if not mask[a > 0][:, b > 0].any():
+            raise InvalidInputError(
+                "No points with weight may be matched: every plan on what is allowed is zero. Pass "
+                "`allowed`, `groups` or entries of `M` that leave some pairs."
+            )
         return support
     flow = _Flow.of(mask, a, b)
     needed = 1.0 if rule is None or rule.mass is None else rule.mass

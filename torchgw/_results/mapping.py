@@ -19,7 +19,7 @@ from torchgw._gradients.choose import cost_rows
 from torchgw._gradients.contract import Linearised
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.limits import limits_of
-from torchgw._problem.linear_term import feature_cost
+from torchgw._problem.problem import feature_cost
 from torchgw._problem.support import of_pairs
 from torchgw._sinkhorn.problem import Cost, DenseCost, added
 from torchgw._typing import Indices

@@ -207,11 +207,9 @@ def fit_map(
         fit = _affine
     else:
         _check_spread(pairs, d)
-        if smoothing is None:
-            smoothing = _best_smoothing(pairs, neighbors)
-        check_not_negative("smoothing", smoothing)
-        chosen = float(smoothing)
-        fit = lambda some: _thin_plate(some, chosen, neighbors)  # noqa: E731
+        chosen = _best_smoothing(pairs, neighbors) if smoothing is None else smoothing
+        check_not_negative("smoothing", chosen)
+        fit = lambda some: _thin_plate(some, float(chosen), neighbors)  # noqa: E731
     placed = fit(pairs)
     weights = pairs.weights
     if robust:
@@ -219,6 +217,11 @@ def fit_map(
         stiff = _affine if kind == "thin_plate" else fit
         weights = _robust(pairs, stiff, weights, absolute=True)
         weights = _robust(pairs, fit, weights, absolute=False)
+        if kind == "thin_plate" and smoothing is None:
+            # wrong pairs ask for stiff plates, those that are left for what follows them
+            left = Pairs.of(pairs.source, pairs.target, weights)
+            chosen = _best_smoothing(left, neighbors)
+            weights = _robust(pairs, fit, weights, absolute=False)
         placed = fit(replace(pairs, weights=weights))
     linear = placed if isinstance(placed, _Linear) else None
     return SpaceMap(
@@ -230,7 +233,7 @@ def fit_map(
         pairs.target,
         pairs.missed(placed),
         weights,
-        float("nan") if smoothing is None or kind != "thin_plate" else float(smoothing),
+        float(chosen) if kind == "thin_plate" else float("nan"),
         placed,
     )
 
@@ -251,7 +254,9 @@ def _rigid(pairs: Pairs, reflection: bool, scale: bool) -> _Linear:
     mean_x, mean_y, x, y = pairs.centred()
     left, sizes, right = np.linalg.svd(x.T @ (pairs.weights[:, None] * y))
     signs = np.ones(len(sizes))
-    if not reflection and np.linalg.det(left @ right) < 0:
+    # pairs that lie in a plane do not tell whether space is mirrored at it
+    flat = sizes[-1] <= _ROUNDING * sizes[0]
+    if (flat or not reflection) and np.linalg.det(left @ right) < 0:
         signs[-1] = -1
     turn = left * signs @ right
     spread = float(pairs.weights @ (x**2).sum(1))

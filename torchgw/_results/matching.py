@@ -29,6 +29,7 @@ from torchgw._search.graphs import Edges
 from torchgw._search.tabu import EQUAL_WEIGHTS
 from torchgw._sinkhorn.blocks import RestrictedBackend
 from torchgw._sinkhorn.problem import Cost
+from torchgw._tensors.deadline import is_over
 from torchgw._tensors.machine import fits
 from torchgw._typing import Marginals
 from torchgw.distances.base import BLOCK_ENTRIES, DistanceProvider, both_ways
@@ -64,6 +65,8 @@ class Matching:
         off the diagonal are not zero.
     edges : tuple of int, or None
         Edges of the source and of the target.
+    complete : bool
+        False if ``time_limit`` ended the search for better pairs.
     """
 
     source: Any
@@ -73,6 +76,7 @@ class Matching:
     value_standard_error: float
     edges_kept: int | None
     edges: tuple[int, int] | None
+    complete: bool = True
 
     def __len__(self) -> int:
         """Count the pairs."""
@@ -193,18 +197,18 @@ def match(
         if isinstance(getattr(whole, "backend", None), RestrictedBackend):
             # pairs that may be matched are known without a table: exchanges would ask for every one
             _check_used(task, rows, partners, turned)
-        elif improved:
+        elif improved and not is_over():
             partners = _by_modes(task, rows, weights, partners, capacity)
             graphs = _graphs(task, weights, capacity)
-            if graphs is not None:
+            if graphs is not None and not is_over():
                 partners[rows] = _by_edges(graphs, rows, partners[rows], plan.device)
-            if _small(task) and (
-                graphs is None or len(rows) <= limits_of(plan.device).matched_points
-            ):
+            small = graphs is None or len(rows) <= limits_of(plan.device).matched_points
+            if small and _small(task) and not is_over():
                 partners[rows] = _improved(task, rows, weights, partners[rows], capacity)
         if task.support is not None:
             _check_allowed(task.support, rows, partners[rows], turned)
-        return _judge(task, rows, partners[rows], weights, turned)
+        complete = not (improved and is_over())
+        return replace(_judge(task, rows, partners[rows], weights, turned), complete=complete)
 
 
 def _task(plan: Plan, masses: Marginals, extension: Extension, turned: bool) -> _Task:

@@ -22,8 +22,7 @@ from torch import Tensor
 
 from torchgw._boundary.trees import check_fields
 from torchgw._errors import InvalidInputError, TorchGWWarning, warn_user
-from torchgw._gradients.contract import Linearised
-from torchgw._gradients.means import Levels, MeanDistances, SampledLoss
+from torchgw._gradients.contract import Levels, Linearised, MeanDistances, SampledLoss
 from torchgw._plans.contract import Anchors
 from torchgw._plans.given import SparsePlan
 from torchgw._plans.paired import PairedPlan

@@ -29,6 +29,7 @@ from torchgw._problem.limits import limits_of
 from torchgw._problem.losses import BothWays, Cross, Loss, MinimumCross, ProductCross
 from torchgw._search.tabu import EQUAL_WEIGHTS, Assignments, Exchanges, search
 from torchgw._solve.polish import best_length, take_steps
+from torchgw._tensors.deadline import is_over
 
 # Beyond, it is made from so many of the largest entries of each row, and from so many in all at
 # most. [L325]
@@ -235,7 +236,7 @@ class _Descent:
         self._vertex = problem.vertex(assign_least(cost, problem.slots))
         direction = self._vertex - self._plan
         slope = float((self._gradient * direction).sum())
-        if -slope <= _ROUNDING * abs(self._value):
+        if -slope <= _ROUNDING * abs(self._value) or is_over():
             return None
         self._there, _ = self.gradient(self._vertex)
         bend = float(((self._there - self._gradient) * direction).sum()) / 2
@@ -260,6 +261,8 @@ def improve(problem: Assignment, plan: Tensor, partners: Tensor) -> Tensor:
     best = _exchange(problem, partners) if exchanged else partners
     least, start, known = descent.value(best), plan, [best]
     for _ in range(_DESCENTS):
+        if is_over():
+            break
         before = least
         candidate = descent.run(start)
         known.append(candidate)
@@ -274,7 +277,7 @@ def improve(problem: Assignment, plan: Tensor, partners: Tensor) -> Tensor:
     # every loss is at least zero, which copies reach
     spent = problem.alpha * float(weights @ problem.loss.own[0](problem.near.clone()) @ weights)
     perfect = problem.linear is None and least + spent <= _ROUNDING * abs(spent)
-    if few and not perfect:
+    if few and not (perfect or is_over()):
         candidate = _search(problem, known)
         if descent.value(candidate) < least:
             return candidate
@@ -327,6 +330,6 @@ def _exchange(problem: Assignment, partners: Tensor) -> Tensor:
             if gain + 4 * (near[even, p, q] * far[even, i, j]).sum() < -smallest:
                 chosen[[p, q]] = j, i
                 used[[p, q]] = True
-        if not used.any():
+        if not used.any() or is_over():
             break
     return partners[torch.from_numpy(chosen).to(partners.device)]

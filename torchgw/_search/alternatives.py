@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, NamedTuple
 
@@ -99,6 +99,11 @@ def _unpickled(parts: dict[str, Any], device: torch.device | None) -> Alternativ
     return Alternative(**(parts | {"plan": whole}))
 
 
+# An optimum may end lower than the best one unless its value is higher by more than this share, of
+# few points, or of chains on all: they do not tell more. [L1254, L1291, L1381]
+_CLOSE, _NEAR = 0.2, 0.02
+
+
 class Search(NamedTuple):
     """What a multi-start has found."""
 
@@ -115,6 +120,28 @@ class Search(NamedTuple):
     settled: bool = False  # whether all plans, and the product plan, were followed to their ends
     few: "Search | None" = None  # that of few points, where chains or messages have led elsewhere
     match: PairPlan | None = None  # of distances alone, where few points leave open which is best
+
+    @property
+    def others(self) -> list[Alternative]:
+        """The optima whose values do not tell that they end above the best one."""
+        share, best = _NEAR if self.trials else _CLOSE, self.alternatives[:1]
+        return [
+            one for one in self.alternatives[1:]
+            if one.value - best[0].value <= share * abs(best[0].value)
+        ]  # fmt: skip
+
+    def thorough(self, how: str) -> bool:
+        """Whether chains of a thorough search were followed."""
+        return how == "thorough" and bool(self.trials)
+
+    def followed(self, how: str, moves: Set[str]) -> int:
+        """How many of the starts that it has found some moves solve from too."""
+        thorough = self.thorough(how)
+        if self.settled and not thorough:
+            return 0
+        few = 0 if self.few is None else 1 if self.trials else len(self.few.alternatives)
+        optima = len(self.others) if "optima" in moves else 0
+        return (thorough or "product" in moves) + (self.match is not None) + few + optima
 
 
 def is_whole(problem: Problem, found: Search) -> bool:

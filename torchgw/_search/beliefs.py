@@ -26,6 +26,7 @@ problems. Principles and Practice of Constraint Programming 1998.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -50,6 +51,8 @@ from torchgw._typing import Marginals
 # the first leave beliefs free; what beliefs then add to their own evidence in each round, so that
 # of equally good partners one is chosen; and noise in which these differ. [L1362]
 _LOST, _ROUNDS, _FREE, _REINFORCED, _NOISE = 0.1, 60, 20, 0.1, 0.1
+# Change of a node's largest belief, a share of it, at which rounds are over. [L1654]
+_STILL = 0.01
 # Share of a message that is kept in the next round; without it they go to and fro. [L1362]
 _KEPT = 0.3
 # Sinkhorn iterations of a round. [L1362]
@@ -85,14 +88,17 @@ class Graph(NamedTuple):
         return cls(rows, columns, (table[rows, columns].abs() / largest).float(), len(table))
 
     @classmethod
-    def among(cls, edges: Edges, nodes: Array, device: torch.device) -> Graph:
-        """Keep the edges among some nodes, whose weights are at most one."""
-        few = edges.among(nodes)
+    def together(cls, parts: list[Edges], device: torch.device) -> Graph:
+        """Put graphs beside each other, whose weights are at most one."""
+        first = np.cumsum([0, *(part.n for part in parts)])
+        sides = [
+            (part.keys // part.n + start, part.columns + start, part.weights)
+            for part, start in zip(parts, first, strict=False)
+        ]
         rows, columns, weights = (
-            torch.from_numpy(side).to(device)
-            for side in (few.keys // few.n, few.columns, few.weights)
+            torch.from_numpy(np.concatenate(side)).to(device) for side in zip(*sides, strict=True)
         )
-        return cls(rows, columns, weights.float(), few.n)
+        return cls(rows, columns, weights.float(), int(first[-1]))
 
     @property
     def edges(self) -> Edges:
@@ -125,84 +131,120 @@ class Graph(NamedTuple):
 
 
 class Places(NamedTuple):
-    """Where the partner of a node may be; of some places, next to which node it does not look."""
+    """Where the partner of a node may be; of some places, next to which node it does not look.
 
-    node: Tensor  # (p,)
-    whole: slice  # the places that are nodes, which look next to all
-    beside: SparseRows  # (p, p) weights of the edges from a place to those that it looks at
+    Graphs beside each other have as many places each, of which the last may be none.
+    """
+
+    node: Tensor  # (graphs, p) of the graph; the first places are the nodes, which look next to all
+    beside: SparseRows  # (graphs p, graphs p) weights of the edges from a place to where it looks
 
     @classmethod
-    def of(cls, graph: Graph, most: float) -> Places:
-        """Make one of every direction of an edge, and of every node; of nodes alone if too many."""
-        n, edges = graph.nodes, len(graph.rows)
-        every = torch.arange(n, device=graph.rows.device)
-        if n + edges > most:
-            return cls(every, slice(0, n), graph.matrix)
-        node, starts = torch.cat([graph.rows, every]), graph.starts
-        counts = starts.diff()[node]
+    def of(cls, graph: Graph, count: int, most: float) -> Places:
+        """Make one of every node, and of every direction of an edge unless these are too many."""
+        nodes, m, rows = graph.nodes, graph.nodes // count, graph.rows
+        every = torch.arange(nodes, device=rows.device)
+        if m + len(rows) // count > most:
+            return cls(every.view(count, m) % m, graph.matrix)
+        within, room = _numbered(rows // m, count)
+        node, owned = torch.cat([every, rows]), torch.cat([every % m, m + within])
+        place = node // m * (m + room) + owned
+        counts, starts = graph.starts.diff()[node], graph.starts
         owner = torch.repeat_interleave(counts)
-        within = torch.arange(len(owner), device=owner.device) - (counts.cumsum(0) - counts)[owner]
-        edge = starts[node[owner]] + within
-        # the edge to the node that a place does not look at has the number of that place
-        other = edge != owner
-        owner, edge = owner[other], edge[other]
-        starts = torch.searchsorted(owner, torch.arange(len(node) + 1, device=owner.device))
-        beside = SparseRows(starts.int(), graph.reverse[edge].int(), graph.weights[edge])
-        return cls(node, slice(edges, edges + n), beside)
+        rank = torch.arange(len(owner), device=owner.device) - (counts.cumsum(0) - counts)[owner]
+        edge = starts[node[owner]] + rank
+        # a place does not look along the edge that it is of
+        other = edge != owner - nodes
+        owner, edge = place[owner[other]], edge[other]
+        owner, order = owner.sort(stable=True)
+        edge, last = edge[order], count * (m + room)
+        starts = torch.searchsorted(owner, torch.arange(last + 1, device=owner.device))
+        ends = place[nodes + graph.reverse[edge]]
+        found = torch.zeros_like(starts[1:]).index_copy_(0, place, node % m)
+        beside = SparseRows(starts.int(), ends.int(), graph.weights[edge])
+        return cls(found.view(count, -1), beside)
 
 
-def believed_plan(
+def _numbered(owner: Tensor, count: int) -> tuple[Tensor, int]:
+    """Give what each owner has numbers, in order, and tell the most that one has."""
+    counts = torch.bincount(owner, minlength=count)
+    first = counts.cumsum(0) - counts
+    return torch.arange(len(owner), device=owner.device) - first[owner], int(counts.max())
+
+
+def believed_plan(source: Graph, target: Graph, marginals: Marginals) -> Tensor:
+    """Find a plan (n, m) float32 by messages along the edges of the graph that has fewer."""
+    if len(source.rows) > len(target.rows):
+        return believed_plans(target, source, Marginals(*marginals[::-1]))[0].T.contiguous()
+    return believed_plans(source, target, marginals)[0]
+
+
+def believed_plans(
     source: Graph, target: Graph, marginals: Marginals, seed: int = 0, lost: Tensor | None = None
 ) -> Tensor:
-    """Find a plan (n, m) float32 by messages along the edges of one graph."""
-    # `lost` (n, m) are the edges that each pair must lose, less those that it keeps for sure.
+    """Find plans (k, n, m) float32 between k graphs a side by messages along edges of the first."""
+    # `lost` (k, n, m) are the edges that each pair must lose, less those that it keeps for sure.
     # Weights of nodes are float32 of sum one, and positive.
-    if len(source.rows) > len(target.rows):
-        # messages run along the edges of the graph that has fewer
-        turned = None if lost is None else lost.T
-        marginals = Marginals(*marginals[::-1])
-        return believed_plan(target, source, marginals, seed, turned).T.contiguous()
-    (a, b), m = marginals, target.nodes
+    (a, b), n, m = marginals, len(marginals.a), len(marginals.b)
+    count, edges = source.nodes // n, len(source.rows)
     odds = _LOST / m
     if lost is None:
         # an edge that must be lost has two ends
-        lost = torch.cdist(source.degrees[:, None], target.degrees[:, None], p=1) / 2
+        degrees = source.degrees.view(count, n, 1), target.degrees.view(count, m, 1)
+        lost = torch.cdist(*degrees, p=1) / 2
     evidence = lost * math.log(odds)
     generator = torch.Generator("cpu").manual_seed(seed)
     noise = torch.randn(evidence.shape, generator=generator, device="cpu")
     evidence += noise.to(evidence).mul_(_NOISE)
-    most = limits_of(evidence.device).walks / max(1, len(source.rows))
-    node, whole, beside = Places.of(target, most)
-    messages = evidence.new_zeros(len(source.rows), len(node))
-    reverse, column = source.reverse, torch.zeros_like(b)
-    parts = list(_parts(source, len(node)))
+    node, beside = Places.of(
+        target, count, limits_of(evidence.device).walks * count / max(1, edges)
+    )
+    # where each edge is among as many of each graph, the other direction, and whose it is
+    within, room = _numbered(source.rows // n, count)
+    edge = source.rows // n * room + within
+    reverse = torch.arange(count * room, device=edge.device)
+    owner = reverse // max(1, room) * n
+    reverse[edge], owner[edge] = edge[source.reverse], source.rows
+    weights = evidence.new_zeros(count * room, 1).index_copy_(0, edge, source.weights[:, None])
+    # the sum of what the neighbours of each node have said, along the edges from them
+    heard = SparseRows(source.starts.int(), reverse[edge].int(), torch.ones_like(source.weights))
+    width = node.shape[1]
+    messages = evidence.new_zeros(count * room, width)
+    column, before, free = evidence.new_zeros(count, 1, m), evidence, True
+    looked = node[:, None].expand(count, n, width)
+    parts = list(_parts(source, width)) if count == 1 else [(slice(None), slice(None))]
     # points without weight stay where logarithms are finite
-    b = b.clamp_min(torch.finfo(b.dtype).tiny)
+    a, b = a[:, None], b.clamp_min(torch.finfo(b.dtype).tiny)[:, None]
     for number in range(_ROUNDS):
-        sums = evidence[:, node]
-        for nodes, edges, owner in parts:
-            sums[nodes].index_add_(0, owner, messages[edges])
-        believed = _exponentials(sums[:, whole] + column)
+        sums = (heard @ messages).view(looked.shape) + evidence.gather(2, looked)
+        believed = _exponentials(sums[:, :, :m] + column)
         v = torch.ones_like(b)
         for _ in range(_INNER):
-            u = 1 / (believed @ v)
-            v = b / ((a * u) @ believed)
-        column = column + v.log()
-        believed.mul_(u[:, None]).mul_(v)
+            u = (believed @ v).reciprocal_()
+            v = b / (believed.mT @ (a * u))
+        column = column + v.log().mT
+        believed.mul_(u).mul_(v.mT)
         if is_over():
             break
-        if number >= _FREE:
+        still = bool(((believed - before).abs_().amax(2) < _STILL * believed.amax(2)).all())
+        if still and not free:
+            break
+        free, before = free and not still and number < _FREE, believed.clone()
+        if not free:
             evidence.add_(believed.log(), alpha=_REINFORCED)
-        for nodes, edges, owner in parts:
+        sums += column.gather(2, node[:, None])
+        for nodes, some in parts:
             # what a node believes without what it was told by the one that it tells
-            told = sums[nodes][owner].sub_(messages[edges]).add_(column[node])
-            _exponentials(told)
-            told /= told[:, whole].sum(1, keepdim=True)
-            said = (beside @ told.T.contiguous()).T.contiguous().div_(odds).log1p_()
-            said *= source.weights[edges, None]
-            places = reverse[edges]
-            messages.index_copy_(0, places, said.lerp_(messages[places], _KEPT))
-    return believed.mul_(a[:, None])
+            mine = owner[some] - (nodes.start or 0)
+            told = sums.flatten(0, 1)[nodes].index_select(0, mine)
+            _exponentials(told.sub_(messages.index_select(0, reverse[some])))
+            total = told[:, :m].sum(1, keepdim=True).mul_(odds)
+            each = len(told) // count
+            turned = told.view(count, each, width).mT.contiguous().view(count * width, each)
+            said = (beside @ turned).view(count, width, each).mT.contiguous().view_as(told)
+            said.div_(total).log1p_().mul_(weights[some])
+            messages[some].lerp_(said, 1 - _KEPT)
+    return believed.mul_(a)
 
 
 def rematch_regions(
@@ -232,19 +274,26 @@ def _repaired(
 ) -> Array:
     """Match regions around lost edges anew, until each of these was tried in vain."""
     draw, idle, best = np.random.default_rng(0), 0, Ends(near, far, partners)
-    for number in range(math.ceil(tries * near.n)):
+    together = limits_of(device).regions
+    for number in range(0, math.ceil(tries * near.n), together):
         lost = best.lost().clip(min=0)
         if idle >= _TRIED * np.count_nonzero(lost) / 2 or is_over():
             break
-        edge = draw.choice(len(lost), p=lost / lost.sum())
-        first = [int(best.rows[edge]), int(near.columns[edge])]
-        nodes = _region(best, first, int(draw.choice(_SIZES)), draw)
-        state = Ends(near, far, _anew(best, nodes, number, device))
-        state.settle(nodes)
-        rounding = ROUNDING * state.unit
-        idle = 0 if state.most > best.most + rounding else idle + 1
-        if state.most >= best.most - rounding:
-            best = Ends(near, far, state.best)
+        drawn = draw.choice(len(lost), together, p=lost / lost.sum())
+        ends, size = np.stack([best.rows, near.columns])[:, drawn].T, int(draw.choice(_SIZES))
+        regions = [_region(best, pair.tolist(), size, draw) for pair in ends]
+        for nodes, there in zip(regions, _anew(best, regions, number, device), strict=True):
+            # another region, which this one overlaps, may have exchanged some of these
+            if not np.array_equal(np.sort(best.partners[nodes]), np.sort(there)):
+                continue
+            partners = best.partners.copy()
+            partners[nodes] = there
+            state = Ends(near, far, partners)
+            state.settle(nodes)
+            rounding = ROUNDING * state.unit
+            idle = 0 if state.most > best.most + rounding else idle + 1
+            if state.most >= best.most - rounding:
+                best = Ends(near, far, state.best)
     return best.best
 
 
@@ -267,14 +316,29 @@ def _region(state: Ends, found: list[int], size: int, draw: np.random.Generator)
     return np.array(found[:size])
 
 
-def _anew(state: Ends, nodes: Array, seed: int, device: torch.device) -> Array:
-    """Give some nodes new partners, the old ones of each other."""
+def _anew(state: Ends, regions: list[Array], seed: int, device: torch.device) -> Iterator[Array]:
+    """Give the nodes of some regions new partners, the old ones of each other."""
     from scipy.optimize import linear_sum_assignment  # SciPy takes long to import
 
-    near, far, partners = state.near, state.far, state.partners.copy()
-    there, size = partners[nodes], len(nodes)
+    for size, some in itertools.groupby(regions, len):
+        sides = [(nodes, state.partners[nodes]) for nodes in some]
+        lost = np.stack([_lost(state, *nodes) for nodes in sides])
+        source, target = (
+            Graph.together([graph.among(nodes) for nodes in side], device)
+            for graph, side in zip((state.near, state.far), zip(*sides, strict=True), strict=True)
+        )
+        share = torch.full((size,), 1 / size, device=device)
+        evidence = torch.from_numpy(lost).float().to(device)
+        plans = believed_plans(source, target, Marginals(share, share), seed, evidence)
+        for (_, there), plan in zip(sides, plans.cpu(), strict=True):
+            yield there[linear_sum_assignment(plan, maximize=True)[1]]
+
+
+def _lost(state: Ends, nodes: Array, there: Array) -> Array:
+    """Count the edges to all others that each pair of nodes must lose, less those that it keeps."""
+    near, far, partners = state.near, state.far, state.partners
     place = np.full(near.n, -1)
-    place[there] = np.arange(size)
+    place[there] = np.arange(len(there))
     owner, edge = near.beside(nodes)
     end = partners[near.columns[edge]]
     # edges to the rest, and those of the other graph that they may lie on
@@ -284,14 +348,9 @@ def _anew(state: Ends, nodes: Array, seed: int, device: torch.device) -> Array:
     at = place[far.columns[on]]
     inside = at >= 0
     which, on, at = which[inside], on[inside], at[inside]
-    lost = np.abs(near.degrees[nodes][:, None] - far.degrees[there]) / 2
+    lost: Array = np.abs(near.degrees[nodes][:, None] - far.degrees[there]) / 2
     np.subtract.at(lost, (owner[which], at), near.weights[edge[which]] * far.weights[on])
-    share = torch.full((size,), 1 / size, device=device)
-    source, target = Graph.among(near, nodes, device), Graph.among(far, there, device)
-    evidence = torch.from_numpy(lost).float().to(device)
-    plan = believed_plan(source, target, Marginals(share, share), seed, evidence)
-    partners[nodes] = there[linear_sum_assignment(plan.cpu(), maximize=True)[1]]
-    return partners
+    return lost
 
 
 def match_graphs(problem: Problem) -> Alternative | None:
@@ -363,17 +422,16 @@ def _value(problem: Problem, source: Graph, target: Graph, plan: Tensor, largest
 def _exponentials(logarithms: Tensor) -> Tensor:
     """Turn rows into exponentials, the largest of a row one, in place."""
     # without tiny numbers, by which CPUs take long
-    return logarithms.sub_(logarithms.amax(1, keepdim=True)).clamp_min_(_NONE).exp_()
+    return logarithms.sub_(logarithms.amax(-1, keepdim=True)).clamp_min_(_NONE).exp_()
 
 
-def _parts(graph: Graph, width: int) -> Iterator[tuple[slice, slice, Tensor]]:
-    """Divide nodes into parts: their places, those of their edges, and whose each of these is."""
+def _parts(graph: Graph, width: int) -> Iterator[tuple[slice, slice]]:
+    """Divide nodes into parts: their places, and those of their edges."""
     most = _AT_ONCE if graph.rows.is_cuda else _CACHED
     starts, first = graph.starts.tolist(), 0
     while first < graph.nodes:
         last = first + 1
         while last < graph.nodes and (starts[last + 1] - starts[first]) * width <= most:
             last += 1
-        edges = slice(starts[first], starts[last])
-        yield slice(first, last), edges, graph.rows[edges] - first
+        yield slice(first, last), slice(starts[first], starts[last])
         first = last

@@ -124,6 +124,7 @@ class Climb:
     compared: list[Chain] = field(default_factory=list)  # copies, at the first comparison
     repaired: list[Chain] = field(default_factory=list)
     graphs: list[Chain] = field(default_factory=list)  # whose partners were not exchanged yet
+    related: tuple[str, ...] = ()  # chains that were made of each other
     agreed: bool = False  # whether what is independent has led to the best
     met: bool = False  # whether that is told by plans, which are yet to be sharpened
     settled: bool = False  # whether all plans were followed to their ends
@@ -412,7 +413,8 @@ def _by_exchanges(found: Climb) -> None:
     if not (found.small and can_exchange(world.problem)):
         return
     known = sorted(found.best, key=_objective)
-    partners, alike = best_matchings(world.problem, stacked(known)[0])
+    many = max(1.0, found.count / limits_of(world.base.device).chains_of("auto"))
+    partners, alike = best_matchings(world.problem, stacked(known)[0], many)
     matched = _matchings(partners, world.base)
     seconds = (perf_counter() - clock) / len(matched)
     chains = [world.take(f"exchanges {k + 1}", plan) for k, plan in enumerate(matched)]
@@ -428,7 +430,10 @@ def _by_exchanges(found: Climb) -> None:
     # unless the best plan is no matching, for which chains have looked
     sure = alike and near(min(chains, key=_objective), found.lowest, SAME)
     found.repair = False
-    found.agreed = found.stack is None and (sure or enough(found.best))
+    # states of one search are made of each other, and say no more than the best of them
+    one = [min(chains, key=_objective), *known]
+    found.related = () if sure else tuple(chain.name for chain in chains)
+    found.agreed = found.stack is None and (sure or enough(one))
 
 
 class Repair:
@@ -629,7 +634,8 @@ def _to_ends(found: Climb) -> None:
     chains = [*found.behind, *sorted(found.best, key=_objective)]
     weights = Marginals(world.problem.source.weights, world.problem.target.weights)
     starts = [(chain.name, chain.plan) for chain in chains]
-    ends = follow_starts(stack, starts, weights, _ROUNDS)
+    related = [chain.name in found.related for chain in chains]
+    ends = follow_starts(stack, starts, weights, _ROUNDS, related=related)
     seconds = (perf_counter() - clock) / ends.followed
     plans = round_to_marginals(ends.plans, *weights)
     best = [

@@ -13,7 +13,7 @@ import scipy
 import torch
 from torch import Tensor
 
-from torchgw._gradients.means import Levels, SampledLoss
+from torchgw._gradients.contract import Levels, SampledLoss
 from torchgw._problem.limits import limits_of
 from torchgw._problem.losses import SQUARE, Loss
 from torchgw._problem.problem import Problem

@@ -377,7 +377,7 @@ class Ends:
         self.settle()
         for done in range(_ROUNDS):
             share = max(done / _ROUNDS, self.looked_up / _LOOKED_UP)
-            if share >= 1 or self.perfect:
+            if share >= 1 or self.perfect or is_over():
                 break
             self.step(_FIRST * (_LAST / _FIRST) ** share)
         self.settle()
@@ -388,7 +388,7 @@ class Ends:
         if nodes is not None:
             beside = self.near.columns[self.near.beside(nodes)[1]]
             edges = self.near.beside(np.union1d(nodes, beside))[1]
-        while self.step(0.0, edges):
+        while self.step(0.0, edges) and not is_over():
             pass
 
     def step(self, temperature: float, edges: Array | None = None) -> bool:

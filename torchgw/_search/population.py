@@ -92,20 +92,25 @@ class Population(NamedTuple):
     met: Tensor  # (B,) int64, how many of the plans that were given have led to the lowest
 
 
-def improve(stack: Followed, starts: Ends, rounds: int) -> Population:
+def improve(stack: Followed, starts: Ends, rounds: int, related: Sequence[bool] = ()) -> Population:
     """Improve the starts (B, S) of all problems of a stack for some rounds.
 
-    Every other start belongs to the same group. Each group is improved apart, so that groups which
-    agree say that there is nothing better; where they do not they are put together.
+    Every other start belongs to the same group, and so do all that are ``related``, which know of
+    each other. Each group is improved apart, so that groups which agree say that there is nothing
+    better; where they do not they are put together.
     """
-    teams = _Teams(stack, starts)
+    related = related or [False] * starts.objectives.shape[1]
+    alone = torch.tensor(related, device=starts.objectives.device).logical_not()
+    teams = _Teams(stack, starts, torch.where(alone, alone.cumsum(0) % _GROUPS, 0))
     for _ in range(rounds):
         if is_over() or not teams.advance():
             break
     agreed = teams.agreed | teams.agree()
     every = torch.arange(len(agreed), device=agreed.device)
     members = distinct(teams.together(every), 2 * _KEPT)
-    met = _same(starts, Ends(*(part[:, :1] for part in members[:3]))).sum(1)
+    met = _same(starts, Ends(*(part[:, :1] for part in members[:3])))
+    # those that are related have met it once
+    met = (met & alone).sum(1) + (met & ~alone).any(1)
     return Population(members, agreed, teams.followed, met)
 
 
@@ -163,10 +168,12 @@ def follow_starts(
     marginals: Marginals,
     rounds: int,
     blurred: float | None = None,
+    related: Sequence[bool] = (),
 ) -> Found:
     """Follow named plans (n, m) of one problem, and the annealed product; improve where they lead.
 
-    Every other one is of the same group: those that know nothing of each other are to take turns.
+    Every other one is of the same group, and so are all that are ``related``: those that know
+    nothing of each other are to take turns.
     Each is also followed from a larger epsilon, if they are ``blurred``, at which it may come to
     another optimum.
     """
@@ -186,7 +193,7 @@ def follow_starts(
         plans, labels = torch.cat([plans, more])[order], [labels[place] for place in order]
     ends = stack.follow(alone[: len(plans)], plans)
     given = Ends(*(part[None] for part in ends))
-    found = improve(stack, given, rounds)
+    found = improve(stack, given, rounds, [*related, False] if related else ())
     if blurred is not None and rounds:
         found = exchange(stack, given, found)
     members = found.members.alone()
@@ -216,14 +223,17 @@ def name_of(origin: int, labels: Sequence[str]) -> str:
 class _Teams:
     """Two groups of plans for each problem; the rows of one problem's follow each other."""
 
-    def __init__(self, stack: Followed, starts: Ends) -> None:
+    def __init__(self, stack: Followed, starts: Ends, group: Tensor) -> None:
         self.stack = stack
         device, (count, self.starts) = starts.objectives.device, starts.objectives.shape
         self.generator = torch.Generator("cpu").manual_seed(0)
         every = torch.arange(self.starts, device=device).expand(count, -1)
         given = Members(*starts, every)
         # a group without starts has none that could agree
-        groups = [given._replace(objectives=_only(given, place)) for place in range(_GROUPS)]
+        groups = [
+            given._replace(objectives=given.objectives.where(group == place, torch.inf))
+            for place in range(_GROUPS)
+        ]
         both = (distinct(group, _KEPT) for group in groups)
         parts = (torch.stack(pair, 1).flatten(0, 1) for pair in zip(*both, strict=True))
         self.kept = Members(*parts)
@@ -242,7 +252,8 @@ class _Teams:
         first, second = (
             Ends(*(part[group::_GROUPS, :1] for part in self.kept[:3])) for group in range(_GROUPS)
         )
-        return _same(first, second)[:, 0] & first.objectives[:, 0].isfinite()
+        there = self.lowest().isfinite().all(1)
+        return _same(first, second)[:, 0] & there
 
     def together(self, problems: Tensor) -> Members:
         """Put the groups of some problems beside each other."""
@@ -300,12 +311,6 @@ class _Teams:
         idle[live] = torch.where(better, 0, idle[live] + 1)
         self.followed.index_add_(0, problems, counts)
         self.made += _FRESH
-
-
-def _only(given: Members, group: int) -> Tensor:
-    """Keep the objectives of the starts of one group."""
-    inside = torch.arange(given.objectives.shape[1], device=given.objectives.device) % _GROUPS
-    return given.objectives.where(inside == group, torch.inf)
 
 
 def _same(some: Ends, other: Ends) -> Tensor:

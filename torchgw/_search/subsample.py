@@ -17,7 +17,7 @@ from torchgw._search.alternatives import Search
 from torchgw._sinkhorn.contract import Backend
 from torchgw._sinkhorn.problem import FactoredCost, LinearProblem
 from torchgw._tensors.block_order import Order
-from torchgw._tensors.draws import systematic_categories
+from torchgw._tensors.operations import systematic_categories
 from torchgw._typing import Marginals, Potentials
 from torchgw.distances.base import BLOCK_ENTRIES
 from torchgw.distances.factored import FactoredDistance

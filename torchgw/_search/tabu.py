@@ -41,8 +41,8 @@ _ROUND = 8
 _MIXED, _LEAST_KICKED, _MOST_KICKED = 0.8, 3, 0.5
 # Share of the largest change of a move, or entry of a table, that is rounding. A choice. [L1341]
 _ROUNDING = 1e-12
-# Entries that a search of starts looks at, and states that it returns at most. [L1296]
-_LOOKED_AT, _FOLLOWED = 3e7, 8
+# Entries that a search of starts looks at, and states that it returns at most. [L1296, L1300]
+_LOOKED_AT, _FOLLOWED = 1.2e8, 8
 
 
 class Found(NamedTuple):
@@ -246,7 +246,9 @@ def can_exchange(problem: CoarseProblem) -> bool:
     return few and has_matchings(problem)
 
 
-def best_matchings(problem: CoarseProblem, plans: Tensor) -> tuple[Tensor, bool]:
+def best_matchings(
+    problem: CoarseProblem, plans: Tensor, times: float = 1.0
+) -> tuple[Tensor, bool]:
     """Find the best matchings (k, n), and tell whether independent groups of starts agree."""
     # One group begins at the best of some plans (k, n, n), the first of them; the others at random.
     from scipy.optimize import linear_sum_assignment
@@ -256,7 +258,7 @@ def best_matchings(problem: CoarseProblem, plans: Tensor) -> tuple[Tensor, bool]
     near = (-2 * problem.alpha / n**2) * problem.x.double()
     parts = list(zip(near, problem.y.double().mT, strict=True))
     walk = Exchanges(Assignments.of(parts, problem.base.double() / n))
-    found = search(walk, np.array(known, dtype=np.int64).reshape(-1, n), _LOOKED_AT)
+    found = search(walk, np.array(known, dtype=np.int64).reshape(-1, n), times * _LOOKED_AT)
     return torch.from_numpy(found.states[:_FOLLOWED]).to(device), found.agreed
 
 

@@ -22,7 +22,7 @@ from torchgw._sinkhorn.problem import (
     row_blocks,
     softmin,
 )
-from torchgw._tensors.draws import sample_categories
+from torchgw._tensors.operations import sample_categories
 from torchgw._typing import Marginals, Potentials
 
 

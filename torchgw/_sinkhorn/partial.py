@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from torchgw._sinkhorn.anderson import Anderson
+from torchgw._sinkhorn.annealing import Anderson
 from torchgw._sinkhorn.contract import PreparedProblem
 from torchgw._sinkhorn.eager import LARGEST_SCALING, EagerBackend
 from torchgw._sinkhorn.newton import (

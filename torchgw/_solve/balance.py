@@ -26,7 +26,7 @@ from torchgw._solve.outcome import Asked, Outcome
 from torchgw._solve.passes import solve_problem
 from torchgw._solve.state import Recorder, Status
 from torchgw._tensors.deadline import is_over
-from torchgw._tensors.draws import distinct
+from torchgw._tensors.operations import distinct
 
 # Pairs of points by which both costs are measured: more change the weight by less than a percent. A
 # choice.

@@ -15,9 +15,8 @@ from torchgw._plans.contract import Anchors
 from torchgw._plans.given import PairPlan, StoredPlan
 from torchgw._plans.transport import DualPlan, TransportPlan
 from torchgw._problem.limits import limits_of
-from torchgw._problem.linear_term import spread
 from torchgw._problem.marginals import MarginalRule
-from torchgw._problem.problem import Problem
+from torchgw._problem.problem import Problem, spread
 from torchgw._search.all_points import (
     is_smeared,
     is_structured,
@@ -41,8 +40,7 @@ from torchgw._sinkhorn.choose import choose_backend
 from torchgw._sinkhorn.problem import Cost, DenseCost
 from torchgw._solve.evaluation import evaluate_relaxed, settle
 from torchgw._solve.loop import iterate
-from torchgw._solve.options import Options
-from torchgw._solve.state import LoopState, Recorder, Setting
+from torchgw._solve.state import LoopState, Options, Recorder, Setting
 from torchgw._solve.step import prepare, solve_linear
 from torchgw._solve.strategy import Strategy, choose_strategy
 from torchgw._typing import Marginals, Potentials

@@ -29,12 +29,15 @@ from torchgw._sinkhorn.problem import Cost, DenseCost, FactoredCost, exp_, row_b
 from torchgw._solve.state import RESOLVED, LoopState, Setting, Solved, Status
 from torchgw._solve.step import check_finite, inner_tolerance, prepare, promised_error, solve_linear
 from torchgw._tensors.deadline import is_over, last_phase
-from torchgw._tensors.draws import inner_products
+from torchgw._tensors.operations import inner_products
 from torchgw._typing import Marginals, Potentials
 
 # Iterations of the last linear problem at least. The error is a mean: with two levels, which take
 # few iterations, single columns would keep large errors. [L189]
 SETTLE_ITERATIONS = 3
+# Iterations of the last linear problem that the numbers of its plan, and the result, take as long
+# as. [L1593]
+_NUMBERS = 4
 # Column error to which a plan is settled that steps have gone on from, and that is polished then:
 # it only matters for where points go that were not solved for. [L1257]
 _BEFORE_POLISHING = 3e-3
@@ -82,7 +85,7 @@ def settle(
             linear = setting.gradient.linearise(state.coupling)
             cost = linear.seen(state.coupling.masses).to(dtype)
             prepared = prepare(setting, cost.dense() if setting.store else cost, epsilon)
-        last_phase()
+        last_phase(_NUMBERS)
         inner = solve_linear(
             setting,
             prepared,

@@ -6,15 +6,16 @@ said is that times how much slower the processor at hand is, which is measured a
 
 import logging
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Set
 from typing import NamedTuple
 
 import torch
 
 from torchgw._errors import PerformanceWarning, warn_user
-from torchgw._problem.limits import Limits
+from torchgw._problem.limits import Limits, limits_of
 from torchgw._problem.problem import Facts
-from torchgw._solve.options import Options
+from torchgw._search.alternatives import Search
+from torchgw._solve.state import Options
 from torchgw._tensors.deadline import leaves
 from torchgw._tensors.foretold import correct, promise, say_more
 from torchgw._tensors.machine import slowness
@@ -280,13 +281,62 @@ def forecast_solves(
 
 
 def forecast_loop(
-    facts: Facts, options: Options, gradient: str, each: float, *, found: bool
+    facts: Facts,
+    options: Options,
+    gradient: str,
+    each: float,
+    search: Search | None,
+    moves: Set[str],
+    longer: float,
 ) -> None:
-    """Correct what was said once the search has ended, with a start that it has ``found``."""
+    """Correct what was said once a search has ended, by which some moves follow other starts."""
     fewest, usual, each = _usual_iterations(facts, options, gradient, each)
     count = min(math.sqrt(fewest * usual), options.max_iter)
-    seconds = count * _in_full(facts, gradient, each) * (FOUND if found else 1.0)
-    correct(slowness() * _START + seconds, "the search has ended")
+    found = search is not None and search.alternatives
+    once = slowness() * _START
+    once += count * _in_full(facts, gradient, each) * (FOUND if found else 1.0)
+    others = _others(facts, options, search, moves, longer, once)
+    correct(once + others, "the search has ended")
+
+
+def forecast_others(
+    facts: Facts,
+    options: Options,
+    search: Search | None,
+    moves: Set[str],
+    longer: float,
+    once: float,
+) -> None:
+    """Correct what was said once a solve has ended, which has taken some seconds ``once``."""
+    others = _others(facts, options, search, moves, longer, once)
+    if others:
+        correct(others, "more is tried, which may end lower")
+
+
+# Seconds of the parts of a few points that may leave a plan in doubt. [L1592]
+_PARTS = 0.25
+
+
+def _others(
+    facts: Facts,
+    options: Options,
+    search: Search | None,
+    moves: Set[str],
+    longer: float,
+    once: float,
+) -> float:
+    """Model what moves take that follow other starts, or look at parts."""
+    if search is None or options.rule is not None:
+        return 0.0
+    seconds = once * search.followed(options.search, moves)
+    limits = limits_of(torch.device(facts.device))
+    if search.thorough(options.search):
+        # the search by default
+        seconds += longer * limits.chains / limits.chains_of(options.search)
+    copies = [one.value <= limits.copies * facts.spread for one in search.alternatives[:1]]
+    if "parts" in moves and copies == [False] and not search.doubt:
+        seconds += slowness() * _PARTS
+    return seconds
 
 
 def forecast_end(each: float) -> None:

@@ -11,13 +11,13 @@ from torch import Tensor
 from torchgw._gradients.contract import Coupling, Gradient
 from torchgw._plans.contract import Plan
 from torchgw._plans.transport import TransportPlan
-from torchgw._sinkhorn.anderson import Anderson
 from torchgw._sinkhorn.annealing import (
     LENGTHENING,
     SETTLING,
     SETTLING_WINDOW,
     SHORTEST_STEP,
     WINDOW,
+    Anderson,
     Annealing,
 )
 from torchgw._sinkhorn.contract import PreparedProblem

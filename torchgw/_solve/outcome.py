@@ -18,11 +18,19 @@ from torchgw._search.alternatives import Search
 from torchgw._search.optima import Searched
 from torchgw._sinkhorn.choose import alone
 from torchgw._solve.evaluation import Evaluation, evaluate, evaluate_relaxed, falls_further, judge
-from torchgw._solve.options import Options
 from torchgw._solve.polish import Polished, plan_of, polish
 from torchgw._solve.resolution import Resolution
 from torchgw._solve.route import Route
-from torchgw._solve.state import RESOLVED, Checkpoint, LoopState, Recorder, Setting, Solved, Status
+from torchgw._solve.state import (
+    RESOLVED,
+    Checkpoint,
+    LoopState,
+    Options,
+    Recorder,
+    Setting,
+    Solved,
+    Status,
+)
 from torchgw._solve.step import promised_error
 from torchgw._solve.strategy import Strategy
 from torchgw._tensors.deadline import is_over

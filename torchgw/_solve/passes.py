@@ -50,13 +50,13 @@ from torchgw._search.turns import best_turned
 from torchgw._sinkhorn.choose import choose_backend
 from torchgw._sinkhorn.contract import Backend
 from torchgw._solve.begin import MISSED, SEEDS, Guess, best_found, from_alternative
-from torchgw._solve.forecast import forecast_turns
+from torchgw._solve.forecast import forecast_others, forecast_turns
 from torchgw._solve.outcome import Asked, Outcome
 from torchgw._solve.pipeline import WHY_NOT_A_COPY, conclude, follow, solve_once
 from torchgw._solve.state import Recorder, Status
 from torchgw._solve.strategy import Strategy
-from torchgw._tensors.deadline import is_over
-from torchgw._tensors.foretold import correct
+from torchgw._tensors.deadline import is_over, leaves
+from torchgw._tensors.machine import slowness
 from torchgw._typing import Iteration
 
 # Masses that are tried where a linear cost depends on the mass; and by how many times `tol` two may
@@ -65,9 +65,6 @@ _MOST_MASSES = 20
 ROUGHLY = 100
 # What is rounding of an objective, over the natural scale of the cost. [L634]
 NOTHING = 1e-9
-# An optimum may end lower than the best one unless its value is higher by more than this share, of
-# few points, or of chains on all: they do not tell more. [L1254, L1291, L1381]
-_CLOSE, _NEAR = 0.2, 0.02
 # The best plan of few points leads to the plan that was found if it sends them no further apart
 # than this. A solve from it ends early where its objective is higher by this share (and comes no
 # nearer, if the two are not alike), after so many iterations, by which it has forgotten the grid of
@@ -83,6 +80,8 @@ _BY_MATCH = "distance distributions of all points"
 # Epsilon at which seeds of congruent pairs are taken up, as a share of the natural scale: plans
 # between so few pairs settle within few iterations from there. [L1394]
 _SEEDED = 0.01
+# Seconds in which congruent pairs are found and taken up, for each point. [L1594]
+_CONGRUENT = 0.008
 # Ends with the lowest objective that are enough to be sure of it. [L1401]
 _MET = 2
 # So many steps like the last one may be left of a path at its target. [L1291]
@@ -122,24 +121,13 @@ class Incumbent:
     def thorough(self) -> bool:
         """Whether chains of a thorough search were followed."""
         how, first = self.asked.options.search, self.first
-        return self.strict and how == "thorough" and first is not None and bool(first.trials)
+        return self.strict and first is not None and first.thorough(how)
 
     @property
     def open(self) -> bool:
         """Whether marginals are strict, and something that was found is yet to be followed."""
         settled = self.first is not None and self.first.settled and not self.thorough
         return self.strict and not settled
-
-    @property
-    def rivals(self) -> int:
-        """How many starts that the first search has found are solved too."""
-        first = self.first
-        if not self.open or first is None:
-            return 0
-        product = self.thorough or "product" in self.moves
-        optima = len(list(_may_end_lower(first))) if "optima" in self.moves else 0
-        few = 0 if first.few is None else len(first.few.alternatives) if not first.trials else 1
-        return product + (first.match is not None) + few + optima
 
     @property
     def searched(self) -> bool:
@@ -181,8 +169,9 @@ def solve_problem(asked: Asked, recorder: Recorder) -> Outcome:
     outcome = _solve_searched(asked, recorder)
     incumbent = Incumbent(asked, outcome)
     seconds = perf_counter() - clock - recorder.timings.get("multistart", 0.0)
-    if asked.options.told == "nothing" and (count := incumbent.rivals):
-        correct(count * seconds, "other starts are solved too, which may end lower")
+    if asked.options.told == "nothing":
+        facts, tried = outcome.strategy.facts, outcome.route.tried
+        forecast_others(facts, asked.options, incumbent.first, *tried, seconds)
     for move in MOVES:
         if is_over():
             break
@@ -254,16 +243,8 @@ def _from_optima(incumbent: Incumbent) -> None:
     """Solve from each optimum that the search has found, if it may end lower."""
     if incumbent.open and incumbent.first and "optima" in incumbent.moves:
         # those of few points have been among the guesses of chains
-        for one in _may_end_lower(incumbent.first):
+        for one in incumbent.first.others:
             incumbent.follow(Rival(_again(incumbent.asked, one), "optimum", one.label))
-
-
-def _may_end_lower(search: Search) -> Iterator[Alternative]:
-    """Find the optima of a search whose values do not tell that they end above its best one."""
-    for one in search.alternatives[1:]:
-        best = search.alternatives[0].value
-        if one.value - best <= (_NEAR if search.trials else _CLOSE) * abs(best):
-            yield one
 
 
 def _again(asked: Asked, init: Any = None, **options: Any) -> Asked:
@@ -332,6 +313,9 @@ def _from_congruent_pairs(incumbent: Incumbent) -> None:
     # of larger ones some points are looked at
     whole = n * m <= limits.congruent and can_stack(problem)
     size = larger if whole else math.isqrt(limits.congruent)
+    if not leaves(slowness() * _CONGRUENT * size):
+        incumbent.say(doubt=search.doubt or WHY_TIME)
+        return
     with incumbent.lowest.recorder.timed("multistart"):
         assert strategy.soft_rule is not None
         pairs = _Pairs.of(problem, size, strategy.soft_rule, strategy.mass, strategy)
@@ -541,7 +525,7 @@ def _by_turns(incumbent: Incumbent) -> None:
     problem = asked.problem
     if "turns" not in incumbent.moves or not incumbent.strict or problem.support is not None:
         return
-    if search is None or not any(_may_end_lower(search)) or not outcome.ending.status.converged:
+    if search is None or not search.others or not outcome.ending.status.converged:
         return
     clock = perf_counter()
     forecast_turns(outcome.strategy.facts)

@@ -16,7 +16,7 @@ from torchgw._plans.given import SparsePlan, StoredPlan
 from torchgw._plans.transport import TransportPlan, round_to_marginals
 from torchgw._search.alternatives import WHY_TIME, Search
 from torchgw._search.isometry import Isometry, find_isometry
-from torchgw._search.subsample import Coarse, draw_subsample, extend
+from torchgw._search.subsample import Coarse, draw_subsample
 from torchgw._sinkhorn.annealing import Annealing
 from torchgw._sinkhorn.choose import alone, choose_backend
 from torchgw._solve.begin import (
@@ -42,7 +42,13 @@ from torchgw._solve.forecast import (
 from torchgw._solve.loop import iterate
 from torchgw._solve.outcome import Asked, Ending, Outcome, finish
 from torchgw._solve.polish import Polished
-from torchgw._solve.resolution import Resolved, choose_resolution, solve_on_cells
+from torchgw._solve.resolution import (
+    Resolved,
+    approach,
+    choose_resolution,
+    solve_on_cells,
+    to_all_points,
+)
 from torchgw._solve.state import LoopState, Recorder, Saved, Setting, Status
 from torchgw._solve.step import prepare, solve_linear
 from torchgw._solve.strategy import Strategy, annealed, choose_strategy, strategy_of_copies
@@ -192,27 +198,15 @@ def begin(
         return setting, starting_point(setting, guess)
     done = Annealing(epsilon, epsilon, proximal=strategy.proximal)
     whole = replace(setting, anneal=done)
-    state = _solve_coarse(setting, start.sample, guess)
-    if start.sample.problem.linear is None or start.search is None or is_over():
-        return whole, state
-    # few points may favour another optimum than all do, and what a linear cost tells is then lost
-    fall = Annealing(max(epsilon, LINEAR.epsilon * strategy.scale), epsilon, held=True)
-    aside = replace(setting, anneal=fall, recorder=replace(recorder, history=[]))
-    return whole, _lower(whole, state, _solve_coarse(aside, start.sample, LINEAR))
-
-
-def _lower(setting: Setting, first: LoopState, second: LoopState) -> LoopState:
-    """Follow two starts on all points for some iterations, and keep the lower one."""
-    if float(second.coupling.change(first.coupling)) <= _MET_TOLERANCE:
-        return first
-    tried = []
-    for state in (first, second):
-        path = replace(setting, recorder=replace(setting.recorder, history=[]))
-        state, history = iterate(path, state, most=_TRIED), path.recorder.history
-        tried.append((history[-1].objective if history else math.inf, state, history))
-    _, state, history = min(tried, key=lambda each: each[0])
-    setting.recorder.history += history
-    return state
+    states = [_solve_coarse(setting, start.sample, guess)]
+    if start.sample.problem.linear is not None and start.search is not None and not is_over():
+        # few points may favour another optimum than all do: what a linear cost tells is lost then
+        fall = Annealing(max(epsilon, LINEAR.epsilon * strategy.scale), epsilon, held=True)
+        aside = replace(setting, anneal=fall, recorder=replace(recorder, history=[]))
+        states.append(_solve_coarse(aside, start.sample, LINEAR))
+    shape = start.sample.problem.source.n, start.sample.problem.target.n
+    roughly = replace(whole, tol=max(whole.tol, _HANDOVER_TOLERANCE))
+    return whole, approach(strategy, roughly, states, max(shape))
 
 
 def _solve_coarse(setting: Setting, sample: Coarse, guess: Guess) -> LoopState:
@@ -228,15 +222,7 @@ def _solve_coarse(setting: Setting, sample: Coarse, guess: Guess) -> LoopState:
         store=True,
         tol=max(setting.tol, _HANDOVER_TOLERANCE),
     )
-    state = iterate(small, starting_point(small, guess))
-    fine, epsilon = setting.gradient.in_factors(), setting.anneal.target
-    assert state.potentials is not None
-    assert fine is not None
-    whole, weights = fine.factored(state.coupling), setting.gradient.marginals
-    potentials = extend(sample, whole, weights, state.potentials, epsilon, small.backend)
-    return LoopState(
-        state.coupling, state.coupling, potentials, potentials, state.status, done=state.done
-    )
+    return to_all_points(setting, sample, iterate(small, starting_point(small, guess)))
 
 
 logger = logging.getLogger(__name__)
@@ -250,8 +236,6 @@ _REFINING = 4
 _REFINED_ANCHORS = 1024
 # Sinkhorn iterations in which plans that are compared meet their marginals, at most. [L951]
 _COMPARED = 100
-# Iterations on all points after which two starts are compared. [L1544]
-_TRIED = 3
 
 
 def run_stages(
@@ -401,7 +385,7 @@ def follow(asked: Asked, recorder: Recorder, match: Isometry | None = None) -> F
         count = sum(one.source.n * one.target.n for one in parts) / strategy.facts.entries
         forecast_solves(*strategy.foreseen, count, "nothing was found to begin at")
     elif untold:
-        forecast_loop(*strategy.foreseen, found=start.guess.plan is not None)
+        forecast_loop(*strategy.foreseen, start.search, *strategy.route.tried)
     clock = recorder.time("multistart", clock)
     setting, state = begin(strategy, start, asked.generator, recorder)
     if checkpoint is not None:

@@ -4,7 +4,7 @@ At a fixed epsilon the potentials are smooth functions of a point, so that the n
 a given accuracy needs does not grow with the number of points. The problem is solved on few cells,
 its potentials are extended to all points by a half-step, and what the plan then lacks is measured
 on the points themselves: exact half-steps of some of them, drawn by weight. Cells are made smaller
-until that is little enough.
+until that is little enough. Smaller problems, which are solved on all points, only begin on cells.
 
 Plans are extended in float64: the excess mass of a cell changes the value by its potential, which
 is hundreds of times as large as the value, so that in float32 the third digit would be wrong.
@@ -20,8 +20,9 @@ from torch import Tensor
 
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.limits import limits_of
-from torchgw._search.subsample import Cells, Coarse, Part, make_cells, take
+from torchgw._search.subsample import Cells, Coarse, Part, extend, make_cells, take
 from torchgw._sinkhorn.annealing import Annealing
+from torchgw._sinkhorn.choose import alone
 from torchgw._sinkhorn.contract import PreparedProblem
 from torchgw._sinkhorn.problem import FactoredCost, LinearProblem
 from torchgw._sinkhorn.tiles.tiling import Tiling, block_orders, width_of
@@ -36,10 +37,11 @@ from torchgw._solve.evaluation import (
     settle,
 )
 from torchgw._solve.loop import iterate
-from torchgw._solve.state import RESOLVED, LoopState, Setting, Status, rounding
+from torchgw._solve.state import RESOLVED, LoopState, Recorder, Setting, Status, rounding
 from torchgw._solve.strategy import Strategy, choose_strategy
 from torchgw._tensors.block_order import Order
-from torchgw._tensors.draws import inner_products, systematic_categories
+from torchgw._tensors.deadline import is_over
+from torchgw._tensors.operations import inner_products, systematic_categories
 from torchgw._typing import Marginals, Potentials
 
 logger = logging.getLogger(__name__)
@@ -64,6 +66,9 @@ _SLOWEST = 0.5
 _AIM = 0.8
 # Points that a plan is extended to at once: tables of some 600 bytes a point. [L1499, L1501]
 _PART = {"cpu": 2**14, "cuda": 2**19}
+# How many times as many cells come after some, before all points; and change of a coupling up to
+# which two states are one. [L1257, L1611]
+_FINER, _ALIKE = 4, 1e-2
 # Divisor in place of a value of zero. [L424]
 _TINY = 1e-300
 
@@ -96,6 +101,90 @@ def choose_resolution(strategy: Strategy) -> float | None:
     if problem.source.n * problem.target.n < limits_of(problem.source.device).cells:
         return None
     return _DEFAULT if options.inner_tol is None else _PER_COLUMN_ERROR * options.inner_tol
+
+
+def approach(strategy: Strategy, setting: Setting, states: list[LoopState], few: int) -> LoopState:
+    """Follow states of ``few`` points on more and more cells; return the lowest, for all points."""
+    # At a small epsilon what a subsample tells of the potentials misses the marginals by far, and
+    # half-steps at that epsilon move mass by little. Of cells they take less time, and cells leave
+    # only what is between near points. The finest tell which state is the lowest: few cells may
+    # favour another, as few points do.
+    gradient, problem = setting.gradient.in_factors(), strategy.problem
+    assert gradient is not None
+    sizes, levels = (problem.source.n, problem.target.n), [2]
+    while max(sizes) > _FINER * levels[0] * few:
+        levels.insert(0, _FINER * levels[0])
+    if choose_resolution(strategy) is not None:
+        # cells come next anyway
+        most = _FIRST_CELLS * _MOST_FINER if len(states) > 1 else 0
+        levels = [joined for joined in levels if max(sizes) <= most * joined]
+    paths = [(one, replace(setting.recorder, history=[])) for one in states]
+    finest = block_orders(gradient.factored(states[0].coupling), (1, 1)) if levels else None
+    for joined in levels:
+        (first, _), *others = paths
+        apart = [path for path in others if float(path[0].coupling.change(first.coupling)) > _ALIKE]
+        paths = [paths[0], *apart]
+        if is_over() or finest is None or any(one.status is Status.STOPPED for one, _ in paths):
+            break
+        shares = (math.log2(joined * size / max(sizes)) for size in sizes)
+        widths = (2 ** max(0, round(share)) for share in shares)
+        source, target = (
+            order._replace(width=width) for order, width in zip(finest, widths, strict=True)
+        )
+        found = _Begun.on(strategy, setting, make_cells(problem, (source, target)), setting.dtype)
+        paths = [
+            (to_all_points(setting, found.cells, found.follow(one, recorder)), recorder)
+            for one, recorder in paths
+        ]
+    ends = [path[1].history[-1].objective if path[1].history else math.inf for path in paths]
+    state, recorder = paths[ends.index(min(ends))]
+    setting.recorder.history += recorder.history
+    return state
+
+
+def to_all_points(setting: Setting, coarse: Coarse, state: LoopState) -> LoopState:
+    """Go on from the coupling of a coarse problem, its potentials extended to all points."""
+    fine, epsilon = setting.gradient.in_factors(), setting.anneal.target
+    assert state.potentials is not None
+    assert fine is not None
+    potentials = extend(
+        coarse, fine.factored(state.coupling), setting.gradient.marginals, state.potentials,
+        epsilon, alone(setting.backend),
+    )  # fmt: skip
+    return LoopState(
+        state.coupling, state.coupling, potentials, potentials, state.status, done=state.done
+    )
+
+
+class _Begun(NamedTuple):
+    """A problem on cells, and how it is solved."""
+
+    cells: Coarse
+    strategy: Strategy
+    setting: Setting
+
+    @classmethod
+    def on(
+        cls, strategy: Strategy, setting: Setting, cells: Coarse, dtype: torch.dtype
+    ) -> "_Begun":
+        """Choose how to solve on some cells, at the target epsilon."""
+        epsilon = strategy.epsilon
+        # cells are too few to be shared: every rank solves them
+        options = replace(strategy.options, epsilon=epsilon, gradient="factored", ranks=None)
+        small = choose_strategy(cells.problem, options)
+        own = small.setting(
+            dtype, setting.tol, Annealing(epsilon, epsilon), setting.generator, setting.recorder
+        )
+        return cls(cells, small, own)
+
+    def follow(self, state: LoopState, recorder: Recorder) -> LoopState:
+        """Iterate from a state of all points."""
+        assert state.potentials is not None
+        parts = zip(self.cells[1:], state.potentials, strict=True)
+        start = Potentials(*(side.take(part) for side, part in parts))
+        coupling = _to(self.setting.dtype, state).coupling
+        begun = LoopState(coupling, coupling, start, start, done=state.done)
+        return iterate(replace(self.setting, recorder=recorder), begun)
 
 
 def solve_on_cells(
@@ -152,31 +241,16 @@ def _solve(
     before: float | None,
 ) -> Resolved:
     """Solve on some cells, extend the plan to all points, and measure it."""
-    assert state.potentials is not None
     cells = make_cells(strategy.problem, orders)
-    problem, epsilon = cells.problem, strategy.epsilon
-    shape = problem.source.n, problem.target.n
-    options = replace(
-        strategy.options,
-        epsilon=epsilon,
-        gradient="factored",
-        # cells are too few to be shared: every rank solves them
-        ranks=None,
-    )
-    small = choose_strategy(problem, options)
-    precise = math.prod(shape) <= limits_of(problem.source.device).precise_cells
+    problem = cells.problem
+    entries = problem.source.n * problem.target.n
+    precise = entries <= limits_of(problem.source.device).precise_cells
     dtype = torch.float64 if precise else _resolving(strategy, setting.scale, tolerance)
-    anneal = Annealing(epsilon, epsilon)
-    own = small.setting(dtype, options.tol, anneal, setting.generator, setting.recorder)
-    start = Potentials(
-        *(side.take(part) for side, part in zip(cells[1:], state.potentials, strict=True))
-    )
-    coupling = _to(dtype, state).coupling
-    state = iterate(own, LoopState(coupling, coupling, start, start, done=state.done))
-    plan, state = settle(own, state, dtype)
-    backend = small.backend(torch.float64, small.tiling)
+    begun = _Begun.on(strategy, replace(setting, tol=strategy.options.tol), cells, dtype)
+    plan, state = settle(begun.setting, begun.follow(state, setting.recorder), dtype)
+    backend = begun.strategy.backend(torch.float64, begun.strategy.tiling)
     cost = plan.cost.to(torch.float64)
-    plan = TransportPlan(cost, plan.potentials, plan.weights, epsilon, backend)
+    plan = TransportPlan(cost, plan.potentials, plan.weights, strategy.epsilon, backend)
     with setting.recorder.timed("extension"):
         return _extend(strategy, setting, cells, plan, state, tolerance, before)
 

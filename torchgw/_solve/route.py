@@ -26,8 +26,7 @@ from torchgw._solve.forecast import (
     solve_seconds,
     tiled_seconds,
 )
-from torchgw._solve.options import Options
-from torchgw._solve.state import RESOLVED, Dtypes, rounding
+from torchgw._solve.state import RESOLVED, Dtypes, Options, rounding
 from torchgw._tensors.machine import slowness
 
 # Tiles are considered from so many blocks of a side on, unless they were asked for: on a GPU an
@@ -144,6 +143,11 @@ class Route(NamedTuple):
         return "\n".join(lines)
 
     @property
+    def tried(self) -> tuple[set[str], float]:
+        """The moves, and the seconds of a search on all points."""
+        return {move.what for move in self.begin}, (self.seconds or (0.0, 0.0))[1]
+
+    @property
     def cost(self) -> str:
         """Say the time and the memory that it takes."""
         memory = f"memory: up to {in_units(self.bytes, _BYTES)} beside the input"
@@ -155,10 +159,23 @@ class Route(NamedTuple):
         if self.seconds is None:
             return memory
         usual, longer = (in_units(part, _TIMES) for part in self.seconds)
-        rest = "" if usual == longer else f", or {longer} if few points do not tell where all go"
+        rest = ""
+        if usual != longer:
+            rest = (
+                f", or {longer} if few points do not tell where all go, up to "
+                f"{in_units(_DISAGREEING * self.seconds[1], _TIMES)} if starts do not agree either"
+            )
         return f"time: about {usual}{rest}, on one quiet core of this machine; {memory}"
 
+    @property
+    def most(self) -> float:
+        """Seconds that a solve on a CPU may take, as far as they are told before it begins."""
+        usual, longer = self.seconds or (0.0, 0.0)
+        return max(usual, _DISAGREEING * longer if longer > usual else 0.0, self.longest or 0.0)
 
+
+# How many times as long as others those solves take whose starts do not agree, at most. [L1642]
+_DISAGREEING = 3.0
 _BYTES = (1, "B"), (2**10, "KiB"), (2**20, "MiB"), (2**30, "GiB"), (2**40, "TiB")
 _TIMES = (1e-3, "ms"), (1, "s"), (60, "min"), (3600, "h")
 

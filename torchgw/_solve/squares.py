@@ -15,7 +15,7 @@ from torch.special import xlogy
 
 from torchgw._errors import NumericalError
 from torchgw._problem.marginals import is_usable_sum
-from torchgw._sinkhorn.anderson import Anderson
+from torchgw._sinkhorn.annealing import Anderson
 from torchgw._solve.outcome import Asked, Outcome
 from torchgw._solve.passes import NOTHING, ROUGHLY, solve_problem
 from torchgw._solve.state import Recorder, Status, rounding

@@ -53,7 +53,7 @@ _ROUNDING_SHARE = 0.5
 _INNER_TOLERANCE = {True: 5e-7, False: 1e-5}
 # So many iterations may miss their marginals, without two in a row that meet them, before their
 # linear problems get more time: objectives are not compared meanwhile, and the loop would end by
-# its limit alone. [L472] [L1146]
+# its limit alone. So do those whose plans have changed as much for so many. [L472] [L1146] [L1641]
 _MISSES = 5
 # Sinkhorn iterations of one linearisation, if the cost is stored or streamed: about as much work as
 # the linearisation itself. [L186]
@@ -142,6 +142,10 @@ class Pace:
         self._change = math.inf  # of the last plan itself
         self._met, self._missed = True, 0  # whether it met its marginals; misses so far
         self._stuck = 0
+        self._least, self._idle = (
+            math.inf,
+            0,
+        )  # change; how many were no less since
 
     def limits(self, wanted: float, *, at_target: bool, first: bool) -> tuple[int, float]:
         """Choose how many iterations a linear problem may take, and the column error to reach."""
@@ -196,6 +200,12 @@ class Pace:
         options = self._setting.options
         longer = at_target and is_behind(inner, self._error, change)
         longer = longer or self._missed >= _MISSES
+        if at_target:
+            # plans may go round in a ring of linear problems that are all left unsolved
+            shrinks = inner.converged or change < self._least
+            self._least, self._idle = min(self._least, change), 0 if shrinks else self._idle + 1
+            if self._idle > _MISSES and self._setting.gradient.exact:
+                longer, self._idle = True, 0
         if settled:
             # only more of them can improve its marginals
             self._budget = options.inner_max_iter

@@ -1,26 +1,28 @@
 """How a problem is solved: everything that is chosen before the first iteration."""
 
+from __future__ import annotations
+
 import logging
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from torchgw._batch.costs import AUTO_EPSILON, AUTO_STEP
 from torchgw._batch.packing import LEAST_WEIGHT, OWN_SHARE
-from torchgw._errors import InvalidInputError, UnsupportedError
+from torchgw._errors import InvalidInputError, TorchGWWarning, UnsupportedError, warn_user
 from torchgw._gradients.choose import check_products, make_gradient
-from torchgw._gradients.contract import Gradient
+from torchgw._gradients.contract import Gradient, distance_spread, visible
 from torchgw._gradients.dense import HalfGradient
-from torchgw._gradients.means import distance_spread, visible
 from torchgw._gradients.relaxed import RelaxedGradient
-from torchgw._problem.limits import limits_of
-from torchgw._problem.linear_term import spread as linear_spread
+from torchgw._problem.limits import CPU, limits_of
 from torchgw._problem.losses import Loss
 from torchgw._problem.marginals import STRICT, MarginalRule
 from torchgw._problem.problem import Facts, Problem
+from torchgw._problem.problem import spread as linear_spread
 from torchgw._search.coarse import directed_points, loss_spread
 from torchgw._search.isometry import rounding_advice
 from torchgw._sinkhorn.annealing import Annealing
@@ -29,7 +31,7 @@ from torchgw._sinkhorn.choose import choose_backend
 from torchgw._sinkhorn.contract import Backend
 from torchgw._sinkhorn.problem import DenseCost
 from torchgw._sinkhorn.tiles.tiling import Tiling
-from torchgw._solve.options import Options
+from torchgw._solve import table
 from torchgw._solve.polish import can_polish, check_polish
 from torchgw._solve.route import (
     Route,
@@ -41,10 +43,12 @@ from torchgw._solve.route import (
     route_of_copies,
     why_no_tiles,
 )
-from torchgw._solve.state import Dtypes, Recorder, Setting
+from torchgw._solve.state import Dtypes, Options, Recorder, Setting
 from torchgw._tensors.ahead import compile_for_rank
 from torchgw._typing import Marginals
+from torchgw.distances.modes import FIRST, apart, modes
 from torchgw.distances.sampling import choose_points
+from torchgw.distances.surface import Surface
 
 logger = logging.getLogger(__name__)
 
@@ -360,3 +364,33 @@ def check_known(options: Options, loss: Loss, *, matrix: bool) -> None:
     reason = why_no_tiles(gradient, options.backend, linear=matrix, store=stored)
     if options.skip_tiles is True and reason is not None:
         raise UnsupportedError(f"`skip_tiles=True` cannot be met: {reason}")
+
+
+# Penalty of areas that a match does not keep, where both sides are divided by their largest
+# distances. [L1533]
+_AREAS = 0.003
+# What rules or certifies masses, or needs them to be kept.
+_ASKED = (
+    "unbalanced", "unbalanced_type", "unbalanced_unit", "mass", "scale", "distances", "loss",
+    "regularization", "polish", "certify", "gradient", "distributed", "checkpoint",
+)  # fmt: skip
+
+
+def with_penalised_areas(x: Any, y: Any, asked: table.Options) -> table.Options:
+    """Penalise the areas of two surfaces that are no poses of one shape, and say so."""
+    # The same parts have other shares of the area then. A plan that has to move all of it puts
+    # arms on legs, and costs less than the right one.
+    usual = table.Options()
+    left = all(getattr(asked, name) == getattr(usual, name) for name in _ASKED)
+    if not (left and isinstance(x, Surface) and isinstance(y, Surface)):
+        return asked
+    one, other = modes(x, FIRST), modes(y, FIRST)
+    if one is None or other is None or apart(one, other) <= CPU.alike:
+        return asked
+    warn_user(
+        "X and Y are surfaces of different shape (their modes of vibration differ), so that the "
+        f"same parts have other shares of the area: areas are penalised (unbalanced={_AREAS}, "
+        "scale='max') and not kept. Pass `a` and `b` to keep them.",
+        TorchGWWarning,
+    )
+    return asked.replace(unbalanced=_AREAS, scale="max")

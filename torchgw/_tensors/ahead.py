@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchgw._tensors.threads import most_points, processors
+from torchgw._tensors.machine import most_points, processors
 
 logger = logging.getLogger(__name__)
 

@@ -14,6 +14,11 @@ from torchgw._tensors.foretold import notice
 
 # Share of the time kept that the numbers of a plan take, beside its last marginals. [L1294]
 _LAST = 0.4
+# Seconds of a processor without others that are taken for granted, as moments do not tell how
+# loaded it is. A choice.
+_QUIET = 0.1
+# Share of the time up to which steps of the last phase are not timed before others. A choice.
+_EARLY = 0.25
 
 
 @dataclass
@@ -24,14 +29,21 @@ class _Clock:
     end: float
     kept: float = 0.0  # seconds for what follows the phase that goes on
     least: float = 0.0  # of these
-    late: bool = False  # whether the time was up before the last phase
+    late: bool = False  # whether the time was up before the last phase, or soon will be
+    after: float = 0.0  # steps of the last phase that what follows it takes as long as
     shared: bool = False  # whether processes share the work, and have to agree on when it ends
     spent: float = field(default_factory=lambda: process_time())  # CPU seconds before it began
 
     @property
+    def whole(self) -> float:
+        """Seconds of the call."""
+        return self.end - self.start
+
+    @property
     def load(self) -> float:
         """How many times as long as its work the call takes, where others use the processor too."""
-        return max(1.0, (monotonic() - self.start) / max(process_time() - self.spent, 1e-3))
+        passed, used = monotonic() - self.start, process_time() - self.spent
+        return max(1.0, (_QUIET + passed) / (_QUIET + used))
 
 
 _clock: ContextVar[_Clock | None] = ContextVar("clock", default=None)
@@ -60,9 +72,8 @@ def keep_least(seconds: float, share: float) -> None:
     """Keep the time for some seconds of work in any phase, and a share of all."""
     clock = _clock.get()
     if clock is not None:
-        whole = clock.end - clock.start
         # a loaded processor lets it keep half at most
-        clock.least = max(min(clock.load * seconds, 0.5 * whole), share * whole)
+        clock.least = max(min(clock.load * seconds, 0.5 * clock.whole), share * clock.whole)
         clock.kept = max(clock.kept, clock.least)
 
 
@@ -74,11 +85,15 @@ def leaves(seconds: float, *, last: bool = False) -> bool:
     return monotonic() + clock.load * seconds <= clock.end - (0 if last else clock.kept)
 
 
-def last_phase() -> None:
-    """Give the rest of the time to the phase that goes on, but for a part of what was kept."""
+def last_phase(after: float = 0.0) -> None:
+    """Give the rest of the time to the phase that goes on, but for a part of what was kept.
+
+    What follows takes as long as so many steps of this phase.
+    """
     clock = _clock.get()
     if clock is not None:
-        clock.late = is_over()
+        # a first step tells how long steps take, unless there is plenty of time
+        clock.late, clock.after = monotonic() - clock.start >= _EARLY * clock.whole, after
         clock.kept, clock.least = _LAST * clock.kept, 0.0
 
 
@@ -90,6 +105,7 @@ def fitting(count: int, seconds: float | None) -> int:
         return count
     if seconds is None:
         return 1 if clock.late else count
+    clock.kept = max(clock.kept, clock.after * seconds)
     left = clock.end - clock.kept - monotonic()
     return count if left >= count * seconds else max(1, int(left / seconds))
 

@@ -25,6 +25,7 @@ class _Told:
     usual: float | None = None  # seconds in all, before the search
     longer: float = 0.0
     total: float = 0.0  # as was said last
+    since: float | None = None  # seconds after which the search began whose share was said first
 
     @property
     def passed(self) -> float:
@@ -45,6 +46,12 @@ def telling() -> Iterator[None]:
         _told.reset(before)
 
 
+def said_last() -> tuple[float, float]:
+    """Tell how many seconds have passed, and how many were said in all."""
+    told = _told.get()
+    return (0.0, 0.0) if told is None else (told.passed, told.total)
+
+
 def promise(usual: float, longer: float) -> None:
     """Keep what has been said before any work, of two times that a search may take."""
     told = _told.get()
@@ -54,25 +61,26 @@ def promise(usual: float, longer: float) -> None:
 
 def say_share(share: float, why: str) -> None:
     """Say how much of the longer of two forecasts, that of the most chains, a search will take."""
-    logger.info("forecast: %.0f%% of the longer time, as %s", 100 * min(share, 1.0), why)
     told = _told.get()
     if told is not None and told.usual is not None:
-        told.total = max(told.usual, told.passed + share * told.longer)
+        told.since = told.passed if told.since is None else told.since
+        told.total = max(told.usual, told.since + share * told.longer)
+    logger.info("forecast: %.0f%% of the longer time, as %s", 100 * min(share, 1.0), why)
 
 
 def say_more(seconds: float, why: str) -> None:
     """Say what is yet to come of a solve, beside what was said before it."""
-    logger.info("forecast: about %.2g s more, as %s", seconds, why)
     told = _told.get()
     if told is not None and told.usual is not None:
         told.total = told.passed + seconds
+    logger.info("forecast: about %.2g s more, as %s", seconds, why)
 
 
 def correct(seconds: float, why: str) -> None:
     """Say what is yet to come if that is not what was said."""
     told = _told.get()
     if told is not None and told.usual is not None:
-        total = told.passed + seconds
+        total, told.since = told.passed + seconds, None
         if not told.total / _OFF <= total <= _OFF * told.total:
             say_more(seconds, why)
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchgw._tensors.threads import most_points
+from torchgw._tensors.machine import most_points
 
 logger = logging.getLogger(__name__)
 

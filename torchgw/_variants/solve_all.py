@@ -32,14 +32,13 @@ from torchgw._many.solve_many import solve_many
 from torchgw._plans.contract import Plan
 from torchgw._problem.given import Passed
 from torchgw._problem.limits import limits_of
-from torchgw._problem.linear_term import check_alpha
 from torchgw._problem.named import DistanceName, ScaleName, refuse_names
-from torchgw._problem.problem import stored_matrix
+from torchgw._problem.problem import check_alpha, stored_matrix
 from torchgw._problem.providers import DistanceOptions, build_space
 from torchgw._results.base import load
 from torchgw._results.result import GWResult
 from torchgw._solve.table import check_options
-from torchgw._tensors.draws import at_even_steps
+from torchgw._tensors.operations import at_even_steps
 from torchgw._typing import Seed
 from torchgw._variants.barycenter import Alternation, BarycenterResult, Reached, Space, Start
 from torchgw._variants.several import (

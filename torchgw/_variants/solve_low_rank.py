@@ -26,15 +26,15 @@ from torchgw._errors import (
 )
 from torchgw._plans.contract import Plan
 from torchgw._problem.given import Passed, with_area
-from torchgw._problem.linear_term import (
+from torchgw._problem.named import DistanceName, ScaleName
+from torchgw._problem.problem import (
     FeatureMetric,
+    Problem,
     check_alpha,
     check_features,
     is_fused,
     linear_cost,
 )
-from torchgw._problem.named import DistanceName, ScaleName
-from torchgw._problem.problem import Problem
 from torchgw._problem.providers import DistanceOptions, build_providers
 from torchgw._problem.signatures import SignatureName, is_signature, named_features
 from torchgw._results.base import Result
@@ -42,7 +42,7 @@ from torchgw._results.parts import stored
 from torchgw._results.result import GWResult
 from torchgw._search.optima import agreement
 from torchgw._solve.table import check_options
-from torchgw._tensors.threads import host_threads, small_on_one_thread
+from torchgw._tensors.machine import host_threads, small_on_one_thread
 from torchgw._typing import Array, Marginals, Seed
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.precomputed import PrecomputedDistance

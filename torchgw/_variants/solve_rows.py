@@ -15,13 +15,14 @@ files depend on who has computed a block, and what is held is the base, the cell
 
 import logging
 import math
+import warnings
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -31,21 +32,22 @@ from torch import Tensor
 from torchgw._api import solve
 from torchgw._boundary.archive import read_archive, write_archive
 from torchgw._boundary.arrays import check_points, resolve_device, to_numpy
-from torchgw._boundary.checks import check_choice, check_count
+from torchgw._boundary.checks import check_choice, check_count, reject_unknown
 from torchgw._boundary.console import Progress, progress
-from torchgw._boundary.rows import Rows, opened
-from torchgw._errors import ConvergenceWarning, InvalidInputError, UnsupportedError, warn_user
+from torchgw._boundary.rows import Rows
+from torchgw._errors import ConvergenceWarning, GraphWarning, InvalidInputError, warn_user
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.given import Passed
 from torchgw._problem.providers import DistanceOptions, build_space
 from torchgw._sinkhorn.choose import choose_backend
 from torchgw._sinkhorn.problem import FactoredCost, LinearProblem
 from torchgw._sinkhorn.tiles.tiling import Tiling, block_orders
-from torchgw._solve.evaluation import Half, half_step, join_halves
+from torchgw._solve.evaluation import half_step, join_halves
 from torchgw._solve.resolution import how_much_finer
 from torchgw._solve.table import Options
 from torchgw._tensors.block_order import Order
 from torchgw._tensors.foretold import say_more
+from torchgw._tensors.operations import at_even_steps
 from torchgw._tensors.ranks import Distributed, Ranks, join, together
 from torchgw._typing import Marginals, Potentials
 from torchgw.distances.factored import FactoredDistance
@@ -80,6 +82,9 @@ class _Side(NamedTuple):
     drawn: Tensor  # (s,) int64, rows whose masses are measured
     points: Tensor  # (s, d)
     weights: Tensor  # (s,), as shares of their sum
+    masses: Tensor  # (B,), of the cells
+    cells: Tensor  # (B, r), the mean factors of their rows
+    moments: Tensor  # (r, r), second moments of the factors of all rows
 
     def factors_of(self, points: Tensor) -> tuple[Tensor, Tensor]:
         """Compute the factors of points (q, r), and the nearest base points (q,)."""
@@ -100,55 +105,51 @@ class _Map(NamedTuple):
     side: _Side
     other: _Side
     plan: TransportPlan  # between cells
-    cells: Tensor  # (B, r), factors of the cells of the side
-    far: Tensor  # (C, s), of the cells of the other side
     orders: tuple[Order, Order]  # of the cells of both sides, near ones next to each other
     affine: Tensor  # (r + 1, k + 1), from factors and one to those of the cost and its row term
 
     @classmethod
-    def of(
-        cls, sides: tuple[_Side, _Side], plan: TransportPlan, cells: tuple[Tensor, ...]
-    ) -> "_Map":
+    def of(cls, side: _Side, other: _Side, plan: TransportPlan) -> "_Map":
         """Find how the cost of cells follows from their factors, which is an affine map."""
-        known = torch.cat([cells[0], torch.ones_like(cells[0][:, :1])], 1)
         assert isinstance(plan.cost, FactoredCost)
         cost = torch.cat([plan.cost.left, plan.cost.row[:, None]], 1)
-        orders = block_orders(plan.cost, (1, 1))
-        (near, far), (own, other) = cells, sides
-        return cls(own, other, plan, near, far, orders, torch.linalg.pinv(known, rtol=1e-13) @ cost)
+        affine = torch.linalg.pinv(_with_one(side.cells), rtol=1e-13) @ cost
+        return cls(side, other, plan, block_orders(plan.cost, (1, 1)), affine)
 
     def cost(self, factors: Tensor) -> FactoredCost:
         """Compute the cost of rows with these factors and the cells of the other side."""
-        whole = torch.cat([factors, torch.ones_like(factors[:, :1])], 1) @ self.affine
+        whole = _with_one(factors) @ self.affine
         known = self.plan.cost
         assert isinstance(known, FactoredCost)
         return known._replace(left=whole[:, :-1].contiguous(), row=whole[:, -1].clone())
 
-    def match(self, factors: Tensor, share: Tensor) -> tuple[_Matched, Half, Tensor]:
-        """Match rows of some factors and weights; also give what is read, and mean factors."""
+    def match(
+        self, factors: Tensor, share: Tensor
+    ) -> tuple[_Matched, TransportPlan, dict[str, Tensor]]:
+        """Match rows of some factors and weights; also give the plan, and what they add up to."""
         cost = self.cost(factors)
         tiling = Tiling.of(cost.shape, cost.device)
         rows = torch.arange(len(factors), device=cost.device)
         tiling = tiling.ordered((Order.of(rows, tiling.width), self.orders[1]))
         backend = choose_backend("auto", cost.device, cost.dtype, tiling)
-        g, weights = self.plan.potentials.g, Marginals(share, self.plan.weights.b)
+        weights = Marginals(share, self.plan.weights.b)
         prepared = backend.prepare(LinearProblem(cost, weights, self.plan.epsilon))
-        half = half_step(prepared, g, torch.cat([self.other.base, self.far], 1))
-        place, far = half.means.tensor_split([self.other.base.shape[1]], 1)
-        partner = self.other.named[half.plan.topk(1)[1][:, 0]]
-        place = (place / share[:, None]).float()
-        return _Matched(half.plan.potentials.f, partner, place), half, far
+        table = torch.cat([self.other.base, self.other.cells], 1)
+        plan, means, masses = half_step(prepared, self.plan.potentials.g, table)
+        place, far = means.tensor_split([self.other.base.shape[1]], 1)
+        partner = self.other.named[plan.topk(1)[1][:, 0]]
+        matched = _Matched(plan.potentials.f, partner, (place / share[:, None]).float())
+        return matched, plan, {"coupling": factors.T @ far, "masses": masses}
 
     def columns(self, back: "_Map") -> tuple[Tensor, Tensor, Tensor]:
         """Give the drawn rows of the other side as columns: factors, terms of the cost, and g."""
         factors, _ = self.other.factors_of(self.other.points)
-        plan = back.match(factors, torch.ones_like(self.other.weights))[1].plan
-        assert isinstance(plan.cost, FactoredCost)
-        return plan.cost.left, plan.cost.row, plan.potentials.f
+        cost = back.cost(factors)
+        return cost.left, cost.row, back.match(factors, torch.ones_like(self.other.weights))[0][0]
 
 
-# Weights of the rows of a table, and their sum.
-_Weights = tuple[Rows, float]
+def _with_one(factors: Tensor) -> Tensor:
+    return torch.cat([factors, torch.ones_like(factors[:, :1])], 1)
 
 
 class _Team:
@@ -160,20 +161,18 @@ class _Team:
 
     def gather(self, own: Tensor) -> Tensor:
         """Join the rows of all, in the order of the ranks."""
-        if self.ranks is None:
-            return own
-        count = torch.tensor([len(own)], device=own.device)
-        counts = self.ranks.gather(count, [1] * self.size).tolist()
-        return self.ranks.gather(own, counts)
+        return own if self.ranks is None else self.ranks.gather(own, self._counts(len(own)))
 
-    def total(self, own: Tensor) -> Tensor:
-        """Add up whole numbers over all."""
-        return self.gather(own[None]).sum(0)
+    def _counts(self, own: int) -> list[int]:
+        """List what each rank counts."""
+        if self.ranks is None:
+            return [own]
+        count = torch.tensor([own], device=self.ranks.device)
+        return cast("list[int]", self.ranks.gather(count, [1] * self.size).tolist())
 
     def rounds(self, blocks: list[Any]) -> Iterator[Any]:
         """Go over own blocks, and look after each whether somebody is missed."""
-        most = max(self.gather(torch.tensor([len(blocks)], device=self._place)).tolist())
-        for turn in range(most):
+        for turn in range(max(self._counts(len(blocks)))):
             if turn < len(blocks):
                 yield blocks[turn]
             self.meet()
@@ -182,10 +181,6 @@ class _Team:
         """Wait for all, and notice who is missed."""
         if self.ranks is not None:
             self.ranks.any(False)
-
-    @property
-    def _place(self) -> torch.device:
-        return torch.device("cpu") if self.ranks is None else self.ranks.device
 
 
 class RowsResult:
@@ -207,6 +202,9 @@ class RowsResult:
     value_change : float
         By how much the value of a sample of the rows differed, in absolute terms, from that of the
         base before, where the base was chosen; NaN where it was given.
+    distance_error : float
+        How far distances between drawn rows, the longest of which is one, are from those by a graph
+        of 131,072 rows, root mean square, of the worse side; NaN where the base was given.
     marginal_error : float
         The mean of abs(mass / weight - 1) over 1,024 drawn rows of a side, of the worse side: what
         the plan between all rows gives each, added up over all rows of the other.
@@ -225,6 +223,7 @@ class RowsResult:
     shape: tuple[int, int]
     value: float
     value_change: float
+    distance_error: float
     marginal_error: float
     epsilon: float
     cells: tuple[int, int]
@@ -284,6 +283,7 @@ class RowsResult:
         return to_numpy(way.match(way.side.factors_of(given)[0], share)[0].place)
 
 
+@reject_unknown
 def solve_rows(
     X: Any,
     Y: Any,
@@ -309,8 +309,8 @@ def solve_rows(
     ----------
     X, Y : array, path or DTensor, shapes (n, d) and (m, e)
         Tables that are read by rows: memory maps, arrays of Zarr or HDF5 (the ``X`` or ``obsm`` of
-        a backed AnnData), paths of .npy, .zarr and .parquet files, DTensors with ``Shard(0)`` whose
-        rows stay where they are, or arrays.
+        a backed AnnData), paths of .npy, .zarr and .parquet files or ``"file.h5ad:obsm/NAME"``,
+        DTensors with ``Shard(0)`` whose rows stay where they are, or arrays.
     folder : path-like
         Where the result is written, and seen by all processes.
     a, b : array or path, shapes (n,) and (m,), optional
@@ -319,8 +319,8 @@ def solve_rows(
         As of :func:`torchgw.solve`.
     n_base : int or "auto"
         Rows of each side that its graph is made of, and cells. ``"auto"`` tries 2,048 and more on
-        samples of eight times as many rows, until the plan of these has its weights to 1e-3 and the
-        value no longer changes by more than epsilon; 65,536 at most.
+        samples of eight times as many rows, until the plan of these has its weights to 1e-3, and
+        distances are those by 131,072 rows up to the root of epsilon; 65,536 at most.
     block : int
         Rows that are read, matched and written at once.
     device : torch.device or str, optional
@@ -348,6 +348,8 @@ def solve_rows(
     -----
     ConvergenceWarning
         If the marginal error is above 1e-3.
+    GraphWarning
+        If distances are off by more than the root of epsilon, whatever the base.
 
     Examples
     --------
@@ -366,244 +368,230 @@ def solve_rows(
     options = Options() if options is None else options
     where = resolve_device(device)
     team = _Team(join(distributed, where))
-    place = Path(folder)
     shown = progress(verbose and team.rank == 0)
     with together(team.ranks), torch.no_grad(), shown as report:
-        tables = Rows("X", X), Rows("Y", Y)
-        weights = tuple(
-            None if given is None else _weights(name, given, table.n)
-            for name, given, table in zip("ab", (a, b), tables, strict=True)
-        )
-        call = {
+        tables = Rows("X", X, "a", a), Rows("Y", Y, "b", b)
+        told = {
             "shape": [table.n for table in tables], "n_base": n_base, "block": block,
             "epsilon": epsilon, "random_state": random_state,
-            "weighted": [given is not None for given in weights],
+            "weighted": [given is not None for given in (a, b)],
         }  # fmt: skip
         if team.rank == 0:
-            place.mkdir(parents=True, exist_ok=True)
-        result = _match(place, call, tables, weights, team, where, options, report)
+            Path(folder).mkdir(parents=True, exist_ok=True)
+        result = _match(_Call(Path(folder), tables, told, team, where, options, report))
     if result.marginal_error > _ALLOWED:
         warn_user(
             f"The plan misses the weights of rows by {result.marginal_error:.1e} in the mean. Pass "
             f"a larger `n_base`, such as {4 * max(result.cells)}.",
             ConvergenceWarning,
         )
+    if result.distance_error > math.sqrt(result.epsilon):
+        warn_user(
+            f"Distances between rows are off by {result.distance_error:.2g} of the longest one by "
+            f"{max(result.cells)} rows and by {_MOST}, where epsilon blurs "
+            f"{math.sqrt(result.epsilon):.2g}: finer detail counts for nothing. Fewer dimensions, "
+            "as of principal components, have geodesics that fewer points tell.",
+            GraphWarning,
+        )
     return result
 
 
-def _match(
-    place: Path,
-    call: dict[str, Any],
-    tables: tuple[Rows, Rows],
-    weights: tuple[Any, ...],
-    team: _Team,
-    where: torch.device,
-    options: Options,
-    report: Progress | None,
-) -> RowsResult:
+class _Call(NamedTuple):
+    """What is asked for, and by whom it is answered."""
+
+    folder: Path
+    tables: tuple[Rows, Rows]
+    told: dict[str, Any]  # what a call that goes on must have too
+    team: _Team
+    device: torch.device
+    options: Options
+    report: Progress | None
+
+    def blocks(self, table: Rows, *done: Callable[[slice], bool]) -> list[slice]:
+        """List the blocks of a table that this process reads, but what is done."""
+        return table.blocks(self.told["block"], self.team.rank, self.team.size, *done)
+
+    def draw(self, table: Rows, count: int, *seed: int) -> NDArray[np.int64]:
+        """Draw one row of each of ``count`` stretches of equal length, ascending."""
+        count = min(count, table.n)
+        generator = np.random.default_rng(
+            [self.told["random_state"], "XY".index(table.name), *seed]
+        )
+        ends = np.arange(count + 1) * table.n // count
+        return ends[:-1] + (generator.random(count) * np.diff(ends)).astype(np.int64)
+
+    def rows_at(self, table: Rows, index: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        """Read the rows that an ascending index names, (q, d), and their weights, (q,)."""
+        found = [torch.empty(0, table.d + 2, dtype=torch.float64, device=self.device)]
+        for rows in self.blocks(table):
+            first, last = np.searchsorted(index, [rows.start, rows.stop])
+            named = torch.from_numpy(index[first:last]).to(self.device)
+            share = table.shares(rows, self.device)[named - rows.start]
+            parts = named.double()[:, None], share[:, None], table.at(index, rows, self.device)
+            found.append(torch.cat(parts, 1))
+        whole = self.team.gather(torch.cat(found))
+        whole = whole[whole[:, 0].argsort()]
+        return whole[:, 2:].contiguous(), whole[:, 1]
+
+
+def _match(call: _Call) -> RowsResult:
     """Match tables, going on with what the folder has."""
-    clock, begun = [perf_counter()], (place / "head.npz").exists()
-    if team.ranks is not None:
-        # the folder is seen by all, and looked at before one writes to it
-        begun = team.ranks.any(begun)
+    head, team, clock = call.folder / "head.npz", call.team, [perf_counter()]
+    # the folder is seen by all, and looked at before one writes to it
+    begun = head.exists() if team.ranks is None else team.ranks.any(head.exists())
     if begun:
-        known, _ = read_archive(place / "head.npz")
-        if known["call"] != call:
+        known = read_archive(head)[0]["call"]
+        if known != call.told:
             raise InvalidInputError(
-                f"{place} holds the result of another call: {known['call']} where this is "
-                f"{call}. Pass another folder, or remove it."
+                f"{call.folder} holds the result of another call: {known} where this is "
+                f"{call.told}. Pass another folder, or remove it."
             )
     else:
-        _write_head(place, call, tables, weights, team, where, options)
+        _write_head(call)
     clock.append(perf_counter())
-    maps = _read_head(place, where)
-    _pass_over(place, tables, weights, maps, call["block"], team, report)
+    maps = _read_head(call.folder, call.device)
+    _pass_over(call, maps)
     if team.rank == 0:
         clock.append(perf_counter())
-        _sum_up(place, call, maps, np.diff(clock).tolist())
+        _sum_up(call, maps, np.diff(clock).tolist())
     team.meet()
-    return RowsResult(place, where)
+    return RowsResult(call.folder, call.device)
 
 
-def _choose_base(
-    call: dict[str, Any],
-    tables: tuple[Rows, Rows],
-    weights: tuple[Any, ...],
-    team: _Team,
-    device: torch.device,
-    options: Options,
-) -> tuple[int, float]:
-    """Choose how many rows are a base, by the marginal error and the value of samples."""
-    # detail that a base does not see changes the value once one sees it: a change within epsilon
-    # moves next to no mass
-    count, before = _FIRST, math.inf
+def _choose_base(call: _Call) -> tuple[int, dict[str, float]]:
+    """Choose how many rows are a base, by samples of the rows, and tell what these say."""
+    count, before, seen, missed = _FIRST, math.nan, 0, math.nan
     while True:
-        samples, shares = list[Rows](), list[_Weights]()
-        for number, (table, own) in enumerate(zip(tables, weights, strict=True)):
-            generator = np.random.default_rng([call["random_state"], number, count])
-            index = _draw(table.n, _TRIED * count, generator)
-            rows = _rows_at(index, table, own, call["block"], team, device).cpu()
-            samples.append(Rows(table.name, rows[:, 2:]))
-            shares.append((Rows("weights", rows[:, 1:2]), float(rows[:, 1].sum())))
-        trial = call | {"n_base": count, "shape": [sample.n for sample in samples]}
+        samples = list[Rows]()
+        for table in call.tables:
+            points, share = call.rows_at(table, call.draw(table, _TRIED * count, count))
+            samples.append(Rows(table.name, points.cpu(), "sampled weights", share.cpu()))
+        asked = call.told | {"n_base": count, "shape": [sample.n for sample in samples]}
         with TemporaryDirectory() as name:
             # each process for itself: it takes about as long as a block
-            found = _match(
-                Path(name), trial, (samples[0], samples[1]), tuple(shares), _Team(None), device,
-                options, None,
+            trial = call._replace(
+                folder=Path(name), tables=(samples[0], samples[1]), told=asked, team=_Team(None),
+                report=None,
             )  # fmt: skip
-        error, change = found.marginal_error, abs(found.value - before)
-        logger.info("base of %d: marginal error %.1e, value %.6g", count, error, found.value)
-        resolved = error <= _ALLOWED and change <= found.epsilon
-        if resolved or count >= min(_MOST, *call["shape"]):
-            return count, change
-        count, before = min(_MOST, count * how_much_finer(error, _ALLOWED)), found.value
+            found = _match(trial)
+        # the first rank's numbers are those of all
+        numbers = [[found.marginal_error, found.value, found.epsilon]]
+        own = torch.tensor(numbers, dtype=torch.float64, device=call.device)
+        error, value, epsilon = call.team.gather(own)[0].tolist()
+        logger.info("base of %d: marginal error %.1e, value %.6g", count, error, value)
+        seen, missed = (seen, missed) if seen else _base_that_sees(call, math.sqrt(epsilon))
+        known = error <= _ALLOWED and seen <= count and not math.isnan(before)
+        if known or count >= min(_MOST, *call.told["shape"]):
+            return count, {"value_change": abs(value - before), "distance_error": missed}
+        finer = max(seen, count * how_much_finer(error, _ALLOWED))
+        count, before = min(_MOST, finer), value
 
 
-def _weights(name: str, given: Any, n: int) -> _Weights:
-    """Open weights, and add them up, block by block in order."""
-    given = opened(name, given)
-    rows = Rows(name, given if len(given.shape) == 2 else given[:, None])
-    if (rows.n, rows.d) != (n, 1):
-        raise InvalidInputError(f"`{name}` must have shape ({n},); got ({rows.n}, {rows.d}).")
-    if rows.blocks(n, 0, 2) != [slice(0, n)]:
-        raise UnsupportedError(f"`{name}` must be whole in each process, not a DTensor.")
-    sums = list[float]()
-    for some in rows.blocks(_BLOCK, 0, 1):
-        part = rows.read(some, torch.device("cpu"))
-        if float(part.min()) < 0:
-            raise InvalidInputError(f"`{name}` must be non-negative.")
-        sums.append(float(part.sum()))
-    return rows, math.fsum(sums)
+def _base_that_sees(call: _Call, tolerance: float) -> tuple[int, float]:
+    """Find the smallest base whose distances are those of many more rows, and how far they miss.
+
+    Where none does, as in high dimensions, more rows are no help, and the fewest are taken.
+    """
+    counts, errors = list[int](), list[float]()
+    for table in call.tables:
+        points, _ = call.rows_at(table, call.draw(table, 2 * _MOST, 1))
+        drawn, count = points[_even(points, _MEASURED)], _FIRST
+        known = _distances(call, table, points, drawn)
+        while True:
+            base = points[_even(points, count)]
+            apart = _distances(call, table, base, drawn) - known
+            error = float(apart.square().mean().sqrt())
+            logger.info("%s, base of %d: distances off by %.2g", table.name, count, error)
+            if error <= tolerance or count >= _MOST:
+                break
+            count *= 2
+        counts.append(count if error <= tolerance else _FIRST)
+        errors.append(error)
+    agreed = torch.tensor([[max(counts), max(errors)]], dtype=torch.float64, device=call.device)
+    count, missed = call.team.gather(agreed)[0].tolist()
+    return int(count), missed
 
 
-def _shares(weights: _Weights | None, n: int, rows: slice, device: torch.device) -> Tensor:
-    """Read the weights of some rows, (q,), whose sum over all is one."""
-    if weights is None:
-        return torch.full((rows.stop - rows.start,), 1 / n, dtype=torch.float64, device=device)
-    return weights[0].read(rows, device)[:, 0] / weights[1]
+def _even(points: Tensor, count: int) -> Tensor:
+    return at_even_steps(len(points), min(count, len(points)), points.device)
 
 
-def _draw(n: int, count: int, generator: np.random.Generator) -> NDArray[np.int64]:
-    """Draw one row of each of ``count`` stretches of equal length, ascending."""
-    ends = np.arange(min(count, n) + 1) * n // min(count, n)
-    return ends[:-1] + (generator.random(len(ends) - 1) * np.diff(ends)).astype(np.int64)
-
-
-def _write_head(
-    folder: Path,
-    call: dict[str, Any],
-    tables: tuple[Rows, Rows],
-    weights: tuple[Any, ...],
-    team: _Team,
-    device: torch.device,
-    options: Options,
-) -> None:
-    """Read the bases, make the cells, solve on them, and write what rows are matched by."""
-    sides, cells, masses, squares = [], [], [], []
-    n_base, change = call["n_base"], math.nan
-    if n_base == "auto":
-        n_base, change = _choose_base(call, tables, weights, team, device, options)
-    for number, (table, own) in enumerate(zip(tables, weights, strict=True)):
-        side = _base(table, own, call | {"n_base": n_base}, number, team, device)
-        mass, mean, square = _cells(side, table, own, call["block"], team)
-        sides.append(side)
-        cells.append(mean)
-        masses.append(mass)
-        squares.append(square)
-    distances = (
-        FactoredDistance(mean, side.signs) for mean, side in zip(cells, sides, strict=True)
-    )
-    result = solve(
-        *distances, a=masses[0], b=masses[1], epsilon=call["epsilon"], device=device,
-        random_state=call["random_state"],
-        options=options.replace(scale=None, distributed=False, gradient="factored"),
-    )  # fmt: skip
-    plan = result.lazy_plan
-    if team.rank == 0:
-        arrays = {"f": plan.potentials.f, "g": plan.potentials.g}
-        arrays |= {f"cost.{name}": part for name, part in plan.cost._asdict().items()}
-        for letter, side, mean, mass, square in zip(
-            "XY", sides, cells, masses, squares, strict=True
-        ):
-            arrays |= {f"{letter}.{name}": part for name, part in side._asdict().items()}
-            arrays |= {f"{letter}.cells": mean, f"{letter}.mass": mass, f"{letter}.square": square}
-        told = {
-            "call": call, "epsilon": result.epsilon, "status": result.status.name,
-            "converged": result.converged, "doubt": result.doubt, "value_change": change,
-        }  # fmt: skip
-        write_archive(
-            folder / "head.npz", told, {name: to_numpy(part) for name, part in arrays.items()}
-        )
-    team.meet()
-
-
-def _base(
-    table: Rows, weights: Any, call: dict[str, Any], number: int, team: _Team, device: torch.device
-) -> _Side:
-    """Read the base of a side and the rows that are measured, and make the factors of the base."""
-    generator = np.random.default_rng([call["random_state"], number])
-    index, drawn = (_draw(table.n, count, generator) for count in (call["n_base"], _MEASURED))
-    every = np.union1d(index, drawn)
-    whole = _rows_at(every, table, weights, call["block"], team, device)
-    base, measured = (
-        whole[torch.from_numpy(np.searchsorted(every, some)).to(device)] for some in (index, drawn)
-    )
+def _factors(call: _Call, table: Rows, base: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute the factors of the geodesics between base points, (B, r), and their signs, (r,)."""
     options = DistanceOptions(None, None, "auto", "stitch")
-    provider, _ = build_space(Passed(table.name, base[:, 2:]), "landmark", options, device)
+    provider, _ = build_space(Passed(table.name, base), "landmark", options, call.device)
     factors = provider.factors()
     assert factors is not None
-    matrix, signs = factors.matrix.double(), factors.signs.double()
-    total = measured[:, 1].sum()
-    share = measured[:, 1] / torch.where(total > 0, total, 1.0)
-    return _Side(
-        base[:, 2:].contiguous(), base[:, 0].long(), matrix, signs, measured[:, 0].long(),
-        measured[:, 2:].contiguous(), share,
+    return factors.matrix.double(), factors.signs.double()
+
+
+def _distances(call: _Call, table: Rows, base: Tensor, points: Tensor) -> Tensor:
+    """Compute the distances between points that a base is all that is known of."""
+    matrix, signs = _factors(call, table, base)
+    own, _ = averaged_factors(base, matrix, points)
+    return (own * signs) @ own.T
+
+
+def _write_head(call: _Call) -> None:
+    """Read the bases, make the cells, solve on them, and write what rows are matched by."""
+    n_base, tried = call.told["n_base"], {"value_change": math.nan, "distance_error": math.nan}
+    if n_base == "auto":
+        with warnings.catch_warnings():
+            # of samples; the whole table has its own
+            warnings.simplefilter("ignore")
+            n_base, tried = _choose_base(call)
+    sides = [_side(call, table, n_base) for table in call.tables]
+    result = solve(
+        *(FactoredDistance(side.cells, side.signs) for side in sides), a=sides[0].masses,
+        b=sides[1].masses, epsilon=call.told["epsilon"], device=call.device,
+        random_state=call.told["random_state"],
+        options=call.options.replace(scale=None, distributed=False, gradient="factored"),
     )  # fmt: skip
+    plan = result.lazy_plan
+    if call.team.rank == 0:
+        arrays = {"f": plan.potentials.f, "g": plan.potentials.g}
+        for kind, parts in zip(("cost", "X", "Y"), (plan.cost, *sides), strict=True):
+            arrays |= {f"{kind}.{name}": part for name, part in parts._asdict().items()}
+        told = {
+            "call": call.told, "epsilon": result.epsilon, "status": result.status.name,
+            "converged": result.converged, "doubt": result.doubt, **tried,
+        }  # fmt: skip
+        stored = {name: to_numpy(part) for name, part in arrays.items()}
+        write_archive(call.folder / "head.npz", told, stored)
+    call.team.meet()
 
 
-def _rows_at(
-    index: NDArray[np.int64],
-    table: Rows,
-    weights: Any,
-    block: int,
-    team: _Team,
-    device: torch.device,
-) -> Tensor:
-    """Read rows that an ascending index names, (q, 2 + d): number, weight and point of each."""
-    found = [torch.empty(0, table.d + 2, dtype=torch.float64, device=device)]
-    for rows in table.blocks(block, team.rank, team.size):
-        first, last = np.searchsorted(index, [rows.start, rows.stop])
-        named = torch.from_numpy(index[first:last]).to(device)
-        share = _shares(weights, table.n, rows, device)[named - rows.start]
-        parts = named.double()[:, None], share[:, None], table.at(index, rows, device)
-        found.append(torch.cat(parts, 1))
-    whole = team.gather(torch.cat(found))
-    return whole[whole[:, 0].argsort()]
-
-
-def _cells(
-    side: _Side, table: Rows, weights: Any, block: int, team: _Team
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Add up the rows of cells: their mass (B,), mean factors (B, r), and second moments (r, r)."""
-    count, rank = side.factors.shape
+def _side(call: _Call, table: Rows, n_base: int) -> _Side:
+    """Read the base of a side and the rows that are measured, and add up the rows of cells."""
+    index, drawn = call.draw(table, n_base), call.draw(table, _MEASURED, 0)
+    every = np.union1d(index, drawn)
+    read, parts = call.rows_at(table, every), list[Tensor]()
+    for some in (index, drawn):
+        at = torch.from_numpy(np.searchsorted(every, some)).to(call.device)
+        parts += [part[at] for part in read]
+    base, _, points, weights = parts
+    weights = weights / torch.where(weights.sum() > 0, weights.sum(), 1.0)
+    matrix, signs = _factors(call, table, base)
     # factors lie between those of the base, and sums of whole numbers have no order
-    bound = side.factors.abs().amax(0)
+    bound, (count, rank) = matrix.abs().amax(0), matrix.shape
     unit = torch.cat([bound.new_ones(1), bound]) * _UNIT
-    sums = torch.zeros(count, 1 + rank, dtype=torch.int64, device=bound.device)
-    moments = torch.zeros(rank, rank, dtype=torch.int64, device=bound.device)
+    sums = torch.zeros(count, 1 + rank, dtype=torch.int64, device=call.device)
+    moments = torch.zeros(rank, rank, dtype=torch.int64, device=call.device)
     scale = torch.outer(bound, bound) * _UNIT
-    for rows in team.rounds(table.blocks(block, team.rank, team.size)):
-        factors, at = side.factors_of(table.read(rows, bound.device))
-        share = _shares(weights, table.n, rows, bound.device)[:, None]
-        whole = torch.cat([share, share * factors], 1) / unit
-        sums.index_add_(0, at, whole.round().long())
-        moments += ((factors.T @ (share * factors)) / scale).round().long()
-    found = team.total(sums).double() * unit
+    for rows in call.team.rounds(call.blocks(table)):
+        own, at = averaged_factors(base, matrix, table.read(rows, call.device))
+        share = table.shares(rows, call.device)[:, None]
+        sums.index_add_(0, at, (torch.cat([share, share * own], 1) / unit).round().long())
+        moments += ((own.T @ (share * own)) / scale).round().long()
+    found = call.team.gather(sums[None]).sum(0).double() * unit
     mass = found[:, :1]
     # a cell may be empty where a base point is a copy of another
-    mean = torch.where(mass > 0, found[:, 1:] / mass, side.factors)
-    return mass[:, 0] / mass.sum(), mean, team.total(moments).double() * scale
+    cells = torch.where(mass > 0, found[:, 1:] / mass, matrix)
+    named, measured = (torch.from_numpy(some).to(call.device) for some in (index, drawn))
+    return _Side(
+        base, named, matrix, signs, measured, points, weights, mass[:, 0] / mass.sum(), cells,
+        call.team.gather(moments[None]).sum(0).double() * scale,
+    )  # fmt: skip
 
 
 def _read_head(folder: Path, device: torch.device) -> tuple[_Map, _Map]:
@@ -612,12 +600,11 @@ def _read_head(folder: Path, device: torch.device) -> tuple[_Map, _Map]:
     arrays = {name: torch.from_numpy(part.copy()).to(device) for name, part in stored.items()}
     cost = FactoredCost(*(arrays[f"cost.{name}"].double() for name in FactoredCost._fields))
     potentials = Potentials(arrays["f"].double(), arrays["g"].double())
-    masses = Marginals(arrays["X.mass"], arrays["Y.mass"])
-    backend = choose_backend("auto", device, torch.float64)
-    plan = TransportPlan(cost, potentials, masses, told["epsilon"], backend)
     x, y = (_Side(*(arrays[f"{letter}.{name}"] for name in _Side._fields)) for letter in "XY")
-    near, far = arrays["X.cells"], arrays["Y.cells"]
-    return _Map.of((x, y), plan, (near, far)), _Map.of((y, x), plan.T, (far, near))
+    backend = choose_backend("auto", device, torch.float64)
+    masses = Marginals(x.masses, y.masses)
+    plan = TransportPlan(cost, potentials, masses, told["epsilon"], backend)
+    return _Map.of(x, y, plan), _Map.of(y, x, plan.T)
 
 
 def _place_of(folder: Path, letter: str, rows: slice) -> Path:
@@ -630,43 +617,33 @@ def _written(folder: Path, letter: str) -> list[tuple[int, int]]:
     return sorted((int(first), int(last)) for first, last in found)
 
 
-def _pass_over(
-    folder: Path,
-    tables: tuple[Rows, Rows],
-    weights: tuple[Any, ...],
-    maps: tuple[_Map, _Map],
-    block: int,
-    team: _Team,
-    report: Progress | None,
-) -> None:
+def _pass_over(call: _Call, maps: tuple[_Map, _Map]) -> None:
     """Match the rows of both sides, and write each block that the folder does not have."""
-    todo = list[tuple[int, slice]]()
-    for number, letter in enumerate("XY"):
-        done = [slice(*ends) for ends in _written(folder, letter)]
-        left = tables[number].blocks(block, team.rank, team.size, done.__contains__)
-        todo += [(number, rows) for rows in left]
+    device, todo = call.device, list[tuple[int, slice]]()
+    for number, table in enumerate(call.tables):
+        done = [slice(*ends) for ends in _written(call.folder, table.name)]
+        todo += [(number, rows) for rows in call.blocks(table, done.__contains__)]
     # nobody writes before all have looked, as rounds begin together
     drawn = [way.columns(back) for way, back in zip(maps, maps[::-1], strict=True)]
-    device = maps[0].side.base.device
     with ThreadPoolExecutor(1) as pool:
         # a block is written while the next are matched
-        written = deque[Future[None]]()
-        begin = perf_counter()
-        for turns, (number, rows) in enumerate(team.rounds(todo), 1):
-            table, way = tables[number], maps[number]
-            share = _shares(weights[number], table.n, rows, device).clamp_min(_UNSEEN)
+        written, begin = deque[Future[None]](), perf_counter()
+        for turns, (number, rows) in enumerate(call.team.rounds(todo), 1):
+            table, way = call.tables[number], maps[number]
             factors, at = way.side.factors_of(table.read(rows, device))
             # rows next to each other, so that tiles of their plan can be skipped
             turn = way.orders[0].place[at].argsort(stable=True)
-            matched, sums = _of_block(way, drawn[number], factors[turn], share[turn])
-            back = (torch.empty_like(part).index_copy_(0, turn, part) for part in matched)
-            parts = _Matched(*back)._asdict() | sums
+            share = table.shares(rows, device).clamp_min(_UNSEEN)[turn]
+            matched, plan, parts = way.match(factors[turn], share)
+            parts["drawn"] = _masses_of(drawn[number], plan)
+            for name, part in matched._asdict().items():
+                parts[name] = torch.empty_like(part).index_copy_(0, turn, part)
             arrays = {name: to_numpy(part) for name, part in parts.items()}
-            path = _place_of(folder, "XY"[number], rows)
+            path = _place_of(call.folder, table.name, rows)
             written.append(pool.submit(write_archive, path, {}, arrays))
             if len(written) > _WAITING:
                 written.popleft().result()
-            if report is not None:
+            if call.report is not None:
                 spent = perf_counter() - begin
                 if turns == 1:
                     size = sum(part.nbytes for part in arrays.values()) * len(todo) / 2**30
@@ -675,62 +652,52 @@ def _pass_over(
                         peak = torch.cuda.max_memory_allocated(device) / 2**30
                         why += f" and {peak:.2g} GiB of the GPU"
                     say_more(spent * (len(todo) - 1), why)
-                report.block(turns, len(todo), spent)
+                call.report.block(turns, len(todo), spent)
         for block_written in written:
             block_written.result()
-    team.meet()
+    call.team.meet()
 
 
-def _of_block(
-    way: _Map, drawn: tuple[Tensor, Tensor, Tensor], factors: Tensor, share: Tensor
-) -> tuple[_Matched, dict[str, Tensor]]:
-    """Match the rows of a block, and add up what they give to cells, drawn rows and the value."""
-    matched, (plan, _, masses), far = way.match(factors, share)
-    right, column, g = drawn
+def _masses_of(columns: tuple[Tensor, Tensor, Tensor], plan: TransportPlan) -> Tensor:
+    """Add up what the rows of a block give to drawn rows of the other side."""
+    right, column, g = columns
     assert isinstance(plan.cost, FactoredCost)
-    whole = TransportPlan(
-        plan.cost._replace(right=right, column=column), Potentials(matched.potential, g),
-        Marginals(share, torch.ones_like(g)), plan.epsilon, plan.backend,
-    )  # fmt: skip
-    drawn_masses = whole.T @ torch.ones_like(share)
-    return matched, {"coupling": factors.T @ far, "masses": masses, "drawn": drawn_masses}
+    cost = plan.cost._replace(right=right, column=column)
+    (f, _), (share, _) = plan.potentials, plan.weights
+    weights = Marginals(share, torch.ones_like(g))
+    whole = TransportPlan(cost, Potentials(f, g), weights, plan.epsilon, plan.backend)
+    found: Tensor = whole.T @ torch.ones_like(share)
+    return found
 
 
-def _sum_up(
-    folder: Path, call: dict[str, Any], maps: tuple[_Map, _Map], seconds: list[float]
-) -> None:
+def _sum_up(call: _Call, maps: tuple[_Map, _Map], seconds: list[float]) -> None:
     """Add up the blocks of both sides in order, and write value and marginal error."""
-    told, stored = read_archive(folder / "head.npz")
-    sums = []
-    for letter, n in zip("XY", call["shape"], strict=True):
-        written, total = _written(folder, letter), dict[str, Any]()
-        if [first for first, _ in written] != [0, *(last for _, last in written)][:-1] or (
-            written[-1][1] != n
-        ):
-            raise InvalidInputError(f"{folder}: blocks of {letter} are missing, or of other calls.")
-        for first, last in written:
+    sums, names = list[tuple[Tensor, ...]](), ("coupling", "masses", "drawn")
+    for table in call.tables:
+        written = _written(call.folder, table.name)
+        if [0, *(last for _, last in written)] != [*(first for first, _ in written), table.n]:
+            raise InvalidInputError(
+                f"{call.folder}: blocks of {table.name} are missing, or of other calls."
+            )
+        total = [0.0] * len(names)
+        for ends in written:
             # what is asked for alone is read
-            with np.load(_place_of(folder, letter, slice(first, last))) as arrays:
-                for name in ("coupling", "masses", "drawn"):
-                    total[name] = total.get(name, 0.0) + arrays[name]
-        device = maps[0].far.device
-        sums.append({name: torch.tensor(part, device=device) for name, part in total.items()})
-    small, (near, far) = maps[0].plan, sums
-    coupling, excess = join_halves(
-        small, (maps[0].cells, maps[0].far), (near["coupling"], far["coupling"]),
-        (near["masses"], far["masses"]),
-    )  # fmt: skip
-    x, y = (one.side.signs for one in maps)
-    moments = [torch.tensor(stored[f"{letter}.square"], device=x.device) for letter in "XY"]
-    own = [signs @ moment.square() @ signs for signs, moment in zip((x, y), moments, strict=True)]
-    value = float(sum(own) - 2 * (x @ coupling.square() @ y))
+            with np.load(_place_of(call.folder, table.name, slice(*ends))) as arrays:
+                total = [so_far + arrays[name] for so_far, name in zip(total, names, strict=True)]
+        sums.append(tuple(torch.tensor(part, device=call.device) for part in total))
+    couplings, masses, drawn = zip(*sums, strict=True)
+    small, (x, y) = maps[0].plan, (way.side for way in maps)
+    coupling, excess = join_halves(small, (x.cells, y.cells), couplings, masses)
+    own = sum(side.signs @ side.moments.square() @ side.signs for side in (x, y))
+    value = float(own - 2 * (x.signs @ coupling.square() @ y.signs)) - excess
     errors = [
-        float(one.side.weights @ (part["drawn"] - 1).abs())
-        for one, part in zip(maps, sums[::-1], strict=True)
+        float(side.weights @ (part - 1).abs())
+        for side, part in zip((x, y), drawn[::-1], strict=True)
     ]
+    told, _ = read_archive(call.folder / "head.npz")
+    del told["call"]
     summary = {
-        "shape": call["shape"], "value": value - excess, "marginal_error": max(errors),
+        "shape": call.told["shape"], "value": value, "marginal_error": max(errors),
         "cells": list(small.shape), "seconds": seconds,
     }  # fmt: skip
-    summary |= {key: part for key, part in told.items() if key != "call"}
-    write_archive(folder / "summary.npz", summary, {})
+    write_archive(call.folder / "summary.npz", summary | told, {})

@@ -10,9 +10,8 @@ import torch
 
 from torchgw._api import solve
 from torchgw._batch.engine import run
-from torchgw._batch.packing import Packed, pack
+from torchgw._batch.packing import LARGEST_ROUGH, Packed, pack
 from torchgw._batch.stopping import Rules
-from torchgw._batch.warm import LARGEST_ROUGH
 from torchgw._boundary.arrays import resolve_device
 from torchgw._errors import TorchGWWarning, UnsupportedError
 from torchgw._solve.table import Options

@@ -70,7 +70,8 @@ def align_slices(
             ``error`` (of the pairs of spots it was fitted to, root mean square, in the unit of that
             slice) and ``reflects``; ``mass``, the share that was matched; ``doubt``; and
             ``accumulated_error``, the root of the sum of the squared errors of all maps on the way
-            to the reference: how far a spot may be from where a chain of partners ends.
+            to the reference, in its unit: how far a spot may be from where a chain of partners
+            ends.
 
     Raises
     ------
@@ -100,6 +101,7 @@ def align_slices(
     places = places_of(spatial, *((f"slices[{place}]", one) for place, one in enumerate(items)))
     items[reference].obsm["spatial_aligned"] = places[reference]
     ways: dict[int, tuple[SpaceMap, ...]] = {reference: ()}
+    accumulated = {reference: 0.0}
     found = dict[int, GWResult]()
     for here in sorted(range(len(items)), key=lambda place: abs(place - reference))[1:]:
         there = here + (1 if here < reference else -1) if kind == "chain" else reference
@@ -108,12 +110,19 @@ def align_slices(
         result = found[here] = next(iter(problem.solutions.values()))
         own: SpaceMap = getattr(result, spatial)(places[here], places[there], robust=True)
         ways[here] = (own, *ways[there])
-        items[here].obsm["spatial_aligned"] = reduce(
-            lambda moved, step: step.transform(moved), ways[here], places[here]
-        )
+        items[here].obsm["spatial_aligned"] = _along(ways[here], places[here])
+        # maps on the way may stretch what this one misses
+        ends = (_along(ways[there], own.target), _along(ways[here], own.source))
+        missed = math.sqrt(own.weights @ ((ends[0] - ends[1]) ** 2).sum(1))
+        accumulated[here] = math.hypot(missed, accumulated[there])
         items[here].uns[key_added] = {
             "matched_with": there, "map": spatial, "error": own.error, "reflects": own.reflects,
             "mass": result.report.mass, "doubt": result.doubt or "",
-            "accumulated_error": math.hypot(*(step.error for step in ways[here])),
+            "accumulated_error": accumulated[here],
         }  # fmt: skip
     return [found[place] for place in sorted(found)]
+
+
+def _along(way: tuple[SpaceMap, ...], points: Any) -> Any:
+    """Map points by one map after the other."""
+    return reduce(lambda moved, step: step.transform(moved), way, points)

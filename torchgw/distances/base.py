@@ -17,7 +17,7 @@ from torch import Tensor
 
 from torchgw._boundary.arrays import resolve_device
 from torchgw._errors import UnsupportedError
-from torchgw._tensors.draws import inner_products
+from torchgw._tensors.operations import inner_products
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -13,8 +13,7 @@ from torch import Tensor
 from torchgw._boundary.arrays import resolve_device
 from torchgw._boundary.checks import check_within
 from torchgw._errors import GraphWarning, UnsupportedError, warn_user
-from torchgw._tensors.draws import distinct
-from torchgw._tensors.operations import greater, lesser, power
+from torchgw._tensors.operations import distinct, greater, lesser, power
 from torchgw._tensors.ranks import Ranks
 from torchgw.distances._graph.edges import components
 from torchgw.distances.base import DistanceProvider, Factors

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from torchgw._errors import InvalidInputError
-from torchgw._tensors.draws import at_even_steps
+from torchgw._tensors.operations import at_even_steps
 from torchgw.distances._graph.neighbours import nearest
 from torchgw.distances.base import DistanceProvider, ScaledDistance
 from torchgw.distances.curved import CurvedModel, curved_distances

@@ -6,8 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgw._tensors.draws import accumulate
-from torchgw._tensors.operations import lesser, power
+from torchgw._tensors.operations import accumulate, lesser, power
 from torchgw.distances.base import DistanceProvider, Factors
 from torchgw.distances.points import PointDistance
 

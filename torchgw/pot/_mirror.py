@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from torchgw._sinkhorn.anderson import Anderson
+from torchgw._sinkhorn.annealing import Anderson
 from torchgw._sinkhorn.eager import EagerBackend
 from torchgw._sinkhorn.loop import sinkhorn
 from torchgw._sinkhorn.partial import partial_sinkhorn

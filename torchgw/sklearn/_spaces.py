@@ -16,8 +16,8 @@ from torchgw._boundary.checks import check_positive, named_fields
 from torchgw._boundary.graphs import as_graph
 from torchgw._errors import InvalidTypeError
 from torchgw._many.pairwise import pairwise
-from torchgw._problem.linear_term import FeatureMetric
 from torchgw._problem.named import DistanceName, ScaleName
+from torchgw._problem.problem import FeatureMetric
 from torchgw._problem.signatures import features_of_all
 from torchgw.distances.base import DistanceProvider
 

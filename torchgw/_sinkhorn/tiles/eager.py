@@ -15,7 +15,7 @@ from torchgw._sinkhorn.eager import sparse_sweeper, usable_sums
 from torchgw._sinkhorn.problem import STRICT, exp_
 from torchgw._sinkhorn.tiles.prepared import TiledProblem
 from torchgw._sinkhorn.tiles.tiling import SLACK, Cut, TileLists, TileProblem
-from torchgw._tensors.draws import sample_categories
+from torchgw._tensors.operations import sample_categories
 from torchgw._tensors.ranks import Ranks
 from torchgw._typing import Potentials
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from torchgw._sinkhorn.anderson import Anderson
+from torchgw._sinkhorn.annealing import Anderson
 from torchgw._sinkhorn.contract import Backend, PreparedProblem, Sweep, Sweeper
 from torchgw._sinkhorn.problem import STRICT, LinearProblem, checked
 from torchgw._sinkhorn.tiles.tiling import Cut, Tiling, skipped_share
