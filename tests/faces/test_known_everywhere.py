@@ -158,6 +158,22 @@ def test_what_is_not_taken_is_refused_with_the_way_out(call: str, known: str):
         REFUSED[call](**KNOWN[known][0])
 
 
+@pytest.mark.parametrize("known", ["pairs", "table", "groups", "infinite M"])
+def test_what_is_read_of_a_plan_is_zero_elsewhere(known: str):
+    given, allowed = KNOWN[known]
+    result = solved(**given)
+    plan, every = result.lazy_plan, np.arange(N)
+    for read in (plan, plan.T):
+        values, columns = read.topk(N)
+        table = np.zeros((N, N))
+        table[every[:, None], columns] = values
+        assert (table[~(allowed if read is plan else allowed.T)] == 0).all()
+    assert (plan.rows(every)[~allowed] == 0).all()
+    assert (result.sparse_plan.toarray()[~allowed] == 0).all()
+    drawn = plan.sample(500, torch.Generator().manual_seed(0))
+    assert allowed[tuple(drawn)].all()
+
+
 def test_plans_beside_known_pairs_are_not_shared():
     with pytest.raises(torchgw.UnsupportedError, match="leave `shared"):
         solved(pairs=PAIRS).shared()

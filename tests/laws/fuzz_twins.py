@@ -12,6 +12,7 @@ from scipy.spatial.distance import cdist, squareform
 from scipy.stats import ortho_group
 
 import torchgw
+from torchgw._api import as_arguments
 
 SIZES = ((9, 11), (22, 30), (40, 40), (60, 80))
 
@@ -148,8 +149,8 @@ TWINS = {
 DOUBTED = (split, swapped)
 
 
-def solve(sides, **options):
-    """Solve by the defaults; return the result, and its objective in units of its distances."""
+def arguments(sides):
+    """What two sides are solved with."""
     given = {}
     for side, other, weights in zip(sides, "XY", "ab", strict=True):
         given[weights] = side["w"]
@@ -159,9 +160,14 @@ def solve(sides, **options):
             given[f"D_{other}"] = side["D"]
     if "X" in given:
         given["distances"] = "euclidean"
+    return given
+
+
+def solve(sides, **options):
+    """Solve by the defaults."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", torchgw.TorchGWWarning)
-        return solve_by_name(**given, random_state=0, **options)
+        return solve_by_name(**arguments(sides), random_state=0, **options)
 
 
 def says_so(result):
@@ -197,5 +203,6 @@ def attempt(number, device):
     text = f"{name}, {twin.__name__}: {apart:.2g} apart" + (", said" if said else "")
     notes = [f"above {share:g}" for share in (1e-6, 1e-3, 1e-2) if apart > share]
     # two solves of at most 80 points
-    return {"ended": twin.__name__, "wrong": [text] if off else [], "family": name, "most": 10.0,
+    most = 2 * max(5.0, torchgw.explain(**as_arguments(arguments(sides))).most)
+    return {"ended": twin.__name__, "wrong": [text] if off else [], "family": name, "most": most,
             "said": apart > TWINS[twin] and not off, "notes": notes}  # fmt: skip

@@ -273,7 +273,8 @@ class TransportPlan(DualPlan):
 
         Rows and then columns that carry too much are scaled down, and what is missing is spread as
         an outer product: diag(x) P diag(y) + u v', at an L1 distance of at most twice the marginal
-        errors. In float64: of a plan in float32 whose cost is stored, a copy of the cost is made.
+        errors; u v' may lie where no mass is allowed. In float64: of a plan in float32 whose cost
+        is stored, a copy of the cost is made.
 
         Parameters
         ----------
@@ -304,7 +305,8 @@ class TransportPlan(DualPlan):
         return found
 
     def _largest(self, k: int) -> tuple[Tensor, Tensor]:
-        return self.prepared.topk(self.potentials, k)
+        values, columns = self.prepared.topk(self.potentials, k)
+        return torch.threshold(values, ZERO, 0.0), columns
 
     @exactly
     def stored(self) -> Tensor:

@@ -228,7 +228,7 @@ def search_all_points(
     count = limits.open_chains if brief else min(n_init or most, affordable)
     why = "leave open which optimum is the best" if brief else "do not tell where all go"
     searched = SEARCHED if max(n, m) > limits.few_points and is_whole(problem, first) else 0.0
-    share = searched + count / most
+    share = min(1.0, searched + count / most)
     soon = KEPT_SOON if is_graph(whole.problem) else AGREED_SOON if stack is None else 1.0
     # a few chains have no moves that follow them
     say_share(_BRIEF * share if brief else soon * share, f"few points {why}")

@@ -26,7 +26,6 @@ problems. Principles and Practice of Constraint Programming 1998.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -274,16 +273,25 @@ def _repaired(
 ) -> Array:
     """Match regions around lost edges anew, until each of these was tried in vain."""
     draw, idle, best = np.random.default_rng(0), 0, Ends(near, far, partners)
-    together = limits_of(device).regions
-    for number in range(0, math.ceil(tries * near.n), together):
+    left = math.ceil(tries * near.n)
+    while left > 0:
         lost = best.lost().clip(min=0)
         if idle >= _TRIED * np.count_nonzero(lost) / 2 or is_over():
             break
-        drawn = draw.choice(len(lost), together, p=lost / lost.sum())
+        drawn = draw.choice(len(lost), limits_of(device).regions, p=lost / lost.sum())
         ends, size = np.stack([best.rows, near.columns])[:, drawn].T, int(draw.choice(_SIZES))
-        regions = [_region(best, pair.tolist(), size, draw) for pair in ends]
-        for nodes, there in zip(regions, _anew(best, regions, number, device), strict=True):
-            # another region, which this one overlaps, may have exchanged some of these
+        regions, taken = list[Array](), set[int]()
+        for pair in ends.tolist():
+            # as large as the first one, and apart from all
+            if taken.isdisjoint(pair):
+                nodes = _region(best, pair, size, draw, taken)
+                if not regions or len(nodes) == len(regions[0]):
+                    regions.append(nodes)
+                    taken.update(nodes.tolist())
+        found = _anew(best, np.stack(regions), left, device)
+        left -= len(regions)
+        for nodes, there in zip(regions, found, strict=True):
+            # what another region led to may have exchanged some of these
             if not np.array_equal(np.sort(best.partners[nodes]), np.sort(there)):
                 continue
             partners = best.partners.copy()
@@ -297,9 +305,11 @@ def _repaired(
     return best.best
 
 
-def _region(state: Ends, found: list[int], size: int, draw: np.random.Generator) -> Array:
-    """Collect nodes around some, along edges of both graphs."""
-    sides, known = ((state.near, None), (state.far, state.nodes)), set(found)
+def _region(
+    state: Ends, found: list[int], size: int, draw: np.random.Generator, taken: set[int]
+) -> Array:
+    """Collect nodes around some, along edges of both graphs, none of those that are taken."""
+    sides, known = ((state.near, None), (state.far, state.nodes)), taken.union(found)
     # the list grows as it is read
     for node in found:
         if len(found) >= size:
@@ -316,22 +326,19 @@ def _region(state: Ends, found: list[int], size: int, draw: np.random.Generator)
     return np.array(found[:size])
 
 
-def _anew(state: Ends, regions: list[Array], seed: int, device: torch.device) -> Iterator[Array]:
-    """Give the nodes of some regions new partners, the old ones of each other."""
+def _anew(state: Ends, regions: Array, seed: int, device: torch.device) -> list[Array]:
+    """Give the nodes of regions (k, s) new partners, the old ones of each other."""
     from scipy.optimize import linear_sum_assignment  # SciPy takes long to import
 
-    for size, some in itertools.groupby(regions, len):
-        sides = [(nodes, state.partners[nodes]) for nodes in some]
-        lost = np.stack([_lost(state, *nodes) for nodes in sides])
-        source, target = (
-            Graph.together([graph.among(nodes) for nodes in side], device)
-            for graph, side in zip((state.near, state.far), zip(*sides, strict=True), strict=True)
-        )
-        share = torch.full((size,), 1 / size, device=device)
-        evidence = torch.from_numpy(lost).float().to(device)
-        plans = believed_plans(source, target, Marginals(share, share), seed, evidence)
-        for (_, there), plan in zip(sides, plans.cpu(), strict=True):
-            yield there[linear_sum_assignment(plan, maximize=True)[1]]
+    there, size = state.partners[regions], regions.shape[1]
+    source = Graph.together([state.near.among(nodes) for nodes in regions], device)
+    target = Graph.together([state.far.among(nodes) for nodes in there], device)
+    share = torch.full((size,), 1 / size, device=device)
+    lost = np.stack([_lost(state, *nodes) for nodes in zip(regions, there, strict=True)])
+    evidence = torch.from_numpy(lost).float().to(device)
+    plans = believed_plans(source, target, Marginals(share, share), seed, evidence).cpu()
+    chosen = (linear_sum_assignment(plan, maximize=True)[1] for plan in plans)
+    return [old[place] for old, place in zip(there, chosen, strict=True)]
 
 
 def _lost(state: Ends, nodes: Array, there: Array) -> Array:

@@ -222,8 +222,8 @@ _FINER_POINTS = 256
 _ITERATIONS = 20
 _FINE_ITERATIONS = 18
 # Share of the longer forecast that a search of all points takes, and a match of edges. [L1560]
-# [L1563]
-SEARCHED, MATCHED = 0.1, 0.7
+# [L1595]
+SEARCHED, MATCHED = 0.1, 1.6
 # Optima that are polished and reported at most. [L280]
 _KEPT = 5
 # Optima that are compared on the finer problem at most. [L110]

@@ -175,6 +175,16 @@ def solve_seconds(
     return seconds, seconds + times * (_FOLLOWED + _POINT * facts.larger)
 
 
+# How many times the longer time, and how many seconds more, a solve takes at most whose starts do
+# not agree: others are repaired, and edges of graphs are matched. [L1642]
+_TIMES, _REPAIRED = 3.0, 5.0
+
+
+def disagreeing(longer: float) -> float:
+    """Model the most that a search on all points takes, given what one like this does."""
+    return _TIMES * longer + slowness() * _REPAIRED
+
+
 # Sinkhorn iterations of each linear problem of a sampled loss that is no product. [L454]
 _SAMPLED_INNER = 600
 # A warning comes if a solve with the least number of iterations takes so many seconds. [L454]
@@ -306,9 +316,15 @@ def forecast_others(
     moves: Set[str],
     longer: float,
     once: float,
+    *,
+    parts: bool,
 ) -> None:
-    """Correct what was said once a solve has ended, which has taken some seconds ``once``."""
+    """Correct what was said once a solve has ended, which has taken some seconds ``once``.
+
+    Whether ``parts`` of its plan are looked at is known by then.
+    """
     others = _others(facts, options, search, moves, longer, once)
+    others += slowness() * _PARTS * parts
     if others:
         correct(others, "more is tried, which may end lower")
 
@@ -325,7 +341,7 @@ def _others(
     longer: float,
     once: float,
 ) -> float:
-    """Model what moves take that follow other starts, or look at parts."""
+    """Model what moves take that follow other starts."""
     if search is None or options.rule is not None:
         return 0.0
     seconds = once * search.followed(options.search, moves)
@@ -333,9 +349,6 @@ def _others(
     if search.thorough(options.search):
         # the search by default
         seconds += longer * limits.chains / limits.chains_of(options.search)
-    copies = [one.value <= limits.copies * facts.spread for one in search.alternatives[:1]]
-    if "parts" in moves and copies == [False] and not search.doubt:
-        seconds += slowness() * _PARTS
     return seconds
 
 

@@ -56,6 +56,7 @@ from torchgw._solve.pipeline import WHY_NOT_A_COPY, conclude, follow, solve_once
 from torchgw._solve.state import Recorder, Status
 from torchgw._solve.strategy import Strategy
 from torchgw._tensors.deadline import is_over, leaves
+from torchgw._tensors.foretold import shorten
 from torchgw._tensors.machine import slowness
 from torchgw._typing import Iteration
 
@@ -136,6 +137,17 @@ class Incumbent:
         plain = options.n_init is None and options.search != "fast"
         return plain and first is not None and bool(first.alternatives)
 
+    @property
+    def has_parts(self) -> bool:
+        """Whether parts of the plan may leave it in doubt: it is in none, and no copy's."""
+        outcome, problem = self.lowest, self.asked.problem
+        search, ending = outcome.search, outcome.ending
+        free = self.goes_on and self.searched and "parts" in self.moves
+        if not free or search is None or search.doubt or not ending.status.converged:
+            return False
+        copies = limits_of(problem.source.device).copies * outcome.strategy.scale
+        return ending.evaluation.value(problem.alpha) > copies
+
     def follow(self, rival: Rival) -> bool:
         """Solve in another way, unless time is over; tell whether that has ended lower."""
         before = self.lowest
@@ -171,7 +183,8 @@ def solve_problem(asked: Asked, recorder: Recorder) -> Outcome:
     seconds = perf_counter() - clock - recorder.timings.get("multistart", 0.0)
     if asked.options.told == "nothing":
         facts, tried = outcome.strategy.facts, outcome.route.tried
-        forecast_others(facts, asked.options, incumbent.first, *tried, seconds)
+        parts = incumbent.has_parts
+        forecast_others(facts, asked.options, incumbent.first, *tried, seconds, parts=parts)
     for move in MOVES:
         if is_over():
             break
@@ -206,6 +219,8 @@ def _out_of_time(outcome: Outcome) -> Outcome:
 def _by_the_default(incumbent: Incumbent) -> None:
     """Search by default as well: a thorough search crowds out some that it would follow."""
     if incumbent.thorough:
+        limits = limits_of(incumbent.asked.problem.source.device)
+        shorten(limits.chains / limits.chains_of("thorough"))
         incumbent.follow(Rival(_again(incumbent.asked, search="auto"), "search"))
 
 
@@ -394,14 +409,11 @@ def _by_parts(incumbent: Incumbent) -> None:
     Where parts of the two have other shares in each, strict marginals send some to wrong places,
     and what is gained by sending the others there too may be more than what is lost.
     """
-    outcome, search, problem = incumbent.lowest, incumbent.lowest.search, incumbent.asked.problem
-    free = incumbent.goes_on and incumbent.searched and "parts" in incumbent.moves
-    if not free or search is None or search.doubt or not outcome.ending.status.converged:
+    if not incumbent.has_parts:
         return
-    strategy, limits = outcome.strategy, limits_of(problem.source.device)
+    outcome, problem = incumbent.lowest, incumbent.asked.problem
+    strategy = outcome.strategy
     value, plan = outcome.ending.evaluation.value(problem.alpha), outcome.ending.plan
-    if value <= limits.copies * strategy.scale:
-        return
     with outcome.recorder.timed("multistart"):
         rule = MarginalRule(mass=_PART)
         pairs = _Pairs.of(problem, _PART_POINTS, rule, _PART, strategy)

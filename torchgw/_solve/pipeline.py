@@ -198,15 +198,17 @@ def begin(
         return setting, starting_point(setting, guess)
     done = Annealing(epsilon, epsilon, proximal=strategy.proximal)
     whole = replace(setting, anneal=done)
-    states = [_solve_coarse(setting, start.sample, guess)]
-    if start.sample.problem.linear is not None and start.search is not None and not is_over():
-        # few points may favour another optimum than all do: what a linear cost tells is lost then
-        fall = Annealing(max(epsilon, LINEAR.epsilon * strategy.scale), epsilon, held=True)
-        aside = replace(setting, anneal=fall, recorder=replace(recorder, history=[]))
-        states.append(_solve_coarse(aside, start.sample, LINEAR))
-    shape = start.sample.problem.source.n, start.sample.problem.target.n
+    state, sample = _solve_coarse(setting, start.sample, guess), start.sample.problem
+    fall, shape = None, (sample.source.n, sample.target.n)
+    if sample.linear is not None and start.search is not None and not is_over():
+        # few points may favour another optimum than all do, and what a linear cost tells is lost
+        path = Annealing(max(epsilon, LINEAR.epsilon * strategy.scale), epsilon, held=True)
+        aside = replace(setting, anneal=path, recorder=replace(recorder, history=[]))
+        other = _solve_coarse(aside, start.sample, LINEAR)
+        if float(other.coupling.change(state.coupling)) > _MET_TOLERANCE:
+            fall = path
     roughly = replace(whole, tol=max(whole.tol, _HANDOVER_TOLERANCE))
-    return whole, approach(strategy, roughly, states, max(shape))
+    return whole, approach(strategy, roughly, state, max(shape), fall)
 
 
 def _solve_coarse(setting: Setting, sample: Coarse, guess: Guess) -> LoopState:
@@ -402,7 +404,9 @@ def follow(asked: Asked, recorder: Recorder, match: Isometry | None = None) -> F
 def conclude(asked: Asked, followed: Followed) -> Outcome:
     """Settle the plan that a loop has come to, and compute its numbers."""
     checkpoint, (strategy, start, setting, state, resolved) = asked.checkpoint, followed
-    if asked.options.told == "nothing" and (start.search is None or start.search.settled):
+    options, moves = asked.options, strategy.route.tried[0]
+    followers = start.search is not None and start.search.followed(options.search, moves)
+    if options.told == "nothing" and not followers:
         forecast_end(strategy.route.each)
     if resolved is None:
         if checkpoint is not None and state.status is Status.STOPPED:

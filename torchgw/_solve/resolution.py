@@ -26,6 +26,7 @@ from torchgw._sinkhorn.choose import alone
 from torchgw._sinkhorn.contract import PreparedProblem
 from torchgw._sinkhorn.problem import FactoredCost, LinearProblem
 from torchgw._sinkhorn.tiles.tiling import Tiling, block_orders, width_of
+from torchgw._solve.begin import LINEAR, starting_point
 from torchgw._solve.evaluation import (
     Evaluation,
     evaluate_extended,
@@ -37,12 +38,12 @@ from torchgw._solve.evaluation import (
     settle,
 )
 from torchgw._solve.loop import iterate
-from torchgw._solve.state import RESOLVED, LoopState, Recorder, Setting, Status, rounding
+from torchgw._solve.state import RESOLVED, LoopState, Setting, Status, rounding
 from torchgw._solve.strategy import Strategy, choose_strategy
 from torchgw._tensors.block_order import Order
 from torchgw._tensors.deadline import is_over
 from torchgw._tensors.operations import inner_products, systematic_categories
-from torchgw._typing import Marginals, Potentials
+from torchgw._typing import Iteration, Marginals, Potentials
 
 logger = logging.getLogger(__name__)
 
@@ -66,9 +67,8 @@ _SLOWEST = 0.5
 _AIM = 0.8
 # Points that a plan is extended to at once: tables of some 600 bytes a point. [L1499, L1501]
 _PART = {"cpu": 2**14, "cuda": 2**19}
-# How many times as many cells come after some, before all points; and change of a coupling up to
-# which two states are one. [L1257, L1611]
-_FINER, _ALIKE = 4, 1e-2
+# How many times as many cells come after some, before all points. [L1611]
+_FINER = 4
 # Divisor in place of a value of zero. [L424]
 _TINY = 1e-300
 
@@ -103,43 +103,64 @@ def choose_resolution(strategy: Strategy) -> float | None:
     return _DEFAULT if options.inner_tol is None else _PER_COLUMN_ERROR * options.inner_tol
 
 
-def approach(strategy: Strategy, setting: Setting, states: list[LoopState], few: int) -> LoopState:
-    """Follow states of ``few`` points on more and more cells; return the lowest, for all points."""
+def approach(
+    strategy: Strategy, setting: Setting, state: LoopState, few: int, fall: Annealing | None
+) -> LoopState:
+    """Follow a state of ``few`` points on more and more cells; return it for all points.
+
+    With a ``fall`` of epsilon the best plan for the linear cost alone is followed as well.
+    """
     # At a small epsilon what a subsample tells of the potentials misses the marginals by far, and
     # half-steps at that epsilon move mass by little. Of cells they take less time, and cells leave
-    # only what is between near points. The finest tell which state is the lowest: few cells may
-    # favour another, as few points do.
+    # only what is between near points. Few cells may favour another optimum, as few points do: the
+    # plan for the linear cost is made on the finest, which also tell which of both is lower.
     gradient, problem = setting.gradient.in_factors(), strategy.problem
     assert gradient is not None
     sizes, levels = (problem.source.n, problem.target.n), [2]
-    while max(sizes) > _FINER * levels[0] * few:
+    while max(sizes) > _FINER**2 * levels[0] * few:
         levels.insert(0, _FINER * levels[0])
     if choose_resolution(strategy) is not None:
         # cells come next anyway
-        most = _FIRST_CELLS * _MOST_FINER if len(states) > 1 else 0
+        most = 0 if fall is None else _FIRST_CELLS * _MOST_FINER
         levels = [joined for joined in levels if max(sizes) <= most * joined]
-    paths = [(one, replace(setting.recorder, history=[])) for one in states]
-    finest = block_orders(gradient.factored(states[0].coupling), (1, 1)) if levels else None
+    finest = block_orders(gradient.factored(state.coupling), (1, 1)) if levels else None
     for joined in levels:
-        (first, _), *others = paths
-        apart = [path for path in others if float(path[0].coupling.change(first.coupling)) > _ALIKE]
-        paths = [paths[0], *apart]
-        if is_over() or finest is None or any(one.status is Status.STOPPED for one, _ in paths):
+        if is_over() or state.status is Status.STOPPED or finest is None:
             break
         shares = (math.log2(joined * size / max(sizes)) for size in sizes)
         widths = (2 ** max(0, round(share)) for share in shares)
         source, target = (
             order._replace(width=width) for order, width in zip(finest, widths, strict=True)
         )
-        found = _Begun.on(strategy, setting, make_cells(problem, (source, target)), setting.dtype)
-        paths = [
-            (to_all_points(setting, found.cells, found.follow(one, recorder)), recorder)
-            for one, recorder in paths
-        ]
-    ends = [path[1].history[-1].objective if path[1].history else math.inf for path in paths]
-    state, recorder = paths[ends.index(min(ends))]
-    setting.recorder.history += recorder.history
+        found = _OnCells.on(strategy, setting, make_cells(problem, (source, target)), setting.dtype)
+        ends = [_Path.of(found.setting, found.start(state))]
+        if fall is not None and joined == levels[-1]:
+            own = replace(found.setting, anneal=fall)
+            ends.append(_Path.of(own, starting_point(own, LINEAR)._replace(done=state.done)))
+        lowest = min(ends, key=lambda path: path.objective)
+        setting.recorder.history += lowest.history
+        state = to_all_points(setting, found.cells, lowest.state)
+        if any(path.state.status is Status.STOPPED for path in ends):
+            state = state._replace(status=Status.STOPPED)
     return state
+
+
+class _Path(NamedTuple):
+    """Iterations from a start, beside others."""
+
+    state: LoopState
+    history: list[Iteration]
+
+    @classmethod
+    def of(cls, setting: Setting, state: LoopState) -> "_Path":
+        """Iterate from a state."""
+        recorder = replace(setting.recorder, history=[])
+        return cls(iterate(replace(setting, recorder=recorder), state), recorder.history)
+
+    @property
+    def objective(self) -> float:
+        """What is minimised, at the last iteration."""
+        return self.history[-1].objective if self.history else math.inf
 
 
 def to_all_points(setting: Setting, coarse: Coarse, state: LoopState) -> LoopState:
@@ -156,7 +177,7 @@ def to_all_points(setting: Setting, coarse: Coarse, state: LoopState) -> LoopSta
     )
 
 
-class _Begun(NamedTuple):
+class _OnCells(NamedTuple):
     """A problem on cells, and how it is solved."""
 
     cells: Coarse
@@ -166,7 +187,7 @@ class _Begun(NamedTuple):
     @classmethod
     def on(
         cls, strategy: Strategy, setting: Setting, cells: Coarse, dtype: torch.dtype
-    ) -> "_Begun":
+    ) -> "_OnCells":
         """Choose how to solve on some cells, at the target epsilon."""
         epsilon = strategy.epsilon
         # cells are too few to be shared: every rank solves them
@@ -177,14 +198,13 @@ class _Begun(NamedTuple):
         )
         return cls(cells, small, own)
 
-    def follow(self, state: LoopState, recorder: Recorder) -> LoopState:
-        """Iterate from a state of all points."""
+    def start(self, state: LoopState) -> LoopState:
+        """Begin at a state of all points."""
         assert state.potentials is not None
         parts = zip(self.cells[1:], state.potentials, strict=True)
         start = Potentials(*(side.take(part) for side, part in parts))
         coupling = _to(self.setting.dtype, state).coupling
-        begun = LoopState(coupling, coupling, start, start, done=state.done)
-        return iterate(replace(self.setting, recorder=recorder), begun)
+        return LoopState(coupling, coupling, start, start, done=state.done)
 
 
 def solve_on_cells(
@@ -246,8 +266,8 @@ def _solve(
     entries = problem.source.n * problem.target.n
     precise = entries <= limits_of(problem.source.device).precise_cells
     dtype = torch.float64 if precise else _resolving(strategy, setting.scale, tolerance)
-    begun = _Begun.on(strategy, replace(setting, tol=strategy.options.tol), cells, dtype)
-    plan, state = settle(begun.setting, begun.follow(state, setting.recorder), dtype)
+    begun = _OnCells.on(strategy, replace(setting, tol=strategy.options.tol), cells, dtype)
+    plan, state = settle(begun.setting, iterate(begun.setting, begun.start(state)), dtype)
     backend = begun.strategy.backend(torch.float64, begun.strategy.tiling)
     cost = plan.cost.to(torch.float64)
     plan = TransportPlan(cost, plan.potentials, plan.weights, strategy.epsilon, backend)

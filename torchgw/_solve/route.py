@@ -20,6 +20,7 @@ from torchgw._sinkhorn.choose import BackendName, skips_tiles
 from torchgw._sinkhorn.contract import Backend
 from torchgw._sinkhorn.tiles.tiling import width_of
 from torchgw._solve.forecast import (
+    disagreeing,
     iteration_seconds,
     longest,
     problem_seconds,
@@ -163,7 +164,7 @@ class Route(NamedTuple):
         if usual != longer:
             rest = (
                 f", or {longer} if few points do not tell where all go, up to "
-                f"{in_units(_DISAGREEING * self.seconds[1], _TIMES)} if starts do not agree either"
+                f"{in_units(disagreeing(self.seconds[1]), _TIMES)} if starts do not agree either"
             )
         return f"time: about {usual}{rest}, on one quiet core of this machine; {memory}"
 
@@ -171,11 +172,9 @@ class Route(NamedTuple):
     def most(self) -> float:
         """Seconds that a solve on a CPU may take, as far as they are told before it begins."""
         usual, longer = self.seconds or (0.0, 0.0)
-        return max(usual, _DISAGREEING * longer if longer > usual else 0.0, self.longest or 0.0)
+        return max(usual, disagreeing(longer) if longer > usual else 0.0, self.longest or 0.0)
 
 
-# How many times as long as others those solves take whose starts do not agree, at most. [L1642]
-_DISAGREEING = 3.0
 _BYTES = (1, "B"), (2**10, "KiB"), (2**20, "MiB"), (2**30, "GiB"), (2**40, "TiB")
 _TIMES = (1e-3, "ms"), (1, "s"), (60, "min"), (3600, "h")
 
@@ -494,7 +493,7 @@ MOVES = (
         lambda limits: f"{limits.followed:,.0f} pairs where distances have factors",
     ),
     Move(
-        "linear cost", "the best plan for the linear cost alone, tried on all points",
+        "linear cost", "the best plan for the linear cost alone, tried on cells of near points",
         "where a subsample is solved first, with known pairs, `M` or `features`",
         lambda facts, options, limits: (
             _searched(facts, options) and facts.linear is not None

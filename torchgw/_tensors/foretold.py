@@ -59,13 +59,20 @@ def promise(usual: float, longer: float) -> None:
         told.start, told.usual, told.longer, told.total = perf_counter(), usual, longer, usual
 
 
+def shorten(share: float) -> None:
+    """Let a search follow that takes a share of the longer time at most."""
+    told = _told.get()
+    if told is not None:
+        told.longer, told.since = share * told.longer, None
+
+
 def say_share(share: float, why: str) -> None:
     """Say how much of the longer of two forecasts, that of the most chains, a search will take."""
     told = _told.get()
     if told is not None and told.usual is not None:
         told.since = told.passed if told.since is None else told.since
         told.total = max(told.usual, told.since + share * told.longer)
-    logger.info("forecast: %.0f%% of the longer time, as %s", 100 * min(share, 1.0), why)
+    logger.info("forecast: %.0f%% of the longer time, as %s", 100 * share, why)
 
 
 def say_more(seconds: float, why: str) -> None:

@@ -488,7 +488,7 @@ def _choose_base(call: _Call) -> tuple[int, dict[str, float]]:
 
 
 def _base_that_sees(call: _Call, tolerance: float) -> tuple[int, float]:
-    """Find the smallest base whose distances are those of many more rows, and how far they miss.
+    """Find a small base whose distances are those of many more rows, and how far they miss.
 
     Where none does, as in high dimensions, more rows are no help, and the fewest are taken.
     """
@@ -502,9 +502,9 @@ def _base_that_sees(call: _Call, tolerance: float) -> tuple[int, float]:
             apart = _distances(call, table, base, drawn) - known
             error = float(apart.square().mean().sqrt())
             logger.info("%s, base of %d: distances off by %.2g", table.name, count, error)
-            if error <= tolerance or count >= _MOST:
+            if error <= tolerance or count >= min(_MOST, len(points)):
                 break
-            count *= 2
+            count = min(4 * count, _MOST)
         counts.append(count if error <= tolerance else _FIRST)
         errors.append(error)
     agreed = torch.tensor([[max(counts), max(errors)]], dtype=torch.float64, device=call.device)
