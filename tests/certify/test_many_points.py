@@ -11,6 +11,7 @@ import torch
 from scipy.spatial.distance import cdist
 
 import torchgw
+from torchgw._certify import streamed
 from torchgw._certify.certificate import digest_of
 from torchgw._certify.question import Question
 from torchgw._certify.streamed import Points, Prices
@@ -56,6 +57,30 @@ def test_prices_prove_nearly_the_least_cost_and_no_more():
         for moments, share in ((plan, 3e-2), (sharp, 3e-3)):
             costs = moments.t + float((slope * moments.z).sum())
             assert least - 1e-9 <= costs < least + share * question.constant
+
+
+@pytest.mark.parametrize("kind", ["spiral", "ring"])
+def test_prices_of_cells_settle_on_thin_shapes(kind, monkeypatch):
+    """At the epsilon of 2,000 cells, from nothing: costs of theirs have prices far from flat."""
+    rng = np.random.default_rng(0)
+    sides = []
+    for _ in range(2):
+        turn = 2 * np.pi * rng.random(1000)
+        length = turn if kind == "spiral" else 1 + 0.1 * rng.random(1000)
+        sides.append(length[:, None] * np.column_stack([np.cos(turn), np.sin(turn)]))
+    monkeypatch.setattr(streamed, "_EPSILON", 0.15)
+    question = Points(*sides, np.full(1000, 1e-3), np.full(1000, 1e-3))
+    (u, _), (v, _), (left, right, _) = *question.factors, question.linear
+    for slope in rng.normal(size=(3, 2, 2)) * 4:
+        prices = Prices(question, torch.device("cpu"))
+        cost = ProductCost(np.hstack([left, u @ slope]), np.hstack([right, v]))
+        prices._of_cells(*prices._factors(cost))
+        (cells, b), (few, g) = prices._cells[1], prices._known[0]
+        columns = streamed._means(prices._factors(cost)[1], prices._weights.b, cells, b)
+        f = streamed._rows(few @ columns.T, b, g, prices.epsilon)
+        entries = ((f[:, None] + g - few @ columns.T) / prices.epsilon).exp() * b
+        missed = b - prices._cells[0][1] @ entries
+        assert float(missed.abs().sum()) < 2e-3
 
 
 class Weights(NamedTuple):

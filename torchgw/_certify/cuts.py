@@ -28,9 +28,9 @@ from torchgw._problem.limits import CPU
 from torchgw._sinkhorn.duals import Array, ProductCost, largest_pairing
 
 # Numbers whose square is followed exactly: a polytope in ten dimensions has tens of thousands of
-# vertices after fifty cuts. Vertices at most. [L1354, L1551]
+# vertices after fifty cuts. Vertices at most. [L1354, L1551, L1628]
 ACTIVE = 9
-_VERTICES = 1_000_000
+_VERTICES = 2_000_000
 # Numbers whose squares together matter less than this share have a secant in any case. [L1354]
 _NEGLIGIBLE = 1e-9
 # The part of the gap that is left to secants. [L1376]

@@ -485,20 +485,24 @@ def _least_vertex(c: Array, low: Array, high: Array, arrays: dict[str, Any]) -> 
     offsets = np.concatenate([np.zeros(dim), -np.ones(dim), raised])
     faces = np.sort(arrays["faces"].astype(int), axis=1)
     _check(((faces >= 0) & (faces < len(normals))).all(), "has a vertex on a face that is not.")
-    each = normals[faces]
-    turned = each.transpose(0, 2, 1)
-    # rounding may leave a determinant to one of both alone
-    meet = all((np.abs(np.linalg.det(one)) > 0).all() for one in (each, turned))
-    _check(meet, "has a vertex on faces that do not meet in a point.")
-    x = np.linalg.solve(each, offsets[faces][:, :, None])[:, :, 0]
     # every edge has two ends: then as many vertices are the lowest in each direction, up to an even
     # number, and one in a direction that nobody knew; none has a point of the polytope below it
-    edges = np.concatenate([np.delete(faces, k, axis=1) for k in range(dim)])
-    ends = np.unique(edges, axis=0, return_counts=True)[1]
-    down = np.random.default_rng().normal(size=dim)
-    shares = np.linalg.solve(turned, down[:, None])[:, :, 0]
-    lowest = (shares >= 0).all(1).sum()
-    all_ = lowest % 2 == 1 and len(np.unique(faces, axis=0)) == len(faces) and (ends == 2).all()
+    rng = np.random.default_rng()
+    names = rng.integers(2**63, size=len(normals), dtype=np.uint64)[faces]
+    vertices = names.sum(1, dtype=np.uint64)
+    ends = np.unique(vertices[:, None] - names, return_counts=True)[1]
+    down, x, lowest = rng.normal(size=dim), np.empty(faces.shape), 0
+    for start in range(0, len(faces), _TOGETHER):
+        part = slice(start, start + _TOGETHER)
+        each = normals[faces[part]]
+        turned = each.transpose(0, 2, 1)
+        # rounding may leave a determinant to one of both alone
+        meet = all((np.abs(np.linalg.det(one)) > 0).all() for one in (each, turned))
+        _check(meet, "has a vertex on faces that do not meet in a point.")
+        x[part] = np.linalg.solve(each, offsets[faces[part]][:, :, None])[:, :, 0]
+        shares = np.linalg.solve(turned, down[:, None])[:, :, 0]
+        lowest += int((shares >= 0).all(1).sum())
+    all_ = lowest % 2 == 1 and len(np.unique(vertices)) == len(faces) and (ends == 2).all()
     _check(all_, "does not list all vertices of its cuts.")
     z, t = low + x[:, :-1] * width, heights[0] + scale * x[:, -1]
     # and of plans above the cap
