@@ -152,8 +152,8 @@ def report(path: Path) -> str:
         fixed, each = _fit(shares, taken)
         gpu, host = np.max([peak for row in known for peak in row["peaks_gib"]], axis=0)
         lines += [
-            f"{space}, base of {base:,}, {chosen}, {device}: {fixed:.3g} s and {each * 1e6:.3g} s for a "
-            f"million rows of a process; at most {gpu} GiB of a GPU and {host} of a host", "",
+            f"{space}, base of {base:,}, {chosen}, {device}: {fixed:.3g} s and {each * 1e6:.3g} s "
+            f"for a million rows of a process; at most {gpu} GiB of a GPU and {host} of a host", "",
             "| rows a side | processes | measured, s | foretold by the others, s | error |",
             "|---" * 5 + "|",
         ]  # fmt: skip
