@@ -141,9 +141,10 @@ def report(path: Path) -> str:
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     kinds: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in rows:
-        kinds.setdefault((row["space"], row["cells"][0], row["device"]), []).append(row)
+        chosen = "chosen" if row["base"] == "auto" else "given"
+        kinds.setdefault((row["space"], row["cells"][0], chosen, row["device"]), []).append(row)
     lines = []
-    for (space, base, device), known in kinds.items():
+    for (space, base, chosen, device), known in kinds.items():
         if len({row["n"] / row["processes"] for row in known}) < 3:
             continue
         shares = np.array([[1.0, row["n"] / row["processes"]] for row in known])
@@ -151,8 +152,8 @@ def report(path: Path) -> str:
         fixed, each = _fit(shares, taken)
         gpu, host = np.max([peak for row in known for peak in row["peaks_gib"]], axis=0)
         lines += [
-            f"{space}, base of {base:,}, {device}: {fixed:.3g} s and {each * 1e6:.3g} s for a "
-            f"million rows of a process; at most {gpu} GiB of a GPU and {host} of a host", "",
+            f"{space}, base of {base:,}, {chosen}, {device}: {fixed:.3g} s and {each * 1e6:.3g} s "
+            f"for a million rows of a process; at most {gpu} GiB of a GPU and {host} of a host", "",
             "| rows a side | processes | measured, s | foretold by the others, s | error |",
             "|---" * 5 + "|",
         ]  # fmt: skip
