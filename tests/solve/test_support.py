@@ -285,6 +285,7 @@ def test_relaxed_problems_on_few_pairs_have_no_lower_start(seed: int):
     assert found.doubt or found.report.objective <= min(ends) * (1 + 1e-3)
 
 
+@pytest.mark.filterwarnings("ignore::torchgw.SearchWarning")
 @pytest.mark.parametrize("way", ["pairs", "paths", "cycle"])
 def test_a_support_without_cycles_has_one_plan(way: str):
     rng = np.random.default_rng(7)
