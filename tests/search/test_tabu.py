@@ -343,6 +343,7 @@ def test_unrelated_clouds_end_at_the_best_matching(seed):
     assert found.report.objective <= best * (1 + 1e-4)
 
 
+@pytest.mark.filterwarnings("ignore::torchgw.SearchWarning")
 @pytest.mark.parametrize("turned", [False, True])
 def test_a_part_of_a_graph_is_found_in_it(turned):
     # by chance one of eight may be missed (none of 60 was), or have to be said

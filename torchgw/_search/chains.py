@@ -621,6 +621,9 @@ def _by_rounds(found: Climb) -> None:
         if stack is None:
             world.finish(fresh, found.low)
             found.agreed = bool(improved.agreed)
+        elif not improved.agreed:
+            # groups that were put together have made them of each other
+            found.related += tuple(chain.name for chain in fresh)
         found.best += fresh
     if found.small and stack is None:
         world.rest(found.best, LONG._replace(start=found.low))
