@@ -251,6 +251,7 @@ def best_matchings(
 ) -> tuple[Tensor, bool]:
     """Find the best matchings (k, n), and tell whether independent groups of starts agree."""
     # One group begins at the best of some plans (k, n, n), the first of them; the others at random.
+    # Where more chains are wanted, so many `times` as many entries are looked at.
     from scipy.optimize import linear_sum_assignment
 
     n, device = len(problem.base), problem.base.device

@@ -142,10 +142,8 @@ class Pace:
         self._change = math.inf  # of the last plan itself
         self._met, self._missed = True, 0  # whether it met its marginals; misses so far
         self._stuck = 0
-        self._least, self._idle = (
-            math.inf,
-            0,
-        )  # change; how many were no less since
+        self._least = math.inf  # change of a plan at the target
+        self._idle = 0  # unsolved plans since then that have changed no less
 
     def limits(self, wanted: float, *, at_target: bool, first: bool) -> tuple[int, float]:
         """Choose how many iterations a linear problem may take, and the column error to reach."""
