@@ -80,6 +80,8 @@ def solve_batch(
     return BatchPlans(kernel.mul_(u).mul_(v), g + epsilon * (v / b).log())
 
 
+# kernels of BLAS compute lanes beyond the edge of small matrices, whose flags NumPy warns of
+@np.errstate(invalid="ignore")
 def _solve_on_host(
     costs: Tensor, marginals: Marginals, g: Tensor, epsilon: Tensor, iterations: int, excess: float
 ) -> BatchPlans:
