@@ -387,6 +387,8 @@ def test_symmetric_shapes_are_ambiguous():
     assert result.value < 1e-3
 
 
+# two of the starts find the better order, where three are asked
+@pytest.mark.filterwarnings("ignore::torchgw.SearchWarning")
 def test_alternatives_are_starts():
     (x, t_x), (y, t_y) = curve(130), curve(110, 1)
     options = {"distances": "euclidean", "random_state": 0}
@@ -395,7 +397,7 @@ def test_alternatives_are_starts():
     assert best.value < other.value
     assert result.ambiguity == pytest.approx(best.value / other.value)
     again = solve_by_name(x, y, init=best, **options)
-    assert again.value == pytest.approx(result.value, rel=1e-9)
+    assert again.value == pytest.approx(result.value, rel=1e-5)
     assert again.alternatives == ()
     assert np.isnan(again.ambiguity)
     mirrored = solve_by_name(x, y, init=other, **options)
@@ -449,7 +451,7 @@ def test_fused_search_follows_the_linear_term():
     )
     order = np.asarray(result.lazy_plan.argmax())
     assert scipy.stats.spearmanr(np.arange(120), order).statistic < -0.99
-    assert result.ambiguity < 0.5
+    assert not result.doubt
     # a constant in the linear term changes no plan
     table = torch.as_tensor(abs(points[:, None] - points))
     shifts = [
@@ -474,6 +476,8 @@ def test_zero_weights_and_tiny_problems():
     assert torchgw.solve(x[:2], x[:2], distances="euclidean").value < 1e-6
 
 
+# two of the starts find the better order, where three are asked
+@pytest.mark.filterwarnings("ignore::torchgw.SearchWarning")
 def test_any_provider_that_gives_columns():
     (x, t_x), (y, t_y) = curve(130), curve(110, 1)
     providers = [

@@ -424,7 +424,9 @@ def _search(
         around = neighbourhoods(stack, torch.zeros(1, dtype=torch.int64, device="cpu"))
         starts += [(f"neighbours {k + 1}", plan[:n, :m]) for k, plan in enumerate(around[0])]
     rounds = 0 if whole else _ROUNDS
-    found = follow_starts(stack, starts, small.marginals, rounds, GUESS_EPSILON)
+    # maps are of one search, which begins at the other starts
+    related = [label for label, _ in starts if label.startswith("map ")]
+    found = follow_starts(stack, starts, small.marginals, rounds, GUESS_EPSILON, related)
     if whole and not found.certain and found.plans.numel():
         # whole solves take long, and mostly agree
         starts = list(zip(found.names, found.plans, strict=True))
