@@ -154,6 +154,7 @@ def test_search_finds_both_orders_of_a_line():
 
 @pytest.mark.parametrize("gradient", ["dense", "factored", "sampled"])
 @pytest.mark.parametrize(("n", "seeds"), [(40, 8), pytest.param(150, 20, marks=pytest.mark.slow)])
+@pytest.mark.filterwarnings("ignore::torchgw.SearchWarning")
 def test_isometric_copies_are_recovered_from_any_seed(gradient, n, seeds):
     """Clouds in space have eight mirror images; all but one are worse."""
     for seed in range(seeds):
@@ -164,6 +165,8 @@ def test_isometric_copies_are_recovered_from_any_seed(gradient, n, seeds):
         recovered = (np.asarray(result.lazy_plan.argmax()) == answer).mean()
         # neighbours are exchanged by the blur of epsilon and by sampling, mirror images are not
         assert recovered > 0.7, (seed, recovered)
+        # drawn pairs do not tell that these are copies, and blurred starts may differ
+        assert gradient == "sampled" or not result.doubt
 
 
 @pytest.mark.slow
