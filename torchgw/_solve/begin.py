@@ -386,9 +386,15 @@ def _search(
     if represented is None:
         return search_twice(problem, how, again, relaxed=True)
     coarse = represented.problem
-    sides, support = directed_points(coarse[:2], problem), support_of(problem, *coarse[:2])
-    kind = DirectedDistance if problem.directed else PrecomputedDistance
-    source, target = (kind(coarse_table(problem.loss, side).cpu()) for side in sides)
+    sides, support = coarse[:2], support_of(problem, *coarse[:2])
+    tables = [
+        torch.stack([coarse_table(problem.loss, one).cpu() for one in side])
+        for side in zip(*directed_points(sides, problem), strict=True)
+    ]
+    source, target = (
+        DirectedDistance(table) if problem.directed else PrecomputedDistance(table[0])
+        for table in tables
+    )
     # each start takes as long as the whole solve: 500 x 480 points 85 s for 1% of the objective
     most = limits_of(problem.source.device).relaxed_points
     many = max(len(side.indices) for side in sides) > most
