@@ -23,6 +23,7 @@ from torchgw._many.spaces import Listed, Measure, check_measure, read_spaces
 from torchgw._problem.named import DistanceName, ScaleName, pair_of_distances
 from torchgw._results.base import Result
 from torchgw._solve.table import check_options
+from torchgw._tensors.operations import straight
 from torchgw._typing import Array, Seed
 
 Null = Literal["auto", "rotated", "columns", "entries", "rewired"]
@@ -417,7 +418,7 @@ def _drawn(
         draw = rotated if null == "rotated" else columns_shuffled
         clouds = torch.cat([points.expand(int(first), -1, -1), draw(points, count, generator)])
         if not computed or pair_of_distances(measure.distances)[1] in _AT_ONCE:
-            tables = torch.cdist(clouds, clouds, compute_mode="donot_use_mm_for_euclid_dist")
+            tables = straight(clouds, clouds)
             unit = ("max" if computed else None) if measure.scale == "auto" else measure.scale
             weights = tables.new_full(clouds.shape[:2], 1 / len(points))
             return tables if unit is None else scaled(tables, weights, unit)

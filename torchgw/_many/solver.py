@@ -18,6 +18,7 @@ from torchgw._batch.packing import LARGEST, Packed, inside_of, repad
 from torchgw._batch.relaxed import Relaxed
 from torchgw._batch.stopping import ENDINGS, Rules
 from torchgw._batch.worth import Ended, meets
+from torchgw._boundary.checks import first_of
 from torchgw._errors import ConvergenceWarning, SearchWarning, warn_user
 from torchgw._many.polishing import sharpen
 from torchgw._many.questions import Questions
@@ -30,7 +31,7 @@ from torchgw._solve.pipeline import POLISH_TOLERANCE
 from torchgw._solve.state import Status
 from torchgw._solve.table import Options
 from torchgw._tensors.machine import small_on_one_thread
-from torchgw._tensors.operations import sums_of
+from torchgw._tensors.operations import straight, sums_of
 from torchgw._tensors.ranks import Ranks
 
 # The status that each code in ``Numbers.status`` stands for.
@@ -48,8 +49,6 @@ _ROUNDING = 1e-9
 # Outer and inner iterations of steps that are halved, at most: plans that go to and fro in the
 # shortest ones did so for minutes. [L1450]
 _DAMPED = 32, 128
-# Problems that a warning names; how many there are besides is said. A choice. [L1370]
-_NAMED = 10
 
 
 class Numbers(NamedTuple):
@@ -104,9 +103,7 @@ def warn_of_failures(
 
     def some(mask: Tensor) -> str:
         numbers = mask.nonzero()[:, 0].tolist()
-        others = f" and {len(numbers) - _NAMED:,} more" if len(numbers) > _NAMED else ""
-        first = ", ".join(name(number) for number in numbers[:_NAMED])
-        return f"{len(numbers):,} of {len(mask):,} ({first}{others})"
+        return f"{len(numbers):,} of {len(mask):,} ({first_of(list(map(name, numbers)))})"
 
     counts = torch.bincount(numbers.status, minlength=len(STATUSES)).tolist()
     failed = {
@@ -305,7 +302,7 @@ class _Group:
         )
         mixing[1] = 1
         x, y = (part * mixing.to(self.device)[kind][:, None, :] for part in (x, y))
-        cost = torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist").square_()
+        cost = straight(x, y).square_()
         return cost, kind > 0
 
     def rules(self) -> Rules:

@@ -208,12 +208,7 @@ def _read_groups(value: Any, shape: tuple[int, int]) -> _Labels:
             "(labels_x, labels_y, table), a table of the pairs of labels that may be matched; got "
             f"{type(value).__name__}."
         )
-    labels = [as_labels(f"groups[{side}]", item) for side, item in enumerate(value[:2])]
-    for side, (mine, size) in enumerate(zip(labels, shape, strict=True)):
-        if len(mine) != size:
-            raise InvalidInputError(
-                f"`groups[{side}]` must have one label for each of {size} points; got {len(mine)}."
-            )
+    labels = [as_labels(f"groups[{side}]", value[side], size) for side, size in enumerate(shape)]
     # words and categories, as words
     labels = [item.astype(str) if item.dtype.kind == "O" else item for item in labels]
     names, numbers = np.unique(np.concatenate(labels), return_inverse=True)

@@ -13,7 +13,7 @@ from torchgw._batch.packing import Packed, pack
 from torchgw._batch.stopping import Rules
 from torchgw._batch.worth import Ended
 from torchgw._boundary.arrays import as_labels, make_generator
-from torchgw._errors import InvalidInputError, UnsupportedError
+from torchgw._errors import UnsupportedError
 from torchgw._plans.transport import TransportPlan
 from torchgw._results.mapping import Extension
 from torchgw._search.alternatives import Alternative
@@ -94,11 +94,8 @@ def confidence(
     if groups is None:
         label = _alike(problem)
     else:
-        places = np.unique(as_labels("groups", groups), return_inverse=True)[1]
-        if places.shape != (m,):
-            raise InvalidInputError(
-                f"`groups` must have shape ({m},), a label for each point of Y; got {places.shape}."
-            )
+        known = as_labels("groups", groups, m, "point of Y")
+        places = np.unique(known, return_inverse=True)[1]
         label = torch.from_numpy(places).to(device)
     partners = plan.argmax(axis=1).to(device)
     kept = torch.zeros(2, plan.shape[0], dtype=torch.float64, device=device)

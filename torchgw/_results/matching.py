@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from torchgw._boundary.arrays import to_numpy
-from torchgw._boundary.checks import check_choice
+from torchgw._boundary.checks import check_choice, check_flag
 from torchgw._boundary.graphs import names_of
-from torchgw._errors import InvalidInputError, InvalidTypeError
+from torchgw._errors import InvalidInputError
 from torchgw._plans.contract import Plan
 from torchgw._plans.given import StoredPlan
 from torchgw._plans.paired import PairedPlan
@@ -178,8 +178,7 @@ def match(
 ) -> Matching:
     """Round a plan of given marginals to a matching; see :meth:`torchgw.GWResult.matching`."""
     check_choice("kind", kind, get_args(MatchingKind))
-    if not isinstance(improved, bool):
-        raise InvalidTypeError(f"`improve` must be True or False; got {improved!r}.")
+    check_flag("improve", improved)
     n, m = plan.shape
     turned = n > m if kind == "one_to_one" else n < m
     with torch.no_grad(), torch.autocast(plan.device.type, enabled=False):
@@ -373,8 +372,7 @@ def _judge(task: _Task, rows: Tensor, partners: Tensor, weights: Tensor, turned:
     quadratic, error = _quadratic(task, rows, partners, weights)
     value = task.alpha * quadratic
     if task.linear is not None:
-        total = _linear(task.linear, rows, partners, weights)
-        value += (1 - task.alpha) * total
+        value += (1 - task.alpha) * float(weights @ task.linear.at(rows, partners).to(weights))
     near, far = _graph(task.near), _graph(task.far)
     edges = kept = None
     if near is not None and far is not None:
@@ -403,17 +401,6 @@ def _quadratic(task: _Task, rows: Tensor, partners: Tensor, weights: Tensor) -> 
         return float(each @ weights), 0.0
     total = float(weights.sum())
     return total * float(each.mean()), total * float(each.std()) / len(each) ** 0.5
-
-
-def _linear(cost: Cost, rows: Tensor, partners: Tensor, weights: Tensor) -> float:
-    """Compute the sum of w_p M_p over pairs p."""
-    total = 0.0
-    for block in torch.arange(len(rows), device=rows.device).split(
-        max(1, BLOCK_ENTRIES // cost.shape[1])
-    ):
-        table = cost.rows(rows[block]).dense().matrix.to(weights)
-        total += float(weights[block] @ table.gather(1, partners[block, None])[:, 0])
-    return total
 
 
 def _graph(side: _Side) -> scipy.sparse.csr_array | None:

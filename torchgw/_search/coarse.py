@@ -188,7 +188,7 @@ def represent(problem: Problem, call: Call = call_directly) -> Coarsened | None:
         coarse = coarse_problem(problem, limits.few_points, call)
         if coarse.resolution <= COARSEST:
             return coarse
-    if max(problem.source.n, problem.target.n) > limits.all_points:
+    if max(problem.shape) > limits.all_points:
         return None
     return coarse_problem(problem, limits.all_points, call)
 

@@ -99,7 +99,7 @@ def made_before(
     """Find a search from so many starts among those that were ``made``, of distances alone."""
     # Its tables may be in another unit: the best plan is the same.
     for other in made:
-        if other.sizes == (problem.source.n, problem.target.n) and len(other.labels) == count:
+        if other.sizes == problem.shape and len(other.labels) == count:
             coarse = as_before(problem, (other.problem.source, other.problem.target), call)
             share = 0.0 if coarse is None else max(epsilon / coarse.scale, LEAST_EPSILON)
             if coarse is not None and abs(other.share / share - 1) <= _SAME_SHARE:
@@ -424,7 +424,7 @@ def _with_plan(
 
 
 def _alternatives(problem: Problem, coarse: CoarseProblem, found: _Distinct) -> list[Alternative]:
-    shape = (problem.source.n, problem.target.n)
+    shape = problem.shape
     # copies: the next solve may overwrite what they are taken from
     source, target = coarse.source.indices.clone(), coarse.target.indices.clone()
     plans = found.judged.rounded[found.chosen]

@@ -293,7 +293,7 @@ def _standard(problem: Problem) -> StandardForm:
         support=None if support is None else support.to(device),
     )
     origins = (sides[0].origin.to(device), sides[1].origin.to(device))
-    shape = problem.source.n, problem.target.n
+    shape = problem.shape
     return StandardForm(standard, origins, swapped, factor, shape)
 
 

@@ -158,7 +158,7 @@ def with_images(search: Search, problem: Problem) -> Search:
 
     Those are what it has found of the same cost and with the same entries, or one that leads far.
     """
-    largest = max(problem.source.n, problem.target.n)
+    largest = max(problem.shape)
     few = largest <= limits_of(problem.source.device).few_points
     if not few or not is_whole(problem, search) or problem.restriction is not None:
         return search

@@ -78,6 +78,10 @@ class DenseCost(NamedTuple):
         """Restrict the cost to some source points."""
         return DenseCost(self.matrix[index])
 
+    def at(self, rows: Tensor, columns: Tensor) -> Tensor:
+        """Read the cost of pairs of points, (k,)."""
+        return self.matrix[rows, columns]
+
     def dense(self) -> DenseCost:
         """Return this cost."""
         return self
@@ -140,6 +144,10 @@ class FactoredCost(NamedTuple):
 
     def rows(self, index: Tensor | slice) -> FactoredCost:
         return FactoredCost(self.left[index], self.right, self.row[index], self.column)
+
+    def at(self, rows: Tensor, columns: Tensor) -> Tensor:
+        products = (self.left[rows] * self.right[columns]).sum(1)
+        return self.row[rows] + self.column[columns] - products
 
     def dense(self) -> DenseCost:
         """Build the (n, m) matrix."""

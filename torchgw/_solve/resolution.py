@@ -116,7 +116,7 @@ def approach(
     # plan for the linear cost is made on the finest, which also tell which of both is lower.
     gradient, problem = setting.gradient.in_factors(), strategy.problem
     assert gradient is not None
-    sizes, levels = (problem.source.n, problem.target.n), [2]
+    sizes, levels = problem.shape, [2]
     while max(sizes) > _FINER**2 * levels[0] * few:
         levels.insert(0, _FINER * levels[0])
     if choose_resolution(strategy) is not None:
@@ -213,7 +213,7 @@ def solve_on_cells(
     """Solve on cells from a state, as finely as the marginals need."""
     # The state that comes back is the best known, for the solve on all points that is due where no
     # number of cells will do.
-    n, m = strategy.problem.source.n, strategy.problem.target.n
+    n, m = strategy.problem.shape
     most = min(_MOST_CELLS, min(n, m) // _FEWEST_POINTS)
     gradient, precise = setting.gradient.in_factors(), strategy.in_float64(setting)
     assert gradient is not None

@@ -64,13 +64,13 @@ def solve_squares(asked: Asked, recorder: Recorder) -> Outcome:
         ending, found = outcome.ending, torch.cat(outcome.ending.evaluation.masses)
         if ending.status is Status.STOPPED:
             return outcome
-        if best is not None and _is_higher(outcome, best, problem.alpha):
+        if best is not None and _is_higher(outcome, best):
             # the step was too long: it was extrapolated, or the penalty is not steep enough
             firm, mixer = firm * (1 if far else 2), Anderson()
             point, far = torch.cat(best.ending.evaluation.masses), False
             last, stretch = math.inf, 0.0
         else:
-            falls = best is None or _is_higher(best, outcome, problem.alpha)
+            falls = best is None or _is_higher(best, outcome)
             idle = 0 if falls or outcome.noise is not None else idle + 1
             best, asked = outcome, asked._replace(init=ending.plan, made=())
             moved = float((found - point).abs().sum() / found.sum())
@@ -113,11 +113,9 @@ def _usable(total: float) -> float:
     return total
 
 
-def _is_higher(outcome: Outcome, best: Outcome, alpha: float) -> bool:
+def _is_higher(outcome: Outcome, best: Outcome) -> bool:
     """Whether the objective of a plan is above that of another by more than their errors."""
-    before, now = (
-        one.ending.evaluation.objective(alpha, one.ending.epsilon) for one in (best, outcome)
-    )
+    before, now = best.objective, outcome.objective
     errors = sum(one.ending.evaluation.quadratic.standard_error for one in (best, outcome))
     return now - before > max(NOTHING, _rounding(best)) * abs(before) + _ERRORS * errors
 

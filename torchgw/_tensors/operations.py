@@ -26,6 +26,12 @@ def lengths(vectors: Tensor, dim: int, *, keepdim: bool = False) -> Tensor:
     return sizes
 
 
+def straight(x: Tensor, y: Tensor) -> Tensor:
+    """Compute Euclidean distances (..., n, m) pair by pair, so that no bit depends on others."""
+    found: Tensor = torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist")
+    return found
+
+
 def sums_along(parts: Tensor) -> Tensor:
     """Add along rows (k, n), in an order that does not depend on k, as that of PyTorch on a GPU."""
     if not parts.is_cuda:

@@ -144,14 +144,11 @@ class AllResult(Result):
         """
         if not isinstance(known, Mapping) or not known:
             raise InvalidInputError("`known` must be a dictionary: the labels of each known space.")
-        tables = {self._place(s, s)[0]: np.asarray(as_labels(f"known[{s}]", item))
-                  for s, item in known.items()}  # fmt: skip
-        for s, item in tables.items():
-            if len(item) != len(self.common_points[s]):
-                raise InvalidInputError(
-                    f"`known[{s}]` must have one label for each of the "
-                    f"{len(self.common_points[s])} points; got {len(item)}."
-                )
+        places = {s: self._place(s, s)[0] for s in known}
+        tables = {
+            places[s]: as_labels(f"known[{s}]", item, len(self.common_points[places[s]]))
+            for s, item in known.items()
+        }
         names = np.unique(np.concatenate(list(tables.values())))
         share = np.zeros((self.common.distances.n, len(names)))
         importance = to_numpy(self.weights).sum(1)

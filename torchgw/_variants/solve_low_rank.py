@@ -524,7 +524,7 @@ def _given_start(
     init: Any, problem: Problem, rank: int, generator: torch.Generator
 ) -> Factorisation:
     """Group the source, and let the target follow a given plan."""
-    shape = problem.source.n, problem.target.n
+    shape = problem.shape
     if not isinstance(init, (GWResult, LowRankResult)):
         raise InvalidTypeError(
             f"`init` must be a GWResult or a LowRankResult; got {type(init).__name__}."
