@@ -46,7 +46,7 @@ from torchgw._tensors.cuda_graphs import (
     clone,
     tensors_of,
 )
-from torchgw._tensors.operations import straight
+from torchgw._tensors.operations import TINY, straight
 
 __all__ = ["GWLoss"]
 
@@ -94,7 +94,7 @@ class _Kept(NamedTuple):
     def after(cls, last: "_Kept", plan: Tensor, g: Tensor, objective: Tensor) -> "_Kept":
         """Compare the step from the last plans with the one before, as the next may be like it."""
         moved = plan - last.plan
-        square = last.moved.square().sum((1, 2)).clamp_min(1e-300)
+        square = last.moved.square().sum((1, 2)).clamp_min(TINY)
         share = ((moved * last.moved).sum((1, 2)) / square).clamp(0.0, 1.0)
         return cls(plan, g, objective, moved, g - last.g, share)
 

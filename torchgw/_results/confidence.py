@@ -18,6 +18,7 @@ from torchgw._plans.transport import TransportPlan
 from torchgw._results.mapping import Extension
 from torchgw._search.alternatives import Alternative
 from torchgw._search.chain import GUESS_EPSILON
+from torchgw._tensors.operations import TINY
 from torchgw._typing import Array, Seed
 
 # Share of the points of a resample, and how many they are at most. [L1405]
@@ -161,7 +162,7 @@ def _alike(problem: _Problem) -> Tensor:
     table = problem.tables[1](every).sort(1).values
     parts = [table] if problem.linear is None else [table, problem.linear.T]
     # distances that differ by less than this share of the largest are the same
-    rounded = [(part / (7.3e-7 * part.abs().max().clamp_min(1e-300))).round() for part in parts]
+    rounded = [(part / (7.3e-7 * part.abs().max().clamp_min(TINY))).round() for part in parts]
     found: Tensor = torch.cat(rounded, 1).unique(dim=0, return_inverse=True)[1]
     return found
 

@@ -31,6 +31,7 @@ from torchgw._sinkhorn.blocks import RestrictedBackend
 from torchgw._sinkhorn.problem import Cost
 from torchgw._tensors.deadline import is_over
 from torchgw._tensors.machine import fits
+from torchgw._tensors.operations import EQUAL
 from torchgw._typing import Marginals
 from torchgw.distances.base import BLOCK_ENTRIES, DistanceProvider, both_ways
 from torchgw.distances.new_points import Space
@@ -188,7 +189,7 @@ def match(
             # the places of a column: its weight times the number of rows, rounded up, but for
             # rounding errors
             share = task.masses.b / task.masses.b.sum() * task.plan.shape[0]
-            capacity = (share * (1 - 1e-9)).ceil().long().cpu()
+            capacity = (share * (1 - EQUAL)).ceil().long().cpu()
         partners = assign(task.plan, capacity, task.support)
         rows = _kept(task, partners)
         weights = _weights(task, rows)

@@ -22,7 +22,7 @@ from torchgw._search.alternatives import (
     entropy,
     first_of_each,
 )
-from torchgw._search.chain import GUESS_EPSILON, LAST_INNER, LAST_RELAXATION
+from torchgw._search.chain import GUESS_EPSILON, LAST_INNER, LAST_OUTER, LAST_RELAXATION
 from torchgw._search.coarse import (
     COARSEST,
     Coarsened,
@@ -68,8 +68,6 @@ _FEW = 128
 _SAME_SHARE = 0.2
 # Lowest epsilon as a share of the natural scale: a coarse problem has no finer resolution. [L280]
 LEAST_EPSILON = 1e-3
-# Outer iterations that a search ends with, in which the marginals are met. [L225]
-_LAST_ITERATIONS = 5
 
 
 # What is computed on the device reads nothing back, and what is launched depends on shapes alone.
@@ -135,7 +133,7 @@ def search_all(
     """Solve from all starts."""
     costs = start_costs(coarse, hints, rotations, count)
     batch = _from_costs(coarse, costs, epsilons, "search", solve)
-    last = epsilons[-1:].expand(_LAST_ITERATIONS, -1)
+    last = epsilons[-1:].expand(LAST_OUTER, -1)
     return judge(coarse, _iterate(coarse, batch, last, "compare", solve))
 
 

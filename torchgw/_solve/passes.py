@@ -58,14 +58,13 @@ from torchgw._solve.strategy import Strategy
 from torchgw._tensors.deadline import is_over, leaves
 from torchgw._tensors.foretold import shorten
 from torchgw._tensors.machine import slowness
+from torchgw._tensors.operations import EQUAL
 from torchgw._typing import Iteration
 
 # Masses that are tried where a linear cost depends on the mass; and by how many times `tol` two may
 # differ where the cost is sampled. [L576]
 _MOST_MASSES = 20
 ROUGHLY = 100
-# What is rounding of an objective, over the natural scale of the cost. [L634]
-NOTHING = 1e-9
 # The best plan of few points leads to the plan that was found if it sends them no further apart
 # than this. A solve from it ends early where its objective is higher by this share (and comes no
 # nearer, if the two are not alike), after so many iterations, by which it has forgotten the grid of
@@ -513,7 +512,7 @@ def _exchange(incumbent: Incumbent) -> bool:
             plan, cost = better, whole.linearised(better[None])[0]
             better = exchange(-2 * whole.alpha * whole.x, whole.y, cost, plan)
     value = float(whole.value(plan[None]))
-    nothing = max(NOTHING * outcome.strategy.scale, whole.rounding())
+    nothing = max(EQUAL * outcome.strategy.scale, whole.rounding())
     if value >= outcome.value - nothing:
         return False
     better = Alternative(value, "exchanges", plan, source, target, shape, epsilon=0.0)
@@ -547,7 +546,7 @@ def _by_turns(incumbent: Incumbent) -> None:
     source, target = (torch.arange(size, device=found.device) for size in shape)
     better = Alternative(0.0, "turns", found, source, target, shape, epsilon=0.0)
     value, own = _value(problem, better), outcome.value
-    if value < own - max(NOTHING * outcome.strategy.scale, AGREED * abs(own)):
+    if value < own - max(EQUAL * outcome.strategy.scale, AGREED * abs(own)):
         _follow_sharp(incumbent, replace(better, value=value), clock)
 
 
@@ -572,7 +571,7 @@ def _from_lowest_seen(incumbent: Incumbent) -> None:
     ]
     lowest = min(objectives)
     better, own = whole[objectives.index(lowest)], outcome.objective
-    nothing = max(NOTHING * outcome.strategy.scale, AGREED * abs(own))
+    nothing = max(EQUAL * outcome.strategy.scale, AGREED * abs(own))
     if lowest >= own - nothing:
         return
     # steps from a larger epsilon have left it; short ones from the plan itself stay
@@ -685,7 +684,7 @@ def _no_higher_than(searched: Outcome, again: Rival) -> Outcome:
     search, asked, problem = searched.search, again.asked, again.asked.problem
     if search is None or not search.alternatives or searched.ending.status is Status.STOPPED:
         return searched
-    nothing = NOTHING * searched.strategy.scale
+    nothing = EQUAL * searched.strategy.scale
     if again.way == "optimum":
         # a mirror image of the plan ends at the same objective, up to the tolerances
         nothing = max(nothing, AGREED * abs(searched.objective))

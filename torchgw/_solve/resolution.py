@@ -42,7 +42,7 @@ from torchgw._solve.state import RESOLVED, LoopState, Setting, Status, rounding
 from torchgw._solve.strategy import Strategy, choose_strategy
 from torchgw._tensors.block_order import Order
 from torchgw._tensors.deadline import is_over
-from torchgw._tensors.operations import inner_products, systematic_categories
+from torchgw._tensors.operations import TINY, inner_products, systematic_categories
 from torchgw._typing import Iteration, Marginals, Potentials
 
 logger = logging.getLogger(__name__)
@@ -69,8 +69,6 @@ _AIM = 0.8
 _PART = {"cpu": 2**14, "cuda": 2**19}
 # How many times as many cells come after some, before all points. [L1611]
 _FINER = 4
-# Divisor in place of a value of zero. [L424]
-_TINY = 1e-300
 
 
 class Resolution(NamedTuple):
@@ -346,7 +344,7 @@ def _extend(
         tolerance,
         error,
         _MEASURED,
-        None if before is None else abs(value - before) / max(abs(value), _TINY),
+        None if before is None else abs(value - before) / max(abs(value), TINY),
     )
     state = state._replace(
         coupling=coupling, latest=coupling, potentials=potentials, start=potentials, solved=None

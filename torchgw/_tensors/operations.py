@@ -17,6 +17,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+# Two numbers of float64 are the same, but for rounding, if they differ by no more than this share
+# of themselves, or of the largest of their kind. [L1443]
+EQUAL = 1e-9
+# Divisor in place of zero, and mass that is none: its inverse is a number, and so is its logarithm.
+# [L1443]
+TINY = 1e-300
+# Largest logarithm of a number whose square is a number of float64. [L1443]
+LARGEST_LOGARITHM = 350.0
+
 
 def lengths(vectors: Tensor, dim: int, *, keepdim: bool = False) -> Tensor:
     """Compute Euclidean norms along a dimension."""

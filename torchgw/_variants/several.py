@@ -20,6 +20,7 @@ from torchgw._plans.contract import Plan
 from torchgw._plans.paired import ComposedPlan
 from torchgw._results.base import Result, load
 from torchgw._results.result import GWResult
+from torchgw._tensors.operations import EQUAL
 from torchgw._typing import Array
 from torchgw._variants.barycenter import BarycenterResult
 
@@ -280,7 +281,7 @@ def agreeing(
             before, after = (table.T.gather(1, part.clamp_min(0)[:, None]).sum()
                              for part in (found[side], chosen))  # fmt: skip
             # equal up to rounding is not more
-            if after > before * (1 + 1e-9):
+            if after > before * (1 + EQUAL):
                 found[side], moved = chosen, True
     return tuple(found)
 

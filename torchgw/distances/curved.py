@@ -23,7 +23,7 @@ from torch import Tensor
 from torchgw._boundary.arrays import check_finite, check_tensor
 from torchgw._boundary.checks import check_choice, check_positive
 from torchgw._errors import InvalidInputError
-from torchgw._tensors.operations import straight
+from torchgw._tensors.operations import LARGEST_LOGARITHM, straight
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.points import check_rows, farthest_pair, walk
 
@@ -34,8 +34,6 @@ _EXACT_MAXIMUM_POINTS = 100_000
 # Points may miss their constraint by this relative error, in roundings of their dtype, which is
 # rounding. [L381]
 _ROUNDINGS = 256
-# Largest -log(1 - r): the square of sinh(d / 2) is then still a number of float64. [L381]
-_DEEPEST = 350.0
 
 
 class CurvedDistance(DistanceProvider):
@@ -297,9 +295,9 @@ def _by_depth(points: Tensor, depth: Tensor) -> _Polar:
     check_finite("depth", depth)
     depth = depth.to(points)
     _refuse(
-        (depth < 0) | (depth > _DEEPEST),
+        (depth < 0) | (depth > LARGEST_LOGARITHM),
         lambda row: f"has the depth {float(depth[row]):.9g}",
-        f"-log(1 - r) must be between 0, the origin, and {_DEEPEST:g}.",
+        f"-log(1 - r) must be between 0, the origin, and {LARGEST_LOGARITHM:g}.",
     )
     length = points.norm(dim=1)
     _refuse(
