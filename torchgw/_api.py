@@ -614,7 +614,7 @@ def _posed(call: _Call, sides: Spaces) -> _Posed:
 def _told(call: _Call, problem: Problem) -> tuple[Problem, KnownPairs, Tensor | None]:
     """Let a problem know which pairs may hold mass, or do; also give what a result keeps of it."""
     known, finite, where, marginals = call.known, call.finite, call.device, problem.marginals
-    shape, rule = (problem.source.n, problem.target.n), call.options.rule
+    shape, rule = problem.shape, call.options.rule
     pairs = read_pairs(known.pairs, shape, where)
     held, listed = None if call.apart else pairs.known, None
     if finite is None and not call.tracked:

@@ -322,7 +322,7 @@ class SampledGradient(StrictGradient):
 
     def _is_summed(self) -> bool:
         """Whether values are sums over all points."""
-        n, m = self.problem.source.n, self.problem.target.n
+        n, m = self.problem.shape
         work = 0 if self._loss.cross is not None else n * m * max(n, m)
         return max(n, m) <= self.n_anchors and work <= _SUMMED
 

@@ -29,7 +29,7 @@ from torchgw.distances.landmark import NystromDistance
 
 LossName = Literal["square", "kl", "absolute"]
 # Added to distances inside logarithms, as in POT: zero has no logarithm. [L274]
-_LOG_OFFSET = 1e-18
+LOG_OFFSET = 1e-18
 
 
 def identity(distance: Tensor) -> Tensor:
@@ -39,7 +39,7 @@ def identity(distance: Tensor) -> Tensor:
 
 def _log(distance: Tensor) -> Tensor:
     # approximate distances may be slightly negative
-    return distance.clamp_min(0).add_(_LOG_OFFSET).log_()
+    return distance.clamp_min(0).add_(LOG_OFFSET).log_()
 
 
 def _half_log(distance: Tensor) -> Tensor:

@@ -25,6 +25,7 @@ from torchgw._problem.marginals import MarginalRule, is_assignment
 from torchgw._sinkhorn.blocks import Restriction
 from torchgw._sinkhorn.problem import Cost, DenseCost, FactoredCost
 from torchgw._tensors.machine import known_free
+from torchgw._tensors.operations import straight
 from torchgw._typing import Marginals
 from torchgw.distances.base import DistanceProvider, both_ways
 from torchgw.distances.factored import FactoredDistance
@@ -113,8 +114,7 @@ def feature_cost(source: Tensor, target: Tensor, metric: FeatureMetric) -> Cost:
     """Compute distances between features, (n, d) and (m, d): factors, a table for "euclidean"."""
     if metric == "euclidean":
         # differentiable too, with derivative zero where two features coincide
-        mode = "donot_use_mm_for_euclid_dist"
-        return DenseCost(torch.cdist(source, target, compute_mode=mode))
+        return DenseCost(straight(source, target))
     if metric == "correlation":
         source, target = (item - item.mean(1, keepdim=True) for item in (source, target))
     if metric in ANGLES:
@@ -251,6 +251,11 @@ class Problem:
     def sides(self) -> tuple[DistanceProvider, DistanceProvider]:
         """The distances of both sides."""
         return self.source, self.target
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Points of both sides."""
+        return self.source.n, self.target.n
 
     @property
     def directed(self) -> bool:

@@ -22,6 +22,7 @@ from torchgw._certify.tables import PARTS
 from torchgw._plans.contract import Plan
 from torchgw._problem.limits import limits_of
 from torchgw._problem.losses import LOSSES
+from torchgw._problem.marginals import is_assignment
 from torchgw._problem.problem import stored_matrix
 from torchgw._results.mapping import Extension
 from torchgw._sinkhorn.annealing import Annealing
@@ -104,9 +105,8 @@ def _transport_of_numbers(spreads: list[tuple[Tensor, Tensor]], order: int) -> f
 
 def _local(sides: Sides, weights: Marginals, order: int) -> Tensor:
     """Compute the costs of the third lower bound, (n, m)."""
-    equal = all(bool((weight == weight[0]).all()) for weight in weights)
     # with as many parts as points of equal weight the bound loses nothing
-    parts = sides[0].n if equal and sides[0].n == sides[1].n else PARTS
+    parts = sides[0].n if is_assignment(weights) else PARTS
     x, y = (
         _quantile_means(stored_matrix(side).double(), weight, parts)
         for side, weight in zip(sides, weights, strict=True)
@@ -138,10 +138,10 @@ def _transport(cost: Tensor, weights: Marginals) -> float:
     used = [(weight > 0).nonzero()[:, 0] for weight in weights]
     a, b = (weight[index] / weight.sum() for weight, index in zip(weights, used, strict=True))
     cost = cost[used[0]][:, used[1]]
-    if len(a) == len(b) and bool((a == a[0]).all()) and bool((b == b[0]).all()):
+    marginals = Marginals(a, b)
+    if is_assignment(marginals):
         table = cost.cpu().numpy()
         return float(table[scipy.optimize.linear_sum_assignment(table)].mean())
-    marginals = Marginals(a, b)
     scale = float(cost.max() - cost.min())
     g = torch.zeros_like(b)
     best = _dual(cost, marginals, g)

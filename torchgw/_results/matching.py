@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from torchgw._boundary.arrays import to_numpy
-from torchgw._boundary.checks import check_choice
+from torchgw._boundary.checks import check_choice, check_flag
 from torchgw._boundary.graphs import names_of
-from torchgw._errors import InvalidInputError, InvalidTypeError
+from torchgw._errors import InvalidInputError
 from torchgw._plans.contract import Plan
 from torchgw._plans.given import StoredPlan
 from torchgw._plans.paired import PairedPlan
@@ -31,6 +31,7 @@ from torchgw._sinkhorn.blocks import RestrictedBackend
 from torchgw._sinkhorn.problem import Cost
 from torchgw._tensors.deadline import is_over
 from torchgw._tensors.machine import fits
+from torchgw._tensors.operations import EQUAL
 from torchgw._typing import Marginals
 from torchgw.distances.base import BLOCK_ENTRIES, DistanceProvider
 from torchgw.distances.new_points import Space
@@ -178,8 +179,7 @@ def match(
 ) -> Matching:
     """Round a plan of given marginals to a matching; see :meth:`torchgw.GWResult.matching`."""
     check_choice("kind", kind, get_args(MatchingKind))
-    if not isinstance(improved, bool):
-        raise InvalidTypeError(f"`improve` must be True or False; got {improved!r}.")
+    check_flag("improve", improved)
     n, m = plan.shape
     turned = n > m if kind == "one_to_one" else n < m
     with torch.no_grad(), torch.autocast(plan.device.type, enabled=False):
@@ -189,7 +189,7 @@ def match(
             # the places of a column: its weight times the number of rows, rounded up, but for
             # rounding errors
             share = task.masses.b / task.masses.b.sum() * task.plan.shape[0]
-            capacity = (share * (1 - 1e-9)).ceil().long().cpu()
+            capacity = (share * (1 - EQUAL)).ceil().long().cpu()
         partners = assign(task.plan, capacity, task.support)
         rows = _kept(task, partners)
         weights = _weights(task, rows)
@@ -376,8 +376,7 @@ def _judge(task: _Task, rows: Tensor, partners: Tensor, weights: Tensor, turned:
     quadratic, error = _quadratic(task, rows, partners, weights)
     value = task.alpha * quadratic
     if task.linear is not None:
-        total = _linear(task.linear, rows, partners, weights)
-        value += (1 - task.alpha) * total
+        value += (1 - task.alpha) * float(weights @ task.linear.at(rows, partners).to(weights))
     near, far = _graph(task.near), _graph(task.far)
     edges = kept = None
     if near is not None and far is not None:
@@ -412,17 +411,6 @@ def _quadratic(task: _Task, rows: Tensor, partners: Tensor, weights: Tensor) -> 
         return float(each @ weights), 0.0
     total = float(weights.sum())
     return total * float(each.mean()), total * float(each.std()) / len(each) ** 0.5
-
-
-def _linear(cost: Cost, rows: Tensor, partners: Tensor, weights: Tensor) -> float:
-    """Compute the sum of w_p M_p over pairs p."""
-    total = 0.0
-    for block in torch.arange(len(rows), device=rows.device).split(
-        max(1, BLOCK_ENTRIES // cost.shape[1])
-    ):
-        table = cost.rows(rows[block]).dense().matrix.to(weights)
-        total += float(weights[block] @ table.gather(1, partners[block, None])[:, 0])
-    return total
 
 
 def _graph(side: _Side) -> scipy.sparse.csr_array | None:

@@ -30,6 +30,7 @@ from torchgw._problem.losses import Cross, Loss, MinimumCross, ProductCross, mea
 from torchgw._search.tabu import EQUAL_WEIGHTS, Assignments, Exchanges, search
 from torchgw._solve.polish import best_length, take_steps
 from torchgw._tensors.deadline import is_over
+from torchgw._tensors.operations import EQUAL
 
 # Beyond, it is made from so many of the largest entries of each row, and from so many in all at
 # most. [L325]
@@ -42,8 +43,6 @@ _LEAVING = 4.0
 # to save. [L326]
 _STEPS = 30
 _SMALLEST_GAIN = 3e-4
-# Changes below this share of the objective are rounding. [L326]
-_ROUNDING = 1e-9
 # Descents from the best matching so far, each followed by exchanges, and rounds of these. [L326]
 _DESCENTS = 4
 _ROUNDS = 20
@@ -240,7 +239,7 @@ class _Descent:
         self._vertex = problem.vertex(assign_least(cost, problem.slots))
         direction = self._vertex - self._plan
         slope = float((self._gradient * direction).sum())
-        if -slope <= _ROUNDING * abs(self._value) or is_over():
+        if -slope <= EQUAL * abs(self._value) or is_over():
             return None
         self._there, _ = self.gradient(self._vertex)
         bend = float(((self._there - self._gradient) * direction).sum()) / 2
@@ -275,13 +274,13 @@ def improve(problem: Assignment, plan: Tensor, partners: Tensor) -> Tensor:
         value = descent.value(candidate)
         if value < least:
             best, least = candidate, value
-        if before - least <= _ROUNDING * abs(least):
+        if before - least <= EQUAL * abs(least):
             break
         start = problem.vertex(best)
     # every loss is at least zero, which copies reach
     own = problem.loss.own[0](problem.near.clone()).mean(0)
     spent = problem.alpha * float(weights @ own @ weights)
-    perfect = problem.linear is None and least + spent <= _ROUNDING * abs(spent)
+    perfect = problem.linear is None and least + spent <= EQUAL * abs(spent)
     if few and not (perfect or is_over()):
         candidate = _search(problem, known)
         if descent.value(candidate) < least:
@@ -316,7 +315,7 @@ def _exchange(problem: Assignment, partners: Tensor) -> Tensor:
     """Exchange the partners of two rows for as long as that lowers the objective."""
     tables, chosen = problem.assignments(partners), np.arange(len(partners))
     near, far, linear = (part.cpu().numpy() for part in tables[:3])
-    smallest = float((abs(near).mean((1, 2)) * abs(far).mean((1, 2))).sum()) * _ROUNDING
+    smallest = float((abs(near).mean((1, 2)) * abs(far).mean((1, 2))).sum()) * EQUAL
     for _ in range(_ROUNDS):
         order = torch.from_numpy(chosen).to(partners.device)
         change = tables.changes(order[None])[0][0].cpu().numpy()

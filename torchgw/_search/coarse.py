@@ -19,6 +19,7 @@ from torchgw._problem.losses import SQUARE, Loss
 from torchgw._problem.problem import Problem
 from torchgw._sinkhorn.problem import Cost
 from torchgw._tensors.cuda_graphs import Call, call_directly
+from torchgw._tensors.operations import EQUAL
 from torchgw._typing import Marginals
 from torchgw.distances.sampling import (
     ColumnReader,
@@ -40,8 +41,6 @@ _SAME = 1e-5
 _LEVELS, _LEVELS_OF_ALL = 16, 1536
 # Quantiles of the distances of a side that the spread of a loss is computed from. [L278]
 _QUANTILES = 256
-# Share of the largest loss below which a spread is rounding. [L278]
-_ROUNDING = 1e-9
 SQUARE_OF_FLOAT32 = torch.finfo(torch.float32).eps ** 2
 # Share of entries that are not zero up to which two tables are taken for graphs. [L337]
 _DENSITY = 0.2
@@ -188,7 +187,7 @@ def represent(problem: Problem, call: Call = call_directly) -> Coarsened | None:
         coarse = coarse_problem(problem, limits.few_points, call)
         if coarse.resolution <= COARSEST:
             return coarse
-    if max(problem.source.n, problem.target.n) > limits.all_points:
+    if max(problem.shape) > limits.all_points:
         return None
     return coarse_problem(problem, limits.all_points, call)
 
@@ -428,7 +427,7 @@ def loss_spread(
         alone = float((p @ row.square()).sqrt()), float((q @ (column - q @ column).square()).sqrt())
         spread = max(spread, own * sum(alone))
     # a spread of equal distances is rounding, and counts as zero
-    return spread if spread > _ROUNDING * largest else 0.0
+    return spread if spread > EQUAL * largest else 0.0
 
 
 def _distribution(side: SpreadPoints, weights: Tensor) -> tuple[Tensor, Tensor]:

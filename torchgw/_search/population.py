@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from torchgw._batch.costs import products
-from torchgw._gradients.contract import START_NOISE
 from torchgw._search.chain import AGREEING, ALIKE, BETTER, SAME
 from torchgw._search.stack import Ends
+from torchgw._sinkhorn.annealing import START_NOISE
 from torchgw._tensors.deadline import is_over
 from torchgw._tensors.operations import sums_of
 from torchgw._typing import Marginals

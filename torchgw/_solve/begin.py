@@ -143,7 +143,7 @@ def first_guess(
             guess = guess._replace(potentials=search.potentials, whole=True, sharp=search.met)
         guess = guess._replace(ended=search.settled)
     if sample is not None:
-        search = sample.lift(search, (problem.source.n, problem.target.n))
+        search = sample.lift(search, problem.shape)
         if options.search == "thorough":
             search = search._replace(doubt=WHY_SUBSAMPLE)
     return guess, search
@@ -171,7 +171,7 @@ def best_found(problem: Problem, search: Search) -> Guess:
 
 def searchable(problem: Problem, init: Any, options: Options) -> bool:
     """Whether to search for a start: none is given, and there may be several optima."""
-    trivial = problem.alpha == 0 or min(problem.source.n, problem.target.n) == 1
+    trivial = problem.alpha == 0 or min(problem.shape) == 1
     # few points say little of what others may be matched with, or of how groups stand to each other
     trivial |= problem.restriction is not None
     trivial |= options.rule is None and problem.has_one_plan
@@ -426,7 +426,7 @@ def _search(
         stack = Stack.of(coarse, epsilon, level, scale=scale)
     starts, whole = _starts(small, level, strict), stack is solved
     if isinstance(stack, Stack):
-        n, m = small.source.n, small.target.n
+        n, m = small.shape
         around = neighbourhoods(stack, torch.zeros(1, dtype=torch.int64, device="cpu"))
         starts += [(f"neighbours {k + 1}", plan[:n, :m]) for k, plan in enumerate(around[0])]
     rounds = 0 if whole else _ROUNDS
@@ -440,7 +440,7 @@ def _search(
     # where a support has many optima, groups that were kicked and mixed may agree by chance
     certain = found.certain and (support is None or whole or found.met > _ALONE)
     doubt = "" if certain else WHY_RELAXED
-    shape = problem.source.n, problem.target.n
+    shape = problem.shape
     first, second = (side.indices for side in sides)
     # values without entropy are not compared here: the penalty decides what the mass is
     alternatives = tuple(

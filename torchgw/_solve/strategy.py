@@ -159,13 +159,13 @@ class Strategy:
     def constant(self) -> bool:
         """Whether all plans have the same value, but for rounding."""
         strict = self.options.rule is None
-        one = min(self.problem.source.n, self.problem.target.n) == 1
+        one = min(self.problem.shape) == 1
         return self.spread == 0 or (strict and one)
 
     def fingerprint(self) -> tuple[str, list[float]]:
         """List the choices that must be alike on all ranks, and the numbers that show it."""
         width = 0 if self.tiling is None else self.tiling.width
-        chosen = [self.problem.source.n, self.problem.target.n, self.spread, self.epsilon]
+        chosen = [*self.problem.shape, self.spread, self.epsilon]
         where = "(n, m, scale of the cost, epsilon, whether the cost is stored, width of a tile)"
         return f"the problem {where}", [*chosen, self.store, width]
 
