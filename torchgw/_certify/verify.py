@@ -531,9 +531,10 @@ def _least_vertex(c: Array, low: Array, high: Array, claim: float, arrays: Any) 
         row, left = np.nonzero(kept[:, 1:] != kept[:, :1])
         share = slack[row, 0] / (slack[row, 0] - slack[row, left + 1])
         step = share[:, None] * (points[row, left + 1] - points[row, 0])
-        points[row, left + 1] = points[row, 0] + step
+        points[row, left + 1] = end = points[row, 0] + step
         made = faces[row]
         made[np.arange(len(row)), left] = count
+        made = made[~(above(end) >= _NEAR)]
         faces, points, known = (part[kept[:, 0]] for part in (faces, points, known))
     least = float(np.append(above(points[:, 0]), 0.0).min())
     return claim + float(scale) * least
