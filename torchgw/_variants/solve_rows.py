@@ -17,8 +17,9 @@ import logging
 import math
 import warnings
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from shutil import disk_usage
 from tempfile import TemporaryDirectory
@@ -210,6 +211,10 @@ class _Team:
                 yield blocks[turn]
             if self.any(monotonic() > end):
                 return
+
+    def divide(self, makers: list[Callable[[], Any]]) -> list[Any]:
+        """Call makers, each in one process, and give all what they make."""
+        return [make() for make in makers] if self.ranks is None else self.ranks.divide(makers)
 
     def any(self, flag: bool = False) -> bool:
         """Wait for all, notice who is missed, and tell whether a flag is set on one of them."""
@@ -536,28 +541,32 @@ def _choose_base(call: _Call) -> tuple[int, dict[str, float]]:
 
 
 def _base_that_sees(call: _Call, tolerance: float) -> tuple[int, float]:
-    """Find a small base whose distances are those of many more rows, and how far they miss.
+    """Find a small base whose distances are those of many more rows, and how far they miss."""
+    makers = list[Callable[[], tuple[int, float]]]()
+    for table in call.tables:
+        points, _ = call.rows_at(table, call.draw(table, 2 * _MOST, 1))
+        makers.append(partial(_sees, call, table, points, tolerance))
+    counts, errors = zip(*call.team.divide(makers), strict=True)
+    return max(counts), max(errors)
+
+
+def _sees(call: _Call, table: Rows, points: Tensor, tolerance: float) -> tuple[int, float]:
+    """Find such a base of a side, some of the points.
 
     Where none does, as in high dimensions, more rows are no help, and the fewest are taken.
     """
-    counts, errors = list[int](), list[float]()
-    for table in call.tables:
-        points, _ = call.rows_at(table, call.draw(table, 2 * _MOST, 1))
-        drawn, count = points[_even(points, _MEASURED)], _FIRST
-        known = _distances(call, table, points, drawn)
-        while True:
-            base = points[_even(points, count)]
-            apart = _distances(call, table, base, drawn) - known
-            error = float(apart.square().mean().sqrt())
-            logger.info("%s, base of %d: distances off by %.2g", table.name, count, error)
-            if error <= tolerance or count >= min(_MOST, len(points)):
-                break
-            count = min(4 * count, _MOST)
-        counts.append(count if error <= tolerance else _FIRST)
-        errors.append(error)
-    agreed = torch.tensor([[max(counts), max(errors)]], dtype=torch.float64, device=call.device)
-    count, missed = call.team.gather(agreed)[0].tolist()
-    return int(count), missed
+    drawn, count = points[_even(points, _MEASURED)], _FIRST
+    known = _distances(call, table, points, drawn)
+    while True:
+        base = points[_even(points, count)]
+        apart = _distances(call, table, base, drawn) - known
+        error = float(apart.square().mean().sqrt())
+        logger.info("%s, base of %d: distances off by %.2g", table.name, count, error)
+        if error <= tolerance:
+            return count, error
+        if count >= min(_MOST, len(points)):
+            return _FIRST, error
+        count = min(4 * count, _MOST)
 
 
 def _even(points: Tensor, count: int) -> Tensor:
