@@ -199,7 +199,7 @@ def begin(
     done = Annealing(epsilon, epsilon, proximal=strategy.proximal)
     whole = replace(setting, anneal=done)
     state, sample = _solve_coarse(setting, start.sample, guess), start.sample.problem
-    fall, shape = None, (sample.source.n, sample.target.n)
+    fall, shape = None, sample.shape
     if sample.linear is not None and start.search is not None and not is_over():
         # few points may favour another optimum than all do, and what a linear cost tells is lost
         path = Annealing(max(epsilon, LINEAR.epsilon * strategy.scale), epsilon, held=True)
@@ -376,7 +376,7 @@ def follow(asked: Asked, recorder: Recorder, match: Isometry | None = None) -> F
     if untold:
         route = strategy.route
         forecast(*strategy.foreseen, route.cost, route.longest, route.seconds)
-        forecast_limit(strategy.facts, strategy.route.each)
+        forecast_limit(strategy.facts, route.each, stored=strategy.store)
     start = find_start(asked, strategy, match)
     if start.guess.patient and options.skip_tiles == "auto":
         strategy = annealed(strategy)
