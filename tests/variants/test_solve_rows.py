@@ -256,6 +256,9 @@ def test_the_command_line_writes_a_folder(solved, tmp_path, capsys):
     assert "1500 and 1300 rows" in capsys.readouterr().out
     found = torchgw.RowsResult(tmp_path / "out").rows()
     assert np.allclose(found["potential"], solved.rows()["potential"], atol=1e-9)
+    call[4] = f"{tmp_path}/stopped/"
+    assert main([*call, "--time-limit", "1e-3"]) == 1
+    assert "status           STOPPED" in capsys.readouterr().out
     assert main([*call, "--plan"]) == 2
     assert "--plan: an output that ends in / is a folder" in capsys.readouterr().err
 
