@@ -21,6 +21,7 @@ from torchgw._boundary.arrays import check_shape
 from torchgw._boundary.checks import (
     check_choice,
     check_count,
+    check_flag,
     check_not_negative,
     reject_unknown,
 )
@@ -45,6 +46,7 @@ from torchgw._tensors.cuda_graphs import (
     clone,
     tensors_of,
 )
+from torchgw._tensors.operations import TINY, straight
 
 __all__ = ["GWLoss"]
 
@@ -92,7 +94,7 @@ class _Kept(NamedTuple):
     def after(cls, last: "_Kept", plan: Tensor, g: Tensor, objective: Tensor) -> "_Kept":
         """Compare the step from the last plans with the one before, as the next may be like it."""
         moved = plan - last.plan
-        square = last.moved.square().sum((1, 2)).clamp_min(1e-300)
+        square = last.moved.square().sum((1, 2)).clamp_min(TINY)
         share = ((moved * last.moved).sum((1, 2)) / square).clamp(0.0, 1.0)
         return cls(plan, g, objective, moved, g - last.g, share)
 
@@ -194,8 +196,7 @@ class GWLoss(torch.nn.Module):
         check_not_negative("jump", jump)
         if search_every is not None:
             check_count("search_every", search_every)
-        if not isinstance(debiased, bool):
-            raise InvalidTypeError(f"`debiased` must be True or False; got {debiased!r}.")
+        check_flag("debiased", debiased)
         self.rules: Rules = check_rules(max_iter, tol, 1e-4, 2000, inner_tol, n_init)
         self.distances, self.alpha, self.debiased = distances, alpha, debiased
         self.search_every, self.jump, self.n_init = search_every, float(jump), n_init
@@ -300,7 +301,7 @@ class GWLoss(torch.nn.Module):
             length = points.square().sum(2)
             squares = length[:, :, None] + length[:, None, :] - 2 * points @ points.mT
             return squares.clamp_min(0)
-        return torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist")
+        return straight(points, points)
 
     def _values(
         self, role: str, key: Hashable, x: Tensor, y: Tensor, linear: Tensor | None,

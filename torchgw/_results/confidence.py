@@ -13,11 +13,12 @@ from torchgw._batch.packing import Packed, pack
 from torchgw._batch.stopping import Rules
 from torchgw._batch.worth import Ended
 from torchgw._boundary.arrays import as_labels, make_generator
-from torchgw._errors import InvalidInputError, UnsupportedError
+from torchgw._errors import UnsupportedError
 from torchgw._plans.transport import TransportPlan
 from torchgw._results.mapping import Extension
 from torchgw._search.alternatives import Alternative
 from torchgw._search.chain import GUESS_EPSILON
+from torchgw._tensors.operations import TINY
 from torchgw._typing import Array, Seed
 
 # Share of the points of a resample, and how many they are at most. [L1405]
@@ -94,11 +95,8 @@ def confidence(
     if groups is None:
         label = _alike(problem)
     else:
-        places = np.unique(as_labels("groups", groups), return_inverse=True)[1]
-        if places.shape != (m,):
-            raise InvalidInputError(
-                f"`groups` must have shape ({m},), a label for each point of Y; got {places.shape}."
-            )
+        known = as_labels("groups", groups, m, "point of Y")
+        places = np.unique(known, return_inverse=True)[1]
         label = torch.from_numpy(places).to(device)
     partners = plan.argmax(axis=1).to(device)
     kept = torch.zeros(2, plan.shape[0], dtype=torch.float64, device=device)
@@ -164,7 +162,7 @@ def _alike(problem: _Problem) -> Tensor:
     table = problem.tables[1](every).sort(1).values
     parts = [table] if problem.linear is None else [table, problem.linear.T]
     # distances that differ by less than this share of the largest are the same
-    rounded = [(part / (7.3e-7 * part.abs().max().clamp_min(1e-300))).round() for part in parts]
+    rounded = [(part / (7.3e-7 * part.abs().max().clamp_min(TINY))).round() for part in parts]
     found: Tensor = torch.cat(rounded, 1).unique(dim=0, return_inverse=True)[1]
     return found
 

@@ -472,7 +472,7 @@ def match_points(problem: Problem) -> PairPlan | None:
     if len(chosen) < _FEWEST or _correlation(problem, pairs) < _BELIEVED:
         return None
     mass = (problem.marginals.a[pairs.source] * problem.marginals.b[pairs.target]).sqrt()
-    return PairPlan(pairs, mass / mass.sum(), (problem.source.n, problem.target.n))
+    return PairPlan(pairs, mass / mass.sum(), problem.shape)
 
 
 def _quantiles(provider: DistanceProvider, weights: Tensor, index: Tensor) -> Tensor:

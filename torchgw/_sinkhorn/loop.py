@@ -28,7 +28,7 @@ from torchgw._typing import Potentials
 MOST_RESTARTS = 5
 # Errors above these are no rounding: the error of a plan that has yet to change partners may stay
 # the same for as long as potentials take to get there. [L288]
-_MOST_ROUNDING = {torch.float32: 0.05, torch.float64: 1e-6}
+MOST_ROUNDING = {torch.float32: 0.05, torch.float64: 1e-6}
 # Multiple of the machine epsilon below which a marginal error is noise. [L288]
 _ROUNDING = 16
 # Least distance of a rate to one that over-relaxation assumes: it bounds the factor by 1.98, where
@@ -95,7 +95,7 @@ def sinkhorn(
         each = (perf_counter() - clock) / count
         done += count
         current = sweep.state
-        restarts += previous <= error < _MOST_ROUNDING[problem.cost.dtype]
+        restarts += previous <= error < MOST_ROUNDING[problem.cost.dtype]
         met = error <= tol and (done >= min_iter or error >= previous)
         if met or not math.isfinite(error) or restarts == MOST_RESTARTS or is_over():
             break

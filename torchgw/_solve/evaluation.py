@@ -23,7 +23,7 @@ from torchgw._problem.marginals import (
     relative_entropy,
 )
 from torchgw._problem.problem import Problem
-from torchgw._sinkhorn.annealing import VALUE_PER_MARGINAL, VALUE_ROUNDING
+from torchgw._sinkhorn.annealing import MET, VALUE_PER_MARGINAL, VALUE_ROUNDING
 from torchgw._sinkhorn.contract import PreparedProblem
 from torchgw._sinkhorn.problem import Cost, DenseCost, FactoredCost, exp_, row_blocks
 from torchgw._solve.state import RESOLVED, LoopState, Setting, Solved, Status
@@ -38,10 +38,7 @@ SETTLE_ITERATIONS = 3
 # Iterations of the last linear problem that the numbers of its plan, and the result, take as long
 # as. [L1593]
 _NUMBERS = 4
-# Column error to which a plan is settled that steps have gone on from, and that is polished then:
-# it only matters for where points go that were not solved for. [L1257]
-_BEFORE_POLISHING = 3e-3
-# The same of a plan at which a search has ended: so that twins of a problem have one objective.
+# Column error of a plan at which a search has ended: so that twins of a problem have one objective.
 # [L1453]
 _OF_TWINS = 1e-11
 # A settled plan may differ from the point at which its cost was linearised by this multiple of the
@@ -117,7 +114,8 @@ def _settled_tolerance(setting: Setting, epsilon: float) -> float:
     rough = setting.anneal.goes_on and options.inner_tol is None
     exact = setting.anneal.shortened and options.inner_tol is None
     least = inner_tolerance(setting, epsilon, _OF_TWINS if exact else None)
-    return max(least, _BEFORE_POLISHING if rough else 0.0)
+    # what is polished then only matters for where points go that were not solved for
+    return max(least, MET if rough else 0.0)
 
 
 class LeftSaddle(NamedTuple):
@@ -162,7 +160,7 @@ _VALUE_NOISE = 6.0
 _ABOVE_A_COPY = 2e-3
 # By how much an exact iteration may lower the objective: a share of it, and standard errors of the
 # sampled cost. [L545]
-_SHARE, _ERRORS = 0.01, 3.0
+_SHARE, ERRORS = 0.01, 3.0
 
 
 class Evaluation(NamedTuple):
@@ -561,4 +559,4 @@ def falls_further(
     error = noise.standard_error if noise is not None else 0.0
     missed = found.marginal_error + there.marginal_error
     slack = (RESOLVED + missed) * gradient.squares()
-    return before - after > _SHARE * abs(before) + _ERRORS * error + slack
+    return before - after > _SHARE * abs(before) + ERRORS * error + slack

@@ -199,7 +199,7 @@ def begin(
     done = Annealing(epsilon, epsilon, proximal=strategy.proximal)
     whole = replace(setting, anneal=done)
     state, sample = _solve_coarse(setting, start.sample, guess), start.sample.problem
-    fall, shape = None, (sample.source.n, sample.target.n)
+    fall, shape = None, sample.shape
     if sample.linear is not None and start.search is not None and not is_over():
         # few points may favour another optimum than all do, and what a linear cost tells is lost
         path = Annealing(max(epsilon, LINEAR.epsilon * strategy.scale), epsilon, held=True)

@@ -1,6 +1,7 @@
 """Solves along one option: what each value, metric or mass is worth, and which one to take."""
 
 import math
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ from torchgw._errors import InvalidInputError
 from torchgw._results.base import Result
 from torchgw._results.certificates import distance_correlation
 from torchgw._results.result import GWResult
+from torchgw._search.alternatives import entropy
 from torchgw._solve.overlap import elbow
 from torchgw._tensors.deadline import countdown
 from torchgw._typing import Array
@@ -229,13 +231,9 @@ def _sharpness(result: GWResult) -> float:
     """Compute KL(P | a x b), as a share of the logarithm of the smaller side."""
     plan = result.lazy_plan.giving(in_numpy=False)
     a, b = (part.double() for part in plan.weights)
-    total, rows = 0.0, torch.arange(plan.shape[0], device=plan.device)
-    for block in rows.split(256):
-        mass = plan.rows(block).double()
-        tiny = torch.finfo(mass.dtype).tiny
-        product = (a[block].to(mass)[:, None] * b.to(mass)).clamp_min(tiny)
-        total += float(torch.special.xlogy(mass, mass / product).sum())
-    return total / max(math.log(min(plan.shape)), 1e-300)
+    rows = torch.arange(plan.shape[0], device=plan.device).split(256)
+    total = sum(entropy(plan.rows(block).double(), a[block], b) for block in rows)
+    return total / max(math.log(min(plan.shape)), sys.float_info.min)
 
 
 def _last_level(masses: Any, value: Any) -> int:

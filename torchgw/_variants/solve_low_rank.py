@@ -41,6 +41,7 @@ from torchgw._results.base import Result
 from torchgw._results.parts import stored
 from torchgw._results.result import GWResult
 from torchgw._search.optima import agreement
+from torchgw._sinkhorn.problem import LEAST_EXPONENTS
 from torchgw._solve.table import check_options
 from torchgw._tensors.machine import host_threads, small_on_one_thread
 from torchgw._typing import Array, Marginals, Seed
@@ -63,8 +64,6 @@ _SHORTEST = 1e-6
 _LARGEST_MISS = 1e-6
 # Ridge: the share of the mean curvature that is added to all curvatures. [L301]
 _RIDGE = 1e-12
-# Logarithms below this are as good as zero. [L301]
-_LEAST_LOGARITHM = -600.0
 
 
 class Factorisation(NamedTuple):
@@ -205,7 +204,7 @@ def _measure(
     if epsilon:
         masses = [part.exp() for part in point]
         entropy = epsilon * sum(float((torch.special.entr(x) + x).sum()) for x in masses)
-        slopes = (epsilon * part.clamp_min(_LEAST_LOGARITHM) for part in point)
+        slopes = (epsilon * part.clamp_min(LEAST_EXPONENTS[torch.float64]) for part in point)
         gradient = Factorisation(*map(torch.add, gradient, slopes))
     return _Measured(point, quadratic, linear, entropy, gradient)
 
@@ -229,7 +228,7 @@ def project(point: Factorisation, marginals: Marginals) -> Factorisation | None:
     # to minimise the smooth convex dual of equation 32 in 2 r unknowns, by Newton's method.
     q, r, g = point
     # points of weight zero would make -inf minus -inf
-    q, r = q.clamp_min(_LEAST_LOGARITHM), r.clamp_min(_LEAST_LOGARITHM)
+    q, r = q.clamp_min(LEAST_EXPONENTS[torch.float64]), r.clamp_min(LEAST_EXPONENTS[torch.float64])
     rank = len(g)
     multipliers = torch.zeros(2 * rank, dtype=g.dtype, device=g.device)
     # x + c, y - c are the same point
@@ -524,7 +523,7 @@ def _given_start(
     init: Any, problem: Problem, rank: int, generator: torch.Generator
 ) -> Factorisation:
     """Group the source, and let the target follow a given plan."""
-    shape = problem.source.n, problem.target.n
+    shape = problem.shape
     if not isinstance(init, (GWResult, LowRankResult)):
         raise InvalidTypeError(
             f"`init` must be a GWResult or a LowRankResult; got {type(init).__name__}."

@@ -8,14 +8,12 @@ from torch import Tensor
 from torchgw._errors import InvalidInputError
 from torchgw._tensors.operations import at_even_steps
 from torchgw.distances._graph.neighbours import nearest
-from torchgw.distances.base import DistanceProvider, ScaledDistance
+from torchgw.distances.base import BLOCK_ENTRIES, DistanceProvider, ScaledDistance
 from torchgw.distances.curved import CurvedModel, curved_distances
 from torchgw.distances.geodesics import Geodesics
 from torchgw.distances.landmark import NystromDistance
 from torchgw.distances.points import PointMetric, pairwise_distances
 
-# Elements of a working block of rows. [L312]
-_BLOCK_ELEMENTS = 2**23
 # Points that determine the factors of a new point: at least so many, and so many per factor. [L312]
 _REFERENCE_POINTS = 2_000
 _REFERENCE_PER_FACTOR = 4
@@ -89,7 +87,7 @@ class CrossDistance:
     def block_size(self, width: int) -> int:
         """Count the new points that fit into a working block, for ``width`` distances of each."""
         paths = self._space.n_neighbors if self._table is None else 1
-        return max(1, _BLOCK_ELEMENTS // (width * paths))
+        return max(1, BLOCK_ENTRIES // (width * paths))
 
     def rows(self, block: slice, index: Tensor | None) -> Tensor:
         """Compute distances of some new points to the known points ``index``, or to all, (q, s)."""
