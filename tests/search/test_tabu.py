@@ -103,7 +103,7 @@ def test_moves_are_the_best_that_need_not_wait_or_lead_below_all_before():
             # an exchange waits for as long as both points would get back what they had
             own, every = walk.states, np.arange(len(walk.states))[:, None, None]
             waits = walk.waits[every, np.arange(9)[:, None], own[:, None]]
-            waits = np.minimum(waits, waits.swapaxes(1, 2)) + walk.closed
+            waits = np.maximum(np.minimum(waits, waits.swapaxes(1, 2)), walk.closed)
             np.testing.assert_array_equal(walk.until, waits)
         before, least, changes = walk.values.copy(), walk.least.copy(), walk.changes.copy()
         free = np.where(walk.until <= count, changes, np.inf).min((1, 2))

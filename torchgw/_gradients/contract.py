@@ -130,7 +130,7 @@ def visible(problem: Problem, n_anchors: int) -> Problem:
         return replace(problem, loss=SampledLoss.of(loss, levels=Levels(reach, _LEVELS)))
     if not loss.singular:
         return problem
-    provider, weights = problem.target.ways()[0], problem.marginals.b
+    provider, weights = problem.target.relations()[0], problem.marginals.b
     index = _spaced(weights, _VISIBLE_COLUMNS)
     values, order = provider.columns(index).sort(dim=0)
     mass = weights[order].cumsum(0)

@@ -25,7 +25,7 @@ from torchgw._tensors.operations import at_even_steps
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.geodesics import Geodesics
 from torchgw.distances.new_points import Space
-from torchgw.distances.precomputed import DirectedDistance, PrecomputedDistance
+from torchgw.distances.precomputed import DirectedDistance, PrecomputedDistance, are_tables
 from torchgw.distances.surface import Surface, as_surface
 
 # Points of at most so many rows, and so many columns for each row, were probably transposed. [L376]
@@ -280,6 +280,13 @@ def with_area(name: str, value: Any, weights: Any) -> tuple[Any, Any]:
     if surface is None:
         return value, weights
     return surface, surface.weights if weights is None else weights
+
+
+def with_relations(name: str, value: Any, table: Any) -> tuple[Any, Any]:
+    """Read a stack of given tables, one for each relation, as a space; leave all else as it is."""
+    if value is not None or not are_tables(table):
+        return value, table
+    return DirectedDistance(table), None
 
 
 def _is_array(value: Any) -> bool:

@@ -15,11 +15,11 @@ from torchgw._problem.limits import limits_of
 from torchgw._problem.losses import (
     SPARSE_SHARE,
     SQUARE,
-    BothWays,
     Cross,
     Loss,
     MinimumCross,
     ProductCross,
+    mean_of,
 )
 from torchgw._problem.marginals import MarginalRule, is_assignment
 from torchgw._sinkhorn.blocks import Restriction
@@ -221,21 +221,15 @@ class Problem:
         return self.loss.crossed(self.source, self.target)
 
     def cross(self) -> Cross:
-        """Make the cross term of stored distances, the mean over both ways of directed ones."""
+        """Make the cross term of stored distances, the mean over all ways of directed ones."""
         crossed = self.crossed()
-        made: list[Cross]
-        if crossed is None:
-            made = [
-                MinimumCross(*map(stored_matrix, way))
-                for way in both_ways(self.source, self.target)
-            ]
-        elif all(side.directed for side in crossed):
-            (x, back_x), (y, back_y) = (map(stored_matrix, side.ways()) for side in crossed)
-            made = [ProductCross(x, back_y), ProductCross(back_x, y)]
-        else:
+        if crossed is not None and not all(side.directed for side in crossed):
             # a symmetric side sees the mean of the other over both directions
-            made = [ProductCross(*map(stored_matrix, crossed))]
-        return made[0] if len(made) == 1 else BothWays(*made)
+            return ProductCross(*map(stored_matrix, crossed))
+        ways = [tuple(map(stored_matrix, way)) for way in both_ways(*(crossed or self.sides))]
+        if crossed is None:
+            return mean_of([MinimumCross(*way) for way in ways])
+        return mean_of([ProductCross(x, y.T) for x, y in ways])
 
     def priced(self, scale: float) -> "Problem":
         """Write the support, for a search, as a linear cost that nothing else outweighs.
@@ -254,13 +248,18 @@ class Problem:
         return replace(self, alpha=alpha, linear=DenseCost(table))
 
     @property
+    def sides(self) -> tuple[DistanceProvider, DistanceProvider]:
+        """The distances of both sides."""
+        return self.source, self.target
+
+    @property
     def shape(self) -> tuple[int, int]:
         """Points of both sides."""
         return self.source.n, self.target.n
 
     @property
     def directed(self) -> bool:
-        """Whether costs of either side differ with the direction."""
+        """Whether costs of either side differ with the direction, or are of several relations."""
         return self.source.directed or self.target.directed
 
     @cached_property

@@ -236,6 +236,14 @@ def _recognised(
     for provider in ready:
         if not directed:
             refuse_directed(provider, "torchgw.solve compares them.")
+    counts = [
+        1 if side.given.provider is None else len(side.given.provider.relations()) for side in pair
+    ]
+    if counts[0] != counts[1]:
+        raise InvalidInputError(
+            "Both sides must have as many relations, each of which is compared with the same one "
+            f"of the other side; X has {counts[0]} and Y {counts[1]}."
+        )
     warn_of_two_kinds(ready)
     first, second = pair
     warn_of_unlike_edges(

@@ -33,7 +33,7 @@ from torchgw._tensors.deadline import is_over
 from torchgw._tensors.machine import fits
 from torchgw._tensors.operations import EQUAL, plainly
 from torchgw._typing import Marginals
-from torchgw.distances.base import BLOCK_ENTRIES, DistanceProvider, both_ways
+from torchgw.distances.base import BLOCK_ENTRIES, DistanceProvider
 from torchgw.distances.new_points import Space
 
 if TYPE_CHECKING:
@@ -335,14 +335,17 @@ def _improved(
     """Improve a matching of some rows on its own objective."""
     device = task.plan.device
     rows = rows.to(device)
-    near, far = (stored_matrix(side.distances.ways()[0]).double() for side in (task.near, task.far))
+    near, far = (
+        torch.stack([stored_matrix(one).double() for one in side.distances.relations()])
+        for side in (task.near, task.far)
+    )
     linear = None
     if task.linear is not None:
         linear = (1 - task.alpha) * task.linear.rows(rows).dense().matrix.double()
     if task.support is not None:
         linear = _with_price(task, rows, weights, near, far, linear)
     problem = Assignment(
-        near[rows][:, rows], far, weights, linear, task.alpha, task.loss, places(capacity)
+        near[:, rows][..., rows], far, weights, linear, task.alpha, task.loss, places(capacity)
     )  # fmt: skip
     plan = task.plan.stored().double()[rows]
     share = weights / plan.sum(1).clamp_min(torch.finfo(plan.dtype).tiny)
@@ -386,17 +389,23 @@ def _judge(task: _Task, rows: Tensor, partners: Tensor, weights: Tensor, turned:
 def _quadratic(task: _Task, rows: Tensor, partners: Tensor, weights: Tensor) -> tuple[float, float]:
     """Compute the sum of w_p w_q loss over pairs p and q, exactly or from some p; its error."""
     # all blocks together hold both directions
-    near, far = both_ways(task.near.distances, task.far.distances)[0]
+    sides = task.near.distances, task.far.distances
+    relations = list(zip(*(side.relations() for side in sides), strict=True))
     index, cheap = torch.arange(len(rows), device=rows.device), True
-    if not (near.cheap_columns and far.cheap_columns) and len(rows) > _SAMPLED_ROWS:
+    if not all(side.cheap_columns for side in sides) and len(rows) > _SAMPLED_ROWS:
         generator = torch.Generator().manual_seed(0)
         drawn = torch.multinomial(weights.cpu(), _SAMPLED_ROWS, True, generator=generator)
         index, cheap = drawn.to(rows.device), False
     parts = []
-    for block in index.split(max(1, BLOCK_ENTRIES // max(near.n, far.n))):
-        x = near.columns(rows[block])[rows].double()
-        y = far.columns(partners[block])[partners].double()
-        parts.append(weights @ task.loss(x, y))
+    for block in index.split(max(1, BLOCK_ENTRIES // max(side.n for side in sides))):
+        costs = [
+            task.loss(
+                near.columns(rows[block])[rows].double(),
+                far.columns(partners[block])[partners].double(),
+            )
+            for near, far in relations
+        ]
+        parts.append(weights @ torch.stack(costs).mean(0))
     each = torch.cat(parts)
     if cheap:
         return float(each @ weights), 0.0

@@ -637,8 +637,7 @@ def _to_ends(found: Climb) -> None:
     chains = [*found.behind, *sorted(found.best, key=_objective)]
     weights = Marginals(world.problem.source.weights, world.problem.target.weights)
     starts = [(chain.name, chain.plan) for chain in chains]
-    related = [chain.name in found.related for chain in chains]
-    ends = follow_starts(stack, starts, weights, _ROUNDS, related=related)
+    ends = follow_starts(stack, starts, weights, _ROUNDS, related=found.related)
     seconds = (perf_counter() - clock) / ends.followed
     plans = round_to_marginals(ends.plans, *weights)
     best = [

@@ -293,25 +293,26 @@ def with_loss(coarse: Coarsened, problem: Problem) -> Coarsened:
     if problem.loss.is_square and not problem.directed:
         return coarse
     square = coarse.problem
-    sides, alpha = directed_points(square[:2], problem), square.alpha
-    reach = min(float(side.table.max()) for side in sides)
-    steps = max(_LEVELS, _LEVELS_OF_ALL // max(len(side.table) for side in sides))
-    levels = Levels(reach, steps)
-    if problem.loss.cross is None:
-        # distances of few points, between which nothing is to be told
-        tables = torch.cat([side.table.flatten() for side in sides])
-        cuts = torch.cat([tables.new_zeros(1), tables]).clamp(0, reach).unique()
-        levels = Levels(reach, len(cuts) - 1, cuts) if 1 < len(cuts) <= steps else levels
-    loss = SampledLoss.of(problem.loss, levels=levels)
+    relations, alpha = directed_points(square[:2], problem), square.alpha
+    parts: tuple[list[Any], list[Any]] = ([], [])
+    for sides in relations:
+        loss = _on_levels(problem.loss, sides)
+        for number, side in enumerate(sides):
+            parts[number].append(_centre(loss, number, side, both=problem.directed))
     (x, row, mean_x, own_x), (y, column, mean_y, own_y) = (
-        _centre(loss, number, side, both=problem.directed) for number, side in enumerate(sides)
+        [torch.cat(each) for each in zip(*side, strict=True)] for side in parts
     )
+    # the objective is the mean over relations
+    x, row, mean_x = (each / len(relations) for each in (x, row, mean_x))
+    own_x, own_y = own_x.mean(), own_y.mean()
     y = y.mT if problem.directed else y
     base = -4 * alpha * row.T @ column
     if square.linear is not None:
         base = base + (1 - alpha) * (square.linear - square.linear.min())
-    quadratic = 2 * problem.alpha * loss_spread(problem.loss, sides, problem.marginals)
-    before = 2 * problem.alpha * loss_spread(SQUARE, sides, problem.marginals)
+    quadratic, before = (
+        2 * problem.alpha * mean_spread(loss, relations, problem.marginals)
+        for loss in (problem.loss, SQUARE)
+    )
     unit = quadratic / before if quadratic > 0 and before > 0 else 1.0
     changed = square._replace(
         x=x,
@@ -328,17 +329,41 @@ def with_loss(coarse: Coarsened, problem: Problem) -> Coarsened:
     return coarse._replace(problem=changed, scale=scale or 1.0)
 
 
+def _on_levels(loss: Loss, sides: tuple[SpreadPoints, ...]) -> Loss:
+    """Write a loss as products, of levels where it is a minimum."""
+    reach = min(float(side.table.max()) for side in sides)
+    steps = max(_LEVELS, _LEVELS_OF_ALL // max(len(side.table) for side in sides))
+    levels = Levels(reach, steps)
+    if loss.cross is None:
+        # distances of few points, between which nothing is to be told
+        tables = torch.cat([side.table.flatten() for side in sides])
+        cuts = torch.cat([tables.new_zeros(1), tables]).clamp(0, reach).unique()
+        levels = Levels(reach, len(cuts) - 1, cuts) if 1 < len(cuts) <= steps else levels
+    return SampledLoss.of(loss, levels=levels)
+
+
 def directed_points(
     sides: tuple[SpreadPoints, SpreadPoints], problem: Problem
-) -> tuple[SpreadPoints, SpreadPoints]:
-    """Give the points of both sides with costs in their direction, where these have one."""
-    source, target = (
-        side._replace(table=provider.ways()[0].columns(side.indices)[side.indices].double())
+) -> list[tuple[SpreadPoints, ...]]:
+    """Give the points of both sides for each relation, with costs in their direction if any."""
+    found = (
+        [
+            side._replace(table=way.columns(side.indices)[side.indices].double())
+            for way in provider.relations()
+        ]
         if provider.directed
-        else side
-        for side, provider in zip(sides, (problem.source, problem.target), strict=True)
+        else [side]
+        for side, provider in zip(sides, problem.sides, strict=True)
     )
-    return source, target
+    return list(zip(*found, strict=True))
+
+
+def mean_spread(
+    loss: Loss, relations: list[tuple[SpreadPoints, ...]], weights: Marginals, own: float = 0.0
+) -> float:
+    """Return the mean of the spreads of a loss over relations."""
+    spreads = [loss_spread(loss, sides, weights, own) for sides in relations]
+    return sum(spreads) / len(spreads)
 
 
 def _centre(
@@ -368,7 +393,7 @@ def _centre(
         centred = torch.cat([centred, skew - row[:, :, None] + row[:, None, :]])
         rows, means = torch.cat([rows, row]), torch.cat([means, torch.zeros_like(means)])
     own = weights @ loss.own[number](table) @ weights
-    return centred, rows, means, own
+    return centred, rows, means, own[None]
 
 
 def coarse_table(loss: Loss, side: SpreadPoints) -> Tensor:

@@ -238,7 +238,7 @@ def put_in_standard_form(problem: Problem) -> StandardForm | None:
     # its tables are stored for that
     if max(side.n for side in providers) > limits_of(problem.source.device).ordered_points:
         return None
-    if not all(side.cheap_columns for side in providers):
+    if not all(side.cheap_columns and len(side.relations()) == 1 for side in providers):
         return None
     if min(int((weights > 0).sum()) for weights in problem.marginals) == 1:
         # there is but one plan
@@ -300,7 +300,7 @@ def _standard(problem: Problem) -> StandardForm:
 def _used(provider: DistanceProvider, weights: Tensor) -> _Side:
     """Read the distances of the points that have a weight."""
     table = (
-        provider.ways()[0].columns(torch.arange(provider.n, device=provider.device))
+        provider.relations()[0].columns(torch.arange(provider.n, device=provider.device))
         if provider.directed
         else stored_matrix(provider)
     )

@@ -41,6 +41,8 @@ _ROUND = 8
 _MIXED, _LEAST_KICKED, _MOST_KICKED = 0.8, 3, 0.5
 # Share of the largest change of a move, or entry of a table, that is rounding. A choice. [L1341]
 _ROUNDING = 1e-12
+# Until when what is no move has to wait: more than there are. A choice.
+_EVER = np.iinfo(np.int32).max
 # Entries that a search of starts looks at, and states that it returns at most. [L1296, L1300]
 _LOOKED_AT, _FOLLOWED = 1.2e8, 8
 
@@ -70,29 +72,35 @@ class Walk(ABC):
         self.states, self.done = states.copy(), 0
         self.every = np.arange(len(states))
         # values (B,), and what each move adds to them, (B, n, k)
-        self.values, self.changes = self.evaluated(self.states)
-        # until when no move (B, n, k) is made; for ever, if it is none
+        self.values, changes = self.evaluated(self.states)
+        self.changes = np.ascontiguousarray(changes)
+        # until when no move (B, n, k) is made
         self.until = self.barred(self.states)
         self.best, self.least = self.states.copy(), self.values.copy()
-        self._room = np.empty_like(self.changes)
+        self._waits = np.empty(self.changes.shape, dtype=bool)
 
     def step(self) -> None:
         """Make a move of each state."""
-        every = self.every
-        flat = self.changes.reshape(len(every), -1)
-        # the moves that have to wait longest come last
-        held = np.subtract(self.until, self.done, out=self._room)
-        np.maximum(held, 0, out=held)
-        held *= self.most
-        held += self.changes
-        free, least = held.reshape(flat.shape).argmin(1), flat.argmin(1)
-        # one that has to wait is made where it leads below all before
+        every, whole = self.every, self.changes.ravel()
+        flat = whole.reshape(len(every), -1)
         enough = self.least - self.rounding
-        place = np.where(self.values + flat[every, least] < enough, least, free)
+        # few moves have to wait
+        waiting = np.greater(self.until, self.done, out=self._waits).ravel().nonzero()[0]
+        kept = whole[waiting]
+        whole[waiting] = math.inf
+        place = flat.argmin(1)
+        none = flat[every, place] == math.inf
+        whole[waiting] = kept
+        if none.any():
+            place = np.where(none, self.until.reshape(flat.shape).argmin(1), place)
+        # one that has to wait is made where it leads below all before
+        if (kept < (enough - self.values)[waiting // flat.shape[1]]).any():
+            least = flat.argmin(1)
+            place = np.where(self.values + flat[every, least] < enough, least, place)
         self.values += flat[every, place]
         waits = self.shape[0] * self.draw.uniform(*self.tenure, (len(every), 2))
         i, j = np.divmod(place, self.shape[1])
-        self.move(i, j, self.done + 1 + waits.round())
+        self.move(i, j, (self.done + 1 + waits.round()).astype(np.int32))
         better = (self.values < enough).nonzero()[0]
         self.least[better], self.best[better] = self.values[better], self.states[better]
         self.done += 1
@@ -312,7 +320,7 @@ class Exchanges(Walk):
         # nothing to exchange: a point with itself, and places that are both empty
         empty = np.arange(n) >= problem.points
         closed = np.eye(n, dtype=bool) | (empty & empty[:, None])
-        self.closed = np.where(closed, math.inf, 0)
+        self.closed = np.where(closed, _EVER, 0).astype(np.int32)
 
     def evaluated(self, states: Array) -> tuple[Array, Array]:
         """Compute what the exchanges of matchings add."""
@@ -323,7 +331,7 @@ class Exchanges(Walk):
     def barred(self, states: Array) -> Array:
         """Bar exchanges of a point with itself; no partner has to wait."""
         # when a point may have a partner again
-        self.waits = np.zeros(self.changes.shape)
+        self.waits = np.zeros(self.changes.shape, dtype=np.int32)
         return np.broadcast_to(self.closed, self.changes.shape).copy()
 
     def move(self, i: Array, j: Array, until: Array) -> None:
@@ -335,8 +343,8 @@ class Exchanges(Walk):
         self._change(at, both, after)
         self.waits[at, both, before] = until
         rows = self.waits[at[:, :, None], both[:, :, None], self.states[:, None]]
-        rows = np.minimum(rows, self.waits[self.every[:, None], :, after]) + self.closed[both]
-        _put(self.until, at, both, rows)
+        rows = np.minimum(rows, self.waits[self.every[:, None], :, after])
+        _put(self.until, at, both, np.maximum(rows, self.closed[both]))
 
     def _change(self, at: Array, both: Array, after: Array) -> None:
         """Change what exchanges add, once points (B, 2) have the partners ``after``."""
@@ -461,8 +469,8 @@ class Maps(Walk):
 
     def barred(self, states: Array) -> Array:
         """Bar moves to where points are."""
-        until = np.zeros(self.changes.shape)
-        np.put_along_axis(until, states[:, :, None], math.inf, 2)
+        until = np.zeros(self.changes.shape, dtype=np.int32)
+        np.put_along_axis(until, states[:, :, None], _EVER, 2)
         return until
 
     def move(self, i: Array, j: Array, until: Array) -> None:
@@ -470,7 +478,7 @@ class Maps(Walk):
         every, a = self.every, self.a
         before = self.states[every, i]
         self.until[every, i, before] = until[:, 0]
-        self.until[every, i, j] = math.inf
+        self.until[every, i, j] = _EVER
         self.states[every, i] = j
         new, old = self.y[j], self.y[before]
         # (B, 3, n) and (B, 3, m): what other points see, where they might be and where they are

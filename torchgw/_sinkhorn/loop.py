@@ -38,6 +38,8 @@ SMALLEST_GAP = 1e-6
 _TWO_LEVEL_CHECK = 1
 # The factor by which epsilon rises where an error stays. [L471]
 _RISE = 10.0
+# Seconds that an iteration takes at most for each pair of points, before one was timed. A choice.
+_SLOWEST = {"cpu": 1e-7, "cuda": 1e-10}
 # What is left of the factor's excess over one after a sweep that shows it to be too large. [L6]
 # [L391]
 BACK_OFF = 0.97
@@ -70,16 +72,22 @@ def sinkhorn(
     # it stays again, and at once for others, the problem is solved from larger epsilons down, once,
     # unless ``from_above`` is false.
     problem = prepared.problem
-    current = start or prepared.half_steps(torch.zeros_like(problem.marginals.b))
+    current, (rows, columns) = start, map(torch.zeros_like, problem.marginals)
     tol = max(tol, _ROUNDING * torch.finfo(problem.cost.dtype).eps)
     newton = NewtonSteps(prepared, tol)
     done, restarts, error, relaxation = 0, 0, float("inf"), 1.0
     plateau = Plateau(tol, wanted=from_above)
     each: float | None = None  # seconds of an iteration
+    slowest = _SLOWEST[problem.cost.device.type] * math.prod(problem.cost.shape)
     before: tuple[Potentials, float] | None = None  # potentials and error before it began anew
     while done < max_iter:
         every = _TWO_LEVEL_CHECK if prepared.two_level else check_every
-        count = fitting(min(every, max_iter - done), each)
+        wanted = min(every, max_iter - done)
+        count = fitting(wanted, each, slowest)
+        if current is None:
+            # where there is time for one iteration only, these half-steps would be another
+            cut = count == 1 < wanted and problem.tau == STRICT
+            current = Potentials(rows, columns) if cut else prepared.half_steps(columns)
         previous, clock = error, perf_counter()
         sweep, error = _sweep(prepared, current, count, relaxation)
         each = (perf_counter() - clock) / count
@@ -126,13 +134,15 @@ def _sweep(
     ok, error = read(sweep, prepared.problem)
     if ok:
         return sweep, error
-    start = prepared.half_steps(start.g)
     # the old kernel goes before the new one comes: either may be as large as the cost
     prepared.end_sweeps()
-    sweep = prepared.sweep(start, count, 1.0)
-    ok, error = read(sweep, prepared.problem)
-    if ok:
-        return sweep, error
+    if count > 1 or prepared.two_level:
+        # otherwise this iteration is what half-steps are
+        start = prepared.half_steps(start.g)
+        sweep = prepared.sweep(start, count, 1.0)
+        ok, error = read(sweep, prepared.problem)
+        if ok:
+            return sweep, error
     sweep = prepared.safe_sweep(start, count)
     error = read(sweep, prepared.problem)[1]
     prepared.end_sweeps()

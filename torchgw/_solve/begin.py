@@ -386,9 +386,15 @@ def _search(
     if represented is None:
         return search_twice(problem, how, again, relaxed=True)
     coarse = represented.problem
-    sides, support = directed_points(coarse[:2], problem), support_of(problem, *coarse[:2])
-    kind = DirectedDistance if problem.directed else PrecomputedDistance
-    source, target = (kind(coarse_table(problem.loss, side).cpu()) for side in sides)
+    sides, support = coarse[:2], support_of(problem, *coarse[:2])
+    tables = [
+        torch.stack([coarse_table(problem.loss, one).cpu() for one in side])
+        for side in zip(*directed_points(sides, problem), strict=True)
+    ]
+    source, target = (
+        DirectedDistance(table) if problem.directed else PrecomputedDistance(table[0])
+        for table in tables
+    )
     # each start takes as long as the whole solve: 500 x 480 points 85 s for 1% of the objective
     most = limits_of(problem.source.device).relaxed_points
     many = max(len(side.indices) for side in sides) > most
@@ -424,7 +430,9 @@ def _search(
         around = neighbourhoods(stack, torch.zeros(1, dtype=torch.int64, device="cpu"))
         starts += [(f"neighbours {k + 1}", plan[:n, :m]) for k, plan in enumerate(around[0])]
     rounds = 0 if whole else _ROUNDS
-    found = follow_starts(stack, starts, small.marginals, rounds, GUESS_EPSILON)
+    # maps are of one search, which begins at the other starts
+    related = [label for label, _ in starts if label.startswith("map ")]
+    found = follow_starts(stack, starts, small.marginals, rounds, GUESS_EPSILON, related)
     if whole and not found.certain and found.plans.numel():
         # whole solves take long, and mostly agree
         starts = list(zip(found.names, found.plans, strict=True))

@@ -238,18 +238,19 @@ def forecast(
         )
 
 
-# What a plan and its numbers take at least, in outer iterations, and how many seconds late a limit
-# of time is held to be. [L1567]
-_LEAST, _LATE = 2, 2.0
+# What a plan and its numbers take at least, in outer iterations; the same where costs are streamed,
+# of whose Sinkhorn iterations it takes nine; and how many seconds late a limit of time is held to
+# be. [L1567, L1597]
+_LEAST, _STREAMED, _LATE = 2, 9 / _PROBLEM_ITERATIONS, 2.0
 
 
-def forecast_limit(facts: Facts, each: float) -> None:
+def forecast_limit(facts: Facts, each: float, *, stored: bool) -> None:
     """Warn before any work that a limit of time cannot be held on this CPU."""
-    least = _LEAST * each
+    least = (_LEAST if stored else _STREAMED) * each
     if facts.device == "cpu" and least > _LATE and not leaves(least - _LATE, last=True):
         warn_user(
-            "`time_limit` cannot be held, as a plan and its numbers take as long as two outer "
-            f"iterations: about {least:.2g} s for {facts.n:,} x {facts.m:,} points on this CPU. "
+            "`time_limit` cannot be held, as a plan and its numbers alone take about "
+            f"{least:.2g} s for {facts.n:,} x {facts.m:,} points on this CPU. "
             "The plan that comes late is hardly better than its start. Fewer points, "
             "`solve_low_rank`, a GPU or a larger limit help.",
             PerformanceWarning,

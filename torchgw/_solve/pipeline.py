@@ -376,7 +376,7 @@ def follow(asked: Asked, recorder: Recorder, match: Isometry | None = None) -> F
     if untold:
         route = strategy.route
         forecast(*strategy.foreseen, route.cost, route.longest, route.seconds)
-        forecast_limit(strategy.facts, strategy.route.each)
+        forecast_limit(strategy.facts, route.each, stored=strategy.store)
     start = find_start(asked, strategy, match)
     if start.guess.patient and options.skip_tiles == "auto":
         strategy = annealed(strategy)

@@ -2,6 +2,7 @@
 
 import math
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,13 +10,14 @@ import numpy as np
 import torch
 
 from torchgw._api import solve
-from torchgw._boundary.checks import check_count
+from torchgw._boundary.checks import check_count, check_not_negative
 from torchgw._errors import InvalidInputError
 from torchgw._results.base import Result
 from torchgw._results.certificates import distance_correlation
 from torchgw._results.result import GWResult
 from torchgw._search.alternatives import entropy
 from torchgw._solve.overlap import elbow
+from torchgw._tensors.deadline import countdown
 from torchgw._typing import Array
 
 # Options that a path may go along; a solve of the first three begins at the plan before it.
@@ -130,7 +132,7 @@ def path(
     groups : array-like, shape (m,), optional
         Labels of Y, within which a partner may change; see :meth:`GWResult.confidence`.
     **options
-        All others of ``solve``, which refuses unknown ones.
+        All others of ``solve``, which refuses unknown ones. A ``time_limit`` is of the whole path.
 
     Returns
     -------
@@ -172,19 +174,24 @@ def path(
     if option in _WARM:
         points = sorted(points, reverse=option != "alpha")
     results: list[GWResult] = []
+    limits = _shares(options.pop("time_limit", None), 2 * len(points))
     for point in points:
         start = {}
         if option in _WARM and results:
             plan = results[-1].lazy_plan.giving(in_numpy=False).to_dense()
             start = {"init": plan / plan.sum()}
-        results.append(solve(X, Y, **fixed, **{option: point}, **start, **options))
+        results.append(
+            solve(X, Y, **fixed, **{option: point}, **start, **options, time_limit=next(limits))
+        )
     relaxed = mass is not None or options.get("unbalanced") is not None
     # confidence is of problems of which nothing is known
     relaxed |= results[0].report.allowed is not None or options.get("pairs") is not None
-    stability = [
-        math.nan if relaxed else float(one.confidence(n_resamples, groups=groups).group.mean())
-        for one in results
-    ]
+    stability = [math.nan] * len(results)
+    if not relaxed:
+        sure = (
+            one.confidence(n_resamples, groups=groups, time_limit=next(limits)) for one in results
+        )
+        stability = [float(one.group.mean()) for one in sure]
     # a plan is judged by its own distances, but along metrics by all of them
     known = [one._known() for one in results]
     agreement = np.array([
@@ -208,6 +215,16 @@ def path(
         value, agreement, np.array([_sharpness(one) for one in results]), np.array(stability),
         place, why, tuple(results),
     )  # fmt: skip
+
+
+def _shares(limit: float | None, count: int) -> Iterator[float | None]:
+    """Yield what is left of a limit of time, shared by what is still to come."""
+    if limit is not None:
+        check_not_negative("time_limit", limit)
+    left = countdown(limit)
+    for more in range(count, 0, -1):
+        seconds = left()
+        yield None if seconds is None else seconds / more
 
 
 def _sharpness(result: GWResult) -> float:
