@@ -14,7 +14,7 @@ from torch import Tensor
 
 from torchgw._api import solve
 from torchgw._batch.engine import Solved, run
-from torchgw._batch.packing import LARGEST, Packed, inside_of, repad
+from torchgw._batch.packing import LARGEST, Packed, inside_of, natural_scale, repad
 from torchgw._batch.relaxed import Relaxed
 from torchgw._batch.stopping import ENDINGS, Rules
 from torchgw._batch.worth import Ended, meets
@@ -393,6 +393,7 @@ def _search_block(group: _Group, found: Numbers, keep: Keep | None) -> None:
     if not packed.proximal:
         seen = searched.members.objectives[:, 0]
         doubtful = doubtful | _above(numbers, seen, stack.problems.epsilon, AGREED)
+    doubtful = doubtful & ~_cost_nothing(numbers, packed, every)
     numbers = numbers._replace(ambiguity=searched.ambiguity, doubtful=doubtful.long())
     found.put(torch.from_numpy(group.numbers).to(group.device), numbers)
     if keep is not None:
@@ -436,6 +437,18 @@ def _solved(group: _Group, packed: Packed, problem: Tensor, rules: Rules | None 
             mine[ended.number] = its
 
     return _Solves(group.numbers_of(run(packed, rules or group.rules(), keep)), kept, problem)
+
+
+def _cost_nothing(numbers: Numbers, packed: Packed, every: Tensor) -> Tensor:
+    """Tell which plans keep all distances and marginals up to rounding: no plan costs less."""
+    if packed.linear is not None:
+        return torch.zeros_like(numbers.status, dtype=torch.bool)
+    kept = _converged(numbers)
+    if packed.relaxed is not None and packed.relaxed.rho is not None:
+        # a penalty may have been paid
+        rho = packed.relaxed.rho
+        kept = kept & ((rho == 0) | rho.isinf()).all(1)
+    return kept & (numbers.value_quad <= EQUAL * natural_scale(packed, every, None))
 
 
 def _standing(

@@ -17,7 +17,7 @@ from torchgw._gradients.contract import Levels, SampledLoss
 from torchgw._problem.limits import limits_of
 from torchgw._problem.losses import SQUARE, Loss
 from torchgw._problem.problem import Problem
-from torchgw._sinkhorn.problem import Cost
+from torchgw._sinkhorn.problem import Cost, block
 from torchgw._tensors.cuda_graphs import Call, call_directly
 from torchgw._tensors.operations import EQUAL
 from torchgw._typing import Marginals
@@ -260,8 +260,7 @@ def _constants(
     scale = spread = 4 * alpha * variances.clamp_min(0).sqrt()
     linear, floor = None, torch.zeros_like(alpha)
     if cost is not None:
-        chosen = cost.rows(source.indices).transpose().rows(target.indices).transpose()
-        linear = chosen.dense().matrix.double()
+        linear = block(cost, source.indices, target.indices).dense().matrix.double()
         # a constant moves no plan, and float32 would lose digits to it
         floor = (1 - alpha) * linear.min()
         base = base + ((1 - alpha) * linear - floor)

@@ -118,6 +118,11 @@ class Incumbent:
         return self.goes_on and self.asked.options.rule is None
 
     @property
+    def proven(self) -> bool:
+        """Whether the plan is known to be the best, as it costs nothing."""
+        return self.lowest.ending.status.converged and _costs_nothing(self.lowest)
+
+    @property
     def thorough(self) -> bool:
         """Whether chains of a thorough search were followed."""
         how, first = self.asked.options.search, self.first
@@ -190,10 +195,15 @@ def solve_problem(asked: Asked, recorder: Recorder) -> Outcome:
         parts = incumbent.has_parts
         forecast_others(facts, asked.options, incumbent.first, *tried, seconds, parts=parts)
     for move in MOVES:
-        if is_over():
+        if is_over() or incumbent.proven:
             break
         move(incumbent)
-    lowest = _out_of_time(incumbent.lowest) if is_over() else incumbent.lowest
+    if incumbent.proven and incumbent.lowest.search is not None:
+        # whatever was doubted before
+        incumbent.say(doubt="")
+    elif is_over():
+        incumbent.lowest = _out_of_time(incumbent.lowest)
+    lowest = incumbent.lowest
     if problem.support is not None and lowest.search is not None:
         lowest = lowest._replace(search=_confined(lowest.search, problem.support))
     return lowest._replace(route=outcome.route)
@@ -689,9 +699,7 @@ def _no_higher_than(searched: Outcome, again: Rival) -> Outcome:
         # a mirror image of the plan ends at the same objective, up to the tolerances
         nothing = max(nothing, AGREED * abs(searched.objective))
     rule = asked.options.rule
-    fixed = rule is None or rule.fixed_mass is not None
-    if fixed and problem.linear is None and searched.value <= nothing:
-        # nothing is better than a match that keeps all distances
+    if _costs_nothing(searched):
         return searched
     with _aside(asked, searched) as aside:
         if again.way == "optimum":
@@ -727,6 +735,15 @@ def _no_higher_than(searched: Outcome, again: Rival) -> Outcome:
     search = search._replace(alternatives=(first, *others))
     search = led_by(search, problem, plan, other.value, label)._replace(doubt=doubt)
     return other._replace(search=search, recorder=aside)
+
+
+def _costs_nothing(outcome: Outcome) -> bool:
+    """Whether a plan keeps all distances and marginals up to rounding: no plan costs less."""
+    problem, found = outcome.strategy.problem, outcome.ending.evaluation
+    if problem.linear is not None:
+        return False
+    cost = found.value(problem.alpha) + found.penalty + found.quadratic.standard_error
+    return cost <= EQUAL * outcome.strategy.scale
 
 
 def _solve_for_mass(asked: Asked, recorder: Recorder) -> Outcome:
