@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from torchgw._problem import limits
 from torchgw._problem.losses import LOSSES
 from torchgw._results import matching as matchings
 from torchgw._results import rounding
-from torchgw._results.rounding import Assignment, _Descent, _exchange, improve
+from torchgw._results.rounding import Assignment, _Descent, _exchange, _in_order, improve
 from torchgw.distances import DirectedDistance
 
 LOSS = {
@@ -213,6 +214,33 @@ def test_improvement_lowers_the_objective(loss, equal, searched, monkeypatch):
     linear = problem.linear.numpy()[np.arange(7), chosen]
     expected = 0.6 * (weights @ (quadratic - own) @ weights) + weights @ linear
     assert value(best) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("loss", ["square", "kl"])
+@pytest.mark.parametrize("kind", ["tables", "graphs", "columns left over", "unequal"])
+def test_no_matching_costs_less_than_entries_in_order(loss, kind):
+    rng = np.random.default_rng(2)
+    count = 7 if kind == "columns left over" else 6
+    near, far = rng.random((2, 6, 6)) + 0.1, rng.random((2, count, count)) + 0.1
+    weights = rng.random(6) if kind == "unequal" else np.full(6, 1 / 6)
+    order = rng.permutation(6)
+    if kind == "graphs":
+        # the far one has all edges of the near one, and others
+        near, far = (np.triu(table < part, 1) * 1.0 for table, part in ((near, 0.3), (far, 0.5)))
+        far = np.maximum(near, far)
+        near, far = (table + table.transpose(0, 2, 1) for table in (near, far))
+        far = far[:, order][:, :, order]
+    tables = (torch.from_numpy(part) for part in (near, far, weights))
+    problem = Assignment(*tables, None, 0.6, LOSSES[loss], np.arange(count))
+    value, floor = _Descent(problem).value, _in_order(problem)
+    least = min(
+        value(torch.tensor(partners)) for partners in itertools.permutations(range(count), 6)
+    )
+    assert floor <= least + 1e-12
+    assert (floor == -math.inf) == (kind in ("columns left over", "unequal"))
+    if kind == "graphs" and loss == "square":
+        # which keeps all edges
+        assert floor == pytest.approx(least, rel=1e-12)
 
 
 def test_mends_a_good_matching():

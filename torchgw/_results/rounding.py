@@ -15,6 +15,7 @@ References
    2015.
 """
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -280,12 +281,27 @@ def improve(problem: Assignment, plan: Tensor, partners: Tensor) -> Tensor:
     # every loss is at least zero, which copies reach
     own = problem.loss.own[0](problem.near.clone()).mean(0)
     spent = problem.alpha * float(weights @ own @ weights)
-    perfect = problem.linear is None and least + spent <= EQUAL * abs(spent)
+    floor = max(-spent, _in_order(problem)) if few else -spent
+    perfect = problem.linear is None and least - floor <= EQUAL * abs(spent)
     if few and not (perfect or is_over()):
         candidate = _search(problem, known)
         if descent.value(candidate) < least:
             return candidate
     return best
+
+
+def _in_order(problem: Assignment) -> float:
+    """Bound from below what matchings cost that use every column once, by equal weights.
+
+    Products of two tables are largest where the entries of both are in order, which matchings of
+    graphs reach that keep all edges. No bound (minus infinity) for other matchings.
+    """
+    weights, count = problem.weights, problem.far.shape[-1]
+    if not len(weights) == count == len(problem.slots) or bool((weights != weights[0]).any()):
+        return -math.inf
+    near, far = (table.flatten(1).sort(1).values for table in problem.crossed())
+    products = (near * far).sum(1).mean()
+    return problem.alpha * float(weights[0] ** 2 * (problem.own().sum() - 2 * products))
 
 
 def _search(problem: Assignment, known: list[Tensor]) -> Tensor:
