@@ -35,6 +35,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--few", type=int, default=75, help="problems of each kind of few points")
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--pairs", type=int, nargs="+", default=[91, 79], help="of many")
+    parser.add_argument("--first", type=int, default=0, help="added to seeds: other problems")
     parser.add_argument("--verify", action="store_true", help="proofs of many, which takes longer")
     parser.add_argument("--part", type=int, nargs=2, default=[0, 1], help="K N: each N-th from K")
     options = parser.parse_args(arguments)
@@ -47,7 +48,7 @@ def main(arguments: list[str]) -> int:
                 _few(kind, options)
         elif family == "many":
             for n in options.points:
-                for place, (kind, (X, Y)) in enumerate(_mixed(n)):
+                for place, (kind, (X, Y)) in enumerate(_mixed(n, options.first)):
                     if place in options.pairs:
                         _many(kind, X, Y, options)
         else:
@@ -73,13 +74,13 @@ def _drawn(shape: str, n: int, rng: np.random.Generator) -> np.ndarray:
     return rng.normal(size=(n, 2)) * ([1, 0.5] if shape == "stretched" else [1, 1])
 
 
-def _mixed(n: int) -> Iterator[tuple[str, tuple[np.ndarray, np.ndarray]]]:
+def _mixed(n: int, first: int = 0) -> Iterator[tuple[str, tuple[np.ndarray, np.ndarray]]]:
     """Draw 50 noisy copies, 50 unrelated pairs, and 20 pairs of shapes with symmetries."""
     shapes, symmetric = ["normal", "stretched", "square", "five groups", "spiral"], [
         "disc", "ring", "square", "normal",
     ]  # fmt: skip
     for seed in range(120):
-        rng = np.random.default_rng(seed)
+        rng = np.random.default_rng(first + seed)
         if seed < 50:
             X = _drawn(shapes[seed % 5], n, rng)
             noise = 0.1 * X.std() * rng.normal(size=X.shape)
@@ -112,9 +113,9 @@ def _clouds(family: str, n: int, options: argparse.Namespace) -> None:
     """Certify the polished plans of clouds."""
     rows: dict[str, list[tuple[float, ...]]] = {}
     if family == "mixed":
-        pairs = list(_mixed(n))
+        pairs = list(_mixed(n, options.first))
     else:
-        seeds = map(np.random.default_rng, range(options.count))
+        seeds = map(np.random.default_rng, range(options.first, options.first + options.count))
         pairs = [pair for rng in seeds for pair in _pairs(family, n, rng)]
     first, step = options.part
     for kind, (X, Y) in pairs[first::step]:
@@ -169,7 +170,7 @@ def _few(kind: str, options: argparse.Namespace) -> None:
     """Certify matchings of few points, with all permutations beside."""
     exact = wrong = best = 0
     worst, total = 0.0, options.few
-    for seed in range(total):
+    for seed in range(options.first, options.first + total):
         rng = np.random.default_rng(seed)
         n = int(rng.integers(4, 9))
         if kind in ("squared", "euclidean"):
