@@ -177,6 +177,16 @@ def test_any_table_is_read_by_blocks_alone(solved, tmp_path):
     assert [table.most for table in given["recorded"]] == [400, 400]
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_a_backed_anndata_is_read_by_rows(solved, tmp_path):
+    anndata = pytest.importorskip("anndata")
+    anndata.AnnData(X, obsm={"X_pca": X}).write_h5ad(tmp_path / "X.h5ad")
+    backed = anndata.read_h5ad(tmp_path / "X.h5ad", backed="r")
+    for name, table in (("X", backed.X), ("obsm", f"{tmp_path}/X.h5ad:obsm/X_pca")):
+        torchgw.solve_rows(table, Y, tmp_path / name, **SMALL)
+        assert contents(tmp_path / name) == contents(solved.folder), name
+
+
 def test_parquet_is_read_by_its_groups(solved, tmp_path):
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
