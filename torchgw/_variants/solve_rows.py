@@ -374,8 +374,9 @@ def solve_rows(
     verbose : bool
         Show on standard error what bases are tried, what the blocks will take, and progress.
     time_limit : float, optional
-        Seconds after which no block is begun, of which each process matches one in any case. The
-        result is ``"STOPPED"``, with no value, and the same call goes on later.
+        Seconds after which no block is begun; base and cells are made, and each process matches
+        one block, in any case. The result is ``"STOPPED"``, with no value, and the same call goes
+        on later.
     options : Options, optional
         Of the solve on the cells.
 
@@ -740,7 +741,7 @@ def _sum_up(call: _Call, maps: tuple[_Map, _Map]) -> dict[str, Any]:
     for table in call.tables:
         written = _written(call.folder, table.name)
         if [0, *(last for _, last in written)] != [*(first for first, _ in written), table.n]:
-            if monotonic() < call.end:
+            if math.isinf(call.end):
                 raise InvalidInputError(
                     f"{call.folder}: blocks of {table.name} are of other calls."
                 )
