@@ -301,6 +301,12 @@ def rows(folder):
     of_shards = by_rows(folder, "shards", X=shards)
     assert np.allclose(of_shards["f"], found["rows"]["f"], atol=1e-12)
     assert np.allclose(of_shards["told"], found["rows"]["told"], rtol=1e-9)
+    stopped = torchgw.solve_rows(
+        points(3, 700, 3), points(4, 650, 3), folder / "stopped", epsilon=5e-3, n_base=64,
+        block=100, device="cpu", distributed="auto", time_limit=0,
+    )  # fmt: skip
+    assert stopped.status == "STOPPED"
+    assert len(list((folder / "stopped").glob("*-*.npz"))) == dist.get_world_size()
     # what is missing is cut into blocks anew where rows are dealt out otherwise
     dist.barrier()
     if dist.get_rank() == 0:

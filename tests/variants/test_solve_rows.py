@@ -145,6 +145,19 @@ def test_numbers_are_those_of_the_plan_between_all_rows(solved):
     assert solved.value == pytest.approx(float(value) - excess, rel=0.02, abs=2e-5)
 
 
+def test_factors_that_distances_hardly_need_are_left_out(monkeypatch):
+    base = torch.from_numpy(curve(400, 5)[0])
+    call = module._Call(None, (), {}, None, torch.device("cpu"), None, None, np.inf)
+    found = []
+    for share in (0.0, module._NEGLIGIBLE, 1.0):
+        monkeypatch.setattr(module, "_NEGLIGIBLE", share)
+        matrix, signs = module._factors(call, Rows("X", base), base)
+        found.append(((matrix * signs) @ matrix.T, len(signs)))
+    (whole, most), (some, rank), (_, least) = found
+    assert least == 1 < rank < most
+    assert 0 < float((some - whole).norm() / whole.norm()) <= 1e-3
+
+
 class Recorded:
     """A table that remembers how many rows were read at once."""
 
@@ -175,6 +188,16 @@ def test_any_table_is_read_by_blocks_alone(solved, tmp_path):
             torchgw.solve_rows(*pair, tmp_path / name, **SMALL)
             assert contents(tmp_path / name) == contents(solved.folder), name
     assert [table.most for table in given["recorded"]] == [400, 400]
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_a_backed_anndata_is_read_by_rows(solved, tmp_path):
+    anndata = pytest.importorskip("anndata")
+    anndata.AnnData(X, obsm={"X_pca": X}).write_h5ad(tmp_path / "X.h5ad")
+    backed = anndata.read_h5ad(tmp_path / "X.h5ad", backed="r")
+    for name, table in (("X", backed.X), ("obsm", f"{tmp_path}/X.h5ad:obsm/X_pca")):
+        torchgw.solve_rows(table, Y, tmp_path / name, **SMALL)
+        assert contents(tmp_path / name) == contents(solved.folder), name
 
 
 def test_parquet_is_read_by_its_groups(solved, tmp_path):

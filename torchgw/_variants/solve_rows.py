@@ -70,6 +70,9 @@ _BLOCK = 2**18
 _FIRST, _MOST = 2**11, 2**16
 # Rows of a side that a base is tried on, for each of its rows. [L1667]
 _TRIED = 8
+# Error of distances without the factors that are left out, root mean square, as a share of theirs.
+# [L1427]
+_NEGLIGIBLE = 1e-3
 # Rows of either side whose masses are added up, and the marginal error that a base may leave. A
 # choice.
 _MEASURED, _ALLOWED = 1024, 1e-3
@@ -374,8 +377,9 @@ def solve_rows(
     verbose : bool
         Show on standard error what bases are tried, what the blocks will take, and progress.
     time_limit : float, optional
-        Seconds after which no block is begun, of which each process matches one in any case. The
-        result is ``"STOPPED"``, with no value, and the same call goes on later.
+        Seconds after which no block is begun; base and cells are made, and each process matches
+        one block, in any case. The result is ``"STOPPED"``, with no value, and the same call goes
+        on later.
     options : Options, optional
         Of the solve on the cells.
 
@@ -574,12 +578,23 @@ def _even(points: Tensor, count: int) -> Tensor:
 
 
 def _factors(call: _Call, table: Rows, base: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute the factors of the geodesics between base points, (B, r), and their signs, (r,)."""
+    """Compute the factors of the geodesics between base points, (B, r), and their signs, (r,).
+
+    Each row takes as long as there are factors: those are left out that distances hardly need.
+    """
     options = DistanceOptions(None, None, "auto", "stitch")
     provider, _ = build_space(Passed(table.name, base), "landmark", options, call.device)
     factors = provider.factors()
     assert factors is not None
-    return factors.matrix.double(), factors.signs.double()
+    matrix, signs = factors.matrix.double(), factors.signs.double()
+    moments = matrix.T @ matrix / len(matrix)
+    order = moments.diagonal().argsort(descending=True)
+    matrix, signs, moments = matrix[:, order], signs[order], moments[order][:, order]
+    # mean squares of the distances by each factor and those after it alone
+    rest = (torch.outer(signs, signs) * moments.square()).flip(0, 1)
+    rest = rest.cumsum(0).cumsum(1).diagonal().flip(0)
+    rank = max(1, int((rest > _NEGLIGIBLE**2 * rest[0]).sum()))
+    return matrix[:, :rank].contiguous(), signs[:rank]
 
 
 def _distances(call: _Call, table: Rows, base: Tensor, points: Tensor) -> Tensor:
@@ -740,7 +755,7 @@ def _sum_up(call: _Call, maps: tuple[_Map, _Map]) -> dict[str, Any]:
     for table in call.tables:
         written = _written(call.folder, table.name)
         if [0, *(last for _, last in written)] != [*(first for first, _ in written), table.n]:
-            if monotonic() < call.end:
+            if math.isinf(call.end):
                 raise InvalidInputError(
                     f"{call.folder}: blocks of {table.name} are of other calls."
                 )
