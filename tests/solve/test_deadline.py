@@ -199,6 +199,7 @@ def test_what_is_left_of_the_time_says_how_many_steps_fit(monkeypatch):
         now[0] = 6.0
         deadline.last_phase(4)
         # what follows takes as long as four steps
+        deadline.step_took(2.0)
         assert deadline.fitting(10, 2.0, 0.1) == 3
         assert not deadline.is_over()
         now[0] = 12.5

@@ -21,7 +21,7 @@ from torchgw._sinkhorn.newton import (
     from_larger_epsilon,
 )
 from torchgw._sinkhorn.problem import STRICT, LinearProblem
-from torchgw._tensors.deadline import fitting, is_over
+from torchgw._tensors.deadline import fitting, is_over, step_took
 from torchgw._typing import Potentials
 
 # Increases of the error after which what is left of it is taken to be rounding. [L15] [L391]
@@ -93,6 +93,7 @@ def sinkhorn(
         previous, clock = error, perf_counter()
         sweep, error = _sweep(prepared, current, count, relaxation, safe=cut)
         each = (perf_counter() - clock) / count
+        step_took(each)
         done += count
         current = sweep.state
         restarts += previous <= error < MOST_ROUNDING[problem.cost.dtype]

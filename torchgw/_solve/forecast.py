@@ -259,9 +259,9 @@ def forecast(
 
 
 # What a plan and its numbers take at least, in outer iterations; the same where costs are streamed,
-# of whose Sinkhorn iterations it takes nine; and how many seconds late a limit of time is held to
+# of whose Sinkhorn iterations it takes twelve; and how many seconds late a limit of time is held to
 # be. [L1567, L1597]
-_LEAST, _STREAMED, _LATE = 2, 9 / _PROBLEM_ITERATIONS, 2.0
+_LEAST, _STREAMED, _LATE = 2, 12 / _PROBLEM_ITERATIONS, 2.0
 
 
 def forecast_limit(facts: Facts, each: float, *, stored: bool) -> None:

@@ -92,6 +92,13 @@ def last_phase(after: float = 0.0) -> None:
         clock.after, clock.kept, clock.least = after, _LAST * clock.kept, 0.0
 
 
+def step_took(seconds: float) -> None:
+    """Keep the time for what follows the last phase, of which a step took some seconds."""
+    clock = _clock.get()
+    if clock is not None:
+        clock.kept = max(clock.kept, clock.after * seconds)
+
+
 def fitting(count: int, seconds: float | None, most: float) -> int:
     """Count how many of some steps fit into the time, one at least.
 
@@ -100,10 +107,7 @@ def fitting(count: int, seconds: float | None, most: float) -> int:
     clock = _clock.get()
     if clock is None or clock.shared:
         return count
-    if seconds is None:
-        seconds = clock.load * most
-    else:
-        clock.kept = max(clock.kept, clock.after * seconds)
+    seconds = clock.load * most if seconds is None else seconds
     left = clock.end - clock.kept - monotonic()
     return count if left >= count * seconds else max(1, int(left / seconds))
 
