@@ -304,6 +304,15 @@ def _is_sparse(*sides: DistanceProvider) -> bool:
     )
 
 
+def _edges(*sides: DistanceProvider) -> int:
+    """Count what is not zero in the emptier of two tables that are stored on a CPU, or zero."""
+    few = max(side.n for side in sides) ** 2 <= limits_of(sides[0].device).dense
+    if not few or sides[0].device.type != "cpu":
+        return 0
+    tables = [side.matrix() for side in sides]
+    return min(0 if table is None else int(table.count_nonzero()) for table in tables)
+
+
 class Facts(NamedTuple):
     """What is known of a problem before it is solved; plain numbers and names, no tensors."""
 
@@ -324,6 +333,7 @@ class Facts(NamedTuple):
     clouds: bool  # whether either side is measured straight between points
     free: int  # bytes that can be allocated, if three float64 tables of a plan may be too many
     sparse: bool = False  # whether both sides are stored tables of mostly zeros, and large
+    edges: int = 0  # entries that are not zero of the emptier of two tables stored on a CPU
     restricted: bool = False  # whether some pairs may hold no mass
     # pairs of points whose streaming takes as long as reading those that are allowed from labels
     # or from a list; zero if a table says what is, or nothing does
@@ -351,7 +361,7 @@ class Facts(NamedTuple):
             restricted=problem.support is not None or problem.restriction is not None,
             one_plan=rule is None and problem.has_one_plan,
             listed=0.0 if problem.restriction is None else problem.restriction.work(),
-            sparse=_is_sparse(source, target),
+            sparse=_is_sparse(source, target), edges=_edges(source, target),
             clouds=any(isinstance(side, PointDistance) for side in (source, target)),
             free=known_free(3 * 8 * source.n * target.n, source.device),
         )  # fmt: skip

@@ -457,6 +457,12 @@ def is_graph(problem: CoarseProblem) -> bool:
     return problem.linear is None and density(problem) <= _DENSITY
 
 
+def has_graphs(problem: CoarseProblem) -> bool:
+    """Tell the same of directed costs and several relations, whose means are mostly zeros."""
+    plain = problem.linear is None and bool(problem.unit == 1)
+    return plain and all(is_sparse(side.table) for side in (problem.source, problem.target))
+
+
 def is_sparse(table: Tensor) -> bool:
     """Tell whether a table is mostly zeros."""
     return int(table.count_nonzero()) <= _DENSITY * table.numel()
