@@ -201,7 +201,7 @@ def batches():
     mixed = {"M": costs, "alpha": [0.5, 0.3, 0.9, 0.6], "epsilon": [0.05, 0.1, 0.06, "auto"]}
     lists = {
         "plain": {"epsilon": 0.05, "n_init": 2},
-        "mixed": mixed | {"unbalanced": [1.0, None, (2.0, np.inf), 0.5]},
+        "mixed": mixed | {"unbalanced": [1.0, None, (2.0, np.inf), 0.5], "n_init": 2},
         "features": {"features": (near, far), "epsilon": 0.1, "mass": 0.8, "plans": False},
     }
     made = {name: partial(torchgw.solve_many, near, far, **each) for name, each in lists.items()}
