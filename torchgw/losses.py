@@ -9,11 +9,12 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from torchgw._batch.costs import AUTO_EPSILON
 from torchgw._batch.engine import run
 from torchgw._batch.follow import Nearby, Place, begin, follow, linearised
-from torchgw._batch.packing import Packed, Stack, make_stack, natural_scale, padded_sizes, repad
+from torchgw._batch.packing import Packed, Stack, make_stack, natural_scale, padded_sizes
 from torchgw._batch.stopping import FLAT, Rules
 from torchgw._batch.sweep import exact_rows
 from torchgw._batch.worth import Ended
@@ -46,7 +47,7 @@ from torchgw._tensors.cuda_graphs import (
     clone,
     tensors_of,
 )
-from torchgw._tensors.operations import TINY, straight
+from torchgw._tensors.operations import TINY, plainly, straight
 
 __all__ = ["GWLoss"]
 
@@ -313,7 +314,7 @@ class GWLoss(torch.nn.Module):
         recorded = torch.is_grad_enabled()
         wanted = [part is not None and recorded and part.requires_grad for part in given]
         name = role, key, len(x), x.shape[1], y.shape[1], x.device
-        with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+        with plainly(x.device):
             objective, found = self._solved(name, problem, alpha, wanted)
         value: Tensor = call(Envelope, *given, objective, lambda **_: found)
         return value
@@ -499,22 +500,15 @@ def _packed(problem: _Problem, alpha: float, epsilon: float, plan: Tensor | None
     # programs of a GPU are for some sizes alone
     padded = padded_sizes(np.array([n, m])).tolist() if x.device.type == "cuda" else [n, m]
     sizes = [size or least for size, least in zip(padded, (n, m), strict=True)]
+    beyond = (0, sizes[1] - m, 0, sizes[0] - n)
 
     def stacked(table: Tensor, weights: Tensor, size: int) -> Stack:
         counts = torch.full((count,), table.shape[1], device=x.device)
-        if size != table.shape[1]:
-            table = repad(repad(table, size, counts).mT, size, counts).mT
-            weights = repad(weights, size, counts)
-        return make_stack(table, weights, counts)
+        more = size - table.shape[1]
+        return make_stack(pad(table, (0, more, 0, more)), pad(weights, (0, more)), counts)
 
-    def wide(part: Tensor) -> Tensor:
-        grown = part.new_zeros(len(part), *sizes) if sizes != [n, m] else part
-        if sizes != [n, m]:
-            grown[:, :n, :m] = part
-        return grown
-
-    cost = None if plan is None else wide(-4 * (x @ plan @ y))
-    moved = None if linear is None else wide(linear)
+    cost = None if plan is None else pad(-4 * (x @ plan @ y), beyond)
+    moved = None if linear is None else pad(linear, beyond)
     every = torch.arange(count, device=x.device)
     one = torch.ones(count, dtype=torch.float64, device=x.device)
     linear_of = None if moved is None else moved.__getitem__

@@ -211,9 +211,9 @@ def test_the_first_iterations_are_timed_one_by_one_where_they_may_be_long(monkey
     counts = []
     sweep = sinkhorn_loop._sweep
 
-    def counted(prepared, start, count, relaxation):
+    def counted(prepared, start, count, relaxation, **how):
         counts.append(count)
-        return sweep(prepared, start, count, relaxation)
+        return sweep(prepared, start, count, relaxation, **how)
 
     monkeypatch.setattr(sinkhorn_loop, "_sweep", counted)
     given = clouds(60, 70) | {"n_init": 1}

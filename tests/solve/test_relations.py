@@ -270,3 +270,16 @@ def test_what_does_not_go_with_relations_is_refused_by_name():
     for message, call in calls.items():
         with pytest.raises(UnsupportedError, match=message):
             call()
+
+
+def test_sparse_relations_have_starts_of_graphs():
+    """Near a x b all chains may come to one wrong optimum, without a doubt."""
+    rng = np.random.default_rng(0)
+    first = (rng.random((2, 110, 110)) < 0.03) * 1.0
+    order = rng.permutation(110)
+    second = (first * (rng.random(first.shape) > 0.2))[:, order][:, :, order]
+    result = torchgw.solve(D_X=first, D_Y=second, random_state=0)
+    assert {"beliefs", "heat", "convex start"} <= {trial.start for trial in result.trials}
+    inverse = order.argsort()
+    truth = ((first - second[:, inverse][:, :, inverse]) ** 2).mean()
+    assert result.matching().value <= truth * (1 + 1e-9)

@@ -42,8 +42,8 @@ _MISSED, _TURNED, _TOGETHER, _AT_ONCE = 1e-6, 1e-12, 2**17, 2**7
 # In units of a box around all plans: what cuts are lowered by at most, and slacks and costs that
 # are rounding. And numbers that cuts may have. Choices.
 _LOWERED, _ROUNDED, _NEAR, _DIMENSIONS = 1e-11, 1e-15, 1e-12, 16
-# Points of a group at most. [L1625]
-_GROUP = 64
+# Points of a group at most; groups that are read first. [L1625, L1673]
+_GROUP, _FIRST = 64, 4
 
 
 class Verified(NamedTuple):
@@ -263,23 +263,31 @@ def _least_near(left: Array, right: Array, f: Array, groups: Any, data: _Data) -
     Between a group of rows and one of columns, of means l and r, no entry is below the least of
     the rows at r, plus l' (column - r), less the largest distances from both means multiplied.
     """
-    order, starts = np.concatenate(groups[0]), np.cumsum([0, *map(len, groups[0])])[:-1]
+    order, starts = np.concatenate(groups[0]), np.cumsum([0, *map(len, groups[0])])
     means = np.array([left[group].mean(0) for group in groups[0]])
-    away = np.repeat(means, [*map(len, groups[0])], axis=0) - left[order]
-    far = np.sqrt(np.maximum.reduceat((away**2).sum(1), starts))
-    sorted_left, sorted_f, low = left[order], f[order], np.empty(len(right))
+    away = np.repeat(means, np.diff(starts), axis=0) - left[order]
+    far = np.sqrt(np.maximum.reduceat((away**2).sum(1), starts[:-1]))
+    rows, low = np.column_stack([left, -f])[order], np.empty(len(right))
+    right = np.column_stack([right, np.ones(len(right))])
+
+    def least_of(places: Any, columns: Any) -> Array:
+        taken = [rows[starts[place] : starts[place + 1]] for place in places]
+        found: Array = (np.concatenate(taken) @ right[columns].T).min(0)
+        return found
+
     for columns in groups[1]:
         mean = right[columns].mean(0)
-        off = right[columns] - mean
-        least = np.minimum.reduceat(sorted_left @ mean - sorted_f, starts)
-        least -= far * np.sqrt((off**2).sum(1).max())
-        rows = groups[0][int(least.argmin())]
-        known = (left[rows] @ right[columns].T - f[rows, None]).min(0)
-        near = (least[:, None] + means @ off.T < known).any(1)
-        near[0] = True
-        rows = np.concatenate([groups[0][place] for place in np.flatnonzero(near)])
-        found = (left[rows] @ right[columns].T - f[rows, None]).min(0)
-        low[columns] = np.minimum(known, found)
+        off = (right[columns] - mean)[:, :-1]
+        size = np.sqrt((off**2).sum(1).max())
+        least = np.minimum.reduceat(rows @ mean, starts[:-1]) - far * size
+        best = np.argsort(least)[:_FIRST]
+        known = least_of(best, columns)
+        # the largest that may be below, wherever the columns are
+        apart = np.sqrt(((means - means[best[0]]) ** 2).sum(1)) * size
+        near = np.flatnonzero(least - apart < (known - off @ means[best[0]]).max())
+        near = near[(least[near, None] + means[near] @ off.T < known).any(1)]
+        near = np.setdiff1d(near, best)
+        low[columns] = np.minimum(known, least_of(near, columns)) if len(near) else known
     used = data.b > 0
     return float(data.a @ f + data.b[used] @ low[used])
 
@@ -523,9 +531,10 @@ def _least_vertex(c: Array, low: Array, high: Array, claim: float, arrays: Any) 
         row, left = np.nonzero(kept[:, 1:] != kept[:, :1])
         share = slack[row, 0] / (slack[row, 0] - slack[row, left + 1])
         step = share[:, None] * (points[row, left + 1] - points[row, 0])
-        points[row, left + 1] = points[row, 0] + step
+        points[row, left + 1] = end = points[row, 0] + step
         made = faces[row]
         made[np.arange(len(row)), left] = count
+        made = made[~(above(end) >= _NEAR)]
         faces, points, known = (part[kept[:, 0]] for part in (faces, points, known))
     least = float(np.append(above(points[:, 0]), 0.0).min())
     return claim + float(scale) * least

@@ -108,6 +108,9 @@ class Limits(NamedTuple):
     fewest_chains: int
     chain_products: float
     thorough: int
+    # Chains between few points, where these leave open which optimum is the best: of clusters,
+    # starts find others. A GPU waits for their launches. [L1688]
+    few_chains: int
     # Chains where few points tell where all go but leave open which optimum is the best, and up to
     # how many entries. Up to as many, guesses are also followed at the target alone and from a
     # larger epsilon, and edges are matched from more starts. [L1270, L1274, L1278, L1283, L1347]
@@ -133,6 +136,11 @@ class Limits(NamedTuple):
     walks: float
     # Regions of a matching that are matched anew at a time: a GPU waits for launches. [L1655]
     regions: int
+
+    # Points of a side up to which distributions of their distances match points where a few leave
+    # open which optimum is best; and up to which spaces are compared by eigenvalues. [L279, L415]
+    told_points: int
+    compared_points: int
 
     # Results. Entries of a table, or of the square of the larger side, up to which all are read:
     # sorted for a bound, correlated, or assigned exactly, in some seconds each. [L324, L328, L329]
@@ -194,9 +202,10 @@ CPU = Limits(
     all_matchings=7, relaxed_points=96, turned=2e6, congruent=2**17,
     stacked=2**13, product=2**14, followed=9e6,
     chains=16, thorough_chains=64, fewest_chains=4, chain_products=1e12, thorough=16,
-    open_chains=4, open_most=2**16, copies=2.5e-3,
+    few_chains=8, open_chains=4, open_most=2**16, copies=2.5e-3,
     together=2**17, tiny=2**10,
     batch_searched=2**10, edges=200_000, messages=2e8, walks=2**24, regions=1,
+    told_points=3_000, compared_points=1_500,
     read=25_000_000,
     improved_points=1_500, improved_triples=2_000_000, matched_points=128, exchanged_rows=2_048,
     alike=0.1, whole=0.75,
@@ -207,8 +216,8 @@ CUDA = CPU._replace(
     all_rows_points=6_000, dense=40e6, triples=2e9, most_triples=1e11, half=2e6,
     float64=2e6, again=200e6, settled=1e9,
     stored_bytes=2**31, cells=1e11, kept_tables=200e6, listed=1e9,
-    chain_products=1.2e13, messages=1e10, walks=5e8, regions=16, open_chains=16, together=2**28,
-    improved_points=5_000,
+    chain_products=1.2e13, messages=1e10, walks=5e8, regions=16, few_chains=0, open_chains=16,
+    together=2**28, improved_points=5_000,
 )  # fmt: skip
 LIMITS = {"cpu": CPU, "cuda": CUDA}
 

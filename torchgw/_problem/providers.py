@@ -344,7 +344,9 @@ def _origin(side: _Side, options: DistanceOptions, scale: float) -> Space:
     metric: Any = side.name if curved or side.name in get_args(PointMetric) else None
     # other names compute distances from points, but cannot compute those of new points
     points = None if metric is None and side.graph is None else side.given.points
-    n_neighbors = options.n_neighbors or max(1, default_n_neighbors(side.given.n))
+    n_neighbors = 1
+    if side.graph is not None:
+        n_neighbors = options.n_neighbors or max(1, default_n_neighbors(side.given.n))
     geodesics = None if side.graph is None else side.graph.geodesics
     if side.graph is not None and side.name == "landmark" and not side.graph.given:
         # as large as the factors, and needed no longer

@@ -29,6 +29,7 @@ from torchgw._sinkhorn.annealing import Annealing
 from torchgw._sinkhorn.eager import EagerBackend
 from torchgw._sinkhorn.loop import sinkhorn
 from torchgw._sinkhorn.problem import Cost, DenseCost, LinearProblem
+from torchgw._tensors.operations import plainly
 from torchgw._typing import Marginals, Potentials
 from torchgw.distances.base import BLOCK_ENTRIES, DistanceProvider
 
@@ -50,7 +51,7 @@ def lower_bound(extension: Extension, weights: Marginals) -> float:
     cheap = all(side.cheap_columns for side in sides)
     if known.own is not None or (alpha > 0 and (order is None or not cheap)):
         return math.nan
-    with torch.no_grad(), torch.autocast(weights.a.device.type, enabled=False):
+    with plainly(weights.a.device):
         linear = extension.linear_cost() if alpha < 1 else None
         limits = limits_of(weights.a.device)
         small = math.prod(map(len, weights)) <= limits.bounded
@@ -187,7 +188,7 @@ def distance_correlation(plan: Plan, extension: Extension) -> float:
     # both (p, q) and (q, p) occur among pairs of pairs, so one way of directed costs holds them all
     source, target = map(extension.known.distances, (0, 1))
     relations = list(zip(source.relations(), target.relations(), strict=True))
-    with torch.no_grad(), torch.autocast(plan.device.type, enabled=False):
+    with plainly(plan.device):
         factored = source.factors() is not None and target.factors() is not None
         few = max(plan.shape) ** 2 <= limits_of(plan.device).read
         cheap = source.cheap_columns and target.cheap_columns

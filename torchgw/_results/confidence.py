@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from torchgw._batch.engine import run
 from torchgw._batch.packing import Packed, pack
@@ -15,6 +16,7 @@ from torchgw._batch.worth import Ended
 from torchgw._boundary.arrays import as_labels, make_generator
 from torchgw._errors import UnsupportedError
 from torchgw._plans.transport import TransportPlan
+from torchgw._problem.limits import limits_of
 from torchgw._results.mapping import Extension
 from torchgw._search.alternatives import Alternative
 from torchgw._search.chain import GUESS_EPSILON
@@ -156,8 +158,7 @@ def _read(extension: Extension, plan: TransportPlan, epsilon: float) -> _Problem
 def _alike(problem: _Problem) -> Tensor:
     """Give points of Y numbers by their distances to all others and their linear costs, (m,)."""
     every = torch.arange(len(problem.weights[1]), device=problem.weights[1].device)
-    # all distances of few points are read
-    if len(every) > 5_000:
+    if len(every) ** 2 > limits_of(every.device).read:
         return every
     table = problem.tables[1](every).sort(1).values
     parts = [table] if problem.linear is None else [table, problem.linear.T]
@@ -229,11 +230,12 @@ def _solved(
     which = torch.arange(count, device=device).repeat_interleave(starts)
     kind = torch.arange(starts, device=device).repeat(count)
     wide = (stacks[0].tables.shape[1], stacks[1].tables.shape[1])
-    costs = _padded(_centred(torch.cat(begun)), wide)
+    beyond = (0, wide[1] - sizes[1], 0, wide[0] - sizes[0])
+    costs = pad(_centred(torch.cat(begun)), beyond)
     linear = None
     if problem.linear is not None:
         M = torch.stack([problem.linear[some[0]][:, some[1]] for some in drawn])
-        tables_of_m = _padded(M, wide)
+        tables_of_m = pad(M, beyond)
         linear = lambda entries: tables_of_m[which[entries]]  # noqa: E731
     full = torch.ones(len(which), dtype=torch.float64, device=device)
     packed = Packed(
@@ -267,10 +269,3 @@ def _centred(costs: Tensor) -> Tensor:
     """Take constants of rows and columns, which move no plan, from costs (k, n, m)."""
     costs = costs - costs.mean(2, keepdim=True)
     return costs - costs.mean(1, keepdim=True)
-
-
-def _padded(tables: Tensor, shape: tuple[int, int]) -> Tensor:
-    """Pad tables (k, n, m) by zeros."""
-    made = tables.new_zeros(len(tables), *shape)
-    made[:, : tables.shape[1], : tables.shape[2]] = tables
-    return made

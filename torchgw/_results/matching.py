@@ -31,7 +31,7 @@ from torchgw._sinkhorn.blocks import RestrictedBackend
 from torchgw._sinkhorn.problem import Cost
 from torchgw._tensors.deadline import is_over
 from torchgw._tensors.machine import fits
-from torchgw._tensors.operations import EQUAL
+from torchgw._tensors.operations import EQUAL, plainly
 from torchgw._typing import Marginals
 from torchgw.distances.base import BLOCK_ENTRIES, DistanceProvider
 from torchgw.distances.new_points import Space
@@ -182,7 +182,7 @@ def match(
     check_flag("improve", improved)
     n, m = plan.shape
     turned = n > m if kind == "one_to_one" else n < m
-    with torch.no_grad(), torch.autocast(plan.device.type, enabled=False):
+    with plainly(plan.device):
         task = _task(plan, masses, extension, turned)
         capacity = torch.ones(task.plan.shape[1], dtype=torch.int64, device="cpu")
         if kind == "many_to_one":

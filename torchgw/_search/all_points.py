@@ -43,6 +43,7 @@ from torchgw._search.optima import (
     DEFAULT_STARTS,
     LEAST_EPSILON,
     MATCHED,
+    OPEN,
     SEARCHED,
     find_optima,
     way_to_call,
@@ -127,10 +128,6 @@ def _loneliness(provider: DistanceProvider, weights: Tensor, drawn: Tensor | Non
 
 # Value of a plan of all points, as a share of the scale, up to which it keeps all distances. [L335]
 _ISOMETRIC = 1e-3
-# Where few points determine where all go, but leave open which optimum is the best, which they do
-# above this ambiguity, chains are followed: all that are affordable of small plans, and a few of
-# larger ones. [L1270, L1274]
-_OPEN = 0.5
 # Where few points are so far from the others that the first search was one of all points, and the
 # best of its few starts is not far better than the others, which it is below this ambiguity, chains
 # are followed as if few points told nothing: merges of clusters have optima within optima. [L1287]
@@ -165,7 +162,7 @@ def search_all_points(
     told_all = how != "thorough" and tells_all(problem, first)
     unclear = told_all and plain and _is_unclear(problem, first)
     told_all = told_all and not unclear
-    left_open = told_all and plain and first.ambiguity > _OPEN
+    left_open = told_all and plain and first.ambiguity > OPEN
     small = n * m <= limits.stacked
     full = left_open and small
     # what few points tell clearly is seldom wrong, and then costs no chains to put right
@@ -271,7 +268,7 @@ def _is_unclear(problem: Problem, first: Search) -> bool:
         max(n, m) > limits.few_points and first.resolution == 0 and is_whole(problem, first)
     )
     # of more points that takes long, and optima of nearly the same value are told as ambiguous
-    followed = n * m < limits.open_most or first.ambiguity <= _OPEN
+    followed = n * m < limits.open_most or first.ambiguity <= OPEN
     return needed_all and followed and first.ambiguity > _CLEAR
 
 
@@ -432,9 +429,9 @@ def match_edges(
     whole = coarse_problem(of_edges, max(shape))
     low, count = AUTO_EPSILON * whole.scale, _CHAINS[how]
     count *= _TIMES if len(x) * len(y) <= limits.open_most else 1
-    few = len(x) * len(y) <= limits.stacked and can_stack(of_edges)
-    stack = _stacked(whole, low, of_edges) if few else None
-    chains = climb(whole, low, count, solver=batch_solver(backend), stack=stack)
+    # plans are not followed to their ends by edges: the objective judges what they lead to [L1687]
+    large = len(x) * len(y) > limits.stacked
+    chains = climb(whole, low, count, solver=batch_solver(backend), repair=large)
     optima, ambiguity = different_optima(whole, chains.trials, chains.plans, shape)
     best, certain = optima[0], chains.agreed or ambiguity < _FOUND
     best = best if standard is None else standard.lift_optimum(best)

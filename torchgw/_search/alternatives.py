@@ -134,14 +134,14 @@ class Search(NamedTuple):
         """Whether chains of a thorough search were followed."""
         return how == "thorough" and bool(self.trials)
 
-    def followed(self, how: str, moves: Set[str]) -> int:
-        """How many of the starts that it has found some moves solve from too."""
+    def followed(self, how: str, moves: Set[str]) -> tuple[int, int]:
+        """Count the solves that some moves make from the product plan, and from what was found."""
         thorough = self.thorough(how)
         if self.settled and not thorough:
-            return 0
+            return 0, 0
         few = 0 if self.few is None else 1 if self.trials else len(self.few.alternatives)
         optima = len(self.others) if "optima" in moves else 0
-        return (thorough or "product" in moves) + (self.match is not None) + few + optima
+        return int(thorough or "product" in moves), (self.match is not None) + few + optima
 
 
 def is_whole(problem: Problem, found: Search) -> bool:

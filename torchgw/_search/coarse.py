@@ -17,7 +17,7 @@ from torchgw._gradients.contract import Levels, SampledLoss
 from torchgw._problem.limits import limits_of
 from torchgw._problem.losses import SQUARE, Loss
 from torchgw._problem.problem import Problem
-from torchgw._sinkhorn.problem import Cost
+from torchgw._sinkhorn.problem import Cost, block
 from torchgw._tensors.cuda_graphs import Call, call_directly
 from torchgw._tensors.operations import EQUAL
 from torchgw._typing import Marginals
@@ -260,8 +260,7 @@ def _constants(
     scale = spread = 4 * alpha * variances.clamp_min(0).sqrt()
     linear, floor = None, torch.zeros_like(alpha)
     if cost is not None:
-        chosen = cost.rows(source.indices).transpose().rows(target.indices).transpose()
-        linear = chosen.dense().matrix.double()
+        linear = block(cost, source.indices, target.indices).dense().matrix.double()
         # a constant moves no plan, and float32 would lose digits to it
         floor = (1 - alpha) * linear.min()
         base = base + ((1 - alpha) * linear - floor)
@@ -456,6 +455,12 @@ def density(problem: CoarseProblem) -> float:
 def is_graph(problem: CoarseProblem) -> bool:
     """Tell whether both tables are mostly zeros, as of graphs, and nothing else has a say."""
     return problem.linear is None and density(problem) <= _DENSITY
+
+
+def has_graphs(problem: CoarseProblem) -> bool:
+    """Tell the same of directed costs and several relations, whose means are mostly zeros."""
+    plain = problem.linear is None and bool(problem.unit == 1)
+    return plain and all(is_sparse(side.table) for side in (problem.source, problem.target))
 
 
 def is_sparse(table: Tensor) -> bool:

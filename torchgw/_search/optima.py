@@ -23,6 +23,7 @@ from torchgw._search.alternatives import (
     first_of_each,
 )
 from torchgw._search.chain import GUESS_EPSILON, LAST_INNER, LAST_OUTER, LAST_RELAXATION
+from torchgw._search.chains import climb
 from torchgw._search.coarse import (
     COARSEST,
     Coarsened,
@@ -32,6 +33,7 @@ from torchgw._search.coarse import (
     coarse_problem,
     coarsen,
     cross_terms,
+    is_graph,
     represent,
     side_by_side,
 )
@@ -224,6 +226,8 @@ _FINE_ITERATIONS = 18
 SEARCHED, MATCHED = 0.1, 1.6
 # Optima that are polished and reported at most. [L280]
 _KEPT = 5
+# Above this ambiguity few points leave open which optimum is the best. [L1270, L1274]
+OPEN = 0.5
 # Optima that are compared on the finer problem at most. [L110]
 _COMPARED = 3
 # They are not compared if the best is far enough ahead, by these multiples of its value, and of the
@@ -261,13 +265,14 @@ def find_optima(
     *,
     rough: bool = False,
     match: Tensor | None = None,
+    chains: int = 0,
 ) -> Search:
     """Solve the coarse problem from many starts and keep the distinct optima."""
     # Only `columns` of the distances of the whole problem are read, and `epsilon` is its target.
     # There are half as many starts as `count` where all points are searched. One of the searches
     # that this solve has `made` may have been this one. A `rough` search is of a few points even
     # where they are far from the others. A `match` of all points is one more start where these are
-    # searched.
+    # searched. So many `chains` are followed too where few points leave open which optimum is best.
     backend = backend or EagerBackend()
     call, limits = _way_to_call(problem, count, backend), limits_of(problem.source.device)
     solve = batch_solver(backend)
@@ -305,6 +310,8 @@ def find_optima(
         search = partial(search_all, solve, count)
         judged = call(f"search {size}", search, coarse.problem, hints, *upload, in_place=1)
     found = _distinct(judged, labels)
+    if chains and _is_open(coarse, found.values) and not is_over():
+        found = _with_chains(coarse, found, chains, target, solve)
     first: list[Alternative] = []
     if coarse.resolution > 0 and _is_close(coarse, found.values) and not is_over():
         # copies, as the functions called next may have been recorded over them
@@ -332,6 +339,26 @@ def _way_to_call(problem: Problem, count: int, backend: Backend) -> Call:
         return call_directly
     read = (*readers, problem.linear)
     return way_to_call("search", problem.source.device, backend, read, count)
+
+
+def _is_open(coarse: Coarsened, values: list[float]) -> bool:
+    """Whether few points of more leave open which of the optima is the best."""
+    if coarse.resolution == 0 or len(values) < 2 or is_graph(coarse.problem):
+        return False
+    best, second = (value - coarse.floor for value in values[:2])
+    return best > OPEN * second
+
+
+def _with_chains(
+    coarse: Coarsened, found: _Distinct, count: int, target: float, solve: BatchSolver
+) -> _Distinct:
+    """Follow chains between the few points too, whose epsilon falls slowly: starts find others."""
+    climbed = climb(coarse, target, count, solver=solve, told=True, repair=False)
+    before, more = found.judged.batch.plans[found.chosen], climbed.plans
+    plans = torch.cat([before, more.to(before)])
+    batch = BatchPlans(plans, plans.new_zeros(len(plans), 1, plans.shape[2]))
+    labels = [*found.labels, *(trial.start for trial in climbed.trials[: len(more)])]
+    return _distinct(judge(coarse.problem, batch), labels)
 
 
 def _is_close(coarse: Coarsened, values: list[float]) -> bool:

@@ -83,13 +83,15 @@ def sinkhorn(
     while done < max_iter:
         every = _TWO_LEVEL_CHECK if prepared.two_level else check_every
         wanted = min(every, max_iter - done)
-        count = fitting(wanted, each, slowest)
-        if current is None:
-            # where there is time for one iteration only, these half-steps would be another
-            cut = count == 1 < wanted and problem.tau == STRICT
-            current = Potentials(rows, columns) if cut else prepared.half_steps(columns)
+        count = fitting(max(2, wanted), each, slowest)
+        # where there is time for one iteration only, none is made twice
+        cut, count = count == 1, min(count, wanted)
+        if current is None and cut and problem.tau == STRICT:
+            current = Potentials(rows, columns)
+        elif current is None:
+            current = prepared.half_steps(columns)
         previous, clock = error, perf_counter()
-        sweep, error = _sweep(prepared, current, count, relaxation)
+        sweep, error = _sweep(prepared, current, count, relaxation, safe=cut)
         each = (perf_counter() - clock) / count
         done += count
         current = sweep.state
@@ -127,18 +129,17 @@ def sinkhorn(
 
 
 def _sweep(
-    prepared: PreparedProblem, start: Potentials, count: int, relaxation: float
+    prepared: PreparedProblem, start: Potentials, count: int, relaxation: float, *, safe: bool
 ) -> tuple[Sweep, float]:
     """Run some iterations, without relaxation or a kernel if these fail, and read their error."""
-    sweep = prepared.sweep(start, count, relaxation)
-    ok, error = read(sweep, prepared.problem)
-    if ok:
-        return sweep, error
-    # the old kernel goes before the new one comes: either may be as large as the cost
-    prepared.end_sweeps()
-    if count > 1 or prepared.two_level:
-        # otherwise this iteration is what half-steps are
+    if not safe:
+        sweep = prepared.sweep(start, count, relaxation)
+        ok, error = read(sweep, prepared.problem)
+        if ok:
+            return sweep, error
         start = prepared.half_steps(start.g)
+        # the old kernel goes before the new one comes: either may be as large as the cost
+        prepared.end_sweeps()
         sweep = prepared.sweep(start, count, 1.0)
         ok, error = read(sweep, prepared.problem)
         if ok:

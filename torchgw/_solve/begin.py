@@ -112,7 +112,9 @@ def first_guess(
         guess = Guess(PairPlan(pairs, a, (len(a), len(b))), zero, 0.0, whole=True)
         if match.only:
             return guess, Search((), math.nan)
-    search = find_optima(searched, epsilon, count, backend, made, match=copies)
+    plain = options.n_init is None and options.search != "fast" and problem.loss.cross is not None
+    chains = limits_of(problem.source.device).few_chains if plain else 0
+    search = find_optima(searched, epsilon, count, backend, made, match=copies, chains=chains)
     if match is not None:
         # a search on few points may say nothing of the others, and so nothing of other optima
         told = is_whole(searched, search) or is_structured(searched, search)

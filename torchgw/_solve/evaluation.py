@@ -193,8 +193,10 @@ def evaluate(
     """Compute the numbers of a plan, whose coupling may be known; NumericalError if not finite."""
     gradient, linear_cost, generator = setting.gradient, setting.problem.linear, setting.generator
     factors = gradient.in_factors() if isinstance(plan.cost, FactoredCost) else None
-    # with a linear cost it is not known which of the two terms rounding has moved
-    plain = factors is not None and linear_cost is None and plan.dtype == torch.float32
+    # with a linear cost it is not known which of the two terms rounding has moved, and a plan that
+    # was cut misses its marginals by more than that
+    plain = factors is not None and linear_cost is None and not is_over()
+    plain = plain and plan.dtype == torch.float32
     if gradient.stores:
         # everything is computed from one matrix: on a GPU each operation takes as long as this
         products, stored = None, coupling

@@ -352,6 +352,8 @@ def forecast_others(
 
 # Seconds of the parts of a few points that may leave a plan in doubt. [L1592]
 _PARTS = 0.25
+# Share of a solve after which others, from what was found, are left behind, in the mean. [L1598]
+_LEFT = 0.5
 
 
 def _others(
@@ -365,7 +367,8 @@ def _others(
     """Model what moves take that follow other starts."""
     if search is None or options.rule is not None:
         return 0.0
-    seconds = once * search.followed(options.search, moves)
+    whole, found = search.followed(options.search, moves)
+    seconds = once * (whole / FOUND + _LEFT * found)
     limits = limits_of(torch.device(facts.device))
     if search.thorough(options.search):
         # the search by default

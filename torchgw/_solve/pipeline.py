@@ -405,8 +405,8 @@ def conclude(asked: Asked, followed: Followed) -> Outcome:
     """Settle the plan that a loop has come to, and compute its numbers."""
     checkpoint, (strategy, start, setting, state, resolved) = asked.checkpoint, followed
     options, moves = asked.options, strategy.route.tried[0]
-    followers = start.search is not None and start.search.followed(options.search, moves)
-    if options.told == "nothing" and not followers:
+    followers = (0, 0) if start.search is None else start.search.followed(options.search, moves)
+    if options.told == "nothing" and not any(followers):
         forecast_end(strategy.route.each)
     if resolved is None:
         if checkpoint is not None and state.status is Status.STOPPED:

@@ -444,13 +444,14 @@ MOVES = (
         ),
     ),
     Move(
-        "open", "a few chains beside the optima of few points",
-        "where these determine where all go, but not which of them is the best",
+        "open", "a few chains between few points, and on all beside the optima of few",
+        "where few determine where all go, but not which optimum is the best",
         lambda facts, options, limits: (
-            _follows(facts, options, limits) and facts.entries < limits.open_most
+            _strict(facts, options) and options.search != "fast" and facts.products
+            and (limits.few_chains > 0 or facts.entries < limits.open_most)
         ),
-        lambda limits: f"{limits.open_chains} chains, {limits.open_most - 1:,} pairs; "
-        f"all of them up to {limits.stacked:,}",
+        lambda limits: f"{limits.few_chains} between few; {limits.open_chains} on all, "
+        f"{limits.open_most - 1:,} pairs; all chains up to {limits.stacked:,}",
     ),
     Move(
         "exchanges", "tabu search over matchings, or entries that exchange partners",

@@ -27,6 +27,13 @@ TINY = 1e-300
 LARGEST_LOGARITHM = 350.0
 
 
+@contextmanager
+def plainly(device: torch.device) -> Iterator[None]:
+    """Record no graph in a block, and keep autocast out, which would round its products."""
+    with torch.no_grad(), torch.autocast(device.type, enabled=False):
+        yield
+
+
 def lengths(vectors: Tensor, dim: int, *, keepdim: bool = False) -> Tensor:
     """Compute Euclidean norms along a dimension."""
     if vectors.is_cuda:
