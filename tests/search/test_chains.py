@@ -19,7 +19,7 @@ from torchgw._problem.problem import Problem
 from torchgw._search.alternatives import all_sent_apart
 from torchgw._search.chain import FIRST, Chain, agree, chain_products, enough
 from torchgw._search.coarse import coarse_problem, coarsen, is_graph
-from torchgw._search.graphs import Graphs, _heat_kernels, _slopes, least_value
+from torchgw._search.graphs import Graphs, _heat_kernels, _slopes, heat_costs, least_value
 from torchgw._search.world import World
 from torchgw._typing import Marginals
 from torchgw.distances.precomputed import DirectedDistance, PrecomputedDistance
@@ -205,6 +205,15 @@ def test_costs_are_those_of_the_objective():
     ends = coarse.value(torch.stack([plan + moved, plan - moved]))
     slope = (world.costs(plan[None].float())[0].double() * moved).sum()
     assert float(slope) == pytest.approx(float(ends[0] - ends[1]) / 2, rel=1e-3, abs=1e-12)
+
+
+def test_heat_tells_partners_in_a_copy():
+    """Costs have a mean of one, and next to none for the node that has the same place."""
+    table = random_graph(30, 3, 0)
+    order = np.random.default_rng(0).permutation(30)
+    costs = heat_costs(coarse_problem(problem_of(table, table[np.ix_(order, order)]), 30).problem)
+    assert float(costs.mean()) == pytest.approx(1)
+    assert float(costs.amin(1).max()) < 1e-9
 
 
 def test_dense_tables_are_no_graphs():

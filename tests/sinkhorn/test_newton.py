@@ -8,7 +8,7 @@ import torchgw
 from torchgw._problem.marginals import MarginalRule
 from torchgw._sinkhorn import loop, newton
 from torchgw._sinkhorn.eager import EagerBackend
-from torchgw._sinkhorn.newton import Plateau, from_larger_epsilon, newton_step
+from torchgw._sinkhorn.newton import Plateau, _longest, from_larger_epsilon, newton_step
 from torchgw._sinkhorn.problem import STRICT, DenseCost, LinearProblem
 from torchgw._typing import Marginals, Potentials
 
@@ -203,3 +203,24 @@ def test_larger_epsilons_take_no_more_iterations_than_are_left():
         for _ in range(10):
             asked.clear()
             assert from_larger_epsilon(Prepared, start, most, solve, 10.0)[1] == sum(asked) <= most
+
+
+@pytest.mark.parametrize("length", [1e-3, 0.1, 10.0])
+def test_no_step_of_twice_or_half_the_length_rises_higher(length):
+    """The dual value is concave along a step: from a short one and from one far too long."""
+    rng = np.random.default_rng(1)
+    plan = rng.random((5, 6))
+    a, b = plan.sum(1) / plan.sum(), rng.random(6)
+    b /= b.sum()
+    plan /= plan.sum()
+    step = b - plan.sum(0)
+    step *= length / np.abs(step).max()
+
+    def value(step):
+        return b @ step - a @ np.log(plan @ np.exp(step) / a)
+
+    found, mass, rises = _longest(plan / a[:, None], a, b, step)
+    assert rises
+    np.testing.assert_allclose(mass, plan @ np.exp(found) / a)
+    assert value(found) > 0
+    assert value(found) >= max(value(2 * found), value(found / 2))
