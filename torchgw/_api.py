@@ -18,7 +18,7 @@ from torchgw._boundary.console import progress
 from torchgw._derivatives.transforms import through_transforms
 from torchgw._errors import UnsupportedError
 from torchgw._gradients.choose import GradientName
-from torchgw._problem.given import Passed, warn_of_angles, with_area
+from torchgw._problem.given import Passed, warn_of_angles, with_area, with_relations
 from torchgw._problem.limits import limits_of
 from torchgw._problem.losses import Loss, LossName, check_loss, find_loss
 from torchgw._problem.marginals import check_marginal_rule, divide_by_totals
@@ -168,7 +168,9 @@ def solve(
     D_X, D_Y : array-like, shapes (n, n) and (m, m), optional
         Given distance matrices, in place of X and Y. Any symmetric costs will do; similarities,
         kernels and Laplacians may be negative, except with the KL loss or a ``scale``. Directed
-        costs are given as X and Y, each as :class:`torchgw.distances.DirectedDistance`.
+        costs are given as X and Y, each as :class:`torchgw.distances.DirectedDistance`. A pair, or
+        a stack (r, n, n), is of several relations between the points, directed or not, each of
+        which is compared with the same one of the other side: see docs/known.md.
     M : array-like, shape (n, m), optional
         Linear cost between the two sides (fused Gromov-Wasserstein). ``inf``: a pair that is not
         allowed.
@@ -468,7 +470,8 @@ def _checked(
     unasked = all(part is None for part in (data.a, data.b, data.M, data.features, *known))
     if unasked and not (tracked or covered):
         asked = with_penalised_areas(X, Y, asked)
-    data = data._replace(X=X, Y=Y, a=a, b=b)
+    (X, D_X), (Y, D_Y) = with_relations("X", X, data.D_X), with_relations("Y", Y, data.D_Y)
+    data = data._replace(X=X, Y=Y, a=a, b=b, D_X=D_X, D_Y=D_Y)
     table, finite = (None, None) if data.M is None else without_infinite(data.M)
     if finite is not None or any(part is not None for part in known):
         check_known_pairs(known, infinite=finite is not None, distributed=bool(asked.distributed))
@@ -611,7 +614,7 @@ def _posed(call: _Call, sides: Spaces) -> _Posed:
 def _told(call: _Call, problem: Problem) -> tuple[Problem, KnownPairs, Tensor | None]:
     """Let a problem know which pairs may hold mass, or do; also give what a result keeps of it."""
     known, finite, where, marginals = call.known, call.finite, call.device, problem.marginals
-    shape, rule = (problem.source.n, problem.target.n), call.options.rule
+    shape, rule = problem.shape, call.options.rule
     pairs = read_pairs(known.pairs, shape, where)
     held, listed = None if call.apart else pairs.known, None
     if finite is None and not call.tracked:

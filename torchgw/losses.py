@@ -9,11 +9,12 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from torchgw._batch.costs import AUTO_EPSILON
 from torchgw._batch.engine import run
 from torchgw._batch.follow import Nearby, Place, begin, follow, linearised
-from torchgw._batch.packing import Packed, Stack, make_stack, natural_scale, padded_sizes, repad
+from torchgw._batch.packing import Packed, Stack, make_stack, natural_scale, padded_sizes
 from torchgw._batch.stopping import FLAT, Rules
 from torchgw._batch.sweep import exact_rows
 from torchgw._batch.worth import Ended
@@ -21,6 +22,7 @@ from torchgw._boundary.arrays import check_shape
 from torchgw._boundary.checks import (
     check_choice,
     check_count,
+    check_flag,
     check_not_negative,
     reject_unknown,
 )
@@ -45,6 +47,7 @@ from torchgw._tensors.cuda_graphs import (
     clone,
     tensors_of,
 )
+from torchgw._tensors.operations import TINY, plainly, straight
 
 __all__ = ["GWLoss"]
 
@@ -92,7 +95,7 @@ class _Kept(NamedTuple):
     def after(cls, last: "_Kept", plan: Tensor, g: Tensor, objective: Tensor) -> "_Kept":
         """Compare the step from the last plans with the one before, as the next may be like it."""
         moved = plan - last.plan
-        square = last.moved.square().sum((1, 2)).clamp_min(1e-300)
+        square = last.moved.square().sum((1, 2)).clamp_min(TINY)
         share = ((moved * last.moved).sum((1, 2)) / square).clamp(0.0, 1.0)
         return cls(plan, g, objective, moved, g - last.g, share)
 
@@ -194,8 +197,7 @@ class GWLoss(torch.nn.Module):
         check_not_negative("jump", jump)
         if search_every is not None:
             check_count("search_every", search_every)
-        if not isinstance(debiased, bool):
-            raise InvalidTypeError(f"`debiased` must be True or False; got {debiased!r}.")
+        check_flag("debiased", debiased)
         self.rules: Rules = check_rules(max_iter, tol, 1e-4, 2000, inner_tol, n_init)
         self.distances, self.alpha, self.debiased = distances, alpha, debiased
         self.search_every, self.jump, self.n_init = search_every, float(jump), n_init
@@ -300,7 +302,7 @@ class GWLoss(torch.nn.Module):
             length = points.square().sum(2)
             squares = length[:, :, None] + length[:, None, :] - 2 * points @ points.mT
             return squares.clamp_min(0)
-        return torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist")
+        return straight(points, points)
 
     def _values(
         self, role: str, key: Hashable, x: Tensor, y: Tensor, linear: Tensor | None,
@@ -312,7 +314,7 @@ class GWLoss(torch.nn.Module):
         recorded = torch.is_grad_enabled()
         wanted = [part is not None and recorded and part.requires_grad for part in given]
         name = role, key, len(x), x.shape[1], y.shape[1], x.device
-        with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+        with plainly(x.device):
             objective, found = self._solved(name, problem, alpha, wanted)
         value: Tensor = call(Envelope, *given, objective, lambda **_: found)
         return value
@@ -498,22 +500,15 @@ def _packed(problem: _Problem, alpha: float, epsilon: float, plan: Tensor | None
     # programs of a GPU are for some sizes alone
     padded = padded_sizes(np.array([n, m])).tolist() if x.device.type == "cuda" else [n, m]
     sizes = [size or least for size, least in zip(padded, (n, m), strict=True)]
+    beyond = (0, sizes[1] - m, 0, sizes[0] - n)
 
     def stacked(table: Tensor, weights: Tensor, size: int) -> Stack:
         counts = torch.full((count,), table.shape[1], device=x.device)
-        if size != table.shape[1]:
-            table = repad(repad(table, size, counts).mT, size, counts).mT
-            weights = repad(weights, size, counts)
-        return make_stack(table, weights, counts)
+        more = size - table.shape[1]
+        return make_stack(pad(table, (0, more, 0, more)), pad(weights, (0, more)), counts)
 
-    def wide(part: Tensor) -> Tensor:
-        grown = part.new_zeros(len(part), *sizes) if sizes != [n, m] else part
-        if sizes != [n, m]:
-            grown[:, :n, :m] = part
-        return grown
-
-    cost = None if plan is None else wide(-4 * (x @ plan @ y))
-    moved = None if linear is None else wide(linear)
+    cost = None if plan is None else pad(-4 * (x @ plan @ y), beyond)
+    moved = None if linear is None else pad(linear, beyond)
     every = torch.arange(count, device=x.device)
     one = torch.ones(count, dtype=torch.float64, device=x.device)
     linear_of = None if moved is None else moved.__getitem__

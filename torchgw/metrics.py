@@ -110,8 +110,7 @@ def label_accuracy(
         If shapes differ or labels are missing.
     """
     found = transfer_labels(projected, anchors, anchor_labels, n_neighbors=n_neighbors)
-    own = as_labels("labels", labels)
-    check_shape("labels", own, found.shape, "one label per projected point")
+    own = as_labels("labels", labels, len(found), "projected point")
     return float((found == own).mean())
 
 
@@ -144,9 +143,8 @@ def category_accuracy(plan: Any, labels: Any, target_labels: Any) -> float:
     """
     table = plan if hasattr(plan, "topk") else to_tensor("plan", plan)
     best = to_tensor("plan", table.topk(1)[1]).cpu().numpy()[:, 0]
-    own, other = as_labels("labels", labels), as_labels("target_labels", target_labels)
-    check_shape("labels", own, (table.shape[0],), "one label per source point")
-    check_shape("target_labels", other, (table.shape[1],), "one label per target point")
+    own = as_labels("labels", labels, table.shape[0], "source point")
+    other = as_labels("target_labels", target_labels, table.shape[1], "target point")
     return float((other[best] == own).mean())
 
 

@@ -630,14 +630,11 @@ def plot_confusion(
         Labels of the points. Both sides need not have the same ones.
     """
     _check_result(result)
-    source, by_row = np.unique(as_labels("source_labels", source_labels), return_inverse=True)
-    target, by_column = np.unique(as_labels("target_labels", target_labels), return_inverse=True)
     n, m = result.lazy_plan.shape
-    if by_row.shape != (n,) or by_column.shape != (m,):
-        raise InvalidInputError(
-            f"The labels must have shapes ({n},) and ({m},), one per point; got {by_row.shape} and "
-            f"{by_column.shape}."
-        )
+    rows = as_labels("source_labels", source_labels, n)
+    columns = as_labels("target_labels", target_labels, m)
+    source, by_row = np.unique(rows, return_inverse=True)
+    target, by_column = np.unique(columns, return_inverse=True)
     moved = to_numpy(result.lazy_plan @ np.eye(len(target))[by_column])
     mass = np.eye(len(source))[by_row].T @ moved
     total = mass.sum(axis=1, keepdims=True)

@@ -4,11 +4,16 @@ A spiral and a Swiss roll, or two noisy samples of one surface, are written to .
 block, and matched by ``torchgw.solve_rows`` in processes of one machine. One JSON line for each
 size and number of processes: seconds of the call (of base, cells and their solve; of the rows),
 the peak of each GPU and of each process, value, marginal error, Spearman's correlation of 32,768
-drawn rows and their partners, and of the places that these rows go to, and a digest of files.
+drawn rows and their partners, and of the places that these rows go to, and a digest of files. What
+a call says on its way goes to standard error, with seconds, so that one that is ended has told
+where it was.
 
-``--model FILE`` reads such lines, fits seconds = fixed + c n / processes to the last calls of each
-space, base and device, and prints for each row what the others foretell of it, and what all
-foretell of 1e8 and 1e9 rows a side. Memory of a process does not grow with the table; disk does.
+``--model FILE`` reads such lines and counts, for all that were measured on a device: each row that
+a process matches takes the same time, whatever the base, as tiles of its plan are skipped; each
+that it adds to a cell too; and the base as long as it has rows. A base that is chosen takes longer,
+a first call most of all: by how much is told, and not foretold. Beside each row stands what the
+others foretell of it, and then what all foretell of 1e8 and 1e9 rows a side. Memory of a process
+does not grow with the table; disk does.
 """
 
 from __future__ import annotations
@@ -82,7 +87,7 @@ def run(folder: Path, epsilon: Any, n_base: Any, device: str, calls: int) -> Non
         begin = time.perf_counter()
         result = torchgw.solve_rows(
             folder / "X.npy", folder / "Y.npy", folder / "out", epsilon=epsilon, n_base=n_base,
-            device=device, distributed="auto", random_state=0,
+            device=device, distributed="auto", random_state=0, verbose=True,
         )  # fmt: skip
         seconds.append(round(time.perf_counter() - begin, 2))
     peak = torch.cuda.max_memory_allocated() / 2**30 if device == "cuda" else 0.0
@@ -130,44 +135,67 @@ def judge(folder: Path, n: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _fit(shares: Any, taken: Any) -> Any:
-    """Fit seconds, (2,), as shares of what was taken, since sizes differ by powers of ten."""
-    weights = shares / taken[:, None]
-    return np.linalg.lstsq(weights, np.ones(len(taken)), rcond=None)[0]
+def _fit(work: Any, taken: Any) -> Any:
+    """Fit rates, (k,), to counted work, (rows, k), as shares of the seconds that it took."""
+    return np.linalg.lstsq(work / taken[:, None], np.ones(len(taken)), rcond=None)[0]
+
+
+def _foretold(work: Any, taken: Any, known: Any) -> list[float]:
+    """Foretell each row by the known ones among the others, NaN where these are too few."""
+    found = []
+    for number, own in enumerate(work):
+        others = known & (np.arange(len(work)) != number)
+        enough = np.linalg.matrix_rank(work[others]) == work.shape[1]
+        found.append(float(own @ _fit(work[others], taken[others])) if enough else float("nan"))
+    return found
 
 
 def report(path: Path) -> str:
-    """Describe the model of each kind of call, and what it predicts, as Markdown."""
+    """Describe the model of each device, its errors, and what it predicts, as Markdown."""
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    kinds: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for row in rows:
-        chosen = "chosen" if row["base"] == "auto" else "given"
-        kinds.setdefault((row["space"], row["cells"][0], chosen, row["device"]), []).append(row)
     lines = []
-    for (space, base, chosen, device), known in kinds.items():
-        if len({row["n"] / row["processes"] for row in known}) < 3:
-            continue
-        shares = np.array([[1.0, row["n"] / row["processes"]] for row in known])
-        taken = np.array([row["call_s"][-1] for row in known])
-        fixed, each = _fit(shares, taken)
-        gpu, host = np.max([peak for row in known for peak in row["peaks_gib"]], axis=0)
+    for device in dict.fromkeys(row["device"] for row in rows):
+        here = [row for row in rows if row["device"] == device]
+        share = np.array([row["n"] / row["processes"] / 1e6 for row in here])
+        base = np.array([row["cells"][0] / 8192 for row in here])
+        given = np.array([row["base"] != "auto" for row in here])
+        begun, matched = np.array([row["seconds"] for row in here]).T
+        count, work = share[:, None], np.stack([base, share], axis=1)
+        (each,), (fixed, read) = _fit(count, matched), _fit(work[given], begun[given])
+        gpu, host = np.max([peak for row in here for peak in row["peaks_gib"]], axis=0)
         lines += [
-            f"{space}, base of {base:,}, {chosen}, {device}: {fixed:.3g} s and {each * 1e6:.3g} s "
-            f"for a million rows of a process; at most {gpu} GiB of a GPU and {host} of a host", "",
-            "| rows a side | processes | measured, s | foretold by the others, s | error |",
-            "|---" * 5 + "|",
+            f"{device}: {each:.3g} s to match and {read:.3g} s to add up a million rows of a "
+            f"process, {fixed:.3g} s for each 8,192 rows of a base; at most {gpu} GiB of a GPU "
+            f"and {host} of a host", "",
+            "| rows a side | processes | base | rows, s | foretold | error | base, s | foretold | "
+            "error |", "|---" * 9 + "|",
         ]  # fmt: skip
-        for number, (row, share, seconds) in enumerate(zip(known, shares, taken, strict=True)):
-            others = np.arange(len(known)) != number
-            said = float(share @ _fit(shares[others], taken[others]))
-            lines.append(
-                f"| {row['n']:,} | {row['processes']} | {seconds} | {said:.3g} | "
-                f"{said / seconds - 1:+.0%} |"
+        said = _foretold(count, matched, given | True), _foretold(work, begun, given)
+        for row, *told in zip(here, matched, said[0], begun, said[1], strict=True):
+            kind = "" if row["base"] != "auto" else ", chosen"
+            kind += ", first call" if len(row["call_s"]) == 1 else ""
+            first, second = (
+                f"{taken:.3g} | {said:.3g} | {said / taken - 1:+.0%}"
+                for taken, said in (told[:2], told[2:])
             )
-        for n, count in itertools.product((10**8, 10**9), (4, 8, 16, 64)):
-            lines.append(f"| {n:,} | {count} | - | {fixed + each * n / count:.3g} | - |")
+            lines.append(
+                f"| {row['n']:,} | {row['processes']} | {row['cells'][0]:,}{kind} | {first} | "
+                f"{second} |"
+            )
+        for n, processes in itertools.product((10**8, 10**9), (4, 8, 16, 64)):
+            million = n / processes / 1e6
+            lines.append(
+                f"| {n:,} | {processes} | 8,192 | - | {each * million:.3g} | - | - | "
+                f"{fixed + read * million:.3g} | - |"
+            )
         lines.append("")
     return "\n".join(lines)
+
+
+def tell(words: str) -> None:
+    """Say on standard error where a measurement is."""
+    sys.stderr.write(f"{words}\n")
+    sys.stderr.flush()
 
 
 def _base(text: str) -> int | str:
@@ -198,7 +226,9 @@ def main(arguments: list[str] | None = None) -> int:
     for n in options.sizes:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
+            begin = time.perf_counter()
             write(folder, options.space, n)
+            tell(f"{n} rows a side are written after {time.perf_counter() - begin:.0f} s")
             for count in options.processes:
                 for base in options.base:
                     launch = ["-m", "torch.distributed.run", "--standalone"]
@@ -212,13 +242,13 @@ def main(arguments: list[str] | None = None) -> int:
                         str(options.epsilon or 0),
                     ]
                     done = subprocess.run(
-                        [sys.executable, *launch, *inside], capture_output=True, text=True,
+                        [sys.executable, *launch, *inside], stdout=subprocess.PIPE, text=True,
                         check=False, env={"OMP_NUM_THREADS": "1", **os.environ},
                     )  # fmt: skip
                     told = [line for line in done.stdout.splitlines() if line.startswith("{")]
                     if not told:
-                        print(done.stderr[-3000:])
                         return 1
+                    tell(f"{count} processes have ended after {time.perf_counter() - begin:.0f} s")
                     row = {"n": n, "space": options.space, "processes": count, "base": base}
                     row["device"] = options.device
                     print(json.dumps(row | json.loads(told[-1]) | judge(folder, n)), flush=True)

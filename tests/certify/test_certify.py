@@ -64,7 +64,7 @@ def plans(question, count, rng):
 def planes_of(question):
     """The cutting planes of a problem, with an exact solver."""
     transport = Transport(question.a, question.b, question.allowed)
-    return CuttingPlanes(question, np.outer(question.a, question.b), 0.0, transport)
+    return CuttingPlanes(question, np.outer(question.a, question.b), 1e-7, transport)
 
 
 def bounds(question, *, matchings, seconds=0.1):
@@ -82,7 +82,7 @@ def bounds(question, *, matchings, seconds=0.1):
         yield lifting.run(2 * seconds, 0.0, best)
     if not matchings:
         planes = planes_of(question)
-        planes.run(seconds, 1e-6)
+        planes.run(seconds)
         yield planes.proof()
 
 
@@ -130,7 +130,7 @@ def test_no_matching_goes_below_and_clouds_are_solved(fused):
         assert max(bound.value for bound in found) <= best + ROUNDING
         if seed % 2 == 0:
             planes = planes_of(question)
-            planes.run(5, 1e-7)
+            planes.run(5)
             # cuts are lowered by 1e-9 of the range of t
             assert planes.bound == pytest.approx(best, abs=1e-6)
             assert planes.value == pytest.approx(best, abs=1e-6)
@@ -188,21 +188,35 @@ def test_many_points_have_a_proof():
     torchgw.verify(found.proof, X, Y)
 
 
-def test_vertices_are_those_of_the_cuts():
-    """Every choice of three faces that meet inside is a vertex, and there is no other."""
-    rng = np.random.default_rng(0)
-    polytope = Polytope(np.zeros(3), np.ones(3))
-    for _ in range(8):
-        normal = rng.normal(size=3)
-        polytope.cut(normal, normal @ rng.uniform(0.3, 0.7, 3) - 0.4 * np.linalg.norm(normal))
-    normals, heights = polytope.normals, polytope.heights
-    expected = set()
-    for faces in itertools.combinations(range(len(heights)), 3):
+def corners(normals, heights):
+    """Every choice of faces that meet in a point of the polytope, with that point."""
+    dim = normals.shape[1]
+    for faces in itertools.combinations(range(len(heights)), dim):
         if abs(np.linalg.det(normals[list(faces)])) > 1e-9:
             x = np.linalg.solve(normals[list(faces)], heights[list(faces)])
             if (normals @ x >= heights - 1e-9).all():
-                expected.add(faces)
-    assert {tuple(sorted(faces)) for faces in polytope.faces.tolist()} == expected
+                yield faces, x
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("dim", [2, 3, 4])
+def test_vertices_are_those_of_the_cuts_that_cost_less(dim, seed):
+    rng = np.random.default_rng(seed)
+    centre = rng.uniform(0.3, 0.7, dim)
+
+    def cost(x):
+        return -((x - centre) ** 2).sum(-1)
+
+    for most in (1.0, -0.25 * dim / 3):
+        polytope = Polytope(np.zeros(dim), np.ones(dim), cost, most)
+        for _ in range(7):
+            normal = rng.normal(size=dim)
+            inside = normal @ rng.uniform(0.3, 0.7, dim)
+            polytope.cut(normal, inside - 0.4 * np.linalg.norm(normal), most)
+        expected = {faces for faces, x in corners(polytope.normals, polytope.heights)
+                    if cost(x) < most}  # fmt: skip
+        assert {tuple(sorted(faces)) for faces in polytope.faces.tolist()} == expected
+        assert (cost(polytope.vertices) == polytope.costs).all()
 
 
 def solved(seed=0, n=12, **settings):
@@ -337,7 +351,7 @@ def test_no_forgery_proves_what_is_false():
                 )
 
 
-def test_a_vertex_left_out_and_a_cut_too_high_are_refused():
+def test_cuts_left_out_and_cuts_too_high_are_refused():
     X, Y, result = solved()
     planes = planes_of(
         Question(
@@ -346,63 +360,47 @@ def test_a_vertex_left_out_and_a_cut_too_high_are_refused():
             np.full(12, 1 / 12), np.full(12, 1 / 12), 1.0, None,
         )
     )  # fmt: skip
-    planes.run(5, 1e-9)
+    planes.run(5)
     bound = planes.proof()
     proof = dataclasses.replace(
         result.certify(0).proof, method=bound.method, value=bound.value, matchings=False
     )
     torchgw.verify(sealed(dataclasses.replace(proof, arrays=bound.arrays)), X, Y)
-    without = {**bound.arrays, "faces": bound.arrays["faces"][1:]}
-    with pytest.raises(torchgw.InvalidInputError, match="all vertices"):
+    cuts = ("slopes", "heights", "potentials")
+    without = bound.arrays | {name: bound.arrays[name][:5] for name in cuts}
+    with pytest.raises(torchgw.InvalidInputError, match="claims"):
         torchgw.verify(sealed(dataclasses.replace(proof, arrays=without)), X, Y)
     higher = {**bound.arrays, "heights": bound.arrays["heights"] + 1.0}
     with pytest.raises(torchgw.InvalidInputError, match="does not hold"):
         torchgw.verify(sealed(dataclasses.replace(proof, arrays=higher)), X, Y)
 
 
-def test_vertices_that_are_all_in_one_place_are_not_all_there_are():
-    """Cuts through one point below all plans: each edge has two ends, and none leads away."""
-    X, Y, result = solved()
-    scale = result.scale
-    tables = [cdist(p, p, "sqeuclidean") * s for p, s in zip((X, Y), scale, strict=True)]
-    question = Question(*tables, *np.full((2, 12), 1 / 12), 1.0, None)
-    planes = planes_of(question)
-    planes.run(5, 1e-9)
-    arrays, rng = planes.proof().arrays, np.random.default_rng(0)
-    assert (arrays["active"] == np.arange(4)).all()
-    # t at its floor beside z = 0: the objective there is above that of a plan
-    slopes = np.vstack([np.zeros(4), 1e-3 * rng.normal(size=(6, 4))])
-    u, v = arrays["u"], arrays["v"]
-    costs = [question.linear.dense() + u @ w.reshape(2, 2) @ v.T for w in slopes]
-    found = [Transport(question.a, question.b)(cost) for cost in costs]
-    floor = min(float((cost * plan).sum()) for cost, (plan, _) in zip(costs, found, strict=True))
-    false = question.constant + floor
-    assert false > question.value(planes.plan) * 1.1
-    cuts = 10 + np.arange(6)
-    arrays |= {
-        "slopes": slopes, "heights": np.full(7, floor),
-        "potentials": np.array([f for _, f in found]),
-        "faces": np.array([np.delete(cuts, k) for k in range(6)], dtype=np.int32),
-    }  # fmt: skip
-    proof = Proof(
-        "cutting planes", false, False, 1.0, ("sqeuclidean", "sqeuclidean"), scale, arrays
-    )
-    with pytest.raises(torchgw.InvalidInputError, match="all vertices"):
-        torchgw.verify(sealed(proof), X, Y)
-
-
-@pytest.mark.parametrize("ends", [((4, 3), (1, 1)), ((3, 1), (-5, -3)), ((-2, -9), (-9, -7))])
-@pytest.mark.parametrize("third", [1 / 3, 2 / 3, 1.0, -1.0])
-def test_faces_that_hardly_meet_are_refused_and_raise_nothing_else(ends, third):
-    """A determinant may be a rounding where the equations have no solution."""
-    first, second = np.array(ends) / 10
-    slopes = np.vstack([np.zeros(2), first, second, first + third * (second - first)])
-    arrays = {
-        "slopes": slopes, "heights": np.array([0.0, 0.1, 0.2, 0.3]), "cap": np.ones(1),
-        "faces": np.array([[6, 7, 8]]),
-    }  # fmt: skip
-    with pytest.raises(torchgw.InvalidInputError):
-        _least_vertex(np.ones(2), np.zeros(2), np.ones(2), arrays)
+@pytest.mark.parametrize("claim", [0.4, 5.0])
+@pytest.mark.parametrize("kind", ["apart", "one point", "the same", "nearly the same", "edges"])
+def test_cuts_that_meet_in_one_place_prove_what_follows(kind, claim):
+    """Whatever cuts there are, the least of the objective where they hold, and no more."""
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        slopes, centre = rng.normal(size=(7, 2)), rng.uniform(-0.3, 0.3, 3)
+        heights = slopes @ centre[:2] + centre[2] - 0.3
+        if kind == "apart":
+            heights -= rng.random(7)
+        elif kind == "the same":
+            slopes[4:], heights[4:] = slopes[3], heights[3]
+        elif kind == "nearly the same":
+            slopes[4:] = slopes[3] + 1e-13 * rng.normal(size=(3, 2))
+        elif kind == "edges":
+            # through corners of the box
+            slopes = np.sign(slopes)
+            heights = np.full(7, -2.0)
+        arrays = {"slopes": np.vstack([np.zeros(2), slopes]), "heights": np.append(-2.0, heights)}
+        c, cap = np.array([1.0, 2.0]), claim + 3
+        normals = np.vstack([np.eye(3)[:2], -np.eye(3)[:2], np.eye(3)[2:], -np.eye(3)[2:],
+                             np.column_stack([slopes, np.ones(7)])])  # fmt: skip
+        faces = np.concatenate([-np.ones(4), [-2.0, -cap], heights])
+        least = min(x[2] - c @ x[:2] ** 2 for _, x in corners(normals, faces))
+        found = _least_vertex(c, -np.ones(2), np.ones(2), claim, arrays)
+        assert found == pytest.approx(min(least, claim), abs=1e-7)
 
 
 def test_what_is_no_number_proves_nothing():

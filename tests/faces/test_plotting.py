@@ -141,7 +141,7 @@ def test_confusion_counts_mass(result, permutation):
     )
     assert [text.get_text() for text in axes.get_yticklabels()] == ["a", "b", "c"]
     assert {text.get_text() for text in axes.texts} == {"0.33", "0.67", "1.00"}
-    with pytest.raises(torchgw.InvalidInputError, match="one per point"):
+    with pytest.raises(torchgw.InvalidInputError, match="one label per point"):
         plot_confusion(result, source[:3], target)
 
 

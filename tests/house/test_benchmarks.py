@@ -28,6 +28,7 @@ from benchmarks.solves import (
     scaling_model,
     snare,
 )
+from benchmarks.solves import rows as by_rows
 
 
 def test_registry_is_well_formed():
@@ -276,6 +277,29 @@ def test_snare_reaches_the_published_score(annealed):
     # at 0.1524
     assert scores["foscttm"] <= 0.16
     assert scores["marginal_error"] < 1e-6
+
+
+def test_the_model_of_tables_by_rows_follows_its_rows(tmp_path):
+    """Each row is foretold by the others, several processes too; what a choice takes is not."""
+    lines = []
+    for n, processes, base in ((1e6, 1, 8192), (1e7, 1, 8192), (3e7, 2, 32768), (1e8, 4, 8192)):
+        share = n / processes / 1e6
+        seconds = [0.3 * base / 8192 + 0.2 * share, 0.8 * share]
+        row = {"n": int(n), "processes": processes, "base": base, "cells": [base, base]}
+        row |= {"device": "cuda", "seconds": seconds, "call_s": [9, 1], "peaks_gib": [[1, 2]]}
+        lines.append(json.dumps(row))
+    chosen = {"base": "auto", "seconds": [2 * seconds[0], 0.5 * seconds[1]], "call_s": [9]}
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join([*lines, json.dumps(row | chosen)]))
+    told = by_rows.report(path)
+    assert "0.8 s to match" not in told
+    path.write_text("\n".join(lines))
+    told = by_rows.report(path)
+    assert "0.8 s to match and 0.2 s to add up a million rows" in told
+    assert "0.3 s for each 8,192 rows of a base; at most 1 GiB of a GPU and 2 of a host" in told
+    rows = [line.strip("| ").split(" | ") for line in told.splitlines() if line.startswith("| 1")]
+    assert {row[place].strip("+-") for row in rows[:3] for place in (5, 8)} == {"0%"}
+    assert ["1,000,000,000", "64", "8,192", "-", "12.5"] in [row[:5] for row in rows]
 
 
 def test_the_model_of_scaling_follows_its_rows(tmp_path):

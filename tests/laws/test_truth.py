@@ -8,6 +8,7 @@ import re
 import warnings
 from fractions import Fraction
 
+import networkx
 import numpy as np
 import pytest
 import reference
@@ -45,6 +46,33 @@ def solve_quietly(*args, **options):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         return solve_by_name(*args, **options)
+
+
+@pytest.mark.parametrize("rule", [{"mass": 0.6}, {"unbalanced": (0.5, np.inf)}], ids=str)
+def test_what_costs_nothing_is_in_no_doubt(rule):
+    """No plan is lower than one that keeps distances and marginals, whatever starts have said."""
+    table = networkx.to_numpy_array(networkx.gnp_random_graph(8, 0.4, seed=1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", torchgw.SearchWarning)
+        result = solve_by_name(D_X=table, D_Y=table, random_state=0, epsilon=1e-3, **rule)
+    assert result.status.converged
+    # the identity is such a plan
+    assert result.value <= 1e-9
+    assert result.doubt == ""
+
+
+def test_what_costs_nothing_in_a_batch_is_in_no_doubt():
+    """As of a single problem: graphs beside themselves, of which a part is to be matched."""
+    graphs = [
+        networkx.to_numpy_array(networkx.gnp_random_graph(14, 0.3, seed=seed))
+        for seed in (100, 101)
+    ]
+    spaces = [PrecomputedDistance(torch.as_tensor(table)) for table in graphs]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", torchgw.SearchWarning)
+        result = torchgw.solve_many(spaces, spaces, epsilon=1e-3, mass=0.7)
+    assert np.all(np.asarray(result.value) <= 1e-9)
+    assert not np.asarray(result.doubtful).any()
 
 
 @pytest.mark.parametrize(

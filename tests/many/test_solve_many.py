@@ -270,7 +270,7 @@ def test_gradients_are_those_of_differences():
         ({"epsilon": [0.1]}, "one for each of the 4"),
         ({"alpha": 0.5}, "none was given"),
         ({"M": [np.zeros((2, 2))] * 4}, r"`M\[0\]` must have shape"),
-        ({"a": A[:2]}, "weights of `Xs`"),
+        ({"a": A[:2]}, "`a` must have one array for each of the 4"),
         ({"n_init": 0}, "`n_init`"),
         ({"tol": 0}, "`tol`"),
         ({"features": (XS, YS)}, "same columns"),

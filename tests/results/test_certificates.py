@@ -194,7 +194,7 @@ def test_correlation_from_factors(distances):
         torchgw.distances.PrecomputedDistance(side.columns(torch.arange(side.n)))
         for side in result.extension.known.providers
     ]
-    stored = certificates._exactly(plan, *providers)
+    stored = certificates._correlation([certificates._exactly(plan, *providers)])
     # factors of landmarks are float32 or float64
     assert result.distance_correlation == pytest.approx(stored, rel=1e-5)
 

@@ -188,7 +188,8 @@ def test_improvement_lowers_the_objective(loss, equal, searched, monkeypatch):
     rng = np.random.default_rng(0)
     near, far = (cdist(p, p) for p in (rng.normal(size=(7, 2)), rng.normal(size=(9, 2))))
     weights = np.full(7, 1 / 7) if equal else rng.random(7)
-    tables = (torch.from_numpy(part) for part in (near, far, weights, rng.random((7, 9))))
+    parts = near[None], far[None], weights, rng.random((7, 9))
+    tables = (torch.from_numpy(part) for part in parts)
     problem = Assignment(*tables, 0.6, LOSSES[loss], np.arange(9))
     if not searched:
         few = limits.CPU._replace(matched_points=5)

@@ -31,7 +31,7 @@ def test_training_points_go_where_the_plan_sends_them(curves, distances, gradien
     except UnsupportedError:
         pytest.skip("no factors on either side")
     # many blocks, the last one ragged
-    monkeypatch.setattr(cross, "_BLOCK_ELEMENTS", 7 * 90 * 5)
+    monkeypatch.setattr(cross, "BLOCK_ENTRIES", 7 * 90 * 5)
     for moved, expected in (
         (result.transform(X), result.lazy_plan.barycentric(Y)),
         (result.inverse_transform(Y), result.lazy_plan.T.barycentric(X)),

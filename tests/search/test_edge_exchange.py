@@ -71,6 +71,18 @@ def test_partners_among_more_stay_the_same_ones():
     assert kept(x, y, end) >= kept(x, y, start)
 
 
+def test_weights_are_the_same_from_a_table():
+    """Large graphs have none, and search for each edge."""
+    rng = np.random.default_rng(3)
+    x = weighted_graph(70, rng, 2.5, equal=False)
+    pairs = rng.integers(70, size=(2, 4_000))
+    found, listed = edges(x).tabled(), edges(x)
+    assert found.table is not None
+    assert listed.table is None
+    np.testing.assert_array_equal(found.at(*pairs), x[tuple(pairs)])
+    np.testing.assert_array_equal(listed.at(*pairs), x[tuple(pairs)])
+
+
 def test_other_tables_are_no_graphs():
     table = weighted_graph(60, np.random.default_rng(3), 1.5, equal=True)
     loop, negative, directed = table.copy(), -table, np.triu(table)

@@ -154,6 +154,7 @@ def test_search_finds_both_orders_of_a_line():
 
 @pytest.mark.parametrize("gradient", ["dense", "factored", "sampled"])
 @pytest.mark.parametrize(("n", "seeds"), [(40, 8), pytest.param(150, 20, marks=pytest.mark.slow)])
+@pytest.mark.filterwarnings("ignore::torchgw.SearchWarning")
 def test_isometric_copies_are_recovered_from_any_seed(gradient, n, seeds):
     """Clouds in space have eight mirror images; all but one are worse."""
     for seed in range(seeds):
@@ -164,6 +165,8 @@ def test_isometric_copies_are_recovered_from_any_seed(gradient, n, seeds):
         recovered = (np.asarray(result.lazy_plan.argmax()) == answer).mean()
         # neighbours are exchanged by the blur of epsilon and by sampling, mirror images are not
         assert recovered > 0.7, (seed, recovered)
+        # drawn pairs do not tell that these are copies, and blurred starts may differ
+        assert gradient == "sampled" or not result.doubt
 
 
 @pytest.mark.slow
@@ -387,6 +390,8 @@ def test_symmetric_shapes_are_ambiguous():
     assert result.value < 1e-3
 
 
+# two of the starts find the better order, where three are asked
+@pytest.mark.filterwarnings("ignore::torchgw.SearchWarning")
 def test_alternatives_are_starts():
     (x, t_x), (y, t_y) = curve(130), curve(110, 1)
     options = {"distances": "euclidean", "random_state": 0}
@@ -395,7 +400,7 @@ def test_alternatives_are_starts():
     assert best.value < other.value
     assert result.ambiguity == pytest.approx(best.value / other.value)
     again = solve_by_name(x, y, init=best, **options)
-    assert again.value == pytest.approx(result.value, rel=1e-9)
+    assert again.value == pytest.approx(result.value, rel=1e-5)
     assert again.alternatives == ()
     assert np.isnan(again.ambiguity)
     mirrored = solve_by_name(x, y, init=other, **options)
@@ -449,7 +454,7 @@ def test_fused_search_follows_the_linear_term():
     )
     order = np.asarray(result.lazy_plan.argmax())
     assert scipy.stats.spearmanr(np.arange(120), order).statistic < -0.99
-    assert result.ambiguity < 0.5
+    assert not result.doubt
     # a constant in the linear term changes no plan
     table = torch.as_tensor(abs(points[:, None] - points))
     shifts = [
@@ -474,6 +479,8 @@ def test_zero_weights_and_tiny_problems():
     assert torchgw.solve(x[:2], x[:2], distances="euclidean").value < 1e-6
 
 
+# two of the starts find the better order, where three are asked
+@pytest.mark.filterwarnings("ignore::torchgw.SearchWarning")
 def test_any_provider_that_gives_columns():
     (x, t_x), (y, t_y) = curve(130), curve(110, 1)
     providers = [

@@ -12,6 +12,7 @@ from problems import solve_by_name
 from scipy.sparse import random_array
 
 import torchgw
+from torchgw._sinkhorn import loop as sinkhorn_loop
 from torchgw._solve import pipeline
 from torchgw._tensors import deadline
 
@@ -187,20 +188,43 @@ def test_no_phase_goes_on_without_a_look_at_the_clock(name, monkeypatch):
 
 def test_what_is_left_of_the_time_says_how_many_steps_fit(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(deadline, "monotonic", lambda: now[0])
-    assert deadline.fitting(10, 5.0) == 10
+    for clock in ("monotonic", "process_time"):
+        monkeypatch.setattr(deadline, clock, lambda: now[0])
+    assert deadline.fitting(10, 5.0, 0.1) == 10
     with deadline.within(20.0):
-        assert [deadline.fitting(10, each) for each in (None, 1.0, 4.0, 50.0)] == [10, 10, 5, 1]
-        deadline.last_phase()
-        assert deadline.fitting(10, None) == 10
+        timed = [deadline.fitting(10, each, 100.0) for each in (1.0, 4.0, 50.0)]
+        assert timed == [10, 5, 1]
+        # before one was timed, by what they take at most
+        assert [deadline.fitting(10, None, most) for most in (1.0, 4.0, 50.0)] == [10, 5, 1]
         now[0] = 6.0
         deadline.last_phase(4)
-        # one step tells how long steps take, and what follows takes as long as four
-        assert deadline.fitting(10, None) == 1
-        assert deadline.fitting(10, 2.0) == 3
+        # what follows takes as long as four steps
+        assert deadline.fitting(10, 2.0, 0.1) == 3
         assert not deadline.is_over()
         now[0] = 12.5
         assert deadline.is_over()
+
+
+@pytest.mark.filterwarnings("ignore::torchgw.TorchGWWarning")
+def test_the_first_iterations_are_timed_one_by_one_where_they_may_be_long(monkeypatch):
+    """Of 10,000 points ten iterations at once took 12 of 20 s."""
+    counts = []
+    sweep = sinkhorn_loop._sweep
+
+    def counted(prepared, start, count, relaxation, **how):
+        counts.append(count)
+        return sweep(prepared, start, count, relaxation, **how)
+
+    monkeypatch.setattr(sinkhorn_loop, "_sweep", counted)
+    given = clouds(60, 70) | {"n_init": 1}
+    solve_by_name(**given, time_limit=1e3)
+    assert counts[0] > 1
+    counts.clear()
+    # an iteration may take a second for each pair of points, as far as is known
+    monkeypatch.setattr(sinkhorn_loop, "_SLOWEST", {"cpu": 1.0})
+    solve_by_name(**given, time_limit=1e3)
+    assert counts[0] == 1
+    assert max(counts) > 1
 
 
 def test_work_is_kept_time_for_by_the_load_of_the_processor(monkeypatch):

@@ -7,6 +7,8 @@ import pytest
 from scipy.spatial.distance import cdist
 
 import torchgw
+from torchgw._tensors import deadline
+from torchgw._variants import path
 
 RNG = np.random.default_rng(0)
 CLOUD = RNG.normal(size=(25, 3)) * [3, 2, 1]
@@ -69,3 +71,28 @@ def test_one_list_is_needed():
     for given in ({}, {"epsilon": [0.1]}, {"epsilon": [0.1, 1.0], "alpha": [0.5, 1.0]}):
         with pytest.raises(torchgw.InvalidInputError, match="one option"):
             torchgw.path(CLOUD, NOISY, **given)
+
+
+def test_a_limit_of_time_is_of_the_whole_path(monkeypatch):
+    """What each of its parts does not use is left for the others."""
+    now, limits, confident = [0.0], [], torchgw.GWResult.confidence
+    monkeypatch.setattr(deadline, "monotonic", lambda: now[0])
+
+    def spend(seconds):
+        limits.append(seconds)
+        now[0] += seconds if len(limits) % 2 else 0.0
+
+    def solve(*given, time_limit, **options):
+        spend(time_limit)
+        return torchgw.solve(*given, **options)
+
+    def confidence(result, n_resamples, *, groups, time_limit):
+        spend(time_limit)
+        return confident(result, n_resamples, groups=groups)
+
+    monkeypatch.setattr(path, "solve", solve)
+    monkeypatch.setattr(torchgw.GWResult, "confidence", confidence)
+    torchgw.path(CLOUD, NOISY, epsilon=[1.0, 0.1], time_limit=12.0, **OPTIONS)
+    assert limits == pytest.approx([3.0, 3.0, 4.5, 4.5])
+    with pytest.raises(torchgw.TorchGWError, match="time_limit"):
+        torchgw.path(CLOUD, NOISY, epsilon=[1.0, 0.1], time_limit=-1)

@@ -94,7 +94,7 @@ def test_bad_input(change, message):
 
 def test_bad_groups(found):
     whole = torchgw.Representations(people(2))
-    with pytest.raises(torchgw.InvalidInputError, match="one label for each of the 2 subjects"):
+    with pytest.raises(torchgw.InvalidInputError, match="one label per subject"):
         whole.grouped([1])
     with pytest.raises(torchgw.InvalidInputError, match="`groups`"):
         whole.grouped(3)

@@ -169,7 +169,7 @@ def test_bad_places(solved):
         solved[0, 3]
     with pytest.raises(torchgw.InvalidInputError, match="takes two spaces"):
         solved[0]
-    with pytest.raises(torchgw.InvalidInputError, match="one label for each"):
+    with pytest.raises(torchgw.InvalidInputError, match="one label per point"):
         solved.labels({0: [1, 2]})
     with pytest.raises(torchgw.InvalidInputError, match="dictionary"):
         solved.labels([1])

@@ -71,8 +71,8 @@ def test_a_base_is_as_large_as_a_sample_needs(tmp_path, monkeypatch, capsys):
     assert found.value_change > 0
     assert found.distance_error < found.epsilon**0.5
     told = capsys.readouterr().err
-    assert "8 blocks of rows are matched" in told
-    assert "block 8 of 8" in told
+    for words in ("base of 32: marginal error", "8 blocks of rows are matched", "block 8 of 8"):
+        assert words in told
 
 
 def test_detail_that_a_small_base_does_not_see_calls_for_a_larger_one(tmp_path, monkeypatch):
@@ -256,6 +256,9 @@ def test_the_command_line_writes_a_folder(solved, tmp_path, capsys):
     assert "1500 and 1300 rows" in capsys.readouterr().out
     found = torchgw.RowsResult(tmp_path / "out").rows()
     assert np.allclose(found["potential"], solved.rows()["potential"], atol=1e-9)
+    call[4] = f"{tmp_path}/stopped/"
+    assert main([*call, "--time-limit", "1e-3"]) == 1
+    assert "status           STOPPED" in capsys.readouterr().out
     assert main([*call, "--plan"]) == 2
     assert "--plan: an output that ends in / is a folder" in capsys.readouterr().err
 
@@ -273,10 +276,74 @@ def test_refusals(tmp_path):
         torchgw.solve_rows(tmp_path / "X.h5ad", Y, tmp_path, **SMALL)
     with pytest.raises(torchgw.InvalidTypeError, match=r"`X` must be a table \(n, d\)"):
         torchgw.solve_rows(X[:, 0], Y, tmp_path, **SMALL)
+    with pytest.raises(InvalidInputError, match=r"`X` must have shape \(n, d\), one row per point"):
+        torchgw.solve_rows(X[:0], Y, tmp_path, **SMALL)
+
+
+@pytest.mark.parametrize("kind", [np.asarray, torch.as_tensor, Recorded])
+def test_the_first_bad_row_is_named(tmp_path, kind):
+    """Wherever it is read first: among rows that are drawn, or in its block."""
     bad = X.copy()
-    bad[500] = np.nan
-    with pytest.raises(InvalidInputError, match=r"`X.* are NaN or infinite"):
-        torchgw.solve_rows(bad, Y, tmp_path, **SMALL)
+    bad[[501, 1_200]] = np.nan
+    with pytest.raises(InvalidInputError, match=r"`X` .* NaN or infinite.* first such row is 501"):
+        torchgw.solve_rows(kind(bad), Y, tmp_path, **SMALL)
+    with pytest.raises(InvalidInputError, match=r"shape \(1500, 3\).* \[400:800\] .*\(400, 2\)"):
+        torchgw.solve_rows(Ragged(X), Y, tmp_path, **SMALL)
+
+
+class Ragged(Recorded):
+    """A table whose second block has too few columns."""
+
+    def __getitem__(self, rows):
+        part = super().__getitem__(rows)
+        return part[:, :2] if rows.start == 400 else part
+
+
+def test_a_base_smaller_than_the_number_of_blocks(tmp_path):
+    """Blocks of which no row is drawn; and rows that are whole numbers."""
+    steps = np.arange(120).reshape(60, 2) % 37
+    call = {"epsilon": 0.05, "n_base": 12, "block": 4, "device": "cpu"}
+    files = []
+    for name, kind in (("whole", np.int32), ("real", np.float64)):
+        torchgw.solve_rows(steps.astype(kind), steps[::-1].astype(kind), tmp_path / name, **call)
+        files.append(contents(tmp_path / name))
+    assert len(files[0]) == 30
+    assert files[0] == files[1]
+
+
+def test_a_call_whose_time_is_up_goes_on(solved, tmp_path):
+    with pytest.warns(torchgw.ConvergenceWarning, match="The same call, with the same folder, go"):
+        stopped = torchgw.solve_rows(X, Y, tmp_path, **SMALL, time_limit=0)
+    assert stopped.status == "STOPPED"
+    assert not stopped.converged
+    assert np.isnan(stopped.value)
+    assert len(contents(tmp_path)) == 1
+    assert np.array_equal(stopped.rows(3, 7)["partner"], solved.rows(3, 7)["partner"])
+    for side, start, stop in (("X", 0, 401), ("X", 800, 800), ("Y", 0, None)):
+        with pytest.raises(InvalidInputError, match=rf"rows \[{start}:.* of {side} are not there"):
+            stopped.rows(start, stop, side=side)
+    whole = torchgw.solve_rows(X, Y, tmp_path, **SMALL, time_limit=1e6)
+    assert contents(tmp_path) == contents(solved.folder)
+    assert (whole.value, whole.status) == (solved.value, solved.status)
+    assert len(solved.rows(1_300, 900)["partner"]) == 0
+
+
+def test_what_is_missing_is_cut_into_blocks_anew():
+    """Such as after a call whose rows were dealt out among more processes."""
+    table = Rows("X", X)
+    done = [(0, 400), (700, 800), (900, 1_500)]
+    left = table.blocks(250, 0, 1, done)
+    assert [(rows.start, rows.stop) for rows in left] == [(400, 650), (650, 700), (800, 900)]
+    assert table.blocks(250, 1, 2, done) == [slice(650, 700)]
+    assert not table.blocks(250, 0, 1, [(0, 1_500)])
+
+
+def test_a_disk_that_will_be_full_is_named(tmp_path, monkeypatch):
+    free = module.disk_usage(tmp_path)._replace(free=2**10)
+    monkeypatch.setattr(module, "disk_usage", lambda path: free)
+    with pytest.raises(InvalidInputError, match=r"its 8 blocks take .* GiB, and .* are free"):
+        torchgw.solve_rows(X, Y, tmp_path, **SMALL)
+    assert not contents(tmp_path)
 
 
 def test_a_large_error_is_told(tmp_path):

@@ -7,14 +7,13 @@ from torchgw._batch.packing import LARGEST_ROUGH, Packed, has_triton, natural_sc
 from torchgw._batch.relaxed import Relaxed
 from torchgw._batch.sweep import exact_rows
 from torchgw._problem.marginals import STRICT
+from torchgw._sinkhorn.annealing import START_NOISE
 from torchgw._tensors.operations import sums_along
 
 # epsilon="auto", and that of proximal steps, as shares of the natural scale [L132, L391, L1269],
 # times the mass that moves: in the plane it spans as much of the squared lengths that costs are
 # made of. [L1530]
 AUTO_EPSILON, AUTO_STEP = 0.0025, 0.1
-# Relative size of the noise on the first plan. [L391]
-_START_NOISE = 1e-6
 
 
 def units(
@@ -46,7 +45,7 @@ def start_noise(shape: tuple[int, int], device: torch.device) -> Tensor:
     # The product plan of two spaces whose points all look alike is a saddle point.
     generator = torch.Generator(device="cpu").manual_seed(0)
     noise = torch.randn(shape, dtype=torch.float64, device="cpu", generator=generator)
-    return (1 + _START_NOISE * noise).to(device)
+    return (1 + START_NOISE * noise).to(device)
 
 
 def cross_product(x: Tensor, y: Tensor, plan: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from torchgw._batch.packing import Packed, may_begin, on_chip
 from torchgw._batch.stopping import Rules
 from torchgw._batch.sweep import TICK, next_relaxation, sweep
 from torchgw._batch.worth import Ended, Found
-from torchgw._sinkhorn.loop import MOST_RESTARTS
+from torchgw._sinkhorn.loop import MOST_RESTARTS, MOST_ROUNDING
 from torchgw._sinkhorn.newton import NEWTON_BELOW
 from torchgw._sinkhorn.partial import newton_on_bounds
 from torchgw._tensors.deadline import is_over
@@ -33,7 +33,6 @@ _TOGETHER = 2**27
 _FEWEST = 2
 # Share of a pool that stands empty before it is filled again, or cut down. [L391]
 _IDLE = 1 / 16
-_MOST_ROUNDING = 1e-6
 # Up to so many points a side, and after so many iterations of a linear problem of a partial plan,
 # Newton's method goes on, one by one. [L1207]
 _FEW, _SLOW = 64, 200
@@ -164,7 +163,9 @@ def _tick(pool: Pool) -> Tensor:
     previous, pool.error = pool.error, made.error
     pool.spent, pool.inner = pool.spent + TICK, pool.inner + TICK
     if pool.share is None:
-        pool.restarts = pool.restarts + ((previous <= made.error) & (made.error < _MOST_ROUNDING))
+        pool.restarts = pool.restarts + (
+            (previous <= made.error) & (made.error < MOST_ROUNDING[torch.float64])
+        )
     pool.relaxation = next_relaxation(pool.relaxation, made.error / previous)
     done = pool.done_with()
     near = ~done & (pool.number >= 0) & (made.error <= NEWTON_BELOW)
@@ -220,7 +221,7 @@ def _solve_on_chip(pool: Pool) -> Tensor:
         s, t, exact, pool.relaxation, pool.error, pool.restarts, pool.spent, pool.budget, pool.tol,
         *pool.told,
     )  # fmt: skip
-    scale(busy.nonzero()[:, 0], given, _ON_CHIP, MOST_RESTARTS, _MOST_ROUNDING)
+    scale(busy.nonzero()[:, 0], given, _ON_CHIP, MOST_RESTARTS, MOST_ROUNDING[torch.float64])
     pool.inner += pool.spent - before
     pool.f = pool.f_next + unit * exact.log()
     pool.f_next = pool.f_next + unit * s.log()

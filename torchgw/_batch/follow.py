@@ -16,6 +16,7 @@ from torchgw._batch.costs import cross_product, gradient
 from torchgw._batch.newton import column_step
 from torchgw._batch.relaxed import LARGEST_EXPONENT
 from torchgw._batch.worth import own_squares
+from torchgw._tensors.operations import TINY
 
 # Sinkhorn iterations before a Newton step; how far a plan is led on, in last changes. [L1570]
 # [L1410]
@@ -74,7 +75,7 @@ def entropy(part: Tensor) -> Tensor:
 
 def objective(problems: Nearby, plan: Tensor, cost: Tensor) -> Tensor:
     """Compute the objectives (B,) of plans, with the entropy, given the costs linearised there."""
-    share = plan / (problems.a[:, :, None] * problems.b[:, None, :]).clamp_min(1e-300)
+    share = plan / (problems.a[:, :, None] * problems.b[:, None, :]).clamp_min(TINY)
     own = own_squares(problems.x, plan.sum(2)) + own_squares(problems.y, plan.sum(1))
     entropic = problems.epsilon * torch.xlogy(plan, share).sum((1, 2))
     return problems.alpha * own + _linear(problems, plan, cost) + entropic
@@ -107,7 +108,7 @@ def follow(problems: Nearby, last: Place) -> Place:
         # the step that the last two would make zero, if they changed by the same share of each
         # other
         turn = moved - last.step
-        share = (moved * turn).sum((1, 2)) / turn.square().sum((1, 2)).clamp_min(1e-300)
+        share = (moved * turn).sum((1, 2)) / turn.square().sum((1, 2)).clamp_min(TINY)
         back = share.clamp(-_FURTHEST, 1.0)[:, None, None]
         point, ahead = torch.lerp(plan, last.plan, back), torch.lerp(after, last.cost, back)
     change = torch.linalg.vector_norm(moved, 1, (1, 2))

@@ -91,8 +91,8 @@ def in_numpy(value: Any) -> Any:
     return value
 
 
-def as_labels(name: str, value: Any) -> NDArray[Any]:
-    """Convert labels, numbers or words, to a NumPy array; refuse missing ones."""
+def as_labels(name: str, value: Any, count: int | None = None, each: str = "point") -> NDArray[Any]:
+    """Convert labels, numbers or words, to a NumPy array, (count,); refuse missing ones."""
     try:
         array = to_numpy(value)
     except ValueError as error:
@@ -109,6 +109,8 @@ def as_labels(name: str, value: Any) -> NDArray[Any]:
             f"`{name}` has {int(missing.sum())} missing labels, of {missing.size}. Drop their "
             "rows, or give them a label of their own."
         )
+    if count is not None:
+        check_shape(name, array, (count,), f"one label per {each}")
     return array
 
 
@@ -370,6 +372,20 @@ def check_list(name: str, value: Any, what: str) -> list[Any]:
     if not listed or isinstance(value, (str, bytes, dict)) or getattr(value, "ndim", 1) == 0:
         raise InvalidTypeError(f"`{name}` must be a list, {what}; got {type(value).__name__}.")
     return list(value)
+
+
+def check_each(
+    name: str, given: Any, count: int, what: str = "item", each: str = "spaces"
+) -> list[Any]:
+    """Convert to a list that has one item for each of some things; None for all if not given."""
+    if given is None:
+        return [None] * count
+    items = check_list(name, given, f"of one {what} for each of the {count} {each}")
+    if len(items) != count:
+        raise InvalidInputError(
+            f"`{name}` must have one {what} for each of the {count} {each}; got {len(items)}."
+        )
+    return items
 
 
 # What a seed can be drawn from.

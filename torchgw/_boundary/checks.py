@@ -130,6 +130,12 @@ def is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, Real) and not isinstance(value, bool) and not math.isnan(float(value))
 
 
+def check_flag(name: str, value: object) -> None:
+    """Refuse anything but True or False."""
+    if not isinstance(value, bool):
+        raise InvalidTypeError(f"`{name}` must be True or False; got {value!r}.")
+
+
 def check_not_negative(name: str, value: object) -> None:
     """Refuse anything but a finite number of at least 0."""
     if not isinstance(value, Real) or not 0 <= float(value) < math.inf:
@@ -171,6 +177,16 @@ def check_choice(
     known = listed(choices) if few else "one of " + ", ".join(map(repr, choices))
     also = " or None" if none else ""
     raise InvalidInputError(f"`{name}` must be {known}{also}; got {value!r}. {advice}".rstrip())
+
+
+# Names of things that a message lists; how many there are besides is said. A choice. [L1370]
+_NAMED = 10
+
+
+def first_of(names: Sequence[object]) -> str:
+    """List the first of some names, and say how many there are besides."""
+    first, others = ", ".join(map(str, names[:_NAMED])), len(names) - _NAMED
+    return f"{first} and {others:,} more" if others > 0 else first
 
 
 def listed(names: Sequence[str]) -> str:

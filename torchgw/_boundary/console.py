@@ -146,7 +146,10 @@ class _Spoken(logging.Formatter):
 
 
 # What a search logs comes before all iterations, and the forecast before that.
-_SHOWN = "torchgw._solve.forecast", "torchgw._search", "torchgw._tensors.foretold"
+_SHOWN = (
+    "torchgw._solve.forecast", "torchgw._search", "torchgw._tensors.foretold",
+    "torchgw._variants.solve_rows",
+)  # fmt: skip
 
 
 @contextmanager

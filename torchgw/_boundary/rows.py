@@ -3,7 +3,7 @@
 import math
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from torchgw._boundary.arrays import check_points
+from torchgw._boundary.arrays import check_points, check_shape
 from torchgw._errors import InvalidInputError, InvalidTypeError, UnsupportedError
 
 # Weights that are added up at once. A choice.
@@ -38,6 +38,7 @@ class Rows:
                 "array of Zarr or HDF5, a DTensor with Shard(0), or the path of a .npy, .zarr, "
                 f".parquet or .h5ad file, and dense; got {type(given).__name__}."
             )
+        check_shape(name, self._table, ("n", "d"), "one row per point, with n and d at least 1")
         self.n, self.d = (int(size) for size in self._table.shape)
         self._local, self._first, self._stop = None, 0, self.n
         if hasattr(self._table, "to_local"):
@@ -72,20 +73,22 @@ class Rows:
     def shares(self, rows: slice, device: torch.device) -> Tensor:
         """Read the weights of some rows, (q,) float64, whose sum over all is one."""
         if self._weights is None:
-            count = rows.stop - rows.start
-            return torch.full((count,), 1 / self.n, dtype=torch.float64, device=device)
+            share = torch.full((1,), 1 / self.n, dtype=torch.float64, device=device)
+            return share.expand(rows.stop - rows.start)
         weights, total = self._weights
         return weights.read(rows, device)[:, 0] / total
 
     def blocks(
-        self, height: int, rank: int, size: int, done: Callable[[slice], bool] = lambda rows: False
+        self, height: int, rank: int, size: int, done: Iterable[tuple[int, int]] = ()
     ) -> list[slice]:
         """List the rows that one of ``size`` processes reads, some at a time, but what is done."""
         # those of a DTensor stay where they are; others are dealt out, so that any number of
         # processes has the same blocks
-        starts = range(self._first, self._stop, height)
-        every = [slice(start, min(start + height, self._stop)) for start in starts]
-        left = [rows for rows in every if not done(rows)]
+        left, here = list[slice](), self._first
+        for first, last in [*done, (self._stop, self._stop)]:
+            end = min(first, self._stop)
+            left += [slice(k, min(k + height, end)) for k in range(here, end, height)]
+            here = max(here, last)
         return left if self._local is not None else left[rank::size]
 
     def read(self, rows: slice, device: torch.device) -> Tensor:
@@ -94,22 +97,35 @@ class Rows:
             part: Any = self._local[rows.start - self._first : rows.stop - self._first]
         else:
             part = self._table[rows.start : rows.stop]
-        return self._checked(part, f"[{rows.start}:{rows.stop}]", device)
+        return self._checked(part, np.arange(rows.start, rows.stop), device)
 
     def at(self, index: NDArray[np.int64], rows: slice, device: torch.device) -> Tensor:
         """Read those rows of a block that an ascending index names."""
         first, last = np.searchsorted(index, [rows.start, rows.stop])
         if isinstance(self._table, np.ndarray):
-            return self._checked(self._table[index[first:last]], "", device)
+            return self._checked(self._table[index[first:last]], index[first:last], device)
         return self.read(rows, device)[torch.from_numpy(index[first:last] - rows.start).to(device)]
 
-    def _checked(self, part: Any, where: str, device: torch.device) -> Tensor:
-        """Bring rows to a device as they are, and look at them there."""
+    def _checked(self, part: Any, index: NDArray[np.int64], device: torch.device) -> Tensor:
+        """Bring rows to a device as they are, look at them there, and name one that is refused."""
         if not isinstance(part, Tensor):
             part = np.array(part)
             part = torch.from_numpy(part) if part.dtype.kind == "f" else part
         part = part.to(device) if isinstance(part, Tensor) else part
-        return check_points(f"{self.name}{where}", part).to(device).double()
+        if not len(index) == len(part) or tuple(part.shape[1:]) != (self.d,):
+            raise InvalidInputError(
+                f"`{self.name}` has shape ({self.n}, {self.d}), and its rows "
+                f"[{index[0]}:{index[-1] + 1}] have {tuple(part.shape)}."
+            )
+        if not len(index):
+            return torch.empty(0, self.d, dtype=torch.float64, device=device)
+        try:
+            return check_points(self.name, part).to(device).double()
+        except InvalidInputError as error:
+            first = ""
+            if isinstance(part, Tensor) and len(bad := (~torch.isfinite(part)).any(1).nonzero()):
+                first = f" The first such row is {index[int(bad[0])]}."
+            raise InvalidInputError(f"{error}{first}") from None
 
 
 def opened(name: str, given: Any) -> Any:

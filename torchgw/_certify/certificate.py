@@ -171,7 +171,7 @@ def certificate_of_points(
     start = monotonic()
     read = question.read(plan)
     planes = StreamedPlanes(question, read, gap, plan.device, start + seconds)
-    planes.run(start + seconds - monotonic(), gap)
+    planes.run(start + seconds - monotonic())
     bound, value = planes.proof(), question.value(read)
     metrics = "sqeuclidean", "sqeuclidean"
     proof = Proof(bound.method, bound.value, False, question.alpha, metrics, scale, bound.arrays)
@@ -215,7 +215,7 @@ def _bounds(
         if way == "cut":
             transport = Transport(question.a, question.b, question.allowed)
             planes = CuttingPlanes(question, best.plan, gap, transport)
-            planes.run(left, gap)
+            planes.run(left)
             best.see(planes.plan)
             yield planes.proof()
         else:

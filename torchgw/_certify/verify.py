@@ -37,10 +37,13 @@ _WHOLE, _SLACK = 1e9, 1e-5
 # The method that needs points, not tables.
 _POINTS = "cutting planes of points"
 # What a cut or a factor may be off by, as a share of the largest cost: it is taken off. A rotation,
-# and entries that are computed together. Choices.
-_MISSED, _TURNED, _TOGETHER = 1e-6, 1e-12, 2**17
-# Points of a group at most. [L1625]
-_GROUP = 64
+# and entries and vertices that are computed together. Choices.
+_MISSED, _TURNED, _TOGETHER, _AT_ONCE = 1e-6, 1e-12, 2**17, 2**7
+# In units of a box around all plans: what cuts are lowered by at most, and slacks and costs that
+# are rounding. And numbers that cuts may have. Choices.
+_LOWERED, _ROUNDED, _NEAR, _DIMENSIONS = 1e-11, 1e-15, 1e-12, 16
+# Points of a group at most; groups that are read first. [L1625, L1673]
+_GROUP, _FIRST = 64, 4
 
 
 class Verified(NamedTuple):
@@ -68,6 +71,7 @@ class _Data:
     alpha: float
     size: float  # the largest cost
     matchings: bool  # whether these alone compete
+    claim: float  # no more is derived of cutting planes
 
     @cached_property
     def exchanged(self) -> bool:
@@ -171,7 +175,7 @@ def verify(
     size = proof.alpha * float(np.abs(x).max() + np.abs(y).max()) ** 2
     size += float(np.abs(linear[linear < np.inf]).max())
     first, second = (part / part.sum() for part in weights)
-    data = _Data(x, y, first, second, linear, proof.alpha, size, proof.matchings)
+    data = _Data(x, y, first, second, linear, proof.alpha, size, proof.matchings, proof.value)
     bound, own = _METHODS[proof.method](data, proof.arrays)
     if not linear.any() and (data.D_X % 1 == 0).all() and (data.D_Y % 1 == 0).all():
         bound = _attainable(bound, data)
@@ -259,23 +263,31 @@ def _least_near(left: Array, right: Array, f: Array, groups: Any, data: _Data) -
     Between a group of rows and one of columns, of means l and r, no entry is below the least of
     the rows at r, plus l' (column - r), less the largest distances from both means multiplied.
     """
-    order, starts = np.concatenate(groups[0]), np.cumsum([0, *map(len, groups[0])])[:-1]
+    order, starts = np.concatenate(groups[0]), np.cumsum([0, *map(len, groups[0])])
     means = np.array([left[group].mean(0) for group in groups[0]])
-    away = np.repeat(means, [*map(len, groups[0])], axis=0) - left[order]
-    far = np.sqrt(np.maximum.reduceat((away**2).sum(1), starts))
-    sorted_left, sorted_f, low = left[order], f[order], np.empty(len(right))
+    away = np.repeat(means, np.diff(starts), axis=0) - left[order]
+    far = np.sqrt(np.maximum.reduceat((away**2).sum(1), starts[:-1]))
+    rows, low = np.column_stack([left, -f])[order], np.empty(len(right))
+    right = np.column_stack([right, np.ones(len(right))])
+
+    def least_of(places: Any, columns: Any) -> Array:
+        taken = [rows[starts[place] : starts[place + 1]] for place in places]
+        found: Array = (np.concatenate(taken) @ right[columns].T).min(0)
+        return found
+
     for columns in groups[1]:
         mean = right[columns].mean(0)
-        off = right[columns] - mean
-        least = np.minimum.reduceat(sorted_left @ mean - sorted_f, starts)
-        least -= far * np.sqrt((off**2).sum(1).max())
-        rows = groups[0][int(least.argmin())]
-        known = (left[rows] @ right[columns].T - f[rows, None]).min(0)
-        near = (least[:, None] + means @ off.T < known).any(1)
-        near[0] = True
-        rows = np.concatenate([groups[0][place] for place in np.flatnonzero(near)])
-        found = (left[rows] @ right[columns].T - f[rows, None]).min(0)
-        low[columns] = np.minimum(known, found)
+        off = (right[columns] - mean)[:, :-1]
+        size = np.sqrt((off**2).sum(1).max())
+        least = np.minimum.reduceat(rows @ mean, starts[:-1]) - far * size
+        best = np.argsort(least)[:_FIRST]
+        known = least_of(best, columns)
+        # the largest that may be below, wherever the columns are
+        apart = np.sqrt(((means - means[best[0]]) ** 2).sum(1)) * size
+        near = np.flatnonzero(least - apart < (known - off @ means[best[0]]).max())
+        near = near[(least[near, None] + means[near] @ off.T < known).any(1)]
+        near = np.setdiff1d(near, best)
+        low[columns] = np.minimum(known, least_of(near, columns)) if len(near) else known
     used = data.b > 0
     return float(data.a @ f + data.b[used] @ low[used])
 
@@ -430,7 +442,7 @@ def _of_points(proof: Proof, X: Any, Y: Any, a: Any, b: Any) -> tuple[float, flo
         spread.append((r, w))
     (r, p), (s, q) = spread
     size = proof.alpha * 16 * float(r.max() + s.max()) ** 2
-    data = _Data(x[:0], x[:0], p, q, x[:0], proof.alpha, size, proof.matchings)
+    data = _Data(x[:0], x[:0], p, q, x[:0], proof.alpha, size, proof.matchings, proof.value)
     _check(proof.alpha == 1 and not proof.matchings, "is about plans without a linear cost.")
     constant = float(squares - 4 * (p @ r) * (q @ s))
     right, groups = np.column_stack([s, sides[1][0]]), [_groups(side) for side, _ in sides]
@@ -471,43 +483,87 @@ def _cut(constant: float, least: Any, factors: Any, data: _Data, arrays: dict[st
         # what is not a number is the largest
         off = float(np.max([0.0, *threads.map(missed, *cuts)]))
     _check(off <= _MISSED * data.size, "has a cut that does not hold.")
-    return constant + _least_vertex(c[kept], low[kept], high[kept], arrays), off
+    claim = data.claim - constant
+    return constant + _least_vertex(c[kept], low[kept], high[kept], claim, arrays), off
 
 
-def _least_vertex(c: Array, low: Array, high: Array, arrays: dict[str, Any]) -> float:
-    """Take the least of t - c . z^2 where all cuts hold, and check that no vertex is missing."""
-    slopes, heights, cap = arrays["slopes"], arrays["heights"], float(arrays["cap"][0])
-    # in units of their ranges: z >= low, t >= h_0, z <= high, t <= cap, and the other cuts
-    dim, width, scale = len(c) + 1, high - low, cap - heights[0]
-    others = np.column_stack([slopes[1:] * width / scale, np.ones(len(slopes) - 1)])
-    normals = np.concatenate([np.eye(dim), -np.eye(dim), others])
-    raised = (heights[1:] - slopes[1:] @ low - heights[0]) / scale
-    offsets = np.concatenate([np.zeros(dim), -np.ones(dim), raised])
-    faces = np.sort(arrays["faces"].astype(int), axis=1)
-    _check(((faces >= 0) & (faces < len(normals))).all(), "has a vertex on a face that is not.")
-    # every edge has two ends: then as many vertices are the lowest in each direction, up to an even
-    # number, and one in a direction that nobody knew; none has a point of the polytope below it
+def _least_vertex(c: Array, low: Array, high: Array, claim: float, arrays: Any) -> float:
+    """Take the least of t - c . z^2 where all cuts hold, or the claim if that is less.
+
+    A cut makes vertices on edges, where this is no less than at one of the ends: all vertices below
+    the claim have a neighbour that was one, so that no others are kept.
+    """
+    slopes, heights = arrays["slopes"], arrays["heights"]
+    width, dim = high - low, len(c) + 1
+    _check(dim <= _DIMENSIONS, "follows too many numbers.")
+    # plans above a cap cost more than the claim
+    scale = claim + float(c @ np.maximum(low**2, high**2)) - heights[0]
+    if scale <= 0:
+        return claim
+
+    # in units of the ranges; lowered by chance, so that no vertex is on more faces
     rng = np.random.default_rng()
-    names = rng.integers(2**63, size=len(normals), dtype=np.uint64)[faces]
-    vertices = names.sum(1, dtype=np.uint64)
-    ends = np.unique(vertices[:, None] - names, return_counts=True)[1]
-    down, x, lowest = rng.normal(size=dim), np.empty(faces.shape), 0
-    for start in range(0, len(faces), _TOGETHER):
-        part = slice(start, start + _TOGETHER)
-        each = normals[faces[part]]
-        turned = each.transpose(0, 2, 1)
-        # rounding may leave a determinant to one of both alone
-        meet = all((np.abs(np.linalg.det(one)) > 0).all() for one in (each, turned))
-        _check(meet, "has a vertex on faces that do not meet in a point.")
-        x[part] = np.linalg.solve(each, offsets[faces[part]][:, :, None])[:, :, 0]
-        shares = np.linalg.solve(turned, down[:, None])[:, :, 0]
-        lowest += int((shares >= 0).all(1).sum())
-    all_ = lowest % 2 == 1 and len(np.unique(vertices)) == len(faces) and (ends == 2).all()
-    _check(all_, "does not list all vertices of its cuts.")
-    z, t = low + x[:, :-1] * width, heights[0] + scale * x[:, -1]
-    # and of plans above the cap
-    above = cap - float(c @ np.maximum(low**2, high**2))
-    return min(float((t - z**2 @ c).min()), above)
+    cuts = np.column_stack([slopes[1:] * width / scale, np.ones(len(slopes) - 1)])
+    normals = np.concatenate([np.eye(dim), -np.eye(dim), cuts])
+    raised = (heights[1:] - slopes[1:] @ low - heights[0]) / scale
+    raised -= _LOWERED * rng.random(len(raised)) * np.abs(cuts).sum(1)
+    offsets = np.concatenate([np.zeros(dim), -np.ones(dim), raised])
+    names = rng.integers(2**63, size=len(normals), dtype=np.uint64)
+
+    def above(x: Array) -> Array:
+        found: Array = (heights[0] - claim - (low + x[:, :-1] * width) ** 2 @ c) / scale + x[:, -1]
+        return found
+
+    sides = (np.arange(2**dim)[:, None] >> np.arange(dim)) & 1
+    made = np.arange(dim) + dim * sides
+    faces, points, known = made[:0], np.empty((0, dim + 1, dim)), names[:0]
+    for count in range(2 * dim, len(normals) + 1):
+        first = np.unique(names[made].sum(1, dtype=np.uint64), return_index=True)[1]
+        new = _corners(made[first], normals[:count], offsets[:count], names, above)
+        faces, points = np.concatenate([faces, new[0]]), np.concatenate([points, new[1]])
+        known = np.append(known, names[new[0]].sum(1, dtype=np.uint64))
+        listed = np.isin(new[2], known).all()
+        _check(listed, "has cuts so near each other that vertices are lost in rounding.")
+        if count == len(normals):
+            break
+        slack = points @ normals[count] - offsets[count]
+        kept = slack >= 0
+        row, left = np.nonzero(kept[:, 1:] != kept[:, :1])
+        share = slack[row, 0] / (slack[row, 0] - slack[row, left + 1])
+        step = share[:, None] * (points[row, left + 1] - points[row, 0])
+        points[row, left + 1] = end = points[row, 0] + step
+        made = faces[row]
+        made[np.arange(len(row)), left] = count
+        made = made[~(above(end) >= _NEAR)]
+        faces, points, known = (part[kept[:, 0]] for part in (faces, points, known))
+    least = float(np.append(above(points[:, 0]), 0.0).min())
+    return claim + float(scale) * least
+
+
+def _corners(faces: Any, normals: Array, offsets: Array, names: Any, above: Any) -> Any:
+    """Find the vertices below a claim by their faces, and the ends of their edges after each.
+
+    The names of those of these ends that are below it, too, come last.
+    """
+    found = []
+    for part in np.split(faces, range(_AT_ONCE, len(faces), _AT_ONCE)):
+        try:
+            edges = np.linalg.inv(normals[part].transpose(0, 2, 1))
+        except np.linalg.LinAlgError:
+            _check(False, "has a vertex on faces that do not meet in a point.")
+        x = offsets[part][:, None] @ edges
+        below = ~(above(x[:, 0]) >= 0)
+        part, x, edges = part[below], x[below], edges[below]
+        rates = -(edges @ normals.T) / (x @ normals.T - offsets).clip(min=_ROUNDED)
+        np.put_along_axis(rates, part[:, None], 0.0, 2)
+        met = rates.argmax(2)
+        ends = x + edges / np.take_along_axis(rates, met[:, :, None], 2)
+        points = np.concatenate([x, ends], 1)
+        _check(np.isfinite(points).all(), "has an edge without an end.")
+        others = names[part].sum(1, dtype=np.uint64)[:, None] - names[part] + names[met]
+        low = above(ends.reshape(-1, x.shape[2])) < -_NEAR
+        found.append((part, points, others.ravel()[low]))
+    return [np.concatenate(parts) for parts in zip(*found, strict=True)]
 
 
 def _pairing(u: Array, a: Array, v: Array, b: Array) -> float:

@@ -19,13 +19,12 @@ from torchgw._derivatives.loss import Solved, System, derivatives
 from torchgw._derivatives.tracked import Model
 from torchgw._errors import ConvergenceWarning, warn_user
 from torchgw._problem.marginals import MarginalRule
+from torchgw._tensors.operations import EQUAL
 
 # Relative residual of the linear system. [L492]
 _TOLERANCE = 1e-10
 # Smaller entries are zero in every sum, but would be divided by. [L492]
 _LEAST = 1e-200
-# Potentials of points below their bound are equal, up to this share of epsilon. [L492]
-_ROUNDING = 1e-9
 
 
 class _Sums:
@@ -86,7 +85,7 @@ class RelaxedSolve(Solved):
 
     def _held(self) -> Tensor:
         """Say which sums of rows, columns and all are held."""
-        (f, g), slack = self.plan.potentials, _ROUNDING * self.plan.epsilon
+        (f, g), slack = self.plan.potentials, EQUAL * self.plan.epsilon
         if self.rule.mass is not None:
             # points below their bound have the largest potential
             held = [part < part.max() - slack for part in (f, g)]

@@ -34,6 +34,7 @@ from torchgw._plans.contract import Plan as Plan
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.losses import Loss, sums
 from torchgw._problem.problem import Problem
+from torchgw._sinkhorn.annealing import START_NOISE
 from torchgw._sinkhorn.problem import Cost, FactoredCost, added, block
 from torchgw._typing import Marginals, Points, Potentials
 from torchgw.distances.base import DistanceProvider
@@ -129,7 +130,7 @@ def visible(problem: Problem, n_anchors: int) -> Problem:
         return replace(problem, loss=SampledLoss.of(loss, levels=Levels(reach, _LEVELS)))
     if not loss.singular:
         return problem
-    provider, weights = problem.target.ways()[0], problem.marginals.b
+    provider, weights = problem.target.relations()[0], problem.marginals.b
     index = _spaced(weights, _VISIBLE_COLUMNS)
     values, order = provider.columns(index).sort(dim=0)
     mass = weights[order].cumsum(0)
@@ -236,11 +237,6 @@ def distance_spread(provider: DistanceProvider, weights: Tensor) -> float:
     eps = torch.finfo(mean.dtype).eps
     least = max(64 * eps * second, eps**2 * largest)
     return math.sqrt(variance) if count > 1 and variance > least else 0.0
-
-
-# Relative size of the noise on the first coupling. The product plan of two spaces whose points all
-# look alike is a saddle point that exact arithmetic would never leave. [L292]
-START_NOISE = 1e-6
 
 
 class QuadraticValue(NamedTuple):

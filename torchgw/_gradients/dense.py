@@ -19,7 +19,7 @@ from torchgw._gradients.contract import (
     product_value,
 )
 from torchgw._plans.transport import TransportPlan
-from torchgw._problem.losses import BothWays, MinimumCross, transformed
+from torchgw._problem.losses import MinimumCross, transformed
 from torchgw._problem.problem import Problem, stored_matrix
 from torchgw._sinkhorn.problem import Cost, DenseCost, block
 from torchgw._typing import Marginals, Points
@@ -68,13 +68,15 @@ class DenseGradient(StrictGradient):
 
     def copy(self) -> "DenseGradient":
         """Make the same linearisation on tables of its own, as one of the square loss."""
-        tables = self._cross.tables()
-        kind: type[PrecomputedDistance] = PrecomputedDistance
-        if isinstance(self._cross, BothWays):
-            (source_table, _, _, target_table), kind = tables, DirectedDistance
-            tables = source_table, target_table
-        source, target = (kind.unchecked(part.clone()) for part in tables)
-        problem = self.problem
+        problem, crossed = self.problem, self.problem.crossed()
+        assert crossed is not None
+        directed = len(self._cross.tables()) > 2
+        source, target = (
+            DirectedDistance.unchecked(side.table.clone())
+            if directed and isinstance(side, DirectedDistance)
+            else PrecomputedDistance.unchecked(stored_matrix(side).clone())
+            for side in crossed
+        )
         marginals, linear = Marginals(*map(Tensor.clone, problem.marginals)), problem.linear
         # costs of either kind are named tuples of tensors
         linear = None if linear is None else type(linear)(*map(Tensor.clone, linear))

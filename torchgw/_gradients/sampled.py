@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -31,7 +32,7 @@ from torchgw._sinkhorn.problem import Cost, FactoredCost
 from torchgw._tensors.block_order import block_order
 from torchgw._tensors.operations import categories_at, sample_categories
 from torchgw._typing import Marginals
-from torchgw.distances.base import both_ways
+from torchgw.distances.base import DistanceProvider, both_ways
 from torchgw.distances.sampling import choose_points
 
 # Spread-out points whose distances are coordinates by which source points are ordered. [L119]
@@ -289,21 +290,27 @@ class SampledGradient(StrictGradient):
         if self._is_summed():
             return QuadraticValue(self._sum(plan, masses), 0.0)
         anchors = self._draw(plan, self._slots(), generator)
-        # pairs of pairs are both (p, q) and (q, p), so one way holds them all
-        left, right = (
-            side.columns(index).double() for side, index in zip(self._ways[0], anchors, strict=True)
-        )
-        shared = 0.0
+        p, q = masses
+        pairs, tables, parts = None, [], []
         if loss.cross is None:
             count = min(_MOST_PAIRS, max(2, _PAIR_ENTRIES // self.n_anchors))
             pairs = plan.sample(count, generator)
-            table = loss(left[pairs.source], right[pairs.target])
-            values = table.mean(0)
+        for way in self._relations():
+            left, right = (
+                side.columns(index).double() for side, index in zip(way, anchors, strict=True)
+            )
+            if loss.cross is None:
+                assert pairs is not None
+                tables.append(loss(left[pairs.source], right[pairs.target]))
+            else:
+                cross = (loss.cross[0](left) * (plan @ loss.cross[1](right))).sum(0)
+                parts.append(p @ loss.own[0](left) + q @ loss.own[1](right) - 2 * cross)
+        shared = 0.0
+        if tables:
+            table = torch.stack(tables).mean(0)
+            parts = [table.mean(0)]
             shared = float(table.mean(1).var()) / len(table)
-        else:
-            p, q = masses
-            cross = (loss.cross[0](left) * (plan @ loss.cross[1](right))).sum(0)
-            values = p @ loss.own[0](left) + q @ loss.own[1](right) - 2 * cross
+        values = torch.stack(parts).mean(0)
         if self.n_anchors == 1:
             return QuadraticValue(float(values), float("nan"))
         strata = values[: self.n_anchors // 2 * 2].reshape(-1, 2)
@@ -315,29 +322,38 @@ class SampledGradient(StrictGradient):
 
     def _is_summed(self) -> bool:
         """Whether values are sums over all points."""
-        n, m = self.problem.source.n, self.problem.target.n
+        n, m = self.problem.shape
         work = 0 if self._loss.cross is not None else n * m * max(n, m)
         return max(n, m) <= self.n_anchors and work <= _SUMMED
 
-    def _tables(self) -> tuple[Tensor, Tensor]:
-        """Give all distances of both sides."""
-        left, right = (stored_matrix(side).double() for side in self._ways[0])
-        return left, right
+    def _relations(self) -> list[tuple[DistanceProvider, DistanceProvider]]:
+        """Pair the relations of both sides: of pairs of pairs one way holds (p, q) and (q, p)."""
+        sides = (side.relations() for side in self.problem.sides)
+        return list(zip(*sides, strict=True))
+
+    def _tables(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Give all distances of both sides, for each relation."""
+        for left, right in self._relations():
+            yield stored_matrix(left).double(), stored_matrix(right).double()
 
     def _sum(self, plan: TransportPlan, masses: Marginals) -> float:
         """Sum the loss of all pairs of pairs."""
         if self._loss.cross is None:
             return self._sum_pairs(plan.stored().double(), masses)
-        left, right = self._tables()
-        moved = plan @ self._loss.cross[1](right.T)
-        cross = (moved * (plan.T @ self._loss.cross[0](left)).T).sum()
-        return self._own(left, right, masses) - 2 * float(cross)
+        found = []
+        for left, right in self._tables():
+            moved = plan @ self._loss.cross[1](right.T)
+            cross = (moved * (plan.T @ self._loss.cross[0](left)).T).sum()
+            found.append(self._own(left, right, masses) - 2 * float(cross))
+        return sum(found) / len(found)
 
     def _sum_pairs(self, plan: Tensor, masses: Marginals) -> float:
         """Sum a loss that is no product, at a plan that is stored."""
-        left, right = self._tables()
-        cross = (MinimumCross(left, right)(plan) * plan).sum()
-        return self._own(left, right, masses) - 2 * float(cross)
+        found = []
+        for left, right in self._tables():
+            cross = (MinimumCross(left, right)(plan) * plan).sum()
+            found.append(self._own(left, right, masses) - 2 * float(cross))
+        return sum(found) / len(found)
 
     def _own(self, left: Tensor, right: Tensor, masses: Marginals) -> float:
         """Sum the terms of each side."""

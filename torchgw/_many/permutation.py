@@ -23,6 +23,7 @@ from torchgw._many.spaces import Listed, Measure, check_measure, read_spaces
 from torchgw._problem.named import DistanceName, ScaleName, pair_of_distances
 from torchgw._results.base import Result
 from torchgw._solve.table import check_options
+from torchgw._tensors.operations import EQUAL, straight
 from torchgw._typing import Array, Seed
 
 Null = Literal["auto", "rotated", "columns", "entries", "rewired"]
@@ -369,7 +370,7 @@ def _in_step(source: Tensor, drawn: Tensor, epsilon: float | str, steps: int) ->
 def _compared(observed: float, drawn: Any, null: str, seed: int) -> MatchTest:
     """Compare a statistic with those of the draws, of which small ones count."""
     # a number that was lost counts against the match, and so does one equal but for rounding
-    above = drawn > observed + 1e-9 * abs(observed)
+    above = drawn > observed + EQUAL * abs(observed)
     p_value = (1 + int((~above).sum())) / (1 + len(drawn))
     return MatchTest(p_value, float(observed), drawn, null, seed)
 
@@ -417,7 +418,7 @@ def _drawn(
         draw = rotated if null == "rotated" else columns_shuffled
         clouds = torch.cat([points.expand(int(first), -1, -1), draw(points, count, generator)])
         if not computed or pair_of_distances(measure.distances)[1] in _AT_ONCE:
-            tables = torch.cdist(clouds, clouds, compute_mode="donot_use_mm_for_euclid_dist")
+            tables = straight(clouds, clouds)
             unit = ("max" if computed else None) if measure.scale == "auto" else measure.scale
             weights = tables.new_full(clouds.shape[:2], 1 / len(points))
             return tables if unit is None else scaled(tables, weights, unit)

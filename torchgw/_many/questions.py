@@ -22,6 +22,7 @@ from torchgw._problem.marginals import MarginalRule, check_marginal_rule
 from torchgw._problem.problem import check_alpha
 from torchgw._solve.polish import can_polish, check_polish
 from torchgw._solve.table import check_options
+from torchgw._tensors.operations import straight
 from torchgw._typing import Marginals
 
 
@@ -271,5 +272,5 @@ class Questions:
 
     def feature_costs(self, source: Tensor, target: Tensor) -> Tensor:
         """Compute M of features (..., n, d) and (..., m, d), by operations that go pair by pair."""
-        cost = torch.cdist(source, target, compute_mode="donot_use_mm_for_euclid_dist")
+        cost = straight(source, target)
         return cost.square_() if self.squared else cost

@@ -20,7 +20,7 @@ from torchgw._search.optima import LEAST_EPSILON
 from torchgw._search.population import Members, exchange, improve
 from torchgw._search.stack import Ends, Stack, neighbourhoods
 from torchgw._search.tabu import has_maps, maps_where_free
-from torchgw._tensors.operations import sums_of
+from torchgw._tensors.operations import straight, sums_of
 
 # Starts by random mixtures of quantiles of distances; random costs, at most, and entries of them;
 # and rounds that improve the best of all starts, at most. [L1311]
@@ -83,7 +83,7 @@ class Starts:
         ]
         mixing = self.mixing[kind.clamp(max=len(self.mixing) - 1)][:, None, :]
         x, y = (quantiles * mixing for quantiles, _ in sides)
-        apart = torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist").square_()
+        apart = straight(x, y).square_()
         x, y = (axes for _, axes in sides)
         across = x.new_zeros(apart.shape)
         for axis in range(x.shape[2]):

@@ -52,6 +52,7 @@ from torchgw._problem.problem import FeatureMetric, check_feature_metric, is_fus
 from torchgw._solve.table import Options, check_options, takes_options
 from torchgw._tensors.ahead import probe_beside
 from torchgw._tensors.machine import free_memory
+from torchgw._tensors.operations import straight
 from torchgw._tensors.ranks import Distributed, Ranks, check_distributed, join, together
 
 
@@ -146,7 +147,7 @@ def _table(listed: Listed, number: int, distances: Any, place: int, plan: Tensor
     points = space.to(plan)
     if name == "sqeuclidean":
         return (points[:, None] - points).square().sum(2)
-    return torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist")
+    return straight(points, points)
 
 
 def read_stack(

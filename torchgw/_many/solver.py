@@ -14,10 +14,11 @@ from torch import Tensor
 
 from torchgw._api import solve
 from torchgw._batch.engine import Solved, run
-from torchgw._batch.packing import LARGEST, Packed, inside_of, repad
+from torchgw._batch.packing import LARGEST, Packed, inside_of, natural_scale, repad
 from torchgw._batch.relaxed import Relaxed
 from torchgw._batch.stopping import ENDINGS, Rules
 from torchgw._batch.worth import Ended, meets
+from torchgw._boundary.checks import first_of
 from torchgw._errors import ConvergenceWarning, SearchWarning, warn_user
 from torchgw._many.polishing import sharpen
 from torchgw._many.questions import Questions
@@ -30,7 +31,7 @@ from torchgw._solve.pipeline import POLISH_TOLERANCE
 from torchgw._solve.state import Status
 from torchgw._solve.table import Options
 from torchgw._tensors.machine import small_on_one_thread
-from torchgw._tensors.operations import sums_of
+from torchgw._tensors.operations import EQUAL, straight, sums_of
 from torchgw._tensors.ranks import Ranks
 
 # The status that each code in ``Numbers.status`` stands for.
@@ -43,13 +44,9 @@ _STATUS_OF = [STATUSES.index(Status[name]) for name in ENDINGS]
 _SEARCHED = {"cpu": 2**16, "cuda": 2**22}
 # What ``doubtful`` says of a problem that was not searched, as it is large. [L1315]
 UNSEARCHED = 2
-# Relative difference of two numbers that is rounding. [L1313]
-_ROUNDING = 1e-9
 # Outer and inner iterations of steps that are halved, at most: plans that go to and fro in the
 # shortest ones did so for minutes. [L1450]
 _DAMPED = 32, 128
-# Problems that a warning names; how many there are besides is said. A choice. [L1370]
-_NAMED = 10
 
 
 class Numbers(NamedTuple):
@@ -104,9 +101,7 @@ def warn_of_failures(
 
     def some(mask: Tensor) -> str:
         numbers = mask.nonzero()[:, 0].tolist()
-        others = f" and {len(numbers) - _NAMED:,} more" if len(numbers) > _NAMED else ""
-        first = ", ".join(name(number) for number in numbers[:_NAMED])
-        return f"{len(numbers):,} of {len(mask):,} ({first}{others})"
+        return f"{len(numbers):,} of {len(mask):,} ({first_of(list(map(name, numbers)))})"
 
     counts = torch.bincount(numbers.status, minlength=len(STATUSES)).tolist()
     failed = {
@@ -305,7 +300,7 @@ class _Group:
         )
         mixing[1] = 1
         x, y = (part * mixing.to(self.device)[kind][:, None, :] for part in (x, y))
-        cost = torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist").square_()
+        cost = straight(x, y).square_()
         return cost, kind > 0
 
     def rules(self) -> Rules:
@@ -385,7 +380,7 @@ def _search_block(group: _Group, found: Numbers, keep: Keep | None) -> None:
     best = plain.beside(others)
     if not packed.proximal:
         target = stack.problems.epsilon[problem]
-        left = _above(others.numbers, lower.objectives, target, _ROUNDING)
+        left = _above(others.numbers, lower.objectives, target, EQUAL)
         if packed.relaxed is None and bool(left.any()):
             # steps that have led away from plans that cost less are halved as they turn back
             ends = Ends(*(part[left] for part in lower))
@@ -398,6 +393,7 @@ def _search_block(group: _Group, found: Numbers, keep: Keep | None) -> None:
     if not packed.proximal:
         seen = searched.members.objectives[:, 0]
         doubtful = doubtful | _above(numbers, seen, stack.problems.epsilon, AGREED)
+    doubtful = doubtful & ~_cost_nothing(numbers, packed, every)
     numbers = numbers._replace(ambiguity=searched.ambiguity, doubtful=doubtful.long())
     found.put(torch.from_numpy(group.numbers).to(group.device), numbers)
     if keep is not None:
@@ -443,6 +439,18 @@ def _solved(group: _Group, packed: Packed, problem: Tensor, rules: Rules | None 
     return _Solves(group.numbers_of(run(packed, rules or group.rules(), keep)), kept, problem)
 
 
+def _cost_nothing(numbers: Numbers, packed: Packed, every: Tensor) -> Tensor:
+    """Tell which plans keep all distances and marginals up to rounding: no plan costs less."""
+    if packed.linear is not None:
+        return torch.zeros_like(numbers.status, dtype=torch.bool)
+    kept = _converged(numbers)
+    if packed.relaxed is not None and packed.relaxed.rho is not None:
+        # a penalty may have been paid
+        rho = packed.relaxed.rho
+        kept = kept & ((rho == 0) | rho.isinf()).all(1)
+    return kept & (numbers.value_quad <= EQUAL * natural_scale(packed, every, None))
+
+
 def _standing(
     stack: Stack, others: _Solves, lower: Ends, falling: Tensor, chosen: Tensor
 ) -> _Solves:
@@ -474,7 +482,7 @@ def _above(numbers: Numbers, lower: Tensor, epsilon: Tensor, share: float) -> Te
     """Tell which solves have ended above plans at an epsilon by more than a share, (k,)."""
     above = ~(numbers.objective <= lower + share * lower.abs())
     # plans were compared at no smaller epsilon than a least one
-    return above & (epsilon <= (1 + _ROUNDING) * numbers.epsilon)
+    return above & (epsilon <= (1 + EQUAL) * numbers.epsilon)
 
 
 def _converged(numbers: Numbers) -> Tensor:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from torchgw._batch.packing import Stack, make_stack, pack, padded_sizes
-from torchgw._boundary.arrays import as_weights, check_list, check_points
+from torchgw._boundary.arrays import as_weights, check_each, check_points
 from torchgw._boundary.graphs import as_graph
 from torchgw._errors import InvalidInputError, InvalidTypeError
 from torchgw._problem.given import Passed, with_area
@@ -115,13 +115,8 @@ def read_spaces(
     count = len(listed.items)
     parts: list[list[Any]] = []
     for label, part in (("weights", weights), ("features", features)):
-        name, what = _PARTS[label][side], f"the {label} of each space of {listed.name}"
-        parts.append([None] * count if part is None else check_list(name, part, what))
-        if len(parts[-1]) != count:
-            raise InvalidInputError(
-                f"The {label} of `{listed.name}` must be one for each space, {count}; got "
-                f"{len(parts[-1])}."
-            )
+        each = f"spaces of {listed.name}"
+        parts.append(check_each(_PARTS[label][side], part, count, "array", each))
     known: dict[int, tuple[Tensor, Tensor]] = {}
     made = []
     for place, (item, weight, feature) in enumerate(zip(listed.items, *parts, strict=True)):

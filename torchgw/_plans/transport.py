@@ -121,6 +121,10 @@ class DualPlan(Plan):
             self._sums = super()._moved()
         return self._sums
 
+    def remember(self, rows: Tensor, columns: Tensor) -> None:
+        """Keep marginals that were computed beside other sums."""
+        self._sums = rows, columns
+
     @exactly
     def extend(self, cost: Cost) -> TransportPlan:
         """Return the plan of other source points, given their cost, (q, m), by one half-step.

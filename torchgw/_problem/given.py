@@ -17,6 +17,7 @@ from torchgw._errors import (
     UnsupportedError,
     warn_user,
 )
+from torchgw._problem.limits import limits_of
 from torchgw._problem.named import BY_SIZE, from_graphs
 from torchgw._problem.problem import Problem, stored_matrix
 from torchgw._tensors.machine import fits, free_memory
@@ -24,7 +25,7 @@ from torchgw._tensors.operations import at_even_steps
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.geodesics import Geodesics
 from torchgw.distances.new_points import Space
-from torchgw.distances.precomputed import DirectedDistance, PrecomputedDistance
+from torchgw.distances.precomputed import DirectedDistance, PrecomputedDistance, are_tables
 from torchgw.distances.surface import Surface, as_surface
 
 # Points of at most so many rows, and so many columns for each row, were probably transposed. [L376]
@@ -44,9 +45,7 @@ _FEW = 1_000
 # Ratio of two largest distances from which on they may have other units: half of a shape is more
 # than half as wide as the whole. [L1393]
 _UNITS = 2.0
-# Points up to which two spaces are compared by eigenvalues, and how far those may differ as a share
-# of the largest. [L415]
-_MOST_POINTS = 1500
+# How far eigenvalues of two spaces that are the same may differ, as a share of the largest. [L415]
 _SAME = 1e-5
 
 
@@ -231,7 +230,8 @@ def are_copies(problem: Problem) -> bool:
     """Tell whether weights and distances of both spaces are the same, by weighted eigenvalues."""
     sides = problem.source, problem.target
     a, b = problem.marginals
-    if len(a) != len(b) or len(a) > _MOST_POINTS or not all(side.cheap_columns for side in sides):
+    many = len(a) > limits_of(a.device).compared_points
+    if len(a) != len(b) or many or not all(side.cheap_columns for side in sides):
         return False
     if not torch.allclose(a.sort().values, b.sort().values, rtol=_SAME, atol=0):
         return False
@@ -280,6 +280,13 @@ def with_area(name: str, value: Any, weights: Any) -> tuple[Any, Any]:
     if surface is None:
         return value, weights
     return surface, surface.weights if weights is None else weights
+
+
+def with_relations(name: str, value: Any, table: Any) -> tuple[Any, Any]:
+    """Read a stack of given tables, one for each relation, as a space; leave all else as it is."""
+    if value is not None or not are_tables(table):
+        return value, table
+    return DirectedDistance(table), None
 
 
 def _is_array(value: Any) -> bool:

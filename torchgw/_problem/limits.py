@@ -137,6 +137,11 @@ class Limits(NamedTuple):
     # Regions of a matching that are matched anew at a time: a GPU waits for launches. [L1655]
     regions: int
 
+    # Points of a side up to which distributions of their distances match points where a few leave
+    # open which optimum is best; and up to which spaces are compared by eigenvalues. [L279, L415]
+    told_points: int
+    compared_points: int
+
     # Results. Entries of a table, or of the square of the larger side, up to which all are read:
     # sorted for a bound, correlated, or assigned exactly, in some seconds each. [L324, L328, L329]
     read: int
@@ -200,6 +205,7 @@ CPU = Limits(
     few_chains=8, open_chains=4, open_most=2**16, copies=2.5e-3,
     together=2**17, tiny=2**10,
     batch_searched=2**10, edges=200_000, messages=2e8, walks=2**24, regions=1,
+    told_points=3_000, compared_points=1_500,
     read=25_000_000,
     improved_points=1_500, improved_triples=2_000_000, matched_points=128, exchanged_rows=2_048,
     alike=0.1, whole=0.75,

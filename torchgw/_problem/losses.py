@@ -11,7 +11,7 @@ distances. |x - y| = x + y - 2 min(x, y) has no such h.
 A loss is one entry of ``LOSSES``; everything in which losses differ is written there.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -29,7 +29,7 @@ from torchgw.distances.landmark import NystromDistance
 
 LossName = Literal["square", "kl", "absolute"]
 # Added to distances inside logarithms, as in POT: zero has no logarithm. [L274]
-_LOG_OFFSET = 1e-18
+LOG_OFFSET = 1e-18
 
 
 def identity(distance: Tensor) -> Tensor:
@@ -39,7 +39,7 @@ def identity(distance: Tensor) -> Tensor:
 
 def _log(distance: Tensor) -> Tensor:
     # approximate distances may be slightly negative
-    return distance.clamp_min(0).add_(_LOG_OFFSET).log_()
+    return distance.clamp_min(0).add_(LOG_OFFSET).log_()
 
 
 def _half_log(distance: Tensor) -> Tensor:
@@ -159,28 +159,33 @@ _LOOKED_AT = 2**18
 _FEW = 2
 
 
-class BothWays:
-    """The mean of a directed cross term and its reverse: half the derivative of their sum."""
+class AllWays:
+    """The mean of cross terms, of each relation and its reverse: half the derivative of a sum."""
 
-    def __init__(self, there: "Cross", back: "Cross") -> None:
-        self._ways = there, back
+    def __init__(self, ways: Sequence["Cross"]) -> None:
+        self._ways = ways
 
     def __call__(self, plan: Tensor) -> Tensor:
         """Evaluate the mean at a plan (n, m)."""
-        there, back = self._ways
-        return there(plan).add_(back(plan)).div_(2)
+        total = self._ways[0](plan)
+        for way in self._ways[1:]:
+            total = total.add_(way(plan))
+        return total.div_(len(self._ways))
 
-    def block(self, rows: Points, columns: Points) -> "BothWays":
-        there, back = self._ways
-        return BothWays(there.block(rows, columns), back.block(rows, columns))
+    def block(self, rows: Points, columns: Points) -> "AllWays":
+        return AllWays([way.block(rows, columns) for way in self._ways])
 
     def total(self, a: Tensor, b: Tensor) -> Tensor:
-        there, back = self._ways
-        return (there.total(a, b) + back.total(a, b)) / 2
+        totals = [way.total(a, b) for way in self._ways]
+        return torch.stack(totals).sum(0) / len(totals)
 
     def tables(self) -> tuple[Tensor, ...]:
-        there, back = self._ways
-        return (*there.tables(), *back.tables())
+        return tuple(table for way in self._ways for table in way.tables())
+
+
+def mean_of(ways: Sequence["Cross"]) -> "Cross":
+    """Make the mean of cross terms, of which there may be one."""
+    return ways[0] if len(ways) == 1 else AllWays(ways)
 
 
 class ProductCross:
@@ -315,4 +320,4 @@ class MinimumCross:
 # The cross term as a linear function of plans (n, m), with ``total(a, b)``, its sum at a x b with
 # the weights a x b, ``block(rows, columns)``, its part for some points of either side, and
 # ``tables()``, the tensors that it reads.
-Cross = BothWays | ProductCross | MinimumCross
+Cross = AllWays | ProductCross | MinimumCross

@@ -10,12 +10,9 @@ from torch import Tensor
 from torchgw._boundary.arrays import to_tensor
 from torchgw._boundary.checks import both, is_number
 from torchgw._errors import InvalidInputError, NumericalError
+from torchgw._tensors.operations import LARGEST_LOGARITHM
 from torchgw._typing import Marginals
 
-# Largest logarithm of a mass: the square of the mass still has to be a number of float64. [L641]
-_LARGEST_LOGARITHM = 350.0
-# Largest logarithm of a sum of weights: the product of two squares has to be one too. [L1252]
-_LARGEST_SUM = 175.0
 # Penalty, over the natural scale, from which on marginals are taken as strict: it would let plans
 # miss them by 1e-8, and errors within the tolerances would weigh more than the cost. [L1061]
 STRICT = 1e8
@@ -167,7 +164,8 @@ def divide_by_totals(
 
 def is_usable_sum(total: float) -> bool:
     """Whether products of two squares of sums like this one are numbers of float64."""
-    return 0 < total < math.inf and abs(math.log(total)) <= _LARGEST_SUM
+    # the product of two squares has to be a number too
+    return 0 < total < math.inf and 2 * abs(math.log(total)) <= LARGEST_LOGARITHM
 
 
 class ObjectiveTerms(NamedTuple):
@@ -219,7 +217,7 @@ def best_mass(
 
 def _exp(logarithm: float) -> float:
     """Compute a mass from its logarithm; refuse one whose square would overflow."""
-    if abs(logarithm) > _LARGEST_LOGARITHM:
+    if abs(logarithm) > LARGEST_LOGARITHM:
         many = "more and more" if logarithm > 0 else "nothing"
         raise NumericalError(
             f"A plan of least objective moves {many} here, as its cost outweighs the penalties: "

@@ -20,8 +20,9 @@ from torchgw._boundary.arrays import check_magnitude
 from torchgw._boundary.cache import Cache, content_key
 from torchgw._boundary.checks import both
 from torchgw._errors import InvalidInputError
+from torchgw._tensors.operations import EQUAL
 from torchgw._tensors.ranks import Ranks
-from torchgw.distances.base import DistanceProvider
+from torchgw.distances.base import BLOCK_ENTRIES, DistanceProvider
 from torchgw.distances.curved import CurvedDistance, CurvedModel
 from torchgw.distances.dijkstra import DijkstraDistance
 from torchgw.distances.geodesics import Geodesics, path_lengths
@@ -36,10 +37,6 @@ from torchgw.distances.points import ANGLES, PointDistance, PointMetric
 from torchgw.distances.precomputed import PrecomputedDistance
 
 ScaleName = Literal["auto", "max", "mean"]
-# Columns read at once to find the largest distance among some points. [L351]
-_COLUMNS = 256
-# Distances up to this share of the largest are rounding. [L351]
-_NOTHING = 1e-9
 
 
 def scaled(
@@ -86,7 +83,7 @@ def _size(
         return largest
     # a distance of zero, of which factors leave rounding, is no unit
     among = _maximum(provider, points, used)
-    return among if among > _NOTHING * largest else largest
+    return among if among > EQUAL * largest else largest
 
 
 def _maximum(provider: DistanceProvider, points: Tensor | None, used: Tensor) -> float:
@@ -94,7 +91,8 @@ def _maximum(provider: DistanceProvider, points: Tensor | None, used: Tensor) ->
     if isinstance(provider, PointDistance) and points is not None:
         return PointDistance(points[used.to(points.device)], provider.metric).maximum()
     index = used.nonzero()[:, 0]
-    return max(float(provider.columns(block)[index].max()) for block in index.split(_COLUMNS))
+    blocks = index.split(max(1, BLOCK_ENTRIES // provider.n))
+    return max(float(provider.columns(block)[index].max()) for block in blocks)
 
 
 T = TypeVar("T")

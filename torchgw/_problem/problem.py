@@ -15,16 +15,17 @@ from torchgw._problem.limits import limits_of
 from torchgw._problem.losses import (
     SPARSE_SHARE,
     SQUARE,
-    BothWays,
     Cross,
     Loss,
     MinimumCross,
     ProductCross,
+    mean_of,
 )
 from torchgw._problem.marginals import MarginalRule, is_assignment
 from torchgw._sinkhorn.blocks import Restriction
 from torchgw._sinkhorn.problem import Cost, DenseCost, FactoredCost
 from torchgw._tensors.machine import known_free
+from torchgw._tensors.operations import straight
 from torchgw._typing import Marginals
 from torchgw.distances.base import DistanceProvider, both_ways
 from torchgw.distances.factored import FactoredDistance
@@ -113,8 +114,7 @@ def feature_cost(source: Tensor, target: Tensor, metric: FeatureMetric) -> Cost:
     """Compute distances between features, (n, d) and (m, d): factors, a table for "euclidean"."""
     if metric == "euclidean":
         # differentiable too, with derivative zero where two features coincide
-        mode = "donot_use_mm_for_euclid_dist"
-        return DenseCost(torch.cdist(source, target, compute_mode=mode))
+        return DenseCost(straight(source, target))
     if metric == "correlation":
         source, target = (item - item.mean(1, keepdim=True) for item in (source, target))
     if metric in ANGLES:
@@ -221,21 +221,15 @@ class Problem:
         return self.loss.crossed(self.source, self.target)
 
     def cross(self) -> Cross:
-        """Make the cross term of stored distances, the mean over both ways of directed ones."""
+        """Make the cross term of stored distances, the mean over all ways of directed ones."""
         crossed = self.crossed()
-        made: list[Cross]
-        if crossed is None:
-            made = [
-                MinimumCross(*map(stored_matrix, way))
-                for way in both_ways(self.source, self.target)
-            ]
-        elif all(side.directed for side in crossed):
-            (x, back_x), (y, back_y) = (map(stored_matrix, side.ways()) for side in crossed)
-            made = [ProductCross(x, back_y), ProductCross(back_x, y)]
-        else:
+        if crossed is not None and not all(side.directed for side in crossed):
             # a symmetric side sees the mean of the other over both directions
-            made = [ProductCross(*map(stored_matrix, crossed))]
-        return made[0] if len(made) == 1 else BothWays(*made)
+            return ProductCross(*map(stored_matrix, crossed))
+        ways = [tuple(map(stored_matrix, way)) for way in both_ways(*(crossed or self.sides))]
+        if crossed is None:
+            return mean_of([MinimumCross(*way) for way in ways])
+        return mean_of([ProductCross(x, y.T) for x, y in ways])
 
     def priced(self, scale: float) -> "Problem":
         """Write the support, for a search, as a linear cost that nothing else outweighs.
@@ -254,8 +248,18 @@ class Problem:
         return replace(self, alpha=alpha, linear=DenseCost(table))
 
     @property
+    def sides(self) -> tuple[DistanceProvider, DistanceProvider]:
+        """The distances of both sides."""
+        return self.source, self.target
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Points of both sides."""
+        return self.source.n, self.target.n
+
+    @property
     def directed(self) -> bool:
-        """Whether costs of either side differ with the direction."""
+        """Whether costs of either side differ with the direction, or are of several relations."""
         return self.source.directed or self.target.directed
 
     @cached_property
@@ -300,6 +304,15 @@ def _is_sparse(*sides: DistanceProvider) -> bool:
     )
 
 
+def _edges(*sides: DistanceProvider) -> int:
+    """Count what is not zero in the emptier of two tables that are stored on a CPU, or zero."""
+    few = max(side.n for side in sides) ** 2 <= limits_of(sides[0].device).dense
+    if not few or sides[0].device.type != "cpu":
+        return 0
+    tables = [side.matrix() for side in sides]
+    return min(0 if table is None else int(table.count_nonzero()) for table in tables)
+
+
 class Facts(NamedTuple):
     """What is known of a problem before it is solved; plain numbers and names, no tensors."""
 
@@ -320,6 +333,7 @@ class Facts(NamedTuple):
     clouds: bool  # whether either side is measured straight between points
     free: int  # bytes that can be allocated, if three float64 tables of a plan may be too many
     sparse: bool = False  # whether both sides are stored tables of mostly zeros, and large
+    edges: int = 0  # entries that are not zero of the emptier of two tables stored on a CPU
     restricted: bool = False  # whether some pairs may hold no mass
     # pairs of points whose streaming takes as long as reading those that are allowed from labels
     # or from a list; zero if a table says what is, or nothing does
@@ -347,7 +361,7 @@ class Facts(NamedTuple):
             restricted=problem.support is not None or problem.restriction is not None,
             one_plan=rule is None and problem.has_one_plan,
             listed=0.0 if problem.restriction is None else problem.restriction.work(),
-            sparse=_is_sparse(source, target),
+            sparse=_is_sparse(source, target), edges=_edges(source, target),
             clouds=any(isinstance(side, PointDistance) for side in (source, target)),
             free=known_free(3 * 8 * source.n * target.n, source.device),
         )  # fmt: skip

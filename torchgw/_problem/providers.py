@@ -236,6 +236,14 @@ def _recognised(
     for provider in ready:
         if not directed:
             refuse_directed(provider, "torchgw.solve compares them.")
+    counts = [
+        1 if side.given.provider is None else len(side.given.provider.relations()) for side in pair
+    ]
+    if counts[0] != counts[1]:
+        raise InvalidInputError(
+            "Both sides must have as many relations, each of which is compared with the same one "
+            f"of the other side; X has {counts[0]} and Y {counts[1]}."
+        )
     warn_of_two_kinds(ready)
     first, second = pair
     warn_of_unlike_edges(
@@ -336,7 +344,9 @@ def _origin(side: _Side, options: DistanceOptions, scale: float) -> Space:
     metric: Any = side.name if curved or side.name in get_args(PointMetric) else None
     # other names compute distances from points, but cannot compute those of new points
     points = None if metric is None and side.graph is None else side.given.points
-    n_neighbors = options.n_neighbors or max(1, default_n_neighbors(side.given.n))
+    n_neighbors = 1
+    if side.graph is not None:
+        n_neighbors = options.n_neighbors or max(1, default_n_neighbors(side.given.n))
     geodesics = None if side.graph is None else side.graph.geodesics
     if side.graph is not None and side.name == "landmark" and not side.graph.given:
         # as large as the factors, and needed no longer

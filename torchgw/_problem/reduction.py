@@ -23,12 +23,9 @@ from torchgw._problem.problem import Problem
 from torchgw._problem.support import KnownPairs, usable, usable_entries
 from torchgw._sinkhorn.entries import Entries
 from torchgw._sinkhorn.problem import Cost, DenseCost, FactoredCost, added, block
+from torchgw._tensors.operations import EQUAL
 from torchgw._typing import Indices, Marginals
 from torchgw.distances.base import both_ways
-
-# Weights of a pair that differ by more than this share are not the same, nor is a mass below it
-# any. Rounding of sums of weights. [L1391]
-_SAME = 1e-9
 
 
 class Reduction(NamedTuple):
@@ -51,7 +48,7 @@ def without_pairs(problem: Problem, pairs: Indices) -> Reduction:
     """Take the points of known pairs out of a problem with strict marginals."""
     a, b = problem.marginals
     here, there = a[pairs.source], b[pairs.target]
-    differ = ((here - there).abs() > _SAME * torch.maximum(here, there)).nonzero()[:, 0].tolist()
+    differ = ((here - there).abs() > EQUAL * torch.maximum(here, there)).nonzero()[:, 0].tolist()
     if differ:
         k = differ[0]
         i, j = int(pairs.source[k]), int(pairs.target[k])
@@ -65,7 +62,7 @@ def without_pairs(problem: Problem, pairs: Indices) -> Reduction:
     if problem.restriction is not None:
         _check_supported(problem.restriction.hold(pairs), pairs)
     # something is left to solve for: the heaviest pair, if all mass is known
-    if float(a.sum() - here.sum()) <= _SAME or len(pairs.source) in (len(a), len(b)):
+    if float(a.sum() - here.sum()) <= EQUAL or len(pairs.source) in (len(a), len(b)):
         rest = torch.arange(len(here), device=here.device) != here.argmax()
         pairs = Indices(*(side[rest] for side in pairs))
         here = here[rest]

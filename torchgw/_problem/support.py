@@ -25,6 +25,7 @@ from torchgw._problem.limits import limits_of
 from torchgw._problem.marginals import LEAST_SHARE, MarginalRule
 from torchgw._sinkhorn.blocks import Blocks, Restriction
 from torchgw._sinkhorn.entries import Entries
+from torchgw._tensors.operations import EQUAL
 from torchgw._typing import Indices, Marginals
 
 Mask = NDArray[np.bool_]
@@ -38,8 +39,6 @@ _LISTED, _SEEDS, _BLOCK = 8, 64, 2**24
 # Entries of each row and column among which a flow is looked for first, of those that are listed.
 # [L1459]
 _FEW = 32
-# Difference of the weights of a group on both sides that is rounding of sums. [L1392]
-_GROUP_ROUNDING = 1e-9
 
 
 class Known(NamedTuple):
@@ -208,12 +207,7 @@ def _read_groups(value: Any, shape: tuple[int, int]) -> _Labels:
             "(labels_x, labels_y, table), a table of the pairs of labels that may be matched; got "
             f"{type(value).__name__}."
         )
-    labels = [as_labels(f"groups[{side}]", item) for side, item in enumerate(value[:2])]
-    for side, (mine, size) in enumerate(zip(labels, shape, strict=True)):
-        if len(mine) != size:
-            raise InvalidInputError(
-                f"`groups[{side}]` must have one label for each of {size} points; got {len(mine)}."
-            )
+    labels = [as_labels(f"groups[{side}]", value[side], size) for side, size in enumerate(shape)]
     # words and categories, as words
     labels = [item.astype(str) if item.dtype.kind == "O" else item for item in labels]
     names, numbers = np.unique(np.concatenate(labels), return_inverse=True)
@@ -324,7 +318,7 @@ def _read_blocks(labels: _Labels, marginals: Marginals, device: torch.device) ->
         for side, weight in zip(blocks, marginals, strict=True)
     ]
     gap = masses[0] - masses[1]
-    if float(gap.abs().max()) > _GROUP_ROUNDING:
+    if float(gap.abs().max()) > EQUAL:
         worst = int(gap.abs().argmax())
         heavy = 0 if float(gap[worst]) > 0 else 1
         point = int((blocks[heavy] == worst).nonzero()[0, 0])
@@ -635,7 +629,7 @@ def _integers(
     used = (a > 0).sum(), (b > 0).sum()
     units = math.lcm(int(used[0]), int(used[1]))
     equal = all(
-        np.allclose(weight[weight > 0], 1 / count, rtol=1e-9, atol=0)
+        np.allclose(weight[weight > 0], 1 / count, rtol=EQUAL, atol=0)
         for weight, count in zip((a, b), used, strict=True)
     )
     exact = equal and units <= _UNITS

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from torchgw._boundary.archive import RESERVED, read_archive, read_parts, write_archive, write_part
 from torchgw._boundary.arrays import in_numpy, resolve_device
-from torchgw._boundary.checks import check_count, check_within
+from torchgw._boundary.checks import check_count, check_flag, check_within
 from torchgw._boundary.trees import Decoder, Encoder
 from torchgw._errors import InvalidInputError, InvalidTypeError, UnsupportedError
 from torchgw._results.confidence import Confidence
@@ -59,8 +59,7 @@ def write_result(
     extra: dict[str, NDArray[Any]] | None = None,
 ) -> None:
     """Write a result of a :func:`stored` class; of a shared plan, some rows from each process."""
-    if not isinstance(dense, bool):
-        raise InvalidTypeError(f"`dense` must be True or False; got {dense!r}.")
+    check_flag("dense", dense)
     arrays = _extra_arrays(extra)
     ranks = getattr(getattr(result, "lazy_plan", None), "ranks", None)
     # only the numbers of a differentiable plan are written

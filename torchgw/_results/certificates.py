@@ -22,14 +22,16 @@ from torchgw._certify.tables import PARTS
 from torchgw._plans.contract import Plan
 from torchgw._problem.limits import limits_of
 from torchgw._problem.losses import LOSSES
+from torchgw._problem.marginals import is_assignment
 from torchgw._problem.problem import stored_matrix
 from torchgw._results.mapping import Extension
 from torchgw._sinkhorn.annealing import Annealing
 from torchgw._sinkhorn.eager import EagerBackend
 from torchgw._sinkhorn.loop import sinkhorn
 from torchgw._sinkhorn.problem import Cost, DenseCost, LinearProblem
+from torchgw._tensors.operations import plainly
 from torchgw._typing import Marginals, Potentials
-from torchgw.distances.base import BLOCK_ENTRIES, DistanceProvider, both_ways
+from torchgw.distances.base import BLOCK_ENTRIES, DistanceProvider
 
 # Parts of equal mass over which the quantiles of all distances of a side are averaged. [L329]
 _FINE_PARTS = 65_536
@@ -49,7 +51,7 @@ def lower_bound(extension: Extension, weights: Marginals) -> float:
     cheap = all(side.cheap_columns for side in sides)
     if known.own is not None or (alpha > 0 and (order is None or not cheap)):
         return math.nan
-    with torch.no_grad(), torch.autocast(weights.a.device.type, enabled=False):
+    with plainly(weights.a.device):
         linear = extension.linear_cost() if alpha < 1 else None
         limits = limits_of(weights.a.device)
         small = math.prod(map(len, weights)) <= limits.bounded
@@ -104,9 +106,8 @@ def _transport_of_numbers(spreads: list[tuple[Tensor, Tensor]], order: int) -> f
 
 def _local(sides: Sides, weights: Marginals, order: int) -> Tensor:
     """Compute the costs of the third lower bound, (n, m)."""
-    equal = all(bool((weight == weight[0]).all()) for weight in weights)
     # with as many parts as points of equal weight the bound loses nothing
-    parts = sides[0].n if equal and sides[0].n == sides[1].n else PARTS
+    parts = sides[0].n if is_assignment(weights) else PARTS
     x, y = (
         _quantile_means(stored_matrix(side).double(), weight, parts)
         for side, weight in zip(sides, weights, strict=True)
@@ -138,10 +139,10 @@ def _transport(cost: Tensor, weights: Marginals) -> float:
     used = [(weight > 0).nonzero()[:, 0] for weight in weights]
     a, b = (weight[index] / weight.sum() for weight, index in zip(weights, used, strict=True))
     cost = cost[used[0]][:, used[1]]
-    if len(a) == len(b) and bool((a == a[0]).all()) and bool((b == b[0]).all()):
+    marginals = Marginals(a, b)
+    if is_assignment(marginals):
         table = cost.cpu().numpy()
         return float(table[scipy.optimize.linear_sum_assignment(table)].mean())
-    marginals = Marginals(a, b)
     scale = float(cost.max() - cost.min())
     g = torch.zeros_like(b)
     best = _dual(cost, marginals, g)
@@ -185,29 +186,34 @@ _DRAWN_PAIRS = 1024
 def distance_correlation(plan: Plan, extension: Extension) -> float:
     """Compute Pearson's correlation of D_X(i, k) and D_Y(j, l), (i, j) and (k, l) from a plan."""
     # both (p, q) and (q, p) occur among pairs of pairs, so one way of directed costs holds them all
-    source, target = both_ways(*map(extension.known.distances, (0, 1)))[0]
-    with torch.no_grad(), torch.autocast(plan.device.type, enabled=False):
+    source, target = map(extension.known.distances, (0, 1))
+    relations = list(zip(source.relations(), target.relations(), strict=True))
+    with plainly(plan.device):
         factored = source.factors() is not None and target.factors() is not None
         few = max(plan.shape) ** 2 <= limits_of(plan.device).read
         cheap = source.cheap_columns and target.cheap_columns
         if cheap and (factored or few):
-            return _exactly(plan, source, target)
+            return _correlation([_exactly(plan, *sides) for sides in relations])
         generator = torch.Generator(plan.device).manual_seed(0)
         pairs = plan.sample(_DRAWN_PAIRS, generator)
-        tables = (
-            side.between(index, index).double()
-            for side, index in zip((source, target), pairs, strict=True)
-        )
         # a pair is not compared with itself: the two were not drawn independently
         others = ~torch.eye(_DRAWN_PAIRS, dtype=torch.bool, device=plan.device)
-        x, y = (table[others] for table in tables)
-        moments = torch.stack([x.mean(), y.mean(), x @ x, y @ y, x @ y])
-        moments[2:] /= len(x)
-        return _correlation(moments, moments[2:4])
+        found = []
+        for sides in relations:
+            x, y = (
+                side.between(index, index).double()[others]
+                for side, index in zip(sides, pairs, strict=True)
+            )
+            moments = torch.stack([x.mean(), y.mean(), x @ x, y @ y, x @ y])
+            moments[2:] /= len(x)
+            found.append((moments, moments[2:4]))
+        return _correlation(found)
 
 
-def _exactly(plan: Plan, source: DistanceProvider, target: DistanceProvider) -> float:
-    """Compute the correlation from the moments of all pairs."""
+def _exactly(
+    plan: Plan, source: DistanceProvider, target: DistanceProvider
+) -> tuple[Tensor, Tensor]:
+    """Compute the moments of all pairs, and the mean squares of points that count alike."""
     source, target = (side.to(plan.device, torch.float64) for side in (source, target))
     p, q = plan.marginals()
     mass = p.sum()
@@ -227,11 +233,13 @@ def _exactly(plan: Plan, source: DistanceProvider, target: DistanceProvider) -> 
     sizes = [
         each @ side.mean_square(each) for side, each in zip((source, target), even, strict=True)
     ]
-    return _correlation(torch.stack(moments), torch.stack(sizes))
+    return torch.stack(moments), torch.stack(sizes)
 
 
-def _correlation(moments: Tensor, sizes: Tensor) -> float:
+def _correlation(relations: list[tuple[Tensor, Tensor]]) -> float:
     """Compute the correlation from the means of x, y, x^2, y^2 and x y, and two mean squares."""
+    # of each relation, whose distances are put together
+    moments, sizes = (torch.stack(each).mean(0) for each in zip(*relations, strict=True))
     x, y, xx, yy, xy = moments.tolist()
     spreads, eps = (xx - x * x, yy - y * y), torch.finfo(torch.float64).eps
     for spread, square, size in zip(spreads, (xx, yy), sizes.tolist(), strict=True):

@@ -206,6 +206,11 @@ def check_covered(
             "`result.lower_bound`, or certify a sample of the points."
         )
     for name, space, provider in zip("XY", spaces, providers, strict=True):
+        if len(provider.relations()) > 1:
+            raise UnsupportedError(
+                f"`certify` bounds one relation, and {name} has {len(provider.relations())}. "
+                "Certify each of them alone, or their sum."
+            )
         points = None if _metric(space) is None else space.points
         dtype = provider.dtype if points is None else points.dtype
         if dtype != torch.float64:

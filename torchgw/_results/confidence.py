@@ -7,17 +7,20 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from torchgw._batch.engine import run
 from torchgw._batch.packing import Packed, pack
 from torchgw._batch.stopping import Rules
 from torchgw._batch.worth import Ended
 from torchgw._boundary.arrays import as_labels, make_generator
-from torchgw._errors import InvalidInputError, UnsupportedError
+from torchgw._errors import UnsupportedError
 from torchgw._plans.transport import TransportPlan
+from torchgw._problem.limits import limits_of
 from torchgw._results.mapping import Extension
 from torchgw._search.alternatives import Alternative
 from torchgw._search.chain import GUESS_EPSILON
+from torchgw._tensors.operations import TINY
 from torchgw._typing import Array, Seed
 
 # Share of the points of a resample, and how many they are at most. [L1405]
@@ -94,11 +97,8 @@ def confidence(
     if groups is None:
         label = _alike(problem)
     else:
-        places = np.unique(as_labels("groups", groups), return_inverse=True)[1]
-        if places.shape != (m,):
-            raise InvalidInputError(
-                f"`groups` must have shape ({m},), a label for each point of Y; got {places.shape}."
-            )
+        known = as_labels("groups", groups, m, "point of Y")
+        places = np.unique(known, return_inverse=True)[1]
         label = torch.from_numpy(places).to(device)
     partners = plan.argmax(axis=1).to(device)
     kept = torch.zeros(2, plan.shape[0], dtype=torch.float64, device=device)
@@ -158,13 +158,12 @@ def _read(extension: Extension, plan: TransportPlan, epsilon: float) -> _Problem
 def _alike(problem: _Problem) -> Tensor:
     """Give points of Y numbers by their distances to all others and their linear costs, (m,)."""
     every = torch.arange(len(problem.weights[1]), device=problem.weights[1].device)
-    # all distances of few points are read
-    if len(every) > 5_000:
+    if len(every) ** 2 > limits_of(every.device).read:
         return every
     table = problem.tables[1](every).sort(1).values
     parts = [table] if problem.linear is None else [table, problem.linear.T]
     # distances that differ by less than this share of the largest are the same
-    rounded = [(part / (7.3e-7 * part.abs().max().clamp_min(1e-300))).round() for part in parts]
+    rounded = [(part / (7.3e-7 * part.abs().max().clamp_min(TINY))).round() for part in parts]
     found: Tensor = torch.cat(rounded, 1).unique(dim=0, return_inverse=True)[1]
     return found
 
@@ -231,11 +230,12 @@ def _solved(
     which = torch.arange(count, device=device).repeat_interleave(starts)
     kind = torch.arange(starts, device=device).repeat(count)
     wide = (stacks[0].tables.shape[1], stacks[1].tables.shape[1])
-    costs = _padded(_centred(torch.cat(begun)), wide)
+    beyond = (0, wide[1] - sizes[1], 0, wide[0] - sizes[0])
+    costs = pad(_centred(torch.cat(begun)), beyond)
     linear = None
     if problem.linear is not None:
         M = torch.stack([problem.linear[some[0]][:, some[1]] for some in drawn])
-        tables_of_m = _padded(M, wide)
+        tables_of_m = pad(M, beyond)
         linear = lambda entries: tables_of_m[which[entries]]  # noqa: E731
     full = torch.ones(len(which), dtype=torch.float64, device=device)
     packed = Packed(
@@ -269,10 +269,3 @@ def _centred(costs: Tensor) -> Tensor:
     """Take constants of rows and columns, which move no plan, from costs (k, n, m)."""
     costs = costs - costs.mean(2, keepdim=True)
     return costs - costs.mean(1, keepdim=True)
-
-
-def _padded(tables: Tensor, shape: tuple[int, int]) -> Tensor:
-    """Pad tables (k, n, m) by zeros."""
-    made = tables.new_zeros(len(tables), *shape)
-    made[:, : tables.shape[1], : tables.shape[2]] = tables
-    return made

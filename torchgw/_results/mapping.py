@@ -22,6 +22,7 @@ from torchgw._problem.limits import limits_of
 from torchgw._problem.problem import feature_cost
 from torchgw._problem.support import of_pairs
 from torchgw._sinkhorn.problem import Cost, DenseCost, added
+from torchgw._tensors.operations import plainly
 from torchgw._typing import Indices
 from torchgw.distances.base import DistanceProvider, refuse_directed
 from torchgw.distances.new_points import CrossDistance, Space
@@ -156,7 +157,7 @@ def map_new(
                 f"{name} was not given as points: pass `values` of shape ({count}, c), one row per "
                 f"point of {name}."
             )
-    with torch.no_grad(), torch.autocast(plan.device.type, enabled=False):
+    with plainly(plan.device):
         averaged = check_points("values", values).to(plan.device)
         check_shape("values", averaged, (count, "c"), "one row per point of the side mapped to")
         cross = _read_new_points(extension, side, points, table)

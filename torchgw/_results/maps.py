@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from torchgw._boundary.arrays import check_points, check_shape, in_kind, to_numpy
-from torchgw._boundary.checks import check_not_negative
-from torchgw._errors import InvalidInputError, InvalidTypeError, UnsupportedError
+from torchgw._boundary.checks import check_flag, check_not_negative
+from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw._plans.contract import Plan
 from torchgw._results.modes import embeddings
 from torchgw._tensors.machine import fits
@@ -192,8 +192,7 @@ def fit_map(
 ) -> SpaceMap:
     """Fit a map of some kind to pairs of places."""
     for name, value in (("robust", robust), ("reflection", reflection), ("scale", scale)):
-        if not isinstance(value, bool):
-            raise InvalidTypeError(f"`{name}` must be True or False; got {value!r}.")
+        check_flag(name, value)
     d, e = pairs.source.shape[1], pairs.target.shape[1]
     if kind == "rigid":
         if d != e:

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from torchgw._boundary.arrays import to_numpy
-from torchgw._boundary.checks import check_choice
+from torchgw._boundary.checks import check_choice, check_flag
 from torchgw._boundary.graphs import names_of
-from torchgw._errors import InvalidInputError, InvalidTypeError
+from torchgw._errors import InvalidInputError
 from torchgw._plans.contract import Plan
 from torchgw._plans.given import StoredPlan
 from torchgw._plans.paired import PairedPlan
@@ -31,8 +31,9 @@ from torchgw._sinkhorn.blocks import RestrictedBackend
 from torchgw._sinkhorn.problem import Cost
 from torchgw._tensors.deadline import is_over
 from torchgw._tensors.machine import fits
+from torchgw._tensors.operations import EQUAL, plainly
 from torchgw._typing import Marginals
-from torchgw.distances.base import BLOCK_ENTRIES, DistanceProvider, both_ways
+from torchgw.distances.base import BLOCK_ENTRIES, DistanceProvider
 from torchgw.distances.new_points import Space
 
 if TYPE_CHECKING:
@@ -178,18 +179,17 @@ def match(
 ) -> Matching:
     """Round a plan of given marginals to a matching; see :meth:`torchgw.GWResult.matching`."""
     check_choice("kind", kind, get_args(MatchingKind))
-    if not isinstance(improved, bool):
-        raise InvalidTypeError(f"`improve` must be True or False; got {improved!r}.")
+    check_flag("improve", improved)
     n, m = plan.shape
     turned = n > m if kind == "one_to_one" else n < m
-    with torch.no_grad(), torch.autocast(plan.device.type, enabled=False):
+    with plainly(plan.device):
         task = _task(plan, masses, extension, turned)
         capacity = torch.ones(task.plan.shape[1], dtype=torch.int64, device="cpu")
         if kind == "many_to_one":
             # the places of a column: its weight times the number of rows, rounded up, but for
             # rounding errors
             share = task.masses.b / task.masses.b.sum() * task.plan.shape[0]
-            capacity = (share * (1 - 1e-9)).ceil().long().cpu()
+            capacity = (share * (1 - EQUAL)).ceil().long().cpu()
         partners = assign(task.plan, capacity, task.support)
         rows = _kept(task, partners)
         weights = _weights(task, rows)
@@ -335,14 +335,17 @@ def _improved(
     """Improve a matching of some rows on its own objective."""
     device = task.plan.device
     rows = rows.to(device)
-    near, far = (stored_matrix(side.distances.ways()[0]).double() for side in (task.near, task.far))
+    near, far = (
+        torch.stack([stored_matrix(one).double() for one in side.distances.relations()])
+        for side in (task.near, task.far)
+    )
     linear = None
     if task.linear is not None:
         linear = (1 - task.alpha) * task.linear.rows(rows).dense().matrix.double()
     if task.support is not None:
         linear = _with_price(task, rows, weights, near, far, linear)
     problem = Assignment(
-        near[rows][:, rows], far, weights, linear, task.alpha, task.loss, places(capacity)
+        near[:, rows][..., rows], far, weights, linear, task.alpha, task.loss, places(capacity)
     )  # fmt: skip
     plan = task.plan.stored().double()[rows]
     share = weights / plan.sum(1).clamp_min(torch.finfo(plan.dtype).tiny)
@@ -373,8 +376,7 @@ def _judge(task: _Task, rows: Tensor, partners: Tensor, weights: Tensor, turned:
     quadratic, error = _quadratic(task, rows, partners, weights)
     value = task.alpha * quadratic
     if task.linear is not None:
-        total = _linear(task.linear, rows, partners, weights)
-        value += (1 - task.alpha) * total
+        value += (1 - task.alpha) * float(weights @ task.linear.at(rows, partners).to(weights))
     near, far = _graph(task.near), _graph(task.far)
     edges = kept = None
     if near is not None and far is not None:
@@ -387,33 +389,28 @@ def _judge(task: _Task, rows: Tensor, partners: Tensor, weights: Tensor, turned:
 def _quadratic(task: _Task, rows: Tensor, partners: Tensor, weights: Tensor) -> tuple[float, float]:
     """Compute the sum of w_p w_q loss over pairs p and q, exactly or from some p; its error."""
     # all blocks together hold both directions
-    near, far = both_ways(task.near.distances, task.far.distances)[0]
+    sides = task.near.distances, task.far.distances
+    relations = list(zip(*(side.relations() for side in sides), strict=True))
     index, cheap = torch.arange(len(rows), device=rows.device), True
-    if not (near.cheap_columns and far.cheap_columns) and len(rows) > _SAMPLED_ROWS:
+    if not all(side.cheap_columns for side in sides) and len(rows) > _SAMPLED_ROWS:
         generator = torch.Generator().manual_seed(0)
         drawn = torch.multinomial(weights.cpu(), _SAMPLED_ROWS, True, generator=generator)
         index, cheap = drawn.to(rows.device), False
     parts = []
-    for block in index.split(max(1, BLOCK_ENTRIES // max(near.n, far.n))):
-        x = near.columns(rows[block])[rows].double()
-        y = far.columns(partners[block])[partners].double()
-        parts.append(weights @ task.loss(x, y))
+    for block in index.split(max(1, BLOCK_ENTRIES // max(side.n for side in sides))):
+        costs = [
+            task.loss(
+                near.columns(rows[block])[rows].double(),
+                far.columns(partners[block])[partners].double(),
+            )
+            for near, far in relations
+        ]
+        parts.append(weights @ torch.stack(costs).mean(0))
     each = torch.cat(parts)
     if cheap:
         return float(each @ weights), 0.0
     total = float(weights.sum())
     return total * float(each.mean()), total * float(each.std()) / len(each) ** 0.5
-
-
-def _linear(cost: Cost, rows: Tensor, partners: Tensor, weights: Tensor) -> float:
-    """Compute the sum of w_p M_p over pairs p."""
-    total = 0.0
-    for block in torch.arange(len(rows), device=rows.device).split(
-        max(1, BLOCK_ENTRIES // cost.shape[1])
-    ):
-        table = cost.rows(rows[block]).dense().matrix.to(weights)
-        total += float(weights[block] @ table.gather(1, partners[block, None])[:, 0])
-    return total
 
 
 def _graph(side: _Side) -> scipy.sparse.csr_array | None:

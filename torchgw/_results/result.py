@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any, Literal, TypedDict, cast, get_args
+from typing import Any, Literal, TypedDict, TypeVar, cast, get_args
 
 import scipy
 import torch
@@ -45,7 +45,10 @@ from torchgw._sinkhorn.problem import DenseCost
 from torchgw._solve.outcome import Outcome
 from torchgw._solve.state import Status
 from torchgw._tensors.deadline import within
+from torchgw._tensors.operations import plainly
 from torchgw._typing import Array, HessianProduct, Iteration, Marginals, Seed
+
+T = TypeVar("T")
 
 
 class Log(dict[str, Any]):
@@ -697,11 +700,11 @@ class GWResult(Result):
         """
         plan = self.lazy_plan.giving(in_numpy=False)
         plan, side = (plan.T, 0) if inverse else (plan, 1)
-        with torch.no_grad(), torch.autocast(plan.device.type, enabled=False):
+        with plainly(plan.device):
             spaces = self._known().spaces
             pair = (spaces[1 - side], spaces[side])
             found = map_to_surface(plan, pair, "XY"[side], refine=refine)
-        return as_numpy(found) if self.lazy_plan.in_numpy else found
+        return self._handed_out(found)
 
     def handedness(self) -> float:
         """Tell whether the match keeps left and right (above 0) or is a mirror image (below).
@@ -723,7 +726,7 @@ class GWResult(Result):
             surfaces have to be turned outwards, or both inwards.
         """
         plan = self.lazy_plan.giving(in_numpy=False)
-        with torch.no_grad(), torch.autocast(plan.device.type, enabled=False):
+        with plainly(plan.device):
             return handedness(plan, self._known().spaces)
 
     def shared(self) -> GWResult:
@@ -852,7 +855,7 @@ class GWResult(Result):
             check_not_negative("time_limit", time_limit)
         with within(time_limit):
             found = match(plan, masses, extension, kind, improve)
-        return as_numpy(found) if self.lazy_plan.in_numpy else found
+        return self._handed_out(found)
 
     def certify(
         self, seconds: float = 10.0, *, gap: float = 1e-3, kind: CertifiedKind = "plan"
@@ -909,7 +912,7 @@ class GWResult(Result):
         check_choice("kind", kind, get_args(CertifiedKind))
         plan = self.lazy_plan.giving(in_numpy=False)
         matchings = kind == "one_to_one"
-        with torch.no_grad(), torch.autocast(plan.device.type, enabled=False):
+        with plainly(plan.device):
             found = certify(
                 self._known(), plan, lambda: self._certified_plan(kind),
                 seconds=float(seconds), gap=float(gap), matchings=matchings,
@@ -977,12 +980,12 @@ class GWResult(Result):
         if time_limit is not None:
             check_not_negative("time_limit", time_limit)
         plan = self.lazy_plan.giving(in_numpy=False)
-        with torch.no_grad(), torch.autocast(plan.device.type, enabled=False):
+        with plainly(plan.device):
             found = confidence(
                 self._known(), plan, self.epsilon, self.alternatives, n_resamples=n_resamples,
                 groups=groups, time_limit=time_limit, random_state=random_state,
             )  # fmt: skip
-        found = as_numpy(found) if self.lazy_plan.in_numpy else found
+        found = self._handed_out(found)
         # kept as a certificate is
         vars(self)["stability"] = found
         return found
@@ -1000,6 +1003,10 @@ class GWResult(Result):
         )
         made[source, target] = 1.0
         return made
+
+    def _handed_out(self, found: T) -> T:
+        """Give arrays of the kind that the plan gives."""
+        return cast(T, as_numpy(found)) if self.lazy_plan.in_numpy else found
 
     def _known(self) -> Extension:
         """Give what is kept of the solve; refuse a result that has no distances."""

@@ -26,10 +26,11 @@ from torch import Tensor
 from torchgw._errors import UnsupportedError
 from torchgw._plans.contract import Plan
 from torchgw._problem.limits import limits_of
-from torchgw._problem.losses import BothWays, Cross, Loss, MinimumCross, ProductCross
+from torchgw._problem.losses import Cross, Loss, MinimumCross, ProductCross, mean_of
 from torchgw._search.tabu import EQUAL_WEIGHTS, Assignments, Exchanges, search
 from torchgw._solve.polish import best_length, take_steps
 from torchgw._tensors.deadline import is_over
+from torchgw._tensors.operations import EQUAL
 
 # Beyond, it is made from so many of the largest entries of each row, and from so many in all at
 # most. [L325]
@@ -42,8 +43,6 @@ _LEAVING = 4.0
 # to save. [L326]
 _STEPS = 30
 _SMALLEST_GAIN = 3e-4
-# Changes below this share of the objective are rounding. [L326]
-_ROUNDING = 1e-9
 # Descents from the best matching so far, each followed by exchanges, and rounds of these. [L326]
 _DESCENTS = 4
 _ROUNDS = 20
@@ -135,10 +134,11 @@ def _assign_largest(plan: Plan, slots: NDArray[np.int64]) -> NDArray[np.int64]:
 class Assignment(NamedTuple):
     """The objective of matchings of k rows with l columns, float64, but for a constant."""
 
-    # alpha sum_iI w_i w_I loss(near_iI, far_jJ) + <M, w>, for partners j of i and J of I.
+    # alpha sum_iI w_i w_I loss(near_iI, far_jJ) + <M, w>, for partners j of i and J of I; the loss
+    # is the mean over relations.
 
-    near: Tensor  # (k, k)
-    far: Tensor  # (l, l)
+    near: Tensor  # (r, k, k), a table for each relation
+    far: Tensor  # (r, l, l)
     weights: Tensor  # (k,)
     linear: Tensor | None  # (k, l), with its own weight
     alpha: float
@@ -153,34 +153,37 @@ class Assignment(NamedTuple):
 
     def own(self) -> Tensor:
         """Compute what the distances of columns cost alone, (l, l)."""
-        return self.loss.own[1](self.far.clone())
+        return self.loss.own[1](self.far.clone()).mean(0)
 
     def cross(self) -> Cross:
-        """Make the cross term, the mean over both ways of directed distances."""
+        """Make the cross term, the mean over all ways of directed distances."""
         there = self[:2] if self.loss.cross is None else self.crossed()
-        near, far = (table.T for table in there)
-        directed = [
-            not torch.equal(one, other) for one, other in zip(there, (near, far), strict=True)
-        ]
+        back = [table.mT for table in there]
+        directed = [not torch.equal(one, other) for one, other in zip(there, back, strict=True)]
         if self.loss.cross is None:
-            made: Cross = MinimumCross(*there)
-            return BothWays(made, MinimumCross(near, far)) if any(directed) else made
-        if all(directed):
-            return BothWays(ProductCross(there[0], far), ProductCross(near, there[1]))
-        return ProductCross((near + there[0]) / 2, (far + there[1]) / 2)
+            ways = [there, back] if any(directed) else [there]
+            return mean_of([MinimumCross(*pair) for way in ways for pair in zip(*way, strict=True)])
+        if not all(directed):
+            means = ((one + other) / 2 for one, other in zip(there, back, strict=True))
+            return mean_of([ProductCross(*pair) for pair in zip(*means, strict=True)])
+        ways = [(there[0], back[1]), (back[0], there[1])]
+        return mean_of([ProductCross(*pair) for way in ways for pair in zip(*way, strict=True)])
 
     def vertex(self, partners: Tensor) -> Tensor:
         """Build the plan (k, l) of a matching (k,)."""
-        table = self.near.new_zeros(len(self.near), len(self.far))
+        table = self.near.new_zeros(self.near.shape[-1], self.far.shape[-1])
         return table.scatter_(1, partners[:, None], self.weights[:, None])
 
     def assignments(self, columns: Tensor) -> Assignments:
         """Make the problem of matching the rows with some columns, as many or more."""
         near, far = self.crossed()
         product = self.alpha * torch.outer(self.weights, self.weights)
-        parts = [(-2 * product * near, far[columns][:, columns])]
+        parts = [
+            (-2 / len(near) * product * one, other[columns][:, columns])
+            for one, other in zip(near, far, strict=True)
+        ]
         equal = bool((product - product[0, 0]).abs().max() <= EQUAL_WEIGHTS * product.abs().max())
-        if not equal or len(columns) > len(near):
+        if not equal or len(columns) > len(product):
             # the masses of columns change
             parts.append((product, self.own()[columns][:, columns]))
         linear = self.linear
@@ -236,7 +239,7 @@ class _Descent:
         self._vertex = problem.vertex(assign_least(cost, problem.slots))
         direction = self._vertex - self._plan
         slope = float((self._gradient * direction).sum())
-        if -slope <= _ROUNDING * abs(self._value) or is_over():
+        if -slope <= EQUAL * abs(self._value) or is_over():
             return None
         self._there, _ = self.gradient(self._vertex)
         bend = float(((self._there - self._gradient) * direction).sum()) / 2
@@ -271,12 +274,13 @@ def improve(problem: Assignment, plan: Tensor, partners: Tensor) -> Tensor:
         value = descent.value(candidate)
         if value < least:
             best, least = candidate, value
-        if before - least <= _ROUNDING * abs(least):
+        if before - least <= EQUAL * abs(least):
             break
         start = problem.vertex(best)
     # every loss is at least zero, which copies reach
-    spent = problem.alpha * float(weights @ problem.loss.own[0](problem.near.clone()) @ weights)
-    perfect = problem.linear is None and least + spent <= _ROUNDING * abs(spent)
+    own = problem.loss.own[0](problem.near.clone()).mean(0)
+    spent = problem.alpha * float(weights @ own @ weights)
+    perfect = problem.linear is None and least + spent <= EQUAL * abs(spent)
     if few and not (perfect or is_over()):
         candidate = _search(problem, known)
         if descent.value(candidate) < least:
@@ -289,7 +293,7 @@ def _search(problem: Assignment, known: list[Tensor]) -> Tensor:
     slots = torch.from_numpy(problem.slots).to(problem.near.device)
     starts = np.stack([_placed(problem, partners.cpu().numpy()) for partners in known])
     found = search(Exchanges(problem.assignments(slots)), starts, _LOOKED_AT)
-    return slots[torch.from_numpy(found.states[0, : len(problem.near)]).to(slots.device)]
+    return slots[torch.from_numpy(found.states[0, : len(problem.weights)]).to(slots.device)]
 
 
 def _placed(problem: Assignment, partners: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -311,7 +315,7 @@ def _exchange(problem: Assignment, partners: Tensor) -> Tensor:
     """Exchange the partners of two rows for as long as that lowers the objective."""
     tables, chosen = problem.assignments(partners), np.arange(len(partners))
     near, far, linear = (part.cpu().numpy() for part in tables[:3])
-    smallest = float((abs(near).mean((1, 2)) * abs(far).mean((1, 2))).sum()) * _ROUNDING
+    smallest = float((abs(near).mean((1, 2)) * abs(far).mean((1, 2))).sum()) * EQUAL
     for _ in range(_ROUNDS):
         order = torch.from_numpy(chosen).to(partners.device)
         change = tables.changes(order[None])[0][0].cpu().numpy()

@@ -152,7 +152,7 @@ def search_all_points(
     # Unless `gradient` is None the problem can be solved from another start too, by that gradient.
     # Whether it has been `told` before how long that takes, and whether the plan is `sharpened`.
     backend = backend or EagerBackend()
-    n, m = problem.source.n, problem.target.n
+    n, m = problem.shape
     limits = limits_of(problem.source.device)
     if max(n, m) < limits.least_points or problem.loss.cross is None:
         return first
@@ -262,7 +262,7 @@ def _stacked(whole: Coarsened, target: float, problem: Problem) -> Stack:
 
 def _is_unclear(problem: Problem, first: Search) -> bool:
     """Whether starts on all points, made where few points say little, leave the best one open."""
-    n, m = problem.source.n, problem.target.n
+    n, m = problem.shape
     limits = limits_of(problem.source.device)
     needed_all = (
         max(n, m) > limits.few_points and first.resolution == 0 and is_whole(problem, first)
@@ -314,7 +314,7 @@ def repair_found(
     standard = put_in_standard_form(problem)
     if standard is not None:
         problem, epsilon, found = standard.problem, standard.epsilon(epsilon), standard.lower(found)
-    n, m = problem.source.n, problem.target.n
+    n, m = problem.shape
     whole = coarse_problem(problem, max(n, m))
     low = max(epsilon / whole.scale, LEAST_EPSILON)
     if low >= COMPARED_AT:
@@ -364,7 +364,7 @@ def few_enough(problem: Problem, how: SearchName) -> bool:
 def _affordable(problem: Problem, how: SearchName) -> int:
     """Count the chains that a search may follow."""
     limits = limits_of(problem.source.device)
-    return affordable_chains(limits, how, problem.source.n, problem.target.n)
+    return affordable_chains(limits, how, *problem.shape)
 
 
 def _least(found: Search) -> float:
@@ -425,7 +425,7 @@ def match_edges(
     of_edges = Problem(source, target, problem.marginals, 1.0, None)
     standard = put_in_standard_form(of_edges)
     of_edges = of_edges if standard is None else standard.problem
-    shape = of_edges.source.n, of_edges.target.n
+    shape = of_edges.shape
     whole = coarse_problem(of_edges, max(shape))
     low, count = AUTO_EPSILON * whole.scale, _CHAINS[how]
     count *= _TIMES if len(x) * len(y) <= limits.open_most else 1

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from torchgw._boundary.arrays import to_tensor
 from torchgw._plans.contract import Plan
-from torchgw._plans.given import PairPlan
+from torchgw._plans.given import PairPlan, places_in
 from torchgw._plans.transport import round_to_marginals
 from torchgw._problem.problem import Problem
 from torchgw._search.chain import GUESS_EPSILON, SAME, STANDS_OUT, Trial
@@ -134,19 +134,19 @@ class Search(NamedTuple):
         """Whether chains of a thorough search were followed."""
         return how == "thorough" and bool(self.trials)
 
-    def followed(self, how: str, moves: Set[str]) -> int:
-        """How many of the starts that it has found some moves solve from too."""
+    def followed(self, how: str, moves: Set[str]) -> tuple[int, int]:
+        """Count the solves that some moves make from the product plan, and from what was found."""
         thorough = self.thorough(how)
         if self.settled and not thorough:
-            return 0
+            return 0, 0
         few = 0 if self.few is None else 1 if self.trials else len(self.few.alternatives)
         optima = len(self.others) if "optima" in moves else 0
-        return (thorough or "product" in moves) + (self.match is not None) + few + optima
+        return int(thorough or "product" in moves), (self.match is not None) + few + optima
 
 
 def is_whole(problem: Problem, found: Search) -> bool:
     """Tell whether a search was one on all points."""
-    whole = problem.source.n, problem.target.n
+    whole = problem.shape
     return any(item.plan.shape == whole for item in found.alternatives[:1])
 
 
@@ -160,16 +160,12 @@ def entropy(plan: Tensor, a: Tensor, b: Tensor) -> float:
 def among_all(found: Alternative, whole: CoarseProblem) -> tuple[Tensor, Tensor | None]:
     """Put a plan of some points into a table of all; return its rows, ``None`` for all."""
     sides = (whole.source.indices, found.source), (whole.target.indices, found.target)
-    rows, columns = (_places_in(every, some) for every, some in sides)
+    rows, columns = (
+        places_in(every, size)[some] for (every, some), size in zip(sides, found.shape, strict=True)
+    )
     plan = whole.base.new_zeros(whole.base.shape)
     plan[rows[:, None], columns] = found.plan.to(plan)
     return plan, None if found.plan.shape == plan.shape else rows
-
-
-def _places_in(every: Tensor, some: Tensor) -> Tensor:
-    """Find the places of some distinct numbers in a longer list."""
-    known = every.sort()
-    return known.indices[torch.searchsorted(known.values, some)]
 
 
 def first_of_each(
@@ -275,7 +271,7 @@ AGREED = SAME
 
 def compare_ends(problem: Problem, ends: Sequence[tuple[Trial, Tensor]]) -> Search:
     """Say what solves of all points, the lowest first, with plans (n, m), tell of each other."""
-    n, m = problem.source.n, problem.target.n
+    n, m = problem.shape
     whole = coarse_problem(problem, max(n, m))
     source, target = (side.indices for side in whole.problem[:2])
     weights = whole.problem.source.weights, whole.problem.target.weights
@@ -335,7 +331,7 @@ def led_by(search: Search, problem: Problem, plan: Tensor, value: float, label: 
     first = search.alternatives[0]
     plan = plan[first.source[:, None], first.target].to(first.plan)
     mine = replace(first, value=value, label=label, plan=plan, epsilon=0.0)
-    whole = coarse_problem(problem, max(problem.source.n, problem.target.n))
+    whole = coarse_problem(problem, max(problem.shape))
     both = mine, *search.alternatives
     apart = whole.problem.distances(torch.stack([among_all(one, whole.problem)[0] for one in both]))
     alternatives = tuple(both[i] for i in first_of_each(range(len(both)), apart.tolist()))

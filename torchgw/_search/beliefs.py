@@ -272,6 +272,7 @@ def _repaired(
     near: Edges, far: Edges, partners: Array, tries: float, device: torch.device
 ) -> Array:
     """Match regions around lost edges anew, until each of these was tried in vain."""
+    far = far.tabled()
     draw, idle, best = np.random.default_rng(0), 0, Ends(near, far, partners)
     left = math.ceil(tries * near.n)
     while left > 0:

@@ -17,8 +17,9 @@ from torchgw._problem.limits import Limits
 COMPARED_AT = 0.02
 # Where a guess is taken up: above it is forgotten. [L105]
 GUESS_EPSILON = 0.1
-# Sinkhorn iterations in which plans meet their marginals, and over-relaxation. [L333]
-LAST_INNER, LAST_RELAXATION = 60, 1.7
+# Outer iterations at the target in which plans meet their marginals, Sinkhorn iterations of each,
+# and over-relaxation. [L225, L333]
+LAST_OUTER, LAST_INNER, LAST_RELAXATION = 5, 60, 1.7
 
 
 class Ladder(NamedTuple):

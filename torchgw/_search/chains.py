@@ -42,7 +42,7 @@ from torchgw._search.chain import (
     tell,
     tell_repaired,
 )
-from torchgw._search.coarse import Coarsened, CoarseProblem, is_graph, is_sparse
+from torchgw._search.coarse import Coarsened, CoarseProblem, has_graphs, is_graph, is_sparse
 from torchgw._search.graphs import Edges, convex_path, heat_costs, least_value
 from torchgw._search.population import follow_starts, improve, name_of
 from torchgw._search.stack import Ends, Stack
@@ -201,8 +201,10 @@ def _from_graphs(found: Climb) -> None:
     # If the plan is sharpened afterwards, until two have the same one but for its entropy.
     world, low = found.world, found.low
     problem = world.problem
-    if not (found.count and is_graph(problem)):
+    if not (found.count and has_graphs(problem)):
         return
+    # edges of a mean over directions or relations are starts, and no measure of a match
+    plain = is_graph(problem)
     sharpened = found.sharpened and found.sharp and not world.tiny
     # chains of large graphs take less than messages do, and are mostly right
     quick = sharpened or world.large
@@ -230,8 +232,8 @@ def _from_graphs(found: Climb) -> None:
             found.best.append(chain)
             found.graphs.append(chain)
             plans = world.rounded([chain])
-            matched = _exchanged(found) if found.lowest is chain else plans[:0]
-            found.agreed = _keeps_most(problem, torch.cat([plans, matched]))
+            matched = _exchanged(found) if plain and found.lowest is chain else plans[:0]
+            found.agreed = plain and _keeps_most(problem, torch.cat([plans, matched]))
             if found.agreed or is_over():
                 return
         begun = []
@@ -240,7 +242,8 @@ def _from_graphs(found: Climb) -> None:
     # the first of all chains is followed again, with the others, and counts once
     found.best = [chain for chain in found.best if chain.kind != FIRST[0]]
     # half as many chains: starts of graphs find what most of them do not
-    found.count = max(len(FIRST), found.count // 2)
+    if plain:
+        found.count = max(len(FIRST), found.count // 2)
 
 
 def _keeps_most(problem: CoarseProblem, plans: Tensor) -> bool:
@@ -637,8 +640,7 @@ def _to_ends(found: Climb) -> None:
     chains = [*found.behind, *sorted(found.best, key=_objective)]
     weights = Marginals(world.problem.source.weights, world.problem.target.weights)
     starts = [(chain.name, chain.plan) for chain in chains]
-    related = [chain.name in found.related for chain in chains]
-    ends = follow_starts(stack, starts, weights, _ROUNDS, related=related)
+    ends = follow_starts(stack, starts, weights, _ROUNDS, related=found.related)
     seconds = (perf_counter() - clock) / ends.followed
     plans = round_to_marginals(ends.plans, *weights)
     best = [

@@ -17,8 +17,9 @@ from torchgw._gradients.contract import Levels, SampledLoss
 from torchgw._problem.limits import limits_of
 from torchgw._problem.losses import SQUARE, Loss
 from torchgw._problem.problem import Problem
-from torchgw._sinkhorn.problem import Cost
+from torchgw._sinkhorn.problem import Cost, block
 from torchgw._tensors.cuda_graphs import Call, call_directly
+from torchgw._tensors.operations import EQUAL
 from torchgw._typing import Marginals
 from torchgw.distances.sampling import (
     ColumnReader,
@@ -40,8 +41,6 @@ _SAME = 1e-5
 _LEVELS, _LEVELS_OF_ALL = 16, 1536
 # Quantiles of the distances of a side that the spread of a loss is computed from. [L278]
 _QUANTILES = 256
-# Share of the largest loss below which a spread is rounding. [L278]
-_ROUNDING = 1e-9
 SQUARE_OF_FLOAT32 = torch.finfo(torch.float32).eps ** 2
 # Share of entries that are not zero up to which two tables are taken for graphs. [L337]
 _DENSITY = 0.2
@@ -188,7 +187,7 @@ def represent(problem: Problem, call: Call = call_directly) -> Coarsened | None:
         coarse = coarse_problem(problem, limits.few_points, call)
         if coarse.resolution <= COARSEST:
             return coarse
-    if max(problem.source.n, problem.target.n) > limits.all_points:
+    if max(problem.shape) > limits.all_points:
         return None
     return coarse_problem(problem, limits.all_points, call)
 
@@ -261,8 +260,7 @@ def _constants(
     scale = spread = 4 * alpha * variances.clamp_min(0).sqrt()
     linear, floor = None, torch.zeros_like(alpha)
     if cost is not None:
-        chosen = cost.rows(source.indices).transpose().rows(target.indices).transpose()
-        linear = chosen.dense().matrix.double()
+        linear = block(cost, source.indices, target.indices).dense().matrix.double()
         # a constant moves no plan, and float32 would lose digits to it
         floor = (1 - alpha) * linear.min()
         base = base + ((1 - alpha) * linear - floor)
@@ -295,25 +293,26 @@ def with_loss(coarse: Coarsened, problem: Problem) -> Coarsened:
     if problem.loss.is_square and not problem.directed:
         return coarse
     square = coarse.problem
-    sides, alpha = directed_points(square[:2], problem), square.alpha
-    reach = min(float(side.table.max()) for side in sides)
-    steps = max(_LEVELS, _LEVELS_OF_ALL // max(len(side.table) for side in sides))
-    levels = Levels(reach, steps)
-    if problem.loss.cross is None:
-        # distances of few points, between which nothing is to be told
-        tables = torch.cat([side.table.flatten() for side in sides])
-        cuts = torch.cat([tables.new_zeros(1), tables]).clamp(0, reach).unique()
-        levels = Levels(reach, len(cuts) - 1, cuts) if 1 < len(cuts) <= steps else levels
-    loss = SampledLoss.of(problem.loss, levels=levels)
+    relations, alpha = directed_points(square[:2], problem), square.alpha
+    parts: tuple[list[Any], list[Any]] = ([], [])
+    for sides in relations:
+        loss = _on_levels(problem.loss, sides)
+        for number, side in enumerate(sides):
+            parts[number].append(_centre(loss, number, side, both=problem.directed))
     (x, row, mean_x, own_x), (y, column, mean_y, own_y) = (
-        _centre(loss, number, side, both=problem.directed) for number, side in enumerate(sides)
+        [torch.cat(each) for each in zip(*side, strict=True)] for side in parts
     )
+    # the objective is the mean over relations
+    x, row, mean_x = (each / len(relations) for each in (x, row, mean_x))
+    own_x, own_y = own_x.mean(), own_y.mean()
     y = y.mT if problem.directed else y
     base = -4 * alpha * row.T @ column
     if square.linear is not None:
         base = base + (1 - alpha) * (square.linear - square.linear.min())
-    quadratic = 2 * problem.alpha * loss_spread(problem.loss, sides, problem.marginals)
-    before = 2 * problem.alpha * loss_spread(SQUARE, sides, problem.marginals)
+    quadratic, before = (
+        2 * problem.alpha * mean_spread(loss, relations, problem.marginals)
+        for loss in (problem.loss, SQUARE)
+    )
     unit = quadratic / before if quadratic > 0 and before > 0 else 1.0
     changed = square._replace(
         x=x,
@@ -330,17 +329,41 @@ def with_loss(coarse: Coarsened, problem: Problem) -> Coarsened:
     return coarse._replace(problem=changed, scale=scale or 1.0)
 
 
+def _on_levels(loss: Loss, sides: tuple[SpreadPoints, ...]) -> Loss:
+    """Write a loss as products, of levels where it is a minimum."""
+    reach = min(float(side.table.max()) for side in sides)
+    steps = max(_LEVELS, _LEVELS_OF_ALL // max(len(side.table) for side in sides))
+    levels = Levels(reach, steps)
+    if loss.cross is None:
+        # distances of few points, between which nothing is to be told
+        tables = torch.cat([side.table.flatten() for side in sides])
+        cuts = torch.cat([tables.new_zeros(1), tables]).clamp(0, reach).unique()
+        levels = Levels(reach, len(cuts) - 1, cuts) if 1 < len(cuts) <= steps else levels
+    return SampledLoss.of(loss, levels=levels)
+
+
 def directed_points(
     sides: tuple[SpreadPoints, SpreadPoints], problem: Problem
-) -> tuple[SpreadPoints, SpreadPoints]:
-    """Give the points of both sides with costs in their direction, where these have one."""
-    source, target = (
-        side._replace(table=provider.ways()[0].columns(side.indices)[side.indices].double())
+) -> list[tuple[SpreadPoints, ...]]:
+    """Give the points of both sides for each relation, with costs in their direction if any."""
+    found = (
+        [
+            side._replace(table=way.columns(side.indices)[side.indices].double())
+            for way in provider.relations()
+        ]
         if provider.directed
-        else side
-        for side, provider in zip(sides, (problem.source, problem.target), strict=True)
+        else [side]
+        for side, provider in zip(sides, problem.sides, strict=True)
     )
-    return source, target
+    return list(zip(*found, strict=True))
+
+
+def mean_spread(
+    loss: Loss, relations: list[tuple[SpreadPoints, ...]], weights: Marginals, own: float = 0.0
+) -> float:
+    """Return the mean of the spreads of a loss over relations."""
+    spreads = [loss_spread(loss, sides, weights, own) for sides in relations]
+    return sum(spreads) / len(spreads)
 
 
 def _centre(
@@ -370,7 +393,7 @@ def _centre(
         centred = torch.cat([centred, skew - row[:, :, None] + row[:, None, :]])
         rows, means = torch.cat([rows, row]), torch.cat([means, torch.zeros_like(means)])
     own = weights @ loss.own[number](table) @ weights
-    return centred, rows, means, own
+    return centred, rows, means, own[None]
 
 
 def coarse_table(loss: Loss, side: SpreadPoints) -> Tensor:
@@ -403,7 +426,7 @@ def loss_spread(
         alone = float((p @ row.square()).sqrt()), float((q @ (column - q @ column).square()).sqrt())
         spread = max(spread, own * sum(alone))
     # a spread of equal distances is rounding, and counts as zero
-    return spread if spread > _ROUNDING * largest else 0.0
+    return spread if spread > EQUAL * largest else 0.0
 
 
 def _distribution(side: SpreadPoints, weights: Tensor) -> tuple[Tensor, Tensor]:
@@ -432,6 +455,12 @@ def density(problem: CoarseProblem) -> float:
 def is_graph(problem: CoarseProblem) -> bool:
     """Tell whether both tables are mostly zeros, as of graphs, and nothing else has a say."""
     return problem.linear is None and density(problem) <= _DENSITY
+
+
+def has_graphs(problem: CoarseProblem) -> bool:
+    """Tell the same of directed costs and several relations, whose means are mostly zeros."""
+    plain = problem.linear is None and problem.unit == 1
+    return plain and all(is_sparse(side.table) for side in (problem.source, problem.target))
 
 
 def is_sparse(table: Tensor) -> bool:

@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from torchgw._problem.limits import CPU
 from torchgw._search.coarse import CoarseProblem, density
 from torchgw._tensors.deadline import is_over
 from torchgw._typing import Marginals
@@ -57,7 +58,7 @@ _FIRST, _LAST = 0.4, 0.05
 # Entries of tables that are looked up, and rounds at most: a second or two. [L1363]
 _LOOKED_UP, _ROUNDS = 1.5e7, 400
 # Share of entries that are not zero up to which a table is a graph. [L1363]
-_FEW_EDGES = 0.05
+FEW_EDGES = 0.05
 # Share of the heaviest edge that is rounding. A choice.
 ROUNDING = 1e-9
 
@@ -282,12 +283,13 @@ class Edges(NamedTuple):
     columns: Array  # (e,)
     weights: Array  # (e,) float64
     keys: Array  # (e,) row n + column, in order
+    table: Array | None = None  # (n, n) float64, if weights are looked up in it
 
     @classmethod
     def of(cls, table: Tensor) -> Edges | None:
         """List the edges of a table; ``None`` if it is no graph."""
         n = len(table)
-        if int(table.count_nonzero()) > _FEW_EDGES * n * n or bool((table < 0).any()):
+        if int(table.count_nonzero()) > FEW_EDGES * n * n or bool((table < 0).any()):
             return None
         if not torch.equal(table, table.T) or bool(table.diagonal().any()):
             return None
@@ -318,8 +320,18 @@ class Edges(NamedTuple):
         rows, columns = np.divmod(keys, len(nodes))
         return Edges(np.searchsorted(rows, np.arange(len(nodes) + 1)), columns, weights, keys)
 
+    def tabled(self) -> Edges:
+        """Keep a table too, if it is small enough: searching for edges takes many times as long."""
+        if not CPU.stores(self.n, self.n):
+            return self
+        table = np.zeros((self.n, self.n))
+        table.flat[self.keys] = self.weights
+        return self._replace(table=table)
+
     def at(self, i: Array, j: Array) -> Array:
         """Look up weights; zero where there is no edge."""
+        if self.table is not None:
+            return self.table[i, j]
         keys = i * self.n + j
         place = np.searchsorted(self.keys, keys).clip(max=len(self.keys) - 1)
         return np.where(self.keys[place] == keys, self.weights[place], 0.0)
@@ -340,7 +352,7 @@ def exchange_ends(near: Edges, far: Edges, partners: Array) -> Array:
     used = np.sort(partners)
     if len(used) < far.n:
         far = far.among(used)
-    state = Ends(near, far, np.searchsorted(used, partners))
+    state = Ends(near, far.tabled(), np.searchsorted(used, partners))
     state.run()
     return used[state.best]
 

@@ -431,8 +431,6 @@ def _untie(
         matched = torch.cat([matched, point])
 
 
-# Squared number of points of the larger side up to which all distances are read. [L279]
-_READ_ENTRIES = 9_000_000
 # Share of the partners that are looked at: those that are clearest beside their second nearest, as
 # most right ones are. [L232]
 _CLEAR_SHARE = 1 / 3
@@ -450,8 +448,8 @@ def match_points(problem: Problem) -> PairPlan | None:
     # otherwise, or where distances come by costly columns or a linear cost has a say, there is no
     # plan.
     sides = (problem.source, problem.target)
-    largest = max(side.n for side in sides)
-    if problem.linear is not None or largest**2 > _READ_ENTRIES:
+    most = limits_of(problem.source.device).told_points
+    if problem.linear is not None or max(problem.shape) > most:
         return None
     if not all(side.cheap_columns for side in sides):
         return None
@@ -472,7 +470,7 @@ def match_points(problem: Problem) -> PairPlan | None:
     if len(chosen) < _FEWEST or _correlation(problem, pairs) < _BELIEVED:
         return None
     mass = (problem.marginals.a[pairs.source] * problem.marginals.b[pairs.target]).sqrt()
-    return PairPlan(pairs, mass / mass.sum(), (problem.source.n, problem.target.n))
+    return PairPlan(pairs, mass / mass.sum(), problem.shape)
 
 
 def _quantiles(provider: DistanceProvider, weights: Tensor, index: Tensor) -> Tensor:

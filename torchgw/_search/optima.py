@@ -22,7 +22,7 @@ from torchgw._search.alternatives import (
     entropy,
     first_of_each,
 )
-from torchgw._search.chain import GUESS_EPSILON, LAST_INNER, LAST_RELAXATION
+from torchgw._search.chain import GUESS_EPSILON, LAST_INNER, LAST_OUTER, LAST_RELAXATION
 from torchgw._search.chains import climb
 from torchgw._search.coarse import (
     COARSEST,
@@ -70,8 +70,6 @@ _FEW = 128
 _SAME_SHARE = 0.2
 # Lowest epsilon as a share of the natural scale: a coarse problem has no finer resolution. [L280]
 LEAST_EPSILON = 1e-3
-# Outer iterations that a search ends with, in which the marginals are met. [L225]
-_LAST_ITERATIONS = 5
 
 
 # What is computed on the device reads nothing back, and what is launched depends on shapes alone.
@@ -101,7 +99,7 @@ def made_before(
     """Find a search from so many starts among those that were ``made``, of distances alone."""
     # Its tables may be in another unit: the best plan is the same.
     for other in made:
-        if other.sizes == (problem.source.n, problem.target.n) and len(other.labels) == count:
+        if other.sizes == problem.shape and len(other.labels) == count:
             coarse = as_before(problem, (other.problem.source, other.problem.target), call)
             share = 0.0 if coarse is None else max(epsilon / coarse.scale, LEAST_EPSILON)
             if coarse is not None and abs(other.share / share - 1) <= _SAME_SHARE:
@@ -137,7 +135,7 @@ def search_all(
     """Solve from all starts."""
     costs = start_costs(coarse, hints, rotations, count)
     batch = _from_costs(coarse, costs, epsilons, "search", solve)
-    last = epsilons[-1:].expand(_LAST_ITERATIONS, -1)
+    last = epsilons[-1:].expand(LAST_OUTER, -1)
     return judge(coarse, _iterate(coarse, batch, last, "compare", solve))
 
 
@@ -451,7 +449,7 @@ def _with_plan(
 
 
 def _alternatives(problem: Problem, coarse: CoarseProblem, found: _Distinct) -> list[Alternative]:
-    shape = (problem.source.n, problem.target.n)
+    shape = problem.shape
     # copies: the next solve may overwrite what they are taken from
     source, target = coarse.source.indices.clone(), coarse.target.indices.clone()
     plans = found.judged.rounded[found.chosen]

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from torchgw._batch.costs import products
-from torchgw._gradients.contract import START_NOISE
 from torchgw._search.chain import AGREEING, ALIKE, BETTER, SAME
 from torchgw._search.stack import Ends
+from torchgw._sinkhorn.annealing import START_NOISE
 from torchgw._tensors.deadline import is_over
 from torchgw._tensors.operations import sums_of
 from torchgw._typing import Marginals
@@ -34,6 +35,8 @@ _ROUNDING = 1e-9
 _TINY = 1e-12
 # The origin of plans that come from an exchange.
 _EXCHANGED = -1
+# The family of starts that one search has made.
+_RELATED = 0
 
 
 class Members(NamedTuple):
@@ -92,16 +95,16 @@ class Population(NamedTuple):
     met: Tensor  # (B,) int64, how many of the plans that were given have led to the lowest
 
 
-def improve(stack: Followed, starts: Ends, rounds: int, related: Sequence[bool] = ()) -> Population:
+def improve(stack: Followed, starts: Ends, rounds: int, families: Sequence[int] = ()) -> Population:
     """Improve the starts (B, S) of all problems of a stack for some rounds.
 
-    Every other start belongs to the same group, and so do all that are ``related``, which know of
-    each other. Each group is improved apart, so that groups which agree say that there is nothing
-    better; where they do not they are put together.
+    Each is of a family, whose members know of each other: ``_RELATED`` if one search has made them.
+    Every other family belongs to the same group. Each group is improved apart, so that groups which
+    agree say that there is nothing better; where they do not they are put together.
     """
-    related = related or [False] * starts.objectives.shape[1]
-    alone = torch.tensor(related, device=starts.objectives.device).logical_not()
-    teams = _Teams(stack, starts, torch.where(alone, alone.cumsum(0) % _GROUPS, 0))
+    numbers = families or range(1, starts.objectives.shape[1] + 1)
+    family = torch.tensor(numbers, device=starts.objectives.device)
+    teams = _Teams(stack, starts, family % _GROUPS)
     for _ in range(rounds):
         if is_over() or not teams.advance():
             break
@@ -110,6 +113,7 @@ def improve(stack: Followed, starts: Ends, rounds: int, related: Sequence[bool] 
     members = distinct(teams.together(every), 2 * _KEPT)
     met = _same(starts, Ends(*(part[:, :1] for part in members[:3])))
     # those that are related have met it once
+    alone = family != _RELATED
     met = (met & alone).sum(1) + (met & ~alone).any(1)
     return Population(members, agreed, teams.followed, met)
 
@@ -168,12 +172,12 @@ def follow_starts(
     marginals: Marginals,
     rounds: int,
     blurred: float | None = None,
-    related: Sequence[bool] = (),
+    related: Sequence[str] = (),
 ) -> Found:
     """Follow named plans (n, m) of one problem, and the annealed product; improve where they lead.
 
-    Every other one is of the same group, and so are all that are ``related``: those that know
-    nothing of each other are to take turns.
+    Every other one is of the same group, and so are all whose names are ``related``: those that
+    know nothing of each other are to take turns.
     Each is also followed from a larger epsilon, if they are ``blurred``, at which it may come to
     another optimum.
     """
@@ -183,17 +187,20 @@ def follow_starts(
     annealed = stack.follow(alone[:1], product, first=1.0).plans
     plans = torch.cat([stack.padded(torch.stack([plan for _, plan in starts])), annealed])
     labels, ways = [*(label for label, _ in starts), "annealed"], 1
+    # both ways of a start are of one family
+    numbers = accumulate(label not in related for label in labels)
+    families = [
+        _RELATED if label in related else number
+        for label, number in zip(labels, numbers, strict=True)
+    ]
     if blurred is not None:
         more = stack.follow(alone[: count - 1], plans[:-1], blurred).plans
-        labels, ways = labels + [f"{label}, blurred" for label, _ in starts], 2
-        # both ways of a start are of one group, as they know of each other
-        order = sorted(
-            range(len(labels)), key=lambda k: (k % count // 2, k // count, k % count % 2)
-        )
-        plans, labels = torch.cat([plans, more])[order], [labels[place] for place in order]
+        plans, ways = torch.cat([plans, more]), 2
+        labels += [f"{label}, blurred" for label, _ in starts]
+        families += families[:-1]
     ends = stack.follow(alone[: len(plans)], plans)
     given = Ends(*(part[None] for part in ends))
-    found = improve(stack, given, rounds, [*related, False] if related else ())
+    found = improve(stack, given, rounds, families)
     if blurred is not None and rounds:
         found = exchange(stack, given, found)
     members = found.members.alone()

@@ -25,7 +25,7 @@ from torchgw._plans.transport import round_to_marginals
 from torchgw._problem.marginals import MarginalRule
 from torchgw._problem.problem import Problem
 from torchgw._search.coarse import CoarseProblem
-from torchgw._tensors.operations import sums_of
+from torchgw._tensors.operations import EQUAL, sums_of
 
 # When plans of a search have settled: their objectives are then within 1e-3 of where they end.
 # [L1291]
@@ -59,7 +59,7 @@ class Ends(NamedTuple):
 def can_stack(problem: Problem) -> bool:
     """Whether plans of all points can be followed side by side."""
     plain = problem.loss.is_square and not problem.directed
-    return plain and max(problem.source.n, problem.target.n) <= LARGEST
+    return plain and max(problem.shape) <= LARGEST
 
 
 @dataclass(frozen=True)
@@ -231,9 +231,8 @@ def _padded(table: Tensor, weights: Tensor, *, narrow: bool) -> packing.Stack:
     return make_stack(tables, repad(weights[None], size, used), used)
 
 
-# Neighbourhoods of points of either side between which plans begin, and rounding of their mass.
-# [L1342, L1496]
-_BALLS, _ROUNDING = 16, 1e-9
+# Neighbourhoods of points of either side between which plans begin. [L1342, L1496]
+_BALLS = 16
 
 
 def neighbourhoods(stack: Stack, every: Tensor) -> Tensor:
@@ -255,7 +254,7 @@ def neighbourhoods(stack: Stack, every: Tensor) -> Tensor:
         order = rows.where(weights > 0, torch.inf).argsort(dim=2, stable=True)
         ordered = weights.gather(2, order)
         # rounding of the sums decides nothing
-        inside = ordered.cumsum(2) - ordered < share[:, None, None] - _ROUNDING
+        inside = ordered.cumsum(2) - ordered < share[:, None, None] - EQUAL
         near.append(torch.zeros_like(rows).scatter_(2, order, ordered * inside))
     return near[0][:, :, :, None] * near[1][:, :, None, :]
 

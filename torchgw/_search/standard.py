@@ -23,6 +23,7 @@ from torchgw._problem.problem import Problem, stored_matrix
 from torchgw._search.alternatives import Alternative, Search
 from torchgw._search.isometry import ROUNDING, find_copies, put_in_order, split
 from torchgw._sinkhorn.problem import DenseCost
+from torchgw._tensors.operations import EQUAL
 from torchgw._typing import Marginals, Potentials
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.precomputed import DirectedDistance, PrecomputedDistance
@@ -34,9 +35,8 @@ from torchgw.distances.sampling import SpreadPoints, cut
 _DIGITS, _WEIGHT_DIGITS, _GRID = 24, 32, 1.5 * 2.0**22
 # Share of a number by which two have to differ for one side to come first. [L1331]
 _DIFFERENT = 1e-6
-# Relative difference up to which weights are equal, shares of a point that are rounding, and such
-# shares of the largest distance. Choices. [L1331]
-_EQUAL, _ROUNDED_SHARE, _NOTHING = 1e-9, 1e-9, 1e-12
+# Shares of the largest distance that are rounding. A choice. [L1331]
+_NOTHING = 1e-12
 
 
 _Part = TypeVar("_Part")
@@ -198,7 +198,7 @@ class _Side(NamedTuple):
         """Put copies of points, of one number (s,), together; ``n`` points are given."""
         count, used = int(copies.max()) + 1, len(copies)
         least, most = self.weights.aminmax()
-        if count in (1, used) or bool(most - least <= _EQUAL * most):
+        if count in (1, used) or bool(most - least <= EQUAL * most):
             return self
         mass = self.weights.new_zeros(count).index_add_(0, copies, self.weights)
         every = torch.arange(used, device="cpu")
@@ -215,7 +215,7 @@ class _Side(NamedTuple):
             torch.minimum(mine[:, None], theirs)
             - torch.maximum((mine - weights)[:, None], theirs - self.weights[order])
         ) / weights[:, None]
-        shares = torch.where(shares > _ROUNDED_SHARE, shares, 0)
+        shares = torch.where(shares > EQUAL, shares, 0)
         points = first[place]
         origin = _Origin(self.origin.point[points], shares / shares.sum(1, keepdim=True))
         return _Side(self.table[points[:, None], points], weights, origin)
@@ -226,7 +226,7 @@ def _multiples(mass: Tensor, most: int) -> Tensor:
     count = torch.arange(1, most + 1, device=mass.device)[:, None]
     times = mass * count
     off = (times - times.round()).abs().amax(1)
-    fitting = ((off <= _EQUAL * most) & (times.round().amin(1) > 0)).nonzero()[:, 0]
+    fitting = ((off <= EQUAL * most) & (times.round().amin(1) > 0)).nonzero()[:, 0]
     if len(fitting) == 0:
         return torch.ones_like(mass, dtype=torch.int64)
     return times[fitting[-1]].round().long()
@@ -238,7 +238,7 @@ def put_in_standard_form(problem: Problem) -> StandardForm | None:
     # its tables are stored for that
     if max(side.n for side in providers) > limits_of(problem.source.device).ordered_points:
         return None
-    if not all(side.cheap_columns for side in providers):
+    if not all(side.cheap_columns and len(side.relations()) == 1 for side in providers):
         return None
     if min(int((weights > 0).sum()) for weights in problem.marginals) == 1:
         # there is but one plan
@@ -293,14 +293,14 @@ def _standard(problem: Problem) -> StandardForm:
         support=None if support is None else support.to(device),
     )
     origins = (sides[0].origin.to(device), sides[1].origin.to(device))
-    shape = problem.source.n, problem.target.n
+    shape = problem.shape
     return StandardForm(standard, origins, swapped, factor, shape)
 
 
 def _used(provider: DistanceProvider, weights: Tensor) -> _Side:
     """Read the distances of the points that have a weight."""
     table = (
-        provider.ways()[0].columns(torch.arange(provider.n, device=provider.device))
+        provider.relations()[0].columns(torch.arange(provider.n, device=provider.device))
         if provider.directed
         else stored_matrix(provider)
     )

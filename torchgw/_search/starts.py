@@ -22,6 +22,7 @@ from torch import Tensor
 from torchgw._search.chain import GUESS_EPSILON
 from torchgw._search.coarse import CoarseProblem, centre, eigenpairs
 from torchgw._sinkhorn.annealing import Annealing
+from torchgw._tensors.operations import TINY
 from torchgw.distances.profiles import distance_quantiles
 from torchgw.distances.sampling import SpreadPoints
 
@@ -37,8 +38,6 @@ _DRAWN, _PAIRS, _PROBES, _GROWN = 2_048, 8, 48, 4
 # Share of the pairs of target points that counts as being as far apart as a pair of source points,
 # at most. [L1401]
 _WIDEST = 1 / 16
-# Divisor in place of a spread of zero. A choice.
-_TINY = 1e-300
 # Differences that are computed at once. [L1401]
 _TOGETHER = 2**20
 
@@ -113,7 +112,7 @@ def start_costs(problem: CoarseProblem, hints: Hints, rotations: Tensor, count: 
     guesses = [problem.base, bounds[0], bounds[0], bounds[1]]
     if problem.linear is not None:
         # what few known pairs say is little beside the rest, but all that a match has to keep to
-        guesses.append(linear * (problem.spread / linear.std().clamp_min(_TINY)))
+        guesses.append(linear * (problem.spread / linear.std().clamp_min(TINY)))
     # all together: on a GPU each product would take longer to launch than to compute
     weight = 4 * problem.alpha * problem.unit
     turned = problem.base - weight * (hints.x_axes @ rotations) @ hints.y_axes.T

@@ -32,13 +32,14 @@ from torchgw._search.alternatives import (
 )
 from torchgw._search.coarse import CoarseProblem, coarse_problem
 from torchgw._sinkhorn.duals import Array
+from torchgw._tensors.operations import EQUAL
 
 Colours = NDArray[np.uint64]
 Order = NDArray[np.int64]
 
-# Numbers that differ by less than this share of the largest are the same: distances, weights and
-# costs, and entries of a plan, which are as exact as it has settled. [L1550]
-_SAME, _SETTLED = 1e-9, 1e-3
+# Entries of a plan that differ by less than this share of the largest are the same: they are as
+# exact as it has settled. [L1550]
+_SETTLED = 1e-3
 # Refinements after which symmetries are not counted; symmetries that are drawn, of which the one
 # that leads farthest is listed. [L1550]
 _MOST, _DRAWN = 4_000, 16
@@ -158,7 +159,7 @@ def with_images(search: Search, problem: Problem) -> Search:
 
     Those are what it has found of the same cost and with the same entries, or one that leads far.
     """
-    largest = max(problem.source.n, problem.target.n)
+    largest = max(problem.shape)
     few = largest <= limits_of(problem.source.device).few_points
     if not few or not is_whole(problem, search) or problem.restriction is not None:
         return search
@@ -208,12 +209,12 @@ def _table_of(problem: Problem, found: Alternative) -> Order:
             (slice(0, n), slice(n, size)), strict=True,
         )
     ):  # fmt: skip
-        own = _classes(_host(provider.between(some, some)), _SAME)
-        own += (own.max() + 1) * np.diag(_classes(_host(weights[some]), _SAME))
+        own = _classes(_host(provider.between(some, some)), EQUAL)
+        own += (own.max() + 1) * np.diag(_classes(_host(weights[some]), EQUAL))
         table[place, place] = 2 * own + side
     for cross in (problem.linear and problem.linear.dense().matrix, problem.support):
         if cross is not None:
-            both = _classes(_host(cross[found.source[:, None], found.target]), _SAME)
+            both = _classes(_host(cross[found.source[:, None], found.target]), EQUAL)
             table[:n, n:] += (table.max() + 1) * both
     return table
 

@@ -22,6 +22,7 @@ from torchgw._search.chain import (
     FIRST,
     GUESS_EPSILON,
     LAST_INNER,
+    LAST_OUTER,
     LAST_RELAXATION,
     QUICK,
     REFINE,
@@ -109,8 +110,6 @@ _KICKS, KICK_INNER = 5, 2
 _SETTLED = 2e-3
 # Sinkhorn iterations of an outer iteration on a ladder. [L323]
 INNER = 5
-# Outer iterations in which plans meet their marginals at the target. [L333]
-_LAST = 5
 # Noise on the plans at each stage: exact products would keep equal what automorphisms of a graph
 # make equal, and sharper plans cost less. [L336]
 _STIR = 0.01
@@ -398,7 +397,7 @@ class World:
             return
         clock = perf_counter()
         moving = _Moving(*stacked(chains))
-        judged = self._judged(moving, STEP, epsilon / self.scale, _LAST, LAST_INNER)
+        judged = self._judged(moving, STEP, epsilon / self.scale, LAST_OUTER, LAST_INNER)
         self._record(chains, judged, epsilon, clock, settled=True)
 
     def rounded(self, chains: list[Chain]) -> Tensor:

@@ -7,6 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+# Relative size of the noise on the first plan, or its coupling. The product plan of two spaces
+# whose points all look alike is a saddle point that exact arithmetic would never leave. [L292]
+# [L391]
+START_NOISE = 1e-6
 # Column error at which a linear problem ends while epsilon still falls: the next linearisation
 # matters more than this one's marginals. [L294] [L391]
 ANNEALING_TOLERANCE = 1e-2

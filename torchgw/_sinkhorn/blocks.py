@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from torchgw._sinkhorn.contract import Backend, PreparedProblem
-from torchgw._sinkhorn.problem import LinearProblem
+from torchgw._sinkhorn.problem import LinearProblem, block
 from torchgw._typing import Indices, Marginals, Potentials
 
 
@@ -147,8 +147,7 @@ class BlockProblem(RestrictedProblem):
         self.parts = [
             backend.whole.prepare(
                 problem._replace(
-                    cost=cost.rows(rows).transpose().rows(columns).transpose(),
-                    marginals=Marginals(a[rows], b[columns]),
+                    cost=block(cost, rows, columns), marginals=Marginals(a[rows], b[columns])
                 )
             )
             for rows, columns in self.members

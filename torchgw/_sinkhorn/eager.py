@@ -14,6 +14,7 @@ from torch import Tensor
 
 from torchgw._sinkhorn.contract import Kernel, PreparedProblem, Sweep, Sweeper
 from torchgw._sinkhorn.problem import (
+    LEAST_EXPONENTS,
     STRICT,
     DenseCost,
     EntropicPlan,
@@ -31,7 +32,7 @@ RELAXED_FACTOR = 2.0
 # [L283]
 SMALLEST, LARGEST = 1e-30, 1e30
 # Smaller exponents are raised to this one. [L283]
-LEAST_EXPONENT = -70.0
+LEAST_EXPONENT = LEAST_EXPONENTS[torch.float32]
 # Binary digits of a factor of e.
 _DIGITS = 1 / math.log(2)
 # Entries of a kernel up to which a CPU iterates by NumPy. [L405, L463, L1383]

@@ -14,6 +14,7 @@ import scipy
 from numpy.typing import NDArray
 
 from torchgw._errors import NumericalError
+from torchgw._tensors.operations import TINY
 
 Array = NDArray[np.float64]
 
@@ -275,7 +276,7 @@ def _assign(cost: Array, weight: float) -> Linear:
         # shortest paths over the alternatives to each match, by Bellman and Ford
         detours = cost - cost[rows, columns][:, None]
         second = np.zeros(len(cost))
-        smallest = 1e-14 * max(abs(cost).max(), 1e-300)
+        smallest = 1e-14 * max(abs(cost).max(), TINY)
         for _ in range(len(cost)):
             shorter = (detours + second[columns][:, None]).min(0)
             if (second - shorter).max() <= smallest:

@@ -28,7 +28,7 @@ from torchgw._typing import Potentials
 MOST_RESTARTS = 5
 # Errors above these are no rounding: the error of a plan that has yet to change partners may stay
 # the same for as long as potentials take to get there. [L288]
-_MOST_ROUNDING = {torch.float32: 0.05, torch.float64: 1e-6}
+MOST_ROUNDING = {torch.float32: 0.05, torch.float64: 1e-6}
 # Multiple of the machine epsilon below which a marginal error is noise. [L288]
 _ROUNDING = 16
 # Least distance of a rate to one that over-relaxation assumes: it bounds the factor by 1.98, where
@@ -38,6 +38,8 @@ SMALLEST_GAP = 1e-6
 _TWO_LEVEL_CHECK = 1
 # The factor by which epsilon rises where an error stays. [L471]
 _RISE = 10.0
+# Seconds that an iteration takes at most for each pair of points, before one was timed. A choice.
+_SLOWEST = {"cpu": 1e-7, "cuda": 1e-10}
 # What is left of the factor's excess over one after a sweep that shows it to be too large. [L6]
 # [L391]
 BACK_OFF = 0.97
@@ -70,22 +72,30 @@ def sinkhorn(
     # it stays again, and at once for others, the problem is solved from larger epsilons down, once,
     # unless ``from_above`` is false.
     problem = prepared.problem
-    current = start or prepared.half_steps(torch.zeros_like(problem.marginals.b))
+    current, (rows, columns) = start, map(torch.zeros_like, problem.marginals)
     tol = max(tol, _ROUNDING * torch.finfo(problem.cost.dtype).eps)
     newton = NewtonSteps(prepared, tol)
     done, restarts, error, relaxation = 0, 0, float("inf"), 1.0
     plateau = Plateau(tol, wanted=from_above)
     each: float | None = None  # seconds of an iteration
+    slowest = _SLOWEST[problem.cost.device.type] * math.prod(problem.cost.shape)
     before: tuple[Potentials, float] | None = None  # potentials and error before it began anew
     while done < max_iter:
         every = _TWO_LEVEL_CHECK if prepared.two_level else check_every
-        count = fitting(min(every, max_iter - done), each)
+        wanted = min(every, max_iter - done)
+        count = fitting(max(2, wanted), each, slowest)
+        # where there is time for one iteration only, none is made twice
+        cut, count = count == 1, min(count, wanted)
+        if current is None and cut and problem.tau == STRICT:
+            current = Potentials(rows, columns)
+        elif current is None:
+            current = prepared.half_steps(columns)
         previous, clock = error, perf_counter()
-        sweep, error = _sweep(prepared, current, count, relaxation)
+        sweep, error = _sweep(prepared, current, count, relaxation, safe=cut)
         each = (perf_counter() - clock) / count
         done += count
         current = sweep.state
-        restarts += previous <= error < _MOST_ROUNDING[problem.cost.dtype]
+        restarts += previous <= error < MOST_ROUNDING[problem.cost.dtype]
         met = error <= tol and (done >= min_iter or error >= previous)
         if met or not math.isfinite(error) or restarts == MOST_RESTARTS or is_over():
             break
@@ -119,20 +129,21 @@ def sinkhorn(
 
 
 def _sweep(
-    prepared: PreparedProblem, start: Potentials, count: int, relaxation: float
+    prepared: PreparedProblem, start: Potentials, count: int, relaxation: float, *, safe: bool
 ) -> tuple[Sweep, float]:
     """Run some iterations, without relaxation or a kernel if these fail, and read their error."""
-    sweep = prepared.sweep(start, count, relaxation)
-    ok, error = read(sweep, prepared.problem)
-    if ok:
-        return sweep, error
-    start = prepared.half_steps(start.g)
-    # the old kernel goes before the new one comes: either may be as large as the cost
-    prepared.end_sweeps()
-    sweep = prepared.sweep(start, count, 1.0)
-    ok, error = read(sweep, prepared.problem)
-    if ok:
-        return sweep, error
+    if not safe:
+        sweep = prepared.sweep(start, count, relaxation)
+        ok, error = read(sweep, prepared.problem)
+        if ok:
+            return sweep, error
+        start = prepared.half_steps(start.g)
+        # the old kernel goes before the new one comes: either may be as large as the cost
+        prepared.end_sweeps()
+        sweep = prepared.sweep(start, count, 1.0)
+        ok, error = read(sweep, prepared.problem)
+        if ok:
+            return sweep, error
     sweep = prepared.safe_sweep(start, count)
     error = read(sweep, prepared.problem)[1]
     prepared.end_sweeps()

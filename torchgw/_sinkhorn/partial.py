@@ -23,6 +23,7 @@ from torchgw._sinkhorn.newton import (
 )
 from torchgw._sinkhorn.problem import DenseCost
 from torchgw._tensors.deadline import is_over
+from torchgw._tensors.operations import TINY
 from torchgw._typing import Marginals, Potentials
 
 
@@ -180,7 +181,7 @@ class _Dual:
     def columns(self, plan: Array, u: Array) -> _Columns:
         """Find the columns that are held, and what the others miss."""
         masses, room = plan.sum(0), -(self.g + u)
-        short = np.log(np.where(self.used, self.b, 1.0) / np.maximum(masses, 1e-300))
+        short = np.log(np.where(self.used, self.b, 1.0) / np.maximum(masses, TINY))
         held = self.used & (short >= room)
         missing = np.where(self.used & ~held, self.b - masses, 0.0)
         error = float(abs(missing).sum() + masses[held] @ np.expm1(room[held]))
@@ -199,15 +200,15 @@ class _Dual:
         """Solve Newton's equations for given full rows and held columns."""
         masses, held, room, missing, _ = columns
         parts, together = now[full], now[~full].sum(0)
-        shared = parts.T @ (parts / np.maximum(parts.sum(1), 1e-300)[:, None])
-        shared += np.outer(together, together) / max(together.sum(), 1e-300)
+        shared = parts.T @ (parts / np.maximum(parts.sum(1), TINY)[:, None])
+        shared += np.outer(together, together) / max(together.sum(), TINY)
         curvature = np.diag((1 + RIDGE) * masses) - shared
         # columns whose mass has underflowed wait for iterations
         free = self.used & ~held & (masses > 1e-30)
         direction = np.where(held, room, 0.0)
         wanted = (missing - curvature @ direction)[free]
         direction[free] = np.linalg.solve(curvature[np.ix_(free, free)], wanted)
-        direction *= min(1.0, _LONGEST / max(abs(direction).max(), 1e-300))
+        direction *= min(1.0, _LONGEST / max(abs(direction).max(), TINY))
         return direction
 
 

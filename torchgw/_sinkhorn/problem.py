@@ -25,7 +25,7 @@ from torchgw._typing import Marginals, Points, Potentials
 STRICT = (1.0, 1.0)
 # Exponents below which exp() counts as zero. Results near the smallest number of a dtype take a CPU
 # ten times as long. [L13]
-_LEAST_EXPONENT = {torch.float32: -70.0, torch.float64: -600.0}
+LEAST_EXPONENTS = {torch.float32: -70.0, torch.float64: -600.0}
 # Bytes of one (rows, m) working block. On a CPU it stays in cache from the product to the sums
 # (2 MB took 2.2 ns per entry, 8 MB 4.1); on a GPU it must be large enough to fill the device. [L12]
 _BLOCK_BYTES = {"cpu": 2 * 2**20, "cuda": 32 * 2**20}
@@ -33,12 +33,12 @@ _BLOCK_BYTES = {"cpu": 2 * 2**20, "cuda": 32 * 2**20}
 
 def exp_(exponent: Tensor) -> Tensor:
     """Exponentiate in place; what would underflow becomes a negligible positive number."""
-    return exponent.clamp_(min=_LEAST_EXPONENT[exponent.dtype]).exp_()
+    return exponent.clamp_(min=LEAST_EXPONENTS[exponent.dtype]).exp_()
 
 
 def keeps_digits(mass: float, dtype: torch.dtype) -> bool:
     """Whether the densities that make up a mass are far from underflow and overflow."""
-    most = math.exp(-_LEAST_EXPONENT[dtype] / 2)
+    most = math.exp(-LEAST_EXPONENTS[dtype] / 2)
     return 1 / most < mass < most
 
 
@@ -77,6 +77,10 @@ class DenseCost(NamedTuple):
     def rows(self, index: Tensor | slice) -> DenseCost:
         """Restrict the cost to some source points."""
         return DenseCost(self.matrix[index])
+
+    def at(self, rows: Tensor, columns: Tensor) -> Tensor:
+        """Read the cost of pairs of points, (k,)."""
+        return self.matrix[rows, columns]
 
     def dense(self) -> DenseCost:
         """Return this cost."""
@@ -140,6 +144,10 @@ class FactoredCost(NamedTuple):
 
     def rows(self, index: Tensor | slice) -> FactoredCost:
         return FactoredCost(self.left[index], self.right, self.row[index], self.column)
+
+    def at(self, rows: Tensor, columns: Tensor) -> Tensor:
+        products = (self.left[rows] * self.right[columns]).sum(1)
+        return self.row[rows] + self.column[columns] - products
 
     def dense(self) -> DenseCost:
         """Build the (n, m) matrix."""

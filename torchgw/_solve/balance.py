@@ -67,7 +67,7 @@ def check_chosen(**given: Any) -> None:
 
 def alike(problem: Problem) -> float:
     """Compute the weight at which both costs count alike between pairs at random."""
-    n, m = problem.source.n, problem.target.n
+    n, m = problem.shape
     generator, count = torch.Generator("cpu").manual_seed(0), min(_PAIRS, max(n, m))
     source, target = (
         torch.randint(size, (count,), generator=generator, device="cpu").to(problem.source.device)
@@ -86,14 +86,13 @@ def solve_balanced(asked: Asked, recorder: Recorder, way: Way) -> Outcome:
         once = asked._replace(options=replace(options, rule=replace(rule, chosen=False)))
     best = _descended(once)
     if asked.init is None and options.n_init is None and not is_over():
-        apart = once._replace(problem=replace(problem, alpha=1.0, linear=None), made=())
-        alone = solve_problem(_again(apart, None), Recorder())
+        apart = once._replace(problem=replace(problem, alpha=1.0, linear=None))
+        alone = solve_problem(apart.again(), Recorder())
         other = _descended(_at_match(once, alone))
         best = min(best, other, key=lambda end: end.product)
     outcome = best.outcome
     if once is not asked:
-        there = asked._replace(problem=best.asked.problem, made=())
-        outcome = way(_again(there, outcome), Recorder())
+        outcome = way(asked._replace(problem=best.asked.problem).again(outcome.plan), Recorder())
     recorder.history, recorder.timings = outcome.recorder.history, outcome.recorder.timings
     return outcome._replace(recorder=recorder)
 
@@ -120,16 +119,7 @@ def _descended(asked: Asked) -> _End:
 def _at_match(asked: Asked, found: Outcome) -> Asked:
     """Ask for a solve from a plan, at the weight at which both costs count alike there."""
     weight = _weight(asked.problem, _costs_at(asked.problem, found))
-    return _again(asked._replace(problem=replace(asked.problem, alpha=weight)), found)
-
-
-def _again(asked: Asked, found: Outcome | None) -> Asked:
-    """Ask for one more solve of the same call, from a plan if one was ``found``."""
-    options = replace(asked.options, told="all")
-    if found is None:
-        return asked._replace(options=options)
-    plan = found.ending.plan.to_dense()
-    return asked._replace(options=replace(options, n_init=None), init=plan / plan.sum(), made=())
+    return asked._replace(problem=replace(asked.problem, alpha=weight)).again(found.plan)
 
 
 def _weight(problem: Problem, costs: tuple[float, float]) -> float:
@@ -156,13 +146,10 @@ def _costs(problem: Problem, source: Tensor, target: Tensor, mass: Tensor) -> tu
         side.columns(index)[index].double()
         for side, index in ((problem.source, source), (problem.target, target))
     )
-    linear = problem.linear
-    if isinstance(linear, DenseCost):
+    assert problem.linear is not None
+    each = problem.linear.at(source, target)
+    if isinstance(problem.linear, DenseCost):
         # costs above the least one, or above zero: with a mass that is given a sum moves no plan
-        each = linear.matrix[source, target] - linear.matrix.min().clamp(max=0)
-    else:
-        assert linear is not None
-        products = (linear.left[source] * linear.right[target]).sum(1)
-        each = linear.row[source] + linear.column[target] - products
+        each = each - problem.linear.matrix.min().clamp(max=0)
     quadratic = float(mass @ problem.loss(x, y) @ mass)
     return max(0.0, quadratic), max(0.0, float(mass @ each.double()))

@@ -145,7 +145,7 @@ def first_guess(
             guess = guess._replace(potentials=search.potentials, whole=True, sharp=search.met)
         guess = guess._replace(ended=search.settled)
     if sample is not None:
-        search = sample.lift(search, (problem.source.n, problem.target.n))
+        search = sample.lift(search, problem.shape)
         if options.search == "thorough":
             search = search._replace(doubt=WHY_SUBSAMPLE)
     return guess, search
@@ -173,7 +173,7 @@ def best_found(problem: Problem, search: Search) -> Guess:
 
 def searchable(problem: Problem, init: Any, options: Options) -> bool:
     """Whether to search for a start: none is given, and there may be several optima."""
-    trivial = problem.alpha == 0 or min(problem.source.n, problem.target.n) == 1
+    trivial = problem.alpha == 0 or min(problem.shape) == 1
     # few points say little of what others may be matched with, or of how groups stand to each other
     trivial |= problem.restriction is not None
     trivial |= options.rule is None and problem.has_one_plan
@@ -388,9 +388,15 @@ def _search(
     if represented is None:
         return search_twice(problem, how, again, relaxed=True)
     coarse = represented.problem
-    sides, support = directed_points(coarse[:2], problem), support_of(problem, *coarse[:2])
-    kind = DirectedDistance if problem.directed else PrecomputedDistance
-    source, target = (kind(coarse_table(problem.loss, side).cpu()) for side in sides)
+    sides, support = coarse[:2], support_of(problem, *coarse[:2])
+    tables = [
+        torch.stack([coarse_table(problem.loss, one).cpu() for one in side])
+        for side in zip(*directed_points(sides, problem), strict=True)
+    ]
+    source, target = (
+        DirectedDistance(table) if problem.directed else PrecomputedDistance(table[0])
+        for table in tables
+    )
     # each start takes as long as the whole solve: 500 x 480 points 85 s for 1% of the objective
     most = limits_of(problem.source.device).relaxed_points
     many = max(len(side.indices) for side in sides) > most
@@ -422,11 +428,13 @@ def _search(
         stack = Stack.of(coarse, epsilon, level, scale=scale)
     starts, whole = _starts(small, level, strict), stack is solved
     if isinstance(stack, Stack):
-        n, m = small.source.n, small.target.n
+        n, m = small.shape
         around = neighbourhoods(stack, torch.zeros(1, dtype=torch.int64, device="cpu"))
         starts += [(f"neighbours {k + 1}", plan[:n, :m]) for k, plan in enumerate(around[0])]
     rounds = 0 if whole else _ROUNDS
-    found = follow_starts(stack, starts, small.marginals, rounds, GUESS_EPSILON)
+    # maps are of one search, which begins at the other starts
+    related = [label for label, _ in starts if label.startswith("map ")]
+    found = follow_starts(stack, starts, small.marginals, rounds, GUESS_EPSILON, related)
     if whole and not found.certain and found.plans.numel():
         # whole solves take long, and mostly agree
         starts = list(zip(found.names, found.plans, strict=True))
@@ -434,7 +442,7 @@ def _search(
     # where a support has many optima, groups that were kicked and mixed may agree by chance
     certain = found.certain and (support is None or whole or found.met > _ALONE)
     doubt = "" if certain else WHY_RELAXED
-    shape = problem.source.n, problem.target.n
+    shape = problem.shape
     first, second = (side.indices for side in sides)
     # values without entropy are not compared here: the penalty decides what the mass is
     alternatives = tuple(

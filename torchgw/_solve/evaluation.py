@@ -23,7 +23,7 @@ from torchgw._problem.marginals import (
     relative_entropy,
 )
 from torchgw._problem.problem import Problem
-from torchgw._sinkhorn.annealing import VALUE_PER_MARGINAL, VALUE_ROUNDING
+from torchgw._sinkhorn.annealing import MET, VALUE_PER_MARGINAL, VALUE_ROUNDING
 from torchgw._sinkhorn.contract import PreparedProblem
 from torchgw._sinkhorn.problem import Cost, DenseCost, FactoredCost, exp_, row_blocks
 from torchgw._solve.state import RESOLVED, LoopState, Setting, Solved, Status
@@ -38,10 +38,7 @@ SETTLE_ITERATIONS = 3
 # Iterations of the last linear problem that the numbers of its plan, and the result, take as long
 # as. [L1593]
 _NUMBERS = 4
-# Column error to which a plan is settled that steps have gone on from, and that is polished then:
-# it only matters for where points go that were not solved for. [L1257]
-_BEFORE_POLISHING = 3e-3
-# The same of a plan at which a search has ended: so that twins of a problem have one objective.
+# Column error of a plan at which a search has ended: so that twins of a problem have one objective.
 # [L1453]
 _OF_TWINS = 1e-11
 # A settled plan may differ from the point at which its cost was linearised by this multiple of the
@@ -117,7 +114,8 @@ def _settled_tolerance(setting: Setting, epsilon: float) -> float:
     rough = setting.anneal.goes_on and options.inner_tol is None
     exact = setting.anneal.shortened and options.inner_tol is None
     least = inner_tolerance(setting, epsilon, _OF_TWINS if exact else None)
-    return max(least, _BEFORE_POLISHING if rough else 0.0)
+    # what is polished then only matters for where points go that were not solved for
+    return max(least, MET if rough else 0.0)
 
 
 class LeftSaddle(NamedTuple):
@@ -162,7 +160,7 @@ _VALUE_NOISE = 6.0
 _ABOVE_A_COPY = 2e-3
 # By how much an exact iteration may lower the objective: a share of it, and standard errors of the
 # sampled cost. [L545]
-_SHARE, _ERRORS = 0.01, 3.0
+_SHARE, ERRORS = 0.01, 3.0
 
 
 class Evaluation(NamedTuple):
@@ -194,21 +192,29 @@ def evaluate(
 ) -> Evaluation:
     """Compute the numbers of a plan, whose coupling may be known; NumericalError if not finite."""
     gradient, linear_cost, generator = setting.gradient, setting.problem.linear, setting.generator
+    factors = gradient.in_factors() if isinstance(plan.cost, FactoredCost) else None
+    # with a linear cost it is not known which of the two terms rounding has moved, and a plan that
+    # was cut misses its marginals by more than that
+    plain = factors is not None and linear_cost is None and not is_over()
+    plain = plain and plan.dtype == torch.float32
     if gradient.stores:
         # everything is computed from one matrix: on a GPU each operation takes as long as this
-        stored = gradient.update(plan, None, generator) if coupling is None else coupling
+        products, stored = None, coupling
+        if stored is None:
+            stored = gradient.update(plan, None, generator)
         matrix = stored.vector().view(plan.shape)
         masses = Marginals(*(matrix.sum(axis, dtype=torch.float64) for axis in (1, 0)))
     else:
-        stored, matrix, masses = None, None, Marginals(*plan.marginals())
+        stored = matrix = None
+        products = _products(plan, linear_cost) if solved is None and not plain else None
+        if products is not None:
+            plan.remember(products.rows, plan.T @ torch.ones_like(products.rows))
+        masses = Marginals(*plan.marginals())
     missing = [
         (mass - weight).abs().sum() for mass, weight in zip(masses, setting.marginals, strict=True)
     ]
     error = max(torch.stack(missing).tolist())
-    factors = gradient.in_factors() if isinstance(plan.cost, FactoredCost) else None
-    # with a linear cost it is not known which of the two terms rounding has moved
-    plain = factors is not None and linear_cost is None and error <= RESOLVED
-    if plan.dtype == torch.float32 and plain:
+    if plain and error <= RESOLVED:
         assert factors is not None
         quadratic, kl = _without_rounding(setting, plan, factors)
         linear = 0.0
@@ -222,10 +228,33 @@ def evaluate(
         kl = float((sum(duals) - cost) / plan.epsilon)
     else:
         quadratic = gradient.evaluate(plan, masses, generator, stored)
-        kl, linear = _entropy_and_linear(plan, linear_cost, masses, matrix)
+        kl, linear = _entropy_and_linear(plan, linear_cost, masses, matrix, products)
     for value in (quadratic.value, kl, linear):
         check_finite(value, error, epsilon)
     return Evaluation(masses, error, quadratic, linear, kl)
+
+
+class _Products(NamedTuple):
+    """What one product with a plan tells whose costs are in factors."""
+
+    rows: Tensor  # sums of its rows, (n,)
+    cross: float  # <left right', P> of the factors of its cost
+    linear: float  # <M, P>
+
+
+def _products(plan: TransportPlan, linear: Cost | None) -> _Products | None:
+    """Multiply a plan by all that its numbers need; ``None`` if a cost is stored."""
+    cost = plan.cost
+    if not isinstance(cost, FactoredCost) or isinstance(linear, DenseCost):
+        return None
+    tables = [torch.ones_like(plan.weights.b)[:, None], cost.right.double()]
+    if linear is not None:
+        linear = linear.to(torch.float64)
+        tables += [linear.right, linear.column[:, None]]
+    images = (plan @ torch.cat(tables, dim=1)).split([part.shape[1] for part in tables], dim=1)
+    rows = images[0][:, 0]
+    moved = 0.0 if linear is None else moved_linear(linear, torch.cat(images[2:], dim=1), rows)
+    return _Products(rows, float(_inner(cost.left, images[1])), moved)
 
 
 def _without_rounding(
@@ -446,13 +475,21 @@ def misses_a_copy(problem: Problem, gradient: Gradient, found: Evaluation, epsil
 
 
 def _entropy_and_linear(
-    plan: TransportPlan, linear_cost: Cost | None, masses: Marginals, matrix: Tensor | None = None
+    plan: TransportPlan,
+    linear_cost: Cost | None,
+    masses: Marginals,
+    matrix: Tensor | None = None,
+    products: _Products | None = None,
 ) -> tuple[float, float]:
     """Compute KL(P | a x b) and <M, P>."""
     # P_ij / (a_i b_j) is the exponential alone, so the divergence is sum_ij P_ij log of that, taken
     # block by block; and for a cost in factors (<p, f> + <q, g> - <C, P>) / epsilon.
-    if isinstance(plan.cost, FactoredCost) and not isinstance(linear_cost, DenseCost):
-        return _factored_entropy(plan, plan.cost, masses), factored_linear(plan, linear_cost)
+    products = products or _products(plan, linear_cost)
+    if products is not None:
+        assert isinstance(plan.cost, FactoredCost)
+        sides = zip(masses, plan.potentials, (plan.cost.row, plan.cost.column), strict=True)
+        duals = sum(float(mass @ (part.double() - own)) for mass, part, own in sides)
+        return (duals + products.cross) / plan.epsilon, products.linear
     a, b = plan.weights
     kl = linear = 0.0
     if matrix is not None and linear_cost is None:
@@ -472,14 +509,6 @@ def _entropy_and_linear(
     if isinstance(linear_cost, FactoredCost):
         linear = factored_linear(plan, linear_cost)
     return kl, linear
-
-
-def _factored_entropy(plan: TransportPlan, cost: FactoredCost, masses: Marginals) -> float:
-    """Compute KL(P | a x b) from one product with the plan, and its row and column sums."""
-    p, q = masses
-    f, g = plan.potentials.f.double() - cost.row, plan.potentials.g.double() - cost.column
-    cross = _inner(cost.left, plan @ cost.right)
-    return float((p @ f + q @ g + cross) / plan.epsilon)
 
 
 def factored_linear(plan: TransportPlan, linear: Cost | None) -> float:
@@ -530,4 +559,4 @@ def falls_further(
     error = noise.standard_error if noise is not None else 0.0
     missed = found.marginal_error + there.marginal_error
     slack = (RESOLVED + missed) * gradient.squares()
-    return before - after > _SHARE * abs(before) + _ERRORS * error + slack
+    return before - after > _SHARE * abs(before) + ERRORS * error + slack

@@ -15,6 +15,8 @@ from torchgw._errors import PerformanceWarning, warn_user
 from torchgw._problem.limits import Limits, limits_of
 from torchgw._problem.problem import Facts
 from torchgw._search.alternatives import Search
+from torchgw._search.beliefs import SEARCH_TRIES
+from torchgw._search.graphs import FEW_EDGES
 from torchgw._solve.state import Options
 from torchgw._tensors.deadline import leaves
 from torchgw._tensors.foretold import correct, promise, say_more
@@ -151,8 +153,9 @@ def solve_seconds(
     ``each`` are the seconds of an iteration there, and ``moves`` those of its search.
     """
     slow, relaxed = slowness(), options.rule is not None
+    few, many, each = _usual_iterations(facts, options, gradient, each)
     each = _in_full(facts, gradient, each)
-    few, many = (min(part, options.max_iter) for part in usual_iterations(facts, gradient))
+    few, many = (min(part, options.max_iter) for part in (few, many))
     seconds = slow * _START + math.sqrt(few * many) * each
     if not moves:
         return seconds, seconds
@@ -163,7 +166,9 @@ def solve_seconds(
         seconds += slow * _START + whole
     strict_too = relaxed and facts.larger > limits.relaxed_points
     if {"chains", "relaxed"}.isdisjoint(moves) and not strict_too:
-        return seconds, seconds
+        # a loss that is no product has no chains, and each optimum is solved from
+        others = 0 if facts.products else _OTHERS * ("optima" in moves)
+        return seconds, seconds + others * (slow * _START + FOUND * whole)
     squares = options.rule is not None and options.rule.squares
     times = slow * (_RELAXED if relaxed and not squares else 1.0)
     times *= limits.chains_of(options.search) / limits.chains
@@ -172,7 +177,22 @@ def solve_seconds(
         seconds *= _SOLVES if strict_too else 1
         seconds += times * (_FOLLOWED + _POINT * min(facts.larger, limits.few_points))
         times *= strict_too
-    return seconds, seconds + times * (_FOLLOWED + _POINT * facts.larger)
+    regions = slow * _of_regions(facts) if "messages" in moves else 0.0
+    return seconds, seconds + times * (_FOLLOWED + _POINT * facts.larger) + regions
+
+
+# Nodes of a region of two graphs that is matched anew, starts whose regions are, and seconds of all
+# messages of a region for each message and place. [L1645]
+_REGION, _REGIONS, _MESSAGES = 150, 2, 3.5e-7
+
+
+def _of_regions(facts: Facts) -> float:
+    """Model the seconds of all regions of two graphs of few edges, matched anew in vain."""
+    n, size = facts.larger, min(_REGION, facts.larger)
+    if facts.edges > FEW_EDGES * n**2:
+        return 0.0
+    told = facts.edges / n * size
+    return _REGIONS * math.ceil(SEARCH_TRIES * n) * _MESSAGES * told * (size + told)
 
 
 # How many times the longer time, and how many seconds more, a solve takes at most whose starts do
@@ -238,18 +258,19 @@ def forecast(
         )
 
 
-# What a plan and its numbers take at least, in outer iterations, and how many seconds late a limit
-# of time is held to be. [L1567]
-_LEAST, _LATE = 2, 2.0
+# What a plan and its numbers take at least, in outer iterations; the same where costs are streamed,
+# of whose Sinkhorn iterations it takes nine; and how many seconds late a limit of time is held to
+# be. [L1567, L1597]
+_LEAST, _STREAMED, _LATE = 2, 9 / _PROBLEM_ITERATIONS, 2.0
 
 
-def forecast_limit(facts: Facts, each: float) -> None:
+def forecast_limit(facts: Facts, each: float, *, stored: bool) -> None:
     """Warn before any work that a limit of time cannot be held on this CPU."""
-    least = _LEAST * each
+    least = (_LEAST if stored else _STREAMED) * each
     if facts.device == "cpu" and least > _LATE and not leaves(least - _LATE, last=True):
         warn_user(
-            "`time_limit` cannot be held, as a plan and its numbers take as long as two outer "
-            f"iterations: about {least:.2g} s for {facts.n:,} x {facts.m:,} points on this CPU. "
+            "`time_limit` cannot be held, as a plan and its numbers alone take about "
+            f"{least:.2g} s for {facts.n:,} x {facts.m:,} points on this CPU. "
             "The plan that comes late is hardly better than its start. Fewer points, "
             "`solve_low_rank`, a GPU or a larger limit help.",
             PerformanceWarning,
@@ -331,6 +352,8 @@ def forecast_others(
 
 # Seconds of the parts of a few points that may leave a plan in doubt. [L1592]
 _PARTS = 0.25
+# Share of a solve after which others, from what was found, are left behind, in the mean. [L1598]
+_LEFT = 0.5
 
 
 def _others(
@@ -344,7 +367,8 @@ def _others(
     """Model what moves take that follow other starts."""
     if search is None or options.rule is not None:
         return 0.0
-    seconds = once * search.followed(options.search, moves)
+    whole, found = search.followed(options.search, moves)
+    seconds = once * (whole / FOUND + _LEFT * found)
     limits = limits_of(torch.device(facts.device))
     if search.thorough(options.search):
         # the search by default

@@ -6,6 +6,7 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from torchgw._gradients.contract import CostNoise, Coupling, Linearised
 from torchgw._plans.contract import Plan
@@ -49,6 +50,13 @@ class Asked(NamedTuple):
     checkpoint: Checkpoint | None = None
     made: Sequence[Searched] = ()  # searches that decided on distances
 
+    def again(self, init: Any = None, **options: Any) -> "Asked":
+        """Ask for one more solve of the same call, by another search or from a start."""
+        if init is not None:
+            options["n_init"] = None
+        options = {"told": "all", **options}
+        return self._replace(options=replace(self.options, **options), init=init, made=())
+
 
 class Ending(NamedTuple):
     """The plan of a solve, and its numbers."""
@@ -87,6 +95,23 @@ class Outcome(NamedTuple):
     resolution: Resolution | None  # of a problem that was solved on cells
     route: Route  # that was chosen before anything was solved
     overlap: Overlap | None = None  # how much of the mass matches, if that was asked
+
+    @property
+    def plan(self) -> Tensor:
+        """The plan (n, m), of mass one, from which another solve may begin."""
+        plan: Tensor = self.ending.plan.to_dense()
+        return plan / plan.sum()
+
+    @property
+    def value(self) -> float:
+        """What the plan costs, without entropy and penalty."""
+        return self.ending.evaluation.value(self.strategy.problem.alpha)
+
+    @property
+    def objective(self) -> float:
+        """What was minimised."""
+        ending = self.ending
+        return ending.evaluation.objective(self.strategy.problem.alpha, ending.epsilon)
 
 
 def finish(

@@ -98,25 +98,17 @@ def _moving(asked: Asked, share: float, level: float | None = None) -> Asked:
 
 def _from_neighbour(asked: Asked, near: Outcome) -> Outcome:
     """Solve for a share from the plan of another one."""
-    plan = near.ending.plan.to_dense()
-    options = replace(asked.options, told="all", n_init=None)
-    begun = asked._replace(options=options, init=plan / plan.sum(), made=())
-    found = solve_problem(begun, Recorder())
+    found = solve_problem(asked.again(near.plan), Recorder())
     return found._replace(search=near.search)
 
 
 def _take(ends: dict[float, Outcome], share: float, found: Outcome) -> bool:
     """Keep the lower one of two ends of a share; return whether they are the same."""
     before = ends.setdefault(share, found)
-    here, there = _objective(found), _objective(before)
+    here, there = found.objective, before.objective
     if here < there:
         ends[share] = found
     return before is not found and abs(here - there) <= _SAME * abs(there)
-
-
-def _objective(found: Outcome) -> float:
-    ending = found.ending
-    return ending.evaluation.objective(found.strategy.problem.alpha, ending.epsilon)
 
 
 def _elbow(ends: dict[float, Outcome], alpha: float) -> Overlap:

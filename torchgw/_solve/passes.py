@@ -58,14 +58,13 @@ from torchgw._solve.strategy import Strategy
 from torchgw._tensors.deadline import is_over, leaves
 from torchgw._tensors.foretold import shorten
 from torchgw._tensors.machine import slowness
+from torchgw._tensors.operations import EQUAL
 from torchgw._typing import Iteration
 
 # Masses that are tried where a linear cost depends on the mass; and by how many times `tol` two may
 # differ where the cost is sampled. [L576]
 _MOST_MASSES = 20
 ROUGHLY = 100
-# What is rounding of an objective, over the natural scale of the cost. [L634]
-NOTHING = 1e-9
 # The best plan of few points leads to the plan that was found if it sends them no further apart
 # than this. A solve from it ends early where its objective is higher by this share (and comes no
 # nearer, if the two are not alike), after so many iterations, by which it has forgotten the grid of
@@ -119,6 +118,11 @@ class Incumbent:
         return self.goes_on and self.asked.options.rule is None
 
     @property
+    def proven(self) -> bool:
+        """Whether the plan is known to be the best, as it costs nothing."""
+        return self.lowest.ending.status.converged and _costs_nothing(self.lowest)
+
+    @property
     def thorough(self) -> bool:
         """Whether chains of a thorough search were followed."""
         how, first = self.asked.options.search, self.first
@@ -146,7 +150,7 @@ class Incumbent:
         if not free or search is None or search.doubt or not ending.status.converged:
             return False
         copies = limits_of(problem.source.device).copies * outcome.strategy.scale
-        return ending.evaluation.value(problem.alpha) > copies
+        return outcome.value > copies
 
     def follow(self, rival: Rival) -> bool:
         """Solve in another way, unless time is over; tell whether that has ended lower."""
@@ -158,12 +162,17 @@ class Incumbent:
     def follow_found(self, better: Alternative, clock: float, rival: Rival | None = None) -> bool:
         """Solve from a plan that was searched for since ``clock``, and report that search."""
         before = self.lowest.search
-        rival = rival or Rival(_again(self.asked, better), "optimum", better.label)
+        rival = rival or Rival(self.asked.again(better), "optimum", better.label)
         if not self.follow(rival) or self.lowest.search is None or before is None:
             return False
         trials = (_told(better.label, self.lowest, perf_counter() - clock), *before.trials)
         self.say(trials=trials)
         return True
+
+    def doubt(self, why: str) -> None:
+        """Doubt the lowest end, if nothing has been said of it."""
+        assert self.lowest.search is not None
+        self.say(doubt=self.lowest.search.doubt or why)
 
     def say(self, **what: Any) -> None:
         """Change what the search says."""
@@ -186,10 +195,15 @@ def solve_problem(asked: Asked, recorder: Recorder) -> Outcome:
         parts = incumbent.has_parts
         forecast_others(facts, asked.options, incumbent.first, *tried, seconds, parts=parts)
     for move in MOVES:
-        if is_over():
+        if is_over() or incumbent.proven:
             break
         move(incumbent)
-    lowest = _out_of_time(incumbent.lowest) if is_over() else incumbent.lowest
+    if incumbent.proven and incumbent.lowest.search is not None:
+        # whatever was doubted before
+        incumbent.say(doubt="")
+    elif is_over():
+        incumbent.lowest = _out_of_time(incumbent.lowest)
+    lowest = incumbent.lowest
     if problem.support is not None and lowest.search is not None:
         lowest = lowest._replace(search=_confined(lowest.search, problem.support))
     return lowest._replace(route=outcome.route)
@@ -221,13 +235,13 @@ def _by_the_default(incumbent: Incumbent) -> None:
     if incumbent.thorough:
         limits = limits_of(incumbent.asked.problem.source.device)
         shorten(limits.chains / limits.chains_of("thorough"))
-        incumbent.follow(Rival(_again(incumbent.asked, search="auto"), "search"))
+        incumbent.follow(Rival(incumbent.asked.again(search="auto"), "search"))
 
 
 def _from_product(incumbent: Incumbent) -> None:
     """Solve from the product plan."""
     if incumbent.open and (incumbent.thorough or "product" in incumbent.moves):
-        incumbent.follow(Rival(_again(incumbent.asked, n_init=1), "start", "product"))
+        incumbent.follow(Rival(incumbent.asked.again(n_init=1), "start", "product"))
 
 
 def _from_match(incumbent: Incumbent) -> None:
@@ -235,7 +249,7 @@ def _from_match(incumbent: Incumbent) -> None:
     first = incumbent.first
     if incumbent.open and first and first.match is not None:
         guess = Guess(first.match, None, GUESS_EPSILON)
-        incumbent.follow(Rival(_again(incumbent.asked, guess), "optimum", _BY_MATCH))
+        incumbent.follow(Rival(incumbent.asked.again(guess), "optimum", _BY_MATCH))
 
 
 def _from_few_points(incumbent: Incumbent) -> None:
@@ -245,13 +259,13 @@ def _from_few_points(incumbent: Incumbent) -> None:
         return
     best, *others = first.few.alternatives or (None,)
     if best is None:
-        incumbent.follow(Rival(_again(asked, n_init=1), "start", "product"))
+        incumbent.follow(Rival(asked.again(n_init=1), "start", "product"))
         return
     guess = best_found(asked.problem, first.few)
-    incumbent.follow(Rival(_again(asked, guess), "optimum", best.label))
+    incumbent.follow(Rival(asked.again(guess), "optimum", best.label))
     # those are among the guesses of chains, where any were followed
     for one in others if not first.trials else []:
-        incumbent.follow(Rival(_again(asked, one), "optimum", one.label))
+        incumbent.follow(Rival(asked.again(one), "optimum", one.label))
 
 
 def _from_optima(incumbent: Incumbent) -> None:
@@ -259,14 +273,7 @@ def _from_optima(incumbent: Incumbent) -> None:
     if incumbent.open and incumbent.first and "optima" in incumbent.moves:
         # those of few points have been among the guesses of chains
         for one in incumbent.first.others:
-            incumbent.follow(Rival(_again(incumbent.asked, one), "optimum", one.label))
-
-
-def _again(asked: Asked, init: Any = None, **options: Any) -> Asked:
-    """Ask for a solve by another search, or from a start."""
-    if init is not None:
-        options["n_init"] = None
-    return asked._replace(options=replace(asked.options, told="all", **options), init=init, made=())
+            incumbent.follow(Rival(incumbent.asked.again(one), "optimum", one.label))
 
 
 def _solve_searched(asked: Asked, recorder: Recorder) -> Outcome:
@@ -288,7 +295,7 @@ def _from_few(asked: Asked, found: Outcome, search: Search, first: Trial) -> Out
     problem, few, ends = asked.problem, search.alternatives[0], [(first, found)]
     apart, left = sent_apart(problem, few, found.ending.plan), []
     if apart > _ALIKE:
-        begun = _again(asked, best_found(problem, search))
+        begun = asked.again(best_found(problem, search))
         with _aside(asked, found) as aside:
             clock = perf_counter()
             if asked.options.regularization == "entropic":
@@ -315,7 +322,7 @@ def _from_congruent_pairs(incumbent: Incumbent) -> None:
     """Solve a relaxed problem from pairs of points whose distances agree, as a shared part's do."""
     strategy, asked = incumbent.lowest.strategy, incumbent.asked
     problem, rule = asked.problem, asked.options.rule
-    n, m = problem.source.n, problem.target.n
+    n, m = problem.shape
     limits, larger = limits_of(problem.source.device), max(n, m)
     # smaller problems have begun with them
     few = larger > limits.relaxed_points and limits.stores(n, m)
@@ -348,7 +355,7 @@ def _from_congruent_pairs(incumbent: Incumbent) -> None:
     # few iterations do not tell where small epsilons end: the best seed is followed in any case
     lower = incumbent.follow_found(found, clock)
     ending, doubt = incumbent.lowest.ending, ""
-    value = ending.evaluation.value(problem.alpha)
+    value = incumbent.lowest.value
     ends = led.plans.flatten(1)
     if whole:
         own, known = ending.plan.to_dense().to(ends)[rows[:, None], columns].flatten(), True
@@ -361,8 +368,7 @@ def _from_congruent_pairs(incumbent: Incumbent) -> None:
         doubt = WHY_RELAXED
     elif whole and rule.mass is not None and float(led.values.min()) < (1 - AGREED) * value:
         doubt = WHY_BLUR
-    assert incumbent.lowest.search is not None
-    incumbent.say(doubt=incumbent.lowest.search.doubt or doubt)
+    incumbent.doubt(doubt)
 
 
 class _Pairs(NamedTuple):
@@ -413,7 +419,7 @@ def _by_parts(incumbent: Incumbent) -> None:
         return
     outcome, problem = incumbent.lowest, incumbent.asked.problem
     strategy = outcome.strategy
-    value, plan = outcome.ending.evaluation.value(problem.alpha), outcome.ending.plan
+    value, plan = outcome.value, outcome.ending.plan
     with outcome.recorder.timed("multistart"):
         rule = MarginalRule(mass=_PART)
         pairs = _Pairs.of(problem, _PART_POINTS, rule, _PART, strategy)
@@ -426,7 +432,7 @@ def _by_parts(incumbent: Incumbent) -> None:
         if float(own.values) >= _LESS * value or is_over():
             return
         led = pairs.follow(pairs.seeds(_PART_SEEDS))
-    shape, least = (problem.source.n, problem.target.n), {True: float(own.values), False: math.inf}
+    shape, least = problem.shape, {True: float(own.values), False: math.inf}
     for end, costs in zip(led.plans, led.values.tolist(), strict=True):
         part = Alternative(costs, "part", end / end.sum(), pairs.rows, pairs.columns, shape)
         alike = sent_apart(problem, part, plan) <= OTHER
@@ -446,7 +452,7 @@ def _by_edges(incumbent: Incumbent) -> None:
     blurred = outcome.ending.epsilon >= COMPARED_AT * outcome.strategy.scale
     if blurred or problem.linear is not None or not few_enough(problem, options.search):
         return
-    value = outcome.ending.evaluation.value(problem.alpha)
+    value = outcome.value
     if value <= _WELL * outcome.strategy.scale and not search.doubt:
         return
     plan, clock = outcome.ending.plan, perf_counter()
@@ -489,7 +495,7 @@ def _by_exchanges(incumbent: Incumbent) -> None:
     """Solve from the best matching of few points, or from plans whose entries exchange partners."""
     options, problem = incumbent.asked.options, incumbent.asked.problem
     limits = limits_of(problem.source.device)
-    few = max(problem.source.n, problem.target.n) <= limits.exchanged_points
+    few = max(problem.shape) <= limits.exchanged_points
     if not (few and options.sharp and incumbent.strict and problem.loss.cross is not None):
         return
     while _exchange(incumbent):
@@ -500,7 +506,7 @@ def _exchange(incumbent: Incumbent) -> bool:
     """Follow the best matching, or the best exchange; tell whether another may be lower still."""
     asked, outcome, search = incumbent.asked, incumbent.lowest, incumbent.lowest.search
     problem, clock = asked.problem, perf_counter()
-    shape = problem.source.n, problem.target.n
+    shape = problem.shape
     if search is None or not outcome.ending.status.converged:
         return False
     whole = coarse_problem(problem.priced(outcome.strategy.scale), max(shape)).problem
@@ -516,8 +522,8 @@ def _exchange(incumbent: Incumbent) -> bool:
             plan, cost = better, whole.linearised(better[None])[0]
             better = exchange(-2 * whole.alpha * whole.x, whole.y, cost, plan)
     value = float(whole.value(plan[None]))
-    nothing = max(NOTHING * outcome.strategy.scale, whole.rounding())
-    if value >= outcome.ending.evaluation.value(problem.alpha) - nothing:
+    nothing = max(EQUAL * outcome.strategy.scale, whole.rounding())
+    if value >= outcome.value - nothing:
         return False
     better = Alternative(value, "exchanges", plan, source, target, shape, epsilon=0.0)
     return _follow_sharp(incumbent, better, clock) and not matched
@@ -527,7 +533,7 @@ def _follow_sharp(incumbent: Incumbent, better: Alternative, clock: float) -> bo
     """Solve from a plan that steps with entropy would leave, whatever it passes on its way."""
     guess = from_alternative(better, incumbent.asked.problem.source.device)._replace(sharp=True)
     options = replace(incumbent.asked.options, regularization="proximal")
-    rival = Rival(_again(incumbent.asked._replace(options=options), guess), "start", better.label)
+    rival = Rival(incumbent.asked._replace(options=options).again(guess), "start", better.label)
     return incumbent.follow_found(better, clock, rival)
 
 
@@ -546,11 +552,11 @@ def _by_turns(incumbent: Incumbent) -> None:
     if plan is None:
         return
     found = torch.from_numpy(plan).to(problem.source.device)
-    shape = problem.source.n, problem.target.n
+    shape = problem.shape
     source, target = (torch.arange(size, device=found.device) for size in shape)
     better = Alternative(0.0, "turns", found, source, target, shape, epsilon=0.0)
-    value, own = _value(problem, better), outcome.ending.evaluation.value(problem.alpha)
-    if value < own - max(NOTHING * outcome.strategy.scale, AGREED * abs(own)):
+    value, own = _value(problem, better), outcome.value
+    if value < own - max(EQUAL * outcome.strategy.scale, AGREED * abs(own)):
         _follow_sharp(incumbent, replace(better, value=value), clock)
 
 
@@ -563,7 +569,7 @@ def _from_lowest_seen(incumbent: Incumbent) -> None:
     if not outcome.ending.status.converged or outcome.noise is not None:
         # numbers of a plan on its way, or of a sample
         return
-    shape = problem.source.n, problem.target.n
+    shape = problem.shape
     whole = [one for one in search.alternatives if one.plan.shape == shape]
     if not whole:
         return
@@ -574,23 +580,22 @@ def _from_lowest_seen(incumbent: Incumbent) -> None:
         for one in whole
     ]
     lowest = min(objectives)
-    better, own = whole[objectives.index(lowest)], _objective(outcome)
-    nothing = max(NOTHING * outcome.strategy.scale, AGREED * abs(own))
+    better, own = whole[objectives.index(lowest)], outcome.objective
+    nothing = max(EQUAL * outcome.strategy.scale, AGREED * abs(own))
     if lowest >= own - nothing:
         return
     # steps from a larger epsilon have left it; short ones from the plan itself stay
     guess = from_alternative(better, problem.source.device)._replace(epsilon=0.0, ended=True)
-    rival = Rival(_again(asked, guess), "start", better.label)
+    rival = Rival(asked.again(guess), "start", better.label)
     incumbent.follow_found(better, perf_counter(), rival)
-    own = _objective(incumbent.lowest)
+    own = incumbent.lowest.objective
     if own - lowest > AGREED * abs(own) and incumbent.lowest.search is not None:
-        told = WHY_LEFT.format(lowest=lowest, own=own)
-        incumbent.say(doubt=incumbent.lowest.search.doubt or told)
+        incumbent.doubt(WHY_LEFT.format(lowest=lowest, own=own))
 
 
 def _value(problem: Problem, one: Alternative) -> float:
     """Evaluate a plan of all points; a search does so roughly for losses that are no products."""
-    shape = problem.source.n, problem.target.n
+    shape = problem.shape
     plan = torch.zeros(shape, dtype=torch.float64, device=one.plan.device)
     plan[one.source[:, None], one.target] = one.plan.double()
     crossed = (problem.cross()(plan.to(problem.dtype)) * plan).sum()
@@ -623,7 +628,7 @@ class _NoLower:
         self._falls, self._objectives = [-math.log(epsilon) for epsilon in last], [*last.values()]
         self._target, self._alike, self._above = path[-1].epsilon, alike, math.inf
         # on its path marginals may have been missed, and objectives lower
-        self._lowest, self._before = max(path[-1].objective, _objective(earlier)), math.inf
+        self._lowest, self._before = max(path[-1].objective, earlier.objective), math.inf
         self._start = path[0].epsilon
 
     def __call__(self, now: Iteration) -> bool:
@@ -654,7 +659,7 @@ def _from_strict(asked: Asked, found: Outcome, search: Search, first: Trial) -> 
     with _aside(asked, found) as aside:
         clock = perf_counter()
         plan = _solve_searched(strict, Recorder()).ending.plan
-        other = solve_once(_again(asked, plan), aside)
+        other = solve_once(asked.again(plan), aside)
         second = _told("all points", other, perf_counter() - clock)
     ends = sorted([(first, found), (second, other)], key=lambda end: end[0].objective)
     trials = tuple(trial for trial, _ in ends)
@@ -680,9 +685,8 @@ def _searched_by(search: Search, best: Outcome) -> Outcome:
 
 def _told(start: str, outcome: Outcome, seconds: float) -> Trial:
     """Report what a whole solve from a start has come to."""
-    ending, alpha = outcome.ending, outcome.strategy.problem.alpha
-    value, objective = ending.evaluation.value(alpha), _objective(outcome)
-    return Trial(start, ending.epsilon, objective, value, seconds, "refined")
+    epsilon = outcome.ending.epsilon
+    return Trial(start, epsilon, outcome.objective, outcome.value, seconds, "refined")
 
 
 def _no_higher_than(searched: Outcome, again: Rival) -> Outcome:
@@ -690,15 +694,12 @@ def _no_higher_than(searched: Outcome, again: Rival) -> Outcome:
     search, asked, problem = searched.search, again.asked, again.asked.problem
     if search is None or not search.alternatives or searched.ending.status is Status.STOPPED:
         return searched
-    nothing = NOTHING * searched.strategy.scale
+    nothing = EQUAL * searched.strategy.scale
     if again.way == "optimum":
         # a mirror image of the plan ends at the same objective, up to the tolerances
-        nothing = max(nothing, AGREED * abs(_objective(searched)))
+        nothing = max(nothing, AGREED * abs(searched.objective))
     rule = asked.options.rule
-    fixed = rule is None or rule.fixed_mass is not None
-    value = searched.ending.evaluation.value(problem.alpha)
-    if fixed and problem.linear is None and value <= nothing:
-        # nothing is better than a match that keeps all distances
+    if _costs_nothing(searched):
         return searched
     with _aside(asked, searched) as aside:
         if again.way == "optimum":
@@ -713,7 +714,7 @@ def _no_higher_than(searched: Outcome, again: Rival) -> Outcome:
     # a polished plan has its marginals, whether its steps have come to an end or not
     status = other.ending.status
     comparable = status.converged or status is Status.POLISH_LIMIT
-    if not comparable or _objective(other) >= _objective(searched) - nothing:
+    if not comparable or other.objective >= searched.objective - nothing:
         return searched
     found = other.search or Search((), math.nan, doubt=search.doubt)
     doubt = found.doubt
@@ -724,23 +725,25 @@ def _no_higher_than(searched: Outcome, again: Rival) -> Outcome:
     plan = other.ending.plan.to_dense()
     if rule is not None:
         # optima are listed by their objectives and at a mass of one
-        search = led_by(search, problem, plan / plan.sum(), _objective(other), label)
+        search = led_by(search, problem, plan / plan.sum(), other.objective, label)
         search = search._replace(ambiguity=math.nan, doubt=doubt)
         return other._replace(search=search, recorder=aside)
-    value = other.ending.evaluation.value(problem.alpha)
     # what is said of the plan itself: it stands beside the other one, not beside the rough plan
     # that the other began from
     first, *others = search.alternatives
-    first = replace(first, value=searched.ending.evaluation.value(problem.alpha))
+    first = replace(first, value=searched.value)
     search = search._replace(alternatives=(first, *others))
-    search = led_by(search, problem, plan, value, label)._replace(doubt=doubt)
+    search = led_by(search, problem, plan, other.value, label)._replace(doubt=doubt)
     return other._replace(search=search, recorder=aside)
 
 
-def _objective(outcome: Outcome) -> float:
-    """Read the objective that a solve has come to."""
-    ending = outcome.ending
-    return ending.evaluation.objective(outcome.strategy.problem.alpha, ending.epsilon)
+def _costs_nothing(outcome: Outcome) -> bool:
+    """Whether a plan keeps all distances and marginals up to rounding: no plan costs less."""
+    problem, found = outcome.strategy.problem, outcome.ending.evaluation
+    if problem.linear is not None:
+        return False
+    cost = found.value(problem.alpha) + found.penalty + found.quadratic.standard_error
+    return cost <= EQUAL * outcome.strategy.scale
 
 
 def _solve_for_mass(asked: Asked, recorder: Recorder) -> Outcome:

@@ -199,7 +199,7 @@ def begin(
     done = Annealing(epsilon, epsilon, proximal=strategy.proximal)
     whole = replace(setting, anneal=done)
     state, sample = _solve_coarse(setting, start.sample, guess), start.sample.problem
-    fall, shape = None, (sample.source.n, sample.target.n)
+    fall, shape = None, sample.shape
     if sample.linear is not None and start.search is not None and not is_over():
         # few points may favour another optimum than all do, and what a linear cost tells is lost
         path = Annealing(max(epsilon, LINEAR.epsilon * strategy.scale), epsilon, held=True)
@@ -376,7 +376,7 @@ def follow(asked: Asked, recorder: Recorder, match: Isometry | None = None) -> F
     if untold:
         route = strategy.route
         forecast(*strategy.foreseen, route.cost, route.longest, route.seconds)
-        forecast_limit(strategy.facts, strategy.route.each)
+        forecast_limit(strategy.facts, route.each, stored=strategy.store)
     start = find_start(asked, strategy, match)
     if start.guess.patient and options.skip_tiles == "auto":
         strategy = annealed(strategy)
@@ -405,8 +405,8 @@ def conclude(asked: Asked, followed: Followed) -> Outcome:
     """Settle the plan that a loop has come to, and compute its numbers."""
     checkpoint, (strategy, start, setting, state, resolved) = asked.checkpoint, followed
     options, moves = asked.options, strategy.route.tried[0]
-    followers = start.search is not None and start.search.followed(options.search, moves)
-    if options.told == "nothing" and not followers:
+    followers = (0, 0) if start.search is None else start.search.followed(options.search, moves)
+    if options.told == "nothing" and not any(followers):
         forecast_end(strategy.route.each)
     if resolved is None:
         if checkpoint is not None and state.status is Status.STOPPED:

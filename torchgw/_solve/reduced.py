@@ -21,7 +21,7 @@ from torchgw._solve.begin import Guess, read_init
 from torchgw._solve.evaluation import Evaluation, factored_linear
 from torchgw._solve.outcome import Asked, Outcome
 from torchgw._solve.route import Route
-from torchgw._typing import Indices, Marginals, Potentials
+from torchgw._typing import Marginals, Potentials
 from torchgw.distances.base import both_ways
 
 
@@ -154,7 +154,7 @@ def _costs_of_pairs(
     blocks = (pairs.source, slice(None)), (kept.source, pairs.target)
     near, far = (gradient.block(coupling, *each).to(torch.float64) for each in blocks)
     known = torch.arange(len(pairs.target), device=pairs.target.device)
-    paired = _entries(near, Indices(known, pairs.target))
+    paired = near.at(known, pairs.target)
     f, g = (part.double() for part in plan.potentials)
     rows = softmin(near.transpose().rows(kept.target), logs[1], g, plan.epsilon, axis=0)
     columns = softmin(far, logs[0], f, plan.epsilon, axis=0)
@@ -188,14 +188,6 @@ def _paired(
     return PairedPlan(inner, pairs, kept, potentials, weights, paired)
 
 
-def _entries(cost: Cost, pairs: Indices) -> Tensor:
-    """Read a cost at pairs of points, (k,)."""
-    i, j = pairs
-    if isinstance(cost, DenseCost):
-        return cost.matrix[i, j]
-    return cost.row[i] + cost.column[j] - (cost.left[i] * cost.right[j]).sum(1)
-
-
 def _linear(linear: Cost | None, plan: PairedPlan, reduction: Reduction) -> float:
     """Compute <M, P>."""
     if linear is None:
@@ -203,7 +195,7 @@ def _linear(linear: Cost | None, plan: PairedPlan, reduction: Reduction) -> floa
     if isinstance(linear, DenseCost):
         rows, columns = reduction.kept
         inner = linear.matrix[rows][:, columns].double() * plan.inner.stored().double()
-        return float(inner.sum() + plan.mass @ _entries(linear, reduction.pairs).double())
+        return float(inner.sum() + plan.mass @ linear.at(*reduction.pairs).double())
     return factored_linear(cast(TransportPlan, plan), linear)
 
 
@@ -238,7 +230,5 @@ def _constant(reduction: Reduction) -> float:
     costs = sum(float(mass @ problem.loss(near, far) @ mass) for near, far in tables)
     value = problem.alpha * costs / len(ways)
     if problem.linear is not None:
-        value += (1 - problem.alpha) * float(
-            mass @ _entries(problem.linear, reduction.pairs).double()
-        )
+        value += (1 - problem.alpha) * float(mass @ problem.linear.at(i, j).double())
     return value

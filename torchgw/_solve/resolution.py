@@ -42,7 +42,7 @@ from torchgw._solve.state import RESOLVED, LoopState, Setting, Status, rounding
 from torchgw._solve.strategy import Strategy, choose_strategy
 from torchgw._tensors.block_order import Order
 from torchgw._tensors.deadline import is_over
-from torchgw._tensors.operations import inner_products, systematic_categories
+from torchgw._tensors.operations import TINY, inner_products, systematic_categories
 from torchgw._typing import Iteration, Marginals, Potentials
 
 logger = logging.getLogger(__name__)
@@ -69,8 +69,6 @@ _AIM = 0.8
 _PART = {"cpu": 2**14, "cuda": 2**19}
 # How many times as many cells come after some, before all points. [L1611]
 _FINER = 4
-# Divisor in place of a value of zero. [L424]
-_TINY = 1e-300
 
 
 class Resolution(NamedTuple):
@@ -116,7 +114,7 @@ def approach(
     # plan for the linear cost is made on the finest, which also tell which of both is lower.
     gradient, problem = setting.gradient.in_factors(), strategy.problem
     assert gradient is not None
-    sizes, levels = (problem.source.n, problem.target.n), [2]
+    sizes, levels = problem.shape, [2]
     while max(sizes) > _FINER**2 * levels[0] * few:
         levels.insert(0, _FINER * levels[0])
     if choose_resolution(strategy) is not None:
@@ -213,7 +211,7 @@ def solve_on_cells(
     """Solve on cells from a state, as finely as the marginals need."""
     # The state that comes back is the best known, for the solve on all points that is due where no
     # number of cells will do.
-    n, m = strategy.problem.source.n, strategy.problem.target.n
+    n, m = strategy.problem.shape
     most = min(_MOST_CELLS, min(n, m) // _FEWEST_POINTS)
     gradient, precise = setting.gradient.in_factors(), strategy.in_float64(setting)
     assert gradient is not None
@@ -346,7 +344,7 @@ def _extend(
         tolerance,
         error,
         _MEASURED,
-        None if before is None else abs(value - before) / max(abs(value), _TINY),
+        None if before is None else abs(value - before) / max(abs(value), TINY),
     )
     state = state._replace(
         coupling=coupling, latest=coupling, potentials=potentials, start=potentials, solved=None

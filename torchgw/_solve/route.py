@@ -160,19 +160,23 @@ class Route(NamedTuple):
         if self.seconds is None:
             return memory
         usual, longer = (in_units(part, _TIMES) for part in self.seconds)
-        rest = ""
-        if usual != longer:
-            rest = (
-                f", or {longer} if few points do not tell where all go, up to "
-                f"{in_units(disagreeing(self.seconds[1]), _TIMES)} if starts do not agree either"
-            )
+        rest = f", or {longer} if few points do not tell where all go" if usual != longer else ""
+        if self._may_disagree:
+            most = in_units(disagreeing(self.seconds[1]), _TIMES)
+            rest += f", up to {most} if starts do not agree{' either' if usual != longer else ''}"
         return f"time: about {usual}{rest}, on one quiet core of this machine; {memory}"
 
     @property
     def most(self) -> float:
         """Seconds that a solve on a CPU may take, as far as they are told before it begins."""
         usual, longer = self.seconds or (0.0, 0.0)
-        return max(usual, disagreeing(longer) if longer > usual else 0.0, self.longest or 0.0)
+        return max(usual, disagreeing(longer) * self._may_disagree, self.longest or 0.0)
+
+    @property
+    def _may_disagree(self) -> bool:
+        """Whether starts are compared, and others follow if they do not agree."""
+        usual, longer = self.seconds or (0.0, 0.0)
+        return longer > usual or "relaxed" in {move.what for move in self.begin}
 
 
 _BYTES = (1, "B"), (2**10, "KiB"), (2**20, "MiB"), (2**30, "GiB"), (2**40, "TiB")

@@ -16,16 +16,15 @@ from torch.special import xlogy
 from torchgw._errors import NumericalError
 from torchgw._problem.marginals import is_usable_sum
 from torchgw._sinkhorn.annealing import Anderson
+from torchgw._solve.evaluation import ERRORS
 from torchgw._solve.outcome import Asked, Outcome
-from torchgw._solve.passes import NOTHING, ROUGHLY, solve_problem
+from torchgw._solve.passes import ROUGHLY, solve_problem
 from torchgw._solve.state import Recorder, Status, rounding
+from torchgw._tensors.operations import EQUAL, TINY
 from torchgw._typing import Marginals, Potentials
 
-# Masses below this number are zero. [L823]
-_LEAST = 1e-300
-# Solves at most; by which factor masses are extrapolated at most; by how many standard errors
-# chance may raise an objective. [L1229]
-_MOST, _FURTHEST, _ERRORS = 120, 2.0, 3.0
+# Solves at most; by which factor masses are extrapolated at most. [L1229]
+_MOST, _FURTHEST = 120, 2.0
 # Solves in a row that lower an exact objective by nothing but rounding, after which it is flat:
 # masses that float32 cannot settle go on to move. [L1253]
 _FLAT = 5
@@ -64,13 +63,13 @@ def solve_squares(asked: Asked, recorder: Recorder) -> Outcome:
         ending, found = outcome.ending, torch.cat(outcome.ending.evaluation.masses)
         if ending.status is Status.STOPPED:
             return outcome
-        if best is not None and _is_higher(outcome, best, problem.alpha):
+        if best is not None and _is_higher(outcome, best):
             # the step was too long: it was extrapolated, or the penalty is not steep enough
             firm, mixer = firm * (1 if far else 2), Anderson()
             point, far = torch.cat(best.ending.evaluation.masses), False
             last, stretch = math.inf, 0.0
         else:
-            falls = best is None or _is_higher(best, outcome, problem.alpha)
+            falls = best is None or _is_higher(best, outcome)
             idle = 0 if falls or outcome.noise is not None else idle + 1
             best, asked = outcome, asked._replace(init=ending.plan, made=())
             moved = float((found - point).abs().sum() / found.sum())
@@ -113,13 +112,11 @@ def _usable(total: float) -> float:
     return total
 
 
-def _is_higher(outcome: Outcome, best: Outcome, alpha: float) -> bool:
+def _is_higher(outcome: Outcome, best: Outcome) -> bool:
     """Whether the objective of a plan is above that of another by more than their errors."""
-    before, now = (
-        one.ending.evaluation.objective(alpha, one.ending.epsilon) for one in (best, outcome)
-    )
+    before, now = best.objective, outcome.objective
     errors = sum(one.ending.evaluation.quadratic.standard_error for one in (best, outcome))
-    return now - before > max(NOTHING, _rounding(best)) * abs(before) + _ERRORS * errors
+    return now - before > max(EQUAL, _rounding(best)) * abs(before) + ERRORS * errors
 
 
 def _rounding(outcome: Outcome) -> float:
@@ -153,7 +150,7 @@ def _stand(rho: float, weights: Tensor, masses: Tensor, epsilon: float, firm: fl
     if rho == 0 or math.isinf(rho):
         return _Stand(rho, weights)
     mass, whole = masses.sum(), 2 * steep + epsilon
-    log_weights, log_masses = (part.clamp_min(_LEAST).log() for part in (weights, masses))
+    log_weights, log_masses = (part.clamp_min(TINY).log() for part in (weights, masses))
     squares = 2 * rho * ((masses**2).sum() * masses - (masses @ weights) * weights)
     slope = squares - epsilon * mass * log_weights
     own = 2 * steep * (masses @ log_masses)
@@ -176,7 +173,7 @@ def _as_asked(
     penalty, moved = 0.0, 0.0
     for rho, weight, stand, masses in zip(rhos, given, stands, found.masses, strict=True):
         # the entropy is relative to the product of the given weights
-        moved += float(xlogy(masses, stand.weights / weight.clamp_min(_LEAST)).sum())
+        moved += float(xlogy(masses, stand.weights / weight.clamp_min(TINY)).sum())
         if math.isfinite(rho):
             # |m x m - a x a|^2 / 2, computed from m - a, as a large rho multiplies its rounding
             apart = masses - weight

@@ -23,7 +23,7 @@ from torchgw._problem.losses import Loss
 from torchgw._problem.marginals import STRICT, MarginalRule
 from torchgw._problem.problem import Facts, Problem
 from torchgw._problem.problem import spread as linear_spread
-from torchgw._search.coarse import directed_points, loss_spread
+from torchgw._search.coarse import directed_points, mean_spread
 from torchgw._search.isometry import rounding_advice
 from torchgw._sinkhorn.annealing import Annealing
 from torchgw._sinkhorn.blocks import RestrictedBackend
@@ -159,13 +159,13 @@ class Strategy:
     def constant(self) -> bool:
         """Whether all plans have the same value, but for rounding."""
         strict = self.options.rule is None
-        one = min(self.problem.source.n, self.problem.target.n) == 1
+        one = min(self.problem.shape) == 1
         return self.spread == 0 or (strict and one)
 
     def fingerprint(self) -> tuple[str, list[float]]:
         """List the choices that must be alike on all ranks, and the numbers that show it."""
         width = 0 if self.tiling is None else self.tiling.width
-        chosen = [self.problem.source.n, self.problem.target.n, self.spread, self.epsilon]
+        chosen = [*self.problem.shape, self.spread, self.epsilon]
         where = "(n, m, scale of the cost, epsilon, whether the cost is stored, width of a tile)"
         return f"the problem {where}", [*chosen, self.store, width]
 
@@ -309,7 +309,7 @@ def natural_scale(problem: Problem, *, relaxed: bool) -> float:
     else:
         near, far = (choose_points(*side, _SCALE_POINTS) for side in sides)
         own = OWN_SHARE if relaxed else 0.0
-        spread = loss_spread(problem.loss, directed_points((near, far), problem), weights, own)
+        spread = mean_spread(problem.loss, directed_points((near, far), problem), weights, own)
         scale = 2 * problem.alpha * spread
     if problem.linear is not None:
         scale += (1 - problem.alpha) * linear_spread(problem.linear, problem.support)

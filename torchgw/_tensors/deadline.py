@@ -17,8 +17,6 @@ _LAST = 0.4
 # Seconds of a processor without others that are taken for granted, as moments do not tell how
 # loaded it is. A choice.
 _QUIET = 0.1
-# Share of the time up to which steps of the last phase are not timed before others. A choice.
-_EARLY = 0.25
 
 
 @dataclass
@@ -29,7 +27,6 @@ class _Clock:
     end: float
     kept: float = 0.0  # seconds for what follows the phase that goes on
     least: float = 0.0  # of these
-    late: bool = False  # whether the time was up before the last phase, or soon will be
     after: float = 0.0  # steps of the last phase that what follows it takes as long as
     shared: bool = False  # whether processes share the work, and have to agree on when it ends
     spent: float = field(default_factory=lambda: process_time())  # CPU seconds before it began
@@ -92,20 +89,21 @@ def last_phase(after: float = 0.0) -> None:
     """
     clock = _clock.get()
     if clock is not None:
-        # a first step tells how long steps take, unless there is plenty of time
-        clock.late, clock.after = monotonic() - clock.start >= _EARLY * clock.whole, after
-        clock.kept, clock.least = _LAST * clock.kept, 0.0
+        clock.after, clock.kept, clock.least = after, _LAST * clock.kept, 0.0
 
 
-def fitting(count: int, seconds: float | None) -> int:
-    """Count how many of some steps fit into the time, one at least."""
-    # A step takes some `seconds`, of which nothing is known before the first.
+def fitting(count: int, seconds: float | None, most: float) -> int:
+    """Count how many of some steps fit into the time, one at least.
+
+    A step takes some ``seconds``; before the first tells, ``most`` of a processor without others.
+    """
     clock = _clock.get()
     if clock is None or clock.shared:
         return count
     if seconds is None:
-        return 1 if clock.late else count
-    clock.kept = max(clock.kept, clock.after * seconds)
+        seconds = clock.load * most
+    else:
+        clock.kept = max(clock.kept, clock.after * seconds)
     left = clock.end - clock.kept - monotonic()
     return count if left >= count * seconds else max(1, int(left / seconds))
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-# Files in which Linux tells of memory: that of the machine; and for a container, its limit, its use
-# and the prefix of its totals, in both versions of control groups.
-_MACHINE = Path("/proc/meminfo")
+# Files in which Linux tells of memory: that of the machine and of this process; and for a
+# container, its limit, its use and the prefix of its totals, in both versions of control groups.
+_MACHINE, _PROCESS = Path("/proc/meminfo"), Path("/proc/self/status")
 _GROUPS = Path("/sys/fs/cgroup")
 _CONTAINER = (
     (_GROUPS / "memory.max", _GROUPS / "memory.current", ""),
@@ -47,6 +47,13 @@ def free_memory(device: torch.device) -> int:
     # other systems do not tell: a generous fixed bound
     on_machine = 1024 * _field(_MACHINE, "MemAvailable:") or 16 * 2**30
     return min(on_machine, _free_in_container())
+
+
+def peak_memory(device: torch.device) -> int:
+    """Count the bytes that were in use at most: of tensors on a GPU, or of this process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return 1024 * _field(_PROCESS, "VmHWM:")
 
 
 def _free_in_container() -> int:

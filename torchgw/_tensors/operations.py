@@ -17,6 +17,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
+# Two numbers of float64 are the same, but for rounding, if they differ by no more than this share
+# of themselves, or of the largest of their kind. [L1443]
+EQUAL = 1e-9
+# Divisor in place of zero, and mass that is none: its inverse is a number, and so is its logarithm.
+# [L1443]
+TINY = 1e-300
+# Largest logarithm of a number whose square is a number of float64. [L1443]
+LARGEST_LOGARITHM = 350.0
+
+
+@contextmanager
+def plainly(device: torch.device) -> Iterator[None]:
+    """Record no graph in a block, and keep autocast out, which would round its products."""
+    with torch.no_grad(), torch.autocast(device.type, enabled=False):
+        yield
+
 
 def lengths(vectors: Tensor, dim: int, *, keepdim: bool = False) -> Tensor:
     """Compute Euclidean norms along a dimension."""
@@ -24,6 +40,12 @@ def lengths(vectors: Tensor, dim: int, *, keepdim: bool = False) -> Tensor:
         return (vectors * vectors).sum(dim, keepdim=keepdim).sqrt()
     sizes: Tensor = torch.linalg.vector_norm(vectors, dim=dim, keepdim=keepdim)
     return sizes
+
+
+def straight(x: Tensor, y: Tensor) -> Tensor:
+    """Compute Euclidean distances (..., n, m) pair by pair, so that no bit depends on others."""
+    found: Tensor = torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist")
+    return found
 
 
 def sums_along(parts: Tensor) -> Tensor:

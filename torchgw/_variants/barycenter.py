@@ -12,6 +12,7 @@ from torchgw._api import solve
 from torchgw._boundary.arrays import (
     as_weights,
     check_distances,
+    check_each,
     check_list,
     check_points,
     check_shape,
@@ -20,11 +21,10 @@ from torchgw._boundary.arrays import (
     resolve_device,
     without_tensors,
 )
-from torchgw._boundary.checks import check_count, reject_unknown
+from torchgw._boundary.checks import check_count, check_flag, reject_unknown
 from torchgw._errors import (
     ConvergenceWarning,
     InvalidInputError,
-    InvalidTypeError,
     TorchGWWarning,
     warn_user,
 )
@@ -51,6 +51,20 @@ class Space(NamedTuple):
     mass: Any  # of its points, as given
     features: Tensor | None  # (n_s, k), float64
     share: float  # its weight in the mean
+
+
+def solve_between(
+    near: Space, far: Space, init: Any, asked: dict[str, Any]
+) -> tuple[GWResult, list[warnings.WarningMessage]]:
+    """Solve between two spaces; also give what was warned of, to be said with their names."""
+    traits = None if near.features is None else (near.features, far.features)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always", TorchGWWarning)
+        found = solve(
+            D_X=near.provider, D_Y=far.provider, a=near.mass, b=far.mass, features=traits,
+            init=init, **asked,
+        )  # fmt: skip
+    return found, said
 
 
 class Start(NamedTuple):
@@ -162,17 +176,11 @@ class Alternation:
 
     def _align(self, common: Start, place: int, begin: Any) -> GWResult:
         """Align the common space with one space, from where it ``begin``s or with a search."""
-        member = self.members[place]
-        traits = None if common.features is None else (common.features, member.features)
         asked = self.asked | ({"epsilon": self.epsilons[place]} if self.epsilons else {})
         if begin is None and self.brief:
             asked["search"] = "fast"
-        with warnings.catch_warnings(record=True) as said:
-            warnings.simplefilter("always", TorchGWWarning)
-            found = solve(
-                D_X=common.distances, D_Y=member.provider, a=self.mass, b=member.mass,
-                features=traits, init=begin, **asked,
-            )  # fmt: skip
+        near = Space(common.distances, self.mass, common.features, 1.0)
+        found, said = solve_between(near, self.members[place], begin, asked)
         if begin is None:
             self.told[place] = said
         return found
@@ -379,15 +387,9 @@ def barycenter(
     ]
     shares = as_weights("weights", weights, len(providers), where, "space").tolist()
     mass = as_weights("a", a, n, where, "point of the barycenter")
-    nothing: list[Any] = [None] * len(providers)
-    given = nothing if masses is None else check_list("masses", masses, "the masses of each space")
-    tables = nothing if features is None else _features(features, where)
-    for name, items in (("masses", given), ("features", tables)):
-        if len(items) != len(providers):
-            raise InvalidInputError(
-                f"`{name}` must have one item for each of the {len(providers)} spaces; got "
-                f"{len(items)}."
-            )
+    count = len(providers)
+    given = check_each("masses", masses, count)
+    tables = features_of_each(features, count, where)
     members = list(map(Space, providers, given, tables, shares))
     fixed = fixed_structure, fixed_features
     starts = _starts(n, members, generator, (init, init_features), fixed, n_init)
@@ -395,7 +397,7 @@ def barycenter(
     turns = Alternation(members, mass, asked, max_iter, tol, n_init != 1, fixed)
     # no graph is recorded, even if tensors of providers require gradients
     with torch.no_grad():
-        ends = [turns.follow(start, nothing) for start in starts]
+        ends = [turns.follow(start, [None] * count) for start in starts]
         best = min(ends, key=lambda end: end.value)
         if n_init != 1:
             best = turns.improve(best)
@@ -406,11 +408,13 @@ def barycenter(
     return found.in_numpy() if in_numpy else found
 
 
-def _features(features: Sequence[Any], device: torch.device) -> list[Tensor]:
-    """Check the features of all spaces, float64."""
+def features_of_each(features: Any, count: int, device: torch.device) -> list[Tensor | None]:
+    """Check the features of some spaces, float64."""
+    items = check_each("features", features, count)
+    if features is None:
+        return items
     return [
-        check_points(f"features[{index}]", item).to(device).double()
-        for index, item in enumerate(check_list("features", features, "a table of each space"))
+        check_points(f"features[{s}]", item).to(device).double() for s, item in enumerate(items)
     ]
 
 
@@ -430,8 +434,7 @@ def _starts(
         ("structure", fixed[0], "init", init),
         ("features", fixed[1], "init_features", init_features),
     ):
-        if not isinstance(stays, bool):
-            raise InvalidTypeError(f"`fixed_{name}` must be True or False; got {stays!r}.")
+        check_flag(f"fixed_{name}", stays)
         if stays and value is None:
             raise InvalidInputError(
                 f"fixed_{name}=True keeps what the barycenter starts from: pass `{needed}`."

@@ -1,6 +1,8 @@
 """Solves along one option: what each value, metric or mass is worth, and which one to take."""
 
 import math
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,12 +10,14 @@ import numpy as np
 import torch
 
 from torchgw._api import solve
-from torchgw._boundary.checks import check_count
+from torchgw._boundary.checks import check_count, check_not_negative
 from torchgw._errors import InvalidInputError
 from torchgw._results.base import Result
 from torchgw._results.certificates import distance_correlation
 from torchgw._results.result import GWResult
+from torchgw._search.alternatives import entropy
 from torchgw._solve.overlap import elbow
+from torchgw._tensors.deadline import countdown
 from torchgw._typing import Array
 
 # Options that a path may go along; a solve of the first three begins at the plan before it.
@@ -128,7 +132,7 @@ def path(
     groups : array-like, shape (m,), optional
         Labels of Y, within which a partner may change; see :meth:`GWResult.confidence`.
     **options
-        All others of ``solve``, which refuses unknown ones.
+        All others of ``solve``, which refuses unknown ones. A ``time_limit`` is of the whole path.
 
     Returns
     -------
@@ -170,19 +174,24 @@ def path(
     if option in _WARM:
         points = sorted(points, reverse=option != "alpha")
     results: list[GWResult] = []
+    limits = _shares(options.pop("time_limit", None), 2 * len(points))
     for point in points:
         start = {}
         if option in _WARM and results:
             plan = results[-1].lazy_plan.giving(in_numpy=False).to_dense()
             start = {"init": plan / plan.sum()}
-        results.append(solve(X, Y, **fixed, **{option: point}, **start, **options))
+        results.append(
+            solve(X, Y, **fixed, **{option: point}, **start, **options, time_limit=next(limits))
+        )
     relaxed = mass is not None or options.get("unbalanced") is not None
     # confidence is of problems of which nothing is known
     relaxed |= results[0].report.allowed is not None or options.get("pairs") is not None
-    stability = [
-        math.nan if relaxed else float(one.confidence(n_resamples, groups=groups).group.mean())
-        for one in results
-    ]
+    stability = [math.nan] * len(results)
+    if not relaxed:
+        sure = (
+            one.confidence(n_resamples, groups=groups, time_limit=next(limits)) for one in results
+        )
+        stability = [float(one.group.mean()) for one in sure]
     # a plan is judged by its own distances, but along metrics by all of them
     known = [one._known() for one in results]
     agreement = np.array([
@@ -208,17 +217,23 @@ def path(
     )  # fmt: skip
 
 
+def _shares(limit: float | None, count: int) -> Iterator[float | None]:
+    """Yield what is left of a limit of time, shared by what is still to come."""
+    if limit is not None:
+        check_not_negative("time_limit", limit)
+    left = countdown(limit)
+    for more in range(count, 0, -1):
+        seconds = left()
+        yield None if seconds is None else seconds / more
+
+
 def _sharpness(result: GWResult) -> float:
     """Compute KL(P | a x b), as a share of the logarithm of the smaller side."""
     plan = result.lazy_plan.giving(in_numpy=False)
     a, b = (part.double() for part in plan.weights)
-    total, rows = 0.0, torch.arange(plan.shape[0], device=plan.device)
-    for block in rows.split(256):
-        mass = plan.rows(block).double()
-        tiny = torch.finfo(mass.dtype).tiny
-        product = (a[block].to(mass)[:, None] * b.to(mass)).clamp_min(tiny)
-        total += float(torch.special.xlogy(mass, mass / product).sum())
-    return total / max(math.log(min(plan.shape)), 1e-300)
+    rows = torch.arange(plan.shape[0], device=plan.device).split(256)
+    total = sum(entropy(plan.rows(block).double(), a[block], b) for block in rows)
+    return total / max(math.log(min(plan.shape)), sys.float_info.min)
 
 
 def _last_level(masses: Any, value: Any) -> int:

@@ -91,12 +91,9 @@ class Representations:
                 f"`tables` must be of the same items; they have {sorted(sizes)} rows."
             )
         self.distances = torch.stack(read)
-        self.categories = None if categories is None else as_labels("categories", categories)
-        if self.categories is not None and len(self.categories) != len(read[0]):
-            raise InvalidInputError(
-                f"`categories` must have one entry for each of the {len(read[0])} items; got "
-                f"{len(self.categories)}."
-            )
+        self.categories = None
+        if categories is not None:
+            self.categories = as_labels("categories", categories, len(read[0]), "item")
 
     def __len__(self) -> int:
         """Count the subjects."""
@@ -124,12 +121,7 @@ class Representations:
             labels = np.empty(len(self), dtype=object)
             labels[order] = [f"group {k % groups}" for k in range(len(self))]
         else:
-            labels = as_labels("groups", groups)
-            if len(labels) != len(self):
-                raise InvalidInputError(
-                    f"`groups` must have one label for each of the {len(self)} subjects; got "
-                    f"{len(labels)}."
-                )
+            labels = as_labels("groups", groups, len(self), "subject")
         means = {
             str(label): self.distances[torch.from_numpy(np.asarray(labels == label))].mean(0)
             for label in sorted(set(labels.tolist()))

@@ -20,6 +20,7 @@ from torchgw._plans.contract import Plan
 from torchgw._plans.paired import ComposedPlan
 from torchgw._results.base import Result, load
 from torchgw._results.result import GWResult
+from torchgw._tensors.operations import EQUAL
 from torchgw._typing import Array
 from torchgw._variants.barycenter import BarycenterResult
 
@@ -144,14 +145,11 @@ class AllResult(Result):
         """
         if not isinstance(known, Mapping) or not known:
             raise InvalidInputError("`known` must be a dictionary: the labels of each known space.")
-        tables = {self._place(s, s)[0]: np.asarray(as_labels(f"known[{s}]", item))
-                  for s, item in known.items()}  # fmt: skip
-        for s, item in tables.items():
-            if len(item) != len(self.common_points[s]):
-                raise InvalidInputError(
-                    f"`known[{s}]` must have one label for each of the "
-                    f"{len(self.common_points[s])} points; got {len(item)}."
-                )
+        places = {s: self._place(s, s)[0] for s in known}
+        tables = {
+            places[s]: as_labels(f"known[{s}]", item, len(self.common_points[places[s]]))
+            for s, item in known.items()
+        }
         names = np.unique(np.concatenate(list(tables.values())))
         share = np.zeros((self.common.distances.n, len(names)))
         importance = to_numpy(self.weights).sum(1)
@@ -283,7 +281,7 @@ def agreeing(
             before, after = (table.T.gather(1, part.clamp_min(0)[:, None]).sum()
                              for part in (found[side], chosen))  # fmt: skip
             # equal up to rounding is not more
-            if after > before * (1 + 1e-9):
+            if after > before * (1 + EQUAL):
                 found[side], moved = chosen, True
     return tuple(found)
 

@@ -13,12 +13,11 @@ import scipy
 import torch
 from torch import Tensor
 
-from torchgw._api import solve
 from torchgw._boundary.archive import read_archive
 from torchgw._boundary.arrays import (
     as_weights,
+    check_each,
     check_list,
-    check_points,
     check_shape,
     make_generator,
     resolve_device,
@@ -26,7 +25,7 @@ from torchgw._boundary.arrays import (
     without_tensors,
 )
 from torchgw._boundary.cache import content_key
-from torchgw._boundary.checks import check_choice, check_within, reject_unknown
+from torchgw._boundary.checks import check_choice, check_within, first_of, reject_unknown
 from torchgw._errors import ConvergenceWarning, InvalidInputError, TorchGWWarning, warn_user
 from torchgw._many.solve_many import solve_many
 from torchgw._plans.contract import Plan
@@ -40,7 +39,15 @@ from torchgw._results.result import GWResult
 from torchgw._solve.table import check_options
 from torchgw._tensors.operations import at_even_steps
 from torchgw._typing import Seed
-from torchgw._variants.barycenter import Alternation, BarycenterResult, Reached, Space, Start
+from torchgw._variants.barycenter import (
+    Alternation,
+    BarycenterResult,
+    Reached,
+    Space,
+    Start,
+    features_of_each,
+    solve_between,
+)
 from torchgw._variants.several import (
     AllResult,
     SeveralKind,
@@ -169,11 +176,8 @@ def solve_all(
     ]  # fmt: skip
     providers = [provider.to(where, torch.float64) for provider, _ in built]
     origins = [origin for _, origin in built]
-    held = _each("masses", masses, count)
-    traits = [
-        None if item is None else check_points(f"features[{s}]", item).to(where).double()
-        for s, item in enumerate(_each("features", features, count))
-    ]
+    held = check_each("masses", masses, count)
+    traits = features_of_each(features, count, where)
     mass = [
         as_weights("a", item, provider.n, where, f"point of {name}[{s}]")
         for s, (provider, item) in enumerate(zip(providers, held, strict=True))
@@ -220,18 +224,6 @@ def solve_all(
         agreeing([item.lazy_plan for item in best.results], solved.plan, pairs, importance),
     )
     return found.in_numpy() if without_tensors(*items, masses, weights, features) else found
-
-
-def _each(name: str, given: Any, count: int) -> list[Any]:
-    """Read one item for each space, None for all where nothing was given."""
-    if given is None:
-        return [None] * count
-    items = check_list(name, given, "of one item for each space")
-    if len(items) != count:
-        raise InvalidInputError(
-            f"`{name}` must have one item for each of the {count} spaces; got {len(items)}."
-        )
-    return items
 
 
 def _importance(weights: Any, count: int) -> Tensor:
@@ -290,13 +282,7 @@ class _Solved:
     def once(self, pair: tuple[int, int], init: Any) -> GWResult:
         """Solve a pair, from a matching or with a search."""
         near, far = (self.spaces[side] for side in pair)
-        traits = None if near.features is None else (near.features, far.features)
-        with warnings.catch_warnings(record=True) as said:
-            warnings.simplefilter("always", TorchGWWarning)
-            found = solve(
-                D_X=near.provider, D_Y=far.provider, a=near.mass, b=far.mass, features=traits,
-                init=init, **self.asked,
-            )  # fmt: skip
+        found, said = solve_between(near, far, init, self.asked)
         if init is None:
             self.told[pair] = said
         return measured(found, *(self.origins[side] for side in pair))
@@ -340,10 +326,7 @@ class _Solved:
             for item in said:
                 kinds.setdefault(item.category, {})[pair] = str(item.message)
         for category, texts in kinds.items():
-            first = next(iter(texts.values()))
-            names = ", ".join(map(str, list(texts)[:10]))
-            names += f" and {len(texts) - 10} more" if len(texts) > 10 else ""
-            warn_user(f"Pairs {names}: {first}", category)
+            warn_user(f"Pairs {first_of(list(texts))}: {next(iter(texts.values()))}", category)
 
     def _solve_small(self, pairs: list[tuple[int, int]]) -> None:
         """Solve small pairs in one call."""

@@ -41,6 +41,7 @@ from torchgw._results.base import Result
 from torchgw._results.parts import stored
 from torchgw._results.result import GWResult
 from torchgw._search.optima import agreement
+from torchgw._sinkhorn.problem import LEAST_EXPONENTS, block
 from torchgw._solve.table import check_options
 from torchgw._tensors.machine import host_threads, small_on_one_thread
 from torchgw._typing import Array, Marginals, Seed
@@ -63,8 +64,6 @@ _SHORTEST = 1e-6
 _LARGEST_MISS = 1e-6
 # Ridge: the share of the mean curvature that is added to all curvatures. [L301]
 _RIDGE = 1e-12
-# Logarithms below this are as good as zero. [L301]
-_LEAST_LOGARITHM = -600.0
 
 
 class Factorisation(NamedTuple):
@@ -205,7 +204,7 @@ def _measure(
     if epsilon:
         masses = [part.exp() for part in point]
         entropy = epsilon * sum(float((torch.special.entr(x) + x).sum()) for x in masses)
-        slopes = (epsilon * part.clamp_min(_LEAST_LOGARITHM) for part in point)
+        slopes = (epsilon * part.clamp_min(LEAST_EXPONENTS[torch.float64]) for part in point)
         gradient = Factorisation(*map(torch.add, gradient, slopes))
     return _Measured(point, quadratic, linear, entropy, gradient)
 
@@ -229,7 +228,7 @@ def project(point: Factorisation, marginals: Marginals) -> Factorisation | None:
     # to minimise the smooth convex dual of equation 32 in 2 r unknowns, by Newton's method.
     q, r, g = point
     # points of weight zero would make -inf minus -inf
-    q, r = q.clamp_min(_LEAST_LOGARITHM), r.clamp_min(_LEAST_LOGARITHM)
+    q, r = q.clamp_min(LEAST_EXPONENTS[torch.float64]), r.clamp_min(LEAST_EXPONENTS[torch.float64])
     rank = len(g)
     multipliers = torch.zeros(2 * rank, dtype=g.dtype, device=g.device)
     # x + c, y - c are the same point
@@ -500,8 +499,7 @@ def _coarse_start(
         masses.append(mass / mass.sum())
     linear = None
     if problem.linear is not None:
-        here = problem.linear.rows(near[0][0]).transpose().rows(near[1][0])
-        linear = here.dense().matrix.T
+        linear = block(problem.linear, near[0][0], near[1][0]).dense().matrix
     with warnings.catch_warnings():
         # a start need not be accurate; what is doubted of it is said below
         warnings.simplefilter("ignore", ConvergenceWarning)
@@ -524,14 +522,15 @@ def _given_start(
     init: Any, problem: Problem, rank: int, generator: torch.Generator
 ) -> Factorisation:
     """Group the source, and let the target follow a given plan."""
-    shape = problem.source.n, problem.target.n
     if not isinstance(init, (GWResult, LowRankResult)):
         raise InvalidTypeError(
             f"`init` must be a GWResult or a LowRankResult; got {type(init).__name__}."
         )
     plan = init.lazy_plan
-    if plan.shape != shape:
-        raise InvalidInputError(f"`init` must have a plan of shape {shape}; got {plan.shape}.")
+    if plan.shape != problem.shape:
+        raise InvalidInputError(
+            f"`init` must have a plan of shape {problem.shape}; got {plan.shape}."
+        )
     if isinstance(plan, LowRankPlan) and len(plan.g) == rank:
         parts = (part.to(problem.source.device, torch.float64) for part in (plan.Q, plan.R, plan.g))
         return Factorisation(*(part.log() for part in parts))
@@ -565,8 +564,8 @@ def _cover(
     drawn = torch.multinomial(weights, count, generator=generator)
     best = torch.full_like(weights, torch.inf)
     nearest = torch.zeros_like(weights, dtype=torch.int64)
-    for start, block in zip(range(0, len(drawn), 64), drawn.split(64), strict=True):
-        value, place = side.columns(block).min(dim=1)
+    for start, some in zip(range(0, len(drawn), 64), drawn.split(64), strict=True):
+        value, place = side.columns(some).min(dim=1)
         closer = value < best
         best = torch.where(closer, value, best)
         nearest = torch.where(closer, start + place, nearest)

@@ -19,9 +19,11 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from shutil import disk_usage
 from tempfile import TemporaryDirectory
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
@@ -32,7 +34,12 @@ from torch import Tensor
 from torchgw._api import solve
 from torchgw._boundary.archive import read_archive, write_archive
 from torchgw._boundary.arrays import check_points, resolve_device, to_numpy
-from torchgw._boundary.checks import check_choice, check_count, reject_unknown
+from torchgw._boundary.checks import (
+    check_choice,
+    check_count,
+    check_not_negative,
+    reject_unknown,
+)
 from torchgw._boundary.console import Progress, progress
 from torchgw._boundary.rows import Rows
 from torchgw._errors import ConvergenceWarning, GraphWarning, InvalidInputError, warn_user
@@ -40,6 +47,7 @@ from torchgw._plans.transport import TransportPlan
 from torchgw._problem.given import Passed
 from torchgw._problem.providers import DistanceOptions, build_space
 from torchgw._sinkhorn.choose import choose_backend
+from torchgw._sinkhorn.contract import Backend
 from torchgw._sinkhorn.problem import FactoredCost, LinearProblem
 from torchgw._sinkhorn.tiles.tiling import Tiling, block_orders
 from torchgw._solve.evaluation import half_step, join_halves
@@ -47,6 +55,7 @@ from torchgw._solve.resolution import how_much_finer
 from torchgw._solve.table import Options
 from torchgw._tensors.block_order import Order
 from torchgw._tensors.foretold import say_more
+from torchgw._tensors.machine import peak_memory
 from torchgw._tensors.operations import at_even_steps
 from torchgw._tensors.ranks import Distributed, Ranks, join, together
 from torchgw._typing import Marginals, Potentials
@@ -68,6 +77,7 @@ _MEASURED, _ALLOWED = 1024, 1e-3
 _WAITING = 2
 # Sums of at most one are whole numbers of this unit: 2^62 rows round to less than 2^63. A choice.
 _UNIT = 2.0**-60
+_GO_ON = "The same call, with the same folder, goes on with those that are missing."
 # Rows without weight are matched too, with a weight that no sum sees. A choice.
 _UNSEEN = 1e-60
 
@@ -127,12 +137,8 @@ class _Map(NamedTuple):
         self, factors: Tensor, share: Tensor
     ) -> tuple[_Matched, TransportPlan, dict[str, Tensor]]:
         """Match rows of some factors and weights; also give the plan, and what they add up to."""
-        cost = self.cost(factors)
-        tiling = Tiling.of(cost.shape, cost.device)
-        rows = torch.arange(len(factors), device=cost.device)
-        tiling = tiling.ordered((Order.of(rows, tiling.width), self.orders[1]))
-        backend = choose_backend("auto", cost.device, cost.dtype, tiling)
-        weights = Marginals(share, self.plan.weights.b)
+        cost, weights = self.cost(factors), Marginals(share, self.plan.weights.b)
+        backend = _by_tiles(cost, self.orders[1])
         prepared = backend.prepare(LinearProblem(cost, weights, self.plan.epsilon))
         table = torch.cat([self.other.base, self.other.cells], 1)
         plan, means, masses = half_step(prepared, self.plan.potentials.g, table)
@@ -141,11 +147,39 @@ class _Map(NamedTuple):
         matched = _Matched(plan.potentials.f, partner, (place / share[:, None]).float())
         return matched, plan, {"coupling": factors.T @ far, "masses": masses}
 
-    def columns(self, back: "_Map") -> tuple[Tensor, Tensor, Tensor]:
-        """Give the drawn rows of the other side as columns: factors, terms of the cost, and g."""
-        factors, _ = self.other.factors_of(self.other.points)
-        cost = back.cost(factors)
-        return cost.left, cost.row, back.match(factors, torch.ones_like(self.other.weights))[0][0]
+    def drawn(self, back: "_Map") -> "_Drawn":
+        """Give the drawn rows of the other side as columns of the plan."""
+        factors, at = self.other.factors_of(self.other.points)
+        cost, weights = back.cost(factors), torch.ones_like(self.other.weights)
+        order = Order.of(self.orders[1].place[at].argsort(stable=True), 1)
+        return _Drawn(cost.left, cost.row, back.match(factors, weights)[0].potential, order)
+
+
+class _Drawn(NamedTuple):
+    """Drawn rows of a side, as columns of the plan from the rows of the other."""
+
+    right: Tensor  # (s, k), factors of the cost
+    column: Tensor  # (s,), its terms
+    g: Tensor  # (s,)
+    order: Order  # near ones next to each other
+
+    def masses(self, plan: TransportPlan) -> Tensor:
+        """Add up what the rows of a plan, with cells, give to each, (s,), for its weight."""
+        assert isinstance(plan.cost, FactoredCost)
+        cost = plan.cost._replace(right=self.right, column=self.column)
+        weights = Marginals(plan.weights.a, torch.ones_like(self.g))
+        potentials = Potentials(plan.potentials.f, self.g)
+        backend = _by_tiles(cost, self.order)
+        whole = TransportPlan(cost, potentials, weights, plan.epsilon, backend)
+        found: Tensor = whole.T @ torch.ones_like(plan.potentials.f)
+        return found
+
+
+def _by_tiles(cost: FactoredCost, columns: Order) -> Backend:
+    """Choose what reads a plan whose rows lie next to each other, as its columns do in order."""
+    tiling = Tiling.of(cost.shape, cost.device)
+    rows = Order.of(torch.arange(cost.shape[0], device=cost.device), tiling.width)
+    return choose_backend("auto", cost.device, cost.dtype, tiling.ordered((rows, columns)))
 
 
 def _with_one(factors: Tensor) -> Tensor:
@@ -170,17 +204,21 @@ class _Team:
         count = torch.tensor([own], device=self.ranks.device)
         return cast("list[int]", self.ranks.gather(count, [1] * self.size).tolist())
 
-    def rounds(self, blocks: list[Any]) -> Iterator[Any]:
-        """Go over own blocks, and look after each whether somebody is missed."""
+    def rounds(self, blocks: list[Any], end: float = math.inf) -> Iterator[Any]:
+        """Go over own blocks up to some time, and look after each whether somebody is missed."""
         for turn in range(max(self._counts(len(blocks)))):
             if turn < len(blocks):
                 yield blocks[turn]
-            self.meet()
+            if self.any(monotonic() > end):
+                return
 
-    def meet(self) -> None:
-        """Wait for all, and notice who is missed."""
-        if self.ranks is not None:
-            self.ranks.any(False)
+    def divide(self, makers: list[Callable[[], Any]]) -> list[Any]:
+        """Call makers, each in one process, and give all what they make."""
+        return [make() for make in makers] if self.ranks is None else self.ranks.divide(makers)
+
+    def any(self, flag: bool = False) -> bool:
+        """Wait for all, notice who is missed, and tell whether a flag is set on one of them."""
+        return flag if self.ranks is None else self.ranks.any(flag)
 
 
 class RowsResult:
@@ -264,15 +302,19 @@ class RowsResult:
         """
         check_choice("side", side, ("X", "Y"))
         start, stop, _ = slice(start, stop).indices(self.shape["XY".index(side)])
-        written = _written(self.folder, side)
-        # of no rows at all the dtypes are those of the first block
-        there = [ends for ends in written if ends[0] < stop and ends[1] > start] or written[:1]
-        found: dict[str, list[NDArray[Any]]] = {name: [] for name in _Matched._fields}
-        for first, last in there:
-            _, arrays = read_archive(_place_of(self.folder, side, slice(first, last)))
-            for name, parts in found.items():
-                parts.append(arrays[name][max(start - first, 0) : max(stop - first, 0)])
-        return {name: np.concatenate(parts) for name, parts in found.items()}
+        # of no rows at all the dtypes are those of the block that they would be in
+        stop, read = max(start, stop), list[dict[str, NDArray[Any]]]()
+        for first, last in _written(self.folder, side):
+            if first <= start <= last or start < first < stop:
+                _, arrays = read_archive(_place_of(self.folder, side, slice(first, last)))
+                some = slice(max(start - first, 0), max(stop - first, 0))
+                read.append({name: arrays[name][some] for name in _Matched._fields})
+        if sum(len(part["partner"]) for part in read) < stop - start or not read:
+            raise InvalidInputError(
+                f"{self.folder}: rows [{start}:{stop}] of {side} are not there, or not all of "
+                f"them. {_GO_ON}"
+            )
+        return {name: np.concatenate([part[name] for part in read]) for name in read[0]}
 
     def transform(self, points: Any, *, side: Literal["X", "Y"] = "X") -> NDArray[Any]:
         """Map points of a side that need not be rows of it to the other, (q, d)."""
@@ -298,6 +340,7 @@ def solve_rows(
     distributed: Distributed = False,
     random_state: int = 0,
     verbose: bool = False,
+    time_limit: float | None = None,
     options: Options | None = None,
 ) -> RowsResult:
     """Match tables of any size by geodesics, reading and writing some rows at a time.
@@ -329,7 +372,10 @@ def solve_rows(
     random_state : int
         Seed of the rows that are drawn.
     verbose : bool
-        Show progress on standard error.
+        Show on standard error what bases are tried, what the blocks will take, and progress.
+    time_limit : float, optional
+        Seconds after which no block is begun, of which each process matches one in any case. The
+        result is ``"STOPPED"``, with no value, and the same call goes on later.
     options : Options, optional
         Of the solve on the cells.
 
@@ -340,14 +386,15 @@ def solve_rows(
     Raises
     ------
     InvalidInputError
-        For input that cannot be read, a folder of another call, and a disk that is full.
+        For input that cannot be read, with the first row that is not finite, a folder of another
+        call, and a disk that is full, or will be.
     RankError
         If another process has ended.
 
     Warns
     -----
     ConvergenceWarning
-        If the marginal error is above 1e-3.
+        If the marginal error is above 1e-3, or the time was up.
     GraphWarning
         If distances are off by more than the root of epsilon, whatever the base.
 
@@ -365,6 +412,9 @@ def solve_rows(
     if n_base != "auto":
         check_count("n_base", n_base)
     check_count("block", block)
+    if time_limit is not None:
+        check_not_negative("time_limit", time_limit)
+    end = math.inf if time_limit is None else monotonic() + time_limit
     options = Options() if options is None else options
     where = resolve_device(device)
     team = _Team(join(distributed, where))
@@ -378,7 +428,9 @@ def solve_rows(
         }  # fmt: skip
         if team.rank == 0:
             Path(folder).mkdir(parents=True, exist_ok=True)
-        result = _match(_Call(Path(folder), tables, told, team, where, options, report))
+        result = _match(_Call(Path(folder), tables, told, team, where, options, report, end))
+    if result.status == "STOPPED":
+        warn_user("The time was up before all rows were matched. " + _GO_ON, ConvergenceWarning)
     if result.marginal_error > _ALLOWED:
         warn_user(
             f"The plan misses the weights of rows by {result.marginal_error:.1e} in the mean. Pass "
@@ -406,8 +458,9 @@ class _Call(NamedTuple):
     device: torch.device
     options: Options
     report: Progress | None
+    end: float  # when no block is begun any more
 
-    def blocks(self, table: Rows, *done: Callable[[slice], bool]) -> list[slice]:
+    def blocks(self, table: Rows, *done: list[tuple[int, int]]) -> list[slice]:
         """List the blocks of a table that this process reads, but what is done."""
         return table.blocks(self.told["block"], self.team.rank, self.team.size, *done)
 
@@ -438,8 +491,7 @@ def _match(call: _Call) -> RowsResult:
     """Match tables, going on with what the folder has."""
     head, team, clock = call.folder / "head.npz", call.team, [perf_counter()]
     # the folder is seen by all, and looked at before one writes to it
-    begun = head.exists() if team.ranks is None else team.ranks.any(head.exists())
-    if begun:
+    if team.any(head.exists()):
         known = read_archive(head)[0]["call"]
         if known != call.told:
             raise InvalidInputError(
@@ -453,8 +505,9 @@ def _match(call: _Call) -> RowsResult:
     _pass_over(call, maps)
     if team.rank == 0:
         clock.append(perf_counter())
-        _sum_up(call, maps, np.diff(clock).tolist())
-    team.meet()
+        told = _sum_up(call, maps) | {"seconds": np.diff(clock).tolist()}
+        write_archive(call.folder / "summary.npz", told, {})
+    team.any()
     return RowsResult(call.folder, call.device)
 
 
@@ -471,7 +524,7 @@ def _choose_base(call: _Call) -> tuple[int, dict[str, float]]:
             # each process for itself: it takes about as long as a block
             trial = call._replace(
                 folder=Path(name), tables=(samples[0], samples[1]), told=asked, team=_Team(None),
-                report=None,
+                report=None, end=math.inf,
             )  # fmt: skip
             found = _match(trial)
         # the first rank's numbers are those of all
@@ -488,28 +541,32 @@ def _choose_base(call: _Call) -> tuple[int, dict[str, float]]:
 
 
 def _base_that_sees(call: _Call, tolerance: float) -> tuple[int, float]:
-    """Find a small base whose distances are those of many more rows, and how far they miss.
+    """Find a small base whose distances are those of many more rows, and how far they miss."""
+    makers = list[Callable[[], tuple[int, float]]]()
+    for table in call.tables:
+        points, _ = call.rows_at(table, call.draw(table, 2 * _MOST, 1))
+        makers.append(partial(_sees, call, table, points, tolerance))
+    counts, errors = zip(*call.team.divide(makers), strict=True)
+    return max(counts), max(errors)
+
+
+def _sees(call: _Call, table: Rows, points: Tensor, tolerance: float) -> tuple[int, float]:
+    """Find such a base of a side, some of the points.
 
     Where none does, as in high dimensions, more rows are no help, and the fewest are taken.
     """
-    counts, errors = list[int](), list[float]()
-    for table in call.tables:
-        points, _ = call.rows_at(table, call.draw(table, 2 * _MOST, 1))
-        drawn, count = points[_even(points, _MEASURED)], _FIRST
-        known = _distances(call, table, points, drawn)
-        while True:
-            base = points[_even(points, count)]
-            apart = _distances(call, table, base, drawn) - known
-            error = float(apart.square().mean().sqrt())
-            logger.info("%s, base of %d: distances off by %.2g", table.name, count, error)
-            if error <= tolerance or count >= min(_MOST, len(points)):
-                break
-            count = min(4 * count, _MOST)
-        counts.append(count if error <= tolerance else _FIRST)
-        errors.append(error)
-    agreed = torch.tensor([[max(counts), max(errors)]], dtype=torch.float64, device=call.device)
-    count, missed = call.team.gather(agreed)[0].tolist()
-    return int(count), missed
+    drawn, count = points[_even(points, _MEASURED)], _FIRST
+    known = _distances(call, table, points, drawn)
+    while True:
+        base = points[_even(points, count)]
+        apart = _distances(call, table, base, drawn) - known
+        error = float(apart.square().mean().sqrt())
+        logger.info("%s, base of %d: distances off by %.2g", table.name, count, error)
+        if error <= tolerance:
+            return count, error
+        if count >= min(_MOST, len(points)):
+            return _FIRST, error
+        count = min(4 * count, _MOST)
 
 
 def _even(points: Tensor, count: int) -> Tensor:
@@ -558,7 +615,7 @@ def _write_head(call: _Call) -> None:
         }  # fmt: skip
         stored = {name: to_numpy(part) for name, part in arrays.items()}
         write_archive(call.folder / "head.npz", told, stored)
-    call.team.meet()
+    call.team.any()
 
 
 def _side(call: _Call, table: Rows, n_base: int) -> _Side:
@@ -619,66 +676,76 @@ def _written(folder: Path, letter: str) -> list[tuple[int, int]]:
 
 def _pass_over(call: _Call, maps: tuple[_Map, _Map]) -> None:
     """Match the rows of both sides, and write each block that the folder does not have."""
-    device, todo = call.device, list[tuple[int, slice]]()
-    for number, table in enumerate(call.tables):
-        done = [slice(*ends) for ends in _written(call.folder, table.name)]
-        todo += [(number, rows) for rows in call.blocks(table, done.__contains__)]
+    todo = [
+        (number, rows)
+        for number, table in enumerate(call.tables)
+        for rows in call.blocks(table, _written(call.folder, table.name))
+    ]
     # nobody writes before all have looked, as rounds begin together
-    drawn = [way.columns(back) for way, back in zip(maps, maps[::-1], strict=True)]
+    drawn = [way.drawn(back) for way, back in zip(maps, maps[::-1], strict=True)]
     with ThreadPoolExecutor(1) as pool:
         # a block is written while the next are matched
         written, begin = deque[Future[None]](), perf_counter()
-        for turns, (number, rows) in enumerate(call.team.rounds(todo), 1):
-            table, way = call.tables[number], maps[number]
-            factors, at = way.side.factors_of(table.read(rows, device))
-            # rows next to each other, so that tiles of their plan can be skipped
-            turn = way.orders[0].place[at].argsort(stable=True)
-            share = table.shares(rows, device).clamp_min(_UNSEEN)[turn]
-            matched, plan, parts = way.match(factors[turn], share)
-            parts["drawn"] = _masses_of(drawn[number], plan)
-            for name, part in matched._asdict().items():
-                parts[name] = torch.empty_like(part).index_copy_(0, turn, part)
+        for turns, (number, rows) in enumerate(call.team.rounds(todo, call.end), 1):
+            parts = _match_block(call, call.tables[number], rows, maps[number], drawn[number])
             arrays = {name: to_numpy(part) for name, part in parts.items()}
-            path = _place_of(call.folder, table.name, rows)
+            spent, path = perf_counter() - begin, _place_of(call.folder, "XY"[number], rows)
+            if turns == 1:
+                _foretell(call, arrays, len(todo), spent)
             written.append(pool.submit(write_archive, path, {}, arrays))
             if len(written) > _WAITING:
                 written.popleft().result()
             if call.report is not None:
-                spent = perf_counter() - begin
-                if turns == 1:
-                    size = sum(part.nbytes for part in arrays.values()) * len(todo) / 2**30
-                    why = f"{len(todo)} blocks of rows are matched, {size:.2g} GiB for the disk"
-                    if device.type == "cuda":
-                        peak = torch.cuda.max_memory_allocated(device) / 2**30
-                        why += f" and {peak:.2g} GiB of the GPU"
-                    say_more(spent * (len(todo) - 1), why)
                 call.report.block(turns, len(todo), spent)
         for block_written in written:
             block_written.result()
-    call.team.meet()
+    call.team.any()
 
 
-def _masses_of(columns: tuple[Tensor, Tensor, Tensor], plan: TransportPlan) -> Tensor:
-    """Add up what the rows of a block give to drawn rows of the other side."""
-    right, column, g = columns
-    assert isinstance(plan.cost, FactoredCost)
-    cost = plan.cost._replace(right=right, column=column)
-    (f, _), (share, _) = plan.potentials, plan.weights
-    weights = Marginals(share, torch.ones_like(g))
-    whole = TransportPlan(cost, Potentials(f, g), weights, plan.epsilon, plan.backend)
-    found: Tensor = whole.T @ torch.ones_like(share)
-    return found
+def _match_block(
+    call: _Call, table: Rows, rows: slice, way: _Map, drawn: _Drawn
+) -> dict[str, Tensor]:
+    """Match the rows of a block, in their order, and add up what the sums over all need."""
+    factors, at = way.side.factors_of(table.read(rows, call.device))
+    # rows next to each other, so that tiles of their plan can be skipped
+    turn = way.orders[0].place[at].argsort(stable=True)
+    share = table.shares(rows, call.device).clamp_min(_UNSEEN)[turn]
+    matched, plan, parts = way.match(factors[turn], share)
+    parts["drawn"] = drawn.masses(plan)
+    for name, part in matched._asdict().items():
+        parts[name] = torch.empty_like(part).index_copy_(0, turn, part)
+    return parts
 
 
-def _sum_up(call: _Call, maps: tuple[_Map, _Map], seconds: list[float]) -> None:
-    """Add up the blocks of both sides in order, and write value and marginal error."""
+def _foretell(call: _Call, arrays: dict[str, NDArray[Any]], count: int, spent: float) -> None:
+    """Say what all blocks will take, by the first of them, and refuse a disk that is too small."""
+    size = count * sum(part.nbytes for part in arrays.values())
+    if (free := disk_usage(call.folder).free) < size:
+        raise InvalidInputError(
+            f"cannot write to {call.folder}: its {count} blocks take {size / 2**30:.2g} GiB, and "
+            f"{free / 2**30:.2g} are free."
+        )
+    why = f"{count} blocks of rows are matched, {size / 2**30:.2g} GiB for the disk"
+    if peak := peak_memory(call.device):
+        why += f" and {peak / 2**30:.2g} of memory"
+    say_more(spent * (count - 1), why)
+
+
+def _sum_up(call: _Call, maps: tuple[_Map, _Map]) -> dict[str, Any]:
+    """Add up the blocks of both sides in order, and tell value, marginal error and status."""
+    told: dict[str, Any] = read_archive(call.folder / "head.npz")[0]
+    small, (x, y) = maps[0].plan, (way.side for way in maps)
+    told |= {"shape": told.pop("call")["shape"], "cells": list(small.shape)}
     sums, names = list[tuple[Tensor, ...]](), ("coupling", "masses", "drawn")
     for table in call.tables:
         written = _written(call.folder, table.name)
         if [0, *(last for _, last in written)] != [*(first for first, _ in written), table.n]:
-            raise InvalidInputError(
-                f"{call.folder}: blocks of {table.name} are missing, or of other calls."
-            )
+            if monotonic() < call.end:
+                raise InvalidInputError(
+                    f"{call.folder}: blocks of {table.name} are of other calls."
+                )
+            unknown = dict.fromkeys(("value", "marginal_error"), math.nan)
+            return told | unknown | {"status": "STOPPED", "converged": False}
         total = [0.0] * len(names)
         for ends in written:
             # what is asked for alone is read
@@ -686,7 +753,6 @@ def _sum_up(call: _Call, maps: tuple[_Map, _Map], seconds: list[float]) -> None:
                 total = [so_far + arrays[name] for so_far, name in zip(total, names, strict=True)]
         sums.append(tuple(torch.tensor(part, device=call.device) for part in total))
     couplings, masses, drawn = zip(*sums, strict=True)
-    small, (x, y) = maps[0].plan, (way.side for way in maps)
     coupling, excess = join_halves(small, (x.cells, y.cells), couplings, masses)
     own = sum(side.signs @ side.moments.square() @ side.signs for side in (x, y))
     value = float(own - 2 * (x.signs @ coupling.square() @ y.signs)) - excess
@@ -694,10 +760,4 @@ def _sum_up(call: _Call, maps: tuple[_Map, _Map], seconds: list[float]) -> None:
         float(side.weights @ (part - 1).abs())
         for side, part in zip((x, y), drawn[::-1], strict=True)
     ]
-    told, _ = read_archive(call.folder / "head.npz")
-    del told["call"]
-    summary = {
-        "shape": call.told["shape"], "value": value, "marginal_error": max(errors),
-        "cells": list(small.shape), "seconds": seconds,
-    }  # fmt: skip
-    write_archive(call.folder / "summary.npz", summary | told, {})
+    return told | {"value": value, "marginal_error": max(errors)}

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from torchgw._api import DATA
 from torchgw._boundary.arrays import to_numpy
-from torchgw._boundary.checks import check_choice, check_count, reject_unknown
-from torchgw._errors import InvalidInputError, InvalidTypeError
+from torchgw._boundary.checks import check_choice, check_count, check_flag, reject_unknown
+from torchgw._errors import InvalidInputError
 from torchgw._results.maps import MapKind, SpaceMap
 from torchgw._results.result import GWResult
 from torchgw._solve.table import TABLE, Options
@@ -202,8 +202,7 @@ def align(
     check_count("sparse_topk", sparse_topk)
     check_relaxation(tau_a, tau_b, check_options(solve_options))
     for flag, value in (("copy", copy), ("confidence", confidence)):
-        if not isinstance(value, bool):
-            raise InvalidTypeError(f"`{flag}` must be True or False; got {value!r}.")
+        check_flag(flag, value)
     check_objects(("adata_src", adata_src), ("adata_tgt", adata_tgt))
     if copy:
         adata_src, adata_tgt = adata_src.copy(), adata_tgt.copy()

@@ -267,7 +267,7 @@ def _align_rows(options: argparse.Namespace) -> int:
     settings = _solve_settings(options)
     own: dict[str, Any] = {
         name: settings.pop(name)
-        for name in ("epsilon", "device", "random_state")
+        for name in ("epsilon", "device", "random_state", "time_limit")
         if name in settings
     }
     if options.base is not None:

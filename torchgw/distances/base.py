@@ -88,7 +88,8 @@ class DistanceProvider(ABC):
         device, whatever the index, and never wait for it or look at a value: the solver may then
         record them in a CUDA graph.
     directed : bool
-        Whether the costs differ with the direction; then D is their mean over both.
+        Whether the costs differ with the direction, or are of several relations; then D is their
+        mean.
     given : Tensor or None
         The tensor that it was made from, if that requires a gradient and is known.
     """
@@ -164,8 +165,12 @@ class DistanceProvider(ABC):
         return torch.zeros(self.n, dtype=torch.float64, device=self.device)
 
     def ways(self) -> tuple[DistanceProvider, ...]:
-        """List the costs in both directions as two providers; itself alone if they are equal."""
+        """List the costs in both directions as providers; itself alone if they are equal."""
         return (self,)
+
+    def relations(self) -> tuple[DistanceProvider, ...]:
+        """List the costs of every relation, there is mostly one, in one of their directions."""
+        return self.ways()[:1]
 
     def mapped(self, function: Entrywise) -> DistanceProvider:
         """Make the provider of a function of every distance."""
@@ -190,7 +195,7 @@ class DistanceProvider(ABC):
 
 
 def both_ways(first: Any, second: Any) -> list[tuple[Any, Any]]:
-    """Pair the directions of two sides; a side without directions is the same in both."""
+    """Pair the ways of two sides; a side without directions is the same in both."""
     one, two = first.ways(), second.ways()
     count = max(len(one), len(two))
     return [(one[way % len(one)], two[way % len(two)]) for way in range(count)]

@@ -23,6 +23,7 @@ from torch import Tensor
 from torchgw._boundary.arrays import check_finite, check_tensor
 from torchgw._boundary.checks import check_choice, check_positive
 from torchgw._errors import InvalidInputError
+from torchgw._tensors.operations import LARGEST_LOGARITHM, straight
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.points import check_rows, farthest_pair, walk
 
@@ -33,8 +34,6 @@ _EXACT_MAXIMUM_POINTS = 100_000
 # Points may miss their constraint by this relative error, in roundings of their dtype, which is
 # rounding. [L381]
 _ROUNDINGS = 256
-# Largest -log(1 - r): the square of sinh(d / 2) is then still a number of float64. [L381]
-_DEEPEST = 350.0
 
 
 class CurvedDistance(DistanceProvider):
@@ -166,7 +165,7 @@ class _Ball(NamedTuple):
     factor: Tensor  # (n,) ((1 - c |x|^2) / sqrt(c))^(-1/2)
 
     def between(self, other: Any) -> Tensor:
-        length = _lengths(self.points, other.points)
+        length = straight(self.points, other.points)
         return length.mul_(self.factor[:, None]).mul_(other.factor).asinh_().mul_(2)
 
     def coordinates(self) -> Tensor:
@@ -185,7 +184,7 @@ class _Polar(NamedTuple):
     factor: Tensor  # (n,) (1 - |y|^2)^(-1/2)
 
     def between(self, other: Any) -> Tensor:
-        across = _lengths(self.direction, other.direction)
+        across = straight(self.direction, other.direction)
         across = across.mul_(self._across()[:, None]).mul_(other._across())
         along = (self.gap[:, None] - other.gap).mul_(self.factor[:, None]).mul_(other.factor)
         return across.square_().add_(along.square_()).sqrt_().asinh_().mul_(2)
@@ -208,7 +207,7 @@ class _Sphere(NamedTuple):
     points: Tensor  # (n, d)
 
     def between(self, other: Any) -> Tensor:
-        apart, together = (_lengths(self.points, sign * other.points) for sign in (1, -1))
+        apart, together = (straight(self.points, sign * other.points) for sign in (1, -1))
         return torch.atan2(apart, together).mul_(2)
 
     def coordinates(self) -> None:
@@ -227,10 +226,6 @@ _Place = _Ball | _Polar | _Sphere
 def _each(place: Any, function: Callable[[Tensor], Tensor]) -> Any:
     """Apply a function to all tensors of a place."""
     return type(place)(*map(function, place))
-
-
-def _lengths(x: Tensor, y: Tensor) -> Tensor:
-    return torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist")
 
 
 def _squared_order(points: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
@@ -300,9 +295,9 @@ def _by_depth(points: Tensor, depth: Tensor) -> _Polar:
     check_finite("depth", depth)
     depth = depth.to(points)
     _refuse(
-        (depth < 0) | (depth > _DEEPEST),
+        (depth < 0) | (depth > LARGEST_LOGARITHM),
         lambda row: f"has the depth {float(depth[row]):.9g}",
-        f"-log(1 - r) must be between 0, the origin, and {_DEEPEST:g}.",
+        f"-log(1 - r) must be between 0, the origin, and {LARGEST_LOGARITHM:g}.",
     )
     length = points.norm(dim=1)
     _refuse(

@@ -14,6 +14,7 @@ from torch import Tensor
 from torchgw._boundary.arrays import to_tensor
 from torchgw._boundary.checks import check_choice, check_within
 from torchgw._errors import GraphWarning, InvalidInputError, warn_user
+from torchgw._tensors.operations import straight
 from torchgw._tensors.ranks import Ranks
 from torchgw.distances._graph.edges import (
     Edges,
@@ -365,8 +366,7 @@ def _bridges_of_table(points: Tensor, labels: Tensor) -> Bridges:
     """Find the tree over the closest pairs of components from all distances."""
     order = labels.argsort(stable=True)
     sorted_points = points[order].double()
-    exact = "donot_use_mm_for_euclid_dist"
-    table = torch.cdist(sorted_points, sorted_points, compute_mode=exact).cpu().numpy()
+    table = straight(sorted_points, sorted_points).cpu().numpy()
     sizes = labels.bincount().cpu().numpy()
     first = np.cumsum(sizes) - sizes
     closest = np.minimum.reduceat(np.minimum.reduceat(table, first, axis=0), first, axis=1)
@@ -501,8 +501,7 @@ class _ShortestEdges:
             if device == "cuda":
                 square = pair_squares(points, others)
             else:
-                exact = "donot_use_mm_for_euclid_dist"
-                square = torch.cdist(points, others, compute_mode=exact).square_()
+                square = straight(points, others).square_()
             label, foreign = self._label[here], self._label[there]
             square.masked_fill_(label[:, :, None] == foreign[:, None, :], torch.inf)
             nearest, at = square.min(dim=2)

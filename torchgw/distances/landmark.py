@@ -13,7 +13,7 @@ from torch import Tensor
 from torchgw._boundary.arrays import resolve_device
 from torchgw._boundary.checks import check_within
 from torchgw._errors import GraphWarning, UnsupportedError, warn_user
-from torchgw._tensors.operations import distinct, greater, lesser, power
+from torchgw._tensors.operations import TINY, distinct, greater, lesser, power
 from torchgw._tensors.ranks import Ranks
 from torchgw.distances._graph.edges import components
 from torchgw.distances.base import DistanceProvider, Factors
@@ -303,7 +303,7 @@ def _approximate(
         part, known = _columns(rows, some).T @ to_landmarks, exact[:, some].double()
         gram, cross = gram + part.T @ part, cross + known @ part
         size = size + (known * known).sum()
-    own, size = signs * (_columns(rows, held_out).T @ to_landmarks), size.clamp_min(1e-300)
+    own, size = signs * (_columns(rows, held_out).T @ to_landmarks), size.clamp_min(TINY)
     products = ((own.T @ own) * gram).cumsum(0).cumsum(1).diagonal()
     square = products - 2 * (own * cross).sum(0).cumsum(0) + size
     # differences below rounding mean nothing

@@ -8,14 +8,12 @@ from torch import Tensor
 from torchgw._errors import InvalidInputError
 from torchgw._tensors.operations import at_even_steps
 from torchgw.distances._graph.neighbours import nearest
-from torchgw.distances.base import DistanceProvider, ScaledDistance
+from torchgw.distances.base import BLOCK_ENTRIES, DistanceProvider, ScaledDistance
 from torchgw.distances.curved import CurvedModel, curved_distances
 from torchgw.distances.geodesics import Geodesics
 from torchgw.distances.landmark import NystromDistance
 from torchgw.distances.points import PointMetric, pairwise_distances
 
-# Elements of a working block of rows. [L312]
-_BLOCK_ELEMENTS = 2**23
 # Points that determine the factors of a new point: at least so many, and so many per factor. [L312]
 _REFERENCE_POINTS = 2_000
 _REFERENCE_PER_FACTOR = 4
@@ -89,7 +87,7 @@ class CrossDistance:
     def block_size(self, width: int) -> int:
         """Count the new points that fit into a working block, for ``width`` distances of each."""
         paths = self._space.n_neighbors if self._table is None else 1
-        return max(1, _BLOCK_ELEMENTS // (width * paths))
+        return max(1, BLOCK_ENTRIES // (width * paths))
 
     def rows(self, block: slice, index: Tensor | None) -> Tensor:
         """Compute distances of some new points to the known points ``index``, or to all, (q, s)."""
@@ -173,4 +171,6 @@ def averaged_factors(known: Tensor, factors: Tensor, points: Tensor) -> tuple[Te
     length, at = nearest(known, points, min(_NEAR, len(known)))
     share = torch.where(length[:, :1] == 0, (length == 0).double(), 1 / length)
     share = share / share.sum(1, keepdim=True)
-    return torch.einsum("qk,qkr->qr", share, factors[at]), at[:, 0]
+    # no table of the factors of all neighbours is made
+    bag = torch.nn.functional.embedding_bag
+    return bag(at, factors, per_sample_weights=share, mode="sum"), at[:, 0]

@@ -10,6 +10,7 @@ from torch import Tensor
 from torchgw._boundary.arrays import check_finite, check_tensor
 from torchgw._boundary.checks import check_choice
 from torchgw._errors import InvalidInputError
+from torchgw._tensors.operations import straight
 from torchgw.distances.base import DistanceProvider, Factors
 
 PointMetric = Literal["euclidean", "sqeuclidean", "cosine", "correlation"]
@@ -192,7 +193,7 @@ def pairwise_distances(x: Tensor, y: Tensor, metric: PointMetric) -> Tensor:
 
 def _between(x: Tensor, y: Tensor, metric: PointMetric) -> Tensor:
     """Compute distances of centred points, or of unit vectors, from their differences."""
-    distance = torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist")
+    distance = straight(x, y)
     if metric == "euclidean":
         return distance
     return distance.square() if metric == "sqeuclidean" else distance.square() / 2

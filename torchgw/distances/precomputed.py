@@ -169,16 +169,25 @@ def geodesic_matrices(graphs: Sequence[Any], *, n_jobs: int | None = None) -> li
     return path_lengths(tasks, n_jobs=n_jobs)
 
 
-class DirectedDistance(PrecomputedDistance):
-    """A stored table T of costs, (n, n): T_ik is the cost from point i to point k.
+def are_tables(value: Any) -> bool:
+    """Tell whether a value is a stack of tables, or a sequence of them, one for each relation."""
+    if isinstance(value, (list, tuple)):
+        return bool(value) and all(getattr(part, "ndim", 0) == 2 for part in value)
+    return getattr(value, "ndim", 0) == 3
 
-    :func:`torchgw.solve` takes it as X or Y and compares costs in both directions. The methods of
-    a provider answer for D = (T + T') / 2, what is left without directions; :meth:`ways` for T and
-    T'.
+
+class DirectedDistance(PrecomputedDistance):
+    """A stored table T of costs, (n, n), or one for each of several relations, (r, n, n).
+
+    T_ik is the cost from point i to point k. :func:`torchgw.solve` takes it as X or Y, compares
+    costs in both directions, and those of a relation with the same relation of the other side: its
+    objective is the mean over relations. To weigh one, multiply its tables on both sides by the
+    root of the weight. The methods of a provider answer for the mean of T and T' over relations;
+    :meth:`ways` for T of each and then T' of each.
 
     Parameters
     ----------
-    table : array-like, shape (n, n), float32/64
+    table : array-like, shape (n, n) or (r, n, n), or sequence of tables (n, n), float32/64
         Finite costs, of any sign. A tensor that requires a gradient gets one from
         ``solve(..., differentiable=...)``.
 
@@ -201,10 +210,18 @@ class DirectedDistance(PrecomputedDistance):
     def __init__(self, table: Any) -> None:
         if isinstance(table, Tensor) and table.requires_grad:
             self.given = table
+        if are_tables(table):
+            parts = [to_tensor(f"table[{place}]", part) for place, part in enumerate(table)]
+            shapes = {tuple(part.shape) for part in parts}
+            if len(shapes) > 1:
+                raise InvalidInputError(
+                    f"`table` must have one shape for all relations; got {sorted(shapes)}."
+                )
+            table = torch.stack([part.to(parts[0].device) for part in parts])
         table = to_tensor("table", table)
         if not table.dtype.is_floating_point:
             table = table.double()
-        _check_square("table", table)
+        _check_square("table", table[0] if table.ndim == 3 and len(table) > 0 else table)
         check_finite("table", table, "Give pairs without a path a large finite cost.")
         check_magnitude("table", table)
         self._hold(table)
@@ -215,7 +232,8 @@ class DirectedDistance(PrecomputedDistance):
 
     def _hold(self, table: Tensor) -> None:
         super()._hold(table)
-        self._matrix = (table + table.T) / 2
+        self.n = table.shape[-1]
+        self._matrix = (table + table.mT) / 2 if table.ndim == 2 else (table + table.mT).mean(0) / 2
 
     @classmethod
     def of_graph(cls, graph: Any, *, fill: float = 1.5) -> DirectedDistance:
@@ -265,8 +283,17 @@ class DirectedDistance(PrecomputedDistance):
         return cls.unchecked(torch.from_numpy(table))
 
     def ways(self) -> tuple[DistanceProvider, ...]:
-        """List T and T', each read in its direction."""
-        return _OneWay.unchecked(self.table), _OneWay.unchecked(self.table.T)
+        """List T of each relation, then T', each read in its direction."""
+        return (*self.relations(), *map(_OneWay.unchecked, self._relations().mT))
+
+    def relations(self) -> tuple[DistanceProvider, ...]:
+        return tuple(map(_OneWay.unchecked, self._relations()))
+
+    def _relations(self) -> Tensor:
+        return self.table if self.table.ndim == 3 else self.table[None]
+
+    def subset(self, index: Tensor) -> Self:
+        return self.unchecked(self.table[..., index, :][..., index])
 
     def mapped(self, function: Entrywise) -> Self:
         return self.unchecked(function(self.table))
@@ -277,7 +304,8 @@ class DirectedDistance(PrecomputedDistance):
     def mean_square(self, weights: Tensor) -> Tensor:
         """Compute the mean of (T * T) @ weights and (T' * T') @ weights."""
         square = self.table.square()
-        return (square @ weights + square.T @ weights) / 2
+        found = (square @ weights + square.mT @ weights) / 2
+        return found if found.ndim == 1 else found.mean(0)
 
 
 class _OneWay(PrecomputedDistance):

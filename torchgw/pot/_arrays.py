@@ -17,8 +17,9 @@ Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 Places = NDArray[np.intp]
 
-# Asymmetry of a table that POT takes for rounding. [L389]
-_SYMMETRY = 1e-10
+# Asymmetry of a table that POT takes for rounding, and negative entries, as a share of the largest.
+# [L389]
+ROUNDING = 1e-10
 
 
 class Arrays:
@@ -151,7 +152,7 @@ def product(p: Array, q: Array, mass: float | None = None) -> Array:
 def is_symmetric(*tables: Array) -> bool:
     """Say whether tables are symmetric, to the tolerance of POT."""
     return all(
-        np.array_equal(table, table.T) or np.allclose(table, table.T, atol=_SYMMETRY)
+        np.array_equal(table, table.T) or np.allclose(table, table.T, atol=ROUNDING)
         for table in tables
     )
 

@@ -6,18 +6,16 @@ import numpy as np
 from scipy.sparse import csr_array
 
 from torchgw._errors import InvalidInputError
-from torchgw.pot._arrays import Array, is_symmetric
+from torchgw._problem.losses import LOG_OFFSET
+from torchgw.pot._arrays import ROUNDING, Array, is_symmetric
 
 LOSSES = ("square_loss", "kl_loss")
 
-# POT adds this to arguments of a logarithm, and to those of its derivative. [L389]
-_TINY = 1e-18
+# POT adds this to arguments of the derivative of a logarithm. [L389]
 _TINY_SLOPE = 1e-15
 # Plans with fewer entries than all over this number are multiplied entry by entry, those of more
 # than so many entries. [L483, L1304]
 _SPARSE, _SMALL = 50, 10_000
-# Negative entries up to this share of the largest entry are rounding. [L389]
-_ROUNDING = 1e-10
 
 
 class Transformed(NamedTuple):
@@ -36,13 +34,13 @@ def transform(C1: Array, C2: Array, loss: str) -> Transformed:
     if loss == "square_loss":
         return Transformed(C1**2, C2**2, C1, 2 * C2)
     for table in (C1, C2):
-        if table.min() < -_ROUNDING * abs(table).max():
+        if table.min() < -ROUNDING * abs(table).max():
             raise InvalidInputError(
                 "`loss_fun='kl_loss'` takes a logarithm: costs must not be negative. Use "
                 "'square_loss'."
             )
     C1, C2 = np.maximum(C1, 0), np.maximum(C2, 0)
-    return Transformed(C1 * np.log(C1 + _TINY) - C1, C2, C1, np.log(C2 + _TINY))
+    return Transformed(C1 * np.log(C1 + LOG_OFFSET) - C1, C2, C1, np.log(C2 + LOG_OFFSET))
 
 
 class Quadratic(NamedTuple):

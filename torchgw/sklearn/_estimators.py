@@ -11,7 +11,7 @@ from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, Transfo
 from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 
 from torchgw._api import solve
-from torchgw._boundary.arrays import as_labels, check_shape, to_numpy
+from torchgw._boundary.arrays import as_labels, to_numpy
 from torchgw._boundary.checks import called, check_choice, named_fields, reject_unknown
 from torchgw._boundary.graphs import as_graph
 from torchgw._errors import InvalidInputError, InvalidTypeError, UnsupportedError
@@ -344,8 +344,8 @@ class GWTransport(TransformerMixin, GWEstimator, auto_wrap_output_keys=None):  #
         self.xs_, self.xt_ = self._read(("Xs", "Xt"), Xs, Xt, FLOATS)
         linear = None
         if ys is not None and yt is not None:
-            source = _labels(ys, self.xs_.shape[0], "ys")
-            target = _labels(yt, self.xt_.shape[0], "yt")
+            source = as_labels("ys", ys, self.xs_.shape[0])
+            target = as_labels("yt", yt, self.xt_.shape[0])
             known = target != -1 if target.dtype.kind in "biuf" else np.full(len(target), True)
             linear = ((source[:, None] != target) & known).astype(np.float64)
         with called(X="Xs", Y="Xt"):
@@ -429,19 +429,12 @@ class GWTransport(TransformerMixin, GWEstimator, auto_wrap_output_keys=None):  #
             ``np.unique(ys)[shares.argmax(1)]``.
         """
         check_is_fitted(self)
-        return self._give(_shares(self.result_.lazy_plan.T, _labels(ys, self.xs_.shape[0], "ys")))
+        return self._give(_shares(self.result_.lazy_plan.T, as_labels("ys", ys, self.xs_.shape[0])))
 
     def inverse_transform_labels(self, yt: Any) -> Any:
         """Say to which classes each source point's mass goes, shape (n, classes)."""
         check_is_fitted(self)
-        return self._give(_shares(self.result_.lazy_plan, _labels(yt, self.xt_.shape[0], "yt")))
-
-
-def _labels(labels: Any, count: int, name: str) -> NDArray[Any]:
-    """Check labels, shape (count,)."""
-    array = as_labels(name, labels)
-    check_shape(name, array, (count,), "one label per point")
-    return array
+        return self._give(_shares(self.result_.lazy_plan, as_labels("yt", yt, self.xt_.shape[0])))
 
 
 def _shares(plan: Any, labels: NDArray[Any]) -> Any:
