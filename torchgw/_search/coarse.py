@@ -459,7 +459,7 @@ def is_graph(problem: CoarseProblem) -> bool:
 
 def has_graphs(problem: CoarseProblem) -> bool:
     """Tell the same of directed costs and several relations, whose means are mostly zeros."""
-    plain = problem.linear is None and problem.unit == 1
+    plain = problem.linear is None and bool(problem.unit == 1)
     return plain and all(is_sparse(side.table) for side in (problem.source, problem.target))
 
 
