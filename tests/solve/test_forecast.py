@@ -110,7 +110,7 @@ def test_three_times_are_told_before_a_search_on_all_points():
     searched, begun = (torchgw.explain(x, x[::-1] ** 3, n_init=count) for count in (None, 1))
     usual, longer = searched.seconds
     assert usual < longer < searched.most
-    assert "s if starts do not agree either" in str(searched)
+    assert " if starts do not agree either" in str(searched)
     assert begun.most == begun.seconds[0]
     assert "starts" not in begun.cost
 
@@ -145,7 +145,7 @@ def test_relaxed_problems_say_what_starts_that_disagree_take():
     x = np.random.default_rng(0).normal(size=(40, 3))
     found = torchgw.explain(x, x[::-1] ** 3, mass=0.7, scale="max")
     assert found.most > 2 * found.seconds[1]
-    assert "s if starts do not agree," in str(found)
+    assert " if starts do not agree," in str(found)
 
 
 def test_the_longest_solve_has_those_of_other_optima():
