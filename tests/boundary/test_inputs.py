@@ -339,7 +339,7 @@ def test_points_have_a_row_each(value):
         solve(X, value)
 
 
-@pytest.mark.parametrize("value", [X, X[:, 0], np.zeros((0, 0)), np.zeros((2, 2, 2)), 1])
+@pytest.mark.parametrize("value", [X, X[:, 0], np.zeros((0, 0)), np.zeros((2, 2, 2, 2)), 1])
 def test_distance_matrices_are_square(value):
     with pytest.raises(InvalidInputError, match=r"`D_X` must be a square.*Pass points as X or Y"):
         solve(D_X=value, D_Y=D_Y)

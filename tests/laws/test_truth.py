@@ -31,7 +31,7 @@ from torchgw._plans.given import StoredPlan
 from torchgw._plans.transport import TransportPlan, round_to_marginals
 from torchgw._problem.losses import find_loss
 from torchgw._problem.problem import Problem
-from torchgw._results.certificates import _exactly
+from torchgw._results.certificates import _correlation, _exactly
 from torchgw._sinkhorn.compiled import CompiledBackend
 from torchgw._sinkhorn.problem import DenseCost
 from torchgw._solve.evaluation import Evaluation, judge
@@ -359,10 +359,11 @@ def test_the_correlation_is_that_of_the_plan(seed):
     plan = rng.random((n, m)) * 10.0 ** -rng.choice([0, 0, 1, 90, 200], size=(n, m))
     plan[rng.random((n, m)) < 0.3] = 0
     plan[rng.integers(n), rng.integers(m)] = 1
-    found = _exactly(
+    moments = _exactly(
         StoredPlan(torch.from_numpy(plan)),
         *(PrecomputedDistance(torch.from_numpy(side)) for side in sides),
     )
+    found = _correlation([moments])
     expected, spreads = pearson(plan, *sides)
     least = [1e-30 * side.max() ** 2 for side in sides]
     if any(spread <= small for spread, small in zip(spreads, least, strict=True)):

@@ -286,7 +286,7 @@ def with_relations(name: str, value: Any, table: Any) -> tuple[Any, Any]:
     """Read a stack of given tables, one for each relation, as a space; leave all else as it is."""
     if value is not None or not are_tables(table):
         return value, table
-    return DirectedDistance(table), None
+    return DirectedDistance(table, name=f"D_{name}"), None
 
 
 def _is_array(value: Any) -> bool:

@@ -190,6 +190,8 @@ class DirectedDistance(PrecomputedDistance):
     table : array-like, shape (n, n) or (r, n, n), or sequence of tables (n, n), float32/64
         Finite costs, of any sign. A tensor that requires a gradient gets one from
         ``solve(..., differentiable=...)``.
+    name : str
+        What errors call it.
 
     Raises
     ------
@@ -207,23 +209,23 @@ class DirectedDistance(PrecomputedDistance):
 
     directed = True
 
-    def __init__(self, table: Any) -> None:
+    def __init__(self, table: Any, *, name: str = "table") -> None:
         if isinstance(table, Tensor) and table.requires_grad:
             self.given = table
         if are_tables(table):
-            parts = [to_tensor(f"table[{place}]", part) for place, part in enumerate(table)]
+            parts = [to_tensor(f"{name}[{place}]", part) for place, part in enumerate(table)]
             shapes = {tuple(part.shape) for part in parts}
             if len(shapes) > 1:
                 raise InvalidInputError(
-                    f"`table` must have one shape for all relations; got {sorted(shapes)}."
+                    f"`{name}` must have one shape for all relations; got {sorted(shapes)}."
                 )
             table = torch.stack([part.to(parts[0].device) for part in parts])
-        table = to_tensor("table", table)
+        table = to_tensor(name, table)
         if not table.dtype.is_floating_point:
             table = table.double()
-        _check_square("table", table[0] if table.ndim == 3 and len(table) > 0 else table)
-        check_finite("table", table, "Give pairs without a path a large finite cost.")
-        check_magnitude("table", table)
+        _check_square(name, table[0] if table.ndim == 3 and len(table) > 0 else table)
+        check_finite(name, table, "Give pairs without a path a large finite cost.")
+        check_magnitude(name, table)
         self._hold(table)
 
     def __getstate__(self) -> dict[str, Any]:
