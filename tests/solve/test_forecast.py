@@ -100,8 +100,8 @@ def test_the_longest_solve_at_a_small_epsilon_is_said_before_it(rule):
     assert usual.longest is None
     assert "inner_max_iter" not in str(usual)
     # 1e5 iterations of some tenths of a millisecond
-    assert 10 < sharp.longest < 100
-    assert "s if all linear problems take `inner_max_iter`" in str(sharp)
+    assert 10 < sharp.longest / forecast.slowness() < 100
+    assert " if all linear problems take `inner_max_iter`" in str(sharp)
 
 
 def test_three_times_are_told_before_a_search_on_all_points():
@@ -343,7 +343,7 @@ def test_larger_relaxed_problems_are_not_said_to_take_less(rule):
 
 
 @pytest.mark.parametrize("moves", [set(), {"product"}, {"product", "optima"}, {"optima"}])
-def test_starts_that_are_followed_are_counted_once_the_search_has_ended(moves, caplog):
+def test_starts_that_are_followed_are_counted_once_the_search_has_ended(moves, caplog, monkeypatch):
     """Of a sampled cost three quarters of the time were those of other starts, said one by one."""
     nothing = torch.zeros(1, 1, device="cpu")
     found = [
@@ -359,6 +359,8 @@ def test_starts_that_are_followed_are_counted_once_the_search_has_ended(moves, c
     # from the product plan nothing is found yet; of the others one may end lower, or is left behind
     others = ("product" in moves) / forecast.FOUND + ("optima" in moves) * forecast._LEFT
     parts = forecast.slowness() * forecast._PARTS
+    # what has been used is part of what is told
+    monkeypatch.setattr(foretold, "perf_counter", lambda: 0.0)
     with caplog.at_level(logging.INFO, logger="torchgw"), foretold.telling():
         foretold.promise(1e-6, 1.0)
         forecast.forecast_loop(facts, options, "dense", 0.1, search, moves, 1.0)
@@ -366,7 +368,8 @@ def test_starts_that_are_followed_are_counted_once_the_search_has_ended(moves, c
         forecast.forecast_others(facts, options, search, moves, 1.0, 10.0, parts=True)
         again = foretold.said_last()[1]
     assert told == pytest.approx((1 + others) * 1.5, rel=0.1)
-    assert again == pytest.approx(others * 10.0 + parts, rel=0.1)
+    # the evaluation is told too
+    assert again == pytest.approx(others * 10.0 + parts, rel=0.2)
     assert search._replace(settled=True).followed("auto", moves) == (0, 0)
 
 
