@@ -108,6 +108,8 @@ class Limits(NamedTuple):
     fewest_chains: int
     chain_products: float
     thorough: int
+    # Ambiguity above which few points leave open which optimum is the best. [L1270, L1274]
+    left_open: float
     # Chains between few points, where these leave open which optimum is the best: of clusters,
     # starts find others. A GPU waits for their launches. [L1688]
     few_chains: int
@@ -202,7 +204,7 @@ CPU = Limits(
     all_matchings=7, relaxed_points=96, turned=2e6, congruent=2**17,
     stacked=2**13, product=2**14, followed=9e6,
     chains=16, thorough_chains=64, fewest_chains=4, chain_products=1e12, thorough=16,
-    few_chains=8, open_chains=4, open_most=2**16, copies=2.5e-3,
+    left_open=0.5, few_chains=8, open_chains=4, open_most=2**16, copies=2.5e-3,
     together=2**17, tiny=2**10,
     batch_searched=2**10, edges=200_000, messages=2e8, walks=2**24, regions=1,
     told_points=3_000, compared_points=1_500,

@@ -43,7 +43,6 @@ from torchgw._search.optima import (
     DEFAULT_STARTS,
     LEAST_EPSILON,
     MATCHED,
-    OPEN,
     SEARCHED,
     find_optima,
     way_to_call,
@@ -162,7 +161,7 @@ def search_all_points(
     told_all = how != "thorough" and tells_all(problem, first)
     unclear = told_all and plain and _is_unclear(problem, first)
     told_all = told_all and not unclear
-    left_open = told_all and plain and first.ambiguity > OPEN
+    left_open = told_all and plain and first.ambiguity > limits.left_open
     small = n * m <= limits.stacked
     full = left_open and small
     # what few points tell clearly is seldom wrong, and then costs no chains to put right
@@ -268,7 +267,7 @@ def _is_unclear(problem: Problem, first: Search) -> bool:
         max(n, m) > limits.few_points and first.resolution == 0 and is_whole(problem, first)
     )
     # of more points that takes long, and optima of nearly the same value are told as ambiguous
-    followed = n * m < limits.open_most or first.ambiguity <= OPEN
+    followed = n * m < limits.open_most or first.ambiguity <= limits.left_open
     return needed_all and followed and first.ambiguity > _CLEAR
 
 

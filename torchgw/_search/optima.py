@@ -226,8 +226,6 @@ _FINE_ITERATIONS = 18
 SEARCHED, MATCHED = 0.1, 1.6
 # Optima that are polished and reported at most. [L280]
 _KEPT = 5
-# Above this ambiguity few points leave open which optimum is the best. [L1270, L1274]
-OPEN = 0.5
 # Optima that are compared on the finer problem at most. [L110]
 _COMPARED = 3
 # They are not compared if the best is far enough ahead, by these multiples of its value, and of the
@@ -310,7 +308,7 @@ def find_optima(
         search = partial(search_all, solve, count)
         judged = call(f"search {size}", search, coarse.problem, hints, *upload, in_place=1)
     found = _distinct(judged, labels)
-    if chains and _is_open(coarse, found.values) and not is_over():
+    if chains and _is_open(coarse, found.values, limits.left_open) and not is_over():
         found = _with_chains(coarse, found, chains, target, solve)
     first: list[Alternative] = []
     if coarse.resolution > 0 and _is_close(coarse, found.values) and not is_over():
@@ -341,12 +339,12 @@ def _way_to_call(problem: Problem, count: int, backend: Backend) -> Call:
     return way_to_call("search", problem.source.device, backend, read, count)
 
 
-def _is_open(coarse: Coarsened, values: list[float]) -> bool:
+def _is_open(coarse: Coarsened, values: list[float], ambiguity: float) -> bool:
     """Whether few points of more leave open which of the optima is the best."""
     if coarse.resolution == 0 or len(values) < 2 or is_graph(coarse.problem):
         return False
     best, second = (value - coarse.floor for value in values[:2])
-    return best > OPEN * second
+    return best > ambiguity * second
 
 
 def _with_chains(

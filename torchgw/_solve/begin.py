@@ -426,14 +426,12 @@ def _search(
     if can_stack(small) and not level.squares:
         scale = None if support is None else represented.scale
         stack = Stack.of(coarse, epsilon, level, scale=scale)
-    starts, whole = _starts(small, level, strict), stack is solved
+    (starts, related), whole = _starts(small, level, strict), stack is solved
     if isinstance(stack, Stack):
         n, m = small.shape
         around = neighbourhoods(stack, torch.zeros(1, dtype=torch.int64, device="cpu"))
         starts += [(f"neighbours {k + 1}", plan[:n, :m]) for k, plan in enumerate(around[0])]
     rounds = 0 if whole else _ROUNDS
-    # maps are of one search, which begins at the other starts
-    related = [label for label, _ in starts if label.startswith("map ")]
     found = follow_starts(stack, starts, small.marginals, rounds, GUESS_EPSILON, related)
     if whole and not found.certain and found.plans.numel():
         # whole solves take long, and mostly agree
@@ -459,11 +457,13 @@ def _search(
     return found_by_few._replace(alternatives=alternatives)
 
 
-def _starts(small: Problem, rule: MarginalRule, strict: Search) -> list[tuple[str, Tensor]]:
-    """Make the plans from which a relaxed problem is followed."""
+def _starts(
+    small: Problem, rule: MarginalRule, strict: Search
+) -> tuple[list[tuple[str, Tensor]], list[str]]:
+    """Make the plans from which a relaxed problem is followed; name those of one search."""
     a, b = small.marginals
     product = noisy_product(a, b)
-    starts = [("product", product), *_where_allowed(small)]
+    starts, related = [("product", product), *_where_allowed(small)], list[str]()
     for one in strict.alternatives:
         plan = torch.zeros_like(product)
         plan[one.source.cpu()[:, None], one.target.cpu()] = one.plan.cpu()
@@ -480,8 +480,10 @@ def _starts(small: Problem, rule: MarginalRule, strict: Search) -> list[tuple[st
         maps = known[:0]
         if rule.mass is None:
             maps = maps_where_free(rule.rho, tables, (a, b), small.alpha, linear, known)
-        starts += [(f"map {place + 1}", plan) for place, plan in enumerate(maps)]
-    return starts
+        # maps are of one search, which begins at the other starts
+        related = [f"map {place + 1}" for place in range(len(maps))]
+        starts += zip(related, maps, strict=True)
+    return starts, related
 
 
 def _where_allowed(small: Problem) -> list[tuple[str, Tensor]]:
