@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchgw._batch.costs import AUTO_EPSILON
+from torchgw._boundary.arrays import SAME_DISTANCE
 from torchgw._plans.contract import Plan
 from torchgw._problem.limits import limits_of
 from torchgw._problem.problem import Problem
@@ -286,7 +287,7 @@ def search_twice(
     if gradient in (None, "sampled") or problem.loss.cross is None:
         return nothing
     limits = limits_of(problem.source.device)
-    cheap = gradient == "factored" and problem.source.n * problem.target.n <= limits.followed
+    cheap = gradient == "factored" and problem.source.n * problem.target.n <= limits.subsample
     if not cheap and _affordable(problem, how) < limits.fewest_chains:
         # relaxed problems have no thorough search
         return nothing._replace(doubt=WHY_SINGLE["thorough" if relaxed else "auto"])
@@ -374,8 +375,6 @@ def _least(found: Search) -> float:
 # Repairs of a plan that forecasts count: four if none helps, 16 if two do; and which share of their
 # time a few chains take, which no other moves follow. [L1590]
 _REPAIRS, _BRIEF = 8, 0.5
-# Two distances are the same up to this share. A choice. [L1282]
-_SAME = 1e-4
 # Share of the edges that a plan keeps from which it is left alone, unless it is doubted. [L1283]
 _KEPT = 0.9
 # Chains of the match of edges, and by how many times more there are of few entries. [L1282, L1283]
@@ -451,9 +450,9 @@ def _edges(provider: DistanceProvider, given: Geodesics | None) -> Tensor | None
         return None
     apart = table > 0
     least = table.where(apart, torch.inf).min()
-    edges = apart & (table <= (1 + _SAME) * least)
+    edges = apart & (table <= (1 + SAME_DISTANCE) * least)
     # distances that are no hops have few pairs at the least one; a graph itself has no others
-    graph = bool((edges.sum() >= len(table)) & (table.max() > 2 * (1 - _SAME) * least))
+    graph = bool((edges.sum() >= len(table)) & (table.max() > 2 * (1 - SAME_DISTANCE) * least))
     return edges if graph and is_sparse(edges) else None
 
 

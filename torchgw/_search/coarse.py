@@ -13,6 +13,7 @@ import scipy
 import torch
 from torch import Tensor
 
+from torchgw._boundary.arrays import SAME_DISTANCE
 from torchgw._gradients.contract import Levels, SampledLoss
 from torchgw._problem.limits import limits_of
 from torchgw._problem.losses import SQUARE, Loss
@@ -34,8 +35,6 @@ from torchgw.distances.sampling import (
 # Resolution above which coarse points say little about their neighbours' partners. All points are
 # then searched, from half as many starts, if there are few enough. [L109, L219]
 COARSEST = 0.2
-# Difference of distances and weights up to which they are the same. A choice. [L610]
-_SAME = 1e-5
 # Levels of a minimum on a coarse problem at least, and times the points of its larger side: few
 # points leave room for more. [L278, L1448]
 _LEVELS, _LEVELS_OF_ALL = 16, 1536
@@ -65,6 +64,11 @@ class CoarseProblem(NamedTuple):
     constant: Tensor  # ()
     unit: Tensor  # () of the cost over that of the square loss
     spread: Tensor  # () natural scale of the cost without its linear part
+
+    @property
+    def weights(self) -> Marginals:
+        """The weights of both sides."""
+        return Marginals(self.source.weights, self.target.weights)
 
     def value(self, plans: Tensor) -> Tensor:
         """Return the objective without entropy of plans (B, s, t) whose marginals are exact."""
@@ -223,8 +227,8 @@ def _build_again(
     for reader, weights, old in ((source, a, x), (target, b, y)):
         table = reader.columns(old.indices)[old.indices].double()
         unit = (old.weights @ table @ old.weights) / (old.weights @ old.table @ old.weights)
-        near = (table - unit * old.table).abs().amax() <= _SAME * table.amax()
-        same &= near & ((weights - 1 / len(weights)).abs().amax() <= _SAME / len(weights))
+        near = (table - unit * old.table).abs().amax() <= SAME_DISTANCE * table.amax()
+        same &= near & ((weights - 1 / len(weights)).abs().amax() <= SAME_DISTANCE / len(weights))
         table = (table + table.T) / 2
         points.append(old._replace(table=table, square=unit.square() * old.square))
     coarse, numbers = _constants(points[0], points[1], alpha, None)

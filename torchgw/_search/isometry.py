@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchgw._boundary.arrays import SAME_DISTANCE
 from torchgw._plans.contract import Anchors
 from torchgw._plans.given import PairPlan
 from torchgw._problem.limits import limits_of
@@ -165,10 +166,10 @@ def _same_sizes(sides: Sequence[Tensor]) -> bool:
     return all(bool((first == other).all()) for other in others)
 
 
-# A match keeps all distances if their root mean square difference is at most the first share of
-# their size, and for each single point at most the second. Sums over distances may differ by the
-# second share before two lists of them count as different. [L589]
-_SAME, _ROUGHLY = 1e-5, 1e-3
+# A match keeps all distances if they are the same in the root mean square, and those of each single
+# point up to this share of their size. Sums over distances may differ by as much before two lists
+# of them count as different. [L589]
+_ROUGHLY = 1e-3
 # The distances of a point may differ by so many times their uncertainty instead, where that is
 # more, as near the border of the Poincare ball; and the uncertainty, as a share of the size, that
 # makes a space too coarse to compare. [L629]
@@ -247,7 +248,7 @@ def _at_least_cost(found: Isometry, costs: Tensor) -> Isometry | None:
     """Return a match if its linear cost is the least that there is for each point."""
     allowed = costs[costs.isfinite()]
     own, size = costs.gather(1, found.partners[:, None]), float(allowed.mean())
-    if float(own.max()) > _SAME**2 * size:
+    if float(own.max()) > SAME_DISTANCE**2 * size:
         return None
     others = costs.scatter(1, found.partners[:, None], torch.inf)
     return found._replace(only=float(others.min()) > _ROUGHLY**2 * size)
@@ -256,7 +257,7 @@ def _at_least_cost(found: Isometry, costs: Tensor) -> Isometry | None:
 def _checked(near: _Space, far: _Space, partners: Tensor | None) -> Isometry | None:
     """Return a match if it keeps all weights and distances."""
     a, b = near.weights, far.weights
-    if partners is None or bool(((a - b[partners]).abs() > _SAME * a).any()):
+    if partners is None or bool(((a - b[partners]).abs() > SAME_DISTANCE * a).any()):
         return None
     if len(partners.unique()) < len(b):
         return None
@@ -309,7 +310,7 @@ def _look_same(near: _Space, far: _Space) -> bool:
     # rounding changes the sums of the outermost points, and the size where that is set by such
     # points
     slack = float(torch.maximum(near.doubt.max(), far.doubt.max()))
-    if slack > _TOO_COARSE or abs(near.size / far.size - 1) > max(_SAME, slack):
+    if slack > _TOO_COARSE or abs(near.size / far.size - 1) > max(SAME_DISTANCE, slack):
         return False
     return all(_same_sums(x, y, slack) for x, y in zip(near.sums.T, far.sums.T, strict=True))
 
@@ -323,7 +324,7 @@ def _keeps_distances(near: _Space, far: _Space, partners: Tensor, missed: Tensor
     apart = squares[0] / near.size**2 + squares[1] / far.size**2 - means
     allowed = near.doubt.square() + far.doubt[partners].square()
     too_far = apart > allowed.clamp_min(_ROUGHLY**2)
-    return float(near.weights @ apart) <= _SAME**2 and not bool(too_far.any())
+    return float(near.weights @ apart) <= SAME_DISTANCE**2 and not bool(too_far.any())
 
 
 def rounding_advice(problem: Problem) -> str:
@@ -332,7 +333,7 @@ def rounding_advice(problem: Problem) -> str:
     moved = [float(side.uncertainty().max()) for side in sides]
     # the largest distance may take long to find
     worst = max(u and u / side.maximum() for u, side in zip(moved, sides, strict=True))
-    if worst <= _SAME:
+    if worst <= SAME_DISTANCE:
         return ""
     return (
         f" Rounding of the coordinates moves distances by up to {worst:.1g} of the largest, as "

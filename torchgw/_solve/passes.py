@@ -325,7 +325,7 @@ def _from_congruent_pairs(incumbent: Incumbent) -> None:
     n, m = problem.shape
     limits, larger = limits_of(problem.source.device), max(n, m)
     # smaller problems have begun with them
-    few = larger > limits.relaxed_points and limits.stores(n, m)
+    few = larger > limits.few_points and limits.stores(n, m)
     apart = problem.loss.is_square and not problem.directed and problem.linear is None
     search, clock = incumbent.lowest.search, perf_counter()
     free = incumbent.goes_on and incumbent.searched

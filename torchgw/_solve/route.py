@@ -179,7 +179,7 @@ class Route(NamedTuple):
         return longer > usual or "relaxed" in {move.what for move in self.begin}
 
 
-_BYTES = (1, "B"), (2**10, "KiB"), (2**20, "MiB"), (2**30, "GiB"), (2**40, "TiB")
+_BYTES = tuple((1 << 10 * k, name) for k, name in enumerate(("B", "KiB", "MiB", "GiB", "TiB")))
 _TIMES = (1e-3, "ms"), (1, "s"), (60, "min"), (3600, "h")
 
 
@@ -483,9 +483,9 @@ MOVES = (
         "optima", "a solve from every other optimum that may end lower, ended early if it does not",
         "unless all ends were followed",
         lambda facts, options, limits: (
-            _strict(facts, options) and facts.entries <= limits.followed
+            _strict(facts, options) and facts.entries <= limits.subsample
         ),
-        lambda limits: f"{limits.followed:,.0f} pairs",
+        lambda limits: f"{limits.subsample:,.0f} pairs",
     ),
     Move(
         "twice", "a solve from a x b and one from the best plan of few points",
@@ -493,9 +493,9 @@ MOVES = (
         lambda facts, options, limits: (
             _strict(facts, options) and options.search != "fast"
             and facts.larger > limits.all_points and facts.products
-            and facts.entries <= limits.followed
+            and facts.entries <= limits.subsample
         ),
-        lambda limits: f"{limits.followed:,.0f} pairs where distances have factors",
+        lambda limits: f"{limits.subsample:,.0f} pairs where distances have factors",
     ),
     Move(
         "linear cost", "the best plan for the linear cost alone, tried on cells of near points",
@@ -525,18 +525,18 @@ MOVES = (
         "seen", "a solve by short steps from the lowest plan of all points that was listed",
         "where every solve has ended above it",
         lambda facts, options, limits: (
-            _strict(facts, options) and not facts.restricted and facts.entries <= limits.followed
+            _strict(facts, options) and not facts.restricted and facts.entries <= limits.subsample
         ),
-        lambda limits: f"{limits.followed:,.0f} pairs",
+        lambda limits: f"{limits.subsample:,.0f} pairs",
     ),
     Move(
         "relaxed", "pairs at equal distances, maps, strict optima followed to their ends, mixed",
         "with `unbalanced` or `mass`",
         lambda facts, options, limits: (
             _searched(facts, options) and options.rule is not None
-            and facts.larger <= limits.relaxed_points
+            and facts.larger <= limits.few_points
         ),
-        lambda limits: f"{limits.relaxed_points} points a side",
+        lambda limits: f"{limits.few_points} points a side",
     ),
     Move(
         "pairs", "pairs at equal distances followed to their ends, a solve from the best",
@@ -544,7 +544,7 @@ MOVES = (
         lambda facts, options, limits: (
             _searched(facts, options) and options.rule is not None and facts.square
             and not any(facts.directed) and facts.linear is None
-            and facts.larger > limits.relaxed_points and limits.stores(facts.n, facts.m)
+            and facts.larger > limits.few_points and limits.stores(facts.n, facts.m)
         ),
         lambda limits: f"{limits.kept_tables:,.0f} pairs; some points beyond {limits.congruent:,}",
     ),
@@ -607,13 +607,12 @@ def _bytes(
     tables = facts.n**2 + facts.m**2 + facts.entries if gradient == "dense" else 0
     cost = _STORED_MATRICES * facts.entries if storage.stored else 0
     rank = facts.cost_rank(gradient, n_anchors)
-    followed = 8 * _SIDE_BY_SIDE * facts.entries if _follows(facts, options, limits) else 0
+    followed = 8 * limits.chains * facts.entries if _follows(facts, options, limits) else 0
     return int(size * (tables + cost + _COPIES * rank * (facts.n + facts.m)) + followed)
 
 
-# Copies of the factors of a cost that a solve holds, and plans that a search holds side by side.
-# [L1293]
-_COPIES, _SIDE_BY_SIDE = 4, 16
+# Copies of the factors of a cost that a solve holds. [L1293]
+_COPIES = 4
 
 
 def make_route(
