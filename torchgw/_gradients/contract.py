@@ -122,7 +122,7 @@ def visible(problem: Problem, n_anchors: int) -> Problem:
     # the median of some columns, count as the largest such. A minimum becomes a mean of products.
     loss = problem.loss
     if loss.cross is None:
-        sides = (problem.source, problem.target)
+        sides = problem.sides
         reach = min(map(_largest, sides, problem.marginals))
         return replace(problem, loss=SampledLoss.of(loss, levels=Levels(reach, _LEVELS)))
     if not loss.singular:
@@ -505,11 +505,11 @@ class StrictGradient(Gradient):
     def remembered(self, coupling: Tensor | Anchors, **rest: Any) -> Linearised:
         """Keep a coupling, and what the cost depends on besides."""
         problem = self.problem
-        sides = problem.source, problem.target
+        sides = problem.sides
         return Linearised(self.name, sides, coupling, problem.alpha, problem.loss, **rest)
 
     def why_not_captured(self) -> str | None:
-        loss, sides = self.problem.loss, (self.problem.source, self.problem.target)
+        loss, sides = self.problem.loss, self.problem.sides
         if loss.cross is None:
             return f"loss={loss.name!r} takes one launch after the other for each point."
         if not all(side.capturable for side in sides):

@@ -135,7 +135,7 @@ class SampledGradient(StrictGradient):
         super().__init__(visible(problem, n_anchors))
         self.n_anchors, self.redraw = n_anchors, redraw
         # anchors read directed costs in both directions by turns, as two parts of the cross term
-        self._ways = both_ways(problem.source, problem.target)
+        self._ways = both_ways(*problem.sides)
         # the order of the source points, in which neighbours are near each other
         nodes = choose_points(problem.source, problem.marginals.a, FEW_COLUMNS).indices
         self._order = block_order(problem.source.columns(nodes), 1).point

@@ -226,7 +226,7 @@ def check_tables_fit(
 
 def are_copies(problem: Problem) -> bool:
     """Tell whether weights and distances of both spaces are the same, by weighted eigenvalues."""
-    sides = problem.source, problem.target
+    sides = problem.sides
     a, b = problem.marginals
     many = len(a) > limits_of(a.device).compared_points
     if len(a) != len(b) or many or not all(side.cheap_columns for side in sides):

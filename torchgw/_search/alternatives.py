@@ -275,7 +275,7 @@ def compare_ends(problem: Problem, ends: Sequence[tuple[Trial, Tensor]]) -> Sear
     """Say what solves of all points, the lowest first, with plans (n, m), tell of each other."""
     n, m = problem.shape
     whole = coarse_problem(problem, max(n, m))
-    source, target = (side.indices for side in whole.problem[:2])
+    source, target = (side.indices for side in whole.problem.sides)
     weights = whole.problem.weights
     plans = torch.stack(
         [round_to_marginals(plan[source[:, None], target], *weights) for _, plan in ends]

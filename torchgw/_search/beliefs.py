@@ -368,7 +368,7 @@ def match_graphs(problem: Problem) -> Alternative | None:
     plain = problem.linear is None and problem.support is None and problem.loss.is_square
     if not plain or problem.directed:
         return None
-    tables = [side.matrix() for side in (problem.source, problem.target)]
+    tables = [side.matrix() for side in problem.sides]
     x, y = tables
     if x is None or y is None or not (is_sparse(x) and is_sparse(y)):
         return None

@@ -266,7 +266,7 @@ def _along_edges(problem: CoarseProblem, plan: Tensor) -> Tensor:
     # either way. Small problems have exchanges of all pairs.
     if can_exchange(problem) or not weigh_alike(problem.weights):
         return plan[:0]
-    near_edges, far_edges = (Edges.of(side.table) for side in (problem.source, problem.target))
+    near_edges, far_edges = (Edges.of(side.table) for side in problem.sides)
     if near_edges is None or far_edges is None:
         return plan[:0]
     return _matchings(rematched(near_edges, far_edges, plan[0])[None], plan)

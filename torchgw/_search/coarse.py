@@ -66,6 +66,11 @@ class CoarseProblem(NamedTuple):
     spread: Tensor  # () natural scale of the cost without its linear part
 
     @property
+    def sides(self) -> tuple[SpreadPoints, SpreadPoints]:
+        """The points of both sides."""
+        return self.source, self.target
+
+    @property
     def weights(self) -> Marginals:
         """The weights of both sides."""
         return Marginals(self.source.weights, self.target.weights)
@@ -89,7 +94,7 @@ class CoarseProblem(NamedTuple):
         A value is a difference of mean squares; their digits end at float64's precision, and twins
         of data in float32 lie by the square of its precision apart, which is 64 times as much.
         """
-        squares = [side.weights @ side.table.square() @ side.weights for side in self[:2]]
+        squares = [side.weights @ side.table.square() @ side.weights for side in self.sides]
         return float(sum(squares) * self.alpha + self.constant.abs()) * SQUARE_OF_FLOAT32
 
     def distances(self, plans: Tensor) -> Tensor:
@@ -141,7 +146,7 @@ def coarsen(problem: Problem, size: int, call: Call = call_directly) -> Coarsene
     """Choose at most ``size`` points per side, always the same ones for one problem."""
     # the sides are drawn differently: the same draws would favour equal indices where both sides
     # are the same
-    sides = (problem.source, problem.target)
+    sides = problem.sides
     uniform = [uniform_draws(side, size, seed) for seed, side in enumerate(sides)]
     alpha = uniform[0].new_full((), problem.alpha)
     arguments = (*map(column_reader, sides), *problem.marginals, *uniform, alpha, problem.linear)
@@ -207,7 +212,7 @@ def as_before(
     """Make the coarse problem of points that were drawn before, of all points of equal weights."""
     # `None` if weights are not equal, or distances not the same but for a unit.
     alpha = torch.full_like(problem.marginals.a[0], problem.alpha)
-    readers = map(column_reader, (problem.source, problem.target))
+    readers = map(column_reader, problem.sides)
     built = call("as before", _build_again, *readers, *problem.marginals, *before, alpha)
     floor, scale, ratio, same = built.numbers.tolist()
     return Coarsened(built.problem, floor, scale, math.sqrt(ratio)) if same else None
@@ -294,10 +299,10 @@ def with_loss(coarse: Coarsened, problem: Problem) -> Coarsened:
     """Return a coarse problem of the square loss with the loss of ``problem`` in its place."""
     # With S and A the symmetric and antisymmetric parts of directed costs, and T and B those of the
     # other side, the mean over both ways of the cross term is S P T - A P B: twice the parts.
-    if problem.loss.is_square and not problem.directed:
+    if problem.plain:
         return coarse
     square = coarse.problem
-    relations, alpha = directed_points(square[:2], problem), square.alpha
+    relations, alpha = directed_points(square.sides, problem), square.alpha
     parts: tuple[list[Any], list[Any]] = ([], [])
     for sides in relations:
         loss = _on_levels(problem.loss, sides)
@@ -464,7 +469,7 @@ def is_graph(problem: CoarseProblem) -> bool:
 def has_graphs(problem: CoarseProblem) -> bool:
     """Tell the same of directed costs and several relations, whose means are mostly zeros."""
     plain = problem.linear is None and bool(problem.unit == 1)
-    return plain and all(is_sparse(side.table) for side in (problem.source, problem.target))
+    return plain and all(is_sparse(side.table) for side in problem.sides)
 
 
 def is_sparse(table: Tensor) -> bool:

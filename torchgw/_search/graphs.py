@@ -67,7 +67,7 @@ def least_value(problem: CoarseProblem) -> float:
     # <A P B, P> is at most the mass of A times the largest entry of B, and the other way round.
     # Between 0/1 matrices and equal weights this is met where every edge of one meets one of the
     # other.
-    sides = [(side.table, side.weights) for side in (problem.source, problem.target)]
+    sides = [(side.table, side.weights) for side in problem.sides]
     if min(float(table.min()) for table, _ in sides) < 0:
         return -math.inf
     masses = [float(weights @ table @ weights) for table, weights in sides]
@@ -204,7 +204,7 @@ def heat_costs(problem: CoarseProblem) -> Tensor:
     # J. Sun, M. Ovsjanikov, L. Guibas. A concise and provably informative multi-scale signature
     # based on heat diffusion. Computer Graphics Forum 2009.
     count = min(_LARGEST_ENTRIES, *problem.base.shape)
-    x, y = (_signatures(side, count) for side in (problem.source, problem.target))
+    x, y = (_signatures(side, count) for side in problem.sides)
     costs = torch.cdist(x, y).square()
     return costs / costs.mean().clamp_min(torch.finfo(costs.dtype).tiny)
 

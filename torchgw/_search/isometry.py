@@ -269,14 +269,13 @@ def _checked(near: _Space, far: _Space, partners: Tensor | None) -> Isometry | N
 
 def _is_plain(problem: Problem) -> bool:
     """Whether distances that a match keeps would have no cost, and columns can be read."""
-    plain = problem.loss.is_square and not problem.directed
     as_many = problem.source.n == problem.target.n
-    return plain and as_many and problem.source.cheap_columns and problem.target.cheap_columns
+    return problem.plain and as_many and all(side.cheap_columns for side in problem.sides)
 
 
 def _same_squares(problem: Problem) -> bool:
     """Whether mean squares of all points may be the same, where they are fast to find."""
-    sides = problem.source, problem.target
+    sides = problem.sides
     # for other distances such sums take as long as the table
     if not all(side.matrix() is not None or side.factors() is not None for side in sides):
         return True
@@ -289,7 +288,7 @@ def _same_squares(problem: Problem) -> bool:
 
 def _measured(problem: Problem, *, stored: bool) -> tuple[_Space, _Space] | None:
     """Sum the distances of each point of both sides; ``None`` where all of a side are zero."""
-    sides, weights = (problem.source, problem.target), problem.marginals
+    sides, weights = problem.sides, problem.marginals
     distances = [side.to(side.device, torch.float64) for side in sides]
     if stored:
         distances = [PrecomputedDistance.unchecked(stored_matrix(side)) for side in distances]
@@ -329,7 +328,7 @@ def _keeps_distances(near: _Space, far: _Space, partners: Tensor, missed: Tensor
 
 def rounding_advice(problem: Problem) -> str:
     """Say why copies are not recognised whose points lie too near the border, and what helps."""
-    sides = problem.source, problem.target
+    sides = problem.sides
     moved = [float(side.uncertainty().max()) for side in sides]
     # the largest distance may take long to find
     worst = max(u and u / side.maximum() for u, side in zip(moved, sides, strict=True))
@@ -448,7 +447,7 @@ def match_points(problem: Problem) -> PairPlan | None:
     # others are anywhere, so the doubly centred distances among partners correlate on both sides;
     # otherwise, or where distances come by costly columns or a linear cost has a say, there is no
     # plan.
-    sides = (problem.source, problem.target)
+    sides = problem.sides
     most = limits_of(problem.source.device).told_points
     if problem.linear is not None or max(problem.shape) > most:
         return None
@@ -483,7 +482,7 @@ def _quantiles(provider: DistanceProvider, weights: Tensor, index: Tensor) -> Te
 
 def _correlation(problem: Problem, pairs: Anchors) -> float:
     """Return the correlation of the doubly centred distances among pairs, but those to itself."""
-    sides = zip((problem.source, problem.target), pairs, strict=True)
+    sides = zip(problem.sides, pairs, strict=True)
     x, y = (_centred(side.between(index, index).double()) for side, index in sides)
     size = (x.norm() * y.norm()).clamp_min(torch.finfo(x.dtype).tiny)
     return float((x * y).sum() / size)

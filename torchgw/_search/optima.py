@@ -102,7 +102,7 @@ def made_before(
     # Its tables may be in another unit: the best plan is the same.
     for other in made:
         if other.sizes == problem.shape and len(other.labels) == count:
-            coarse = as_before(problem, (other.problem.source, other.problem.target), call)
+            coarse = as_before(problem, other.problem.sides, call)
             share = 0.0 if coarse is None else max(epsilon / coarse.scale, LEAST_EPSILON)
             if coarse is not None and abs(other.share / share - 1) <= _SAME_SHARE:
                 return coarse, other
@@ -331,8 +331,7 @@ def _way_to_call(problem: Problem, count: int, backend: Backend) -> Call:
     """Return how to call the functions of the search: as graphs on a GPU, where they can be."""
     readers = column_reader(problem.source), column_reader(problem.target)
     # a provider that is no tuple of tensors may compute on the host, or look at its columns
-    plain = problem.loss.is_square and not problem.directed
-    if not plain or not all(isinstance(side, tuple) for side in readers):
+    if not problem.plain or not all(isinstance(side, tuple) for side in readers):
         return call_directly
     read = (*readers, problem.linear)
     return way_to_call("search", problem.source.device, backend, read, count)

@@ -59,8 +59,7 @@ class Ends(NamedTuple):
 
 def can_stack(problem: Problem) -> bool:
     """Whether plans of all points can be followed side by side."""
-    plain = problem.loss.is_square and not problem.directed
-    return plain and max(problem.shape) <= LARGEST
+    return problem.plain and max(problem.shape) <= LARGEST
 
 
 @dataclass(frozen=True)

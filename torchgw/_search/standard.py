@@ -230,7 +230,7 @@ def _multiples(mass: Tensor, most: int) -> Tensor:
 
 def put_in_standard_form(problem: Problem) -> StandardForm | None:
     """Put a problem in standard form; ``None`` if it is large, or distances are costly."""
-    providers = problem.source, problem.target
+    providers = problem.sides
     # its tables are stored for that
     if max(side.n for side in providers) > limits_of(problem.source.device).ordered_points:
         return None
@@ -244,7 +244,7 @@ def put_in_standard_form(problem: Problem) -> StandardForm | None:
 
 
 def _standard(problem: Problem) -> StandardForm:
-    given = list(zip((problem.source, problem.target), problem.marginals, strict=True))
+    given = list(zip(problem.sides, problem.marginals, strict=True))
     sides = [_used(*side) for side in given]
     whole = None if problem.linear is None else problem.linear.dense().matrix
     whole = None if whole is None else whole.detach().cpu().double()

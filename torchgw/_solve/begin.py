@@ -387,7 +387,7 @@ def _search(
     if represented is None:
         return search_twice(problem, how, again, relaxed=True)
     coarse = represented.problem
-    sides, support = coarse[:2], support_of(problem, *coarse[:2])
+    sides, support = coarse.sides, support_of(problem, *coarse.sides)
     tables = [
         torch.stack([coarse_table(problem.loss, one).cpu() for one in side])
         for side in zip(*directed_points(sides, problem), strict=True)

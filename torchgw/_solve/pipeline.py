@@ -106,7 +106,7 @@ def end_at_copy(asked: Asked, match: Isometry, recorder: Recorder) -> Outcome:
     with recorder.timed("multistart"):
         _, search = first_guess(problem, None, None, options, strategy.search_epsilon, match)
     polished = Polished(steps=0, stationary=True, gap=0.0)
-    sides = problem.source, problem.target
+    sides = problem.sides
     return Outcome(
         ending=Ending(plan, evaluation, 0.0, Status.CONVERGED, polished, None),
         strategy=strategy,

@@ -370,7 +370,7 @@ def can_subsample(facts: Facts, options: Options, limits: Limits, gradient: str)
 
 def can_halve(facts: Facts, limits: Limits, gradient: str) -> bool:
     """Whether products of float32 tables may be made of half-precision ones, and that pays."""
-    plain = facts.square and facts.rule == "strict" and not any(facts.directed)
+    plain = facts.plain and facts.rule == "strict"
     return gradient == "dense" and plain and facts.entries >= limits.half
 
 
@@ -391,9 +391,10 @@ def _strict(facts: Facts, options: Options) -> bool:
 
 def _follows(facts: Facts, options: Options, limits: Limits) -> bool:
     """Whether chains on all points are of use, and affordable."""
+    if not (_strict(facts, options) and options.search != "fast" and facts.products):
+        return False
     chains = affordable_chains(limits, options.search, facts.n, facts.m)
-    allowed = _strict(facts, options) and options.search != "fast" and facts.products
-    return allowed and facts.larger >= limits.least_points and chains >= limits.fewest_chains
+    return facts.larger >= limits.least_points and chains >= limits.fewest_chains
 
 
 def _points_of_chains(limits: Limits) -> str:
@@ -435,8 +436,8 @@ MOVES = (
         "messages", "messages along the edges of two graphs",
         "where few points do not determine where all go, and tables are mostly zeros",
         lambda facts, options, limits: (
-            _strict(facts, options) and options.search != "fast" and facts.square
-            and facts.linear is None and not any(facts.directed) and not facts.restricted
+            _strict(facts, options) and options.search != "fast" and facts.plain
+            and facts.linear is None and not facts.restricted
         ),
         lambda limits: (
             f"{limits.messages:,.0f} edges times nodes; any number among chains; without turning "
@@ -467,7 +468,7 @@ MOVES = (
         "ends", "all that was found followed to the end, kicked and mixed, for up to 4 rounds",
         "always; chains first where few points leave it open, or their ends disagree",
         lambda facts, options, limits: (
-            _follows(facts, options, limits) and facts.square and not any(facts.directed)
+            _follows(facts, options, limits) and facts.plain
             and facts.entries <= limits.stacked
         ),
         lambda limits: f"{limits.stacked:,} pairs",
@@ -542,8 +543,8 @@ MOVES = (
         "pairs", "pairs at equal distances followed to their ends, a solve from the best",
         "with `unbalanced` or `mass`, where few points were searched",
         lambda facts, options, limits: (
-            _searched(facts, options) and options.rule is not None and facts.square
-            and not any(facts.directed) and facts.linear is None
+            _searched(facts, options) and options.rule is not None and facts.plain
+            and facts.linear is None
             and facts.larger > limits.few_points and limits.stores(facts.n, facts.m)
         ),
         lambda limits: f"{limits.kept_tables:,.0f} pairs; some points beyond {limits.congruent:,}",
@@ -552,8 +553,8 @@ MOVES = (
         "parts", "85% of the mass matched on a few points, which may leave the plan in doubt",
         "where the plan is no copy, and costs far more than that part does by it",
         lambda facts, options, limits: (
-            _strict(facts, options) and options.search != "fast" and facts.square
-            and not any(facts.directed) and facts.linear is None and not facts.restricted
+            _strict(facts, options) and options.search != "fast" and facts.plain
+            and facts.linear is None and not facts.restricted
             and facts.larger > limits.few_points and limits.stores(facts.n, facts.m)
         ),
         lambda limits: f"{limits.kept_tables:,.0f} pairs",

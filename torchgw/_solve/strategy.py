@@ -299,7 +299,7 @@ def natural_scale(problem: Problem, *, relaxed: bool) -> float:
     Where one side is nearly a point, ``relaxed`` plans still see the distances of the other.
     """
     weights = Marginals(*map(_levelled, problem.marginals))
-    sides = list(zip((problem.source, problem.target), weights, strict=True))
+    sides = list(zip(problem.sides, weights, strict=True))
     if problem.loss.is_square:
         spreads = [distance_spread(*side) for side in sides]
         product = math.prod(spreads)
