@@ -21,7 +21,7 @@ from torch import Tensor
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.limits import limits_of
 from torchgw._search.subsample import Cells, Coarse, Part, extend, make_cells, take
-from torchgw._sinkhorn.annealing import Annealing
+from torchgw._sinkhorn.annealing import CONTRADICTION, Annealing
 from torchgw._sinkhorn.choose import alone
 from torchgw._sinkhorn.contract import PreparedProblem
 from torchgw._sinkhorn.problem import FactoredCost, LinearProblem
@@ -49,8 +49,6 @@ logger = logging.getLogger(__name__)
 
 # Marginal error that cells may leave by default. [L424]
 _DEFAULT = 1e-3
-# The allowed marginal error as a multiple of the column error, if that was asked for. [L424]
-_PER_COLUMN_ERROR = 10
 # Cells of each side to begin with, and at most: more take as long as all points do. [L424]
 _FIRST_CELLS = 2**12
 _MOST_CELLS = 2**18
@@ -98,7 +96,7 @@ def choose_resolution(strategy: Strategy) -> float | None:
         return options.resolution
     if problem.source.n * problem.target.n < limits_of(problem.source.device).cells:
         return None
-    return _DEFAULT if options.inner_tol is None else _PER_COLUMN_ERROR * options.inner_tol
+    return _DEFAULT if options.inner_tol is None else CONTRADICTION * options.inner_tol
 
 
 def approach(
