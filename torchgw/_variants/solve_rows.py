@@ -24,7 +24,7 @@ from pathlib import Path
 from shutil import disk_usage
 from tempfile import TemporaryDirectory
 from time import monotonic, perf_counter
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -56,8 +56,8 @@ from torchgw._solve.table import Options
 from torchgw._tensors.block_order import Order
 from torchgw._tensors.foretold import say_more
 from torchgw._tensors.machine import peak_memory
-from torchgw._tensors.operations import at_even_steps
-from torchgw._tensors.ranks import Distributed, Ranks, join, together
+from torchgw._tensors.operations import TINY, at_even_steps
+from torchgw._tensors.ranks import Alone, Distributed, Ranks, join, together
 from torchgw._typing import Marginals, Potentials
 from torchgw.distances.factored import FactoredDistance
 from torchgw.distances.new_points import averaged_factors
@@ -189,39 +189,13 @@ def _with_one(factors: Tensor) -> Tensor:
     return torch.cat([factors, torch.ones_like(factors[:, :1])], 1)
 
 
-class _Team:
-    """The processes that share the passes, or one alone."""
-
-    def __init__(self, ranks: Ranks | None) -> None:
-        self.ranks = ranks
-        self.rank, self.size = (0, 1) if ranks is None else (ranks.rank, ranks.size)
-
-    def gather(self, own: Tensor) -> Tensor:
-        """Join the rows of all, in the order of the ranks."""
-        return own if self.ranks is None else self.ranks.gather(own, self._counts(len(own)))
-
-    def _counts(self, own: int) -> list[int]:
-        """List what each rank counts."""
-        if self.ranks is None:
-            return [own]
-        count = torch.tensor([own], device=self.ranks.device)
-        return cast("list[int]", self.ranks.gather(count, [1] * self.size).tolist())
-
-    def rounds(self, blocks: list[Any], end: float = math.inf) -> Iterator[Any]:
-        """Go over own blocks up to some time, and look after each whether somebody is missed."""
-        for turn in range(max(self._counts(len(blocks)))):
-            if turn < len(blocks):
-                yield blocks[turn]
-            if self.any(monotonic() > end):
-                return
-
-    def divide(self, makers: list[Callable[[], Any]]) -> list[Any]:
-        """Call makers, each in one process, and give all what they make."""
-        return [make() for make in makers] if self.ranks is None else self.ranks.divide(makers)
-
-    def any(self, flag: bool = False) -> bool:
-        """Wait for all, notice who is missed, and tell whether a flag is set on one of them."""
-        return flag if self.ranks is None else self.ranks.any(flag)
+def _rounds(team: Ranks, blocks: list[Any], end: float = math.inf) -> Iterator[Any]:
+    """Go over own blocks up to some time, and look after each whether somebody is missed."""
+    for turn in range(max(team.counts(len(blocks)))):
+        if turn < len(blocks):
+            yield blocks[turn]
+        if team.any(monotonic() > end):
+            return
 
 
 class RowsResult:
@@ -421,9 +395,10 @@ def solve_rows(
     end = math.inf if time_limit is None else monotonic() + time_limit
     options = Options() if options is None else options
     where = resolve_device(device)
-    team = _Team(join(distributed, where))
+    ranks = join(distributed, where)
+    team = Alone(where) if ranks is None else ranks
     shown = progress(verbose and team.rank == 0)
-    with together(team.ranks), torch.no_grad(), shown as report:
+    with together(ranks), torch.no_grad(), shown as report:
         tables = Rows("X", X, "a", a), Rows("Y", Y, "b", b)
         told = {
             "shape": [table.n for table in tables], "n_base": n_base, "block": block,
@@ -458,7 +433,7 @@ class _Call(NamedTuple):
     folder: Path
     tables: tuple[Rows, Rows]
     told: dict[str, Any]  # what a call that goes on must have too
-    team: _Team
+    team: Ranks
     device: torch.device
     options: Options
     report: Progress | None
@@ -527,8 +502,8 @@ def _choose_base(call: _Call) -> tuple[int, dict[str, float]]:
         with TemporaryDirectory() as name:
             # each process for itself: it takes about as long as a block
             trial = call._replace(
-                folder=Path(name), tables=(samples[0], samples[1]), told=asked, team=_Team(None),
-                report=None, end=math.inf,
+                folder=Path(name), tables=(samples[0], samples[1]), told=asked,
+                team=Alone(call.device), report=None, end=math.inf,
             )  # fmt: skip
             found = _match(trial)
         # the first rank's numbers are those of all
@@ -612,7 +587,14 @@ def _write_head(call: _Call) -> None:
             # of samples; the whole table has its own
             warnings.simplefilter("ignore")
             n_base, tried = _choose_base(call)
-    sides = [_side(call, table, n_base) for table in call.tables]
+    known = [_known(call, table, n_base) for table in call.tables]
+    # one side by each process
+    makers = [
+        partial(_factors, call, table, base)
+        for table, (base, *_) in zip(call.tables, known, strict=True)
+    ]
+    made = call.team.divide(makers)
+    sides = [_side(call, *each) for each in zip(call.tables, known, made, strict=True)]
     result = solve(
         *(FactoredDistance(side.cells, side.signs) for side in sides), a=sides[0].masses,
         b=sides[1].masses, epsilon=call.told["epsilon"], device=call.device,
@@ -633,24 +615,30 @@ def _write_head(call: _Call) -> None:
     call.team.any()
 
 
-def _side(call: _Call, table: Rows, n_base: int) -> _Side:
-    """Read the base of a side and the rows that are measured, and add up the rows of cells."""
-    index, drawn = call.draw(table, n_base), call.draw(table, _MEASURED, 0)
-    every = np.union1d(index, drawn)
+def _known(call: _Call, table: Rows, n_base: int) -> tuple[Tensor, ...]:
+    """Read the base and the rows that are measured: points, their rows, and weights of the last."""
+    chosen = call.draw(table, n_base), call.draw(table, _MEASURED, 0)
+    every = np.union1d(*chosen)
     read, parts = call.rows_at(table, every), list[Tensor]()
-    for some in (index, drawn):
+    for some in chosen:
         at = torch.from_numpy(np.searchsorted(every, some)).to(call.device)
-        parts += [part[at] for part in read]
-    base, _, points, weights = parts
-    weights = weights / torch.where(weights.sum() > 0, weights.sum(), 1.0)
-    matrix, signs = _factors(call, table, base)
+        parts += [torch.from_numpy(some).to(call.device), *(part[at] for part in read)]
+    named, base, _, drawn, points, weights = parts
+    return base, named, drawn, points, weights / weights.sum().clamp_min(TINY)
+
+
+def _side(
+    call: _Call, table: Rows, known: tuple[Tensor, ...], made: tuple[Tensor, Tensor]
+) -> _Side:
+    """Add up the rows of cells."""
+    (base, named, *measured), (matrix, signs) = known, made
     # factors lie between those of the base, and sums of whole numbers have no order
     bound, (count, rank) = matrix.abs().amax(0), matrix.shape
     unit = torch.cat([bound.new_ones(1), bound]) * _UNIT
     sums = torch.zeros(count, 1 + rank, dtype=torch.int64, device=call.device)
     moments = torch.zeros(rank, rank, dtype=torch.int64, device=call.device)
     scale = torch.outer(bound, bound) * _UNIT
-    for rows in call.team.rounds(call.blocks(table)):
+    for rows in _rounds(call.team, call.blocks(table)):
         own, at = averaged_factors(base, matrix, table.read(rows, call.device))
         share = table.shares(rows, call.device)[:, None]
         sums.index_add_(0, at, (torch.cat([share, share * own], 1) / unit).round().long())
@@ -659,11 +647,8 @@ def _side(call: _Call, table: Rows, n_base: int) -> _Side:
     mass = found[:, :1]
     # a cell may be empty where a base point is a copy of another
     cells = torch.where(mass > 0, found[:, 1:] / mass, matrix)
-    named, measured = (torch.from_numpy(some).to(call.device) for some in (index, drawn))
-    return _Side(
-        base, named, matrix, signs, measured, points, weights, mass[:, 0] / mass.sum(), cells,
-        call.team.gather(moments[None]).sum(0).double() * scale,
-    )  # fmt: skip
+    moments = call.team.gather(moments[None]).sum(0).double() * scale
+    return _Side(base, named, matrix, signs, *measured, mass[:, 0] / mass.sum(), cells, moments)
 
 
 def _read_head(folder: Path, device: torch.device) -> tuple[_Map, _Map]:
@@ -701,7 +686,7 @@ def _pass_over(call: _Call, maps: tuple[_Map, _Map]) -> None:
     with ThreadPoolExecutor(1) as pool:
         # a block is written while the next are matched
         written, begin = deque[Future[None]](), perf_counter()
-        for turns, (number, rows) in enumerate(call.team.rounds(todo, call.end), 1):
+        for turns, (number, rows) in enumerate(_rounds(call.team, todo, call.end), 1):
             parts = _match_block(call, call.tables[number], rows, maps[number], drawn[number])
             arrays = {name: to_numpy(part) for name, part in parts.items()}
             spent, path = perf_counter() - begin, _place_of(call.folder, "XY"[number], rows)
