@@ -217,6 +217,9 @@ class RowsResult:
     value_change : float
         By how much the value of a sample of the rows differed, in absolute terms, from that of the
         base before, where the base was chosen; NaN where it was given.
+    place_change : float
+        By how much the places of 1,024 drawn rows of X differed then, root mean square, in the
+        units of Y: about how far off the places of that base are. NaN where it was given.
     distance_error : float
         How far distances between drawn rows, the longest of which is one, are from those by a graph
         of 131,072 rows, root mean square, of the worse side; NaN where the base was given.
@@ -238,6 +241,7 @@ class RowsResult:
     shape: tuple[int, int]
     value: float
     value_change: float
+    place_change: float
     distance_error: float
     marginal_error: float
     epsilon: float
@@ -492,31 +496,49 @@ def _match(call: _Call) -> RowsResult:
 
 def _choose_base(call: _Call) -> tuple[int, dict[str, float]]:
     """Choose how many rows are a base, by samples of the rows, and tell what these say."""
-    count, before, seen, missed = _FIRST, math.nan, 0, math.nan
+    count, seen, missed = _FIRST, 0, math.nan
+    table = call.tables[0]
+    drawn, _ = call.rows_at(table, call.draw(table, _MEASURED, 0))
+    before, places = math.nan, torch.full_like(drawn, math.nan)[:, :1]
     while True:
-        samples = list[Rows]()
-        for table in call.tables:
-            points, share = call.rows_at(table, call.draw(table, _TRIED * count, count))
-            samples.append(Rows(table.name, points.cpu(), "sampled weights", share.cpu()))
-        asked = call.told | {"n_base": count, "shape": [sample.n for sample in samples]}
-        with TemporaryDirectory() as name:
-            # each process for itself: it takes about as long as a block
-            trial = call._replace(
-                folder=Path(name), tables=(samples[0], samples[1]), told=asked,
-                team=Alone(call.device), report=None, end=math.inf,
-            )  # fmt: skip
-            found = _match(trial)
-        # the first rank's numbers are those of all
-        numbers = [[found.marginal_error, found.value, found.epsilon]]
-        own = torch.tensor(numbers, dtype=torch.float64, device=call.device)
-        error, value, epsilon = call.team.gather(own)[0].tolist()
-        logger.info("base of %d: marginal error %.1e, value %.6g", count, error, value)
+        samples = [
+            call.rows_at(table, call.draw(table, _TRIED * count, count)) for table in call.tables
+        ]
+        # by one process: it takes about as long as a block
+        tried = call.team.divide([partial(_try, call, samples, count, drawn)])[0]
+        error, value, epsilon, found = tried
+        moved = float((found - places).square().sum(1).mean().sqrt())
+        logger.info(
+            "base of %d: marginal error %.1e, value %.6g, places moved by %.2g",
+            count, error, value, moved,
+        )  # fmt: skip
         seen, missed = (seen, missed) if seen else _base_that_sees(call, math.sqrt(epsilon))
         known = error <= _ALLOWED and seen <= count and not math.isnan(before)
         if known or count >= min(_MOST, *call.told["shape"]):
-            return count, {"value_change": abs(value - before), "distance_error": missed}
+            changes = {"value_change": abs(value - before), "place_change": moved}
+            return count, changes | {"distance_error": missed}
         finer = max(seen, count * how_much_finer(error, _ALLOWED))
-        count, before = min(_MOST, finer), value
+        count, before, places = min(_MOST, finer), value, found
+
+
+def _try(
+    call: _Call, samples: list[tuple[Tensor, Tensor]], count: int, drawn: Tensor
+) -> tuple[float, float, float, Tensor]:
+    """Match samples with a base; tell error, value, epsilon, and where drawn rows of X go."""
+    x, y = (
+        Rows(table.name, points.cpu(), "sampled weights", share.cpu())
+        for table, (points, share) in zip(call.tables, samples, strict=True)
+    )
+    asked = call.told | {"n_base": count, "shape": [x.n, y.n]}
+    with TemporaryDirectory() as name:
+        found = _match(
+            call._replace(
+                folder=Path(name), tables=(x, y), told=asked, team=Alone(call.device),
+                report=None, end=math.inf,
+            )
+        )  # fmt: skip
+        places = torch.from_numpy(found.transform(drawn))
+    return found.marginal_error, found.value, found.epsilon, places.to(call.device)
 
 
 def _base_that_sees(call: _Call, tolerance: float) -> tuple[int, float]:
@@ -581,7 +603,8 @@ def _distances(call: _Call, table: Rows, base: Tensor, points: Tensor) -> Tensor
 
 def _write_head(call: _Call) -> None:
     """Read the bases, make the cells, solve on them, and write what rows are matched by."""
-    n_base, tried = call.told["n_base"], {"value_change": math.nan, "distance_error": math.nan}
+    n_base = call.told["n_base"]
+    tried = dict.fromkeys(("value_change", "place_change", "distance_error"), math.nan)
     if n_base == "auto":
         with warnings.catch_warnings():
             # of samples; the whole table has its own
@@ -631,7 +654,7 @@ def _side(
     call: _Call, table: Rows, known: tuple[Tensor, ...], made: tuple[Tensor, Tensor]
 ) -> _Side:
     """Add up the rows of cells."""
-    (base, named, *measured), (matrix, signs) = known, made
+    (base, named, drawn, points, weights), (matrix, signs) = known, made
     # factors lie between those of the base, and sums of whole numbers have no order
     bound, (count, rank) = matrix.abs().amax(0), matrix.shape
     unit = torch.cat([bound.new_ones(1), bound]) * _UNIT
@@ -648,7 +671,9 @@ def _side(
     # a cell may be empty where a base point is a copy of another
     cells = torch.where(mass > 0, found[:, 1:] / mass, matrix)
     moments = call.team.gather(moments[None]).sum(0).double() * scale
-    return _Side(base, named, matrix, signs, *measured, mass[:, 0] / mass.sum(), cells, moments)
+    return _Side(
+        base, named, matrix, signs, drawn, points, weights, mass[:, 0] / mass.sum(), cells, moments
+    )  # fmt: skip
 
 
 def _read_head(folder: Path, device: torch.device) -> tuple[_Map, _Map]:
