@@ -78,7 +78,12 @@ def test_a_base_is_as_large_as_a_sample_needs(tmp_path, monkeypatch, capsys):
     assert np.linalg.norm(missed, axis=1).mean() < found.place_change < 0.5
     assert found.distance_error < found.epsilon**0.5
     told = capsys.readouterr().err
-    for words in ("base of 32: marginal error", "8 blocks of rows are matched", "block 8 of 8"):
+    for words in (
+        "base of 32: marginal error",
+        "8 blocks of rows are matched",
+        "cells of Y, block 4 of 4",
+        "rows, block 8 of 8",
+    ):
         assert words in told
 
 

@@ -189,15 +189,6 @@ def _with_one(factors: Tensor) -> Tensor:
     return torch.cat([factors, torch.ones_like(factors[:, :1])], 1)
 
 
-def _rounds(team: Ranks, blocks: list[Any], end: float = math.inf) -> Iterator[Any]:
-    """Go over own blocks up to some time, and look after each whether somebody is missed."""
-    for turn in range(max(team.counts(len(blocks)))):
-        if turn < len(blocks):
-            yield blocks[turn]
-        if team.any(monotonic() > end):
-            return
-
-
 class RowsResult:
     """A match in a folder, as :func:`torchgw.solve_rows` writes it, which is read by rows.
 
@@ -447,6 +438,17 @@ class _Call(NamedTuple):
         """List the blocks of a table that this process reads, but what is done."""
         return table.blocks(self.told["block"], self.team.rank, self.team.size, *done)
 
+    def rounds(self, what: str, blocks: list[Any], end: float = math.inf) -> Iterator[Any]:
+        """Go over own blocks up to some time; after each, see who is missed, and say how far."""
+        begin = perf_counter()
+        for turn in range(max(self.team.counts(len(blocks)))):
+            if turn < len(blocks):
+                yield blocks[turn]
+                if self.report is not None:
+                    self.report.block(what, turn + 1, len(blocks), perf_counter() - begin)
+            if self.team.any(monotonic() > end):
+                return
+
     def draw(self, table: Rows, count: int, *seed: int) -> NDArray[np.int64]:
         """Draw one row of each of ``count`` stretches of equal length, ascending."""
         count = min(count, table.n)
@@ -661,7 +663,7 @@ def _side(
     sums = torch.zeros(count, 1 + rank, dtype=torch.int64, device=call.device)
     moments = torch.zeros(rank, rank, dtype=torch.int64, device=call.device)
     scale = torch.outer(bound, bound) * _UNIT
-    for rows in _rounds(call.team, call.blocks(table)):
+    for rows in call.rounds(f"cells of {table.name}", call.blocks(table)):
         own, at = averaged_factors(base, matrix, table.read(rows, call.device))
         share = table.shares(rows, call.device)[:, None]
         sums.index_add_(0, at, (torch.cat([share, share * own], 1) / unit).round().long())
@@ -711,17 +713,15 @@ def _pass_over(call: _Call, maps: tuple[_Map, _Map]) -> None:
     with ThreadPoolExecutor(1) as pool:
         # a block is written while the next are matched
         written, begin = deque[Future[None]](), perf_counter()
-        for turns, (number, rows) in enumerate(_rounds(call.team, todo, call.end), 1):
+        for turns, (number, rows) in enumerate(call.rounds("rows", todo, call.end), 1):
             parts = _match_block(call, call.tables[number], rows, maps[number], drawn[number])
             arrays = {name: to_numpy(part) for name, part in parts.items()}
-            spent, path = perf_counter() - begin, _place_of(call.folder, "XY"[number], rows)
             if turns == 1:
-                _foretell(call, arrays, len(todo), spent)
+                _foretell(call, arrays, len(todo), perf_counter() - begin)
+            path = _place_of(call.folder, "XY"[number], rows)
             written.append(pool.submit(write_archive, path, {}, arrays))
             if len(written) > _WAITING:
                 written.popleft().result()
-            if call.report is not None:
-                call.report.block(turns, len(todo), spent)
         for block_written in written:
             block_written.result()
     call.team.any()
