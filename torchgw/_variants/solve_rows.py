@@ -144,11 +144,11 @@ class _Map(NamedTuple):
         backend = _by_tiles(cost, self.orders[1])
         prepared = backend.prepare(LinearProblem(cost, weights, self.plan.epsilon))
         table = torch.cat([self.other.base, self.other.cells], 1)
-        plan, means, masses = half_step(prepared, self.plan.potentials.g, table)
+        plan, means, moved = half_step(prepared, self.plan.potentials.g, table)
         place, far = means.tensor_split([self.other.base.shape[1]], 1)
         partner = self.other.named[plan.topk(1)[1][:, 0]]
         matched = _Matched(plan.potentials.f, partner, (place / share[:, None]).float())
-        return matched, plan, {"coupling": factors.T @ far, "masses": masses}
+        return matched, plan, {"coupling": factors.T @ far, "moved": moved}
 
     def drawn(self, back: "_Map") -> "_Drawn":
         """Give the drawn rows of the other side as columns of the plan."""
@@ -761,7 +761,7 @@ def _sum_up(call: _Call, maps: tuple[_Map, _Map]) -> dict[str, Any]:
     told: dict[str, Any] = read_archive(call.folder / "head.npz")[0]
     small, (x, y) = maps[0].plan, (way.side for way in maps)
     told |= {"shape": told.pop("call")["shape"], "cells": list(small.shape)}
-    sums, names = list[tuple[Tensor, ...]](), ("coupling", "masses", "drawn")
+    sums, names = list[tuple[Tensor, ...]](), ("coupling", "moved", "drawn")
     for table in call.tables:
         written = _written(call.folder, table.name)
         if [0, *(last for _, last in written)] != [*(first for first, _ in written), table.n]:
@@ -777,8 +777,8 @@ def _sum_up(call: _Call, maps: tuple[_Map, _Map]) -> dict[str, Any]:
             with np.load(_place_of(call.folder, table.name, slice(*ends))) as arrays:
                 total = [so_far + arrays[name] for so_far, name in zip(total, names, strict=True)]
         sums.append(tuple(torch.tensor(part, device=call.device) for part in total))
-    couplings, masses, drawn = zip(*sums, strict=True)
-    coupling, excess = join_halves(small, (x.cells, y.cells), couplings, masses)
+    couplings, moved, drawn = zip(*sums, strict=True)
+    coupling, excess = join_halves(small, (x.cells, y.cells), couplings, moved)
     own = sum(side.signs @ side.moments.square() @ side.signs for side in (x, y))
     value = float(own - 2 * (x.signs @ coupling.square() @ y.signs)) - excess
     errors = [
