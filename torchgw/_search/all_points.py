@@ -11,7 +11,7 @@ from torch import Tensor
 from torchgw._batch.costs import AUTO_EPSILON
 from torchgw._plans.contract import Plan
 from torchgw._problem.limits import limits_of
-from torchgw._problem.problem import Problem
+from torchgw._problem.problem import Problem, hops_of
 from torchgw._search.alternatives import (
     AGREED,
     WHY_BESIDE,
@@ -26,7 +26,7 @@ from torchgw._search.alternatives import (
     different_optima,
     is_whole,
 )
-from torchgw._search.beliefs import match_graphs
+from torchgw._search.beliefs import match_graphs, seconds_of_regions
 from torchgw._search.chain import (
     AGREED_SOON,
     COMPARED_AT,
@@ -374,8 +374,6 @@ def _least(found: Search) -> float:
 # Repairs of a plan that forecasts count: four if none helps, 16 if two do; and which share of their
 # time a few chains take, which no other moves follow. [L1590]
 _REPAIRS, _BRIEF = 8, 0.5
-# Two distances are the same up to this share. A choice. [L1282]
-_SAME = 1e-4
 # Share of the edges that a plan keeps from which it is left alone, unless it is doubted. [L1283]
 _KEPT = 0.9
 # Chains of the match of edges, and by how many times more there are of few entries. [L1282, L1283]
@@ -419,7 +417,9 @@ def match_edges(
     limits = limits_of(x.device)
     if (before >= _KEPT or len(x) * len(y) > limits.edges) and not doubted:
         return None
-    say_share(MATCHED, "edges are matched too, of which the plan keeps few")
+    nodes, count = max(len(x), len(y)), min(int(side.count_nonzero()) for side in (x, y))
+    regions = slowness() * seconds_of_regions(nodes, count)
+    say_share(MATCHED, "edges are matched too, of which the plan keeps few", regions)
     source, target = (PrecomputedDistance.unchecked(edges.to(torch.float64)) for edges in (x, y))
     of_edges = Problem(source, target, problem.marginals, 1.0, None)
     standard = put_in_standard_form(of_edges)
@@ -446,15 +446,8 @@ def _edges(provider: DistanceProvider, given: Geodesics | None) -> Tensor | None
         edges = torch.zeros(given.shape, dtype=torch.bool, device=provider.device)
         edges[start.to(edges.device), vertex.to(edges.device)] = True
         return edges if is_sparse(edges) and bool(edges.any()) else None
-    table = provider.matrix()
-    if table is None or provider.directed:
-        return None
-    apart = table > 0
-    least = table.where(apart, torch.inf).min()
-    edges = apart & (table <= (1 + _SAME) * least)
-    # distances that are no hops have few pairs at the least one; a graph itself has no others
-    graph = bool((edges.sum() >= len(table)) & (table.max() > 2 * (1 - _SAME) * least))
-    return edges if graph and is_sparse(edges) else None
+    hops = hops_of(provider)
+    return hops if hops is not None and is_sparse(hops) else None
 
 
 def _kept(x: Tensor, y: Tensor, partners: Tensor) -> float:
