@@ -12,14 +12,16 @@ import torch
 class Limits(NamedTuple):
     """Where paths part; entries are pairs of points, n m, unless something else is said."""
 
-    # Distances. Points of a side that are looked at to choose them; up to which neighbour graphs
-    # may have short cuts, and all paths are read; and up to which they tell nothing, so that graphs
+    # Distances. Points of a side that are looked at to choose them, or a weight beside them that
+    # more would change by less than a percent; up to which neighbour graphs may have short cuts,
+    # and all paths are read; and up to which they tell nothing, so that graphs
     # are taken. [L356, L843]
     looked_at: int
     doubted_points: int
     untold_points: int
-    # Points of a side up to which geodesics of all pairs are computed: beyond it takes minutes; and
-    # from which on landmarks are tried first on a CPU, where products of tables take seconds. [L95]
+    # Points of a side up to which distances of all pairs are computed, as geodesics, or to match
+    # points by their distributions: beyond it takes minutes; and from which on landmarks are tried
+    # first on a CPU, where products of tables take seconds. [L95, L279]
     all_pairs_points: int
     landmark_points: int
     # Points of a side up to which "dijkstra" computes all pairs too: a sampled solve asks for
@@ -136,9 +138,7 @@ class Limits(NamedTuple):
     # Regions of a matching that are matched anew at a time: a GPU waits for launches. [L1655]
     regions: int
 
-    # Points of a side up to which distributions of their distances match points where a few leave
-    # open which optimum is best; and up to which spaces are compared by eigenvalues. [L279, L415]
-    told_points: int
+    # Points of a side up to which spaces are compared by eigenvalues. [L415]
     compared_points: int
 
     # Results. Entries of a table, or of the square of the larger side, up to which all are read:
@@ -204,8 +204,7 @@ CPU = Limits(
     left_open=0.5, few_chains=8, open_chains=4, open_most=2**16, copies=2.5e-3,
     together=2**17, tiny=2**10,
     batch_searched=2**10, edges=200_000, messages=2e8, walks=2**24, regions=1,
-    told_points=3_000, compared_points=1_500,
-    read=25_000_000,
+    compared_points=1_500, read=25_000_000,
     improved_points=1_500, improved_triples=2_000_000, matched_points=128, exchanged_rows=2_048,
     alike=0.1, whole=0.75,
     certified_points=5_000, sorted_points=2_500, lifted=3_600, semidefinite=30, cut_products=144,

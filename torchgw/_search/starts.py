@@ -15,12 +15,11 @@ import functools
 import math
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from torchgw._search.chain import GUESS_EPSILON
-from torchgw._search.coarse import CoarseProblem, centre, eigenpairs
+from torchgw._search.coarse import CoarseProblem, centre
 from torchgw._sinkhorn.annealing import Annealing
 from torchgw._tensors.operations import TINY
 from torchgw.distances.profiles import distance_quantiles
@@ -28,8 +27,6 @@ from torchgw.distances.sampling import SpreadPoints
 
 # Leading axes of each side whose signs are tried in all combinations. [L224]
 AXES = 3
-# Points up to which all axes are computed: some at each end of the spectrum take two calls. [L84]
-_WHOLE_SPECTRUM = 128
 # How far below the target a ladder goes before it comes back, as a share of it. [L281]
 _LADDER = 0.25
 # Pairs of pairs that are drawn; pairs that each grows to; points by which seeds are judged first;
@@ -154,15 +151,8 @@ def _axes(table: Tensor, weights: Tensor) -> Tensor:
     # The scale of a pair of axes in x P y is then that of a perfect match of the two.
     root = weights.sqrt()
     matrix = root[:, None] * table * root
-    if len(matrix) <= _WHOLE_SPECTRUM:
-        # half the time of float64, and only a start
-        values, vectors = (part.double() for part in torch.linalg.eigh(matrix.float()))
-    else:
-        size = len(matrix)
-        ends = (0, AXES - 1), (size - AXES, size - 1)
-        parts = [eigenpairs(matrix.numpy(), *end) for end in ends]
-        values = torch.from_numpy(np.concatenate([part[0] for part in parts]))
-        vectors = torch.from_numpy(np.hstack([part[1] for part in parts]))
+    # half the time of float64, and only a start; those at each end alone would take two calls
+    values, vectors = (part.double() for part in torch.linalg.eigh(matrix.float()))
     order = values.abs().argsort(descending=True)[:AXES]
     found: Tensor = vectors[:, order] * values[order].abs() / root[:, None]
     return found

@@ -208,15 +208,16 @@ def disagreeing(longer: float) -> float:
 
 # Sinkhorn iterations of each linear problem of a sampled loss that is no product. [L454]
 _SAMPLED_INNER = 600
-# Below this epsilon, as a share of the natural scale, Sinkhorn takes many iterations. Seconds of
-# one iteration: for its operations, and for each entry. [L416]
-_SHARP, _ITERATION, _ENTRY = 2.5e-4, 2e-4, 1.2e-9
+# Below this epsilon, as a share of the natural scale, Sinkhorn takes many iterations; and seconds
+# of the operations of one, which scales entries. [L416]
+_SHARP, _ITERATION = 2.5e-4, 2e-4
+_ENTRY = 1e-12 * _RATES["cpu", torch.float64].read
 # Seconds of one such iteration on a GPU, where the problems are small and the host sets the time.
 # [L604]
 _HOST_ITERATION = 1.2e-3
-# The epsilon below which a solve may take very many iterations, how many some took, and the seconds
-# for each entry there. [L551]
-_SHARPEST, _SHARPEST_ITERATIONS, _SHARPEST_ENTRY = 2.5e-5, 30_000, 3e-9
+# The epsilon below which a solve may take very many iterations, which need exponentials, and how
+# many some took. [L551]
+_SHARPEST, _SHARPEST_ITERATIONS = 2.5e-5, 30_000
 
 
 def forecast(
@@ -421,7 +422,8 @@ def longest(facts: Facts, options: Options, moves: Collection[str]) -> float | N
 def _foresee_sharp(facts: Facts, options: Options, worst: float) -> None:
     """Say what a small epsilon may take: in the log, or as a warning where that is long."""
     share, most = facts.epsilon / (facts.spread or 1.0), options.max_iter * options.inner_max_iter
-    sharpest = slowness() * (_ITERATION + _SHARPEST_ENTRY * facts.entries)
+    entry = 1e-12 * _RATES["cpu", torch.float64].exponential
+    sharpest = slowness() * (_ITERATION + entry * facts.entries)
     if facts.device != "cpu":
         sharpest = _HOST_ITERATION
     text = (
