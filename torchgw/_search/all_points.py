@@ -447,11 +447,12 @@ def _edges(provider: DistanceProvider, given: Geodesics | None) -> Tensor | None
     table = provider.matrix()
     if table is None or provider.directed:
         return None
-    apart = table > 0
-    least = table.where(apart, torch.inf).min()
-    edges = apart & (table <= (1 + SAME_DISTANCE) * least)
-    # distances that are no hops have few pairs at the least one; a graph itself has no others
-    graph = bool((edges.sum() >= len(table)) & (table.max() > 2 * (1 - SAME_DISTANCE) * least))
+    hops = table / table.where(table > 0, torch.inf).min()
+    edges = (hops > 0) & (hops <= 1 + SAME_DISTANCE)
+    # distances that are no hops have few pairs at the least one, or parts of it: many nerves have
+    # the least count, of which logarithms are taken; a graph itself has no others
+    whole = ((hops - hops.round()).abs() <= SAME_DISTANCE * hops).all()
+    graph = bool((edges.sum() >= len(table)) & (hops.max() > 2 * (1 - SAME_DISTANCE)) & whole)
     return edges if graph and is_sparse(edges) else None
 
 

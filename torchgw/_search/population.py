@@ -78,6 +78,9 @@ class Ending(Followed, Protocol):
     def padded(self, plans: Tensor) -> Tensor:
         """Pad plans (k, n, m) of a problem that is alone."""
 
+    def follow(self, which: Tensor, plans: Tensor, first: float | Tensor = 0.0) -> Ends:
+        """Follow plans (k, n, m) of problems (k,), each from a ``first`` epsilon."""
+
     def descend(self, which: Tensor, plans: Tensor) -> Ends:
         """Lead plans (k, n, m) of problems (k,) down until they stay."""
 
@@ -178,10 +181,8 @@ def follow_starts(
     another optimum.
     """
     a, b = marginals
-    product, count = stack.padded(noisy_product(a, b)[None]), len(starts) + 1
-    alone = torch.zeros(2 * count, dtype=torch.int64, device=product.device)
-    annealed = stack.follow(alone[:1], product, first=1.0).plans
-    plans = torch.cat([stack.padded(torch.stack([plan for _, plan in starts])), annealed])
+    tables = [plan.double() for _, plan in starts] + [noisy_product(a, b)]
+    plans, first = stack.padded(torch.stack(tables)), [*(0.0 for _ in starts), 1.0]
     labels, ways = [*(label for label, _ in starts), "annealed"], 1
     # both ways of a start are of one family
     numbers = accumulate(label not in related for label in labels)
@@ -190,11 +191,12 @@ def follow_starts(
         for label, number in zip(labels, numbers, strict=True)
     ]
     if blurred is not None:
-        more = stack.follow(alone[: count - 1], plans[:-1], blurred).plans
-        plans, ways = torch.cat([plans, more]), 2
+        plans, ways = torch.cat([plans, plans[:-1]]), 2
+        first += [blurred for _ in starts]
         labels += [f"{label}, blurred" for label, _ in starts]
         families += families[:-1]
-    ends = stack.follow(alone[: len(plans)], plans)
+    alone = torch.zeros(len(plans), dtype=torch.int64, device=plans.device)
+    ends = stack.follow(alone, plans, plans.new_tensor(first))
     given = Ends(*(part[None] for part in ends))
     found = improve(stack, given, rounds, families)
     if blurred is not None and rounds:

@@ -116,13 +116,13 @@ class Stack:
         wide[:, : plans.shape[1], : plans.shape[2]] = plans
         return wide
 
-    def follow(self, which: Tensor, plans: Tensor, first: float = 0.0) -> Ends:
+    def follow(self, which: Tensor, plans: Tensor, first: float | Tensor = 0.0) -> Ends:
         """Follow plans (k, n, m) of problems (k,) to the target, until they settle.
 
         They are linearised as they are, whatever their marginals, and scaled to mass one. The
         ``first`` epsilon, a share of the natural scale, is larger where they are to be blurred.
         """
-        blurred = torch.full_like(self.problems.first[which], first * self.share)
+        blurred = torch.ones_like(self.problems.first[which]) * (first * self.share)
         return self.settle(which, blurred, self.beginning(which, plans), plans)
 
     def beginning(self, which: Tensor, plans: Tensor) -> Begin:

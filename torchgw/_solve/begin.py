@@ -512,9 +512,13 @@ class _Solves(NamedTuple):
         """Count the rows of plans, (k,)."""
         return torch.full_like(which, self.strategy.problem.source.n)
 
-    def follow(self, which: Tensor, plans: Tensor, first: float = 0.0) -> Ends:
-        """Solve from plans (k, n, m), annealed from a ``first`` epsilon."""
-        found = [self._solve(Guess(StoredPlan(plan / plan.sum()), None, first)) for plan in plans]
+    def follow(self, which: Tensor, plans: Tensor, first: float | Tensor = 0.0) -> Ends:
+        """Solve from plans (k, n, m), each annealed from a ``first`` epsilon."""
+        epsilons = torch.as_tensor(first, device="cpu").expand(len(plans)).tolist()
+        found = [
+            self._solve(Guess(StoredPlan(plan / plan.sum()), None, epsilon))
+            for plan, epsilon in zip(plans, epsilons, strict=True)
+        ]
         tables, objectives, values = zip(*found, strict=True)
         numbers = torch.tensor([objectives, values], dtype=torch.float64, device="cpu")
         return Ends(torch.stack(tables), *numbers)

@@ -314,7 +314,7 @@ def _extend(
     )  # fmt: skip
     potentials = Potentials(near.potential, far.potential)
     values, excess = join_halves(
-        small, (x, y), (near.coupling, far.coupling), (near.masses, far.masses)
+        small, (x, y), (near.coupling, far.coupling), (near.moved, far.moved)
     )
     coupling = gradient.encoded(values)
     moved = near.linear + far.linear
@@ -355,7 +355,7 @@ class _Half(NamedTuple):
 
     potential: Tensor  # (n,) of the points
     coupling: Tensor  # where all points have their weights, (r, s)
-    masses: Tensor  # (cells,) float64, of the cells then
+    moved: Tensor  # potentials of the cells, by their masses then, ()
     linear: float  # <M, P>
 
 
@@ -388,16 +388,13 @@ def _half(
         half = half_step(prepared, other, torch.cat(tables, dim=1))
         potential[some] = half.plan.potentials.f
         means, images = half.means.tensor_split([factors.shape[1]], dim=1)
-        moved = 0.0
+        by_linear = 0.0
         if linear is not None:
-            moved = moved_linear(linear.rows(some), images, weights.a[some])
-        found.append((inner_products(own[some], means), half.masses, moved))
-    couplings, masses, moves = zip(*found, strict=True)
+            by_linear = moved_linear(linear.rows(some), images, weights.a[some])
+        found.append((inner_products(own[some], means), half.moved, by_linear))
+    couplings, moves, linears = zip(*found, strict=True)
     return _Half(
-        potential,
-        torch.stack(couplings).sum(0),
-        torch.stack(masses).sum(0, dtype=torch.float64),
-        math.fsum(moves),
+        potential, torch.stack(couplings).sum(0), torch.stack(moves).sum(), math.fsum(linears)
     )
 
 
