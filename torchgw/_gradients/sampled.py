@@ -38,9 +38,8 @@ from torchgw.distances.sampling import choose_points
 
 # Strata that the noise is estimated from at most, two anchors each. [L272]
 _NOISE_STRATA = 128
-# For a cross term that is no product, a mean over a plan becomes a mean over pairs: anchors times
-# pairs at most, and pairs at most. [L272]
-_PAIR_ENTRIES = 2**20
+# For a cross term that is no product, a mean over a plan becomes a mean over pairs: so many at
+# most. [L272]
 _MOST_PAIRS = 2**13
 
 
@@ -290,7 +289,7 @@ class SampledGradient(StrictGradient):
         p, q = masses
         pairs, tables, parts = None, [], []
         if loss.cross is None:
-            count = min(_MOST_PAIRS, max(2, _PAIR_ENTRIES // self.n_anchors))
+            count = min(_MOST_PAIRS, max(2, BLOCK_ENTRIES // self.n_anchors))
             pairs = plan.sample(count, generator)
         for way in self._relations():
             left, right = (

@@ -44,7 +44,8 @@ class Limits(NamedTuple):
 
     # Precision. Entries up to which float64 throughout costs less than settling in it; up to which
     # a mixed solve goes on in float64 once float32 has settled; and up to which marginals settle
-    # in float64 whatever its rounding. [L89, L296]
+    # in float64 whatever its rounding, and those that may hold mass are listed where a table of all
+    # is not kept: some 80 bytes each. [L89, L296, L1459]
     float64: float
     again: float
     settled: float
@@ -63,9 +64,6 @@ class Limits(NamedTuple):
     # Entries of a table that no factors stand for up to which it is kept: Euclidean distances
     # between features, densities of plans that derivatives read again and again. [L266, L273]
     kept_tables: float
-    # Pairs of points that may hold mass up to which they are listed where a table of all is not
-    # kept: some 80 bytes each. A choice. [L1459]
-    listed: float
 
     # Ends. Entries up to which dense proximal steps are polished unless that is refused. [L950]
     polished: float
@@ -194,7 +192,6 @@ CPU = Limits(
     dense=12e6, triples=10e6, most_triples=1e9, half=float("inf"),
     float64=100_000, again=25e6, settled=100e6,
     stored_bytes=2**28, subsample=9e6, cells=4e10, precise_cells=2**28, kept_tables=25e6,
-    listed=100e6,
     polished=4e6, checked=2**26, checked_minima=2**20, bounded=4_000_000,
     differentiated=2_000_000,
     few_points=96, all_points=512, ordered_points=1_000, least_points=5, exchanged_points=64,
@@ -213,7 +210,7 @@ CPU = Limits(
 CUDA = CPU._replace(
     all_rows_points=6_000, dense=40e6, triples=2e9, most_triples=1e11, half=2e6,
     float64=2e6, again=200e6, settled=1e9,
-    stored_bytes=2**31, cells=1e11, kept_tables=200e6, listed=1e9,
+    stored_bytes=2**31, cells=1e11, kept_tables=200e6,
     chain_products=1.2e13, messages=1e10, walks=5e8, regions=16, few_chains=0, open_chains=16,
     together=2**28, improved_points=5_000,
 )  # fmt: skip

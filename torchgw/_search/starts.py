@@ -21,7 +21,7 @@ from torch import Tensor
 from torchgw._search.chain import GUESS_EPSILON
 from torchgw._search.coarse import CoarseProblem, centre
 from torchgw._sinkhorn.annealing import Annealing
-from torchgw._tensors.operations import TINY
+from torchgw._tensors.operations import TINY, categories_at
 from torchgw.distances.profiles import distance_quantiles
 from torchgw.distances.sampling import SpreadPoints
 
@@ -224,10 +224,7 @@ def _drawn(
     n, m, device = len(dx), len(dy), dx.device
     uniform = torch.rand(5, _DRAWN, device="cpu", generator=generator, dtype=torch.float64)
     uniform = uniform.to(device)
-    edges = (mass.cumsum(0) / mass.sum()).contiguous()
-    first, second, third = (
-        torch.searchsorted(edges, part.contiguous()).clamp_(max=n - 1) for part in uniform[:3]
-    )
+    first, second, third = categories_at(mass, uniform[:3])
     second = torch.where(second == first, (second + 1) % n, second)
     order = dy.flatten().argsort(stable=True)
     # the diagonal is no pair
@@ -256,9 +253,8 @@ def _alike_nearby(
     near, there = (table.sort(1).values[:, 1 : count + 1] for table in (dx, dy))
     unlike = torch.cdist(near, there).square_() / count
     uniform = torch.rand(4, _DRAWN, device="cpu", generator=generator, dtype=torch.float64)
-    edges = (mass.cumsum(0) / mass.sum()).contiguous()
     uniform = uniform.to(device)
-    source = torch.searchsorted(edges, uniform[:3].contiguous()).clamp_(max=len(dx) - 1).T
+    source = categories_at(mass, uniform[:3]).T
     # how much is alike is not known: partners are drawn from all ranks, those first most often
     rank = torch.exp(uniform[3] * math.log(max(2.0, _WIDEST * m))).long() - 1
     target = unlike.argsort(dim=1, stable=True)[source[:, 0], rank][:, None]

@@ -332,9 +332,6 @@ def _rough(setting: Setting, cost: Cost, epsilon: float) -> Plan:
 ROUGH_TOLERANCE = 1e-3
 # Iterations of each start of a relaxed problem, and of its linear problems. [L297]
 _OUTER, _INNER = 60, 200
-# Relaxed plans that break strict marginals or bounds by more than this share of their mass are not
-# compared. [L239]
-MISSED = 1e-2
 # Starts from congruent pairs; rounds that improve the best, and where they are whole solves.
 # [L1292, L1401, L1492]
 SEEDS, _ROUNDS, _SOLVED = 16, 8, 2
@@ -538,7 +535,8 @@ class _Solves(NamedTuple):
         plan, _ = settle(setting, state, torch.float64)
         assert setting.rule is not None
         plan, found = evaluate_relaxed(setting, plan, setting.rule)
-        missed = found.marginal_error > MISSED * found.mass
+        # plans that break strict marginals or bounds are not compared [L239]
+        missed = found.marginal_error > ANNEALING_TOLERANCE * found.mass
         alpha = setting.problem.alpha
         ends = (found.objective(alpha, part * strategy.mass) for part in (strategy.epsilon, 0.0))
         objective, value = ends

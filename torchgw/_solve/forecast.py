@@ -18,6 +18,7 @@ from torchgw._search.alternatives import Search
 from torchgw._search.beliefs import LONG, SEARCH_TRIES
 from torchgw._search.graphs import FEW_EDGES
 from torchgw._search.optima import KEPT
+from torchgw._search.world import SOON
 from torchgw._solve.state import Options
 from torchgw._solve.step import INNER_ITERATIONS
 from torchgw._tensors.deadline import leaves
@@ -196,14 +197,14 @@ def _of_regions(facts: Facts) -> float:
     return _REGIONS * math.ceil(SEARCH_TRIES * n) * _MESSAGES * told * (size + told)
 
 
-# How many times the longer time, and how many seconds more, a solve takes at most whose starts do
-# not agree: others are repaired, and edges of graphs are matched. [L1642]
-_TIMES, _REPAIRED = 3.0, 5.0
+# How many times the longer time a solve takes at most, beside repairs, whose starts do not agree:
+# others are repaired, and edges of graphs are matched. [L1642]
+_TIMES = 3.0
 
 
 def disagreeing(longer: float) -> float:
     """Model the most that a search on all points takes, given what one like this does."""
-    return _TIMES * longer + slowness() * _REPAIRED
+    return _TIMES * longer + slowness() * SOON
 
 
 # Sinkhorn iterations of each linear problem of a sampled loss that is no product. [L454]
