@@ -209,7 +209,10 @@ def search_all_points(
     # for a far smaller epsilon a ladder of stages would not end
     target = max(epsilon, LEAST_EPSILON * whole.scale)
     device = problem.source.device
-    stack = _stacked(whole, target, problem) if small and can_stack(problem) else None
+    stack = None
+    if small and can_stack(problem):
+        scale = None if problem.support is None else whole.scale
+        stack = Stack.of(whole.problem, target, device=device, scale=scale)
     most = limits.chains_of(how)
     if clear:
         assert stack is not None
@@ -250,12 +253,6 @@ def search_all_points(
         alternatives, ambiguity, found.trials, doubt, potentials=potentials, met=found.met,
         settled=found.settled, few=few,
     )  # fmt: skip
-
-
-def _stacked(whole: Coarsened, target: float, problem: Problem) -> Stack:
-    """Stack the problem between all points."""
-    scale = None if problem.support is None else whole.scale
-    return Stack.of(whole.problem, target, device=problem.source.device, scale=scale)
 
 
 def _is_unclear(problem: Problem, first: Search) -> bool:

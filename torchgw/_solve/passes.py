@@ -47,9 +47,10 @@ from torchgw._search.stack import Ends, Stack, can_stack
 from torchgw._search.starts import congruent_pairs
 from torchgw._search.tabu import best_matchings, can_exchange, exchange
 from torchgw._search.turns import best_turned
+from torchgw._sinkhorn.annealing import ANNEALING_TOLERANCE
 from torchgw._sinkhorn.choose import choose_backend
 from torchgw._sinkhorn.contract import Backend
-from torchgw._solve.begin import MISSED, SEEDS, Guess, best_found, from_alternative
+from torchgw._solve.begin import SEEDS, Guess, best_found, from_alternative
 from torchgw._solve.forecast import forecast_others, forecast_turns
 from torchgw._solve.outcome import Asked, Outcome
 from torchgw._solve.pipeline import WHY_NOT_A_COPY, conclude, follow, solve_once
@@ -217,7 +218,7 @@ def _confined(search: Search, support: Tensor) -> Search:
     kept = []
     for one in search.alternatives:
         plan = one.plan * support[one.source[:, None], one.target]
-        if float(plan.sum()) >= (1 - MISSED) * float(one.plan.sum()):
+        if float(plan.sum()) >= (1 - ANNEALING_TOLERANCE) * float(one.plan.sum()):
             kept.append(replace(one, plan=plan))
     return search._replace(alternatives=tuple(kept))
 

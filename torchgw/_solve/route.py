@@ -453,7 +453,7 @@ MOVES = (
             and (limits.few_chains > 0 or facts.entries < limits.open_most)
         ),
         lambda limits: f"{limits.few_chains} between few; {limits.open_chains} on all, "
-        f"{limits.open_most - 1:,} pairs; all chains up to {limits.stacked:,}",
+        f"below {limits.open_most:,} pairs; all chains up to {limits.stacked:,}",
     ),
     Move(
         "exchanges", "tabu search over matchings, or entries that exchange partners",
