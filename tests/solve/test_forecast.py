@@ -28,7 +28,7 @@ def test_long_work_is_announced(monkeypatch, caplog):
     with caplog.at_level(logging.INFO, logger="torchgw"):
         torchgw.solve(X, X, distances="sqeuclidean", random_state=0)
     assert "forecast" in caplog.text
-    monkeypatch.setattr(forecast, "_LONG", 0.0)
+    monkeypatch.setattr(forecast, "LONG", 0.0)
     with pytest.warns(
         PerformanceWarning, match="^This solve takes long: 60 x 60 points take about .* s for each"
     ):
@@ -64,7 +64,7 @@ def test_options_that_take_longer_are_announced(options, count, monkeypatch):
     """In the first second, with how long and what would be faster."""
     X = np.random.default_rng(0).normal(size=(40, 3))
     short = {"max_iter": 1, "inner_max_iter": 1, "n_init": 1, "random_state": 0}
-    monkeypatch.setattr(forecast, "_LONG", 0.0)
+    monkeypatch.setattr(forecast, "LONG", 0.0)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         solve_by_name(X, X, distances="euclidean", **short, **options)
@@ -77,7 +77,7 @@ def test_the_sharpest_plans_are_warned_of(monkeypatch):
     """Of trees of 500 nodes, 43 CPU seconds at this share of the scale; the log alone said so."""
     X = np.random.default_rng(0).normal(size=(30, 3))
     given = {"distances": "euclidean", "max_iter": 1, "n_init": 1, "random_state": 0}
-    monkeypatch.setattr(forecast, "_LONG", 0.0)
+    monkeypatch.setattr(forecast, "LONG", 0.0)
     for options, announced in (({"epsilon": 1e-7}, True), ({}, False)):
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
@@ -126,6 +126,23 @@ def test_regions_of_graphs_are_told_before_they_are_matched():
     assert graphs.seconds[0] == pytest.approx(tables.seconds[0])
     # 40 regions of some tenths of a second, beside 5 s; steps of slowness are of 41%
     assert graphs.seconds[1] > 2 * tables.seconds[1]
+
+
+def test_edges_that_hops_tell_of_are_told_before_they_are_matched():
+    """Hops between 200 nodes took 35 loaded CPU seconds, of which the route said 20."""
+    networkx = pytest.importorskip("networkx")
+    graphs = [networkx.watts_strogatz_graph(200, 4, 0.1, seed=seed) for seed in range(2)]
+    hops = [np.asarray(networkx.floyd_warshall_numpy(graph)) for graph in graphs]
+    told, given = torchgw.explain(D_X=hops[0], D_Y=hops[1]), torchgw.explain(*graphs)
+    edges = "a match of the edges of two graphs"
+    assert [sum(edges in move.chosen for move in one.begin) for one in (told, given)] == [1, 1]
+    assert told.seconds == pytest.approx(given.seconds)
+    assert told.most == pytest.approx(given.most)
+    x = np.random.default_rng(0).normal(size=(200, 3))
+    cloud = torchgw.explain(x, x[::-1] ** 3)
+    assert told.seconds == pytest.approx(cloud.seconds)
+    # three starts of 20 regions, each with some hundred thousand messages in a round
+    assert told.most > 1.5 * cloud.most
 
 
 @pytest.mark.parametrize("gradient", ["sampled", "dense"])
@@ -187,7 +204,7 @@ def _two_clouds(rng):
 def test_what_takes_long_is_said_once(given, options, said, monkeypatch):
     """Whatever the number of solves that an answer takes."""
     problem = given(np.random.default_rng(0))
-    monkeypatch.setattr(forecast, "_LONG", 0.0)
+    monkeypatch.setattr(forecast, "LONG", 0.0)
     monkeypatch.setattr(world, "_LONG", 0.0)
     monkeypatch.setattr(World, "seconds", lambda *_: 1.0)
     with warnings.catch_warnings(record=True) as told:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torchgw._batch.costs import AUTO_EPSILON
 from torchgw._plans.contract import Plan
 from torchgw._problem.limits import limits_of
-from torchgw._problem.problem import Problem
+from torchgw._problem.problem import Problem, hops_of
 from torchgw._search.alternatives import (
     AGREED,
     WHY_BESIDE,
@@ -26,7 +26,7 @@ from torchgw._search.alternatives import (
     different_optima,
     is_whole,
 )
-from torchgw._search.beliefs import match_graphs
+from torchgw._search.beliefs import match_graphs, seconds_of_regions
 from torchgw._search.chain import (
     AGREED_SOON,
     COMPARED_AT,
@@ -76,7 +76,7 @@ def tells_all(problem: Problem, first: Search) -> bool:
     """Whether the optima of few points determine where all points go."""
     # entries of adjacency matrices and similarities are no distances, and small ones abound
     few = first.resolution > _NO_DISTANCE or is_structured(problem, first)
-    sides = problem.source, problem.target
+    sides = problem.sides
     return few and not any(map(_are_no_distances, sides))
 
 
@@ -84,7 +84,7 @@ def is_structured(problem: Problem, found: Search | None = None) -> bool:
     """Tell whether points have others like them, so that few of them represent all."""
     # The few are those of a search, if it has drawn some.
     drawn = found.points if found else (None, None)
-    sides = zip((problem.source, problem.target), problem.marginals, drawn, strict=True)
+    sides = zip(problem.sides, problem.marginals, drawn, strict=True)
     return all(_loneliness(*side) <= _LONELY for side in sides)
 
 
@@ -244,8 +244,7 @@ def search_all_points(
     doubt = "" if certain else WHY_OPEN[how].format(count=len(found.trials))
     potentials = None
     # smaller problems are solved in no time, and a few iterations more make them more exact
-    square = problem.loss.is_square and not problem.directed
-    if square and max(n, m) > limits.few_points and found.plans.shape[1:] == (n, m):
+    if problem.plain and max(n, m) > limits.few_points and found.plans.shape[1:] == (n, m):
         potentials = _of_whole_cost(whole, found.plans[0], found.g, target)
     return Search(
         alternatives, ambiguity, found.trials, doubt, potentials=potentials, met=found.met,
@@ -286,7 +285,7 @@ def search_twice(
     if gradient in (None, "sampled") or problem.loss.cross is None:
         return nothing
     limits = limits_of(problem.source.device)
-    cheap = gradient == "factored" and problem.source.n * problem.target.n <= limits.followed
+    cheap = gradient == "factored" and problem.source.n * problem.target.n <= limits.subsample
     if not cheap and _affordable(problem, how) < limits.fewest_chains:
         # relaxed problems have no thorough search
         return nothing._replace(doubt=WHY_SINGLE["thorough" if relaxed else "auto"])
@@ -331,7 +330,7 @@ def repair_found(
     if near(before, after, SAME):
         return None
     plan, *_ = world.rounded([after])
-    source, target = (side.indices for side in (whole.problem.source, whole.problem.target))
+    source, target = (side.indices for side in whole.problem.sides)
     repaired = Alternative(after.value, "repair", plan, source, target, (n, m), epsilon=0.0)
     return repaired if standard is None else standard.lift_optimum(repaired)
 
@@ -374,8 +373,6 @@ def _least(found: Search) -> float:
 # Repairs of a plan that forecasts count: four if none helps, 16 if two do; and which share of their
 # time a few chains take, which no other moves follow. [L1590]
 _REPAIRS, _BRIEF = 8, 0.5
-# Two distances are the same up to this share. A choice. [L1282]
-_SAME = 1e-4
 # Share of the edges that a plan keeps from which it is left alone, unless it is doubted. [L1283]
 _KEPT = 0.9
 # Chains of the match of edges, and by how many times more there are of few entries. [L1282, L1283]
@@ -419,7 +416,9 @@ def match_edges(
     limits = limits_of(x.device)
     if (before >= _KEPT or len(x) * len(y) > limits.edges) and not doubted:
         return None
-    say_share(MATCHED, "edges are matched too, of which the plan keeps few")
+    nodes, count = max(len(x), len(y)), min(int(side.count_nonzero()) for side in (x, y))
+    regions = slowness() * seconds_of_regions(nodes, count)
+    say_share(MATCHED, "edges are matched too, of which the plan keeps few", regions)
     source, target = (PrecomputedDistance.unchecked(edges.to(torch.float64)) for edges in (x, y))
     of_edges = Problem(source, target, problem.marginals, 1.0, None)
     standard = put_in_standard_form(of_edges)
@@ -446,15 +445,8 @@ def _edges(provider: DistanceProvider, given: Geodesics | None) -> Tensor | None
         edges = torch.zeros(given.shape, dtype=torch.bool, device=provider.device)
         edges[start.to(edges.device), vertex.to(edges.device)] = True
         return edges if is_sparse(edges) and bool(edges.any()) else None
-    table = provider.matrix()
-    if table is None or provider.directed:
-        return None
-    apart = table > 0
-    least = table.where(apart, torch.inf).min()
-    edges = apart & (table <= (1 + _SAME) * least)
-    # distances that are no hops have few pairs at the least one; a graph itself has no others
-    graph = bool((edges.sum() >= len(table)) & (table.max() > 2 * (1 - _SAME) * least))
-    return edges if graph and is_sparse(edges) else None
+    hops = hops_of(provider)
+    return hops if hops is not None and is_sparse(hops) else None
 
 
 def _kept(x: Tensor, y: Tensor, partners: Tensor) -> float:

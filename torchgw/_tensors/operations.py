@@ -20,6 +20,8 @@ from torch import Tensor
 # Two numbers of float64 are the same, but for rounding, if they differ by no more than this share
 # of themselves, or of the largest of their kind. [L1443]
 EQUAL = 1e-9
+# Numbers below this share of the largest of their kind are what rounding has left of zero. [L1446]
+NOTHING = 1e-12
 # Divisor in place of zero, and mass that is none: its inverse is a number, and so is its logarithm.
 # [L1443]
 TINY = 1e-300

@@ -2,7 +2,7 @@
 
 A provider answers for a symmetric distance matrix D, (n, n), without having to store it. Only
 ``columns`` and ``to`` are required. If it can do more (a stored matrix, factors, products), the
-solver can use an exact gradient; ``_gradients/choose.py`` holds the rule.
+solver can use an exact gradient; ``_solve/route.py`` holds the rule.
 """
 
 from __future__ import annotations
