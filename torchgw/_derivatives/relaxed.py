@@ -50,7 +50,7 @@ class _Sums:
 
     def spread(self, values: Tensor) -> Tensor:
         """Add values of rows, columns and all, (n, m): the transpose of :meth:`of`."""
-        n, m = self.scale.shape
+        n = len(self.scale)
         return values[:n, None] + values[n:-1] + values[-1]
 
     def weigh(self, sums: Tensor) -> Tensor:
