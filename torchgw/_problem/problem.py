@@ -258,6 +258,11 @@ class Problem:
         return self.source.n, self.target.n
 
     @property
+    def plain(self) -> bool:
+        """Whether the loss is the square of differences of costs that have no direction."""
+        return self.loss.is_square and not self.directed
+
+    @property
     def directed(self) -> bool:
         """Whether costs of either side differ with the direction, or are of several relations."""
         return self.source.directed or self.target.directed
@@ -365,6 +370,11 @@ class Facts(NamedTuple):
             clouds=any(isinstance(side, PointDistance) for side in (source, target)),
             free=known_free(3 * 8 * source.n * target.n, source.device),
         )  # fmt: skip
+
+    @property
+    def plain(self) -> bool:
+        """Whether the loss is the square of differences of costs that have no direction."""
+        return self.square and not any(self.directed)
 
     @property
     def entries(self) -> int:

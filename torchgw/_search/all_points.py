@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchgw._batch.costs import AUTO_EPSILON
+from torchgw._boundary.arrays import SAME_DISTANCE
 from torchgw._plans.contract import Plan
 from torchgw._problem.limits import limits_of
 from torchgw._problem.problem import Problem
@@ -76,7 +77,7 @@ def tells_all(problem: Problem, first: Search) -> bool:
     """Whether the optima of few points determine where all points go."""
     # entries of adjacency matrices and similarities are no distances, and small ones abound
     few = first.resolution > _NO_DISTANCE or is_structured(problem, first)
-    sides = problem.source, problem.target
+    sides = problem.sides
     return few and not any(map(_are_no_distances, sides))
 
 
@@ -84,7 +85,7 @@ def is_structured(problem: Problem, found: Search | None = None) -> bool:
     """Tell whether points have others like them, so that few of them represent all."""
     # The few are those of a search, if it has drawn some.
     drawn = found.points if found else (None, None)
-    sides = zip((problem.source, problem.target), problem.marginals, drawn, strict=True)
+    sides = zip(problem.sides, problem.marginals, drawn, strict=True)
     return all(_loneliness(*side) <= _LONELY for side in sides)
 
 
@@ -244,8 +245,7 @@ def search_all_points(
     doubt = "" if certain else WHY_OPEN[how].format(count=len(found.trials))
     potentials = None
     # smaller problems are solved in no time, and a few iterations more make them more exact
-    square = problem.loss.is_square and not problem.directed
-    if square and max(n, m) > limits.few_points and found.plans.shape[1:] == (n, m):
+    if problem.plain and max(n, m) > limits.few_points and found.plans.shape[1:] == (n, m):
         potentials = _of_whole_cost(whole, found.plans[0], found.g, target)
     return Search(
         alternatives, ambiguity, found.trials, doubt, potentials=potentials, met=found.met,
@@ -286,7 +286,7 @@ def search_twice(
     if gradient in (None, "sampled") or problem.loss.cross is None:
         return nothing
     limits = limits_of(problem.source.device)
-    cheap = gradient == "factored" and problem.source.n * problem.target.n <= limits.followed
+    cheap = gradient == "factored" and problem.source.n * problem.target.n <= limits.subsample
     if not cheap and _affordable(problem, how) < limits.fewest_chains:
         # relaxed problems have no thorough search
         return nothing._replace(doubt=WHY_SINGLE["thorough" if relaxed else "auto"])
@@ -331,7 +331,7 @@ def repair_found(
     if near(before, after, SAME):
         return None
     plan, *_ = world.rounded([after])
-    source, target = (side.indices for side in (whole.problem.source, whole.problem.target))
+    source, target = (side.indices for side in whole.problem.sides)
     repaired = Alternative(after.value, "repair", plan, source, target, (n, m), epsilon=0.0)
     return repaired if standard is None else standard.lift_optimum(repaired)
 
@@ -374,8 +374,6 @@ def _least(found: Search) -> float:
 # Repairs of a plan that forecasts count: four if none helps, 16 if two do; and which share of their
 # time a few chains take, which no other moves follow. [L1590]
 _REPAIRS, _BRIEF = 8, 0.5
-# Two distances are the same up to this share. A choice. [L1282]
-_SAME = 1e-4
 # Share of the edges that a plan keeps from which it is left alone, unless it is doubted. [L1283]
 _KEPT = 0.9
 # Chains of the match of edges, and by how many times more there are of few entries. [L1282, L1283]
@@ -450,11 +448,11 @@ def _edges(provider: DistanceProvider, given: Geodesics | None) -> Tensor | None
     if table is None or provider.directed:
         return None
     hops = table / table.where(table > 0, torch.inf).min()
-    edges = (hops > 0) & (hops <= 1 + _SAME)
+    edges = (hops > 0) & (hops <= 1 + SAME_DISTANCE)
     # distances that are no hops have few pairs at the least one, or parts of it: many nerves have
     # the least count, of which logarithms are taken; a graph itself has no others
-    whole = ((hops - hops.round()).abs() <= _SAME * hops).all()
-    graph = bool((edges.sum() >= len(table)) & (hops.max() > 2 * (1 - _SAME)) & whole)
+    whole = ((hops - hops.round()).abs() <= SAME_DISTANCE * hops).all()
+    graph = bool((edges.sum() >= len(table)) & (hops.max() > 2 * (1 - SAME_DISTANCE)) & whole)
     return edges if graph and is_sparse(edges) else None
 
 
