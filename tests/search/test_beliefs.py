@@ -99,6 +99,22 @@ def test_graphs_beside_each_other_are_matched_as_alone(turning, monkeypatch):
     torch.testing.assert_close(together, alone, atol=1e-5, rtol=0.0)
 
 
+@pytest.mark.gpu
+def test_rounds_that_a_gpu_replays_lead_where_rounds_do_that_it_launches(monkeypatch):
+    rng = np.random.default_rng(4)
+    pairs = [copy_of(sparse_graph(90, rng), rng, 0.1) for _ in range(4)]
+    edges = [[Edges.of(torch.from_numpy(one)) for one in side] for side in zip(*pairs, strict=True)]
+    sides = [Graph.together(side, torch.device("cuda")) for side in edges]
+    weights = Marginals(*(part.cuda() for part in uniform(90, 90)))
+    replayed = [believed_plans(*sides, weights).cpu() for _ in range(2)]
+    monkeypatch.setattr(beliefs, "CAPTURED_BYTES", 0)
+    launched = believed_plans(*sides, weights).cpu()
+    for found in replayed:
+        for (x, y), one, other in zip(pairs, found, launched, strict=True):
+            assert share_kept(x, y, one) == pytest.approx(share_kept(x, y, other), abs=0.02)
+            assert share_kept(x, y, one) > 0.9
+
+
 def test_a_part_of_a_graph_is_found_in_it():
     rng = np.random.default_rng(3)
     whole = sparse_graph(120, rng)

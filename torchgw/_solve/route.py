@@ -436,7 +436,7 @@ MOVES = (
         "messages", "messages along the edges of two graphs",
         "where few points do not determine where all go, and tables are mostly zeros",
         lambda facts, options, limits: (
-            _strict(facts, options) and options.search != "fast" and facts.plain
+            _strict(facts, options) and options.search != "fast" and facts.square
             and facts.linear is None and not facts.restricted
         ),
         lambda limits: (
