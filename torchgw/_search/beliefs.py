@@ -420,12 +420,12 @@ def match_graphs(problem: Problem) -> Alternative | None:
     return Alternative(value, "beliefs", plan, rows, columns, shape, epsilon=COMPARED_AT)
 
 
-def rematched(near: Edges, far: Edges, plan: Tensor) -> Tensor:
+def rematched(near: Edges, far: Edges, plan: Tensor, tries: float = SEARCH_TRIES) -> Tensor:
     """Round a plan (n, n) to a matching, and improve that along edges; return partners (n,)."""
     from scipy.optimize import linear_sum_assignment  # SciPy takes long to import
 
     partners = linear_sum_assignment(plan.cpu(), maximize=True)[1]
-    partners = rematch_regions(near, far, partners, SEARCH_TRIES, plan.device)
+    partners = rematch_regions(near, far, partners, tries, plan.device)
     return torch.from_numpy(partners).to(plan.device)
 
 
