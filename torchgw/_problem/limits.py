@@ -150,7 +150,7 @@ class Limits(NamedTuple):
     # Matchings. Points of a side up to which a matching is improved, and triples of points up to
     # which it is for a loss that is no product; points up to which all matchings are searched, and
     # beyond, rows up to which partners are exchanged: that takes products of tables. [L326, L327,
-    # L1341]
+    # L1341, L1589]
     improved_points: int
     improved_triples: int
     matched_points: int
@@ -218,8 +218,7 @@ CUDA = CPU._replace(
     float64=2e6, again=200e6, settled=1e9,
     stored_bytes=2**31, cells=1e11, kept_tables=200e6, listed=1e9,
     chain_products=1.2e13, messages=1e10, walks=5e8, regions=16, few_chains=0, open_chains=16,
-    relaxed_rounds=4,
-    together=2**28, improved_points=5_000,
+    relaxed_rounds=4, together=2**28,
 )  # fmt: skip
 LIMITS = {"cpu": CPU, "cuda": CUDA}
 
