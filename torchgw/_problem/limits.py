@@ -94,6 +94,8 @@ class Limits(NamedTuple):
     # Entries up to which relaxed problems are also begun at pairs at equal distances of all points;
     # of larger ones some points, with as many entries, are looked at. [L1394, L1468]
     congruent: int
+    # Rounds that improve what these lead to: a GPU takes seconds. [L1586]
+    relaxed_rounds: int
     # Entries up to which plans are followed to their ends side by side; and up to which the product
     # plan is followed by a whole solve. [L1291]
     stacked: int
@@ -146,7 +148,7 @@ class Limits(NamedTuple):
     # Matchings. Points of a side up to which a matching is improved, and triples of points up to
     # which it is for a loss that is no product; points up to which all matchings are searched, and
     # beyond, rows up to which partners are exchanged: that takes products of tables. [L326, L327,
-    # L1341]
+    # L1341, L1589]
     improved_points: int
     improved_triples: int
     matched_points: int
@@ -195,7 +197,7 @@ CPU = Limits(
     polished=4e6, checked=2**26, checked_minima=2**20, bounded=4_000_000,
     differentiated=2_000_000,
     few_points=96, all_points=512, ordered_points=1_000, least_points=5, exchanged_points=64,
-    all_matchings=7, turned=2e6, congruent=2**17,
+    all_matchings=7, turned=2e6, congruent=2**17, relaxed_rounds=0,
     stacked=2**13, product=2**14,
     chains=16, thorough_chains=64, fewest_chains=4, chain_products=1e12, thorough=16,
     left_open=0.5, few_chains=8, open_chains=4, open_most=2**16, copies=2.5e-3,
@@ -212,7 +214,7 @@ CUDA = CPU._replace(
     float64=2e6, again=200e6, settled=1e9,
     stored_bytes=2**31, cells=1e11, kept_tables=200e6,
     chain_products=1.2e13, messages=1e10, walks=5e8, regions=16, few_chains=0, open_chains=16,
-    together=2**28, improved_points=5_000,
+    relaxed_rounds=4, together=2**28,
 )  # fmt: skip
 LIMITS = {"cpu": CPU, "cuda": CUDA}
 

@@ -19,7 +19,7 @@ from torchgw._plans.transport import round_to_marginals
 from torchgw._problem.limits import limits_of
 from torchgw._problem.marginals import weigh_alike
 from torchgw._problem.problem import PRICE
-from torchgw._search.beliefs import Graph, believed_plan, rematched
+from torchgw._search.beliefs import SEARCH_TRIES, Graph, believed_plan, rematched
 from torchgw._search.chain import (
     AGREED_SOON,
     ALIKE,
@@ -247,10 +247,10 @@ def _keeps_most(problem: CoarseProblem, plans: Tensor) -> bool:
     return float(problem.value(plans).min()) <= least_value(problem) + BETTER * edges
 
 
-def _exchanged(found: Climb) -> Tensor:
+def _exchanged(found: Climb, tries: float = SEARCH_TRIES) -> Tensor:
     """Exchange partners of the last start of graphs, follow that to the target; return its plan."""
     world, chain = found.world, found.graphs.pop()
-    matched = _along_edges(world.problem, world.rounded([chain]))
+    matched = _along_edges(world.problem, world.rounded([chain]), tries)
     for plan in matched:
         along = world.take("exchanges along edges", plan)
         along.seconds = chain.seconds
@@ -259,7 +259,7 @@ def _exchanged(found: Climb) -> Tensor:
     return matched
 
 
-def _along_edges(problem: CoarseProblem, plan: Tensor) -> Tensor:
+def _along_edges(problem: CoarseProblem, plan: Tensor, tries: float = SEARCH_TRIES) -> Tensor:
     """Improve the matching of a plan (1, s, t) along edges; return its plan, or none (0, s, t)."""
     # Nodes that can be exchanged share their partners in a plan, which keeps fewer edges than
     # either way. Small problems have exchanges of all pairs.
@@ -268,7 +268,7 @@ def _along_edges(problem: CoarseProblem, plan: Tensor) -> Tensor:
     near_edges, far_edges = (Edges.of(side.table) for side in problem.sides)
     if near_edges is None or far_edges is None:
         return plan[:0]
-    return _matchings(rematched(near_edges, far_edges, plan[0])[None], plan)
+    return _matchings(rematched(near_edges, far_edges, plan[0], tries)[None], plan)
 
 
 def _matchings(partners: Tensor, like: Tensor) -> Tensor:
@@ -531,9 +531,10 @@ def _by_repair(found: Climb) -> None:
     """Repair the best of different chains, and follow them to the target, until two agree."""
     if not (found.repair and found.sharp and found.stack is None):
         return
-    # of more starts there are more that are right in some regions
+    # of more starts there are more that are right in some regions; the lowest alone has its regions
+    # matched anew [L1704]
     while found.graphs:
-        _exchanged(found)
+        _exchanged(found, tries=0.0)
     repair, lowest = Repair(found.world, COMPARED_AT), found.lowest
     # one that stands out is the best, unless it can be repaired
     alone = stands_out(found.best)

@@ -40,9 +40,10 @@ from torchgw._search.alternatives import (
     led_by,
     sent_apart,
 )
-from torchgw._search.chain import ALIKE, COMPARED_AT, GUESS_EPSILON, Trial
+from torchgw._search.chain import ALIKE, BETTER, COMPARED_AT, GUESS_EPSILON, Trial
 from torchgw._search.coarse import CoarseProblem, coarse_problem
 from torchgw._search.optima import LEAST_EPSILON
+from torchgw._search.population import improve
 from torchgw._search.stack import Ends, Stack, can_stack
 from torchgw._search.starts import congruent_pairs
 from torchgw._search.tabu import best_matchings, can_exchange, exchange
@@ -345,10 +346,11 @@ def _from_congruent_pairs(incumbent: Incumbent) -> None:
         seeds = pairs.seeds(SEEDS)
         if not len(seeds):
             return
-        led = pairs.follow(seeds)
+        led = pairs.follow(seeds, limits.relaxed_rounds)
     rows, columns = pairs.rows, pairs.columns
     best = int(led.objectives.argmin())
-    plan, label = led.plans[best], f"congruent pairs {best + 1}"
+    label = f"congruent pairs {best + 1}" if best < len(seeds) else "rounds of congruent pairs"
+    plan = led.plans[best]
     lowest = float(led.objectives[best])
     found = Alternative(lowest, label, plan / plan.sum(), rows, columns, (n, m))
     if whole:
@@ -402,11 +404,17 @@ class _Pairs(NamedTuple):
         found = congruent_pairs(x, y, (a, b), self.rule.share, count, generator)
         return found.plans(len(a), len(b))
 
-    def follow(self, plans: Tensor) -> Ends:
-        """Follow plans (k, s, t) to their ends."""
+    def follow(self, plans: Tensor, rounds: int = 0) -> Ends:
+        """Follow plans (k, s, t) to their ends; one more, if `rounds` of kicks find a lower one."""
         device, (count, s, t) = self.stack.problems.device, plans.shape
         alone = torch.zeros(count, dtype=torch.int64, device=device)
         led = self.stack.follow(alone, self.stack.padded(plans.to(device)), _SEEDED)
+        if rounds:
+            better = improve(self.stack, Ends(*(part[None] for part in led)), rounds)
+            lowest, least = better.members.alone(), float(led.objectives.min())
+            if float(lowest.objectives[0]) < least - BETTER * abs(least):
+                pairs = zip(led, lowest, strict=False)
+                led = Ends(*(torch.cat([part, fresh[:1]]) for part, fresh in pairs))
         return led._replace(plans=led.plans[:, :s, :t].to(self.rows.device))
 
 
