@@ -172,8 +172,11 @@ class _Drawn(NamedTuple):
         cost = plan.cost._replace(right=self.right, column=self.column)
         weights = Marginals(plan.weights.a, torch.ones_like(self.g))
         potentials = Potentials(plan.potentials.f, self.g)
-        # on a GPU a program walks over the rows for each block of columns: there are too few
-        backend = None if cost.device.type == "cuda" else _by_tiles(cost, self.order)
+        if cost.device.type == "cuda":
+            # a program walks over the tiles of each block of columns: there are too few of these
+            backend = choose_backend("auto", cost.device, cost.dtype)
+        else:
+            backend = _by_tiles(cost, self.order)
         whole = TransportPlan(cost, potentials, weights, plan.epsilon, backend)
         found: Tensor = whole.T @ torch.ones_like(plan.potentials.f)
         return found
