@@ -73,7 +73,10 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Make links of the roles of Sphinx that docstrings have, such as :func:`torchgw.solve`."""
+    """Make links of the roles of Sphinx that docstrings have, such as :func:`torchgw.solve`.
+
+    Products such as <C, P>, which Markdown takes for tags, are shown.
+    """
 
     def link(role: re.Match[str]) -> str:
         name = role[1].lstrip("~")
@@ -82,6 +85,7 @@ def on_page_content(html: str, **_: Any) -> str:
             return shown
         return f'<autoref identifier="{name}" optional>{shown}</autoref>'
 
+    html = re.sub(r'<(?=[^!<>="][^<>="]*,[^<>="]*>)', "&lt;", html)
     return re.sub(r":(?:attr|class|func|meth|mod):<code>([^<]+)</code>", link, html)
 
 

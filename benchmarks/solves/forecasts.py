@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 from scipy.sparse import csr_array
+from scipy.sparse.csgraph import shortest_path
 
 import torchgw
 from benchmarks.quality.unseen_study import PROBLEMS
@@ -85,6 +86,20 @@ def _graphs(n: int, rng: np.random.Generator) -> Inputs:
     return {"D_X": x, "D_Y": y[np.ix_(order, order)]}
 
 
+def _hops(n: int, rng: np.random.Generator, kind: str = "growing") -> Inputs:
+    """Draw hop distances of two graphs that have nothing in common."""
+    import networkx
+
+    draw = {
+        "growing": partial(networkx.barabasi_albert_graph, n, 2),
+        "rings": partial(networkx.watts_strogatz_graph, n, 4, 0.1),
+    }[kind]
+    seeds = rng.integers(2**31, size=2).tolist()
+    tables = [networkx.to_numpy_array(draw(seed=seed)) for seed in seeds]
+    x, y = (shortest_path(table, unweighted=True) for table in tables)
+    return {"D_X": x, "D_Y": y}
+
+
 def _trees(n: int, rng: np.random.Generator) -> Inputs:
     graphs = {}
     for side in "XY":
@@ -107,6 +122,8 @@ KINDS: dict[str, tuple[Draw, int, int]] = {
     "tables": (_tables, 10, 300),
     "graphs": (_graphs, 20, 600),
     "trees": (_trees, 20, 600),
+    "hops": (_hops, 20, 200),
+    "small world": (partial(_hops, kind="rings"), 20, 200),
     "fused": (_fused, 10, 1000),
     "fused, .9": (partial(_fused, alpha=0.9), 10, 600),
     "groups": (_groups, 10, 1000),
@@ -152,7 +169,7 @@ class _Said(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         message = record.getMessage()
-        if re.match(r"forecast: .*(more|longer time), as ", message):
+        if re.match(r"forecast: .*(more|longer time.*), as ", message):
             self.told.append((*foretold.said_last(), message.partition(", as ")[2]))
 
 

@@ -16,6 +16,7 @@ from sklearn.exceptions import NotFittedError  # noqa: E402
 from sklearn.model_selection import GridSearchCV, cross_val_score  # noqa: E402
 from sklearn.pipeline import make_pipeline  # noqa: E402
 from sklearn.preprocessing import StandardScaler  # noqa: E402
+from sklearn.svm import SVC  # noqa: E402
 from sklearn.utils import estimator_checks as checks  # noqa: E402
 
 import torchgw  # noqa: E402
@@ -358,14 +359,24 @@ def test_a_search_computes_each_pair_once(monkeypatch):
     model = GWKernel(**options, gamma=3.0)
     np.testing.assert_array_equal(model.fit_transform(spaces[2:6]), first[2:6, 2:6])
     assert asked == [36]
-    # another order is another problem, and so are other options and other points
-    model.transform(spaces[:2])
+    # either of a pair may come first; other options and other points are other problems
+    later = GWKernel(**options, gamma=3.0).fit(spaces[2:6])
+    np.testing.assert_array_equal(later.transform(spaces), first[:, 2:6])
     assert asked == [36]
     GWKernel(epsilon=0.03, n_init=1, gamma=1.0).fit_transform(spaces)
     GWKernel(**options, gamma=1.0).fit_transform([spaces[0] + 1e-6, spaces[1]])
     assert asked == [36, 36, 2]
     values = torchgw.pairwise(spaces, **options, progress=False)
-    np.testing.assert_array_equal(first, np.exp(-3.0 * np.maximum(values, 0)))
+    np.testing.assert_allclose(first, np.exp(-3.0 * np.maximum(values, 0)), rtol=1e-6)
+    # all folds of all parameters of a search
+    asked.clear()
+    search = GridSearchCV(
+        make_pipeline(GWKernel(**options), SVC(kernel="precomputed")),
+        {"gwkernel__gamma": [0.1, 1.0, 10.0], "svc__C": [0.1, 1.0, 10.0]}, cv=4,
+        error_score="raise",
+    )  # fmt: skip
+    search.fit([space + 1 for space in spaces], [0, 1] * 4)
+    assert sum(asked) == 36
 
 
 def test_spaces_have_features_by_name():

@@ -240,6 +240,21 @@ def test_the_site_asks_no_other_server():
     assert all((ROOT / "docs" / "assets" / "katex" / font).is_file() for font in fonts)
 
 
+def test_products_are_no_tags_of_the_site(monkeypatch):
+    """The product of C(P) and P, in angles, was not to be seen on 11 pages."""
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    shown = importlib.import_module("hooks").on_page_content
+    tags = '<!-- a, b --><p>a <a href="x, y">b</a>, <br> <input type="radio"></p>'
+    assert shown(f"{tags} <C(P), P> + <a, f - g>") == f"{tags} &lt;C(P), P> + &lt;a, f - g>"
+
+
+def test_lists_of_pages_go_on_where_they_are_to():
+    """A paragraph of an item is four spaces in, and ends before the next item."""
+    for path in FILES:
+        text = re.sub(r"^```.*?^```", "", path.read_text("utf-8"), flags=re.M | re.S)
+        assert not re.findall(r"\n\n {1,3}\S.*|\n {4}[^-\s].*\n- ", text), path
+
+
 def test_every_public_name_is_in_the_api():
     text = (ROOT / "docs" / "api.md").read_text("utf-8")
     # of modules at least one name

@@ -22,6 +22,7 @@ import structure
 
 import torchgw
 from hatch_build import write_tree
+from torchgw._search import alternatives
 
 PACKAGE = Path(torchgw.__file__).parent
 
@@ -218,6 +219,22 @@ def test_tensors_are_made_where_they_are_told() -> None:
 
 # Gradients, couplings and steps: other rooms ask them, and never what class they are of.
 OPAQUE = ("_gradients.*", "_solve.step")
+
+
+def test_warnings_begin_with_what_filters_can_name() -> None:
+    """A filter compares the beginning of a message: numbers come after it."""
+    begun = [text for name, text in vars(alternatives).items() if name.startswith("WHY_")]
+    begun = [
+        one for text in begun for one in ([*text.values()] if isinstance(text, dict) else [text])
+    ]
+    for path in PACKAGE.rglob("*.py"):
+        for call in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "warn_user":
+                first = call.args[0].values[0] if isinstance(call.args[0], ast.JoinedStr) else None
+                begun += [first.value] if isinstance(first, ast.Constant) else []
+    assert len(begun) > 40
+    for text in begun:
+        assert re.match("`|[A-Za-z(][^{0-9]{4}", text), text
 
 
 def test_gradients_couplings_and_steps_are_not_looked_into() -> None:

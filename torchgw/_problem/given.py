@@ -187,9 +187,10 @@ def warn_of_far_points(
     follows = "their match means little" if flat else "angles are compared instead"
     others = "" if far == 1 else f" ({far:.0f} rows are that far away)"
     warn_user(
-        f"Row {row} of `{name}` is {float(apart[worst]):.3g} away from the other points, which are "
-        f"{typical:.3g} apart{others}. Beside such distances those of the others are nearly zero, "
-        f"and {follows}. If that is an error, drop the row, or give it no weight in `{weight}`.",
+        f"`{name}` has points far from all others: row {row} is {float(apart[worst]):.3g} away, "
+        f"which are {typical:.3g} apart{others}. Beside such distances those of the others are "
+        f"nearly zero, and {follows}. If that is an error, drop the row, or give it no weight in "
+        f"`{weight}`.",
         TorchGWWarning,
     )
 

@@ -8,7 +8,7 @@ import scipy
 import torch
 from torch import Tensor
 
-from torchgw._boundary.arrays import check_linear_cost, check_points, to_tensor
+from torchgw._boundary.arrays import SAME_DISTANCE, check_linear_cost, check_points, to_tensor
 from torchgw._boundary.checks import check_choice, is_number, number_of
 from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw._problem.limits import limits_of
@@ -309,13 +309,33 @@ def _is_sparse(*sides: DistanceProvider) -> bool:
     )
 
 
-def _edges(*sides: DistanceProvider) -> int:
-    """Count what is not zero in the emptier of two tables that are stored on a CPU, or zero."""
+def hops_of(provider: DistanceProvider) -> Tensor | None:
+    """Return the pairs (n, n) at the least distance if distances are hops in a graph, its edges."""
+    table = provider.matrix()
+    if table is None or provider.directed:
+        return None
+    hops = table / table.where(table > 0, torch.inf).min()
+    edges = (hops > 0) & (hops <= 1 + SAME_DISTANCE)
+    # distances that are no hops have few pairs at the least one, or parts of it: many nerves have
+    # the least count, of which logarithms are taken; a graph itself has no others
+    whole = ((hops - hops.round()).abs() <= SAME_DISTANCE * hops).all()
+    graph = bool((edges.sum() >= len(table)) & (hops.max() > 2 * (1 - SAME_DISTANCE)) & whole)
+    return edges if graph else None
+
+
+def _edges(*sides: DistanceProvider) -> tuple[int, bool]:
+    """Count the edges of the emptier of two graphs on a CPU, and tell whether hops tell of both.
+
+    Those of others are what is not zero in a table that is stored.
+    """
     few = max(side.n for side in sides) ** 2 <= limits_of(sides[0].device).dense
     if not few or sides[0].device.type != "cpu":
-        return 0
+        return 0, False
+    hops = [hops_of(side) for side in sides]
+    if None not in hops:
+        return min(int(edges.count_nonzero()) for edges in hops if edges is not None), True
     tables = [side.matrix() for side in sides]
-    return min(0 if table is None else int(table.count_nonzero()) for table in tables)
+    return min(0 if table is None else int(table.count_nonzero()) for table in tables), False
 
 
 class Facts(NamedTuple):
@@ -334,11 +354,11 @@ class Facts(NamedTuple):
     alpha: float
     rule: str  # "strict", "relaxed" or "partial"
     assignment: bool  # whether there are as many points on both sides, of equal weight
-    graphs: bool  # whether paths in two graphs were given
     clouds: bool  # whether either side is measured straight between points
     free: int  # bytes that can be allocated, if three float64 tables of a plan may be too many
     sparse: bool = False  # whether both sides are stored tables of mostly zeros, and large
-    edges: int = 0  # entries that are not zero of the emptier of two tables stored on a CPU
+    edges: int = 0  # edges of the emptier of two graphs stored on a CPU
+    hops: bool = False  # whether paths in two graphs are compared, which tell of their edges
     restricted: bool = False  # whether some pairs may hold no mass
     # pairs of points whose streaming takes as long as reading those that are allowed from labels
     # or from a list; zero if a table says what is, or nothing does
@@ -351,7 +371,7 @@ class Facts(NamedTuple):
     def of(cls, problem: Problem, rule: MarginalRule | None, *, graphs: bool = False) -> "Facts":
         """Read those that cost nothing; the scale is known once the gradient is."""
         source, target, linear = problem.source, problem.target, problem.linear
-        crossed = problem.crossed() or ()
+        crossed, (edges, hops) = problem.crossed() or (), _edges(source, target)
         found = [side.factors() for side in crossed] or [None, None]
         ranks = [None if side is None else side.signs.numel() for side in found]
         columns = linear.rank if isinstance(linear, FactoredCost) else 0
@@ -362,11 +382,11 @@ class Facts(NamedTuple):
             cheap=all(side.cheap_columns for side in crossed or (source, target)),
             linear=None if linear is None else columns, alpha=problem.alpha,
             rule="strict" if rule is None else "relaxed" if rule.mass is None else "partial",
-            assignment=is_assignment(problem.marginals), graphs=graphs,
+            assignment=is_assignment(problem.marginals),
             restricted=problem.support is not None or problem.restriction is not None,
             one_plan=rule is None and problem.has_one_plan,
             listed=0.0 if problem.restriction is None else problem.restriction.work(),
-            sparse=_is_sparse(source, target), edges=_edges(source, target),
+            sparse=_is_sparse(source, target), edges=edges, hops=graphs or hops,
             clouds=any(isinstance(side, PointDistance) for side in (source, target)),
             free=known_free(3 * 8 * source.n * target.n, source.device),
         )  # fmt: skip

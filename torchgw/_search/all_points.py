@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from torchgw._batch.costs import AUTO_EPSILON
-from torchgw._boundary.arrays import SAME_DISTANCE
 from torchgw._plans.contract import Plan
 from torchgw._problem.limits import limits_of
-from torchgw._problem.problem import Problem
+from torchgw._problem.problem import Problem, hops_of
 from torchgw._search.alternatives import (
     AGREED,
     WHY_BESIDE,
@@ -27,7 +26,7 @@ from torchgw._search.alternatives import (
     different_optima,
     is_whole,
 )
-from torchgw._search.beliefs import match_graphs
+from torchgw._search.beliefs import match_graphs, seconds_of_regions
 from torchgw._search.chain import (
     AGREED_SOON,
     COMPARED_AT,
@@ -408,7 +407,9 @@ def match_edges(
     limits = limits_of(x.device)
     if (before >= _KEPT or len(x) * len(y) > limits.edges) and not doubted:
         return None
-    say_share(MATCHED, "edges are matched too, of which the plan keeps few")
+    nodes, count = max(len(x), len(y)), min(int(side.count_nonzero()) for side in (x, y))
+    regions = slowness() * seconds_of_regions(nodes, count)
+    say_share(MATCHED, "edges are matched too, of which the plan keeps few", regions)
     source, target = (PrecomputedDistance.unchecked(edges.to(torch.float64)) for edges in (x, y))
     of_edges = Problem(source, target, problem.marginals, 1.0, None)
     standard = put_in_standard_form(of_edges)
@@ -435,16 +436,8 @@ def _edges(provider: DistanceProvider, given: Geodesics | None) -> Tensor | None
         edges = torch.zeros(given.shape, dtype=torch.bool, device=provider.device)
         edges[start.to(edges.device), vertex.to(edges.device)] = True
         return edges if is_sparse(edges) and bool(edges.any()) else None
-    table = provider.matrix()
-    if table is None or provider.directed:
-        return None
-    hops = table / table.where(table > 0, torch.inf).min()
-    edges = (hops > 0) & (hops <= 1 + SAME_DISTANCE)
-    # distances that are no hops have few pairs at the least one, or parts of it: many nerves have
-    # the least count, of which logarithms are taken; a graph itself has no others
-    whole = ((hops - hops.round()).abs() <= SAME_DISTANCE * hops).all()
-    graph = bool((edges.sum() >= len(table)) & (hops.max() > 2 * (1 - SAME_DISTANCE)) & whole)
-    return edges if graph and is_sparse(edges) else None
+    hops = hops_of(provider)
+    return hops if hops is not None and is_sparse(hops) else None
 
 
 def _kept(x: Tensor, y: Tensor, partners: Tensor) -> float:

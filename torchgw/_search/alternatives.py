@@ -241,10 +241,10 @@ WHY_EDGES = (
     "an `init` that you know."
 )
 WHY_OPEN = {
-    "auto": "{count} starts, followed on all points, did not agree on an optimum; there may be a "
-    "better one. See `result.trials`; pass search='thorough' to search longer.",
-    "thorough": "{count} starts, followed on all points, did not agree on an optimum; there may be "
-    "a better one. See `result.trials`; pass a larger `n_init` to search longer.",
+    "auto": "Starts, followed on all points, did not agree on an optimum ({count} of them); there "
+    "may be a better one. See `result.trials`; pass search='thorough' to search longer.",
+    "thorough": "Starts, followed on all points, did not agree on an optimum ({count} of them); "
+    "there may be a better one. See `result.trials`; pass a larger `n_init` to search longer.",
 }
 WHY_NO_ELBOW = (
     "The cost of more mass rises without a break, so how much of the two sides matches is open: "

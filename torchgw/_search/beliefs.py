@@ -35,13 +35,13 @@ import torch
 from torch import Tensor
 
 from torchgw._errors import PerformanceWarning, warn_user
-from torchgw._problem.limits import limits_of
+from torchgw._problem.limits import CPU, limits_of
 from torchgw._problem.marginals import weigh_alike
 from torchgw._problem.problem import Problem
 from torchgw._search.alternatives import Alternative
 from torchgw._search.chain import COMPARED_AT, INNER
 from torchgw._search.coarse import is_sparse
-from torchgw._search.graphs import Array, Edges, Ends, SparseRows, exchange_ends
+from torchgw._search.graphs import FEW_EDGES, Array, Edges, Ends, SparseRows, exchange_ends
 from torchgw._tensors.deadline import is_over
 from torchgw._tensors.machine import known_free
 from torchgw._tensors.operations import EQUAL
@@ -69,6 +69,8 @@ _CACHED, _AT_ONCE = 2**18, 2**26
 _SIZES, _TRIED = (60, 120, 240), 3
 # Tries for each node in a search and in a matching. [L1535]
 SEARCH_TRIES, MATCHING_TRIES = 0.1, 0.02
+# Starts whose regions are matched anew, and seconds of a message in a round there. [L1599]
+_STARTS, _IN_REGION = 3, 1.1e-8
 
 
 class Graph(NamedTuple):
@@ -265,6 +267,18 @@ def rematch_regions(
         return used[_repaired(near, far, partners, tries, device)]
     # only of the graph that has fewer can all edges be kept
     return used[_repaired(far, near, partners.argsort(), tries, device).argsort()]
+
+
+def seconds_of_regions(nodes: int, edges: int) -> float:
+    """Model the time on a CPU of all regions of a search of two graphs, matched anew in vain."""
+    if edges > FEW_EDGES * nodes**2:
+        return 0.0
+    messages = 0.0
+    for size in (min(size, nodes) for size in _SIZES):
+        told = edges / nodes * size
+        turns = told * (size + told) <= CPU.walks
+        messages += told * (size + told * turns) / len(_SIZES)
+    return _STARTS * math.ceil(SEARCH_TRIES * nodes) * _ROUNDS * _IN_REGION * messages
 
 
 def _repaired(

@@ -41,6 +41,7 @@ from torchgw._search.coarse import (
 from torchgw._search.isometry import ROUNDING
 from torchgw._search.standard import put_in_standard_form
 from torchgw._search.starts import Hints, find_hints, make_starts, start_costs
+from torchgw._search.world import World
 from torchgw._sinkhorn.annealing import Annealing
 from torchgw._sinkhorn.choose import BackendName, batch_solver, choose_backend
 from torchgw._sinkhorn.contract import Backend
@@ -55,7 +56,8 @@ from torchgw._tensors.cuda_graphs import (
     to_device,
 )
 from torchgw._tensors.deadline import is_over
-from torchgw._tensors.foretold import say_share
+from torchgw._tensors.foretold import say_beside, say_share
+from torchgw._tensors.machine import slowness
 from torchgw._typing import Marginals
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.sampling import SpreadPoints, column_reader
@@ -345,10 +347,16 @@ def _is_open(coarse: Coarsened, values: list[float], ambiguity: float) -> bool:
     return best > ambiguity * second
 
 
+# By how many times chains between few points take longer than their products. [L1600]
+_CHAINED = 5.0
+
+
 def _with_chains(
     coarse: Coarsened, found: _Distinct, count: int, target: float, solve: BatchSolver
 ) -> _Distinct:
     """Follow chains between the few points too, whose epsilon falls slowly: starts find others."""
+    modelled = World(coarse, solve).seconds(range(count), target / coarse.scale)
+    say_beside(slowness() * _CHAINED * modelled, "few points leave open which optimum is best")
     climbed = climb(coarse, target, count, solver=solve, told=True, repair=False)
     before, more = found.judged.batch.plans[found.chosen], climbed.plans
     plans = torch.cat([before, more.to(before)])

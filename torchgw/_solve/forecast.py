@@ -15,8 +15,7 @@ from torchgw._errors import PerformanceWarning, warn_user
 from torchgw._problem.limits import Limits, limits_of
 from torchgw._problem.problem import Facts
 from torchgw._search.alternatives import Search
-from torchgw._search.beliefs import LONG, SEARCH_TRIES
-from torchgw._search.graphs import FEW_EDGES
+from torchgw._search.beliefs import LONG, seconds_of_regions
 from torchgw._search.optima import KEPT
 from torchgw._solve.state import Options
 from torchgw._solve.step import INNER_ITERATIONS
@@ -178,22 +177,14 @@ def solve_seconds(
         seconds *= _SOLVES if strict_too else 1
         seconds += times * (_FOLLOWED + _POINT * min(facts.larger, limits.few_points))
         times *= strict_too
-    regions = slow * _of_regions(facts) if "messages" in moves else 0.0
+    regions = 0.0 if facts.hops else _regions(facts, moves)
     return seconds, seconds + times * (_FOLLOWED + _POINT * facts.larger) + regions
 
 
-# Nodes of a region of two graphs that is matched anew, starts whose regions are, and seconds of all
-# messages of a region for each message and place. [L1645]
-_REGION, _REGIONS, _MESSAGES = 150, 2, 3.5e-7
-
-
-def _of_regions(facts: Facts) -> float:
-    """Model the seconds of all regions of two graphs of few edges, matched anew in vain."""
-    n, size = facts.larger, min(_REGION, facts.larger)
-    if facts.edges > FEW_EDGES * n**2:
-        return 0.0
-    told = facts.edges / n * size
-    return _REGIONS * math.ceil(SEARCH_TRIES * n) * _MESSAGES * told * (size + told)
+def _regions(facts: Facts, moves: Collection[str]) -> float:
+    """Model the seconds of regions of two graphs, which are searched for or told by their hops."""
+    searched = "edges" in moves if facts.hops else "messages" in moves
+    return slowness() * seconds_of_regions(facts.larger, facts.edges) if searched else 0.0
 
 
 # How many times the longer time, and how many seconds more, a solve takes at most whose starts do
@@ -201,9 +192,11 @@ def _of_regions(facts: Facts) -> float:
 _TIMES, _REPAIRED = 3.0, 5.0
 
 
-def disagreeing(longer: float) -> float:
+def disagreeing(facts: Facts, longer: float, moves: Collection[str]) -> float:
     """Model the most that a search on all points takes, given what one like this does."""
-    return _TIMES * longer + slowness() * _REPAIRED
+    regions = _regions(facts, moves)
+    others = longer if facts.hops else longer - regions
+    return _TIMES * others + slowness() * _REPAIRED + regions
 
 
 # Sinkhorn iterations of each linear problem of a sampled loss that is no product. [L454]

@@ -107,6 +107,7 @@ class Route(NamedTuple):
     dtypes: Dtypes  # of the loop and of the settling
     n_anchors: int  # that a sampled gradient begins with
     longest: float | None = None
+    disagreeing: float = 0.0  # seconds on a CPU if starts are compared and do not agree
 
     @property
     def choices(self) -> tuple[Choice, ...]:
@@ -162,15 +163,15 @@ class Route(NamedTuple):
         usual, longer = (in_units(part, _TIMES) for part in self.seconds)
         rest = f", or {longer} if few points do not tell where all go" if usual != longer else ""
         if self._may_disagree:
-            most = in_units(disagreeing(self.seconds[1]), _TIMES)
+            most = in_units(self.disagreeing, _TIMES)
             rest += f", up to {most} if starts do not agree{' either' if usual != longer else ''}"
         return f"time: about {usual}{rest}, on one quiet core of this machine; {memory}"
 
     @property
     def most(self) -> float:
         """Seconds that a solve on a CPU may take, as far as they are told before it begins."""
-        usual, longer = self.seconds or (0.0, 0.0)
-        return max(usual, disagreeing(longer) * self._may_disagree, self.longest or 0.0)
+        usual, _ = self.seconds or (0.0, 0.0)
+        return max(usual, self.disagreeing * self._may_disagree, self.longest or 0.0)
 
     @property
     def _may_disagree(self) -> bool:
@@ -509,7 +510,7 @@ MOVES = (
     ),
     Move(
         "edges", "a match of the edges of two graphs", "where the plan keeps less than 90% of them",
-        lambda facts, options, limits: _follows(facts, options, limits) and facts.graphs,
+        lambda facts, options, limits: _follows(facts, options, limits) and facts.hops,
         lambda limits: f"{limits.edges:,} pairs; more where the plan is in doubt",
     ),
     Move(
@@ -629,14 +630,15 @@ def make_route(
     moves = [] if init else [move for move in MOVES if move.applies(facts, options, limits)]
     tiled = storage.width is not None
     each = _iteration(facts, name, n_anchors, dtypes, stored=storage.stored, tiled=tiled)
-    seconds, names = None, {move.name for move in moves}
+    seconds, most, names = None, 0.0, {move.name for move in moves}
     if facts.device == "cpu":
         seconds = solve_seconds(facts, options, limits, name, each, names)
+        most = disagreeing(facts, seconds[1], names)
     return Route(
         _size(facts), gradient, precision, storage, _begin(facts, options, moves, init),
         _end(facts, options, name, limits), each, seconds,
         _bytes(facts, options, limits, name, storage, dtypes, n_anchors), dtypes, n_anchors,
-        longest(facts, options, names),
+        longest(facts, options, names), most,
     )  # fmt: skip
 
 

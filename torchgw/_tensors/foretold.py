@@ -66,13 +66,17 @@ def shorten(share: float) -> None:
         told.longer, told.since = share * told.longer, None
 
 
-def say_share(share: float, why: str) -> None:
-    """Say how much of the longer of two forecasts, that of the most chains, a search will take."""
+def say_share(share: float, why: str, more: float = 0.0) -> None:
+    """Say how much of the longer of two forecasts, that of the most chains, a search will take.
+
+    So many seconds ``more`` come beside it.
+    """
     told = _told.get()
     if told is not None and told.usual is not None:
         told.since = told.passed if told.since is None else told.since
-        told.total = max(told.usual, told.since + share * told.longer)
-    logger.info("forecast: %.0f%% of the longer time, as %s", 100 * share, why)
+        told.total = max(told.usual, told.since + share * told.longer + more)
+    beside = f" and {more:.2g} s" if more else ""
+    logger.info("forecast: %.0f%% of the longer time%s, as %s", 100 * share, beside, why)
 
 
 def say_more(seconds: float, why: str) -> None:
@@ -80,6 +84,14 @@ def say_more(seconds: float, why: str) -> None:
     told = _told.get()
     if told is not None and told.usual is not None:
         told.total = told.passed + seconds
+    logger.info("forecast: about %.2g s more, as %s", seconds, why)
+
+
+def say_beside(seconds: float, why: str) -> None:
+    """Say what comes beside all that was said."""
+    told = _told.get()
+    if told is not None and told.usual is not None:
+        told.total += seconds
     logger.info("forecast: about %.2g s more, as %s", seconds, why)
 
 

@@ -325,7 +325,7 @@ class _Solved:
             for item in said:
                 kinds.setdefault(item.category, {})[pair] = str(item.message)
         for category, texts in kinds.items():
-            warn_user(f"Pairs {first_of(list(texts))}: {next(iter(texts.values()))}", category)
+            warn_user(f"{next(iter(texts.values()))} Of pairs {first_of(list(texts))}.", category)
 
     def _solve_small(self, pairs: list[tuple[int, int]]) -> None:
         """Solve small pairs in one call."""

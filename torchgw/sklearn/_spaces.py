@@ -1,6 +1,7 @@
 """Distances and similarities between whole spaces, for estimators that take them precomputed."""
 
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, Literal
 
 import numpy as np
@@ -22,7 +23,9 @@ from torchgw._problem.signatures import features_of_all
 from torchgw.distances.base import DistanceProvider
 
 # Values of pairs by their contents and options.
-_known: dict[tuple[Any, Any], float] = {}
+_known: dict[tuple[str, str], float] = {}
+# Those without contents: numbers of their own.
+_providers = count()
 # How many of them are kept: 100 MB. A choice. [L1370]
 _MOST_KNOWN = 2**18
 # Options that a value does not depend on, and features, whose numbers count.
@@ -48,8 +51,8 @@ class GWDistance(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
     Notes
     -----
-    Values are kept while the process lives, under the contents of two spaces and the options: a
-    search over ``gamma`` and the parameters of an SVM computes each pair once.
+    Values are kept while the process lives, under the contents of two spaces in whichever order and
+    the options: a search over ``gamma`` and the parameters of an SVM computes each pair once.
 
     Examples
     --------
@@ -101,32 +104,31 @@ class GWDistance(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         options.pop("gamma", None)
         spaces = [*Xs, *(Ys or ())]
         features = None if self.features is None else self._features(spaces)
-        if features is not None:
-            first, second = features[: len(Xs)], features[len(Xs) :]
-            options["features"] = first if Ys is None else (first, second)
         asked = repr([(name, options[name]) for name in sorted(options) if name not in _APART])
+        options["features"] = features
         contents = [
             _content(space, None if features is None else features[place], asked)
             for place, space in enumerate(spaces)
         ]
-        rows, columns = contents[: len(Xs)], contents if Ys is None else contents[len(Xs) :]
-        places = [
-            (i, j) for i in range(len(rows)) for j in range(i if Ys is None else 0, len(columns))
-        ]
-        keys = [(rows[i], columns[j]) for i, j in places]
+        first = 0 if Ys is None else len(Xs)
+        rows, columns = range(len(Xs)), range(first, len(spaces))
+        places = [(i, j) for i in rows for j in columns if first or i <= j]
+        # a pair is one problem, whichever of the two comes first
+        places = [(i, j) if contents[i] <= contents[j] else (j, i) for i, j in places]
+        keys = [(contents[i], contents[j]) for i, j in places]
         found = {key: _known[key] for key in keys if key in _known}
         missing = {key: place for key, place in zip(keys, places, strict=True) if key not in found}
         if missing:
             pairs = np.array(list(missing.values()))
-            values = to_numpy(pairwise(Xs, Ys, pairs=pairs, **options, progress=False))
+            values = to_numpy(
+                pairwise(spaces, pairs=pairs, symmetric=False, **options, progress=False)
+            )
             found |= zip(missing, np.maximum(values, 0).tolist(), strict=True)
         _keep(found)
-        table = np.empty((len(rows), len(columns)))
+        table = np.empty((len(spaces), len(spaces)))
         for (i, j), key in zip(places, keys, strict=True):
-            table[i, j] = found[key]
-            if Ys is None:
-                table[j, i] = found[key]
-        return table
+            table[i, j] = table[j, i] = found[key]
+        return table[: len(Xs), first:]
 
     def _features(self, spaces: list[Any]) -> list[torch.Tensor]:
         """Read features by name, divided as those of the spaces of ``fit``."""
@@ -188,10 +190,10 @@ class GWKernel(GWDistance):
         return np.exp(-(self.gamma or self.gamma_) * values)
 
 
-def _content(space: Any, features: torch.Tensor | None, asked: str) -> Any:
+def _content(space: Any, features: torch.Tensor | None, asked: str) -> str:
     """Make a key of what a space holds and of the options; one of its own for a provider."""
     if isinstance(space, DistanceProvider):
-        return object()
+        return f"provider {next(_providers)}"
     graph = as_graph("X", space, directed=True)
     if graph is None:
         parts = [to_tensor("X", space)]
