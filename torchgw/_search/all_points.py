@@ -192,10 +192,6 @@ def search_all_points(
         return first
     if clear and first.alternatives[0].value <= limits.copies * whole.scale:
         return first
-    if max(n, m) <= limits.few_points and n_init is None and how != "fast":
-        # other starts, which are cheap
-        more = find_optima(problem, epsilon, limits.thorough_chains, backend)
-        first = min(more, first, key=_least)
     coarse = whole.problem
     guesses = [Guess(one.label, *among_all(one, coarse)) for one in first.alternatives]
     if (
@@ -360,11 +356,6 @@ def _affordable(problem: Problem, how: SearchName) -> int:
     """Count the chains that a search may follow."""
     limits = limits_of(problem.source.device)
     return affordable_chains(limits, how, *problem.shape)
-
-
-def _least(found: Search) -> float:
-    """Return the lowest value that a search has found."""
-    return min((one.value for one in found.alternatives), default=torch.inf)
 
 
 # Repairs of a plan that forecasts count: four if none helps, 16 if two do; and which share of their
