@@ -117,9 +117,10 @@ def judge(folder: Path, n: int) -> dict[str, Any]:
     # a place has the coordinate of the nearest of some rows
     rows = np.sort(np.random.default_rng(0).choice(n, min(n, _KNOWN), replace=False))
     tree, coordinates = cKDTree(points[rows]), truth[1][rows]
-    for path in files["X"][::step]:
-        start, stop = map(int, path.stem.split("-")[1:])
-        some = slice(None, None, max(1, (stop - start) * min(len(files["X"]), 64) // _DRAWN))
+    ends = [tuple(map(int, path.stem.split("-")[1:])) for path in files["X"][::step]]
+    # at even steps, whatever is left for the last block
+    some = slice(None, None, max(1, sum(stop - start for start, stop in ends) // _DRAWN))
+    for start, stop in ends:
         found = result.rows(start, stop)
         near = coordinates[tree.query(found["place"][some])[1]]
         pairs.append([truth[0][start:stop][some], truth[1][found["partner"][some]], near])

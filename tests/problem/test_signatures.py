@@ -40,7 +40,7 @@ def test_signatures_are_what_they_are_called():
     assert raw("clustering", table)[:, 0] == pytest.approx(known)
     laplacian = networkx.normalized_laplacian_matrix(graph).toarray()
     heat = raw("heat", table)
-    for place, time in enumerate(signatures._TIMES):
+    for place, time in enumerate(signatures.HEAT_TIMES):
         assert heat[:, place] == pytest.approx(np.diag(scipy.linalg.expm(-time * laplacian)))
     rounds = raw("wl", table)
     mean = (table @ rounds[:, 1]) / np.maximum(degree, 1)
@@ -50,8 +50,8 @@ def test_signatures_are_what_they_are_called():
 def test_heat_of_large_graphs_is_that_of_small_ones(monkeypatch):
     _, table, _, _ = pair()
     small = raw("heat", table)
-    monkeypatch.setattr(signatures, "_DENSE_NODES", 10)
-    monkeypatch.setattr(signatures, "_BLOCK_COLUMNS", 17)
+    monkeypatch.setattr(signatures, "CPU", signatures.CPU._replace(all_pairs_points=10))
+    monkeypatch.setattr(signatures, "BLOCK_ENTRIES", 17 * len(table))
     assert raw("heat", table) == pytest.approx(small, rel=1e-9)
 
 

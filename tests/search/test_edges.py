@@ -128,7 +128,9 @@ def test_edges_are_those_given_or_those_of_hops():
     points = np.random.default_rng(0).normal(size=(60, 3))
     apart = np.linalg.norm(points[:, None] - points, axis=2)
     provider = PrecomputedDistance(torch.as_tensor(apart))
-    for other in (apart, graph, 1 - np.eye(60), np.zeros((60, 60))):
+    # logarithms of counts, such as of fibres between regions, have the least one many times
+    counts = np.triu(np.random.default_rng(0).poisson(0.2, (60, 60)), 1)
+    for other in (apart, graph, 1 - np.eye(60), np.zeros((60, 60)), np.log1p(counts + counts.T)):
         assert _edges(PrecomputedDistance(torch.as_tensor(other)), None) is None
     assert _edges(DirectedDistance(torch.as_tensor(hops + np.triu(hops))), None) is None
     given = _edges(provider, connect(csr_array(graph * apart)))

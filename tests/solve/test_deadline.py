@@ -294,7 +294,7 @@ def test_a_limit_ends_with_its_call():
 def test_a_limit_that_cannot_be_held_is_announced_before_any_work(monkeypatch):
     monkeypatch.setattr("torchgw._solve.route.iteration_seconds", lambda *_, **__: 3.0)
     monkeypatch.setattr("torchgw._solve.route.slowness", lambda: 1.0)
-    monkeypatch.setattr("torchgw._solve.forecast._LONG", float("inf"))
+    monkeypatch.setattr("torchgw._solve.forecast.LONG", float("inf"))
     with pytest.warns(torchgw.PerformanceWarning, match=r"^`time_limit` cannot be held.* 6 s for"):
         torchgw.solve(**clouds(20, 24), n_init=1, time_limit=1, random_state=0)
     # two iterations fit here, but for what a limit may be late

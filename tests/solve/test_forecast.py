@@ -28,7 +28,7 @@ def test_long_work_is_announced(monkeypatch, caplog):
     with caplog.at_level(logging.INFO, logger="torchgw"):
         torchgw.solve(X, X, distances="sqeuclidean", random_state=0)
     assert "forecast" in caplog.text
-    monkeypatch.setattr(forecast, "_LONG", 0.0)
+    monkeypatch.setattr(forecast, "LONG", 0.0)
     with pytest.warns(
         PerformanceWarning, match="^This solve takes long: 60 x 60 points take about .* s for each"
     ):
@@ -64,7 +64,7 @@ def test_options_that_take_longer_are_announced(options, count, monkeypatch):
     """In the first second, with how long and what would be faster."""
     X = np.random.default_rng(0).normal(size=(40, 3))
     short = {"max_iter": 1, "inner_max_iter": 1, "n_init": 1, "random_state": 0}
-    monkeypatch.setattr(forecast, "_LONG", 0.0)
+    monkeypatch.setattr(forecast, "LONG", 0.0)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         solve_by_name(X, X, distances="euclidean", **short, **options)
@@ -77,7 +77,7 @@ def test_the_sharpest_plans_are_warned_of(monkeypatch):
     """Of trees of 500 nodes, 43 CPU seconds at this share of the scale; the log alone said so."""
     X = np.random.default_rng(0).normal(size=(30, 3))
     given = {"distances": "euclidean", "max_iter": 1, "n_init": 1, "random_state": 0}
-    monkeypatch.setattr(forecast, "_LONG", 0.0)
+    monkeypatch.setattr(forecast, "LONG", 0.0)
     for options, announced in (({"epsilon": 1e-7}, True), ({}, False)):
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
@@ -204,7 +204,7 @@ def _two_clouds(rng):
 def test_what_takes_long_is_said_once(given, options, said, monkeypatch):
     """Whatever the number of solves that an answer takes."""
     problem = given(np.random.default_rng(0))
-    monkeypatch.setattr(forecast, "_LONG", 0.0)
+    monkeypatch.setattr(forecast, "LONG", 0.0)
     monkeypatch.setattr(world, "_LONG", 0.0)
     monkeypatch.setattr(World, "seconds", lambda *_: 1.0)
     with warnings.catch_warnings(record=True) as told:

@@ -383,7 +383,7 @@ def test_pairs_of_copies_leave_nothing_to_search_for():
 def test_few_pairs_among_many_points_say_where_all_go():
     """A few drawn points of a cloud that looks alike from all sides favour any match."""
     few = limits.LIMITS["cpu"]._replace(
-        dense=1e4, subsample=1e5, followed=1e5, chain_products=1e6, product=1_000, all_points=128
+        dense=1e4, subsample=1e5, chain_products=1e6, product=1_000, all_points=128
     )
     reached = []
     with (

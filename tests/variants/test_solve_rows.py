@@ -27,7 +27,11 @@ pytestmark = [
 def curve(n, seed):
     """Points along a bent curve, closer together at one end, and how far along each is."""
     t = np.random.default_rng(seed).random(n) ** 2
-    return np.stack([np.cos(4 * t), np.sin(4 * t), t], axis=1), t
+    return on_curve(t), t
+
+
+def on_curve(t):
+    return np.stack([np.cos(4 * t), np.sin(4 * t), t], axis=1)
 
 
 (X, AT_X), (Y, AT_Y) = curve(N, 0), curve(M, 1)
@@ -69,9 +73,17 @@ def test_a_base_is_as_large_as_a_sample_needs(tmp_path, monkeypatch, capsys):
     assert 32 < found.cells[0] < N / 2
     assert found.marginal_error < 0.03
     assert found.value_change > 0
+    # the base before was further off than this one
+    missed = found.rows()["place"] - on_curve(AT_X)
+    assert np.linalg.norm(missed, axis=1).mean() < found.place_change < 0.5
     assert found.distance_error < found.epsilon**0.5
     told = capsys.readouterr().err
-    for words in ("base of 32: marginal error", "8 blocks of rows are matched", "block 8 of 8"):
+    for words in (
+        "base of 32: marginal error",
+        "8 blocks of rows are matched",
+        "cells of Y, block 4 of 4",
+        "rows, block 8 of 8",
+    ):
         assert words in told
 
 

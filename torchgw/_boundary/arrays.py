@@ -13,8 +13,9 @@ from torch import Tensor
 
 from torchgw._errors import InvalidInputError, InvalidTypeError, TorchGWWarning, warn_user
 
-# Relative asymmetry that rounding can explain. [L264, L302, L391]
-SYMMETRY_TOLERANCE = 1e-5
+# Two distances that differ by no more than this share of the largest may be the same, as rounding
+# of single precision can explain that. [L264, L302, L391, L415, L589, L610]
+SAME_DISTANCE = 1e-5
 # Relative deviation of a total mass that rounding can explain. [L264, L265, L391]
 MASS_TOLERANCE = 1e-4
 # The same deviation for a starting plan, as solvers in float32 leave it. [L264]
@@ -224,14 +225,14 @@ def check_distances(name: str, value: Any, *, signed: bool = False) -> Tensor:
     check_finite(name, tensor, "Replace infinite entries (unreachable pairs) by a finite distance.")
     scale = check_magnitude(name, tensor)
     gap = float((tensor - tensor.T).abs().max())
-    if gap > SYMMETRY_TOLERANCE * scale:
+    if gap > SAME_DISTANCE * scale:
         raise InvalidInputError(
             f"`{name}` must be symmetric; entries differ from their transposes by up to {gap:.3g} "
             f"(largest entry {scale:.3g}). {symmetric_advice(name, tensor)} Costs that differ with "
             f"the direction are torchgw.distances.DirectedDistance({name}), in place of points."
         )
     least = float(tensor.min())
-    rounding = least >= -SYMMETRY_TOLERANCE * scale
+    rounding = least >= -SAME_DISTANCE * scale
     if least >= 0 or (signed and not rounding):
         return tensor
     if not rounding:

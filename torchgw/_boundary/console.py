@@ -59,13 +59,13 @@ class Progress:
         )
         self._write(line)
 
-    def block(self, done: int, count: int, spent: float) -> None:
-        """Show how many of the blocks of rows are done, after so many seconds."""
+    def block(self, what: str, done: int, count: int, spent: float) -> None:
+        """Show how many of some blocks are done, after so many seconds."""
         now = time.monotonic()
         if done == count or now - self._last >= self._pause:
             self._last = now
             left = _duration(spent / done * (count - done))
-            self._write(f"block {done} of {count}  {_duration(spent)}, about {left} left")
+            self._write(f"{what}, block {done} of {count}  {_duration(spent)}, about {left} left")
 
     def _write(self, line: str) -> None:
         """Write a line, over the last one where it moves."""

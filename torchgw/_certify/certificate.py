@@ -213,11 +213,15 @@ def _bounds(
     for place, way in enumerate(ways):
         left = max(end - monotonic(), 0.0) * _TIME[way] / sum(_TIME[one] for one in ways[place:])
         if way == "cut":
-            transport = Transport(question.a, question.b, question.allowed)
-            planes = CuttingPlanes(question, best.plan, gap, transport)
-            planes.run(left)
-            best.see(planes.plan)
-            yield planes.proof()
+            until, short = monotonic() + left, True
+            for whole in (False, True):
+                if short:
+                    transport = Transport(question.a, question.b, question.allowed)
+                    planes = CuttingPlanes(question, best.plan, gap, transport, whole=whole)
+                    planes.run(until - monotonic())
+                    best.see(planes.plan)
+                    yield planes.proof()
+                    short = planes.short
         else:
             found = None if way == "lift" else squares(question, device, left * _SHARE)
             lifting = Lifting(question, device, matchings=exchanged, squares=found)

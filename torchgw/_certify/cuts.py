@@ -6,8 +6,14 @@ With G_X = sum_r sigma_r u_r u_r' and G_Y alike,
 
 Every linear problem gives a cut, t + w . z >= h(w), that all plans meet. A concave function is
 least at a vertex of the polytope of all cuts. The linear problem of the objective linearised there
-cuts the vertex off and gives a plan [1]_. Numbers with c_k < 0 count by a tangent, and those that
-matter least where there are many by their secant in the range that sorting gives: both join t.
+cuts the vertex off and gives a plan [1]_. Numbers with c_k < 0 count by a tangent, which joins t.
+Not all others are followed: z_ij = |u_i| |v_j| R_ij, where the rows and the columns of R have
+squares of sum one at most, as A^-1/2 P B^-1/2 is a contraction. With c_ij z_ij^2 = m_ij R_ij^2,
+
+    sum_ij m_ij R_ij^2 <= sum_i p_i + sum_j q_j - sum_followed (p_i + q_j - m_ij) R_ij^2
+
+for all p, q >= 0 with p_i + q_j >= m_ij where (i, j) is not followed: the long axes of flat clouds
+that meet leave little to what lies across.
 
 References
 ----------
@@ -35,15 +41,17 @@ _VERTICES = 600_000
 # The part of the gap by which bounds end below the best value: it is met, not missed by rounding.
 # A choice.
 _INSIDE = 0.99
-# Numbers whose squares together matter less than this share have a secant in any case. [L1354]
+# Numbers whose squares together matter less than this share are not followed in any case. [L1354]
 _NEGLIGIBLE = 1e-9
-# The part of the gap that is left to secants. [L1376]
-_SECANTS = 0.25
+# The part of the gap that what is not followed may lose at the best plan. [L1676]
+_UNFOLLOWED = 0.25
 # Cuts are lowered by random shares of this part of the range of t, so that no vertex lies on more
 # faces than there are dimensions. [L1354]
 _LOWERED = 1e-9
 # Times the gap by which a cut has to raise its vertex: less takes a better solver. [L1408]
 _DEPTH = 1.25
+# Sizes of factors of which no mass is held. A choice.
+_TINY = 1e-75
 # Relative gain that is worth another step from a plan to the next. [L1354]
 _GAIN = 1e-9
 
@@ -79,35 +87,43 @@ class Solver(Protocol):
 
 
 class CuttingPlanes:
-    """The cuts, the polytope that they leave, and the best plan so far."""
+    """The cuts, the polytope that they leave, and the best plan so far.
 
-    def __init__(self, question: Objective, plan: Any, gap: float, solver: Solver) -> None:
+    What is not followed may lose a share of the gap at the plan that is given, and more at others:
+    no bound is above what `run` has seen there. With ``whole`` as much as can be is followed.
+    """
+
+    def __init__(
+        self, question: Objective, plan: Any, gap: float, solver: Solver, *, whole: bool = False
+    ) -> None:
         self.question, self._transport, self._gap = question, solver, gap
         (u, sigma), (v, tau) = question.factors
         self._left, self._right = np.repeat(u, v.shape[1], 1), np.tile(v, (1, u.shape[1]))
         self._c = c = 2 * question.alpha * np.outer(sigma, tau).ravel()
         low, high = self._ranges()
         self.plan, self.value = plan, question.value(plan)
+        # what the objective of what is followed was at least, of all plans
+        self._reached = np.inf
         _, z = self._read(plan)
-        matter = np.where(c > 0, c * (high - low) ** 2, 0)
-        order = np.argsort(-matter)
-        # what the secants of those from each on are below the squares at most
-        missed = matter[order][::-1].cumsum()[::-1] / 4
-        few = missed > _NEGLIGIBLE * matter.sum() + _SECANTS * gap * abs(self.value)
-        self._active = np.sort(order[:ACTIVE][few[:ACTIVE]])
-        passive = np.setdiff1d(np.arange(len(c)), self._active)
-        self._slope = np.zeros_like(c)
-        self._slope[passive] = np.where(c > 0, -c * (low + high), -2 * c * z)[passive]
+        sizes = np.outer(*(spread(*side) for side in ((u, question.a), (v, question.b))))
+        lost = 0.0 if whole else _UNFOLLOWED * gap * abs(self.value)
+        self._active, self._shares = _followed(
+            c.reshape(sizes.shape) * sizes, z**2 / sizes.ravel(), lost
+        )
+        convex = c < 0
+        self._slope = np.where(convex, -2 * c * z, 0.0)
         # where the tangents touch
         self._touched = z
-        rest = np.where(c > 0, c * low * high, c * z**2)[passive].sum()
-        self._constant = question.constant + float(rest)
+        rest = float((c * z**2)[convex].sum()) - float(np.concatenate(self._shares).sum())
+        self._constant = question.constant + rest
         left, right, own = question.linear
         self._linear = ProductCost(
             np.hstack([left, self._left * self._slope]), np.hstack([right, self._right]), own
         )
         kept = self._active
-        self._u, self._v, self._k = self._left[:, kept], self._right[:, kept], c[kept]
+        given = np.add.outer(*self._shares).ravel() / sizes.ravel()
+        self._u, self._v = self._left[:, kept], self._right[:, kept]
+        self._k = (c - given)[kept].clip(min=0.0)
         self._low, self._width = low[kept], (high - low)[kept]
         self._depth = _DEPTH if len(kept) <= CPU.shallow_cuts else np.inf
         self._slopes: list[Array] = []
@@ -188,6 +204,8 @@ class CuttingPlanes:
         if value < self.value:
             self.plan, self.value = plan.toarray(), value
         kept: Array = z[self._active]
+        followed = self._constant + t + float(self._slope @ z - self._k @ kept**2)
+        self._reached = min(self._reached, followed)
         return kept
 
     def _descend(self, z: Array | None) -> None:
@@ -198,9 +216,19 @@ class CuttingPlanes:
             z = self._cut(-2 * self._k * z)
 
     @property
+    def short(self) -> bool:
+        """Whether the gap cannot be met unless more is followed."""
+        return self._reached < self._most
+
+    @property
     def _most(self) -> float:
         """What meets the gap: vertices that cost more do not matter."""
         return self.value - _INSIDE * self._gap * abs(self.value)
+
+    @property
+    def _enough(self) -> float:
+        """Where bounds end."""
+        return min(self._most, self._reached - self._gap * abs(self.value) / 2)
 
     def _costs(self, x: Array) -> Array:
         """Compute what points (N, D) of the polytope cost."""
@@ -224,7 +252,7 @@ class CuttingPlanes:
         """Cut until no plan costs less than the best by more than the gap, or time is up."""
         end = monotonic() + seconds
         assert self._polytope is not None
-        while self.bound < self._most and monotonic() < end:
+        while self.bound < self._enough and monotonic() < end:
             if len(self._polytope.costs) > _VERTICES:
                 return
             before, vertex = self.value, self._lowest
@@ -243,6 +271,53 @@ class CuttingPlanes:
         """Collect what proves the bound: the cuts and their potentials."""
         return Bound(self.question.method, min(self.bound, self.value), {
             **self.question.tables, "active": self._active, "touched": self._touched,
-            "slopes": np.array(self._slopes), "heights": np.array(self._heights),
-            "potentials": np.array(self._potentials),
+            "rows": self._shares[0], "columns": self._shares[1], "slopes": np.array(self._slopes),
+            "heights": np.array(self._heights), "potentials": np.array(self._potentials),
         })  # fmt: skip
+
+
+def spread(u: Array, weights: Array) -> Array:
+    """Find sizes (d,) with |U x|^2 of weights A at most sum_i sizes_i x_i^2, for factors (n, d)."""
+    gram = (u.T * weights) @ u
+    size = gram.diagonal().clip(min=_TINY)
+    together = np.linalg.eigvalsh(gram / np.sqrt(np.outer(size, size)))
+    found: Array = size * together.max(initial=1.0)
+    return found
+
+
+def _followed(m: Array, squares: Array, lost: float) -> tuple[Any, tuple[Array, Array]]:
+    """Choose what is followed, (k,), and p (d,) and q (e,) for the others.
+
+    Of the largest m (d, e) those are left out, one by one, without which the bound at R with these
+    ``squares`` (d e,) is short by ``lost`` at most.
+    """
+    large = np.argsort(-m.ravel())[:ACTIVE]
+    kept = large[m.ravel()[large] > 0]
+    loss, shares = _shares(m, squares, kept)
+    lost = max(loss, lost + _NEGLIGIBLE * float(m.clip(min=0).sum()))
+    while len(kept):
+        tries = [_shares(m, squares, np.delete(kept, k)) for k in range(len(kept))]
+        k = int(np.argmin([loss for loss, _ in tries]))
+        if tries[k][0] > lost:
+            break
+        kept, shares = np.delete(kept, k), tries[k][1]
+    return np.sort(kept), shares
+
+
+def _shares(m: Array, squares: Array, kept: Places) -> tuple[float, tuple[Array, Array]]:
+    """Find p and q of the least loss at R with these squares, a linear problem, and that loss."""
+    d, e = m.shape
+    rest = m.ravel().clip(min=0)
+    rest[kept] = 0
+    # p_i + q_j is no less than the rest, nor than what it takes off the numbers that are followed
+    rows = np.zeros((d * e, d + e + len(kept)))
+    rows[:, :d] = -np.repeat(np.eye(d), e, 0)
+    rows[:, d : d + e] = -np.tile(np.eye(e), (d, 1))
+    rows[kept, d + e + np.arange(len(kept))] = 1
+    costs, unit = np.concatenate([np.ones(d + e), -squares[kept]]), float(np.abs(m).max())
+    most = [(0, None)] * (d + e) + [(0, each) for each in m.ravel()[kept] / unit]
+    found = unit * scipy.optimize.linprog(costs, rows, -rest / unit, bounds=most).x
+    p, q = found[:d], found[d : d + e]
+    p = p + (rest.reshape(d, e) - p[:, None] - q).max(1).clip(min=0)
+    off = np.minimum(np.add.outer(p, q).ravel(), m.ravel())[kept] @ squares[kept]
+    return float(p.sum() + q.sum() - off - rest @ squares), (p, q)

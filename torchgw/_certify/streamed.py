@@ -133,7 +133,7 @@ class StreamedPlanes(CuttingPlanes):
         end: float = math.inf,
     ) -> None:
         self._sharp = (prices := Prices(question, device, end)).sharp
-        super().__init__(question, plan, gap, prices)
+        super().__init__(question, plan, gap, prices, whole=True)
 
     def _read(self, plan: Moments) -> tuple[float, Array]:
         return plan.t, plan.z.ravel()

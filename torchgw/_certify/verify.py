@@ -42,6 +42,8 @@ _MISSED, _TURNED, _TOGETHER, _AT_ONCE = 1e-6, 1e-12, 2**17, 2**7
 # In units of a box around all plans: what cuts are lowered by at most, and slacks and costs that
 # are rounding. And numbers that cuts may have. Choices.
 _LOWERED, _ROUNDED, _NEAR, _DIMENSIONS = 1e-11, 1e-15, 1e-12, 16
+# Sizes of factors of which no mass is held. A choice.
+_TINY = 1e-75
 # Points of a group at most; groups that are read first. [L1625, L1673]
 _GROUP, _FIRST = 64, 4
 
@@ -462,14 +464,20 @@ def _cut(constant: float, least: Any, factors: Any, data: _Data, arrays: dict[st
     pairs = list(zip(left.T, right.T, strict=True))
     high = np.array([_pairing(x, data.a, y, data.b) for x, y in pairs])
     low = np.array([-_pairing(-x, data.a, y, data.b) for x, y in pairs])
-    # -c z^2 lies above its secant or, if convex, above any tangent
     kept, z = arrays["active"].astype(int), arrays["touched"]
     inside = np.isin(kept, np.arange(len(c))).all()
     _check(inside, "follows products of factors that there are not.")
     _check((c[kept] > 0).all(), "follows a convex term where only concave ones can be.")
-    away = np.isin(np.arange(len(c)), kept, invert=True)
-    slope = np.where(away, np.where(c > 0, -c * (low + high), -2 * c * z), 0.0)
-    constant += float(np.where(c > 0, c * low * high, c * z**2)[away].sum())
+    # -c z^2 lies above any tangent, if convex
+    slope = np.where(c < 0, -2 * c * z, 0.0)
+    constant += float((c * z**2)[c < 0].sum())
+    # else it is -m R^2 of a contraction R, with rows and columns of squares of sum one at most
+    sizes = np.outer(_spread(u, data.a), _spread(v, data.b)).ravel()
+    p, q = arrays["rows"], arrays["columns"]
+    shares, away = np.add.outer(p, q).ravel(), np.isin(np.arange(len(c)), kept, invert=True)
+    enough = (shares >= c * sizes * (1 - _NEAR))[away].all() and min(p.min(), q.min()) >= 0
+    _check(enough, "leaves out a product of factors that may matter more.")
+    constant -= float(p.sum() + q.sum())
 
     # every plan meets every cut t + w . z >= h
     def missed(w: Array, height: float, f: Array) -> float:
@@ -484,7 +492,16 @@ def _cut(constant: float, least: Any, factors: Any, data: _Data, arrays: dict[st
         off = float(np.max([0.0, *threads.map(missed, *cuts)]))
     _check(off <= _MISSED * data.size, "has a cut that does not hold.")
     claim = data.claim - constant
-    return constant + _least_vertex(c[kept], low[kept], high[kept], claim, arrays), off
+    left = (c - shares / sizes)[kept].clip(min=0)
+    return constant + _least_vertex(left, low[kept], high[kept], claim, arrays), off
+
+
+def _spread(u: Array, weights: Array) -> Array:
+    """Bound |U x| of weights A by |D x|, and give the diagonal D^2."""
+    gram = (u.T * weights) @ u
+    size = gram.diagonal().clip(min=_TINY)
+    found: Array = size * np.linalg.eigvalsh(gram / np.sqrt(np.outer(size, size))).max(initial=1.0)
+    return found
 
 
 def _least_vertex(c: Array, low: Array, high: Array, claim: float, arrays: Any) -> float:

@@ -32,6 +32,7 @@ from torchgw._errors import UnsupportedError
 from torchgw._plans.contract import Anchors
 from torchgw._plans.contract import Plan as Plan
 from torchgw._plans.transport import TransportPlan
+from torchgw._problem.limits import limits_of
 from torchgw._problem.losses import Loss, sums
 from torchgw._problem.problem import Problem
 from torchgw._sinkhorn.annealing import START_NOISE
@@ -51,13 +52,9 @@ from torchgw._tensors.operations import categories_at
 from torchgw.distances.base import BLOCK_ENTRIES, Entrywise
 from torchgw.distances.sampling import choose_points
 
-# A sum over all points takes so many columns as nodes, where each column is a run of shortest
-# paths. [L111]
-_QUADRATURE_COLUMNS = 96
-# Columns from which it is judged which distances anchors can show, and anchors that are needed
-# within a distance. [L256]
-_VISIBLE_COLUMNS = 16
-_FEWEST = 32
+# Columns that tell of all which distances anchors can show, and where a source point lies among
+# the others; and anchors that are needed within a distance. [L119, L256]
+FEW_COLUMNS, _FEWEST = 16, 32
 # Levels of a minimum, the columns that means at every level are taken over at most, and how far
 # beyond the largest distance of some columns levels reach. [L262, L271]
 _LEVELS = 64
@@ -125,13 +122,13 @@ def visible(problem: Problem, n_anchors: int) -> Problem:
     # the median of some columns, count as the largest such. A minimum becomes a mean of products.
     loss = problem.loss
     if loss.cross is None:
-        sides = (problem.source, problem.target)
+        sides = problem.sides
         reach = min(map(_largest, sides, problem.marginals))
         return replace(problem, loss=SampledLoss.of(loss, levels=Levels(reach, _LEVELS)))
     if not loss.singular:
         return problem
     provider, weights = problem.target.relations()[0], problem.marginals.b
-    index = _spaced(weights, _VISIBLE_COLUMNS)
+    index = _spaced(weights, FEW_COLUMNS)
     values, order = provider.columns(index).sort(dim=0)
     mass = weights[order].cumsum(0)
     share = mass.new_full((len(index), 1), _FEWEST / n_anchors)
@@ -159,8 +156,9 @@ def _quadrature(provider: DistanceProvider, weights: Tensor) -> tuple[Tensor | N
     """Choose nodes, ``None`` for all points, and masses of a sum over all points by weight."""
     if provider.cheap_columns:
         return None, weights.to(provider.dtype)
-    # each node counts with the weight of the points nearest to it
-    nodes = choose_points(provider, weights, _QUADRATURE_COLUMNS)
+    # where each column is a run of shortest paths; each node counts with the weight of the points
+    # nearest to it
+    nodes = choose_points(provider, weights, limits_of(provider.device).few_points)
     return nodes.indices, nodes.weights.to(provider.dtype)
 
 
@@ -507,11 +505,11 @@ class StrictGradient(Gradient):
     def remembered(self, coupling: Tensor | Anchors, **rest: Any) -> Linearised:
         """Keep a coupling, and what the cost depends on besides."""
         problem = self.problem
-        sides = problem.source, problem.target
+        sides = problem.sides
         return Linearised(self.name, sides, coupling, problem.alpha, problem.loss, **rest)
 
     def why_not_captured(self) -> str | None:
-        loss, sides = self.problem.loss, (self.problem.source, self.problem.target)
+        loss, sides = self.problem.loss, self.problem.sides
         if loss.cross is None:
             return f"loss={loss.name!r} takes one launch after the other for each point."
         if not all(side.capturable for side in sides):

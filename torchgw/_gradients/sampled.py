@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from torchgw._gradients.contract import (
+    FEW_COLUMNS,
     CostNoise,
     CostRows,
     LinearCost,
@@ -35,8 +36,6 @@ from torchgw._typing import Marginals
 from torchgw.distances.base import DistanceProvider, both_ways
 from torchgw.distances.sampling import choose_points
 
-# Spread-out points whose distances are coordinates by which source points are ordered. [L119]
-_COORDINATES = 16
 # Strata that the noise is estimated from at most, two anchors each. [L272]
 _NOISE_STRATA = 128
 # For a cross term that is no product, a mean over a plan becomes a mean over pairs: anchors times
@@ -136,9 +135,9 @@ class SampledGradient(StrictGradient):
         super().__init__(visible(problem, n_anchors))
         self.n_anchors, self.redraw = n_anchors, redraw
         # anchors read directed costs in both directions by turns, as two parts of the cross term
-        self._ways = both_ways(problem.source, problem.target)
+        self._ways = both_ways(*problem.sides)
         # the order of the source points, in which neighbours are near each other
-        nodes = choose_points(problem.source, problem.marginals.a, _COORDINATES).indices
+        nodes = choose_points(problem.source, problem.marginals.a, FEW_COLUMNS).indices
         self._order = block_order(problem.source.columns(nodes), 1).point
         self._means = self._mean_columns(problem.marginals)
         self.row, self.column = (term.double() for term in own_terms(problem, problem.marginals))

@@ -23,7 +23,7 @@ from torchgw._many.spaces import Listed, Measure, check_measure, read_spaces
 from torchgw._problem.named import DistanceName, ScaleName, pair_of_distances
 from torchgw._results.base import Result
 from torchgw._solve.table import check_options
-from torchgw._tensors.operations import EQUAL, straight
+from torchgw._tensors.operations import EQUAL, centred, straight
 from torchgw._typing import Array, Seed
 
 Null = Literal["auto", "rotated", "columns", "entries", "rewired"]
@@ -68,9 +68,7 @@ def entries_shuffled(table: Tensor, count: int, generator: torch.Generator) -> T
 
 def points_of(name: str, table: Tensor) -> Tensor:
     """Find points (n, d) whose Euclidean distances a table has; refuse one that has none."""
-    square = table.double().square()
-    gram = -(square - square.mean(0) - square.mean(1, keepdim=True) + square.mean()) / 2
-    sizes, vectors = torch.linalg.eigh(gram)
+    sizes, vectors = torch.linalg.eigh(-centred(table.double().square()) / 2)
     # negative eigenvalues up to a share of the largest are rounding
     if bool(sizes[0] < -1e-8 * sizes[-1]):
         raise InvalidInputError(

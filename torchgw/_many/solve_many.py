@@ -14,7 +14,7 @@ from torchgw._batch.packing import inside_of
 from torchgw._boundary.arrays import (
     FORBIDDEN,
     MASS_TOLERANCE,
-    SYMMETRY_TOLERANCE,
+    SAME_DISTANCE,
     check_finite,
     check_linear_cost,
     check_magnitude,
@@ -170,7 +170,7 @@ def read_stack(
     check_finite(name, stack, "Replace infinite entries (unreachable pairs) by a finite distance.")
     largest = check_magnitude(name, stack)
     # what is above zero on one side of the diagonal is below it on the other
-    if count and float((stack - stack.mT).max()) > SYMMETRY_TOLERANCE * largest:
+    if count and float((stack - stack.mT).max()) > SAME_DISTANCE * largest:
         raise InvalidInputError(f"`{name}` must hold symmetric matrices.")
     least = float(stack.min()) if count else 0.0
     if least < 0 and not signed:

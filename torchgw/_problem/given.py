@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchgw._boundary.arrays import check_distances, check_points
+from torchgw._boundary.arrays import SAME_DISTANCE, check_distances, check_points
 from torchgw._boundary.checks import listed
 from torchgw._boundary.graphs import as_graph, has_directions
 from torchgw._errors import (
@@ -45,8 +45,6 @@ _FEW = 1_000
 # Ratio of two largest distances from which on they may have other units: half of a shape is more
 # than half as wide as the whole. [L1393]
 _UNITS = 2.0
-# How far eigenvalues of two spaces that are the same may differ, as a share of the largest. [L415]
-_SAME = 1e-5
 
 
 def warn_of_transposed_points(name: str, points: Tensor) -> None:
@@ -229,12 +227,12 @@ def check_tables_fit(
 
 def are_copies(problem: Problem) -> bool:
     """Tell whether weights and distances of both spaces are the same, by weighted eigenvalues."""
-    sides = problem.source, problem.target
+    sides = problem.sides
     a, b = problem.marginals
     many = len(a) > limits_of(a.device).compared_points
     if len(a) != len(b) or many or not all(side.cheap_columns for side in sides):
         return False
-    if not torch.allclose(a.sort().values, b.sort().values, rtol=_SAME, atol=0):
+    if not torch.allclose(a.sort().values, b.sort().values, rtol=SAME_DISTANCE, atol=0):
         return False
     tables = [
         weight.sqrt()[:, None] * stored_matrix(side).double() * weight.sqrt()
@@ -242,10 +240,10 @@ def are_copies(problem: Problem) -> bool:
     ]
     # eigenvalues take a GPU milliseconds; the sum of their squares costs next to nothing and is
     # compared first
-    if not torch.isclose(tables[0].norm(), tables[1].norm(), rtol=_SAME, atol=0):
+    if not torch.isclose(tables[0].norm(), tables[1].norm(), rtol=SAME_DISTANCE, atol=0):
         return False
     one, other = map(torch.linalg.eigvalsh, tables)
-    return bool((one - other).abs().max() <= _SAME * one.abs().max())
+    return bool((one - other).abs().max() <= SAME_DISTANCE * one.abs().max())
 
 
 class Passed(NamedTuple):

@@ -50,8 +50,9 @@ class Limits(NamedTuple):
     # Storage. Bytes of a cost up to which it is stored where that is faster: the memory of
     # streaming does not grow with n m. [L92]
     stored_bytes: float
-    # Entries above which a factored solve begins on a subsample, and from which on it ends on cells
-    # of near points. [L298, L424, L458]
+    # Entries above which a factored solve begins on a subsample, and up to which every optimum that
+    # may end lower is solved from; and from which on it ends on cells of near points. [L298, L424,
+    # L458, L1161, L1291]
     subsample: float
     cells: float
     # Entries of cells up to which they are solved in float64, so that finer cells begin at their
@@ -76,19 +77,18 @@ class Limits(NamedTuple):
     # system keeps sixty: 1 GB. [L492]
     differentiated: int
 
-    # The search. Points of a side of the coarse problem; up to which all points are searched where
-    # those say little; and up to which problems are put in a standard form, which all ways to write
-    # them share. [L110, L116, L109, L219, L1331]
+    # The search. Points of a side of the coarse problem, up to which relaxed ones have starts of
+    # their own; up to which all are searched where those say little; and up to which problems
+    # are put in a standard form, which all ways to write them share. [L110, L116, L109, L219, L240,
+    # L1331]
     few_points: int
     all_points: int
     # Points of the larger side from which on chains are of use; points of equal weight up to which
-    # partners are exchanged, and up to which all matchings are looked at; and of relaxed problems,
-    # up to which they have a search. [L662, L1274, L546, L240]
+    # partners are exchanged, and up to which all matchings are looked at. [L662, L1274, L546]
     ordered_points: int
     least_points: int
     exchanged_points: int
     all_matchings: int
-    relaxed_points: int
     # Entries up to which a plane is laid on another at many turns: 3 s for a million. [L1476]
     turned: float
     # Entries up to which relaxed problems are also begun at pairs at equal distances of all points;
@@ -98,9 +98,6 @@ class Limits(NamedTuple):
     # plan is followed by a whole solve. [L1291]
     stacked: int
     product: int
-    # Entries up to which every optimum that may end lower is solved from, and problems of factored
-    # distances are solved twice. [L1161, L1291]
-    followed: float
     # Chains of a search and of a thorough one; the fewest that are worth while; and multiplications
     # that all may take, which are so many times as many in a thorough search. [L331]
     chains: int
@@ -201,8 +198,8 @@ CPU = Limits(
     polished=4e6, checked=2**26, checked_minima=2**20, bounded=4_000_000,
     differentiated=2_000_000,
     few_points=96, all_points=512, ordered_points=1_000, least_points=5, exchanged_points=64,
-    all_matchings=7, relaxed_points=96, turned=2e6, congruent=2**17,
-    stacked=2**13, product=2**14, followed=9e6,
+    all_matchings=7, turned=2e6, congruent=2**17,
+    stacked=2**13, product=2**14,
     chains=16, thorough_chains=64, fewest_chains=4, chain_products=1e12, thorough=16,
     left_open=0.5, few_chains=8, open_chains=4, open_most=2**16, copies=2.5e-3,
     together=2**17, tiny=2**10,

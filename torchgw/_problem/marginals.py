@@ -10,7 +10,7 @@ from torch import Tensor
 from torchgw._boundary.arrays import to_tensor
 from torchgw._boundary.checks import both, is_number
 from torchgw._errors import InvalidInputError, NumericalError
-from torchgw._tensors.operations import LARGEST_LOGARITHM
+from torchgw._tensors.operations import EQUAL, LARGEST_LOGARITHM
 from torchgw._typing import Marginals
 
 # Penalty, over the natural scale, from which on marginals are taken as strict: it would let plans
@@ -25,6 +25,12 @@ def is_assignment(marginals: Marginals) -> bool:
     """Whether there are as many points on both sides, all of one weight."""
     a, b = marginals
     return len(a) == len(b) and bool((a == a[0]).all()) and bool((b == b[0]).all())
+
+
+def weigh_alike(marginals: Marginals) -> bool:
+    """Tell the same up to rounding of the weights, so that matchings are nearly plans."""
+    a, b = marginals
+    return len(a) == len(b) and bool((torch.cat([a, b]) * len(a) - 1).abs().max() <= EQUAL)
 
 
 @dataclass(frozen=True)

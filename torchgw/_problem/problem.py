@@ -8,7 +8,7 @@ import scipy
 import torch
 from torch import Tensor
 
-from torchgw._boundary.arrays import check_linear_cost, check_points, to_tensor
+from torchgw._boundary.arrays import SAME_DISTANCE, check_linear_cost, check_points, to_tensor
 from torchgw._boundary.checks import check_choice, is_number, number_of
 from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw._problem.limits import limits_of
@@ -258,6 +258,11 @@ class Problem:
         return self.source.n, self.target.n
 
     @property
+    def plain(self) -> bool:
+        """Whether the loss is the square of differences of costs that have no direction."""
+        return self.loss.is_square and not self.directed
+
+    @property
     def directed(self) -> bool:
         """Whether costs of either side differ with the direction, or are of several relations."""
         return self.source.directed or self.target.directed
@@ -309,16 +314,13 @@ def hops_of(provider: DistanceProvider) -> Tensor | None:
     table = provider.matrix()
     if table is None or provider.directed:
         return None
-    apart = table > 0
-    least = table.where(apart, torch.inf).min()
-    edges = apart & (table <= (1 + _SAME) * least)
-    # distances that are no hops have few pairs at the least one; a graph itself has no others
-    graph = bool((edges.sum() >= len(table)) & (table.max() > 2 * (1 - _SAME) * least))
+    hops = table / table.where(table > 0, torch.inf).min()
+    edges = (hops > 0) & (hops <= 1 + SAME_DISTANCE)
+    # distances that are no hops have few pairs at the least one, or parts of it: many nerves have
+    # the least count, of which logarithms are taken; a graph itself has no others
+    whole = ((hops - hops.round()).abs() <= SAME_DISTANCE * hops).all()
+    graph = bool((edges.sum() >= len(table)) & (hops.max() > 2 * (1 - SAME_DISTANCE)) & whole)
     return edges if graph else None
-
-
-# Two distances are the same up to this share. A choice. [L1282]
-_SAME = 1e-4
 
 
 def _edges(*sides: DistanceProvider) -> tuple[int, bool]:
@@ -388,6 +390,11 @@ class Facts(NamedTuple):
             clouds=any(isinstance(side, PointDistance) for side in (source, target)),
             free=known_free(3 * 8 * source.n * target.n, source.device),
         )  # fmt: skip
+
+    @property
+    def plain(self) -> bool:
+        """Whether the loss is the square of differences of costs that have no direction."""
+        return self.square and not any(self.directed)
 
     @property
     def entries(self) -> int:

@@ -123,7 +123,7 @@ def with_likely(problem: Problem, pairs: KnownPairs) -> Problem:
 def compared(problem: Problem, pairs: Indices, weights: Tensor, kept: Indices) -> Cost:
     """Compute sum_k weights_k loss(DX_ii(k), DY_jj(k)) between points, (n, m) float64."""
     # the mean of both directions of directed costs
-    ways = both_ways(problem.source, problem.target)
+    ways = both_ways(*problem.sides)
     weights = weights / len(ways)
     loss, cost = problem.loss, None
     shape = len(kept.source), len(kept.target)

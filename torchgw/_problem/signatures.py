@@ -13,7 +13,9 @@ from torch import Tensor
 from torchgw._boundary.arrays import check_distances
 from torchgw._boundary.graphs import as_graph, attribute_names, node_attribute
 from torchgw._errors import InvalidInputError
+from torchgw._problem.limits import CPU
 from torchgw.distances import Geodesics, validate_graph
+from torchgw.distances.base import BLOCK_ENTRIES
 
 SignatureName = Literal["degree", "clustering", "heat", "wl"]
 Array = NDArray[np.float64]
@@ -21,12 +23,9 @@ Array = NDArray[np.float64]
 # Share of entries off the diagonal up to which a given matrix is that of a graph: of distances
 # hardly any are zero. [L339]
 _GRAPH_SHARE = 0.5
-# Times of the heat kernel. Eigenvalues are at most 2, so after the time 16 only communities are
-# left to see. [L339]
-_TIMES = (1.0, 2.0, 4.0, 8.0, 16.0)
-# Nodes up to which all eigenvalues are found; beyond, columns of the heat kernel by blocks. [L339]
-_DENSE_NODES = 3_000
-_BLOCK_COLUMNS = 256
+# Times of the heat kernel, each twice the one before. Eigenvalues are at most 2, so after the last
+# only communities are left to see. [L339]
+HEAT_TIMES = (1.0, 2.0, 4.0, 8.0, 16.0)
 # Times that degrees are averaged over neighbours. [L339]
 _ROUNDS = 3
 
@@ -174,19 +173,21 @@ def _heat(adjacency: scipy.sparse.csr_array) -> Array:
     # a node without edges keeps its heat
     own = scipy.sparse.diags_array(np.asarray(degree > 0, dtype=np.float64))
     laplacian = scipy.sparse.csr_array(own - root @ adjacency @ root)
-    if n <= _DENSE_NODES:
+    # all eigenvalues, or columns of the kernel by blocks
+    if n <= CPU.all_pairs_points:
         values, vectors = torch.linalg.eigh(torch.from_numpy(laplacian.toarray()))
         decay = torch.exp(
-            -values[:, None] * torch.tensor(_TIMES, dtype=torch.float64, device=values.device)
+            -values[:, None] * torch.tensor(HEAT_TIMES, dtype=torch.float64, device=values.device)
         )
         return np.asarray(vectors.square() @ decay)
-    found = np.empty((n, len(_TIMES)))
-    for begin in range(0, n, _BLOCK_COLUMNS):
-        chosen = np.arange(begin, min(n, begin + _BLOCK_COLUMNS))
+    found = np.empty((n, len(HEAT_TIMES)))
+    width = max(1, BLOCK_ENTRIES // n)
+    for begin in range(0, n, width):
+        chosen = np.arange(begin, min(n, begin + width))
         heat = np.zeros((n, len(chosen)))
         heat[chosen, np.arange(len(chosen))] = 1
         reached = 0.0
-        for place, time in enumerate(_TIMES):
+        for place, time in enumerate(HEAT_TIMES):
             # the diagonal at t is the squared length of a column at t / 2
             step = time / 2 - reached
             heat = scipy.sparse.linalg.expm_multiply(

@@ -27,15 +27,16 @@ from torchgw._sinkhorn.blocks import Blocks, Restriction
 from torchgw._sinkhorn.entries import Entries
 from torchgw._tensors.operations import EQUAL
 from torchgw._typing import Indices, Marginals
+from torchgw.distances.base import BLOCK_ENTRIES
 
 Mask = NDArray[np.bool_]
 
 # Units that weights are rounded to where they are not all equal: SciPy's flows are of 32-bit
 # integers. A choice. [L1372]
 _UNITS = 2**29
-# Points of a violating set that a message lists, rows from which such sets are looked for, and
-# entries of a table or of a function's answer that are read at a time. Choices. [L1372]
-_LISTED, _SEEDS, _BLOCK = 8, 64, 2**24
+# Points of a violating set that a message lists, and rows from which such sets are looked for.
+# Choices. [L1372]
+_LISTED, _SEEDS = 8, 64
 # Entries of each row and column among which a flow is looked for first, of those that are listed.
 # [L1459]
 _FEW = 32
@@ -137,7 +138,7 @@ def _allowed(
 
     def read(rows: slice) -> Mask:
         every, columns = np.arange(n)[rows], np.arange(m)[None, :]
-        height = max(1, _BLOCK // m)
+        height = max(1, BLOCK_ENTRIES // m)
         blocks = [every[first : first + height, None] for first in range(0, len(every), height)]
         found = [np.asarray(value(block, columns)) for block in blocks]
         whole = []
@@ -274,7 +275,7 @@ def _list(
         parts, count = [column], len(column)
     else:
         start, parts, count = np.zeros(n + 1, dtype=np.int64), [], 0
-        height = max(1, _BLOCK // m)
+        height = max(1, BLOCK_ENTRIES // m)
         for first in range(0, n, height):
             rows = slice(first, min(first + height, n))
             mask = np.ones((rows.stop - first, m), bool) if allowed is None else allowed(rows)

@@ -26,7 +26,6 @@ from torchgw._results.modes import embeddings
 from torchgw._results.rounding import Assignment, assign, improve, places
 from torchgw._search.beliefs import MATCHING_TRIES, rematch_regions
 from torchgw._search.graphs import Edges
-from torchgw._search.tabu import EQUAL_WEIGHTS
 from torchgw._sinkhorn.blocks import RestrictedBackend
 from torchgw._sinkhorn.problem import Cost
 from torchgw._tensors.deadline import is_over
@@ -299,7 +298,7 @@ def _graphs(task: _Task, weights: Tensor, capacity: Tensor) -> tuple[Edges, Edge
     """List the edges of two graphs; ``None`` where what a matching costs is not what it loses."""
     # pairs weigh the same, and nothing but the tables has a say
     plain = task.linear is None and task.support is None and task.loss.is_square
-    equal = (weights - weights.mean()).abs().max() <= EQUAL_WEIGHTS * weights.mean()
+    equal = (weights - weights.mean()).abs().max() <= EQUAL * weights.mean()
     if not (plain and bool(equal) and bool((capacity == 1).all())):
         return None
     sides = task.near.distances, task.far.distances

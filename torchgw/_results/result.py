@@ -935,7 +935,7 @@ class GWResult(Result):
     ) -> Confidence:
         """Tell how sure the partner of each point is, without a truth.
 
-        Four fifths of the points of either side, 128 at most, are drawn again and again and solved:
+        Nine tenths of the points of either side, 128 at most, are drawn again and again and solved:
         from the product plan, from this plan and from up to three ``alternatives``, of which the
         lowest objective counts. Points that were not drawn are matched by a half-step, as new ones
         are. A resample keeps a partner if it matches the point to it, or, where the partner was not

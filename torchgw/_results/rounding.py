@@ -28,7 +28,7 @@ from torchgw._errors import UnsupportedError
 from torchgw._plans.contract import Plan
 from torchgw._problem.limits import limits_of
 from torchgw._problem.losses import Cross, Loss, MinimumCross, ProductCross, mean_of
-from torchgw._search.tabu import EQUAL_WEIGHTS, Assignments, Exchanges, search
+from torchgw._search.tabu import Assignments, Exchanges, search
 from torchgw._solve.polish import best_length, take_steps
 from torchgw._tensors.deadline import is_over
 from torchgw._tensors.operations import EQUAL
@@ -183,7 +183,7 @@ class Assignment(NamedTuple):
             (-2 / len(near) * product * one, other[columns][:, columns])
             for one, other in zip(near, far, strict=True)
         ]
-        equal = bool((product - product[0, 0]).abs().max() <= EQUAL_WEIGHTS * product.abs().max())
+        equal = bool((product - product[0, 0]).abs().max() <= EQUAL * product.abs().max())
         if not equal or len(columns) > len(product):
             # the masses of columns change
             parts.append((product, self.own()[columns][:, columns]))

@@ -76,7 +76,7 @@ def tells_all(problem: Problem, first: Search) -> bool:
     """Whether the optima of few points determine where all points go."""
     # entries of adjacency matrices and similarities are no distances, and small ones abound
     few = first.resolution > _NO_DISTANCE or is_structured(problem, first)
-    sides = problem.source, problem.target
+    sides = problem.sides
     return few and not any(map(_are_no_distances, sides))
 
 
@@ -84,7 +84,7 @@ def is_structured(problem: Problem, found: Search | None = None) -> bool:
     """Tell whether points have others like them, so that few of them represent all."""
     # The few are those of a search, if it has drawn some.
     drawn = found.points if found else (None, None)
-    sides = zip((problem.source, problem.target), problem.marginals, drawn, strict=True)
+    sides = zip(problem.sides, problem.marginals, drawn, strict=True)
     return all(_loneliness(*side) <= _LONELY for side in sides)
 
 
@@ -244,8 +244,7 @@ def search_all_points(
     doubt = "" if certain else WHY_OPEN[how].format(count=len(found.trials))
     potentials = None
     # smaller problems are solved in no time, and a few iterations more make them more exact
-    square = problem.loss.is_square and not problem.directed
-    if square and max(n, m) > limits.few_points and found.plans.shape[1:] == (n, m):
+    if problem.plain and max(n, m) > limits.few_points and found.plans.shape[1:] == (n, m):
         potentials = _of_whole_cost(whole, found.plans[0], found.g, target)
     return Search(
         alternatives, ambiguity, found.trials, doubt, potentials=potentials, met=found.met,
@@ -286,7 +285,7 @@ def search_twice(
     if gradient in (None, "sampled") or problem.loss.cross is None:
         return nothing
     limits = limits_of(problem.source.device)
-    cheap = gradient == "factored" and problem.source.n * problem.target.n <= limits.followed
+    cheap = gradient == "factored" and problem.source.n * problem.target.n <= limits.subsample
     if not cheap and _affordable(problem, how) < limits.fewest_chains:
         # relaxed problems have no thorough search
         return nothing._replace(doubt=WHY_SINGLE["thorough" if relaxed else "auto"])
@@ -331,7 +330,7 @@ def repair_found(
     if near(before, after, SAME):
         return None
     plan, *_ = world.rounded([after])
-    source, target = (side.indices for side in (whole.problem.source, whole.problem.target))
+    source, target = (side.indices for side in whole.problem.sides)
     repaired = Alternative(after.value, "repair", plan, source, target, (n, m), epsilon=0.0)
     return repaired if standard is None else standard.lift_optimum(repaired)
 

@@ -14,9 +14,11 @@ from torchgw._boundary.arrays import to_tensor
 from torchgw._plans.contract import Plan
 from torchgw._plans.given import PairPlan, places_in
 from torchgw._plans.transport import round_to_marginals
+from torchgw._problem.limits import limits_of
 from torchgw._problem.problem import Problem
 from torchgw._search.chain import GUESS_EPSILON, SAME, STANDS_OUT, Trial
 from torchgw._search.coarse import Coarsened, CoarseProblem, coarse_problem, eigenpairs
+from torchgw._search.starts import AXES
 from torchgw._tensors.operations import same
 from torchgw._typing import Potentials
 from torchgw.distances.base import DistanceProvider
@@ -273,8 +275,8 @@ def compare_ends(problem: Problem, ends: Sequence[tuple[Trial, Tensor]]) -> Sear
     """Say what solves of all points, the lowest first, with plans (n, m), tell of each other."""
     n, m = problem.shape
     whole = coarse_problem(problem, max(n, m))
-    source, target = (side.indices for side in whole.problem[:2])
-    weights = whole.problem.source.weights, whole.problem.target.weights
+    source, target = (side.indices for side in whole.problem.sides)
+    weights = whole.problem.weights
     plans = torch.stack(
         [round_to_marginals(plan[source[:, None], target], *weights) for _, plan in ends]
     )
@@ -352,12 +354,9 @@ def all_sent_apart(problem: CoarseProblem, plans: Tensor) -> Tensor:
     return torch.cdist(images, images).square() / (2 * spread).clamp_min(torch.finfo(b.dtype).tiny)
 
 
-# Coordinates in which matches are compared; a coordinate is left out if its extent, relative to the
-# largest, is below this. [L374]
-_AXES = 3
+# A coordinate in which matches are compared is left out if its extent, relative to the largest, is
+# below this. [L374]
 _EXTENT = 0.15
-# Target points, up to twice as many, from whose distances coordinates are found. [L1121]
-_LANDMARKS = 96
 # Share of the spread that a rigid motion may leave unexplained. [L374]
 _RIGID = 0.15
 # A point goes elsewhere if it is apart by this share of the spread. [L374]
@@ -377,7 +376,8 @@ def related(
         return found
     # by NumPy: a GPU takes ten times as long, and many relations are between the same points
     first, told = found[0], [found[0]]
-    every = max(1, len(first.target) // _LANDMARKS)
+    # coordinates are found from the distances to few points, up to twice as many
+    every = max(1, len(first.target) // limits_of(target.device).few_points)
     squares = {
         id(points): _squares(target, first.target[::every], points)
         for points in {id(each.target): each.target for each in found}.values()
@@ -410,7 +410,7 @@ def _axes(square: Any) -> tuple[Any, Any]:
     """Find the mean and the axes that turn squared distances to some points into coordinates."""
     mean = square.mean(0)
     gram = -(square - mean - mean[:, None] + mean.mean()) / 2
-    found = eigenpairs(gram, max(0, len(gram) - _AXES), len(gram) - 1)
+    found = eigenpairs(gram, max(0, len(gram) - AXES), len(gram) - 1)
     sizes, vectors = (part[..., ::-1] for part in found)
     kept = (sizes > _EXTENT**2 * sizes[0]) & (sizes > 0)
     return mean, vectors[:, kept] / np.sqrt(sizes[kept])

@@ -36,22 +36,15 @@ from torch import Tensor
 
 from torchgw._errors import PerformanceWarning, warn_user
 from torchgw._problem.limits import CPU, limits_of
+from torchgw._problem.marginals import weigh_alike
 from torchgw._problem.problem import Problem
 from torchgw._search.alternatives import Alternative
-from torchgw._search.chain import COMPARED_AT
+from torchgw._search.chain import COMPARED_AT, INNER
 from torchgw._search.coarse import is_sparse
-from torchgw._search.graphs import (
-    FEW_EDGES,
-    ROUNDING,
-    Array,
-    Edges,
-    Ends,
-    SparseRows,
-    exchange_ends,
-)
-from torchgw._search.tabu import EQUAL_WEIGHTS
+from torchgw._search.graphs import FEW_EDGES, Array, Edges, Ends, SparseRows, exchange_ends
 from torchgw._tensors.deadline import is_over
 from torchgw._tensors.machine import known_free
+from torchgw._tensors.operations import EQUAL
 from torchgw._typing import Marginals
 
 # Odds of a lost edge, for one of the nodes that its end might be at; rounds of messages, of which
@@ -62,15 +55,13 @@ _LOST, _ROUNDS, _FREE, _REINFORCED, _NOISE = 0.1, 60, 20, 0.1, 0.1
 _STILL = 0.01
 # Share of a message that is kept in the next round; without it they go to and fro. [L1362]
 _KEPT = 0.3
-# Sinkhorn iterations of a round. [L1362]
-_INNER = 5
 # Logarithms of beliefs, relative to the largest of a row, that are none. A choice.
 _NONE = -30.0
 # Share of a node's largest belief that is kept in a plan that others read by its entries. A choice.
 _LEAST = 1e-6
 # Seconds for each message and round on a CPU, and from how many in all on there is a warning.
 # [L1362]
-_MESSAGE, _LONG = 2e-8, 20.0
+_MESSAGE, LONG = 2e-8, 20.0
 # Entries of messages that are computed at a time: what a cache holds, or little memory. [L1362]
 _CACHED, _AT_ONCE = 2**18, 2**26
 
@@ -228,7 +219,7 @@ def believed_plans(
         sums = (heard @ messages).view(looked.shape) + evidence.gather(2, looked)
         believed = _exponentials(sums[:, :, :m] + column)
         v = torch.ones_like(b)
-        for _ in range(_INNER):
+        for _ in range(INNER):
             u = (believed @ v).reciprocal_()
             v = b / (believed.mT @ (a * u))
         column = column + v.log().mT
@@ -321,7 +312,7 @@ def _repaired(
             partners[nodes] = there
             state = Ends(near, far, partners)
             state.settle(nodes)
-            rounding = ROUNDING * state.unit
+            rounding = EQUAL * state.unit
             idle = 0 if state.most > best.most + rounding else idle + 1
             if state.most >= best.most - rounding:
                 best = Ends(near, far, state.best)
@@ -391,7 +382,7 @@ def match_graphs(problem: Problem) -> Alternative | None:
     plain = problem.linear is None and problem.support is None and problem.loss.is_square
     if not plain or problem.directed:
         return None
-    tables = [side.matrix() for side in (problem.source, problem.target)]
+    tables = [side.matrix() for side in problem.sides]
     x, y = tables
     if x is None or y is None or not (is_sparse(x) and is_sparse(y)):
         return None
@@ -405,7 +396,7 @@ def match_graphs(problem: Problem) -> Alternative | None:
     if count > limits_of(x.device).messages or needed > known_free(needed, x.device):
         return None
     seconds = 0.0 if x.is_cuda else _MESSAGE * _ROUNDS * count
-    if seconds > _LONG:
+    if seconds > LONG:
         warn_user(
             f"Messages along the edges of these graphs take about {seconds:.0f} s on this CPU. "
             "search='fast' leaves them out, and a start that is known (`init`) needs none.",
@@ -415,8 +406,9 @@ def match_graphs(problem: Problem) -> Alternative | None:
     plan = plan.where(plan > _LEAST * plan.amax(1, keepdim=True), 0.0)
     plan /= plan.sum()
     value = _value(problem, source, target, plan, largest)
-    matching = _matching(source, target, marginals, plan)
-    if matching is not None:
+    if weigh_alike(problem.marginals):
+        partners = rematched(source.edges, target.edges, plan)
+        matching = torch.zeros_like(plan).scatter_(1, partners[:, None], 1 / len(plan))
         other = _value(problem, source, target, matching, largest)
         value, plan = min((value, plan), (other, matching), key=lambda found: found[0])
     rows, columns = (torch.arange(size, device=plan.device) for size in plan.shape)
@@ -424,18 +416,13 @@ def match_graphs(problem: Problem) -> Alternative | None:
     return Alternative(value, "beliefs", plan, rows, columns, shape, epsilon=COMPARED_AT)
 
 
-def _matching(source: Graph, target: Graph, marginals: Marginals, plan: Tensor) -> Tensor | None:
-    """Round a plan to a matching, and improve it; ``None`` where nodes do not weigh the same."""
-    n, m = plan.shape
-    least, most = torch.cat(marginals).aminmax()
-    if n != m or most - least > EQUAL_WEIGHTS * most:
-        return None
+def rematched(near: Edges, far: Edges, plan: Tensor) -> Tensor:
+    """Round a plan (n, n) to a matching, and improve that along edges; return partners (n,)."""
     from scipy.optimize import linear_sum_assignment  # SciPy takes long to import
 
     partners = linear_sum_assignment(plan.cpu(), maximize=True)[1]
-    partners = rematch_regions(source.edges, target.edges, partners, SEARCH_TRIES, plan.device)
-    found = torch.from_numpy(partners).to(plan.device)
-    return torch.zeros_like(plan).scatter_(1, found[:, None], 1 / n)
+    partners = rematch_regions(near, far, partners, SEARCH_TRIES, plan.device)
+    return torch.from_numpy(partners).to(plan.device)
 
 
 def _value(problem: Problem, source: Graph, target: Graph, plan: Tensor, largest: float) -> float:

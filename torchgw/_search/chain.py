@@ -17,6 +17,8 @@ from torchgw._problem.limits import Limits
 COMPARED_AT = 0.02
 # Where a guess is taken up: above it is forgotten. [L105]
 GUESS_EPSILON = 0.1
+# Sinkhorn iterations of an outer iteration whose plan has yet to settle. [L323, L337, L1362]
+INNER = 5
 # Outer iterations at the target in which plans meet their marginals, Sinkhorn iterations of each,
 # and over-relaxation. [L225, L333]
 LAST_OUTER, LAST_INNER, LAST_RELAXATION = 5, 60, 1.7
@@ -51,13 +53,16 @@ class Kind(NamedTuple):
 # objective is steeply convex in a direction. [L559, L601]
 STEP = 0.75
 
+# How fast epsilon falls on most ladders. A choice.
+_DECAY = 0.7
+
 # How the symmetry of the product plan is broken decides which optimum is found, and no way serves
 # all problems: random rows serve dense similarities; on graphs noise so faint that the leading
 # modes grow alone; and where plans branch late, ladders that converge at each epsilon.
-QUICK = Ladder(0.1, 0.7, 4)
+QUICK = Ladder(GUESS_EPSILON, _DECAY, 4)
 _FAINT_NOISE = Kind("faint noise", QUICK)
-_SLOW = Kind("faint noise, slowly", Ladder(0.1, 0.5, 30))
-_LOW = Kind("faint noise, from a low epsilon", Ladder(0.05, 0.7, 20))
+_SLOW = Kind("faint noise, slowly", Ladder(GUESS_EPSILON, 0.5, 30))
+_LOW = Kind("faint noise, from a low epsilon", Ladder(GUESS_EPSILON / 2, _DECAY, 20))
 _KICK = Kind("kick", QUICK, (0.1, 0.1))
 _HOT = Kind("hot kick", QUICK, (0.3, 0.05))
 # Chains that all problems get: the search is over if they agree. Then those that follow, by turns.
@@ -72,7 +77,7 @@ def kinds_of_chains() -> Iterator[Kind]:
 
 # The ladder below the epsilon of the first comparison, and that of graphs, whose plans miss their
 # marginals for long. [L1173]
-REFINE = Ladder(COMPARED_AT, 0.7, 20, STEP)
+REFINE = Ladder(COMPARED_AT, _DECAY, 20, STEP)
 REFINE_GRAPHS = REFINE._replace(outer=12, relaxation=LAST_RELAXATION)
 # Share of the last step that a step repeats: without it plans had not settled within their
 # iterations. [L760]

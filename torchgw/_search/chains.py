@@ -17,12 +17,15 @@ from torch import Tensor
 
 from torchgw._plans.transport import round_to_marginals
 from torchgw._problem.limits import limits_of
-from torchgw._search.beliefs import SEARCH_TRIES, Graph, believed_plan, rematch_regions
+from torchgw._problem.marginals import weigh_alike
+from torchgw._search.beliefs import Graph, believed_plan, rematched
 from torchgw._search.chain import (
     AGREED_SOON,
     ALIKE,
+    BETTER,
     COMPARED_AT,
     FIRST,
+    INNER,
     LONG,
     MOMENTUM,
     QUICK,
@@ -44,15 +47,14 @@ from torchgw._search.chain import (
 )
 from torchgw._search.coarse import Coarsened, CoarseProblem, has_graphs, is_graph, is_sparse
 from torchgw._search.graphs import Edges, convex_path, heat_costs, least_value
-from torchgw._search.population import follow_starts, improve, name_of
+from torchgw._search.population import FRESH, follow_starts, improve, name_of
 from torchgw._search.stack import Ends, Stack
-from torchgw._search.tabu import best_matchings, can_exchange, has_matchings
-from torchgw._search.world import INNER, World
+from torchgw._search.tabu import best_matchings, can_exchange
+from torchgw._search.world import World
 from torchgw._sinkhorn.eager import BatchSolver, solve_batch
 from torchgw._tensors.cuda_graphs import Call, call_directly
 from torchgw._tensors.deadline import is_over
 from torchgw._tensors.foretold import say_share
-from torchgw._typing import Marginals
 
 # L1 distance to the product plan, at most 2, up to which an optimum is too blurred to start from:
 # .4 to .5 of random graphs with entropy, 1.7 to 2 elsewhere. [L1127]
@@ -61,22 +63,18 @@ SMEARED = 1.0
 _CONVEX = Ladder(0.01, 0.5, 20)
 # Epsilon and Sinkhorn iterations of the plan between signatures, whose costs have mean one. [L618]
 _SIGNED_AT, _SIGNED_INNER = 0.01, 100
-# Share of the edges that a plan may lose and still count as one that keeps all. [L404]
-_ALL_EDGES = 1e-4
 # Cosine of the angle between plans that come from different starts, above which they lead to one
 # optimum without entropy, though their objectives still differ by a few percent. [L1236]
 _MET = 0.95
 # How fast epsilon falls from there: the optimum has been found. [L1260]
 _STEEP = 0.2
-# Later chains run in groups of so many; after each group the search looks at what has been found.
-# [L333]
-_ROUND = 4
-# Rounds that improve plans, where these are followed to their ends, and where chains are compared;
-# and plans of each of these, which have to be affordable.
+# Rounds that improve plans, where these are followed to their ends, and where chains are compared.
 # [L1291, L1298]
-_ROUNDS, _MOST_ROUNDS, _WIDTH = 4, 16, 16
+_ROUNDS, _MOST_ROUNDS = 4, 16
+# Sinkhorn iterations at the end of a ladder. [L559, L1280]
+_MEETING = 20
 # The ladder from the epsilon of kicks to that of the first comparison. [L559, L616]
-_BETWEEN = REFINE._replace(outer=4, meeting=20, momentum=MOMENTUM)
+_BETWEEN = REFINE._replace(outer=QUICK.outer, meeting=_MEETING, momentum=MOMENTUM)
 # Chains that are repaired at most; so many unless these come lower by a share. [L1280]
 _REPAIRED, _FIRST, _HELPED = 6, 2, 0.02
 # Shares of the points that are held, by turns; plans in a row that may be no better before any has
@@ -86,8 +84,6 @@ _HELD_SHARES, _REPAIR_PATIENCE, _MOST_REPAIRS = (0.2, 0.4, 0.6, 0.8, 0.3, 0.5, 0
 _AT_ONCE = 4
 # How epsilon falls while points are held.
 _REPAIR_LADDER = QUICK._replace(meeting=INNER)
-# Sinkhorn iterations at the end of a ladder. [L559, L1280]
-_MEETING = 20
 # Neighbours of a point where the table is no graph, and how often means over them are taken.
 # [L1280]
 _NEIGHBORS, _MEANS = 8, 4
@@ -249,7 +245,7 @@ def _from_graphs(found: Climb) -> None:
 def _keeps_most(problem: CoarseProblem, plans: Tensor) -> bool:
     """Whether one of plans (k, s, t) of exact marginals keeps all edges that any plan can."""
     edges = float(problem.source.table.square().mean())
-    return float(problem.value(plans).min()) <= least_value(problem) + _ALL_EDGES * edges
+    return float(problem.value(plans).min()) <= least_value(problem) + BETTER * edges
 
 
 def _exchanged(found: Climb) -> Tensor:
@@ -268,16 +264,12 @@ def _along_edges(problem: CoarseProblem, plan: Tensor) -> Tensor:
     """Improve the matching of a plan (1, s, t) along edges; return its plan, or none (0, s, t)."""
     # Nodes that can be exchanged share their partners in a plan, which keeps fewer edges than
     # either way. Small problems have exchanges of all pairs.
-    if can_exchange(problem) or not has_matchings(problem):
+    if can_exchange(problem) or not weigh_alike(problem.weights):
         return plan[:0]
-    near_edges, far_edges = (Edges.of(side.table) for side in (problem.source, problem.target))
+    near_edges, far_edges = (Edges.of(side.table) for side in problem.sides)
     if near_edges is None or far_edges is None:
         return plan[:0]
-    from scipy.optimize import linear_sum_assignment  # SciPy takes long to import
-
-    partners = linear_sum_assignment(plan[0].cpu(), maximize=True)[1]
-    partners = rematch_regions(near_edges, far_edges, partners, SEARCH_TRIES, plan.device)
-    return _matchings(torch.from_numpy(partners)[None], plan)
+    return _matchings(rematched(near_edges, far_edges, plan[0])[None], plan)
 
 
 def _matchings(partners: Tensor, like: Tensor) -> Tensor:
@@ -338,7 +330,7 @@ def _from_product(found: Climb) -> None:
         if done == len(FIRST) and not told:
             world.warn_if_more(count, found.low)
         # one chain is needed, to be compared
-        some = 1 if is_over() else _ROUND
+        some = 1 if is_over() else len(FIRST)
         numbers = range(done, min(count, done + some))
         fresh = [world.begin(kind, number) for number, kind in zip(numbers, kinds, strict=False)]
         for ladder in dict.fromkeys(chain.kind.ladder for chain in fresh):
@@ -606,7 +598,7 @@ def ends_of(chains: Sequence[Chain]) -> Ends:
 def _by_rounds(found: Climb) -> None:
     """Kick and mix the best plans in two groups that know nothing of each other."""
     world = found.world
-    spare = (found.affordable - found.count) // _WIDTH
+    spare = (found.affordable - found.count) // FRESH
     rounds = min(_MOST_ROUNDS, spare)
     stack, some = found.stack, found.sharp if found.stack else found.sharp or found.small
     if rounds > 0 and some and not stands_out(found.best):
@@ -638,7 +630,7 @@ def _to_ends(found: Climb) -> None:
     if stack is None:
         return
     chains = [*found.behind, *sorted(found.best, key=_objective)]
-    weights = Marginals(world.problem.source.weights, world.problem.target.weights)
+    weights = world.problem.weights
     starts = [(chain.name, chain.plan) for chain in chains]
     ends = follow_starts(stack, starts, weights, _ROUNDS, related=found.related)
     seconds = (perf_counter() - clock) / ends.followed

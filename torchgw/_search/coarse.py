@@ -13,6 +13,7 @@ import scipy
 import torch
 from torch import Tensor
 
+from torchgw._boundary.arrays import SAME_DISTANCE
 from torchgw._gradients.contract import Levels, SampledLoss
 from torchgw._problem.limits import limits_of
 from torchgw._problem.losses import SQUARE, Loss
@@ -34,8 +35,6 @@ from torchgw.distances.sampling import (
 # Resolution above which coarse points say little about their neighbours' partners. All points are
 # then searched, from half as many starts, if there are few enough. [L109, L219]
 COARSEST = 0.2
-# Difference of distances and weights up to which they are the same. A choice. [L610]
-_SAME = 1e-5
 # Levels of a minimum on a coarse problem at least, and times the points of its larger side: few
 # points leave room for more. [L278, L1448]
 _LEVELS, _LEVELS_OF_ALL = 16, 1536
@@ -66,6 +65,16 @@ class CoarseProblem(NamedTuple):
     unit: Tensor  # () of the cost over that of the square loss
     spread: Tensor  # () natural scale of the cost without its linear part
 
+    @property
+    def sides(self) -> tuple[SpreadPoints, SpreadPoints]:
+        """The points of both sides."""
+        return self.source, self.target
+
+    @property
+    def weights(self) -> Marginals:
+        """The weights of both sides."""
+        return Marginals(self.source.weights, self.target.weights)
+
     def value(self, plans: Tensor) -> Tensor:
         """Return the objective without entropy of plans (B, s, t) whose marginals are exact."""
         cross = (cross_terms(self.x, plans, self.y) * plans).sum((-1, -2))
@@ -85,7 +94,7 @@ class CoarseProblem(NamedTuple):
         A value is a difference of mean squares; their digits end at float64's precision, and twins
         of data in float32 lie by the square of its precision apart, which is 64 times as much.
         """
-        squares = [side.weights @ side.table.square() @ side.weights for side in self[:2]]
+        squares = [side.weights @ side.table.square() @ side.weights for side in self.sides]
         return float(sum(squares) * self.alpha + self.constant.abs()) * SQUARE_OF_FLOAT32
 
     def distances(self, plans: Tensor) -> Tensor:
@@ -137,7 +146,7 @@ def coarsen(problem: Problem, size: int, call: Call = call_directly) -> Coarsene
     """Choose at most ``size`` points per side, always the same ones for one problem."""
     # the sides are drawn differently: the same draws would favour equal indices where both sides
     # are the same
-    sides = (problem.source, problem.target)
+    sides = problem.sides
     uniform = [uniform_draws(side, size, seed) for seed, side in enumerate(sides)]
     alpha = uniform[0].new_full((), problem.alpha)
     arguments = (*map(column_reader, sides), *problem.marginals, *uniform, alpha, problem.linear)
@@ -203,7 +212,7 @@ def as_before(
     """Make the coarse problem of points that were drawn before, of all points of equal weights."""
     # `None` if weights are not equal, or distances not the same but for a unit.
     alpha = torch.full_like(problem.marginals.a[0], problem.alpha)
-    readers = map(column_reader, (problem.source, problem.target))
+    readers = map(column_reader, problem.sides)
     built = call("as before", _build_again, *readers, *problem.marginals, *before, alpha)
     floor, scale, ratio, same = built.numbers.tolist()
     return Coarsened(built.problem, floor, scale, math.sqrt(ratio)) if same else None
@@ -223,8 +232,8 @@ def _build_again(
     for reader, weights, old in ((source, a, x), (target, b, y)):
         table = reader.columns(old.indices)[old.indices].double()
         unit = (old.weights @ table @ old.weights) / (old.weights @ old.table @ old.weights)
-        near = (table - unit * old.table).abs().amax() <= _SAME * table.amax()
-        same &= near & ((weights - 1 / len(weights)).abs().amax() <= _SAME / len(weights))
+        near = (table - unit * old.table).abs().amax() <= SAME_DISTANCE * table.amax()
+        same &= near & ((weights - 1 / len(weights)).abs().amax() <= SAME_DISTANCE / len(weights))
         table = (table + table.T) / 2
         points.append(old._replace(table=table, square=unit.square() * old.square))
     coarse, numbers = _constants(points[0], points[1], alpha, None)
@@ -290,10 +299,10 @@ def with_loss(coarse: Coarsened, problem: Problem) -> Coarsened:
     """Return a coarse problem of the square loss with the loss of ``problem`` in its place."""
     # With S and A the symmetric and antisymmetric parts of directed costs, and T and B those of the
     # other side, the mean over both ways of the cross term is S P T - A P B: twice the parts.
-    if problem.loss.is_square and not problem.directed:
+    if problem.plain:
         return coarse
     square = coarse.problem
-    relations, alpha = directed_points(square[:2], problem), square.alpha
+    relations, alpha = directed_points(square.sides, problem), square.alpha
     parts: tuple[list[Any], list[Any]] = ([], [])
     for sides in relations:
         loss = _on_levels(problem.loss, sides)
@@ -460,7 +469,7 @@ def is_graph(problem: CoarseProblem) -> bool:
 def has_graphs(problem: CoarseProblem) -> bool:
     """Tell the same of directed costs and several relations, whose means are mostly zeros."""
     plain = problem.linear is None and bool(problem.unit == 1)
-    return plain and all(is_sparse(side.table) for side in (problem.source, problem.target))
+    return plain and all(is_sparse(side.table) for side in problem.sides)
 
 
 def is_sparse(table: Tensor) -> bool:

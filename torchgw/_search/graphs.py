@@ -21,15 +21,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from torchgw._problem.limits import CPU
+from torchgw._problem.signatures import HEAT_TIMES
+from torchgw._search.chain import INNER
 from torchgw._search.coarse import CoarseProblem, density
 from torchgw._tensors.deadline import is_over
+from torchgw._tensors.operations import EQUAL
 from torchgw._typing import Marginals
 from torchgw.distances.sampling import SpreadPoints
 
 # Steps on the convex objective, stages of the path to the other one, and steps of each. [L337]
 _CONVEX_STEPS, _STAGES, _STAGE_STEPS = 100, 10, 6
-# Sinkhorn iterations of a step. [L337]
-_INNER = 5
 # How the weight of a step changes when it was good and when it was not. [L337]
 _LOWER, _HIGHER = 0.85, 2.0
 # Largest weight, as a multiple of the first: from a smaller one no step would be short enough.
@@ -38,16 +39,15 @@ _LARGEST = 1e6
 # Least share of a b that a logarithm is taken of. [L337]
 _LEAST = 1e-30
 
-# Share of entries that are not zero up to which products on a CPU are sparse. [L333]
-_SPARSE = 0.05
 # Rows of a plan that sparse products advance together. [L1170]
 _TOGETHER = 128
 
 Array = NDArray[Any]
 # Plans of costs (s, t) at an epsilon after some Sinkhorn iterations.
 Project = Callable[[Tensor, float, int], Tensor]
-# Times of the heat kernel, and its largest entries of a row that are compared. [L618]
-_TIMES = (1.0, 2.0, 4.0, 8.0)
+# Times of the heat kernel: after longer ones only communities are left to see. [L618]
+_TIMES = HEAT_TIMES[:-1]
+# Largest entries of a row of it that are compared. [L618]
 _LARGEST_ENTRIES = 32
 # Share of entries that are not zero up to which the heat kernel on a CPU is a sum of products with
 # these alone, and its terms: those that follow are below 1e-16. [L1260]
@@ -57,10 +57,9 @@ _FEW, _TERMS = 0.02, 18
 _FIRST, _LAST = 0.4, 0.05
 # Entries of tables that are looked up, and rounds at most: a second or two. [L1363]
 _LOOKED_UP, _ROUNDS = 1.5e7, 400
-# Share of entries that are not zero up to which a table is a graph. [L1363]
+# Share of entries that are not zero up to which partners are exchanged along edges, and products on
+# a CPU are sums over these. [L333, L1363]
 FEW_EDGES = 0.05
-# Share of the heaviest edge that is rounding. A choice.
-ROUNDING = 1e-9
 
 
 def least_value(problem: CoarseProblem) -> float:
@@ -68,7 +67,7 @@ def least_value(problem: CoarseProblem) -> float:
     # <A P B, P> is at most the mass of A times the largest entry of B, and the other way round.
     # Between 0/1 matrices and equal weights this is met where every edge of one meets one of the
     # other.
-    sides = [(side.table, side.weights) for side in (problem.source, problem.target)]
+    sides = [(side.table, side.weights) for side in problem.sides]
     if min(float(table.min()) for table, _ in sides) < 0:
         return -math.inf
     masses = [float(weights @ table @ weights) for table, weights in sides]
@@ -149,7 +148,7 @@ def convex_path(problem: CoarseProblem, project: Project) -> Tensor:
     # M. Zaslavskiy, F. Bach, J.-P. Vert. A path following algorithm for the graph matching problem.
     # IEEE Transactions on Pattern Analysis and Machine Intelligence 2009.
     graphs = Graphs(problem)
-    weights = Marginals(problem.source.weights.float(), problem.target.weights.float())
+    weights = Marginals(*(part.float() for part in problem.weights))
     product = torch.outer(*weights)
     plan, slopes = product, _slopes(graphs, weights, product)
     first = weight = float(slopes.at(1.0).std())
@@ -161,7 +160,7 @@ def convex_path(problem: CoarseProblem, project: Project) -> Tensor:
         slope = slopes.at(share)
         # a proximal step: its entropy is relative to the plan itself
         near = (plan / product).clamp_min(_LEAST).log_()
-        moved = project(slope - weight * near, weight, _INNER)
+        moved = project(slope - weight * near, weight, INNER)
         after = _slopes(graphs, weights, moved)
         # the objective is quadratic: half the product with its derivative
         if float((after.at(share) * moved).sum()) <= float((slope * plan).sum()):
@@ -205,7 +204,7 @@ def heat_costs(problem: CoarseProblem) -> Tensor:
     # J. Sun, M. Ovsjanikov, L. Guibas. A concise and provably informative multi-scale signature
     # based on heat diffusion. Computer Graphics Forum 2009.
     count = min(_LARGEST_ENTRIES, *problem.base.shape)
-    x, y = (_signatures(side, count) for side in (problem.source, problem.target))
+    x, y = (_signatures(side, count) for side in problem.sides)
     costs = torch.cdist(x, y).square()
     return costs / costs.mean().clamp_min(torch.finfo(costs.dtype).tiny)
 
@@ -248,7 +247,7 @@ class SparseProducts:
 
     def __init__(self, problem: CoarseProblem) -> None:
         tables = problem.source.table, problem.target.table
-        weights = problem.source.weights, problem.target.weights
+        weights = problem.weights
         means = [table @ weight for table, weight in zip(tables, weights, strict=True)]
         self.means = [mean.float() for mean in means]
         self.mean = [float(w @ mean) for w, mean in zip(weights, means, strict=True)]
@@ -259,7 +258,7 @@ class SparseProducts:
     def of(cls, problem: CoarseProblem) -> SparseProducts | None:
         """Make it where it is worth it: on a CPU, both tables mostly zeros, the square loss."""
         on_cpu = problem.source.table.device.type == "cpu"
-        return cls(problem) if on_cpu and density(problem) <= _SPARSE else None
+        return cls(problem) if on_cpu and density(problem) <= FEW_EDGES else None
 
     def __call__(self, base: Tensor, plans: Tensor) -> Tensor:
         """Add the products at plans (B, s, t) to the base, one for all (s, t) or for each."""
@@ -411,7 +410,7 @@ class Ends:
         if temperature:
             wanted = np.log(self.draw.random(len(gains))) < gains / temperature
         else:
-            wanted = gains > ROUNDING
+            wanted = gains > EQUAL
         p, q, gains = p[wanted], q[wanted], gains[wanted]
         order = (-gains - self.draw.random(len(gains)) / 2).argsort()
         chosen = self.apart(p[order], q[order])
@@ -419,7 +418,7 @@ class Ends:
         self.partners[p], self.partners[q] = self.partners[q], self.partners[p]
         self.nodes[self.partners[p]], self.nodes[self.partners[q]] = p, q
         kept = self.kept()
-        better = bool(kept > self.most + ROUNDING * self.unit)
+        better = bool(kept > self.most + EQUAL * self.unit)
         if better:
             self.most, self.best = kept, self.partners.copy()
         elif not temperature:

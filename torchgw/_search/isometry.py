@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchgw._boundary.arrays import SAME_DISTANCE
 from torchgw._plans.contract import Anchors
 from torchgw._plans.given import PairPlan
 from torchgw._problem.limits import limits_of
@@ -165,10 +166,10 @@ def _same_sizes(sides: Sequence[Tensor]) -> bool:
     return all(bool((first == other).all()) for other in others)
 
 
-# A match keeps all distances if their root mean square difference is at most the first share of
-# their size, and for each single point at most the second. Sums over distances may differ by the
-# second share before two lists of them count as different. [L589]
-_SAME, _ROUGHLY = 1e-5, 1e-3
+# A match keeps all distances if they are the same in the root mean square, and those of each single
+# point up to this share of their size. Sums over distances may differ by as much before two lists
+# of them count as different. [L589]
+_ROUGHLY = 1e-3
 # The distances of a point may differ by so many times their uncertainty instead, where that is
 # more, as near the border of the Poincare ball; and the uncertainty, as a share of the size, that
 # makes a space too coarse to compare. [L629]
@@ -247,7 +248,7 @@ def _at_least_cost(found: Isometry, costs: Tensor) -> Isometry | None:
     """Return a match if its linear cost is the least that there is for each point."""
     allowed = costs[costs.isfinite()]
     own, size = costs.gather(1, found.partners[:, None]), float(allowed.mean())
-    if float(own.max()) > _SAME**2 * size:
+    if float(own.max()) > SAME_DISTANCE**2 * size:
         return None
     others = costs.scatter(1, found.partners[:, None], torch.inf)
     return found._replace(only=float(others.min()) > _ROUGHLY**2 * size)
@@ -256,7 +257,7 @@ def _at_least_cost(found: Isometry, costs: Tensor) -> Isometry | None:
 def _checked(near: _Space, far: _Space, partners: Tensor | None) -> Isometry | None:
     """Return a match if it keeps all weights and distances."""
     a, b = near.weights, far.weights
-    if partners is None or bool(((a - b[partners]).abs() > _SAME * a).any()):
+    if partners is None or bool(((a - b[partners]).abs() > SAME_DISTANCE * a).any()):
         return None
     if len(partners.unique()) < len(b):
         return None
@@ -268,14 +269,13 @@ def _checked(near: _Space, far: _Space, partners: Tensor | None) -> Isometry | N
 
 def _is_plain(problem: Problem) -> bool:
     """Whether distances that a match keeps would have no cost, and columns can be read."""
-    plain = problem.loss.is_square and not problem.directed
     as_many = problem.source.n == problem.target.n
-    return plain and as_many and problem.source.cheap_columns and problem.target.cheap_columns
+    return problem.plain and as_many and all(side.cheap_columns for side in problem.sides)
 
 
 def _same_squares(problem: Problem) -> bool:
     """Whether mean squares of all points may be the same, where they are fast to find."""
-    sides = problem.source, problem.target
+    sides = problem.sides
     # for other distances such sums take as long as the table
     if not all(side.matrix() is not None or side.factors() is not None for side in sides):
         return True
@@ -288,7 +288,7 @@ def _same_squares(problem: Problem) -> bool:
 
 def _measured(problem: Problem, *, stored: bool) -> tuple[_Space, _Space] | None:
     """Sum the distances of each point of both sides; ``None`` where all of a side are zero."""
-    sides, weights = (problem.source, problem.target), problem.marginals
+    sides, weights = problem.sides, problem.marginals
     distances = [side.to(side.device, torch.float64) for side in sides]
     if stored:
         distances = [PrecomputedDistance.unchecked(stored_matrix(side)) for side in distances]
@@ -309,7 +309,7 @@ def _look_same(near: _Space, far: _Space) -> bool:
     # rounding changes the sums of the outermost points, and the size where that is set by such
     # points
     slack = float(torch.maximum(near.doubt.max(), far.doubt.max()))
-    if slack > _TOO_COARSE or abs(near.size / far.size - 1) > max(_SAME, slack):
+    if slack > _TOO_COARSE or abs(near.size / far.size - 1) > max(SAME_DISTANCE, slack):
         return False
     return all(_same_sums(x, y, slack) for x, y in zip(near.sums.T, far.sums.T, strict=True))
 
@@ -323,16 +323,16 @@ def _keeps_distances(near: _Space, far: _Space, partners: Tensor, missed: Tensor
     apart = squares[0] / near.size**2 + squares[1] / far.size**2 - means
     allowed = near.doubt.square() + far.doubt[partners].square()
     too_far = apart > allowed.clamp_min(_ROUGHLY**2)
-    return float(near.weights @ apart) <= _SAME**2 and not bool(too_far.any())
+    return float(near.weights @ apart) <= SAME_DISTANCE**2 and not bool(too_far.any())
 
 
 def rounding_advice(problem: Problem) -> str:
     """Say why copies are not recognised whose points lie too near the border, and what helps."""
-    sides = problem.source, problem.target
+    sides = problem.sides
     moved = [float(side.uncertainty().max()) for side in sides]
     # the largest distance may take long to find
     worst = max(u and u / side.maximum() for u, side in zip(moved, sides, strict=True))
-    if worst <= _SAME:
+    if worst <= SAME_DISTANCE:
         return ""
     return (
         f" Rounding of the coordinates moves distances by up to {worst:.1g} of the largest, as "
@@ -447,7 +447,7 @@ def match_points(problem: Problem) -> PairPlan | None:
     # others are anywhere, so the doubly centred distances among partners correlate on both sides;
     # otherwise, or where distances come by costly columns or a linear cost has a say, there is no
     # plan.
-    sides = (problem.source, problem.target)
+    sides = problem.sides
     most = limits_of(problem.source.device).told_points
     if problem.linear is not None or max(problem.shape) > most:
         return None
@@ -482,7 +482,7 @@ def _quantiles(provider: DistanceProvider, weights: Tensor, index: Tensor) -> Te
 
 def _correlation(problem: Problem, pairs: Anchors) -> float:
     """Return the correlation of the doubly centred distances among pairs, but those to itself."""
-    sides = zip((problem.source, problem.target), pairs, strict=True)
+    sides = zip(problem.sides, pairs, strict=True)
     x, y = (_centred(side.between(index, index).double()) for side, index in sides)
     size = (x.norm() * y.norm()).clamp_min(torch.finfo(x.dtype).tiny)
     return float((x * y).sum() / size)

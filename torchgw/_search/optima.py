@@ -13,6 +13,7 @@ from torchgw._batch.costs import AUTO_EPSILON
 from torchgw._plans.transport import round_to_marginals
 from torchgw._problem.limits import limits_of
 from torchgw._problem.losses import SQUARE
+from torchgw._problem.marginals import weigh_alike
 from torchgw._problem.problem import Problem
 from torchgw._search.alternatives import (
     DISTINCT,
@@ -37,6 +38,7 @@ from torchgw._search.coarse import (
     represent,
     side_by_side,
 )
+from torchgw._search.isometry import ROUNDING
 from torchgw._search.standard import put_in_standard_form
 from torchgw._search.starts import Hints, find_hints, make_starts, start_costs
 from torchgw._search.world import World
@@ -102,7 +104,7 @@ def made_before(
     # Its tables may be in another unit: the best plan is the same.
     for other in made:
         if other.sizes == problem.shape and len(other.labels) == count:
-            coarse = as_before(problem, (other.problem.source, other.problem.target), call)
+            coarse = as_before(problem, other.problem.sides, call)
             share = 0.0 if coarse is None else max(epsilon / coarse.scale, LEAST_EPSILON)
             if coarse is not None and abs(other.share / share - 1) <= _SAME_SHARE:
                 return coarse, other
@@ -202,13 +204,12 @@ def _solve(
     solve: BatchSolver,
 ) -> BatchPlans:
     """Run the Sinkhorn iterations of one outer iteration."""
-    weights = Marginals(coarse.source.weights, coarse.target.weights)
-    return solve(costs, weights, batch.g, epsilon, _INNER[stage], _RELAXATION[stage])
+    return solve(costs, coarse.weights, batch.g, epsilon, _INNER[stage], _RELAXATION[stage])
 
 
 def judge(coarse: CoarseProblem, batch: BatchPlans) -> Judged:
     """Compute the values of plans, and how far they are apart, after rounding to the marginals."""
-    rounded = round_to_marginals(batch.plans.double(), coarse.source.weights, coarse.target.weights)
+    rounded = round_to_marginals(batch.plans.double(), *coarse.weights)
     # a plan whose value overflowed counts as the worst
     values = coarse.value(rounded).nan_to_num(nan=torch.inf, posinf=torch.inf)
     return Judged(batch, rounded, torch.cat([values[:, None], coarse.distances(rounded)], dim=1))
@@ -227,14 +228,12 @@ _FINE_ITERATIONS = 18
 # [L1595]
 SEARCHED, MATCHED = 0.1, 1.6
 # Optima that are polished and reported at most. [L280]
-_KEPT = 5
+KEPT = 5
 # Optima that are compared on the finer problem at most. [L110]
 _COMPARED = 3
 # They are not compared if the best is far enough ahead, by these multiples of its value, and of the
 # natural scale times the resolution squared, which is the error of coarse points. [L115]
 _CLOSE, _CLOSE_SHARE = 2.0, 4.0
-# Share of a value by which another has to be lower to be better. [L546]
-_SAME = 1e-6
 
 
 class _Distinct(NamedTuple):
@@ -334,8 +333,7 @@ def _way_to_call(problem: Problem, count: int, backend: Backend) -> Call:
     """Return how to call the functions of the search: as graphs on a GPU, where they can be."""
     readers = column_reader(problem.source), column_reader(problem.target)
     # a provider that is no tuple of tensors may compute on the host, or look at its columns
-    plain = problem.loss.is_square and not problem.directed
-    if not plain or not all(isinstance(side, tuple) for side in readers):
+    if not problem.plain or not all(isinstance(side, tuple) for side in readers):
         return call_directly
     read = (*readers, problem.linear)
     return way_to_call("search", problem.source.device, backend, read, count)
@@ -407,10 +405,8 @@ def _with_best_matching(
     solve: BatchSolver,
 ) -> tuple[Alternative, ...]:
     """Put the best of all matchings of a few points first, if what it leads to costs less."""
-    s, t = coarse.base.shape
-    weights = torch.cat([coarse.source.weights, coarse.target.weights])
-    few = s == t <= limits_of(coarse.base.device).all_matchings
-    if not few or bool((weights - 1 / s).abs().max() > 1e-12):
+    s = len(coarse.base)
+    if s > limits_of(coarse.base.device).all_matchings or not weigh_alike(coarse.weights):
         return found
     orders = torch.tensor(list(itertools.permutations(range(s))), device=coarse.base.device)
     matchings = coarse.source.weights.diag()[orders]
@@ -428,7 +424,7 @@ def _with_plan(
     solve: BatchSolver,
 ) -> tuple[Alternative, ...]:
     """Put what a plan (1, s, t) leads to first, if that is another optimum and costs less."""
-    least = found[0].value - _SAME * abs(found[0].value)
+    least = found[0].value - ROUNDING * abs(found[0].value)
     if found[0].plan.shape == plan.shape[1:] and float(coarse.value(plan)) >= least:
         both = torch.cat([plan, found[0].plan[None]])
         if float(coarse.distances(both)[0, 1]) <= DISTINCT:
@@ -443,7 +439,7 @@ def _with_plan(
     # and where costs are no distances of points, even at the target
 
     def objective(one: Alternative) -> float:
-        return one.value + target * entropy(one.plan, coarse.source.weights, coarse.target.weights)
+        return one.value + target * entropy(one.plan, *coarse.weights)
 
     taken = min(led, stayed, key=objective)
     if taken.value >= least:
@@ -469,7 +465,7 @@ def _distinct(judged: Judged, labels: Sequence[str]) -> _Distinct:
     """Return the best start of each distinct optimum."""
     table = judged.table.tolist()
     order = sorted(range(len(table)), key=lambda i: (table[i][0], i))
-    kept = first_of_each(order, [row[1:] for row in table])[:_KEPT]
+    kept = first_of_each(order, [row[1:] for row in table])[:KEPT]
     return _Distinct(judged, kept, [labels[i] for i in kept], [table[i][0] for i in kept])
 
 
@@ -523,7 +519,7 @@ def agreement(
             points = standard.given_points(*points)
         x, y = _centred(source, points[0]), _centred(target, points[1])
     cross = (cross_terms(x, plan[None], y)[0] * plan).sum()
-    p, q = few.source.weights, few.target.weights
+    p, q = few.weights
     size = (p @ x[0].square() @ p) * (q @ y[0].square() @ q)
     return float(cross / size.sqrt().clamp_min(torch.finfo(size.dtype).tiny))
 

@@ -14,11 +14,11 @@ from torchgw._search.chain import AGREEING, ALIKE, BETTER, SAME
 from torchgw._search.stack import Ends
 from torchgw._sinkhorn.annealing import START_NOISE
 from torchgw._tensors.deadline import is_over
-from torchgw._tensors.operations import sums_of
+from torchgw._tensors.operations import EQUAL, TINY, sums_of
 from torchgw._typing import Marginals
 
 # Plans that are kept of each group, and new ones of each round. [L1291]
-_KEPT, _FRESH = 8, 16
+_KEPT, FRESH = 8, 16
 # Groups of starts that are improved apart. A choice. [L1311]
 _GROUPS = 2
 # Shares of the rows at which kicked plans are linearised, by turns. [L1291]
@@ -29,10 +29,6 @@ _BLURRED = 0.02
 _PATIENCE = 2
 # Exchanges of two rows or columns of the lowest plan at most, and how often they are made. [L1526]
 _EXCHANGES, _SWEEPS = 64, 3
-# Relative difference of objectives that is rounding. A choice.
-_ROUNDING = 1e-9
-# Length below which a plan is none. A choice.
-_TINY = 1e-12
 # The origin of plans that come from an exchange.
 _EXCHANGED = -1
 # The family of starts that one search has made.
@@ -81,6 +77,9 @@ class Ending(Followed, Protocol):
 
     def padded(self, plans: Tensor) -> Tensor:
         """Pad plans (k, n, m) of a problem that is alone."""
+
+    def follow(self, which: Tensor, plans: Tensor, first: float | Tensor = 0.0) -> Ends:
+        """Follow plans (k, n, m) of problems (k,), each from a ``first`` epsilon."""
 
     def descend(self, which: Tensor, plans: Tensor) -> Ends:
         """Lead plans (k, n, m) of problems (k,) down until they stay."""
@@ -134,7 +133,7 @@ def exchange(stack: Followed, starts: Ends, found: Population) -> Population:
         # the lowest of each problem, the first of equals up to rounding
         least = torch.full_like(members.objectives[some, 0], torch.inf)
         least = least.scatter_reduce(0, which, ends.objectives, "amin")[which]
-        near = (ends.objectives <= least + _ROUNDING * least.abs()).nonzero()[:, 0]
+        near = (ends.objectives <= least + EQUAL * least.abs()).nonzero()[:, 0]
         first = near[torch.searchsorted(which[near], torch.arange(len(some), device=some.device))]
         lower = Ends(*(part[first, None] for part in ends))
         before = Ends(*(part[some, :1] for part in members[:3]))
@@ -182,10 +181,8 @@ def follow_starts(
     another optimum.
     """
     a, b = marginals
-    product, count = stack.padded(noisy_product(a, b)[None]), len(starts) + 1
-    alone = torch.zeros(2 * count, dtype=torch.int64, device=product.device)
-    annealed = stack.follow(alone[:1], product, first=1.0).plans
-    plans = torch.cat([stack.padded(torch.stack([plan for _, plan in starts])), annealed])
+    tables = [plan.double() for _, plan in starts] + [noisy_product(a, b)]
+    plans, first = stack.padded(torch.stack(tables)), [*(0.0 for _ in starts), 1.0]
     labels, ways = [*(label for label, _ in starts), "annealed"], 1
     # both ways of a start are of one family
     numbers = accumulate(label not in related for label in labels)
@@ -194,11 +191,12 @@ def follow_starts(
         for label, number in zip(labels, numbers, strict=True)
     ]
     if blurred is not None:
-        more = stack.follow(alone[: count - 1], plans[:-1], blurred).plans
-        plans, ways = torch.cat([plans, more]), 2
+        plans, ways = torch.cat([plans, plans[:-1]]), 2
+        first += [blurred for _ in starts]
         labels += [f"{label}, blurred" for label, _ in starts]
         families += families[:-1]
-    ends = stack.follow(alone[: len(plans)], plans)
+    alone = torch.zeros(len(plans), dtype=torch.int64, device=plans.device)
+    ends = stack.follow(alone, plans, plans.new_tensor(first))
     given = Ends(*(part[None] for part in ends))
     found = improve(stack, given, rounds, families)
     if blurred is not None and rounds:
@@ -285,7 +283,7 @@ class _Teams:
         problems = live // _GROUPS
         # a group that is alone makes as many plans as two
         wide = torch.bincount(problems, minlength=len(self.over))[problems]
-        self._improve(live, problems, _FRESH // wide)
+        self._improve(live, problems, FRESH // wide)
         return True
 
     def _join(self, problems: Tensor) -> None:
@@ -302,10 +300,10 @@ class _Teams:
         plans, mixed = _moved(
             kept, live % _GROUPS, self.stack.rows(problems), counts, self.generator
         )
-        row, place = (torch.arange(_FRESH, device=live.device) < counts[:, None]).nonzero().T
+        row, place = (torch.arange(FRESH, device=live.device) < counts[:, None]).nonzero().T
         ends = self.stack.follow(problems[row], plans[row, place], _BLURRED)
-        number = self.made + (live % _GROUPS * (_FRESH // _GROUPS))[:, None]
-        number = number + torch.arange(_FRESH, device=live.device)
+        number = self.made + (live % _GROUPS * (FRESH // _GROUPS))[:, None]
+        number = number + torch.arange(FRESH, device=live.device)
         unknown = kept.objectives.new_full(plans.shape[:2], torch.inf)
         fresh = Members(plans, unknown, unknown.clone(), self.starts + 2 * number + mixed)
         for mine, its in zip(fresh, ends, strict=False):
@@ -317,7 +315,7 @@ class _Teams:
         idle = self.idle.view(-1)
         idle[live] = torch.where(better, 0, idle[live] + 1)
         self.followed.index_add_(0, problems, counts)
-        self.made += _FRESH
+        self.made += FRESH
 
 
 def _same(some: Ends, other: Ends) -> Tensor:
@@ -342,7 +340,7 @@ def distinct(members: Members, count: int) -> Members:
     at = torch.arange(len(order), device=order.device)[:, None]
     ranked = Members(*(part[at, order] for part in members))
     flat = ranked.plans.flatten(2).double()
-    flat = flat / _squares(ranked.plans.double()).sqrt().clamp_min(_TINY)[:, :, None]
+    flat = flat / _squares(ranked.plans.double()).sqrt().clamp_min(TINY)[:, :, None]
     alike = products(flat, flat.mT) > ALIKE
     kept = ranked.objectives.isfinite()
     for place in range(1, kept.shape[1]):
@@ -394,12 +392,12 @@ def _moved(
     def drawn(size: int) -> Tensor:
         # what is drawn for a problem does not depend on what else there is
         uniform = torch.rand(
-            _GROUPS, _FRESH, size, device="cpu", generator=generator, dtype=torch.float64
+            _GROUPS, FRESH, size, device="cpu", generator=generator, dtype=torch.float64
         )
         return uniform.to(device)[group]
 
     rows, pair, heads = drawn(n), drawn(width), drawn(n)
-    turn = torch.arange(_FRESH, device=device)
+    turn = torch.arange(FRESH, device=device)
     known = parents.objectives.isfinite().sum(1)
     kicks = torch.where(known > 1, counts - counts // 2, counts)
     at = torch.arange(many, device=device)[:, None]

@@ -24,12 +24,13 @@ from torchgw._batch.worth import Ended, Terms
 from torchgw._plans.transport import round_to_marginals
 from torchgw._problem.marginals import MarginalRule
 from torchgw._problem.problem import Problem
+from torchgw._search.chain import SAME
 from torchgw._search.coarse import CoarseProblem
 from torchgw._tensors.operations import EQUAL, sums_of
 
 # When plans of a search have settled: their objectives are then within 1e-3 of where they end.
 # [L1291]
-_SETTLED = Rules(tol=1e-2, inner_tol=1e-3, objective_tol=1e-3, max_iter=16, inner_max_iter=96)
+_SETTLED = Rules(tol=1e-2, inner_tol=1e-3, objective_tol=SAME, max_iter=16, inner_max_iter=96)
 
 # The same where relaxed plans keep to a support, on which they creep. [L1540]
 _CREPT = _SETTLED._replace(tol=1e-3, inner_tol=1e-4, max_iter=32)
@@ -58,8 +59,7 @@ class Ends(NamedTuple):
 
 def can_stack(problem: Problem) -> bool:
     """Whether plans of all points can be followed side by side."""
-    plain = problem.loss.is_square and not problem.directed
-    return plain and max(problem.shape) <= LARGEST
+    return problem.plain and max(problem.shape) <= LARGEST
 
 
 @dataclass(frozen=True)
@@ -116,13 +116,13 @@ class Stack:
         wide[:, : plans.shape[1], : plans.shape[2]] = plans
         return wide
 
-    def follow(self, which: Tensor, plans: Tensor, first: float = 0.0) -> Ends:
+    def follow(self, which: Tensor, plans: Tensor, first: float | Tensor = 0.0) -> Ends:
         """Follow plans (k, n, m) of problems (k,) to the target, until they settle.
 
         They are linearised as they are, whatever their marginals, and scaled to mass one. The
         ``first`` epsilon, a share of the natural scale, is larger where they are to be blurred.
         """
-        blurred = torch.full_like(self.problems.first[which], first * self.share)
+        blurred = torch.ones_like(self.problems.first[which]) * (first * self.share)
         return self.settle(which, blurred, self.beginning(which, plans), plans)
 
     def beginning(self, which: Tensor, plans: Tensor) -> Begin:

@@ -23,7 +23,7 @@ from torchgw._problem.problem import Problem, stored_matrix
 from torchgw._search.alternatives import Alternative, Search
 from torchgw._search.isometry import ROUNDING, find_copies, put_in_order, split
 from torchgw._sinkhorn.problem import DenseCost
-from torchgw._tensors.operations import EQUAL
+from torchgw._tensors.operations import EQUAL, NOTHING
 from torchgw._typing import Marginals, Potentials
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.precomputed import DirectedDistance, PrecomputedDistance
@@ -33,10 +33,6 @@ from torchgw.distances.sampling import SpreadPoints, cut
 # has, so that two numbers that differ by rounding are hardly ever told apart; and a number in whose
 # sum with distances 30 digits of these are left. [L1331]
 _DIGITS, _WEIGHT_DIGITS, _GRID = 24, 32, 1.5 * 2.0**22
-# Share of a number by which two have to differ for one side to come first. [L1331]
-_DIFFERENT = 1e-6
-# Shares of the largest distance that are rounding. A choice. [L1331]
-_NOTHING = 1e-12
 
 
 _Part = TypeVar("_Part")
@@ -234,7 +230,7 @@ def _multiples(mass: Tensor, most: int) -> Tensor:
 
 def put_in_standard_form(problem: Problem) -> StandardForm | None:
     """Put a problem in standard form; ``None`` if it is large, or distances are costly."""
-    providers = problem.source, problem.target
+    providers = problem.sides
     # its tables are stored for that
     if max(side.n for side in providers) > limits_of(problem.source.device).ordered_points:
         return None
@@ -248,7 +244,7 @@ def put_in_standard_form(problem: Problem) -> StandardForm | None:
 
 
 def _standard(problem: Problem) -> StandardForm:
-    given = list(zip((problem.source, problem.target), problem.marginals, strict=True))
+    given = list(zip(problem.sides, problem.marginals, strict=True))
     sides = [_used(*side) for side in given]
     whole = None if problem.linear is None else problem.linear.dense().matrix
     whole = None if whole is None else whole.detach().cpu().double()
@@ -355,7 +351,7 @@ def _comes_first(one: _Side, other: _Side) -> bool:
     if len(one.weights) != len(other.weights):
         return len(one.weights) < len(other.weights)
     for mine, theirs in zip(_sizes(one), _sizes(other), strict=True):
-        if abs(mine - theirs) > _DIFFERENT * max(abs(mine), abs(theirs)):
+        if abs(mine - theirs) > ROUNDING * max(abs(mine), abs(theirs)):
             return mine < theirs
     return False
 
@@ -376,7 +372,7 @@ def _rounded(numbers: Tensor) -> Tensor:
     """Round numbers to some binary digits of their own; what is next to nothing is nothing."""
     mantissa, exponent = torch.frexp(numbers)
     kept = ((mantissa * 2.0**_DIGITS).round() / 2.0**_DIGITS).ldexp(exponent)
-    return torch.where(kept.abs() > _NOTHING * numbers.abs().max(), kept, 0.0)
+    return torch.where(kept.abs() > NOTHING * numbers.abs().max(), kept, 0.0)
 
 
 def _rounded_weights(weights: Tensor) -> Tensor:

@@ -102,7 +102,7 @@ def draw_subsample(problem: Problem, size: int, generator: torch.Generator) -> C
     Steps along the order of their widest factor leave less to chance than independent draws would.
     """
     drawn, weights = [], []
-    both = (problem.source, problem.target)
+    both = problem.sides
     for provider, weight in zip(both, problem.marginals, strict=True):
         factors = provider.factors()
         assert factors is not None
@@ -125,7 +125,7 @@ def make_cells(problem: Problem, orders: tuple[Order, Order]) -> Coarse:
 def _coarsen(problem: Problem, parts: tuple[Part, Part], weights: Marginals) -> Coarse:
     """Make the problem of coarse points, whose factors are those that the points stand for."""
     sides = []
-    for provider, part in zip((problem.source, problem.target), parts, strict=True):
+    for provider, part in zip(problem.sides, parts, strict=True):
         factors = provider.factors()
         assert factors is not None
         sides.append(FactoredDistance(part.take(factors.matrix), factors.signs))

@@ -205,7 +205,7 @@ def _table_of(problem: Problem, found: Alternative) -> Order:
     table = np.zeros((size, size), dtype=np.int64)
     for side, (provider, weights, some, place) in enumerate(
         zip(
-            (problem.source, problem.target), problem.marginals, (found.source, found.target),
+            problem.sides, problem.marginals, (found.source, found.target),
             (slice(0, n), slice(n, size)), strict=True,
         )
     ):  # fmt: skip

@@ -21,8 +21,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from torchgw._problem.limits import limits_of
+from torchgw._problem.marginals import weigh_alike
+from torchgw._search.chain import AGREEING
 from torchgw._search.coarse import CoarseProblem
 from torchgw._tensors.deadline import is_over
+from torchgw._tensors.operations import EQUAL, NOTHING
 
 Array = NDArray[Any]
 
@@ -31,7 +34,7 @@ _STARTS, _GROUPS = 8, 5
 # Entries of a table of all starts side by side: there are fewer starts of more points. [L1341]
 _SIDE_BY_SIDE = 120_000
 # Groups that agree end the search after so many moves for each point. [L1341]
-_AGREEING, _LEAST = 3, 10
+_LEAST = 10
 # So do so many moves for each point after the last that helped any group. [L1296]
 _PATIENCE = 40
 # Moves for each point before states are kicked or mixed. [L1296]
@@ -39,8 +42,6 @@ _ROUND = 8
 # Share of the states that are mixed; the others are kicked: so many points at least, and this share
 # of them at most. [L1341]
 _MIXED, _LEAST_KICKED, _MOST_KICKED = 0.8, 3, 0.5
-# Share of the largest change of a move, or entry of a table, that is rounding. A choice. [L1341]
-_ROUNDING = 1e-12
 # Until when what is no move has to wait: more than there are. A choice.
 _EVER = np.iinfo(np.int32).max
 # Entries that a search of starts looks at, and states that it returns at most. [L1296, L1300]
@@ -64,7 +65,7 @@ class Walk(ABC):
 
     def __init__(self, shape: tuple[int, int], most: float) -> None:
         # how many moves there are of a state; and what bounds the change by one of them
-        self.shape, self.most, self.rounding = shape, most or 1.0, _ROUNDING * (most or 1.0)
+        self.shape, self.most, self.rounding = shape, most or 1.0, NOTHING * (most or 1.0)
         self.draw, self.done = np.random.default_rng(0), 0
 
     def begin(self, states: Array) -> None:
@@ -152,7 +153,7 @@ def search(walk: Walk, known: Array, budget: float) -> Found:
         if each.sum() < lowest - walk.rounding:
             lowest, helped = each.sum(), done
         # the first group may have been led astray by what was known
-        agreed = int((each[1:] <= each.min() + walk.rounding).sum()) >= _AGREEING
+        agreed = int((each[1:] <= each.min() + walk.rounding).sum()) >= AGREEING
         ended = (agreed and done >= _LEAST) or each.min() <= walk.floor + walk.rounding
         spent = (done + _ROUND) * n * count * size > budget
         if ended or spent or done - helped >= _PATIENCE or is_over():
@@ -203,7 +204,7 @@ class Assignments(NamedTuple):
         # a symmetric table sees nothing of an antisymmetric one
         directed = torch.ones(len(parts), dtype=torch.bool, device=far.device)
         for side, part in zip((near, far), odd, strict=True):
-            directed &= part.abs().amax((1, 2)) > _ROUNDING * side.abs().amax((1, 2))
+            directed &= part.abs().amax((1, 2)) > NOTHING * side.abs().amax((1, 2))
         near, far = (
             torch.cat([first, second[directed]]) for first, second in zip(even, odd, strict=True)
         )
@@ -232,26 +233,11 @@ class Assignments(NamedTuple):
         return 4 * float(self.linear.abs().max() + 2 * near @ far)
 
 
-# By what share of the largest cost an exchange has to lower a plan; and the share of the largest
-# mass up to which one is none. A choice. [L1509]
-_LOWER = 1e-9
-# Relative difference up to which weights are equal. A choice. [L1274]
-EQUAL_WEIGHTS = 1e-9
-
-
-def has_matchings(problem: CoarseProblem) -> bool:
-    """Whether both sides have as many points, all of one weight, so that matchings are plans."""
-    a, b = problem.source.weights, problem.target.weights
-    if len(a) != len(b):
-        return False
-    return bool((torch.cat([a, b]) * len(a) - 1).abs().max() <= EQUAL_WEIGHTS)
-
-
 def can_exchange(problem: CoarseProblem) -> bool:
     """Whether plans may be matchings, of not too many points."""
     weights = problem.source.weights
     few = len(weights) <= limits_of(weights.device).exchanged_points
-    return few and has_matchings(problem)
+    return few and weigh_alike(problem.weights)
 
 
 def best_matchings(
@@ -276,7 +262,7 @@ def exchange(near: Tensor, far: Tensor, cost: Tensor, plan: Tensor) -> Tensor | 
     # Its objective is that of the tables `near` (r, n, n) and `far` (r, m, m), sum_r <A_r P B_r,
     # P>, with linear terms, and `cost` (n, m) is the gradient. Where a plan stays to first order,
     # as steps towards vertices of the polytope of plans leave it, an exchange may still lower it.
-    i, p = (plan > _LOWER * plan.max()).nonzero().T
+    i, p = (plan > EQUAL * plan.max()).nonzero().T
     masses, slopes = plan[i, p], cost[i[:, None], p[None, :]]
     moved = torch.minimum(masses[:, None], masses[None, :])
     own = slopes.diagonal()
@@ -288,7 +274,7 @@ def exchange(near: Tensor, far: Tensor, cost: Tensor, plan: Tensor) -> Tensor | 
         bends = bends * (own[:, :, None] + own[:, None, :] - across - across.mT)
     changes = moved * (slopes + moved * bends.sum(0))
     place = int(changes.argmin())
-    if float(changes.flatten()[place]) >= -_LOWER * float(plan.sum() * cost.abs().max()):
+    if float(changes.flatten()[place]) >= -EQUAL * float(plan.sum() * cost.abs().max()):
         return None
     pair = list(divmod(place, len(masses)))
     rows, columns = i[pair], p[pair]

@@ -12,11 +12,12 @@ import scipy
 
 from torchgw._problem.problem import Problem
 from torchgw._sinkhorn.duals import Array, ProductCost, Transport
+from torchgw._tensors.operations import EQUAL
 from torchgw.distances.base import DistanceProvider
 
-# Angles of each of both ways up; how many of the plans found there are followed; steps at most, and
-# the relative gain that is worth another. [L1476]
-_ANGLES, _FOLLOWED, _STEPS, _GAIN = 48, 4, 50, 1e-9
+# Angles of each of both ways up; how many of the plans found there are followed; and steps at most.
+# [L1476]
+_ANGLES, _FOLLOWED, _STEPS = 48, 4, 50
 # Axes below this share of the largest are none. A choice.
 _RANK = 1e-6
 
@@ -58,7 +59,7 @@ def best_turned(problem: Problem, plan: Array) -> Array | None:
         last = one
         for _ in range(_STEPS):
             now = follow(last.pairing)
-            if now.cost >= last.cost - _GAIN * abs(last.cost):
+            if now.cost >= last.cost - EQUAL * abs(last.cost):
                 break
             last = now
         ends.append(last)

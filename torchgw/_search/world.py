@@ -21,6 +21,7 @@ from torchgw._search.chain import (
     COMPARED_AT,
     FIRST,
     GUESS_EPSILON,
+    INNER,
     LAST_INNER,
     LAST_OUTER,
     LAST_RELAXATION,
@@ -108,8 +109,6 @@ _FAINT = 0.1
 _KICKS, KICK_INNER = 5, 2
 # Change of the plan (L1) below which a stage of a ladder is done. [L333]
 _SETTLED = 2e-3
-# Sinkhorn iterations of an outer iteration on a ladder. [L323]
-INNER = 5
 # Noise on the plans at each stage: exact products would keep equal what automorphisms of a graph
 # make equal, and sharper plans cost less. [L336]
 _STIR = 0.01
@@ -177,7 +176,7 @@ class World:
     ) -> None:
         problem = coarse.problem
         self.problem, self.scale, self.solver = problem, coarse.scale, solver
-        self.marginals = Marginals(problem.source.weights.float(), problem.target.weights.float())
+        self.marginals = Marginals(*(part.float() for part in problem.weights))
         self.base = problem.base.float()
         self.parts = len(problem.x)
         # centred tables: constants of rows and columns move no plan, and would cost digits
@@ -402,8 +401,7 @@ class World:
 
     def rounded(self, chains: list[Chain]) -> Tensor:
         """Round plans to their marginals, (k, s, t) float64."""
-        weights = self.problem.source.weights, self.problem.target.weights
-        return round_to_marginals(stacked(chains)[0].double(), *weights)
+        return round_to_marginals(stacked(chains)[0].double(), *self.problem.weights)
 
     def seconds(self, numbers: range, low: float) -> float:
         """Model the time of chains on a CPU by dense products, the best of them to the target."""

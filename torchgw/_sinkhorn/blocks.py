@@ -163,10 +163,10 @@ class BlockProblem(RestrictedProblem):
         for part, (rows, columns) in zip(self.parts, self.members, strict=True):
             yield part, Potentials(f[rows], g[columns])
 
-    def joined(self, parts: Sequence[Tensor], axis: int, fill: float = 0.0) -> Tensor:
+    def joined(self, parts: Sequence[Tensor], axis: int) -> Tensor:
         """Put values of the source points (axis 0) or target points (axis 1) of groups together."""
         size = self.problem.cost.shape[axis]
-        whole = parts[0].new_full((size, *parts[0].shape[1:]), fill)
+        whole = parts[0].new_zeros((size, *parts[0].shape[1:]))
         for members, part in zip(self.members, parts, strict=True):
             whole[members[axis]] = part
         return whole
@@ -191,16 +191,24 @@ class BlockProblem(RestrictedProblem):
         n, m = self.problem.cost.shape
         if isinstance(index, slice):
             index = torch.arange(*index.indices(n), device=potentials.f.device)
-        place = torch.full((n,), -1, device=index.device)
         found = torch.zeros(
             len(index), m, dtype=self.problem.cost.dtype, device=potentials.f.device
         )
-        for (part, at), (rows, columns) in zip(self.split(potentials), self.members, strict=True):
+        for (part, at), columns, here, place in self._holding(potentials, index):
+            found[here[:, None], columns] = part.block(at, place)
+        return found
+
+    def _holding(
+        self, potentials: Potentials, index: Tensor
+    ) -> Iterator[tuple[tuple[PreparedProblem, Potentials], Tensor, Tensor, Tensor]]:
+        """Go through groups that hold some rows: their columns, which rows, and places of these."""
+        place = torch.full((len(potentials.f),), -1, device=index.device)
+        for one, (rows, columns) in zip(self.split(potentials), self.members, strict=True):
             place.fill_(-1)
             place[rows] = torch.arange(len(rows), device=index.device)
             here = (place[index] >= 0).nonzero()[:, 0]
-            found[here[:, None], columns] = part.block(at, place[index[here]])
-        return found
+            if len(here):
+                yield one, columns, here, place[index[here]]
 
     def dense(self, potentials: Potentials) -> Tensor:
         return self.block(potentials, slice(None))
@@ -223,11 +231,6 @@ class BlockProblem(RestrictedProblem):
 
     def draw(self, potentials: Potentials, rows: Tensor, generator: torch.Generator) -> Tensor:
         drawn = torch.zeros_like(rows)
-        place = torch.full((len(potentials.f),), -1, device=rows.device)
-        for (part, at), (mine, columns) in zip(self.split(potentials), self.members, strict=True):
-            place.fill_(-1)
-            place[mine] = torch.arange(len(mine), device=rows.device)
-            here = (place[rows] >= 0).nonzero()[:, 0]
-            if len(here):
-                drawn[here] = columns[part.draw(at, place[rows[here]], generator)]
+        for (part, at), columns, here, place in self._holding(potentials, rows):
+            drawn[here] = columns[part.draw(at, place, generator)]
         return drawn

@@ -7,12 +7,8 @@ import scipy
 from numpy.typing import NDArray
 
 from torchgw._sinkhorn.exact import Array as Array
-from torchgw._sinkhorn.exact import ExactTransport
+from torchgw._sinkhorn.exact import ExactTransport, prices_of
 
-# Rounds of shortest paths from a plan to its prices: more are of no use but to rounding; and the
-# share of the costs by which a path has to be shorter. [L1352]
-_ROUNDS = 500
-_ROUNDING = 1e-15
 # Pivots of the simplex at most: where they run out, potentials prove less. A choice. [L1376]
 _PIVOTS = 100_000_000
 # Pivots for each row of a partial problem at most, beyond which all entries are as fast; how many
@@ -103,7 +99,7 @@ class Transport:
             plan = found.plan.copy()
             rest -= found.v
             self.prices = self.prices + found.v
-        self.prices = self.prices + _prices(rest, plan)
+        self.prices = self.prices + prices_of(rest, plan)
         return plan, (cost - self.prices).min(1)
 
     def reach(
@@ -211,23 +207,6 @@ class Transport:
         """Bound <cost, P> of all plans from below by a potential f (n,)."""
         open_ = cost if self._allowed is None else np.where(self._allowed, cost, np.inf)
         return least(open_, f, self._a, self._b)
-
-
-def _prices(cost: Array, plan: Array) -> Array:
-    """Find prices v (m,) that prove a plan of least cost, by shortest paths from all columns."""
-    # v_k <= v_j + cost_ik - cost_ij wherever the plan moves mass from i to j
-    rows, columns = plan.nonzero()
-    there, starts = np.unique(rows, return_index=True)
-    own, least = cost[rows, columns], _ROUNDING * float(np.abs(cost).max())
-    v, ends = np.zeros(cost.shape[1]), np.full(len(there), np.inf)
-    for _ in range(_ROUNDS):
-        nearer = np.minimum.reduceat(v[columns] - own, starts)
-        changed = np.flatnonzero(nearer < ends - least)
-        if len(changed) == 0:
-            break
-        ends[changed] = nearer[changed]
-        v = np.minimum(v, (cost[there[changed]] + nearer[changed, None]).min(0))
-    return v
 
 
 def least(cost: Array, f: Array, a: Array, b: Array) -> float:

@@ -14,7 +14,6 @@ import scipy
 from numpy.typing import NDArray
 
 from torchgw._errors import NumericalError
-from torchgw._tensors.operations import TINY
 
 Array = NDArray[np.float64]
 
@@ -123,8 +122,8 @@ class ExactTransport:
             few = rest.reshape(-1)[places]
             few -= (least := few.min())
             table = scipy.sparse.coo_array((few, np.divmod(places, rest.shape[1])), rest.shape)
-            plan, first, second = self._by_simplex(table, _PIVOTS)
-            first += least
+            plan, log = self._by_simplex(table, _PIVOTS)
+            first, second = log["u"] + least, log["v"]
             u, v = u + first, v + second
             value = float(self.p @ u + self.q @ v)
             if value < below:
@@ -141,21 +140,20 @@ class ExactTransport:
 
     def on(self, cost: Array, pivots: int = _PIVOTS) -> None:
         """Solve by POT on all entries."""
-        self.last, self._used = self._by_simplex(cost, pivots), None
+        plan, log = self._by_simplex(cost, pivots)
+        self.last, self._used = Vertex(plan, log["u"], log["v"]), None
 
     def few(self, table: Any, pivots: int) -> tuple[Any, Array] | None:
         """Solve on some entries (n, m), sparse: a plan and prices v (m,), if pivots suffice."""
-        plan, log = self._emd(
-            self.p, self.q, table, numItermax=pivots, log=True, check_marginals=False
-        )
+        plan, log = self._by_simplex(table, pivots)
         return None if log["warning"] is not None else (plan.tocoo(), log["v"])
 
-    def _by_simplex(self, cost: Any, pivots: int) -> Vertex:
+    def _by_simplex(self, cost: Any, pivots: int) -> tuple[Any, dict[str, Any]]:
         # sums of both weights are equal here
         plan, log = self._emd(
             self.p, self.q, cost, numItermax=pivots, log=True, check_marginals=False
         )
-        return Vertex(plan, log["u"], log["v"])
+        return plan, log
 
 
 def _cheap(rest: Array) -> float:
@@ -189,6 +187,10 @@ def by_scipy(p: Array, q: Array, cost: Array) -> Vertex:
     return Vertex(found.x.clip(0).reshape(n, m) * mass, prices[:n] + least, prices[n:])
 
 
+# Rounds of shortest paths from a plan to its prices: more are of no use but to rounding; and the
+# share of the costs by which a path has to be shorter. [L1352]
+_PATHS = 500
+_ROUNDING = 1e-15
 # Costs of a row within this of the least are equal: it is split among them. [L1303]
 _EQUAL = 1e-15
 
@@ -267,23 +269,30 @@ def partial_transport(p: Array, q: Array, mass: float, total: float | None = Non
     return transport(p, q) if whole else PartialTransport(p, q, mass, total)
 
 
+def prices_of(cost: Array, plan: Array) -> Array:
+    """Find prices v (m,) that prove a plan of least cost, by shortest paths from all columns."""
+    # v_k <= v_j + cost_ik - cost_ij wherever the plan moves mass from i to j
+    rows, columns = plan.nonzero()
+    there, starts = np.unique(rows, return_index=True)
+    own, least = cost[rows, columns], _ROUNDING * float(np.abs(cost).max())
+    v, ends = np.zeros(cost.shape[1]), np.full(len(there), np.inf)
+    for _ in range(_PATHS):
+        nearer = np.minimum.reduceat(v[columns] - own, starts)
+        changed = np.flatnonzero(nearer < ends - least)
+        if len(changed) == 0:
+            break
+        ends[changed] = nearer[changed]
+        v = np.minimum(v, (cost[there[changed]] + nearer[changed, None]).min(0))
+    return v
+
+
 def _assign(cost: Array, weight: float) -> Linear:
     rows, columns = scipy.optimize.linear_sum_assignment(cost)
     plan = np.zeros_like(cost)
     plan[rows, columns] = weight
 
     def potentials() -> tuple[Array, Array]:
-        # shortest paths over the alternatives to each match, by Bellman and Ford
-        detours = cost - cost[rows, columns][:, None]
-        second = np.zeros(len(cost))
-        smallest = 1e-14 * max(abs(cost).max(), TINY)
-        for _ in range(len(cost)):
-            shorter = (detours + second[columns][:, None]).min(0)
-            if (second - shorter).max() <= smallest:
-                break
-            second = np.minimum(second, shorter)
-        first = np.empty(len(cost))
-        first[rows] = cost[rows, columns] - second[columns]
-        return first, second
+        v = prices_of(cost, plan)
+        return (cost - v).min(1), v
 
     return Linear(plan, potentials)

@@ -61,8 +61,6 @@ class Guess(NamedTuple):
     named: str = ""  # what it was passed as, if it was passed
 
 
-# Ambiguity above which a few points leave open which optimum is the best. [L292]
-_DOUBTED = 0.7
 # Annealing from the natural scale of the cost forgets every plan but the product plan; slowly where
 # nothing else tells where to start.
 PRODUCT = Guess(None, None, 1.0)
@@ -113,7 +111,8 @@ def first_guess(
         if match.only:
             return guess, Search((), math.nan)
     plain = options.n_init is None and options.search != "fast" and problem.loss.cross is not None
-    chains = limits_of(problem.source.device).few_chains if plain else 0
+    limits = limits_of(problem.source.device)
+    chains = limits.few_chains if plain else 0
     search = find_optima(searched, epsilon, count, backend, made, match=copies, chains=chains)
     if match is not None:
         # a search on few points may say nothing of the others, and so nothing of other optima
@@ -122,7 +121,7 @@ def first_guess(
             return guess, Search((), math.nan)
         return guess, search if standard is None else standard.lift(search)
     # whether only some points were searched, and they do not tell the best optimum from the others
-    unsure = not is_whole(searched, search) and search.ambiguity > _DOUBTED
+    unsure = not is_whole(searched, search) and search.ambiguity > limits.left_open
     matched = match_points(searched) if unsure or not search.alternatives else None
     alone = matched is not None and not search.alternatives
     if sample is None:
@@ -388,7 +387,7 @@ def _search(
     if represented is None:
         return search_twice(problem, how, again, relaxed=True)
     coarse = represented.problem
-    sides, support = coarse[:2], support_of(problem, *coarse[:2])
+    sides, support = coarse.sides, support_of(problem, *coarse.sides)
     tables = [
         torch.stack([coarse_table(problem.loss, one).cpu() for one in side])
         for side in zip(*directed_points(sides, problem), strict=True)
@@ -398,7 +397,7 @@ def _search(
         for table in tables
     )
     # each start takes as long as the whole solve: 500 x 480 points 85 s for 1% of the objective
-    most = limits_of(problem.source.device).relaxed_points
+    most = limits_of(problem.source.device).few_points
     many = max(len(side.indices) for side in sides) > most
     if many and strategy.options.n_init is None:
         return search_twice(problem, how, again, relaxed=True)
@@ -513,9 +512,13 @@ class _Solves(NamedTuple):
         """Count the rows of plans, (k,)."""
         return torch.full_like(which, self.strategy.problem.source.n)
 
-    def follow(self, which: Tensor, plans: Tensor, first: float = 0.0) -> Ends:
-        """Solve from plans (k, n, m), annealed from a ``first`` epsilon."""
-        found = [self._solve(Guess(StoredPlan(plan / plan.sum()), None, first)) for plan in plans]
+    def follow(self, which: Tensor, plans: Tensor, first: float | Tensor = 0.0) -> Ends:
+        """Solve from plans (k, n, m), each annealed from a ``first`` epsilon."""
+        epsilons = torch.as_tensor(first, device="cpu").expand(len(plans)).tolist()
+        found = [
+            self._solve(Guess(StoredPlan(plan / plan.sum()), None, epsilon))
+            for plan, epsilon in zip(plans, epsilons, strict=True)
+        ]
         tables, objectives, values = zip(*found, strict=True)
         numbers = torch.tensor([objectives, values], dtype=torch.float64, device="cpu")
         return Ends(torch.stack(tables), *numbers)

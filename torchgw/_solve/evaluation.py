@@ -305,45 +305,47 @@ class Half(NamedTuple):
 
     plan: TransportPlan  # whose rows have their weights
     means: Tensor  # its product with a table, (n, k)
-    masses: Tensor  # (cells,), of the cells then
+    moved: Tensor  # the potentials of the cells, by their masses in it, ()
 
 
 def half_step(prepared: PreparedProblem, other: Tensor, table: Tensor) -> Half:
     """Give rows the potentials with which they have their weights, those of the cells known."""
     plan = TransportPlan.of(prepared, Potentials(prepared.softmin(other, axis=1), other))
-    means, shares = weighted_means(plan, table)
-    return Half(plan, means, plan.T @ shares)
+    means, moved = _means(plan, table)
+    return Half(plan, means, moved)
+
+
+def _means(plan: TransportPlan, table: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute means of a table, and what the potentials of its columns add up to, ()."""
+    # no second pass, over columns, for their masses
+    last = plan.potentials.g.double()[:, None]
+    means, _ = weighted_means(plan, torch.cat([table.double(), last], dim=1))
+    return means[:, :-1], means[:, -1].sum()
 
 
 def join_halves(
     small: TransportPlan,
     tables: tuple[Tensor, Tensor],
     couplings: tuple[Tensor, Tensor],
-    masses: tuple[Tensor, Tensor],
+    moved: tuple[Tensor, Tensor],
 ) -> tuple[Tensor, float]:
     """Give the coupling, (r, s), of a plan of all points, and the excess of its masses.
 
     The plan is that between all points of the source and the cells of the target, and that between
     the cells of the source and all points of the target, less the ``small`` one between cells
     alone, which makes up for the blur within the cells. Of the first two are given the couplings,
-    (r, s) and (s, r), and the masses of the cells, of target and source. ``tables`` are the factors
-    of the cells, (cells, r) and (cells, s). The excess is weighted by the potentials.
+    (r, s) and (s, r), and what their cells' potentials add up to, of target and source. ``tables``
+    are the factors of the cells, (cells, r) and (cells, s). The excess is weighted by the
+    potentials.
     """
     x, y = tables
-    (near, far), (columns, rows) = couplings, masses
-    few, (f, g) = small.weights, (part.double() for part in small.potentials)
-    means, shares = weighted_means(small, y)
-    # the excess of the target cells, given rows with their weights; less the excess that the
+    (near, far), (of_target, of_source) = couplings, moved
+    means, of_small = _means(small, y)
+    # the excess of the cells, given rows with their weights; less the excess of the target that the
     # problem between cells has already, as it is solved to a tolerance only
-    missed = few.b - _weighted(small.T @ shares)
-    excess = (_weighted(rows) - few.a) @ f + (_weighted(columns) + missed - few.b) @ g
+    own = small.weights.a.double() @ small.potentials.f.double()
+    excess = of_source - own + of_target - of_small
     return near + far.T - inner_products(x, means), float(excess)
-
-
-def _weighted(masses: Tensor) -> Tensor:
-    """Scale masses to a sum of one."""
-    masses = masses.double()
-    return masses / masses.sum()
 
 
 def _inner(first: Tensor, second: Tensor) -> Tensor:

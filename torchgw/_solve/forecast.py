@@ -15,8 +15,10 @@ from torchgw._errors import PerformanceWarning, warn_user
 from torchgw._problem.limits import Limits, limits_of
 from torchgw._problem.problem import Facts
 from torchgw._search.alternatives import Search
-from torchgw._search.beliefs import seconds_of_regions
+from torchgw._search.beliefs import LONG, seconds_of_regions
+from torchgw._search.optima import KEPT
 from torchgw._solve.state import Options
+from torchgw._solve.step import INNER_ITERATIONS
 from torchgw._tensors.deadline import leaves
 from torchgw._tensors.foretold import correct, promise, say_more
 from torchgw._tensors.machine import slowness
@@ -29,23 +31,23 @@ class _Rates(NamedTuple):
 
     make: float  # per entry: compute the cost, and the kernel from it
     read: float  # per entry and iteration: scale the kernel
-    wide: float  # the same where a row does not fit on chip
     exponential: float  # per entry and iteration of streaming, at any rank
     product: float  # per entry, iteration and column of the factors
-    launch: float  # per iteration, the least that streaming takes
-    prepare: float  # per problem: the operands of streaming
+    # On a GPU: reading where a row does not fit on chip, the least that an iteration of streaming
+    # takes, and the operands of streaming for each problem.
+    wide: float = 0.0
+    launch: float = 0.0
+    prepare: float = 0.0
 
 
 # The time of a stored and of a streamed problem is a sum of these. On a GPU a row of up to
 # 2^17 bytes is read once per iteration, and launches bound small streamed problems. [L91]
 _RATES = {
-    ("cuda", torch.float32): _Rates(12.0, 1.1, 2.0, 0.55, 0.018, 2.0e8, 1.2e9),
-    ("cuda", torch.float64): _Rates(18.0, 2.25, 5.2, 4.0, 0.1, 2.0e8, 1.2e9),
-    ("cpu", torch.float32): _Rates(6.5e3, 650.0, 650.0, 1500.0, 30.0, 0.0, 0.0),
-    ("cpu", torch.float64): _Rates(1.4e4, 1200.0, 1200.0, 2900.0, 75.0, 0.0, 0.0),
+    ("cuda", torch.float32): _Rates(12.0, 1.1, 0.55, 0.018, 2.0, 2.0e8, 1.2e9),
+    ("cuda", torch.float64): _Rates(18.0, 2.25, 4.0, 0.1, 5.2, 2.0e8, 1.2e9),
+    ("cpu", torch.float32): _Rates(6.5e3, 650.0, 1500.0, 30.0),
+    ("cpu", torch.float64): _Rates(1.4e4, 1200.0, 2900.0, 75.0),
 }
-# Iterations of one linear problem: what most outer iterations take. [L91]
-_PROBLEM_ITERATIONS = 20
 # Time of a streamed problem on a CPU if tiles are skipped: half the tiles are kept over five
 # iterations of two levels. On a curve a fifth are kept, in fewer iterations. On a cloud nearly all
 # are, which is not known before: so small problems, where storing loses 0.2 s at most, are charged
@@ -68,9 +70,9 @@ def problem_seconds(
     rates = _RATES[device, dtype]
     entries = shape[0] * shape[1]
     wide = shape[1] * dtype.itemsize > _ROW_BYTES
-    stored = entries * (rates.make + _PROBLEM_ITERATIONS * (rates.wide if wide else rates.read))
+    stored = entries * (rates.make + INNER_ITERATIONS[False] * max(rates.read, rates.wide * wide))
     each = max(rates.launch, entries * (rates.exponential + rates.product * rank))
-    return 1e-12 * stored, 1e-12 * (rates.prepare + _PROBLEM_ITERATIONS * each)
+    return 1e-12 * stored, 1e-12 * (rates.prepare + INNER_ITERATIONS[False] * each)
 
 
 def iteration_seconds(
@@ -80,7 +82,7 @@ def iteration_seconds(
     if stored or rank == 0:
         rates = _RATES[facts.device, dtype]
         each = max(rates.launch, _SMALL) + rates.read * facts.entries
-        seconds = 1e-12 * (rates.make * facts.entries + _INNER * each)
+        seconds = 1e-12 * (rates.make * facts.entries + INNER_ITERATIONS[True] * each)
     else:
         streamed = problem_seconds(facts.device, dtype, (facts.n, facts.m), rank)[1]
         streamed *= (facts.listed or facts.entries) / facts.entries
@@ -93,9 +95,8 @@ def iteration_seconds(
     return seconds + 1e-12 * _PRODUCT * dtype.itemsize * facts.entries * (facts.n + facts.m)
 
 
-# Sinkhorn iterations of an outer iteration in a whole solve, and picoseconds that each takes at
-# least. [L1563]
-_INNER, _SMALL = 50, 4e7
+# Picoseconds that a Sinkhorn iteration takes at least. [L1563]
+_SMALL = 4e7
 # Picoseconds of one multiplication of a dense gradient on a CPU for each byte of a number, one
 # thread; and of a minimum in place of a product. [L454, L1563]
 _PRODUCT, _MINIMUM = 4.5, 60_000.0
@@ -163,10 +164,10 @@ def solve_seconds(
     seconds = slow * (_START + _COARSE) + FOUND * whole
     if "product" in moves and "chains" not in moves:
         seconds += slow * _START + whole
-    strict_too = relaxed and facts.larger > limits.relaxed_points
+    strict_too = relaxed and facts.larger > limits.few_points
     if {"chains", "relaxed"}.isdisjoint(moves) and not strict_too:
         # a loss that is no product has no chains, and each optimum is solved from
-        others = 0 if facts.products else _OTHERS * ("optima" in moves)
+        others = 0 if facts.products else (KEPT - 1) * ("optima" in moves)
         return seconds, seconds + others * (slow * _START + FOUND * whole)
     squares = options.rule is not None and options.rule.squares
     times = slow * (_RELAXED if relaxed and not squares else 1.0)
@@ -200,8 +201,6 @@ def disagreeing(facts: Facts, longer: float, moves: Collection[str]) -> float:
 
 # Sinkhorn iterations of each linear problem of a sampled loss that is no product. [L454]
 _SAMPLED_INNER = 600
-# A warning comes if a solve with the least number of iterations takes so many seconds. [L454]
-_LONG = 20.0
 # Below this epsilon, as a share of the natural scale, Sinkhorn takes many iterations. Seconds of
 # one iteration: for its operations, and for each entry. [L416]
 _SHARP, _ITERATION, _ENTRY = 2.5e-4, 2e-4, 1.2e-9
@@ -240,7 +239,7 @@ def forecast(
         logger.info("forecast: up to %.0f s of proximal steps", options.max_iter * each)
     fewest, usual, each = _usual_iterations(facts, options, gradient, each)
     least, most = (min(count, options.max_iter) * each for count in (fewest, usual))
-    if least > _LONG:
+    if least > LONG:
         unit, name = _unit(least)
         warn_user(
             f"This solve takes long: {facts.n:,} x {facts.m:,} points take about {each:.2g} s for "
@@ -254,7 +253,7 @@ def forecast(
 # What a plan and its numbers take at least, in outer iterations; the same where costs are streamed,
 # of whose Sinkhorn iterations it takes twelve; and how many seconds late a limit of time is held to
 # be. [L1567, L1597]
-_LEAST, _STREAMED, _LATE = 2, 12 / _PROBLEM_ITERATIONS, 2.0
+_LEAST, _STREAMED, _LATE = 2, 12 / INNER_ITERATIONS[False], 2.0
 
 
 def forecast_limit(facts: Facts, each: float, *, stored: bool) -> None:
@@ -284,7 +283,7 @@ def forecast_again(facts: Facts, options: Options, gradient: str, each: float) -
         for ends in zip(*counts, strict=True)
     )
     say_more(math.sqrt(least * most), f"{len(counts)} solves from several starts are compared")
-    if least > _LONG:
+    if least > LONG:
         unit, name = _unit(most)
         warn_user(
             f"A few points do not represent these, so that {len(counts)} solves from several "
@@ -399,10 +398,6 @@ def _unit(seconds: float) -> tuple[int, str]:
     return (60, "minutes") if seconds > 120 else (1, "seconds")
 
 
-# Whole solves from other optima of a search: as many as it reports beside the first. A choice.
-_OTHERS = 4
-
-
 def longest(facts: Facts, options: Options, moves: Collection[str]) -> float | None:
     """Model the longest that all solves at a small epsilon may take; ``None`` at others."""
     proximal = options.regularization == "proximal"
@@ -412,7 +407,7 @@ def longest(facts: Facts, options: Options, moves: Collection[str]) -> float | N
     each = _HOST_ITERATION if facts.device != "cpu" else each
     # where ends are followed side by side few whole solves are made
     alone = "ends" in moves
-    others = 0 if alone else ("product" in moves) + _OTHERS * ("optima" in moves)
+    others = 0 if alone else ("product" in moves) + (KEPT - 1) * ("optima" in moves)
     return (1 + others) * options.max_iter * options.inner_max_iter * each
 
 
@@ -428,7 +423,7 @@ def _foresee_sharp(facts: Facts, options: Options, worst: float) -> None:
         "`polish=True` come to sharp plans sooner"
     )
     likely = min(most, _SHARPEST_ITERATIONS) * sharpest
-    if share < _SHARPEST and likely > _LONG:
+    if share < _SHARPEST and likely > LONG:
         warn_user(f"{text[0].upper()}{text[1:]}.", PerformanceWarning)
     else:
         logger.info("forecast: %s", text)

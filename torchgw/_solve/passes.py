@@ -325,8 +325,8 @@ def _from_congruent_pairs(incumbent: Incumbent) -> None:
     n, m = problem.shape
     limits, larger = limits_of(problem.source.device), max(n, m)
     # smaller problems have begun with them
-    few = larger > limits.relaxed_points and limits.stores(n, m)
-    apart = problem.loss.is_square and not problem.directed and problem.linear is None
+    few = larger > limits.few_points and limits.stores(n, m)
+    apart = problem.plain and problem.linear is None
     search, clock = incumbent.lowest.search, perf_counter()
     free = incumbent.goes_on and incumbent.searched
     if rule is None or rule.squares or not (free and few and apart):
@@ -395,7 +395,7 @@ class _Pairs(NamedTuple):
         """Find plans (k, s, t) between few pairs of points whose distances agree."""
         device = self.stack.problems.device
         (x, a), (y, b) = (
-            (side.table.double().to(device), side.weights.to(device)) for side in self.coarse[:2]
+            (side.table.double().to(device), side.weights.to(device)) for side in self.coarse.sides
         )
         generator = torch.Generator("cpu").manual_seed(0)
         found = congruent_pairs(x, y, (a, b), self.rule.share, count, generator)
@@ -510,7 +510,7 @@ def _exchange(incumbent: Incumbent) -> bool:
     if search is None or not outcome.ending.status.converged:
         return False
     whole = coarse_problem(problem.priced(outcome.strategy.scale), max(shape)).problem
-    source, target = (side.indices for side in whole[:2])
+    source, target = (side.indices for side in whole.sides)
     before = outcome.ending.plan.to_dense()[source[:, None], target].to(whole.base)
     matched = can_exchange(whole)
     if matched:

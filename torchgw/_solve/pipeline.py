@@ -51,7 +51,13 @@ from torchgw._solve.resolution import (
 )
 from torchgw._solve.state import LoopState, Recorder, Saved, Setting, Status
 from torchgw._solve.step import prepare, solve_linear
-from torchgw._solve.strategy import Strategy, annealed, choose_strategy, strategy_of_copies
+from torchgw._solve.strategy import (
+    MOST_ANCHORS,
+    Strategy,
+    annealed,
+    choose_strategy,
+    strategy_of_copies,
+)
 from torchgw._tensors.deadline import is_over, keep_least, leaves
 from torchgw._tensors.operations import sparse_tensor
 from torchgw._typing import Marginals, Potentials
@@ -100,7 +106,7 @@ def end_at_copy(asked: Asked, match: Isometry, recorder: Recorder) -> Outcome:
     with recorder.timed("multistart"):
         _, search = first_guess(problem, None, None, options, strategy.search_epsilon, match)
     polished = Polished(steps=0, stationary=True, gap=0.0)
-    sides = problem.source, problem.target
+    sides = problem.sides
     return Outcome(
         ending=Ending(plan, evaluation, 0.0, Status.CONVERGED, polished, None),
         strategy=strategy,
@@ -233,9 +239,8 @@ logger = logging.getLogger(__name__)
 # [L114]
 _SIGNAL_TO_NOISE = 10.0
 _MOST_ANCHORS = 4096
-# The last cost has so many times the anchors of the iterations before, and so many at most. [L124]
+# The last cost has so many times the anchors of the iterations before. [L124]
 _REFINING = 4
-_REFINED_ANCHORS = 1024
 # Sinkhorn iterations in which plans that are compared meet their marginals, at most. [L951]
 _COMPARED = 100
 
@@ -320,7 +325,7 @@ def _refine_anchors(setting: Setting, state: LoopState) -> tuple[Setting, LoopSt
     Many iterations with few columns and one with many take fewer of them than many with many.
     """
     used = setting.gradient.n_anchors or 0
-    count = min(_REFINING * used, _REFINED_ANCHORS)
+    count = min(_REFINING * used, MOST_ANCHORS)
     spent = state.status is Status.STOPPED or state.done >= setting.options.max_iter
     if count <= used or spent or setting.anneal.proximal:
         return setting, state

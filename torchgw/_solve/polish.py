@@ -32,6 +32,7 @@ from torchgw._sinkhorn.exact import Array, LinearSolver, one_sided, partial_tran
 from torchgw._sinkhorn.problem import DenseCost
 from torchgw._solve.step import confined
 from torchgw._tensors.deadline import is_over
+from torchgw._tensors.operations import EQUAL, NOTHING
 from torchgw._typing import Marginals, Potentials
 
 
@@ -114,12 +115,9 @@ _STEPS = 100
 # least a share of what the last one did; only one that promises less has to be the best. Earlier
 # steps choose among optima. [L1258]
 _NEAR, _ENOUGH = 1e-5, 0.5
-# Relative decrease that the linearised objective must promise for another step. [L295]
-_SMALLEST_GAP = 1e-9
 # Weight moves between the plans of a mean until this share of the gap is left, in so many moves of
-# a step at most; curvatures, and derivatives along them, below this share of the largest are none.
-# [L1344]
-_CORRECTED, _CORRECTIONS, _FLAT = 0.1, 1000, 1e-12
+# a step at most. [L1344]
+_CORRECTED, _CORRECTIONS = 0.1, 1000
 # Density that is given to entries of zero, because their logarithm has to exist. [L295]
 _SMALLEST_DENSITY = 1e-250
 
@@ -175,7 +173,7 @@ def polish(
         )
         slopes = cost_at(matrix) + cost_at(first)
         # the objective is quadratic: twice its difference
-        if float((slopes * (first - matrix)).sum()) < -_SMALLEST_GAP * float(slopes.abs().max()):
+        if float((slopes * (first - matrix)).sum()) < -EQUAL * float(slopes.abs().max()):
             matrix, polished = descend(first, marginals, rule, cost_at)
     return plan_of(matrix, marginals), polished
 
@@ -222,7 +220,7 @@ def descend(
     path = _Path(matrix, marginals, rule, cost_at)
     take_steps(path, max_iter=_STEPS + 1)
     matrix, vertex = path.matrix, path.vertex
-    if float((vertex - matrix).abs().sum()) <= _SMALLEST_GAP:
+    if float((vertex - matrix).abs().sum()) <= EQUAL:
         # a weak entropy had left tiny entries beside a vertex
         matrix = vertex
     return matrix, Polished(path.steps, path.stationary, max(path.gap, 0.0))
@@ -259,7 +257,7 @@ class _Path:
         """Solve the linear problem; None at a stationary plan, and where steps or time are up."""
         cost, matrix = self._cost, self.matrix
         here = float((cost * matrix).sum())
-        smallest = _SMALLEST_GAP * abs(here)
+        smallest = EQUAL * abs(here)
         near = self.gap <= _NEAR * abs(here)
         enough = here - max(_ENOUGH * self.gap, smallest) if near else -math.inf
         self.vertex = self._least(cost, enough)
@@ -370,9 +368,9 @@ def _towards_least(bends: Array, slopes: Array) -> Array:
     basis = np.linalg.qr(corner)[0][:, 1:]
     values, vectors = np.linalg.eigh(basis.T @ bends @ basis)
     along = vectors.T @ (basis.T @ slopes)
-    flat = values <= _FLAT * np.abs(values).max()
+    flat = values <= NOTHING * np.abs(values).max()
     down = np.where(flat, along, 0.0)
-    if np.abs(down).max() <= _FLAT * np.abs(along).max():
+    if np.abs(down).max() <= NOTHING * np.abs(along).max():
         down = np.where(flat, 0.0, along / np.where(flat, 1.0, values))
     step: Array = -(basis @ (vectors @ down))
     return step

@@ -225,7 +225,7 @@ def _search_of_all(search: Search, reduction: Reduction) -> Search:
 def _constant(reduction: Reduction) -> float:
     """Compute what known pairs cost among themselves."""
     problem, (i, j), mass = reduction.whole, reduction.pairs, reduction.mass
-    ways = both_ways(problem.source, problem.target)
+    ways = both_ways(*problem.sides)
     tables = ((near.columns(i)[i].double(), far.columns(j)[j].double()) for near, far in ways)
     costs = sum(float(mass @ problem.loss(near, far) @ mass) for near, far in tables)
     value = problem.alpha * costs / len(ways)

@@ -21,7 +21,7 @@ from torch import Tensor
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.limits import limits_of
 from torchgw._search.subsample import Cells, Coarse, Part, extend, make_cells, take
-from torchgw._sinkhorn.annealing import Annealing
+from torchgw._sinkhorn.annealing import CONTRADICTION, Annealing
 from torchgw._sinkhorn.choose import alone
 from torchgw._sinkhorn.contract import PreparedProblem
 from torchgw._sinkhorn.problem import FactoredCost, LinearProblem
@@ -49,8 +49,6 @@ logger = logging.getLogger(__name__)
 
 # Marginal error that cells may leave by default. [L424]
 _DEFAULT = 1e-3
-# The allowed marginal error as a multiple of the column error, if that was asked for. [L424]
-_PER_COLUMN_ERROR = 10
 # Cells of each side to begin with, and at most: more take as long as all points do. [L424]
 _FIRST_CELLS = 2**12
 _MOST_CELLS = 2**18
@@ -98,7 +96,7 @@ def choose_resolution(strategy: Strategy) -> float | None:
         return options.resolution
     if problem.source.n * problem.target.n < limits_of(problem.source.device).cells:
         return None
-    return _DEFAULT if options.inner_tol is None else _PER_COLUMN_ERROR * options.inner_tol
+    return _DEFAULT if options.inner_tol is None else CONTRADICTION * options.inner_tol
 
 
 def approach(
@@ -316,7 +314,7 @@ def _extend(
     )  # fmt: skip
     potentials = Potentials(near.potential, far.potential)
     values, excess = join_halves(
-        small, (x, y), (near.coupling, far.coupling), (near.masses, far.masses)
+        small, (x, y), (near.coupling, far.coupling), (near.moved, far.moved)
     )
     coupling = gradient.encoded(values)
     moved = near.linear + far.linear
@@ -357,7 +355,7 @@ class _Half(NamedTuple):
 
     potential: Tensor  # (n,) of the points
     coupling: Tensor  # where all points have their weights, (r, s)
-    masses: Tensor  # (cells,) float64, of the cells then
+    moved: Tensor  # potentials of the cells, by their masses then, ()
     linear: float  # <M, P>
 
 
@@ -390,16 +388,13 @@ def _half(
         half = half_step(prepared, other, torch.cat(tables, dim=1))
         potential[some] = half.plan.potentials.f
         means, images = half.means.tensor_split([factors.shape[1]], dim=1)
-        moved = 0.0
+        by_linear = 0.0
         if linear is not None:
-            moved = moved_linear(linear.rows(some), images, weights.a[some])
-        found.append((inner_products(own[some], means), half.masses, moved))
-    couplings, masses, moves = zip(*found, strict=True)
+            by_linear = moved_linear(linear.rows(some), images, weights.a[some])
+        found.append((inner_products(own[some], means), half.moved, by_linear))
+    couplings, moves, linears = zip(*found, strict=True)
     return _Half(
-        potential,
-        torch.stack(couplings).sum(0),
-        torch.stack(masses).sum(0, dtype=torch.float64),
-        math.fsum(moves),
+        potential, torch.stack(couplings).sum(0), torch.stack(moves).sum(), math.fsum(linears)
     )
 
 

@@ -180,7 +180,7 @@ class Route(NamedTuple):
         return longer > usual or "relaxed" in {move.what for move in self.begin}
 
 
-_BYTES = (1, "B"), (2**10, "KiB"), (2**20, "MiB"), (2**30, "GiB"), (2**40, "TiB")
+_BYTES = tuple((1 << 10 * k, name) for k, name in enumerate(("B", "KiB", "MiB", "GiB", "TiB")))
 _TIMES = (1e-3, "ms"), (1, "s"), (60, "min"), (3600, "h")
 
 
@@ -371,7 +371,7 @@ def can_subsample(facts: Facts, options: Options, limits: Limits, gradient: str)
 
 def can_halve(facts: Facts, limits: Limits, gradient: str) -> bool:
     """Whether products of float32 tables may be made of half-precision ones, and that pays."""
-    plain = facts.square and facts.rule == "strict" and not any(facts.directed)
+    plain = facts.plain and facts.rule == "strict"
     return gradient == "dense" and plain and facts.entries >= limits.half
 
 
@@ -392,9 +392,10 @@ def _strict(facts: Facts, options: Options) -> bool:
 
 def _follows(facts: Facts, options: Options, limits: Limits) -> bool:
     """Whether chains on all points are of use, and affordable."""
+    if not (_strict(facts, options) and options.search != "fast" and facts.products):
+        return False
     chains = affordable_chains(limits, options.search, facts.n, facts.m)
-    allowed = _strict(facts, options) and options.search != "fast" and facts.products
-    return allowed and facts.larger >= limits.least_points and chains >= limits.fewest_chains
+    return facts.larger >= limits.least_points and chains >= limits.fewest_chains
 
 
 def _points_of_chains(limits: Limits) -> str:
@@ -436,8 +437,8 @@ MOVES = (
         "messages", "messages along the edges of two graphs",
         "where few points do not determine where all go, and tables are mostly zeros",
         lambda facts, options, limits: (
-            _strict(facts, options) and options.search != "fast" and facts.square
-            and facts.linear is None and not any(facts.directed) and not facts.restricted
+            _strict(facts, options) and options.search != "fast" and facts.plain
+            and facts.linear is None and not facts.restricted
         ),
         lambda limits: (
             f"{limits.messages:,.0f} edges times nodes; any number among chains; without turning "
@@ -468,7 +469,7 @@ MOVES = (
         "ends", "all that was found followed to the end, kicked and mixed, for up to 4 rounds",
         "always; chains first where few points leave it open, or their ends disagree",
         lambda facts, options, limits: (
-            _follows(facts, options, limits) and facts.square and not any(facts.directed)
+            _follows(facts, options, limits) and facts.plain
             and facts.entries <= limits.stacked
         ),
         lambda limits: f"{limits.stacked:,} pairs",
@@ -484,9 +485,9 @@ MOVES = (
         "optima", "a solve from every other optimum that may end lower, ended early if it does not",
         "unless all ends were followed",
         lambda facts, options, limits: (
-            _strict(facts, options) and facts.entries <= limits.followed
+            _strict(facts, options) and facts.entries <= limits.subsample
         ),
-        lambda limits: f"{limits.followed:,.0f} pairs",
+        lambda limits: f"{limits.subsample:,.0f} pairs",
     ),
     Move(
         "twice", "a solve from a x b and one from the best plan of few points",
@@ -494,9 +495,9 @@ MOVES = (
         lambda facts, options, limits: (
             _strict(facts, options) and options.search != "fast"
             and facts.larger > limits.all_points and facts.products
-            and facts.entries <= limits.followed
+            and facts.entries <= limits.subsample
         ),
-        lambda limits: f"{limits.followed:,.0f} pairs where distances have factors",
+        lambda limits: f"{limits.subsample:,.0f} pairs where distances have factors",
     ),
     Move(
         "linear cost", "the best plan for the linear cost alone, tried on cells of near points",
@@ -526,26 +527,26 @@ MOVES = (
         "seen", "a solve by short steps from the lowest plan of all points that was listed",
         "where every solve has ended above it",
         lambda facts, options, limits: (
-            _strict(facts, options) and not facts.restricted and facts.entries <= limits.followed
+            _strict(facts, options) and not facts.restricted and facts.entries <= limits.subsample
         ),
-        lambda limits: f"{limits.followed:,.0f} pairs",
+        lambda limits: f"{limits.subsample:,.0f} pairs",
     ),
     Move(
         "relaxed", "pairs at equal distances, maps, strict optima followed to their ends, mixed",
         "with `unbalanced` or `mass`",
         lambda facts, options, limits: (
             _searched(facts, options) and options.rule is not None
-            and facts.larger <= limits.relaxed_points
+            and facts.larger <= limits.few_points
         ),
-        lambda limits: f"{limits.relaxed_points} points a side",
+        lambda limits: f"{limits.few_points} points a side",
     ),
     Move(
         "pairs", "pairs at equal distances followed to their ends, a solve from the best",
         "with `unbalanced` or `mass`, where few points were searched",
         lambda facts, options, limits: (
-            _searched(facts, options) and options.rule is not None and facts.square
-            and not any(facts.directed) and facts.linear is None
-            and facts.larger > limits.relaxed_points and limits.stores(facts.n, facts.m)
+            _searched(facts, options) and options.rule is not None and facts.plain
+            and facts.linear is None
+            and facts.larger > limits.few_points and limits.stores(facts.n, facts.m)
         ),
         lambda limits: f"{limits.kept_tables:,.0f} pairs; some points beyond {limits.congruent:,}",
     ),
@@ -553,8 +554,8 @@ MOVES = (
         "parts", "85% of the mass matched on a few points, which may leave the plan in doubt",
         "where the plan is no copy, and costs far more than that part does by it",
         lambda facts, options, limits: (
-            _strict(facts, options) and options.search != "fast" and facts.square
-            and not any(facts.directed) and facts.linear is None and not facts.restricted
+            _strict(facts, options) and options.search != "fast" and facts.plain
+            and facts.linear is None and not facts.restricted
             and facts.larger > limits.few_points and limits.stores(facts.n, facts.m)
         ),
         lambda limits: f"{limits.kept_tables:,.0f} pairs",
@@ -608,13 +609,12 @@ def _bytes(
     tables = facts.n**2 + facts.m**2 + facts.entries if gradient == "dense" else 0
     cost = _STORED_MATRICES * facts.entries if storage.stored else 0
     rank = facts.cost_rank(gradient, n_anchors)
-    followed = 8 * _SIDE_BY_SIDE * facts.entries if _follows(facts, options, limits) else 0
+    followed = 8 * limits.chains * facts.entries if _follows(facts, options, limits) else 0
     return int(size * (tables + cost + _COPIES * rank * (facts.n + facts.m)) + followed)
 
 
-# Copies of the factors of a cost that a solve holds, and plans that a search holds side by side.
-# [L1293]
-_COPIES, _SIDE_BY_SIDE = 4, 16
+# Copies of the factors of a cost that a solve holds. [L1293]
+_COPIES = 4
 
 
 def make_route(

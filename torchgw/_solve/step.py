@@ -57,7 +57,7 @@ _INNER_TOLERANCE = {True: 5e-7, False: 1e-5}
 _MISSES = 5
 # Sinkhorn iterations of one linearisation, if the cost is stored or streamed: about as much work as
 # the linearisation itself. [L186]
-_INNER_ITERATIONS = {True: 50, False: 20}
+INNER_ITERATIONS = {True: 50, False: 20}
 # Iterations between looks at the error of a group of points while epsilon falls. [L1605]
 _BLOCK_LOOK = 2
 # Logarithms that a step between two points may add to the difference of their potentials, over
@@ -136,7 +136,7 @@ class Pace:
 
     def __init__(self, setting: Setting) -> None:
         self._setting = setting
-        self._budget = _INNER_ITERATIONS[setting.store]
+        self._budget = INNER_ITERATIONS[setting.store]
         self._most = 0  # iterations that the last linear problem might take
         self._error = math.inf  # of the columns of the last plan
         self._change = math.inf  # of the last plan itself

@@ -56,7 +56,7 @@ logger = logging.getLogger(__name__)
 # range of float32. [L641]
 _LARGEST_EPSILON = 1e30
 # Anchor pairs to begin with: about 4 sqrt(n), within these. [L123]
-_ANCHORS = (256, 1024)
+_FEWEST_ANCHORS, MOST_ANCHORS = 256, 1024
 # Points from whose distances the scale of a loss other than the square one is computed. [L298]
 _SCALE_POINTS = 64
 # How far from one a sum of weights may be where a penalty is taken as strict. [L1061]
@@ -247,8 +247,8 @@ def choose_strategy(
         # the objective over the square of the mass, as a function of the normalised plan
         share = torch.tensor(1 / unit, dtype=torch.float64, device=problem.source.device)
         problem = replace(problem, linear=problem.linear.scaled(share))
-    fewest, most = _ANCHORS
-    n_anchors = options.n_anchors or min(most, max(fewest, 4 * math.isqrt(facts.larger)))
+    usual = min(MOST_ANCHORS, max(_FEWEST_ANCHORS, 4 * math.isqrt(facts.larger)))
+    n_anchors = options.n_anchors or usual
     spread = natural_scale(
         visible(problem, n_anchors) if gradient.chosen == "sampled" else problem,
         relaxed=options.rule is not None,
@@ -299,7 +299,7 @@ def natural_scale(problem: Problem, *, relaxed: bool) -> float:
     Where one side is nearly a point, ``relaxed`` plans still see the distances of the other.
     """
     weights = Marginals(*map(_levelled, problem.marginals))
-    sides = list(zip((problem.source, problem.target), weights, strict=True))
+    sides = list(zip(problem.sides, weights, strict=True))
     if problem.loss.is_square:
         spreads = [distance_spread(*side) for side in sides]
         product = math.prod(spreads)

@@ -20,6 +20,8 @@ from torch import Tensor
 # Two numbers of float64 are the same, but for rounding, if they differ by no more than this share
 # of themselves, or of the largest of their kind. [L1443]
 EQUAL = 1e-9
+# Numbers below this share of the largest of their kind are what rounding has left of zero. [L1446]
+NOTHING = 1e-12
 # Divisor in place of zero, and mass that is none: its inverse is a number, and so is its logarithm.
 # [L1443]
 TINY = 1e-300
@@ -165,8 +167,8 @@ _PERMUTED = 2**20
 # Sums by index are made by a product on a GPU, if there are at most so many numbers times sums: the
 # sort that index_put_ needs takes 100 ms to load. A choice. [L930] [L1020]
 _TABLE = 2**24
-# Rows that are converted at once: 34 MB of 64 columns. [L423]
-_ROWS = 2**16
+# Rows of factors that are copied at once, to float64 or weighted: 34 MB of 64. [L423, L1500]
+ROWS = 2**16
 
 
 def distinct(n: int, count: int, generator: torch.Generator) -> Tensor:
@@ -231,6 +233,11 @@ def accumulate(index: Tensor, values: Tensor, size: int) -> Tensor:
     return result.index_add_(0, index, values)
 
 
+def centred(table: Tensor) -> Tensor:
+    """Take the means of rows and columns off a symmetric table (n, n)."""
+    return table - table.mean(0) - table.mean(1, keepdim=True) + table.mean()
+
+
 def inner_products(first: Tensor, second: Tensor) -> Tensor:
     """Compute first.T @ second of tables (n, r) and (n, c), summed in float64, in their dtype."""
     # A Gromov-Wasserstein value is a small difference of two such sums: of a million points in
@@ -238,6 +245,6 @@ def inner_products(first: Tensor, second: Tensor) -> Tensor:
     if first.dtype == torch.float64 and second.dtype == torch.float64:
         return first.T @ second
     total = torch.zeros(first.shape[1], second.shape[1], dtype=torch.float64, device=first.device)
-    for rows, others in zip(first.split(_ROWS), second.split(_ROWS), strict=True):
+    for rows, others in zip(first.split(ROWS), second.split(ROWS), strict=True):
         total = total + rows.double().T @ others.double()
     return total.to(torch.promote_types(first.dtype, second.dtype))

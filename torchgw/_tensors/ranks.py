@@ -252,10 +252,11 @@ class Ranks:
         with self._watched():
             self._finish(dist.broadcast(whole, owner, group=group, async_op=True), part.device)
 
-    def gather(self, own: Tensor, counts: Sequence[int]) -> Tensor:
+    def gather(self, own: Tensor, counts: Sequence[int] | None = None) -> Tensor:
         """Join the rows of all ranks, (counts[rank], ...) each, in the order of the ranks."""
         if self.size == 1:
             return own
+        counts = self.counts(len(own)) if counts is None else counts
         height = max(counts)
         mine = own.new_zeros(height, *own.shape[1:])
         mine[: len(own)] = own
@@ -264,13 +265,17 @@ class Ranks:
             self._finish(dist.all_gather(parts, mine, group=self._data, async_op=True), own.device)
         return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
 
+    def counts(self, own: int) -> list[int]:
+        """List what each rank counts."""
+        return [int(count) for count in self._numbers([own])[:, 0]]
+
     def same_seed(self, seed: int) -> int:
         """Return the seed that the first rank has."""
         high, low = self._numbers(divmod(seed, 2**32))[0].tolist()
         return int(high) * 2**32 + int(low)
 
-    def any(self, flag: bool) -> bool:
-        """Whether a flag is set on one of the ranks."""
+    def any(self, flag: bool = False) -> bool:
+        """Wait for all, notice who is missed, and tell whether a flag is set on one of them."""
         return bool(self._numbers([flag]).any())
 
     def agree(self, what: str, numbers: Iterable[float]) -> None:
@@ -372,6 +377,13 @@ class Ranks:
             elif not self._store.check([f"here/{rank}"]):
                 words.append(f"rank {rank} does not answer (killed, or out of memory)")
         return "; ".join(words) or "an exchange failed, though all ranks answer"
+
+
+class Alone(Ranks):
+    """One process, as the only one of a group."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.rank, self.size, self.device = 0, 1, device
 
 
 class _Pickler(pickle.Pickler):

@@ -35,6 +35,7 @@ from torchgw._problem.providers import DistanceOptions, build_provider
 from torchgw._results.base import Result
 from torchgw._results.result import GWResult
 from torchgw._solve.table import check_options
+from torchgw._tensors.operations import centred
 from torchgw._typing import Array, Seed
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.factored import FactoredDistance
@@ -542,8 +543,6 @@ class BarycenterResult(Result):
                 f"`dimension` must be below the {len(table)} points; got {dimension}."
             )
         square = table if squared else table.square()
-        square = square - square.mean(0)
-        gram = -(square - square.mean(1, keepdim=True)) / 2
-        values, vectors = torch.linalg.eigh((gram + gram.T) / 2)
+        values, vectors = torch.linalg.eigh(-centred(square) / 2)
         size = values.flip(0)[:dimension].clamp_min(0).sqrt()
         return in_kind(self.weights, vectors.flip(1)[:, :dimension] * size)

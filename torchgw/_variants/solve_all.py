@@ -164,8 +164,7 @@ def solve_all(
         raise InvalidInputError(f"`{name}` must have at least two spaces; got {count}.")
     refuse_names(distances, {name: D is not None})
     where = resolve_device(device, *items)
-    generator, seed = make_generator(random_state, where)
-    del generator
+    _, seed = make_generator(random_state, where)
     options = DistanceOptions(n_neighbors, None, scale, "stitch", signed=True)
     built = [
         build_space(

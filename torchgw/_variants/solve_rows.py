@@ -24,7 +24,7 @@ from pathlib import Path
 from shutil import disk_usage
 from tempfile import TemporaryDirectory
 from time import monotonic, perf_counter
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -56,8 +56,8 @@ from torchgw._solve.table import Options
 from torchgw._tensors.block_order import Order
 from torchgw._tensors.foretold import say_more
 from torchgw._tensors.machine import peak_memory
-from torchgw._tensors.operations import at_even_steps
-from torchgw._tensors.ranks import Distributed, Ranks, join, together
+from torchgw._tensors.operations import TINY, at_even_steps
+from torchgw._tensors.ranks import Alone, Distributed, Ranks, join, together
 from torchgw._typing import Marginals, Potentials
 from torchgw.distances.factored import FactoredDistance
 from torchgw.distances.new_points import averaged_factors
@@ -144,11 +144,11 @@ class _Map(NamedTuple):
         backend = _by_tiles(cost, self.orders[1])
         prepared = backend.prepare(LinearProblem(cost, weights, self.plan.epsilon))
         table = torch.cat([self.other.base, self.other.cells], 1)
-        plan, means, masses = half_step(prepared, self.plan.potentials.g, table)
+        plan, means, moved = half_step(prepared, self.plan.potentials.g, table)
         place, far = means.tensor_split([self.other.base.shape[1]], 1)
         partner = self.other.named[plan.topk(1)[1][:, 0]]
         matched = _Matched(plan.potentials.f, partner, (place / share[:, None]).float())
-        return matched, plan, {"coupling": factors.T @ far, "masses": masses}
+        return matched, plan, {"coupling": factors.T @ far, "moved": moved}
 
     def drawn(self, back: "_Map") -> "_Drawn":
         """Give the drawn rows of the other side as columns of the plan."""
@@ -189,41 +189,6 @@ def _with_one(factors: Tensor) -> Tensor:
     return torch.cat([factors, torch.ones_like(factors[:, :1])], 1)
 
 
-class _Team:
-    """The processes that share the passes, or one alone."""
-
-    def __init__(self, ranks: Ranks | None) -> None:
-        self.ranks = ranks
-        self.rank, self.size = (0, 1) if ranks is None else (ranks.rank, ranks.size)
-
-    def gather(self, own: Tensor) -> Tensor:
-        """Join the rows of all, in the order of the ranks."""
-        return own if self.ranks is None else self.ranks.gather(own, self._counts(len(own)))
-
-    def _counts(self, own: int) -> list[int]:
-        """List what each rank counts."""
-        if self.ranks is None:
-            return [own]
-        count = torch.tensor([own], device=self.ranks.device)
-        return cast("list[int]", self.ranks.gather(count, [1] * self.size).tolist())
-
-    def rounds(self, blocks: list[Any], end: float = math.inf) -> Iterator[Any]:
-        """Go over own blocks up to some time, and look after each whether somebody is missed."""
-        for turn in range(max(self._counts(len(blocks)))):
-            if turn < len(blocks):
-                yield blocks[turn]
-            if self.any(monotonic() > end):
-                return
-
-    def divide(self, makers: list[Callable[[], Any]]) -> list[Any]:
-        """Call makers, each in one process, and give all what they make."""
-        return [make() for make in makers] if self.ranks is None else self.ranks.divide(makers)
-
-    def any(self, flag: bool = False) -> bool:
-        """Wait for all, notice who is missed, and tell whether a flag is set on one of them."""
-        return flag if self.ranks is None else self.ranks.any(flag)
-
-
 class RowsResult:
     """A match in a folder, as :func:`torchgw.solve_rows` writes it, which is read by rows.
 
@@ -243,6 +208,9 @@ class RowsResult:
     value_change : float
         By how much the value of a sample of the rows differed, in absolute terms, from that of the
         base before, where the base was chosen; NaN where it was given.
+    place_change : float
+        By how much the places of 1,024 drawn rows of X differed then, root mean square, in the
+        units of Y: about how far off the places of that base are. NaN where it was given.
     distance_error : float
         How far distances between drawn rows, the longest of which is one, are from those by a graph
         of 131,072 rows, root mean square, of the worse side; NaN where the base was given.
@@ -264,6 +232,7 @@ class RowsResult:
     shape: tuple[int, int]
     value: float
     value_change: float
+    place_change: float
     distance_error: float
     marginal_error: float
     epsilon: float
@@ -421,9 +390,10 @@ def solve_rows(
     end = math.inf if time_limit is None else monotonic() + time_limit
     options = Options() if options is None else options
     where = resolve_device(device)
-    team = _Team(join(distributed, where))
+    ranks = join(distributed, where)
+    team = Alone(where) if ranks is None else ranks
     shown = progress(verbose and team.rank == 0)
-    with together(team.ranks), torch.no_grad(), shown as report:
+    with together(ranks), torch.no_grad(), shown as report:
         tables = Rows("X", X, "a", a), Rows("Y", Y, "b", b)
         told = {
             "shape": [table.n for table in tables], "n_base": n_base, "block": block,
@@ -458,7 +428,7 @@ class _Call(NamedTuple):
     folder: Path
     tables: tuple[Rows, Rows]
     told: dict[str, Any]  # what a call that goes on must have too
-    team: _Team
+    team: Ranks
     device: torch.device
     options: Options
     report: Progress | None
@@ -467,6 +437,17 @@ class _Call(NamedTuple):
     def blocks(self, table: Rows, *done: list[tuple[int, int]]) -> list[slice]:
         """List the blocks of a table that this process reads, but what is done."""
         return table.blocks(self.told["block"], self.team.rank, self.team.size, *done)
+
+    def rounds(self, what: str, blocks: list[Any], end: float = math.inf) -> Iterator[Any]:
+        """Go over own blocks up to some time; after each, see who is missed, and say how far."""
+        begin = perf_counter()
+        for turn in range(max(self.team.counts(len(blocks)))):
+            if turn < len(blocks):
+                yield blocks[turn]
+                if self.report is not None:
+                    self.report.block(what, turn + 1, len(blocks), perf_counter() - begin)
+            if self.team.any(monotonic() > end):
+                return
 
     def draw(self, table: Rows, count: int, *seed: int) -> NDArray[np.int64]:
         """Draw one row of each of ``count`` stretches of equal length, ascending."""
@@ -517,31 +498,49 @@ def _match(call: _Call) -> RowsResult:
 
 def _choose_base(call: _Call) -> tuple[int, dict[str, float]]:
     """Choose how many rows are a base, by samples of the rows, and tell what these say."""
-    count, before, seen, missed = _FIRST, math.nan, 0, math.nan
+    count, seen, missed = _FIRST, 0, math.nan
+    table = call.tables[0]
+    drawn, _ = call.rows_at(table, call.draw(table, _MEASURED, 0))
+    before, places = math.nan, torch.full_like(drawn, math.nan)[:, :1]
     while True:
-        samples = list[Rows]()
-        for table in call.tables:
-            points, share = call.rows_at(table, call.draw(table, _TRIED * count, count))
-            samples.append(Rows(table.name, points.cpu(), "sampled weights", share.cpu()))
-        asked = call.told | {"n_base": count, "shape": [sample.n for sample in samples]}
-        with TemporaryDirectory() as name:
-            # each process for itself: it takes about as long as a block
-            trial = call._replace(
-                folder=Path(name), tables=(samples[0], samples[1]), told=asked, team=_Team(None),
-                report=None, end=math.inf,
-            )  # fmt: skip
-            found = _match(trial)
-        # the first rank's numbers are those of all
-        numbers = [[found.marginal_error, found.value, found.epsilon]]
-        own = torch.tensor(numbers, dtype=torch.float64, device=call.device)
-        error, value, epsilon = call.team.gather(own)[0].tolist()
-        logger.info("base of %d: marginal error %.1e, value %.6g", count, error, value)
+        samples = [
+            call.rows_at(table, call.draw(table, _TRIED * count, count)) for table in call.tables
+        ]
+        # by one process: it takes about as long as a block
+        tried = call.team.divide([partial(_try, call, samples, count, drawn)])[0]
+        error, value, epsilon, found = tried
+        moved = float((found - places).square().sum(1).mean().sqrt())
+        logger.info(
+            "base of %d: marginal error %.1e, value %.6g, places moved by %.2g",
+            count, error, value, moved,
+        )  # fmt: skip
         seen, missed = (seen, missed) if seen else _base_that_sees(call, math.sqrt(epsilon))
         known = error <= _ALLOWED and seen <= count and not math.isnan(before)
         if known or count >= min(_MOST, *call.told["shape"]):
-            return count, {"value_change": abs(value - before), "distance_error": missed}
+            changes = {"value_change": abs(value - before), "place_change": moved}
+            return count, changes | {"distance_error": missed}
         finer = max(seen, count * how_much_finer(error, _ALLOWED))
-        count, before = min(_MOST, finer), value
+        count, before, places = min(_MOST, finer), value, found
+
+
+def _try(
+    call: _Call, samples: list[tuple[Tensor, Tensor]], count: int, drawn: Tensor
+) -> tuple[float, float, float, Tensor]:
+    """Match samples with a base; tell error, value, epsilon, and where drawn rows of X go."""
+    x, y = (
+        Rows(table.name, points.cpu(), "sampled weights", share.cpu())
+        for table, (points, share) in zip(call.tables, samples, strict=True)
+    )
+    asked = call.told | {"n_base": count, "shape": [x.n, y.n]}
+    with TemporaryDirectory() as name:
+        found = _match(
+            call._replace(
+                folder=Path(name), tables=(x, y), told=asked, team=Alone(call.device),
+                report=None, end=math.inf,
+            )
+        )  # fmt: skip
+        places = torch.from_numpy(found.transform(drawn))
+    return found.marginal_error, found.value, found.epsilon, places.to(call.device)
 
 
 def _base_that_sees(call: _Call, tolerance: float) -> tuple[int, float]:
@@ -606,13 +605,21 @@ def _distances(call: _Call, table: Rows, base: Tensor, points: Tensor) -> Tensor
 
 def _write_head(call: _Call) -> None:
     """Read the bases, make the cells, solve on them, and write what rows are matched by."""
-    n_base, tried = call.told["n_base"], {"value_change": math.nan, "distance_error": math.nan}
+    n_base = call.told["n_base"]
+    tried = dict.fromkeys(("value_change", "place_change", "distance_error"), math.nan)
     if n_base == "auto":
         with warnings.catch_warnings():
             # of samples; the whole table has its own
             warnings.simplefilter("ignore")
             n_base, tried = _choose_base(call)
-    sides = [_side(call, table, n_base) for table in call.tables]
+    known = [_known(call, table, n_base) for table in call.tables]
+    # one side by each process
+    makers = [
+        partial(_factors, call, table, base)
+        for table, (base, *_) in zip(call.tables, known, strict=True)
+    ]
+    made = call.team.divide(makers)
+    sides = [_side(call, *each) for each in zip(call.tables, known, made, strict=True)]
     result = solve(
         *(FactoredDistance(side.cells, side.signs) for side in sides), a=sides[0].masses,
         b=sides[1].masses, epsilon=call.told["epsilon"], device=call.device,
@@ -633,24 +640,30 @@ def _write_head(call: _Call) -> None:
     call.team.any()
 
 
-def _side(call: _Call, table: Rows, n_base: int) -> _Side:
-    """Read the base of a side and the rows that are measured, and add up the rows of cells."""
-    index, drawn = call.draw(table, n_base), call.draw(table, _MEASURED, 0)
-    every = np.union1d(index, drawn)
+def _known(call: _Call, table: Rows, n_base: int) -> tuple[Tensor, ...]:
+    """Read the base and the rows that are measured: points, their rows, and weights of the last."""
+    chosen = call.draw(table, n_base), call.draw(table, _MEASURED, 0)
+    every = np.union1d(*chosen)
     read, parts = call.rows_at(table, every), list[Tensor]()
-    for some in (index, drawn):
+    for some in chosen:
         at = torch.from_numpy(np.searchsorted(every, some)).to(call.device)
-        parts += [part[at] for part in read]
-    base, _, points, weights = parts
-    weights = weights / torch.where(weights.sum() > 0, weights.sum(), 1.0)
-    matrix, signs = _factors(call, table, base)
+        parts += [torch.from_numpy(some).to(call.device), *(part[at] for part in read)]
+    named, base, _, drawn, points, weights = parts
+    return base, named, drawn, points, weights / weights.sum().clamp_min(TINY)
+
+
+def _side(
+    call: _Call, table: Rows, known: tuple[Tensor, ...], made: tuple[Tensor, Tensor]
+) -> _Side:
+    """Add up the rows of cells."""
+    (base, named, drawn, points, weights), (matrix, signs) = known, made
     # factors lie between those of the base, and sums of whole numbers have no order
     bound, (count, rank) = matrix.abs().amax(0), matrix.shape
     unit = torch.cat([bound.new_ones(1), bound]) * _UNIT
     sums = torch.zeros(count, 1 + rank, dtype=torch.int64, device=call.device)
     moments = torch.zeros(rank, rank, dtype=torch.int64, device=call.device)
     scale = torch.outer(bound, bound) * _UNIT
-    for rows in call.team.rounds(call.blocks(table)):
+    for rows in call.rounds(f"cells of {table.name}", call.blocks(table)):
         own, at = averaged_factors(base, matrix, table.read(rows, call.device))
         share = table.shares(rows, call.device)[:, None]
         sums.index_add_(0, at, (torch.cat([share, share * own], 1) / unit).round().long())
@@ -659,10 +672,9 @@ def _side(call: _Call, table: Rows, n_base: int) -> _Side:
     mass = found[:, :1]
     # a cell may be empty where a base point is a copy of another
     cells = torch.where(mass > 0, found[:, 1:] / mass, matrix)
-    named, measured = (torch.from_numpy(some).to(call.device) for some in (index, drawn))
+    moments = call.team.gather(moments[None]).sum(0).double() * scale
     return _Side(
-        base, named, matrix, signs, measured, points, weights, mass[:, 0] / mass.sum(), cells,
-        call.team.gather(moments[None]).sum(0).double() * scale,
+        base, named, matrix, signs, drawn, points, weights, mass[:, 0] / mass.sum(), cells, moments
     )  # fmt: skip
 
 
@@ -701,17 +713,15 @@ def _pass_over(call: _Call, maps: tuple[_Map, _Map]) -> None:
     with ThreadPoolExecutor(1) as pool:
         # a block is written while the next are matched
         written, begin = deque[Future[None]](), perf_counter()
-        for turns, (number, rows) in enumerate(call.team.rounds(todo, call.end), 1):
+        for turns, (number, rows) in enumerate(call.rounds("rows", todo, call.end), 1):
             parts = _match_block(call, call.tables[number], rows, maps[number], drawn[number])
             arrays = {name: to_numpy(part) for name, part in parts.items()}
-            spent, path = perf_counter() - begin, _place_of(call.folder, "XY"[number], rows)
             if turns == 1:
-                _foretell(call, arrays, len(todo), spent)
+                _foretell(call, arrays, len(todo), perf_counter() - begin)
+            path = _place_of(call.folder, "XY"[number], rows)
             written.append(pool.submit(write_archive, path, {}, arrays))
             if len(written) > _WAITING:
                 written.popleft().result()
-            if call.report is not None:
-                call.report.block(turns, len(todo), spent)
         for block_written in written:
             block_written.result()
     call.team.any()
@@ -751,7 +761,7 @@ def _sum_up(call: _Call, maps: tuple[_Map, _Map]) -> dict[str, Any]:
     told: dict[str, Any] = read_archive(call.folder / "head.npz")[0]
     small, (x, y) = maps[0].plan, (way.side for way in maps)
     told |= {"shape": told.pop("call")["shape"], "cells": list(small.shape)}
-    sums, names = list[tuple[Tensor, ...]](), ("coupling", "masses", "drawn")
+    sums, names = list[tuple[Tensor, ...]](), ("coupling", "moved", "drawn")
     for table in call.tables:
         written = _written(call.folder, table.name)
         if [0, *(last for _, last in written)] != [*(first for first, _ in written), table.n]:
@@ -767,8 +777,8 @@ def _sum_up(call: _Call, maps: tuple[_Map, _Map]) -> dict[str, Any]:
             with np.load(_place_of(call.folder, table.name, slice(*ends))) as arrays:
                 total = [so_far + arrays[name] for so_far, name in zip(total, names, strict=True)]
         sums.append(tuple(torch.tensor(part, device=call.device) for part in total))
-    couplings, masses, drawn = zip(*sums, strict=True)
-    coupling, excess = join_halves(small, (x.cells, y.cells), couplings, masses)
+    couplings, moved, drawn = zip(*sums, strict=True)
+    coupling, excess = join_halves(small, (x.cells, y.cells), couplings, moved)
     own = sum(side.signs @ side.moments.square() @ side.signs for side in (x, y))
     value = float(own - 2 * (x.signs @ coupling.square() @ y.signs)) - excess
     errors = [

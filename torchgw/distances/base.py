@@ -2,7 +2,7 @@
 
 A provider answers for a symmetric distance matrix D, (n, n), without having to store it. Only
 ``columns`` and ``to`` are required. If it can do more (a stored matrix, factors, products), the
-solver can use an exact gradient; ``_gradients/choose.py`` holds the rule.
+solver can use an exact gradient; ``_solve/route.py`` holds the rule.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from torchgw._boundary.arrays import resolve_device
 from torchgw._errors import UnsupportedError
-from torchgw._tensors.operations import inner_products
+from torchgw._tensors.operations import ROWS, inner_products
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -30,8 +30,6 @@ BLOCK_BYTES = 64 * 2**20
 # Entries of a table that is made and read block by block. [L267, L271, L279, L320, L327, L329]
 # [L382, L852, L1502]
 BLOCK_ENTRIES = 2**22
-# Rows of factors that are squared at once: copies of some 10 MB. [L1500]
-_ROWS = 2**16
 
 
 class Factors(NamedTuple):
@@ -55,11 +53,11 @@ class Factors(NamedTuple):
     def mean_square(self, weights: Tensor) -> Tensor:
         """Compute (D * D) @ weights, shape (n,), in O(n r^2)."""
         # row i is the quadratic form A_i H A_i with H = diag(s) A.T diag(weights) A diag(s)
-        blocks = self.matrix.split(_ROWS)
+        blocks = self.matrix.split(ROWS)
         moments = torch.stack(
             [
                 inner_products(weight[:, None] * block, block)
-                for weight, block in zip(weights.split(_ROWS), blocks, strict=True)
+                for weight, block in zip(weights.split(ROWS), blocks, strict=True)
             ]
         ).sum(0)
         form = self.signs[:, None] * moments * self.signs

@@ -5,9 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import reduce
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from torchgw._boundary.arrays import resolve_device
@@ -17,6 +15,7 @@ from torchgw._tensors.operations import TINY, distinct, greater, lesser, power
 from torchgw._tensors.ranks import Ranks
 from torchgw.distances._graph.edges import components
 from torchgw.distances.base import DistanceProvider, Factors
+from torchgw.distances.factored import FactoredDistance
 from torchgw.distances.geodesics import Geodesics
 from torchgw.distances.graph import as_geodesics
 from torchgw.distances.sampling import SPREAD
@@ -49,17 +48,18 @@ _HELD_OUT = 15
 _RANK_SLACK = 1.05
 
 
-class NystromDistance(DistanceProvider):
+class NystromDistance(FactoredDistance):
     """Nystrom approximation of the distances of another provider.
 
     With the distances D_L, shape (n, L), to L landmarks and their block W = U diag(v) U.T,
 
         D ~ D_L W^+ D_L.T = A diag(sign v) A.T,    A = D_L U |v|^(-1/2).
 
-    Columns, products and factors all come from this one approximation. It reads 15 columns more
-    than there are landmarks, and takes memory O(n L). Distances of negative type, such as those of
-    hyperbolic spaces, spheres and trees, have one positive factor, and the others are negative; how
-    fast they fall off, ``error`` says. Clouds like trees have slow spectra.
+    Columns, products and factors all come from this one approximation, whose diagonal is small, not
+    zero. It reads 15 columns more than there are landmarks, and takes memory O(n L). Distances of
+    negative type, such as those of hyperbolic spaces, spheres and trees, have one positive factor,
+    and the others are negative; how fast they fall off, ``error`` says. Clouds like trees have slow
+    spectra.
 
     Parameters
     ----------
@@ -110,10 +110,8 @@ class NystromDistance(DistanceProvider):
     (True, True)
     """
 
-    capturable = True
     landmarks: Tensor
     error: float
-    _factors: Factors
     _largest: float
 
     def __init__(
@@ -141,8 +139,7 @@ class NystromDistance(DistanceProvider):
             check_within("n_landmarks", n_landmarks, 1, self.n, ", the number of points")
         check_within("start", start, 0, self.n - 1)
         generator = generator or torch.Generator().manual_seed(0)
-        held_out = torch.from_numpy(draw(self.n, min(_HELD_OUT, self.n), generator))
-        held_out = held_out.to(self.device)
+        held_out = distinct(self.n, min(_HELD_OUT, self.n), generator).to(self.device)
         self.landmarks = torch.tensor([start], device=self.device)
         # a GPU takes as long for one source as for a few
         first = rows_of(torch.cat([self.landmarks, held_out]))
@@ -172,16 +169,6 @@ class NystromDistance(DistanceProvider):
         """Number of factors."""
         return self._factors.matrix.shape[1]
 
-    def columns(self, index: Tensor) -> Tensor:
-        """Compute D[:, index] of the approximation, whose diagonal is small, not zero."""
-        return self._factors.columns(index)
-
-    def between(self, rows: Tensor, columns: Tensor) -> Tensor:
-        return self._factors.between(rows, columns)
-
-    def factors(self) -> Factors:
-        return self._factors
-
     def to(self, device: torch.device, dtype: torch.dtype) -> "NystromDistance":
         if self._lies_at(device, dtype):
             return self
@@ -191,13 +178,6 @@ class NystromDistance(DistanceProvider):
     def maximum(self) -> float:
         """Find the largest distance; of a graph a lower bound, at least half and usually all."""
         return self._largest
-
-
-def draw(n: int, count: int, generator: torch.Generator | None) -> NDArray[np.int64]:
-    """Draw distinct numbers below n."""
-    if generator is None:
-        generator = torch.Generator().manual_seed(0)
-    return distinct(n, count, generator).numpy()
 
 
 def _add_landmarks(
@@ -465,8 +445,9 @@ class LandmarkDistance(NystromDistance):
                 "The graph of these distances was not kept: a solve needs their factors alone. "
                 "Make a LandmarkDistance of the graph, and ask that."
             )
-        index = draw(self.n, min(sample, self.n), generator)
-        exact = self.geodesics.rows(index)
-        error = self.columns(torch.from_numpy(index).to(self.device)).T.cpu().double() - exact
+        generator = generator or torch.Generator().manual_seed(0)
+        index = distinct(self.n, min(sample, self.n), generator)
+        exact = self.geodesics.rows(index.numpy())
+        error = self.columns(index.to(self.device)).T.cpu().double() - exact
         size = float(exact.norm())
         return float(error.norm()) / size if size else float(error.norm())

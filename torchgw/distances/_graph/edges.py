@@ -9,7 +9,7 @@ import scipy
 import torch
 from torch import Tensor
 
-from torchgw._boundary.arrays import SYMMETRY_TOLERANCE
+from torchgw._boundary.arrays import SAME_DISTANCE
 from torchgw._errors import InvalidInputError, InvalidTypeError
 from torchgw._tensors.operations import same
 
@@ -221,7 +221,7 @@ def _check_symmetric(graph: scipy.sparse.csr_matrix, name: str) -> scipy.sparse.
         graph.indices, reverse.indices
     )
     # relative to the lengths, which may be 1e-9
-    if not same_edges or not np.allclose(graph.data, reverse.data, SYMMETRY_TOLERANCE, atol=0):
+    if not same_edges or not np.allclose(graph.data, reverse.data, SAME_DISTANCE, atol=0):
         raise InvalidInputError(
             f"`{name}` must be symmetric; got a directed graph (a nearest-neighbour graph is one "
             "until it is symmetrised). Pass `graph.maximum(graph.T)`, or "

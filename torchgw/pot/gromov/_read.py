@@ -229,17 +229,6 @@ def value_of(
     return problem.arrays.value(value, derivatives)
 
 
-def check_known(function: str, given: dict[str, Any], known: tuple[str, ...]) -> None:
-    """Warn of keyword arguments that nothing here reads; POT takes any and is silent."""
-    for name in given:
-        if name not in known:
-            warn_user(
-                f"torchgw.pot.gromov.{function} does not read the argument {name!r}; further ones "
-                f"are {', '.join(known) or 'none'}.",
-                TorchGWWarning,
-            )
-
-
 def without_gradients(function: str, *given: Any) -> None:
     """Refuse inputs that require gradients where the value would have none."""
     if needs_gradients(*given):
@@ -274,8 +263,14 @@ class Call(SimpleNamespace):
         return getattr(self, name, default)
 
     def check_known(self, *known: str) -> None:
-        """Warn of further keyword arguments that nothing reads."""
-        check_known(self.function, self.get("kwargs", {}), known)
+        """Warn of further keyword arguments that nothing reads; POT takes any and is silent."""
+        for name in self.get("kwargs", {}):
+            if name not in known:
+                warn_user(
+                    f"torchgw.pot.gromov.{self.function} does not read the argument {name!r}; "
+                    f"further ones are {', '.join(known) or 'none'}.",
+                    TorchGWWarning,
+                )
 
     def problem(self, *, differentiable: bool = True) -> Problem:
         """Read tables, weights, linear cost and its weight."""
