@@ -19,7 +19,7 @@ from torchgw._search.beliefs import LONG, seconds_of_regions
 from torchgw._search.optima import KEPT
 from torchgw._solve.state import Options
 from torchgw._solve.step import INNER_ITERATIONS
-from torchgw._tensors.deadline import leaves
+from torchgw._tensors.deadline import foresee
 from torchgw._tensors.foretold import correct, promise, say_more
 from torchgw._tensors.machine import slowness
 
@@ -251,22 +251,15 @@ def forecast(
 
 
 # What a plan and its numbers take at least, in outer iterations; the same where costs are streamed,
-# of whose Sinkhorn iterations it takes twelve; and how many seconds late a limit of time is held to
-# be. [L1567, L1597]
-_LEAST, _STREAMED, _LATE = 2, 12 / INNER_ITERATIONS[False], 2.0
+# of whose Sinkhorn iterations it takes twelve. [L1567, L1597]
+_LEAST, _STREAMED = 2, 12 / INNER_ITERATIONS[False]
 
 
 def forecast_limit(facts: Facts, each: float, *, stored: bool) -> None:
     """Warn before any work that a limit of time cannot be held on this CPU."""
-    least = (_LEAST if stored else _STREAMED) * each
-    if facts.device == "cpu" and least > _LATE and not leaves(least - _LATE, last=True):
-        warn_user(
-            "`time_limit` cannot be held, as a plan and its numbers alone take about "
-            f"{least:.2g} s for {facts.n:,} x {facts.m:,} points on this CPU. "
-            "The plan that comes late is hardly better than its start. Fewer points, "
-            "`solve_low_rank`, a GPU or a larger limit help.",
-            PerformanceWarning,
-        )
+    if facts.device == "cpu":
+        what = f"a plan of {facts.n:,} x {facts.m:,} points and its numbers"
+        foresee((_LEAST if stored else _STREAMED) * each, what)
 
 
 def forecast_again(facts: Facts, options: Options, gradient: str, each: float) -> None:
