@@ -43,7 +43,8 @@ from torchgw._search.chain import COMPARED_AT, INNER
 from torchgw._search.coarse import is_sparse
 from torchgw._search.graphs import FEW_EDGES, Array, Edges, Ends, SparseRows, exchange_ends
 from torchgw._tensors.deadline import is_over
-from torchgw._tensors.machine import known_free
+from torchgw._tensors.foretold import say_beside
+from torchgw._tensors.machine import known_free, slowness
 from torchgw._tensors.operations import EQUAL
 from torchgw._typing import Marginals
 
@@ -69,8 +70,8 @@ _CACHED, _AT_ONCE = 2**18, 2**26
 _SIZES, _TRIED = (60, 120, 240), 3
 # Tries for each node in a search and in a matching. [L1535]
 SEARCH_TRIES, MATCHING_TRIES = 0.1, 0.02
-# Starts whose regions are matched anew, and seconds of a message in a round there. [L1599]
-_STARTS, _IN_REGION = 3, 1.1e-8
+# Seconds of a message in a round between regions. [L1599]
+_IN_REGION = 1.1e-8
 
 
 class Graph(NamedTuple):
@@ -270,7 +271,7 @@ def rematch_regions(
 
 
 def seconds_of_regions(nodes: int, edges: int) -> float:
-    """Model the time on a CPU of all regions of a search of two graphs, matched anew in vain."""
+    """Model the time on a CPU of all regions of a start of two graphs, matched anew in vain."""
     if edges > FEW_EDGES * nodes**2:
         return 0.0
     messages = 0.0
@@ -278,7 +279,7 @@ def seconds_of_regions(nodes: int, edges: int) -> float:
         told = edges / nodes * size
         turns = told * (size + told) <= CPU.walks
         messages += told * (size + told * turns) / len(_SIZES)
-    return _STARTS * math.ceil(SEARCH_TRIES * nodes) * _ROUNDS * _IN_REGION * messages
+    return math.ceil(SEARCH_TRIES * nodes) * _ROUNDS * _IN_REGION * messages
 
 
 def _repaired(
@@ -420,6 +421,10 @@ def rematched(near: Edges, far: Edges, plan: Tensor) -> Tensor:
     """Round a plan (n, n) to a matching, and improve that along edges; return partners (n,)."""
     from scipy.optimize import linear_sum_assignment  # SciPy takes long to import
 
+    if not plan.is_cuda:
+        edges = min(len(near.keys), len(far.keys))
+        seconds = slowness() * seconds_of_regions(near.n, edges)
+        say_beside(seconds, "regions of graphs are matched anew")
     partners = linear_sum_assignment(plan.cpu(), maximize=True)[1]
     partners = rematch_regions(near, far, partners, SEARCH_TRIES, plan.device)
     return torch.from_numpy(partners).to(plan.device)

@@ -177,26 +177,23 @@ def solve_seconds(
         seconds *= _SOLVES if strict_too else 1
         seconds += times * (_FOLLOWED + _POINT * min(facts.larger, limits.few_points))
         times *= strict_too
-    regions = 0.0 if facts.hops else _regions(facts, moves)
-    return seconds, seconds + times * (_FOLLOWED + _POINT * facts.larger) + regions
-
-
-def _regions(facts: Facts, moves: Collection[str]) -> float:
-    """Model the seconds of regions of two graphs, which are searched for or told by their hops."""
-    searched = "edges" in moves if facts.hops else "messages" in moves
-    return slowness() * seconds_of_regions(facts.larger, facts.edges) if searched else 0.0
+    return seconds, seconds + times * (_FOLLOWED + _POINT * facts.larger)
 
 
 # How many times the longer time, and how many seconds more, a solve takes at most whose starts do
 # not agree: others are repaired, and edges of graphs are matched. [L1642]
 _TIMES, _REPAIRED = 3.0, 5.0
+# Starts of graphs whose regions are matched anew. [L1599]
+_STARTS = 3
 
 
 def disagreeing(facts: Facts, longer: float, moves: Collection[str]) -> float:
     """Model the most that a search on all points takes, given what one like this does."""
-    regions = _regions(facts, moves)
-    others = longer if facts.hops else longer - regions
-    return _TIMES * others + slowness() * _REPAIRED + regions
+    seconds = _REPAIRED
+    if ("edges" if facts.hops else "messages") in moves:
+        # of two graphs, or of those that hops tell of
+        seconds += _STARTS * seconds_of_regions(facts.larger, facts.edges)
+    return _TIMES * longer + slowness() * seconds
 
 
 # Sinkhorn iterations of each linear problem of a sampled loss that is no product. [L454]
