@@ -270,8 +270,8 @@ def rematch_regions(
     return used[_repaired(far, near, partners.argsort(), tries, device).argsort()]
 
 
-def seconds_of_regions(nodes: int, edges: int) -> float:
-    """Model the time on a CPU of all regions of a start of two graphs, matched anew in vain."""
+def seconds_of_regions(nodes: int, edges: int, most: float = math.inf) -> float:
+    """Model the time on a CPU of regions of a start, all or so many, matched anew in vain."""
     if edges > FEW_EDGES * nodes**2:
         return 0.0
     messages = 0.0
@@ -279,7 +279,7 @@ def seconds_of_regions(nodes: int, edges: int) -> float:
         told = edges / nodes * size
         turns = told * (size + told) <= CPU.walks
         messages += told * (size + told * turns) / len(_SIZES)
-    return math.ceil(SEARCH_TRIES * nodes) * _ROUNDS * _IN_REGION * messages
+    return min(math.ceil(SEARCH_TRIES * nodes), most) * _ROUNDS * _IN_REGION * messages
 
 
 def _repaired(
@@ -289,6 +289,10 @@ def _repaired(
     far = far.tabled()
     draw, idle, best = np.random.default_rng(0), 0, Ends(near, far, partners)
     left = math.ceil(tries * near.n)
+    most = min(left, _TRIED * np.count_nonzero(best.lost().clip(min=0)) / 2)
+    if most and device.type == "cpu":
+        seconds = slowness() * seconds_of_regions(near.n, len(near.keys), most)
+        say_beside(seconds, "regions of graphs are matched anew")
     while left > 0:
         lost = best.lost().clip(min=0)
         if idle >= _TRIED * np.count_nonzero(lost) / 2 or is_over():
@@ -421,10 +425,6 @@ def rematched(near: Edges, far: Edges, plan: Tensor) -> Tensor:
     """Round a plan (n, n) to a matching, and improve that along edges; return partners (n,)."""
     from scipy.optimize import linear_sum_assignment  # SciPy takes long to import
 
-    if not plan.is_cuda:
-        edges = min(len(near.keys), len(far.keys))
-        seconds = slowness() * seconds_of_regions(near.n, edges)
-        say_beside(seconds, "regions of graphs are matched anew")
     partners = linear_sum_assignment(plan.cpu(), maximize=True)[1]
     partners = rematch_regions(near, far, partners, SEARCH_TRIES, plan.device)
     return torch.from_numpy(partners).to(plan.device)
