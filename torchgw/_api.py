@@ -232,7 +232,8 @@ def solve(
     time_limit : float, optional
         Seconds after which the call ends with the best that it has found, status ``STOPPED`` if
         that has not converged, a doubt if the search was cut. Distances are prepared in any case,
-        and one plan is made and its numbers computed. A plan that is out of time is not polished:
+        and one plan is made and its numbers computed: where that takes longer on a CPU, a
+        ``PerformanceWarning`` says so before. A plan that is out of time is not polished:
         it has the epsilon that was reached (``result.epsilon``), and up to 9 million entries (on
         a CPU) without a support it is rounded to its strict marginals.
     tol : float

@@ -169,7 +169,7 @@ class _Said(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         message = record.getMessage()
-        if re.match(r"forecast: .*(more|longer time.*), as ", message):
+        if re.match(r"forecast: .*(more|longer time), as ", message):
             self.told.append((*foretold.said_last(), message.partition(", as ")[2]))
 
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import sys
 import time
+import warnings
 
 import numpy as np
 import pytest
 import torch
 from problems import solve_by_name
-from scipy.sparse import random_array
+from scipy.sparse import diags_array, random_array
 
 import torchgw
 from torchgw._sinkhorn import loop as sinkhorn_loop
 from torchgw._solve import pipeline
 from torchgw._tensors import deadline
+from torchgw.distances import connect
 
 
 def clouds(n, m, d=3):
@@ -291,11 +293,36 @@ def test_a_limit_ends_with_its_call():
         assert deadline.is_over(agreed=True)
 
 
+def test_a_limit_that_paths_or_what_has_passed_exceed_is_announced_once(monkeypatch):
+    """2,500 points by defaults took 5 s under a limit of one, of which nothing was said."""
+    now = [0.0]
+    for clock in ("monotonic", "process_time"):
+        monkeypatch.setattr(deadline, clock, lambda: now[0])
+    graph = connect(diags_array(np.ones((2, 50)), offsets=(-1, 1), shape=(50, 50)).tocsr())
+    monkeypatch.setattr("torchgw.distances.geodesics._NODE", 2e-4)
+    monkeypatch.setattr("torchgw.distances.geodesics.slowness", lambda: 1.0)
+    with deadline.within(1.0):
+        with pytest.warns(torchgw.PerformanceWarning, match=r"the paths from 2,000 nodes .* 20 s"):
+            graph.rows(np.arange(50).repeat(40))
+        # said once, and never where it holds
+        deadline.foresee(1e6, "all")
+    for passed, late in ((0.0, False), (2.0, False), (4.0, True)):
+        now[0] = 0.0
+        with deadline.within(1.0), warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            now[0] = passed
+            deadline.foresee(0.5, "a plan")
+        assert len(said) == late
+    with deadline.within(100.0):
+        now[0] += 105
+        deadline.foresee(0.5, "a tenth late, a plan")
+
+
 def test_a_limit_that_cannot_be_held_is_announced_before_any_work(monkeypatch):
     monkeypatch.setattr("torchgw._solve.route.iteration_seconds", lambda *_, **__: 3.0)
     monkeypatch.setattr("torchgw._solve.route.slowness", lambda: 1.0)
     monkeypatch.setattr("torchgw._solve.forecast.LONG", float("inf"))
-    with pytest.warns(torchgw.PerformanceWarning, match=r"^`time_limit` cannot be held.* 6 s for"):
+    with pytest.warns(torchgw.PerformanceWarning, match=r"^`time_limit` cannot be held.* 6 s on"):
         torchgw.solve(**clouds(20, 24), n_init=1, time_limit=1, random_state=0)
     # two iterations fit here, but for what a limit may be late
     torchgw.solve(**clouds(20, 24), n_init=1, time_limit=60, random_state=0)

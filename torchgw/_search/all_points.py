@@ -26,7 +26,7 @@ from torchgw._search.alternatives import (
     different_optima,
     is_whole,
 )
-from torchgw._search.beliefs import match_graphs, seconds_of_regions
+from torchgw._search.beliefs import match_graphs
 from torchgw._search.chain import (
     AGREED_SOON,
     COMPARED_AT,
@@ -404,9 +404,7 @@ def match_edges(
     limits = limits_of(x.device)
     if (before >= _KEPT or len(x) * len(y) > limits.edges) and not doubted:
         return None
-    nodes, count = max(len(x), len(y)), min(int(side.count_nonzero()) for side in (x, y))
-    regions = slowness() * seconds_of_regions(nodes, count)
-    say_share(MATCHED, "edges are matched too, of which the plan keeps few", regions)
+    say_share(MATCHED, "edges are matched too, of which the plan keeps few")
     source, target = (PrecomputedDistance.unchecked(edges.to(torch.float64)) for edges in (x, y))
     of_edges = Problem(source, target, problem.marginals, 1.0, None)
     standard = put_in_standard_form(of_edges)

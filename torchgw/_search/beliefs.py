@@ -45,7 +45,8 @@ from torchgw._search.coarse import is_sparse
 from torchgw._search.graphs import FEW_EDGES, Array, Edges, Ends, SparseRows, exchange_ends
 from torchgw._tensors.cuda_graphs import CAPTURED_BYTES, Captured, borrow_memory
 from torchgw._tensors.deadline import is_over
-from torchgw._tensors.machine import known_free
+from torchgw._tensors.foretold import say_beside
+from torchgw._tensors.machine import known_free, slowness
 from torchgw._tensors.operations import EQUAL
 from torchgw._typing import Marginals
 from torchgw.distances.base import both_ways
@@ -72,8 +73,8 @@ _CACHED, _AT_ONCE = 2**18, 2**26
 _SIZES, _TRIED = (60, 120, 240), 3
 # Tries for each node in a search and in a matching. [L1535]
 SEARCH_TRIES, MATCHING_TRIES = 0.1, 0.02
-# Starts whose regions are matched anew, and seconds of a message in a round there. [L1599]
-_STARTS, _IN_REGION = 3, 1.1e-8
+# Seconds of a message in a round between regions. [L1599]
+_IN_REGION = 1.1e-8
 
 
 class Graph(NamedTuple):
@@ -287,8 +288,8 @@ def rematch_regions(
     return used[_repaired(far, near, partners.argsort(), tries, device).argsort()]
 
 
-def seconds_of_regions(nodes: int, edges: int) -> float:
-    """Model the time on a CPU of all regions of a search of two graphs, matched anew in vain."""
+def seconds_of_regions(nodes: int, edges: int, most: float = math.inf) -> float:
+    """Model the time on a CPU of regions of a start, all or so many, matched anew in vain."""
     if edges > FEW_EDGES * nodes**2:
         return 0.0
     messages = 0.0
@@ -296,7 +297,7 @@ def seconds_of_regions(nodes: int, edges: int) -> float:
         told = edges / nodes * size
         turns = told * (size + told) <= CPU.walks
         messages += told * (size + told * turns) / len(_SIZES)
-    return _STARTS * math.ceil(SEARCH_TRIES * nodes) * _ROUNDS * _IN_REGION * messages
+    return min(math.ceil(SEARCH_TRIES * nodes), most) * _ROUNDS * _IN_REGION * messages
 
 
 def _repaired(
@@ -306,6 +307,10 @@ def _repaired(
     far = far.tabled()
     draw, idle, best = np.random.default_rng(0), 0, Ends(near, far, partners)
     left = math.ceil(tries * near.n)
+    most = min(left, _TRIED * np.count_nonzero(best.lost().clip(min=0)) / 2)
+    if most and device.type == "cpu":
+        seconds = slowness() * seconds_of_regions(near.n, len(near.keys), most)
+        say_beside(seconds, "regions of graphs are matched anew")
     while left > 0:
         lost = best.lost().clip(min=0)
         if idle >= _TRIED * np.count_nonzero(lost) / 2 or is_over():

@@ -20,7 +20,7 @@ from torchgw._search.optima import KEPT
 from torchgw._search.world import SOON
 from torchgw._solve.state import Options
 from torchgw._solve.step import INNER_ITERATIONS
-from torchgw._tensors.deadline import leaves
+from torchgw._tensors.deadline import foresee
 from torchgw._tensors.foretold import correct, promise, say_more
 from torchgw._tensors.machine import slowness
 
@@ -178,26 +178,23 @@ def solve_seconds(
         seconds *= _SOLVES if strict_too else 1
         seconds += times * (_FOLLOWED + _POINT * min(facts.larger, limits.few_points))
         times *= strict_too
-    regions = 0.0 if facts.hops else _regions(facts, moves)
-    return seconds, seconds + times * (_FOLLOWED + _POINT * facts.larger) + regions
+    return seconds, seconds + times * (_FOLLOWED + _POINT * facts.larger)
 
 
-def _regions(facts: Facts, moves: Collection[str]) -> float:
-    """Model the seconds of regions of two graphs, which are searched for or told by their hops."""
-    searched = "edges" in moves if facts.hops else "messages" in moves
-    return slowness() * seconds_of_regions(facts.larger, facts.edges) if searched else 0.0
-
-
-# How many times the longer time a solve takes at most, beside repairs, whose starts do not agree:
+# How many times the longer time, beside repairs, a solve takes at most whose starts do not agree:
 # others are repaired, and edges of graphs are matched. [L1642]
 _TIMES = 3.0
+# Starts of graphs whose regions are matched anew. [L1599]
+_STARTS = 3
 
 
 def disagreeing(facts: Facts, longer: float, moves: Collection[str]) -> float:
     """Model the most that a search on all points takes, given what one like this does."""
-    regions = _regions(facts, moves)
-    others = longer if facts.hops else longer - regions
-    return _TIMES * others + slowness() * SOON + regions
+    seconds = SOON
+    if ("edges" if facts.hops else "messages") in moves:
+        # of two graphs, or of those that hops tell of
+        seconds += _STARTS * seconds_of_regions(facts.larger, facts.edges)
+    return _TIMES * longer + slowness() * seconds
 
 
 # Sinkhorn iterations of each linear problem of a sampled loss that is no product. [L454]
@@ -253,22 +250,15 @@ def forecast(
 
 
 # What a plan and its numbers take at least, in outer iterations; the same where costs are streamed,
-# of whose Sinkhorn iterations it takes twelve; and how many seconds late a limit of time is held to
-# be. [L1567, L1597]
-_LEAST, _STREAMED, _LATE = 2, 12 / INNER_ITERATIONS[False], 2.0
+# of whose Sinkhorn iterations it takes twelve. [L1567, L1597]
+_LEAST, _STREAMED = 2, 12 / INNER_ITERATIONS[False]
 
 
 def forecast_limit(facts: Facts, each: float, *, stored: bool) -> None:
     """Warn before any work that a limit of time cannot be held on this CPU."""
-    least = (_LEAST if stored else _STREAMED) * each
-    if facts.device == "cpu" and least > _LATE and not leaves(least - _LATE, last=True):
-        warn_user(
-            "`time_limit` cannot be held, as a plan and its numbers alone take about "
-            f"{least:.2g} s for {facts.n:,} x {facts.m:,} points on this CPU. "
-            "The plan that comes late is hardly better than its start. Fewer points, "
-            "`solve_low_rank`, a GPU or a larger limit help.",
-            PerformanceWarning,
-        )
+    if facts.device == "cpu":
+        what = f"a plan of {facts.n:,} x {facts.m:,} points and its numbers"
+        foresee((_LEAST if stored else _STREAMED) * each, what)
 
 
 def forecast_again(facts: Facts, options: Options, gradient: str, each: float) -> None:

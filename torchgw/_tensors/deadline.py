@@ -10,10 +10,13 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from time import monotonic, process_time
 
+from torchgw._errors import PerformanceWarning, warn_user
 from torchgw._tensors.foretold import notice
 
 # Share of the time kept that the numbers of a plan take, beside its last marginals. [L1294]
 _LAST = 0.4
+# How late a limit of time is held to be, in seconds and as a share of it. [L1567]
+_LATE, _LATE_SHARE = 2.0, 0.1
 # Seconds of a processor without others that are taken for granted, as moments do not tell how
 # loaded it is. A choice.
 _QUIET = 0.1
@@ -29,6 +32,7 @@ class _Clock:
     least: float = 0.0  # of these
     after: float = 0.0  # steps of the last phase that what follows it takes as long as
     shared: bool = False  # whether processes share the work, and have to agree on when it ends
+    told: bool = False  # whether it was said that the call ends late
     spent: float = field(default_factory=lambda: process_time())  # CPU seconds before it began
 
     @property
@@ -80,6 +84,23 @@ def leaves(seconds: float, *, last: bool = False) -> bool:
     if clock is None or clock.shared:
         return True
     return monotonic() + clock.load * seconds <= clock.end - (0 if last else clock.kept)
+
+
+def foresee(seconds: float, what: str) -> None:
+    """Warn once that a limit of time cannot be held if what has to follow takes too long."""
+    clock = _clock.get()
+    if clock is None or clock.told:
+        return
+    late = max(_LATE, _LATE_SHARE * clock.whole)
+    clock.told = not leaves(seconds - late, last=True)
+    if clock.told:
+        passed = monotonic() - clock.start
+        warn_user(
+            f"`time_limit` cannot be held, as {what} alone take about {seconds:.2g} s on this CPU, "
+            f"and {passed:.2g} s have passed. The plan that comes late is hardly better than its "
+            "start. Fewer points, `solve_low_rank`, a GPU or a larger limit help.",
+            PerformanceWarning,
+        )
 
 
 def last_phase(after: float = 0.0) -> None:

@@ -66,17 +66,13 @@ def shorten(share: float) -> None:
         told.longer, told.since = share * told.longer, None
 
 
-def say_share(share: float, why: str, more: float = 0.0) -> None:
-    """Say how much of the longer of two forecasts, that of the most chains, a search will take.
-
-    So many seconds ``more`` come beside it.
-    """
+def say_share(share: float, why: str) -> None:
+    """Say how much of the longer of two forecasts, that of the most chains, a search will take."""
     told = _told.get()
     if told is not None and told.usual is not None:
         told.since = told.passed if told.since is None else told.since
-        told.total = max(told.usual, told.since + share * told.longer + more)
-    beside = f" and {more:.2g} s" if more else ""
-    logger.info("forecast: %.0f%% of the longer time%s, as %s", 100 * share, beside, why)
+        told.total = max(told.usual, told.since + share * told.longer)
+    logger.info("forecast: %.0f%% of the longer time, as %s", 100 * share, why)
 
 
 def say_more(seconds: float, why: str) -> None:
@@ -88,10 +84,11 @@ def say_more(seconds: float, why: str) -> None:
 
 
 def say_beside(seconds: float, why: str) -> None:
-    """Say what comes beside all that was said."""
+    """Say what comes beside all that was said, and beside any share of the longer time."""
     told = _told.get()
     if told is not None and told.usual is not None:
         told.total += seconds
+        told.since = None if told.since is None else told.since + seconds
     logger.info("forecast: about %.2g s more, as %s", seconds, why)
 
 
