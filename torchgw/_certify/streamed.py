@@ -17,7 +17,7 @@ from torch import Tensor
 
 from torchgw._certify.cuts import CuttingPlanes
 from torchgw._certify.question import Factors
-from torchgw._plans.transport import TransportPlan, round_plan
+from torchgw._plans.transport import RoundedPlan, TransportPlan, round_plan
 from torchgw._sinkhorn.choose import choose_backend
 from torchgw._sinkhorn.contract import PreparedProblem
 from torchgw._sinkhorn.duals import Array, ProductCost
@@ -186,14 +186,17 @@ class Prices:
     def reach(
         self, cost: ProductCost, floor: float, enough: float
     ) -> tuple[Moments | None, Array, float]:
-        """Compute what prices prove of a cost, a c-transform in float64, and a plan beside them.
+        """Compute what prices prove of a cost, a c-transform in float64.
 
-        They are exact to a part of what ``enough`` is above ``floor``, if both are finite.
+        They are exact to a part of what ``enough`` is above ``floor``, if both are finite. A plan
+        beside them costs too much to be the best: it is read for an infinite ``floor`` alone.
         """
         left, right = self._factors(cost)
         ready, g = self._near(left, right, math.inf if math.isinf(floor) else enough - floor)
-        found = Potentials(ready.softmin_rows(g), g)
-        plan = self._question.read(round_plan(TransportPlan.of(ready, found), *self._weights))
+        plan = None
+        if math.isinf(floor):
+            rounded = self._rounded(left, right, self._weights, g, ready.problem.epsilon)
+            plan = self._question.read(rounded)
         f, g, height = self._lifted(left, right, g.double())
         self.prices = g.cpu().numpy()
         return plan, f.cpu().numpy(), height
@@ -212,11 +215,19 @@ class Prices:
         for width in _WIDTHS:
             ready = self._ready(left, right, Marginals(a, b), width * epsilon)
             g = self._often(ready, g)
-            plan = TransportPlan.of(ready, Potentials(ready.softmin_rows(g), g))
-            rounded = round_plan(plan, a, b)
+            rounded = self._rounded(left, right, Marginals(a, b), g, width * epsilon)
             moved.append(self._question.read(rounded if width == _WIDTHS[-1] else rounded.scaled))
             a, b = rounded.row, rounded.column * rounded.row.sum()
         return Moments(sum(part.t for part in moved), np.sum([part.z for part in moved], axis=0))
+
+    def _rounded(
+        self, left: Tensor, right: Tensor, weights: Marginals, g: Tensor, epsilon: float
+    ) -> RoundedPlan:
+        """Make a plan of prices exact, in float64: values of copies are small differences."""
+        cost, g = FactoredCost.of_products(-left, right), g.double()
+        ready = self._backend.prepare(LinearProblem(cost, weights, epsilon))
+        plan = TransportPlan.of(ready, Potentials(ready.softmin_rows(g), g))
+        return round_plan(plan, *weights)
 
     def _often(self, ready: PreparedProblem, g: Tensor) -> Tensor:
         """Iterate many times, or until time is up."""
