@@ -301,7 +301,7 @@ def _draw_lines(
 
     n = len(source[0])
     order = np.argsort(_structure(result), kind="stable")
-    rows = order[np.linspace(0, n - 1, min(n, count)).round().astype(int)]
+    rows = order[at_even_steps(n, min(n, count), torch.device("cpu"))]
     partner = to_numpy(result.lazy_plan.argmax(axis=1))[rows]
     figure = ax[0].figure
     # places in space are known on the page once the layout is
@@ -384,8 +384,10 @@ def plot_plan(result: GWResult, *, order: Any = "structure", ax: Axes | None = N
     plan = result.lazy_plan
     n, m = plan.shape
     by_row, by_column = _plan_orders(result, order)
-    rows = by_row[np.linspace(0, n - 1, min(n, _LARGEST_PICTURE)).round().astype(int)]
-    columns = by_column[np.linspace(0, m - 1, min(m, _LARGEST_PICTURE)).round().astype(int)]
+    rows, columns = (
+        places[at_even_steps(len(places), min(len(places), _LARGEST_PICTURE), torch.device("cpu"))]
+        for places in (by_row, by_column)
+    )
     # one row at a time would be slow, all at once would be n x m
     picture = np.concatenate(
         [to_numpy(plan.rows(block))[:, columns] for block in torch.from_numpy(rows).split(256)]

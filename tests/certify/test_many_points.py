@@ -59,6 +59,23 @@ def test_prices_prove_nearly_the_least_cost_and_no_more():
             assert least - 1e-9 <= costs < least + share * question.constant
 
 
+def test_finer_cells_are_taken_where_more_is_asked(monkeypatch):
+    monkeypatch.setattr(streamed, "_CELLS", (8, 80))
+    X, Y, a, b = clouds(400, 410)
+    question = Points(X, Y, a, b)
+    (u, _), (v, _) = question.factors
+    left, right, _ = question.linear
+    for slope in np.random.default_rng(1).normal(size=(3, 2, 2)):
+        cost = ProductCost(np.hstack([left, u @ slope]), np.hstack([right, v]))
+        exact, _ = Transport(a, b)(cost.dense())
+        least = float((cost.dense() * exact).sum())
+        prices = Prices(question, torch.device("cpu"))
+        heights = [prices.reach(cost, 0.0, asked)[2] for asked in (np.inf, 0.0)]
+        # what is lost falls with the size of the cells
+        assert least - heights[1] < (least - heights[0]) / 2
+        assert heights[1] <= least + 1e-9
+
+
 @pytest.mark.parametrize("kind", ["spiral", "ring"])
 def test_prices_of_cells_settle_on_thin_shapes(kind, monkeypatch):
     """At the epsilon of 2,000 cells, from nothing: costs of theirs have prices far from flat."""
@@ -74,12 +91,14 @@ def test_prices_of_cells_settle_on_thin_shapes(kind, monkeypatch):
     for slope in rng.normal(size=(3, 2, 2)) * 4:
         prices = Prices(question, torch.device("cpu"))
         cost = ProductCost(np.hstack([left, u @ slope]), np.hstack([right, v]))
-        prices._of_cells(*prices._factors(cost))
-        (cells, b), (few, g) = prices._cells[1], prices._known[0]
-        columns = streamed._means(prices._factors(cost)[1], prices._weights.b, cells, b)
-        f = streamed._rows(few @ columns.T, b, g, prices.epsilon)
-        entries = ((f[:, None] + g - few @ columns.T) / prices.epsilon).exp() * b
-        missed = b - prices._cells[0][1] @ entries
+        (level,) = prices._levels
+        left, right = prices._factors(cost)
+        prices._of_cells(level, left, right, None)
+        few, g = prices._known[0]
+        columns = level.y.means(right, prices._weights.b)
+        f = streamed._rows(few @ columns.T, level.y.mass, g, level.epsilon)
+        entries = ((f[:, None] + g - few @ columns.T) / level.epsilon).exp() * level.y.mass
+        missed = level.y.mass - level.x.mass @ entries
         assert float(missed.abs().sum()) < 2e-3
 
 
@@ -112,6 +131,9 @@ def few(monkeypatch):
 def test_many_points_have_a_proof_that_is_verified(few, tmp_path):
     X, Y, a, b = clouds(150, 160)
     result = torchgw.solve(X, Y, a=a, b=b, distances="sqeuclidean", random_state=0)
+    # in no time it is known that squares are not negative
+    rough = result.certify(0)
+    assert 0 <= torchgw.verify(rough.proof, X, Y, a=a, b=b).lower_bound <= rough.best_value
     found = result.certify(60, gap=3e-2)
     assert found.plan is None
     assert found.lower_bound <= found.best_value <= found.value

@@ -181,7 +181,7 @@ def test_the_largest_distance_is_that_of_the_table(model, monkeypatch):
     distance = CurvedDistance(points, model)
     largest = float(distance.columns(torch.arange(300)).max())
     assert distance.maximum() == pytest.approx(largest, rel=1e-7)
-    monkeypatch.setattr("torchgw.distances.curved._EXACT_MAXIMUM_POINTS", 10)
+    monkeypatch.setattr("torchgw.distances.curved.EXACT_MAXIMUM_POINTS", 10)
     assert largest / 2 <= distance.maximum() <= largest * (1 + 1e-12)
 
 

@@ -13,7 +13,7 @@ from torchgw._errors import BackendUnavailableError, InvalidInputError, Performa
 from torchgw.distances import knn_graph
 from torchgw.distances._graph import leaves as leaves_module
 from torchgw.distances._graph import neighbours
-from torchgw.distances._graph.leaves import box_gaps, into_leaves
+from torchgw.distances._graph.leaves import box_gaps, into_leaves, leaf_count
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.*")
 
@@ -106,6 +106,15 @@ def test_one_launch_equals_scikit_learn(name, others, device):
     check(neighbours._nearest_by_one_launch(base, leaves, n_neighbors), tensor, query, n_neighbors)
 
 
+@pytest.mark.parametrize(("n", "pays"), [(1_000, False), (5_000, False), (20_000, True)])
+def test_leaves_that_cannot_pay_are_not_made(n, pays, device):
+    """So many are visited in any case; on a curve few others."""
+    t = torch.linspace(0, 1, n, dtype=torch.float64, device=device)
+    leaves = into_leaves(torch.stack([t, t * t, t.sin()], dim=1))
+    least = min(1.0, neighbours._SEEDS / leaf_count(n))
+    assert neighbours._visits_pay(least, 3) == neighbours._leaves_pay(leaves, leaves, 8) == pays
+
+
 @pytest.mark.parametrize(
     ("n", "count"), [(1, 1), (5, 1), (64, 1), (65, 2), (300, 8), (400, 7), (310, 5), (500, 8)]
 )
@@ -115,7 +124,7 @@ def test_leaves_hold_each_point_once_inside_their_boxes(n, count, device, monkey
         monkeypatch.setattr(leaves_module, "_MANY_LEVELS", 3)
     points = torch.tensor(cloud(n, 2), device=device)
     leaves = into_leaves(points)
-    assert len(leaves.row) == count
+    assert len(leaves.row) == count == leaf_count(n)
     size = leaves.row.shape[1]
     tiles = leaves.order.reshape(count, 64)
     assert sorted(tiles[tiles >= 0].tolist()) == list(range(n))

@@ -97,7 +97,7 @@ def test_maximum_is_exact_within_blocks(metric, d, device, monkeypatch):
 
 
 def test_maximum_of_too_many_points_is_a_close_lower_bound(monkeypatch):
-    monkeypatch.setattr(points, "_EXACT_MAXIMUM_POINTS", 0)
+    monkeypatch.setattr(points, "EXACT_MAXIMUM_POINTS", 0)
     ratios = []
     for seed in range(20):
         cloud = torch.randn(150, 30, generator=torch.Generator().manual_seed(seed))

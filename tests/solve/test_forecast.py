@@ -206,7 +206,7 @@ def test_what_takes_long_is_said_once(given, options, said, monkeypatch):
     """Whatever the number of solves that an answer takes."""
     problem = given(np.random.default_rng(0))
     monkeypatch.setattr(forecast, "LONG", 0.0)
-    monkeypatch.setattr(world, "_LONG", 0.0)
+    monkeypatch.setattr(world, "SOON", 0.0)
     monkeypatch.setattr(World, "seconds", lambda *_: 1.0)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")

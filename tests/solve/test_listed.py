@@ -114,7 +114,7 @@ def test_what_no_list_can_do_is_refused(monkeypatch):
         with pytest.raises(UnsupportedError, match=message):
             torchgw.solve(X, Y, allowed=MASK, **OPTIONS | named)
     monkeypatch.setattr("torchgw._problem.support.BLOCK_ENTRIES", 4 * M)
-    few = torchgw._problem.limits.CPU._replace(listed=500)
+    few = torchgw._problem.limits.CPU._replace(settled=500)
     monkeypatch.setattr("torchgw._problem.support.limits_of", lambda device: few)
     with pytest.raises(UnsupportedError, match="More than 500 of 36 x 48 pairs"):
         torchgw.solve(X, Y, allowed=MASK, **OPTIONS)

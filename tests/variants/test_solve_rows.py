@@ -123,6 +123,14 @@ def test_rows_are_those_of_an_ordinary_solve(solved):
     assert np.abs(solved.rows()["place"] - places).mean() < 0.02
 
 
+@pytest.mark.gpu
+def test_a_gpu_finds_what_a_cpu_does(solved, tmp_path):
+    found = torchgw.solve_rows(X, Y, tmp_path, **SMALL | {"device": "cuda"})
+    assert found.value == pytest.approx(solved.value, rel=0.03, abs=1e-4)
+    assert found.marginal_error == pytest.approx(solved.marginal_error, rel=0.3)
+    assert np.abs(AT_Y[found.rows()["partner"]] - AT_X).mean() < 0.03
+
+
 def test_memory_does_not_grow_with_the_table(tmp_path):
     peaks = []
     for n in (1_200, 6_000):

@@ -99,8 +99,7 @@ def stepped(inverse, lines, missing, columns, M: tl.constexpr, CHUNK: tl.constex
 @triton.jit
 def _newton(
     kernel, exact, t, found, mass_a, mass_b, inverse, lines,
-    M: tl.constexpr, CHUNK: tl.constexpr, RI: tl.constexpr, CI: tl.constexpr,
-    RT: tl.constexpr, CT: tl.constexpr,
+    M: tl.constexpr, CHUNK: tl.constexpr, CI: tl.constexpr, CT: tl.constexpr,
 ):  # fmt: skip
     """Solve for the change of log t by conjugate gradients, an inverse alike before them."""
     # That inverse is of float32: it misses parts of a plan that are joined by next to nothing.
@@ -176,7 +175,7 @@ def solved(
                 if careful == 1:
                     step, turns = _newton(
                         kernel, exact, t, found, mass_a, mass_b, inverse, lines,
-                        M, CHUNK, RI, CI, RT, CT,
+                        M, CHUNK, CI, CT,
                     )  # fmt: skip
                     spent += turns
             t = t * tl.exp(tl.minimum(tl.maximum(step, -1.0), 1.0))

@@ -49,7 +49,6 @@ def sweep(
     relaxation: Tensor | None,
     out: Tensor,
     relaxed: Relaxed | None = None,
-    count: int = TICK,
 ) -> Sweep:
     """Run full iterations of A problems (A, n, m) from potentials (A, n) and (A, m)."""
     # The bits of a problem are those of any batch if there are two at least: on a CPU a product
@@ -83,7 +82,7 @@ def sweep(
         return torch.lerp(one, (new / last).clamp_(*_RELAXED), excess).mul_(new)
 
     s, t = torch.ones_like(rows), torch.ones_like(columns)
-    for _ in range(count):
+    for _ in range(TICK):
         t = led_on(scaling(1, s), t)
         s = led_on(scaling(0, t), s)
     # iterations go on from the relaxed scalings; plain ones give rows their masses

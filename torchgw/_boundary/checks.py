@@ -201,12 +201,12 @@ def as_values(name: str, value: Any, device: torch.device) -> Tensor:
     return (value if isinstance(value, Tensor) else checked).to(device)
 
 
-def as_points_of(name: str, value: Any, count: int, device: torch.device) -> Tensor:
+def as_points_of(value: Any, count: int, device: torch.device) -> Tensor:
     """Convert points that a plan averages to float64, (count, d)."""
-    points = as_values(name, value, device).double()
+    points = as_values("points", value, device).double()
     if points.ndim != 2 or points.shape[0] != count:
         raise InvalidInputError(
-            f"`{name}` must have shape ({count}, d), one row per target point; "
+            f"`points` must have shape ({count}, d), one row per target point; "
             f"got {tuple(points.shape)}."
         )
     return points

@@ -173,6 +173,8 @@ def certificate_of_points(
     planes = StreamedPlanes(question, read, gap, plan.device, start + seconds)
     planes.run(start + seconds - monotonic())
     bound, value = planes.proof(), question.value(read)
+    # squares are not negative
+    bound = bound._replace(value=max(bound.value, 0.0))
     metrics = "sqeuclidean", "sqeuclidean"
     proof = Proof(bound.method, bound.value, False, question.alpha, metrics, scale, bound.arrays)
     return Certificate(

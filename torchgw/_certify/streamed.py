@@ -24,17 +24,19 @@ from torchgw._sinkhorn.duals import Array, ProductCost
 from torchgw._sinkhorn.problem import FactoredCost, LinearProblem
 from torchgw._typing import Marginals, Potentials
 
-# Cells of a side at most; their epsilon as a share of the constant part of the objective divided by
-# their number; Newton steps at each. [L1620]
-_CELLS, _EPSILON, _STEPS = 2000, 1.5, 12
-# What epsilon falls by between cells, from the range of the cost, where no cost near it is known.
-# [L1627]
+# Cells of a side, coarse and fine, of five points at least; their epsilon as a share of the
+# constant part of the objective divided by their number; Newton steps at each. [L1620, L1677]
+_CELLS, _EPSILON, _STEPS = (2000, 8000), 1.5, 12
+# What epsilon falls by between cells, from the most that the cost differs from the nearest one
+# whose prices are known, or from its range. [L1627, L1677]
 _DECAY = 4.0
-# All points are iterated at the first of these shares of that epsilon, as often as it goes into
-# one, and at the others as long as the cut is less deep than what they may lose. [L1626]
-_SHARES = (0.25, 0.12, 0.06, 0.03)
-# And at these, so many times each, for a plan that is kept. [L1620]
-_SHARP, _OFTEN = (0.5, 0.25, 0.125, 0.06, 0.03), 40
+# All points are iterated at this share of the epsilon of the cells, as often as it goes into one;
+# that times epsilon may be this part of what a cut is to raise its vertex by, or finer cells are
+# taken. [L1677]
+_SHARE, _LOST = 0.25, 0.5
+# A plan that is kept is of these shares of that epsilon in turn, after so many half-steps of each
+# side; what the last leaves of the weights is moved at so many times its epsilon. [L1677]
+_SHARP, _OFTEN, _WIDTHS = (0.5, 0.25), 40, (1, 4, 16, 64)
 # Marginal error at which Newton's method ends, what is added to its diagonal, and half-steps before
 # it. [L1620, L1622]
 _SETTLED, _RIDGE, _NEAR = 1e-3, 1e-4, 3
@@ -134,6 +136,8 @@ class StreamedPlanes(CuttingPlanes):
     ) -> None:
         self._sharp = (prices := Prices(question, device, end)).sharp
         super().__init__(question, plan, gap, prices, whole=True)
+        # prices are as exact as the gap asks for
+        self._depth = 1.0
 
     def _read(self, plan: Moments) -> tuple[float, Array]:
         return plan.t, plan.z.ravel()
@@ -160,13 +164,21 @@ class Prices:
         self._dtype = torch.float32 if device.type == "cuda" else torch.float64
         self._backend = choose_backend("auto", device, self._dtype)
         self._weights = Marginals(*(self._on(part) for part in (question.a, question.b)))
-        self._cells = [
-            _cells(self._on(side[0]), weight)
-            for side, weight in zip(question.sides, self._weights, strict=True)
+        most = len(question.a) // 5, len(question.b) // 5
+        self._levels = [
+            self._level(question, count)
+            for count in sorted({max(2, min(count, *most)) for count in _CELLS})
         ]
-        # factors of costs between cells, and the prices that they had
+        # factors of costs between the first cells, and the prices that they had
         self._known: list[tuple[Tensor, Tensor]] = []
-        self.epsilon = _EPSILON * question.constant / max(len(few) for _, few in self._cells)
+
+    def _level(self, question: Points, count: int) -> "Level":
+        """Put the points of both sides into so many cells each."""
+        x, y = (
+            _cells(self._on(side[0]), weight, count)
+            for side, weight in zip(question.sides, self._weights, strict=True)
+        )
+        return Level(x, y, _EPSILON * question.constant / max(len(x.mass), len(y.mass)))
 
     def _on(self, array: Array) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
@@ -174,40 +186,57 @@ class Prices:
     def reach(
         self, cost: ProductCost, floor: float, enough: float
     ) -> tuple[Moments | None, Array, float]:
-        """Compute what prices prove of a cost, a c-transform in float64, and a plan beside them."""
+        """Compute what prices prove of a cost, a c-transform in float64, and a plan beside them.
+
+        They are exact to a part of what ``enough`` is above ``floor``, if both are finite.
+        """
         left, right = self._factors(cost)
-        # those at hand may do
-        f, g, height = self._lifted(left, right, self._on(self.prices))
-        plan = None
-        if height < enough:
-            start = self._of_cells(left, right)
-            for share in _SHARES:
-                level = share * self.epsilon
-                ready = self._ready(left, right, self._weights, level)
-                start = _iterated(ready, start.to(self._dtype), round(1 / share))
-                f, g, height = self._lifted(left, right, start.double())
-                # an infinite floor asks for no more
-                deep = height >= enough or height > floor + level or math.isinf(floor)
-                if deep or monotonic() > self._end:
-                    break
-            found = Potentials(ready.softmin_rows(start), start)
-            rounded = round_plan(TransportPlan.of(ready, found), *self._weights)
-            plan = self._question.read(rounded)
+        ready, g = self._near(left, right, math.inf if math.isinf(floor) else enough - floor)
+        found = Potentials(ready.softmin_rows(g), g)
+        plan = self._question.read(round_plan(TransportPlan.of(ready, found), *self._weights))
+        f, g, height = self._lifted(left, right, g.double())
         self.prices = g.cpu().numpy()
         return plan, f.cpu().numpy(), height
 
     def sharp(self, cost: ProductCost) -> Moments:
-        """Find a plan of nearly the least cost, from the prices of the last."""
+        """Find a plan of nearly the least cost.
+
+        What a plan of small epsilon leaves of the weights is moved by wider ones.
+        """
         left, right = self._factors(cost)
-        g = self._on(self.prices).to(self._dtype)
-        for share in _SHARP:
-            ready = self._ready(left, right, self._weights, share * self.epsilon)
-            for _ in range(_OFTEN):
-                if monotonic() > self._end:
-                    break
-                g = _iterated(ready, g, 1)
-        plan = TransportPlan.of(ready, Potentials(ready.softmin_rows(g), g))
-        return self._question.read(plan.rounded())
+        ready, g = self._near(left, right, 0.0)
+        (a, b), moved, epsilon = self._weights, [], _SHARP[-1] * ready.problem.epsilon
+        for share in _SHARP[:-1]:
+            ready = self._ready(left, right, self._weights, share * ready.problem.epsilon)
+            g = self._often(ready, g)
+        for width in _WIDTHS:
+            ready = self._ready(left, right, Marginals(a, b), width * epsilon)
+            g = self._often(ready, g)
+            plan = TransportPlan.of(ready, Potentials(ready.softmin_rows(g), g))
+            rounded = round_plan(plan, a, b)
+            moved.append(self._question.read(rounded if width == _WIDTHS[-1] else rounded.scaled))
+            a, b = rounded.row, rounded.column * rounded.row.sum()
+        return Moments(sum(part.t for part in moved), np.sum([part.z for part in moved], axis=0))
+
+    def _often(self, ready: PreparedProblem, g: Tensor) -> Tensor:
+        """Iterate many times, or until time is up."""
+        for _ in range(_OFTEN):
+            if monotonic() > self._end:
+                break
+            g = _iterated(ready, g, 1)
+        return g
+
+    def _near(self, left: Tensor, right: Tensor, asked: float) -> tuple[PreparedProblem, Tensor]:
+        """Solve between cells that are fine enough, and iterate all points some times."""
+        g: Tensor | None = None
+        for level in self._levels:
+            g = self._of_cells(level, left, right, g)
+            epsilon = _SHARE * level.epsilon
+            if epsilon <= _LOST * asked or monotonic() > self._end:
+                break
+        assert g is not None
+        ready = self._ready(left, right, self._weights, epsilon)
+        return ready, _iterated(ready, g.to(self._dtype), round(1 / _SHARE))
 
     def _factors(self, cost: ProductCost) -> tuple[Tensor, Tensor]:
         """Add the columns on the left that meet the same on the right."""
@@ -225,25 +254,29 @@ class Prices:
         cost = FactoredCost.of_products(-left.to(self._dtype), right.to(self._dtype))
         return self._backend.prepare(LinearProblem(cost, weights, epsilon))
 
-    def _of_cells(self, left: Tensor, right: Tensor) -> Tensor:
-        """Solve between cells, and give all points the prices that these leave, (m,)."""
-        (x, a), (y, b) = self._cells
-        few, columns = _means(left, self._weights.a, x, a), _means(right, self._weights.b, y, b)
+    def _of_cells(
+        self, level: "Level", left: Tensor, right: Tensor, start: Tensor | None
+    ) -> Tensor:
+        """Solve between cells, from prices of all points, and extend theirs to all points, (m,)."""
+        x, y, epsilon = level
+        few, columns = x.means(left, self._weights.a), y.means(right, self._weights.b)
         cost = few @ columns.T
-        settled, level = False, float(cost.max() - cost.min())
-        if self._known:
+        g, reached = torch.zeros_like(y.mass), float(cost.max() - cost.min())
+        if start is not None:
+            g, reached = y.means(start[:, None].double(), self._weights.b)[:, 0], epsilon
+        elif self._known:
             # from those of the nearest cost
             away = [float((few - other).abs().max()) for other, _ in self._known]
-            g = self._known[int(np.argmin(away))][1]
-            f, g, settled = _newton(cost, a, b, g, self.epsilon)
-        if not settled:
-            g = torch.zeros_like(b)
+            other, g = self._known[int(np.argmin(away))]
+            reached = float(((few - other) @ columns.T).abs().max())
+        settled = False
         while not settled:
-            level = max(level / _DECAY, self.epsilon)
-            f, g, _ = _newton(cost, a, b, g, level)
-            settled = level == self.epsilon or monotonic() > self._end
-        self._known.append((few, g))
-        ready = self._ready(few, right, Marginals(a, self._weights.b), self.epsilon)
+            reached = max(reached / _DECAY, epsilon)
+            f, g = _newton(cost, x.mass, y.mass, g, reached)
+            settled = reached == epsilon or monotonic() > self._end
+        if start is None:
+            self._known.append((few, g))
+        ready = self._ready(few, right, Marginals(x.mass, self._weights.b), epsilon)
         return ready.softmin_columns(f.to(self._dtype))
 
     def _lifted(self, left: Tensor, right: Tensor, g: Tensor) -> tuple[Tensor, Tensor, float]:
@@ -267,9 +300,29 @@ def _iterated(ready: PreparedProblem, g: Tensor, times: int) -> Tensor:
     return g
 
 
-def _cells(points: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Put points (n, d) into cells: the number of each (n,), and the weights of the cells (k,)."""
-    count = min(_CELLS, max(2, len(points) // 5))
+class Cells(NamedTuple):
+    """Groups of near points: the number of each point (n,), and the weights of groups (k,)."""
+
+    label: Tensor
+    mass: Tensor
+
+    def means(self, values: Tensor, weights: Tensor) -> Tensor:
+        """Average values (n, c) over cells, (k, c)."""
+        shape = len(self.mass), values.shape[1]
+        sums = torch.zeros(shape, dtype=values.dtype, device=values.device)
+        return sums.index_add_(0, self.label, values * weights[:, None]) / self.mass[:, None]
+
+
+class Level(NamedTuple):
+    """Cells of both sides, and their epsilon."""
+
+    x: Cells
+    y: Cells
+    epsilon: float
+
+
+def _cells(points: Tensor, weights: Tensor, count: int) -> Cells:
+    """Put points (n, d) into cells."""
     generator = torch.Generator("cpu").manual_seed(0)
     chosen = torch.randperm(len(points), generator=generator, device="cpu")[:count]
     means = points[chosen.to(points.device)]
@@ -277,15 +330,9 @@ def _cells(points: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         label = torch.cat([torch.cdist(part, means).argmin(1) for part in points.split(8192)])
         label = label.unique(return_inverse=True)[1]
         mass = torch.zeros(int(label.max()) + 1, dtype=points.dtype, device=points.device)
-        mass = mass.index_add_(0, label, weights)
-        means = _means(points, weights, label, mass)
-    return label, mass
-
-
-def _means(values: Tensor, weights: Tensor, label: Tensor, mass: Tensor) -> Tensor:
-    """Average values (n, c) over cells, (k, c)."""
-    sums = torch.zeros(len(mass), values.shape[1], dtype=values.dtype, device=values.device)
-    return sums.index_add_(0, label, values * weights[:, None]) / mass[:, None]
+        found = Cells(label, mass.index_add_(0, label, weights))
+        means = found.means(points, weights)
+    return found
 
 
 def _rows(cost: Tensor, b: Tensor, g: Tensor, epsilon: float) -> Tensor:
@@ -296,9 +343,7 @@ def _columns(cost: Tensor, a: Tensor, f: Tensor, epsilon: float) -> Tensor:
     return _rows(cost.T, a, f, epsilon)
 
 
-def _newton(
-    cost: Tensor, a: Tensor, b: Tensor, g: Tensor, epsilon: float
-) -> tuple[Tensor, Tensor, bool]:
+def _newton(cost: Tensor, a: Tensor, b: Tensor, g: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
     """Raise the entropic dual of a stored cost (k, l) by Newton's method in the prices g (l,).
 
     Some half-steps come first: far away they lead nearer.
@@ -316,7 +361,7 @@ def _newton(
         mass = a @ share
         missing = b - mass
         if float(missing.abs().sum()) < _SETTLED:
-            return f, g, True
+            break
         curvature = torch.diag(mass + _RIDGE * b) - (share.T * a) @ share + torch.outer(b, b)
         factor = torch.linalg.cholesky_ex(curvature)[0]
         step, size = epsilon * torch.cholesky_solve(missing[:, None], factor)[:, 0], 1.0
@@ -329,4 +374,4 @@ def _newton(
             g = _columns(cost, a, f, epsilon)
             other, size = rows(g), 0.0
         g, (f, value) = g + size * step, other
-    return f, g, False
+    return f, g

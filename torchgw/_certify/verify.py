@@ -453,7 +453,8 @@ def _of_points(proof: Proof, X: Any, Y: Any, a: Any, b: Any) -> tuple[float, flo
         return _least_near(np.column_stack([-4 * r, moved]), right, f, groups, data)
 
     bound, off = _cut(constant, least, (sides[0], sides[1]), data, proof.arrays)
-    return bound, off, (len(p) + len(q)) * size
+    # squares are not negative
+    return max(bound, 0.0), off, (len(p) + len(q)) * size
 
 
 def _cut(constant: float, least: Any, factors: Any, data: _Data, arrays: dict[str, Any]) -> Any:

@@ -358,8 +358,8 @@ class _Encoded:
         return error - self.null * (self.null @ error), coupling - given.coupling
 
 
-# Relative residual of the linear system. [L242, L266]
-_TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
+# Relative residual of the linear system. [L242, L266, L492]
+TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
 # Residuals above this get a warning: the marginal error of the plan leaves some residual that
 # nothing removes. [L244]
 WORRYING = 1e-4
@@ -390,7 +390,7 @@ def respond(
     small = density.is_stored and _is_small(problem)
     tables = small or (problem.source.factors() is None and problem.target.factors() is None)
     equation = Equation(
-        density, problem, upstream, forced, tables, _TOLERANCE[plan.dtype], MOST_PRODUCTS
+        density, problem, upstream, forced, tables, TOLERANCE[plan.dtype], MOST_PRODUCTS
     )
     found = _solve(equation, small=small)
     if max(found.residual / WORRYING, found.growth / NEARLY_SINGULAR) > 1:

@@ -96,7 +96,7 @@ class DifferentiablePlan(TransportPlan):
 
     def barycentric(self, points: Any) -> Tensor:
         """Map source points as a :class:`TransportPlan` does; weight zero has no gradient."""
-        points = as_points_of("points", points, self.shape[1], self.device)
+        points = as_points_of(points, self.shape[1], self.device)
         fallback = super().barycentric(points.detach())
         sums = self @ torch.cat([points, torch.ones_like(points[:, :1])], dim=1)
         used = (self.weights.a > 0)[:, None]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torchgw._derivatives.implicit import WORRYING
+from torchgw._derivatives.implicit import TOLERANCE, WORRYING
 from torchgw._derivatives.krylov import MOST_PRODUCTS, gmres
 from torchgw._derivatives.loss import Solved, System, derivatives
 from torchgw._derivatives.tracked import Model
@@ -21,8 +21,6 @@ from torchgw._errors import ConvergenceWarning, warn_user
 from torchgw._problem.marginals import MarginalRule
 from torchgw._tensors.operations import EQUAL
 
-# Relative residual of the linear system. [L492]
-_TOLERANCE = 1e-10
 # Smaller entries are zero in every sum, but would be divided by. [L492]
 _LEAST = 1e-200
 
@@ -52,7 +50,7 @@ class _Sums:
 
     def spread(self, values: Tensor) -> Tensor:
         """Add values of rows, columns and all, (n, m): the transpose of :meth:`of`."""
-        n, m = self.scale.shape
+        n = len(self.scale)
         return values[:n, None] + values[n:-1] + values[-1]
 
     def weigh(self, sums: Tensor) -> Tensor:
@@ -163,7 +161,7 @@ class RelaxedSolve(Solved):
         still = tuple(part.detach() for part in inputs)
         plan = self.table.clone().requires_grad_()
         with torch.enable_grad():
-            objective = self.lagrangian(still, plan, torch.zeros_like(self._soft()))
+            objective = self.lagrangian(still, plan, torch.zeros_like(self.held, dtype=plan.dtype))
             (force,) = torch.autograd.grad(objective, plan)
         copies = tuple(part.detach().requires_grad_() for part in inputs)
         return copies, plan, self._multipliers(-force).requires_grad_()
@@ -232,7 +230,7 @@ class RelaxedSolve(Solved):
         def operator(x: Tensor) -> Tensor:
             return within(near.respond(bend(root * x.view(shape))))
 
-        tol = min(1.0, _TOLERANCE / share)
+        tol = min(1.0, TOLERANCE[torch.float64] / share)
         x, residual, count = gmres(operator, right, tol=tol, max_iter=MOST_PRODUCTS)
         residual *= share
         change = start + root * x.view(shape)

@@ -21,6 +21,7 @@ from torchgw._gradients.contract import (
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.losses import MinimumCross, transformed
 from torchgw._problem.problem import Problem, stored_matrix
+from torchgw._sinkhorn.eager import SMALLEST
 from torchgw._sinkhorn.problem import Cost, DenseCost, block
 from torchgw._typing import Marginals, Points
 from torchgw.distances.precomputed import DirectedDistance, PrecomputedDistance
@@ -175,7 +176,7 @@ class HalfGradient(DenseGradient):
         a, b = problem.marginals
         self._x, self._u, self._cx = _centre(stored_matrix(problem.source), a)
         self._y, self._w, self._cy = _centre(stored_matrix(problem.target), b)
-        units = [1 / float(table.abs().max().clamp_min(1e-30)) for table in (self._x, self._y)]
+        units = [1 / float(table.abs().max().clamp_min(SMALLEST)) for table in (self._x, self._y)]
         self._rough = rough
         self._left = self._parts(self._x * units[0], dim=1, other=False)
         self._right = self._parts(self._y * units[1], dim=0, other=True)

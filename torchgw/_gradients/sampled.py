@@ -33,17 +33,14 @@ from torchgw._sinkhorn.problem import Cost, FactoredCost
 from torchgw._tensors.block_order import block_order
 from torchgw._tensors.operations import categories_at, sample_categories
 from torchgw._typing import Marginals
-from torchgw.distances.base import DistanceProvider, both_ways
+from torchgw.distances.base import BLOCK_ENTRIES, DistanceProvider, both_ways
 from torchgw.distances.sampling import choose_points
 
 # Strata that the noise is estimated from at most, two anchors each. [L272]
 _NOISE_STRATA = 128
-# For a cross term that is no product, a mean over a plan becomes a mean over pairs: anchors times
-# pairs at most, and pairs at most. [L272]
-_PAIR_ENTRIES = 2**20
+# For a cross term that is no product, a mean over a plan becomes a mean over pairs: so many at
+# most. [L272]
 _MOST_PAIRS = 2**13
-# The minimum is summed over all pairs of pairs if these are at most so many. [L450]
-_SUMMED = 2**22
 
 
 def places(slots: Tensor, count: int, generator: torch.Generator) -> Tensor:
@@ -292,7 +289,7 @@ class SampledGradient(StrictGradient):
         p, q = masses
         pairs, tables, parts = None, [], []
         if loss.cross is None:
-            count = min(_MOST_PAIRS, max(2, _PAIR_ENTRIES // self.n_anchors))
+            count = min(_MOST_PAIRS, max(2, BLOCK_ENTRIES // self.n_anchors))
             pairs = plan.sample(count, generator)
         for way in self._relations():
             left, right = (
@@ -323,7 +320,7 @@ class SampledGradient(StrictGradient):
         """Whether values are sums over all points."""
         n, m = self.problem.shape
         work = 0 if self._loss.cross is not None else n * m * max(n, m)
-        return max(n, m) <= self.n_anchors and work <= _SUMMED
+        return max(n, m) <= self.n_anchors and work <= BLOCK_ENTRIES
 
     def _relations(self) -> list[tuple[DistanceProvider, DistanceProvider]]:
         """Pair the relations of both sides: of pairs of pairs one way holds (p, q) and (q, p)."""

@@ -35,8 +35,7 @@ ENTRIES = 2**26
 def rotated(points: Tensor, count: int, generator: torch.Generator) -> Tensor:
     """Turn the points (n, d), as columns of n numbers, about their mean: (count, n, d)."""
     mean = points.mean(0)
-    centred = points - mean
-    left, sizes, axes = torch.linalg.svd(centred, full_matrices=False)
+    _, sizes, axes = torch.linalg.svd(points - mean, full_matrices=False)
     # coordinates of rounding have no direction
     rank = int((sizes > len(points) * torch.finfo(sizes.dtype).eps * sizes.max()).sum())
     drawn = torch.randn(

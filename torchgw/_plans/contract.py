@@ -195,7 +195,7 @@ class Plan(ABC):
         UnsupportedError
             If a source point carries no mass in a plan of another kind.
         """
-        given, points = points, as_points_of("points", points, self.shape[1], self.device)
+        given, points = points, as_points_of(points, self.shape[1], self.device)
         sums = self._sums_with_mass(torch.cat([points, torch.ones_like(points[:, :1])], dim=1))
         return self._handed_out(sums[:, :-1] / sums[:, -1:], given)
 

@@ -138,8 +138,7 @@ class PairedPlan(_Pairs, DualPlan):
     def _largest(self, k: int) -> tuple[Tensor, Tensor]:
         if k > self.inner.shape[1]:
             return super()._largest(k)
-        n, m = self.shape
-        best, columns = self.inner._largest(k)
+        n, (best, columns) = self.shape[0], self.inner._largest(k)
         values = best.new_zeros(n, k)
         # zeros of a known point are those of the first columns that are not its partner
         places = torch.arange(k, device=self.device).repeat(n, 1)

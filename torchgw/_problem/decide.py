@@ -152,7 +152,7 @@ def _best(found: dict[str, float], few: _Few) -> str:
     best = next(iter(found))
     doubtful = ("cosine",) if few.low and not few.relaxed else ("cosine", "geodesic")
     for name, value in found.items():
-        if value > found[best] and (name not in doubtful or _is_better(name, found)):
+        if value > found[best] and (name not in doubtful or value >= _needed(name, found)):
             best = name
     return best
 
@@ -161,21 +161,16 @@ def _passed_over(best: str, found: dict[str, float]) -> str:
     """Say by which rule a way that agrees better than the ``best`` was not taken."""
     for name, value in found.items():
         if best.endswith("euclidean") and name != "sqeuclidean" and value > found["euclidean"]:
-            # the two rules of `_is_better`
-            share = _SHARE_LEFT if name == "cosine" else _SHARE_LEFT_PATHS
-            needed = 1 - share * (1 - found["euclidean"])
-            if name == "cosine":
-                needed = max(needed, UNRELATED)
+            needed = _needed(name, found)
             return f" ({name} agrees better by chance: it is taken from {needed:.2f} on)"
     return ""
 
 
-def _is_better(name: str, found: dict[str, float]) -> bool:
-    """Whether a way to measure agrees better than straight distances, and not by chance."""
+def _needed(name: str, found: dict[str, float]) -> float:
+    """Compute from which agreement on a way is better than straight distances, not by chance."""
     angles = name == "cosine"
     share = _SHARE_LEFT if angles else _SHARE_LEFT_PATHS
-    enough = found[name] >= UNRELATED or not angles
-    return enough and 1 - found[name] <= share * (1 - found["euclidean"])
+    return max(1 - share * (1 - found["euclidean"]), UNRELATED if angles else 0.0)
 
 
 def _comes_second(points: Tensor, other: Tensor) -> bool:

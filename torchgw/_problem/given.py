@@ -17,7 +17,7 @@ from torchgw._errors import (
     UnsupportedError,
     warn_user,
 )
-from torchgw._problem.limits import limits_of
+from torchgw._problem.limits import CPU, limits_of
 from torchgw._problem.named import BY_SIZE, from_graphs
 from torchgw._problem.problem import Problem, stored_matrix
 from torchgw._tensors.machine import fits, free_memory
@@ -30,18 +30,14 @@ from torchgw.distances.surface import Surface, as_surface
 
 # Points of at most so many rows, and so many columns for each row, were probably transposed. [L376]
 _FEW_ROWS = 10
-_MANY_COLUMNS = 10
-# A point is too far if its distances are so many times as large as typical ones; share of such
-# points that is warned of. [L376]
+# A point is too far if its distances are so many times as large as typical ones; there is a warning
+# of one such point of as many. [L376]
 _FAR = 100.0
-_FAR_SHARE = 0.01
 # Points that all others are compared with. [L376]
 _COMPARED = 15
 # Points that are drawn to tell whether the box around all is too small for any to be far away.
 # [L701]
 _PROBED = 4096
-# Points up to which a host does that for a GPU. A choice. [L1243]
-_FEW = 1_000
 # Ratio of two largest distances from which on they may have other units: half of a shape is more
 # than half as wide as the whole. [L1393]
 _UNITS = 2.0
@@ -50,7 +46,7 @@ _UNITS = 2.0
 def warn_of_transposed_points(name: str, points: Tensor) -> None:
     """Warn of very few points in very many dimensions."""
     n, d = points.shape
-    if 1 < n <= _FEW_ROWS and d >= _MANY_COLUMNS * n:
+    if 1 < n <= _FEW_ROWS and d >= _FEW_ROWS * n:
         warn_user(
             f"`{name}` has {n} rows and {d} columns, and is taken as {n} points in {d} "
             f"dimensions. Rows are points: pass {name}.T if these are {d} points.",
@@ -155,8 +151,8 @@ def warn_of_far_points(
     # `given` are points or their distances. Where these are angles, and not `flat`, they were
     # chosen because they agree better in the presence of such a point.
     count = given.n if isinstance(given, PrecomputedDistance) else len(given)
-    if isinstance(given, Tensor) and count <= _FEW:
-        # each of some twenty operations would take a GPU as long as to send the points
+    if isinstance(given, Tensor) and count <= CPU.looked_at:
+        # each of some twenty operations would take a GPU as long as to send the points [L1243]
         given = given.detach().cpu()
     rows = torch.arange(count, device=given.device)
     if used is not None:
@@ -180,7 +176,7 @@ def warn_of_far_points(
     middle = apart.median()
     # both numbers are read from the device at once
     typical, far = torch.stack([middle, (apart > _FAR * middle).sum().to(middle)]).tolist()
-    if typical == 0 or not 0 < far <= max(1.0, _FAR_SHARE * count):
+    if typical == 0 or not 0 < far <= max(1.0, count / _FAR):
         return
     worst = int(apart.argmax())
     row = int(rows[worst])

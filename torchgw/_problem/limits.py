@@ -12,14 +12,16 @@ import torch
 class Limits(NamedTuple):
     """Where paths part; entries are pairs of points, n m, unless something else is said."""
 
-    # Distances. Points of a side that are looked at to choose them; up to which neighbour graphs
-    # may have short cuts, and all paths are read; and up to which they tell nothing, so that graphs
+    # Distances. Points of a side that are looked at to choose them, or a weight beside them that
+    # more would change by less than a percent; up to which neighbour graphs may have short cuts,
+    # and all paths are read; and up to which they tell nothing, so that graphs
     # are taken. [L356, L843]
     looked_at: int
     doubted_points: int
     untold_points: int
-    # Points of a side up to which geodesics of all pairs are computed: beyond it takes minutes; and
-    # from which on landmarks are tried first on a CPU, where products of tables take seconds. [L95]
+    # Points of a side up to which distances of all pairs are computed, as geodesics, or to match
+    # points by their distributions: beyond it takes minutes; and from which on landmarks are tried
+    # first on a CPU, where products of tables take seconds. [L95, L279]
     all_pairs_points: int
     landmark_points: int
     # Points of a side up to which "dijkstra" computes all pairs too: a sampled solve asks for
@@ -42,7 +44,8 @@ class Limits(NamedTuple):
 
     # Precision. Entries up to which float64 throughout costs less than settling in it; up to which
     # a mixed solve goes on in float64 once float32 has settled; and up to which marginals settle
-    # in float64 whatever its rounding. [L89, L296]
+    # in float64 whatever its rounding, and those that may hold mass are listed where a table of all
+    # is not kept: some 80 bytes each. [L89, L296, L1459]
     float64: float
     again: float
     settled: float
@@ -61,9 +64,6 @@ class Limits(NamedTuple):
     # Entries of a table that no factors stand for up to which it is kept: Euclidean distances
     # between features, densities of plans that derivatives read again and again. [L266, L273]
     kept_tables: float
-    # Pairs of points that may hold mass up to which they are listed where a table of all is not
-    # kept: some 80 bytes each. A choice. [L1459]
-    listed: float
 
     # Ends. Entries up to which dense proximal steps are polished unless that is refused. [L950]
     polished: float
@@ -94,6 +94,8 @@ class Limits(NamedTuple):
     # Entries up to which relaxed problems are also begun at pairs at equal distances of all points;
     # of larger ones some points, with as many entries, are looked at. [L1394, L1468]
     congruent: int
+    # Rounds that improve what these lead to: a GPU takes seconds. [L1586]
+    relaxed_rounds: int
     # Entries up to which plans are followed to their ends side by side; and up to which the product
     # plan is followed by a whole solve. [L1291]
     stacked: int
@@ -136,9 +138,7 @@ class Limits(NamedTuple):
     # Regions of a matching that are matched anew at a time: a GPU waits for launches. [L1655]
     regions: int
 
-    # Points of a side up to which distributions of their distances match points where a few leave
-    # open which optimum is best; and up to which spaces are compared by eigenvalues. [L279, L415]
-    told_points: int
+    # Points of a side up to which spaces are compared by eigenvalues. [L415]
     compared_points: int
 
     # Results. Entries of a table, or of the square of the larger side, up to which all are read:
@@ -148,7 +148,7 @@ class Limits(NamedTuple):
     # Matchings. Points of a side up to which a matching is improved, and triples of points up to
     # which it is for a loss that is no product; points up to which all matchings are searched, and
     # beyond, rows up to which partners are exchanged: that takes products of tables. [L326, L327,
-    # L1341]
+    # L1341, L1589]
     improved_points: int
     improved_triples: int
     matched_points: int
@@ -194,18 +194,16 @@ CPU = Limits(
     dense=12e6, triples=10e6, most_triples=1e9, half=float("inf"),
     float64=100_000, again=25e6, settled=100e6,
     stored_bytes=2**28, subsample=9e6, cells=4e10, precise_cells=2**28, kept_tables=25e6,
-    listed=100e6,
     polished=4e6, checked=2**26, checked_minima=2**20, bounded=4_000_000,
     differentiated=2_000_000,
     few_points=96, all_points=512, ordered_points=1_000, least_points=5, exchanged_points=64,
-    all_matchings=7, turned=2e6, congruent=2**17,
+    all_matchings=7, turned=2e6, congruent=2**17, relaxed_rounds=0,
     stacked=2**13, product=2**14,
     chains=16, thorough_chains=64, fewest_chains=4, chain_products=1e12, thorough=16,
     left_open=0.5, few_chains=8, open_chains=4, open_most=2**16, copies=2.5e-3,
     together=2**17, tiny=2**10,
     batch_searched=2**10, edges=200_000, messages=2e8, walks=2**24, regions=1,
-    told_points=3_000, compared_points=1_500,
-    read=25_000_000,
+    compared_points=1_500, read=25_000_000,
     improved_points=1_500, improved_triples=2_000_000, matched_points=128, exchanged_rows=2_048,
     alike=0.1, whole=0.75,
     certified_points=5_000, sorted_points=2_500, lifted=3_600, semidefinite=30, cut_products=144,
@@ -214,9 +212,9 @@ CPU = Limits(
 CUDA = CPU._replace(
     all_rows_points=6_000, dense=40e6, triples=2e9, most_triples=1e11, half=2e6,
     float64=2e6, again=200e6, settled=1e9,
-    stored_bytes=2**31, cells=1e11, kept_tables=200e6, listed=1e9,
+    stored_bytes=2**31, cells=1e11, kept_tables=200e6,
     chain_products=1.2e13, messages=1e10, walks=5e8, regions=16, few_chains=0, open_chains=16,
-    together=2**28, improved_points=5_000,
+    relaxed_rounds=4, together=2**28,
 )  # fmt: skip
 LIMITS = {"cpu": CPU, "cuda": CUDA}
 

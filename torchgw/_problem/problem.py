@@ -175,10 +175,10 @@ def check_alpha(
     return float(alpha)
 
 
-# What a search pays for mass outside of the support, over the natural scale of the cost; and the
+# What a search pays for mass that is not allowed, over the natural scale of the cost; and the
 # weight of the quadratic term where there is no other, which changes objectives by less than they
 # are compared to. [L1373]
-_PRICE, _ALMOST_ONE = 32.0, 1 - 2.0**-20
+PRICE, _ALMOST_ONE = 32.0, 1 - 2.0**-20
 
 
 @dataclass(frozen=True)
@@ -243,7 +243,7 @@ class Problem:
         # a linear cost of weight zero would have no price
         alpha = min(self.alpha, _ALMOST_ONE)
         table = self.linear.dense().matrix * (self.alpha < 1)
-        price = _PRICE * scale / (1 - alpha) + float(table.max())
+        price = PRICE * scale / (1 - alpha) + float(table.max())
         table = table.masked_fill(~self.support, price)
         return replace(self, alpha=alpha, linear=DenseCost(table))
 

@@ -251,7 +251,7 @@ def read_restriction(
         if blocks is not None:
             return blocks
     allowed = None if known.allowed is None else _allowed(known.allowed, (n, m))
-    most = limits_of(device).listed
+    most = limits_of(device).settled
     listed = _list(allowed, labels, (n, m), most)
     return usable_entries(Entries.of(listed, device), marginals)
 

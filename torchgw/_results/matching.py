@@ -436,11 +436,5 @@ def _edges_kept(
     partners: np.ndarray,
 ) -> int:
     """Count the edges of one graph that are matched to edges of the other."""
-    image = np.full(near.shape[0], -1)
-    image[rows] = partners
-    first, second = (image[ends] for ends in near.nonzero())
-    matched = (first >= 0) & (second >= 0)
-    low, high = (part(first, second)[matched] for part in (np.minimum, np.maximum))
-    size = far.shape[1]
-    start, end = far.nonzero()
-    return int(np.isin(low * size + high, start.astype(np.int64) * size + end).sum())
+    here, there = near[rows][:, rows], (far + far.T)[partners][:, partners]
+    return int(here.astype(bool).multiply(there.astype(bool)).nnz)

@@ -809,7 +809,7 @@ class GWResult(Result):
             most: as much as the mass that moves.
         improve : bool
             Whether to look for better pairs. They are looked for among up to 1,500 points per side
-            (5,000 on a GPU) whose distances can all be read, with ``loss="absolute"`` up to 126;
+            whose distances can all be read, with ``loss="absolute"`` up to 126;
             and among any number of nodes of sparse graphs, by exchanges along their edges.
         time_limit : float, optional
             Seconds after which no better pairs are looked for; ``complete`` says whether all were.

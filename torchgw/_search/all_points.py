@@ -192,10 +192,6 @@ def search_all_points(
         return first
     if clear and first.alternatives[0].value <= limits.copies * whole.scale:
         return first
-    if max(n, m) <= limits.few_points and n_init is None and how != "fast":
-        # other starts, which are cheap
-        more = find_optima(problem, epsilon, limits.thorough_chains, backend)
-        first = min(more, first, key=_least)
     coarse = whole.problem
     guesses = [Guess(one.label, *among_all(one, coarse)) for one in first.alternatives]
     if (
@@ -209,7 +205,10 @@ def search_all_points(
     # for a far smaller epsilon a ladder of stages would not end
     target = max(epsilon, LEAST_EPSILON * whole.scale)
     device = problem.source.device
-    stack = _stacked(whole, target, problem) if small and can_stack(problem) else None
+    stack = None
+    if small and can_stack(problem):
+        scale = None if problem.support is None else whole.scale
+        stack = Stack.of(whole.problem, target, device=device, scale=scale)
     most = limits.chains_of(how)
     if clear:
         assert stack is not None
@@ -250,12 +249,6 @@ def search_all_points(
         alternatives, ambiguity, found.trials, doubt, potentials=potentials, met=found.met,
         settled=found.settled, few=few,
     )  # fmt: skip
-
-
-def _stacked(whole: Coarsened, target: float, problem: Problem) -> Stack:
-    """Stack the problem between all points."""
-    scale = None if problem.support is None else whole.scale
-    return Stack.of(whole.problem, target, device=problem.source.device, scale=scale)
 
 
 def _is_unclear(problem: Problem, first: Search) -> bool:
@@ -363,11 +356,6 @@ def _affordable(problem: Problem, how: SearchName) -> int:
     """Count the chains that a search may follow."""
     limits = limits_of(problem.source.device)
     return affordable_chains(limits, how, *problem.shape)
-
-
-def _least(found: Search) -> float:
-    """Return the lowest value that a search has found."""
-    return min((one.value for one in found.alternatives), default=torch.inf)
 
 
 # Repairs of a plan that forecasts count: four if none helps, 16 if two do; and which share of their

@@ -27,8 +27,9 @@ problems. Principles and Practice of Constraint Programming 1998.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -37,16 +38,18 @@ from torch import Tensor
 from torchgw._errors import PerformanceWarning, warn_user
 from torchgw._problem.limits import CPU, limits_of
 from torchgw._problem.marginals import weigh_alike
-from torchgw._problem.problem import Problem
+from torchgw._problem.problem import Problem, stored_matrix
 from torchgw._search.alternatives import Alternative
 from torchgw._search.chain import COMPARED_AT, INNER
 from torchgw._search.coarse import is_sparse
 from torchgw._search.graphs import FEW_EDGES, Array, Edges, Ends, SparseRows, exchange_ends
+from torchgw._tensors.cuda_graphs import CAPTURED_BYTES, Captured, borrow_memory
 from torchgw._tensors.deadline import is_over
 from torchgw._tensors.foretold import say_beside
 from torchgw._tensors.machine import known_free, slowness
 from torchgw._tensors.operations import EQUAL
 from torchgw._typing import Marginals
+from torchgw.distances.base import both_ways
 
 # Odds of a lost edge, for one of the nodes that its end might be at; rounds of messages, of which
 # the first leave beliefs free; what beliefs then add to their own evidence in each round, so that
@@ -211,31 +214,30 @@ def believed_plans(
     heard = SparseRows(source.starts.int(), reverse[edge].int(), torch.ones_like(source.weights))
     width = node.shape[1]
     messages = evidence.new_zeros(count * room, width)
-    column, before, free = evidence.new_zeros(count, 1, m), evidence, True
+    column, before, free = evidence.new_zeros(count, 1, m), evidence.clone(), True
     looked = node[:, None].expand(count, n, width)
     parts = list(_parts(source, width)) if count == 1 else [(slice(None), slice(None))]
     # points without weight stay where logarithms are finite
     a, b = a[:, None], b.clamp_min(torch.finfo(b.dtype).tiny)[:, None]
-    for number in range(_ROUNDS):
+
+    def believe() -> tuple[Tensor, Tensor]:
+        """Balance what nodes have heard; return that, and whether beliefs rest."""
         sums = (heard @ messages).view(looked.shape) + evidence.gather(2, looked)
         believed = _exponentials(sums[:, :, :m] + column)
         v = torch.ones_like(b)
         for _ in range(INNER):
             u = (believed @ v).reciprocal_()
             v = b / (believed.mT @ (a * u))
-        column = column + v.log().mT
+        column.add_(v.log().mT)
         believed.mul_(u).mul_(v.mT)
-        if is_over():
-            break
-        still = bool(((believed - before).abs_().amax(2) < _STILL * believed.amax(2)).all())
-        if still and not free:
-            break
-        free, before = free and not still and number < _FREE, believed.clone()
-        if not free:
-            evidence.add_(believed.log(), alpha=_REINFORCED)
+        still = before.sub_(believed).abs_().amax(2) < _STILL * believed.amax(2)
+        before.copy_(believed)
+        return sums, still.all()
+
+    def tell(sums: Tensor) -> None:
+        """Send what a node believes without what it was told by the one that it tells."""
         sums += column.gather(2, node[:, None])
         for nodes, some in parts:
-            # what a node believes without what it was told by the one that it tells
             mine = owner[some] - (nodes.start or 0)
             told = sums.flatten(0, 1)[nodes].index_select(0, mine)
             _exponentials(told.sub_(messages.index_select(0, reverse[some])))
@@ -245,7 +247,23 @@ def believed_plans(
             said = (beside @ turned).view(count, width, each).mT.contiguous().view_as(told)
             said.div_(total).log1p_().mul_(weights[some])
             messages[some].lerp_(said, 1 - _KEPT)
-    return believed.mul_(a)
+
+    steps: list[Callable[..., Any]] = [believe, tell]
+    if messages.is_cuda and messages.nbytes <= CAPTURED_BYTES:
+        memory = borrow_memory(believe, messages.device)
+        steps = [Captured(step, memory, in_place=1) for step in steps]
+    for number in range(_ROUNDS):
+        sums, still = steps[0]()
+        if is_over():
+            break
+        rests = bool(still)
+        if rests and not free:
+            break
+        free = free and not rests and number < _FREE
+        if not free:
+            evidence.add_(before.log(), alpha=_REINFORCED)
+        steps[1](sums)
+    return before.mul_(a)
 
 
 def rematch_regions(
@@ -382,10 +400,10 @@ def _lost(state: Ends, nodes: Array, there: Array) -> Array:
 def match_graphs(problem: Problem) -> Alternative | None:
     """Match two graphs that are too large for chains; ``None`` if they are none, or far too large.
 
-    Their tables are stored, symmetric and mostly zeros, and nothing else has a say.
+    Their tables are stored and mostly zeros, and nothing else has a say. Messages go along edges of
+    any direction and relation, by the mean of these.
     """
-    plain = problem.linear is None and problem.support is None and problem.loss.is_square
-    if not plain or problem.directed:
+    if not (problem.linear is None and problem.support is None and problem.loss.is_square):
         return None
     tables = [side.matrix() for side in problem.sides]
     x, y = tables
@@ -410,35 +428,38 @@ def match_graphs(problem: Problem) -> Alternative | None:
     plan = believed_plan(source, target, marginals)
     plan = plan.where(plan > _LEAST * plan.amax(1, keepdim=True), 0.0)
     plan /= plan.sum()
-    value = _value(problem, source, target, plan, largest)
+    value = _value(problem, plan)
     if weigh_alike(problem.marginals):
         partners = rematched(source.edges, target.edges, plan)
         matching = torch.zeros_like(plan).scatter_(1, partners[:, None], 1 / len(plan))
-        other = _value(problem, source, target, matching, largest)
+        other = _value(problem, matching)
         value, plan = min((value, plan), (other, matching), key=lambda found: found[0])
     rows, columns = (torch.arange(size, device=plan.device) for size in plan.shape)
     shape = (source.nodes, target.nodes)
     return Alternative(value, "beliefs", plan, rows, columns, shape, epsilon=COMPARED_AT)
 
 
-def rematched(near: Edges, far: Edges, plan: Tensor) -> Tensor:
+def rematched(near: Edges, far: Edges, plan: Tensor, tries: float = SEARCH_TRIES) -> Tensor:
     """Round a plan (n, n) to a matching, and improve that along edges; return partners (n,)."""
     from scipy.optimize import linear_sum_assignment  # SciPy takes long to import
 
     partners = linear_sum_assignment(plan.cpu(), maximize=True)[1]
-    partners = rematch_regions(near, far, partners, SEARCH_TRIES, plan.device)
+    partners = rematch_regions(near, far, partners, tries, plan.device)
     return torch.from_numpy(partners).to(plan.device)
 
 
-def _value(problem: Problem, source: Graph, target: Graph, plan: Tensor, largest: float) -> float:
-    """Compute the objective of a plan by sums over edges."""
-    squares = 0.0
-    for graph, weight in zip((source, target), problem.marginals, strict=True):
-        ends = weight[graph.rows] * weight[graph.columns]
-        squares += float(ends @ graph.weights.double().square())
-    there = (target.matrix @ (source.matrix @ plan).T.contiguous()).T
-    cross = float((there * plan).sum(1).sum(dtype=torch.float64))
-    return problem.alpha * largest**2 * (squares - 2 * cross)
+def _value(problem: Problem, plan: Tensor) -> float:
+    """Compute the objective of a plan by sums over edges, the mean over directions."""
+    ways, found = both_ways(*problem.sides), 0.0
+    for way in ways:
+        x, y = (SparseRows.of(stored_matrix(side)) for side in way)
+        for side, weight in zip((x, y), problem.marginals, strict=True):
+            rows = torch.repeat_interleave(side.starts.diff())
+            found += float(weight[rows] * weight[side.columns] @ side.values.double().square())
+        x, y = (replace(side, values=side.values.float()) for side in (x, y))
+        there = (y @ (x @ plan).T.contiguous()).T
+        found -= 2 * float((there * plan).sum(1).sum(dtype=torch.float64))
+    return problem.alpha * found / len(ways)
 
 
 def _exponentials(logarithms: Tensor) -> Tensor:

@@ -63,7 +63,7 @@ QUICK = Ladder(GUESS_EPSILON, _DECAY, 4)
 _FAINT_NOISE = Kind("faint noise", QUICK)
 _SLOW = Kind("faint noise, slowly", Ladder(GUESS_EPSILON, 0.5, 30))
 _LOW = Kind("faint noise, from a low epsilon", Ladder(GUESS_EPSILON / 2, _DECAY, 20))
-_KICK = Kind("kick", QUICK, (0.1, 0.1))
+_KICK = Kind("kick", QUICK, (GUESS_EPSILON, 0.1))
 _HOT = Kind("hot kick", QUICK, (0.3, 0.05))
 # Chains that all problems get: the search is over if they agree. Then those that follow, by turns.
 FIRST = (_FAINT_NOISE, _KICK, _HOT, _KICK)

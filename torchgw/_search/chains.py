@@ -18,7 +18,8 @@ from torch import Tensor
 from torchgw._plans.transport import round_to_marginals
 from torchgw._problem.limits import limits_of
 from torchgw._problem.marginals import weigh_alike
-from torchgw._search.beliefs import Graph, believed_plan, rematched
+from torchgw._problem.problem import PRICE
+from torchgw._search.beliefs import SEARCH_TRIES, Graph, believed_plan, rematched
 from torchgw._search.chain import (
     AGREED_SOON,
     ALIKE,
@@ -77,20 +78,18 @@ _MEETING = 20
 _BETWEEN = REFINE._replace(outer=QUICK.outer, meeting=_MEETING, momentum=MOMENTUM)
 # Chains that are repaired at most; so many unless these come lower by a share. [L1280]
 _REPAIRED, _FIRST, _HELPED = 6, 2, 0.02
-# Shares of the points that are held, by turns; plans in a row that may be no better before any has
-# been, after which all shares may; and plans of all chains at most. [L1280]
-_HELD_SHARES, _REPAIR_PATIENCE, _MOST_REPAIRS = (0.2, 0.4, 0.6, 0.8, 0.3, 0.5, 0.7, 0.9), 4, 64
-# Repairs of one plan by different shares, of which the best is taken. [L1284]
-_AT_ONCE = 4
+# Shares of the points that are held, by turns; plans of one by different shares, of which the best
+# is taken: if these are no better than it at first, or those of all shares later, it is left; and
+# plans of all chains at most. [L1280, L1284]
+_HELD_SHARES, _AT_ONCE, _MOST_REPAIRS = (0.2, 0.4, 0.6, 0.8, 0.3, 0.5, 0.7, 0.9), 4, 64
 # How epsilon falls while points are held.
 _REPAIR_LADDER = QUICK._replace(meeting=INNER)
 # Neighbours of a point where the table is no graph, and how often means over them are taken.
 # [L1280]
 _NEIGHBORS, _MEANS = 8, 4
-# Entries of a row that is held, as shares of the largest one; columns that are full if held rows
-# have so much of their weight; and what all others cost, as a multiple of the natural scale.
-# Choices. [L1280]
-_HELD, _FULL, _BARRED = 0.01, 0.9, 10.0
+# Entries of a row that is held, as shares of the largest one; and columns that are full if held
+# rows have so much of their weight. Choices. [L1280]
+_HELD, _FULL = 0.01, 0.9
 
 
 class Guess(NamedTuple):
@@ -248,10 +247,10 @@ def _keeps_most(problem: CoarseProblem, plans: Tensor) -> bool:
     return float(problem.value(plans).min()) <= least_value(problem) + BETTER * edges
 
 
-def _exchanged(found: Climb) -> Tensor:
+def _exchanged(found: Climb, tries: float = SEARCH_TRIES) -> Tensor:
     """Exchange partners of the last start of graphs, follow that to the target; return its plan."""
     world, chain = found.world, found.graphs.pop()
-    matched = _along_edges(world.problem, world.rounded([chain]))
+    matched = _along_edges(world.problem, world.rounded([chain]), tries)
     for plan in matched:
         along = world.take("exchanges along edges", plan)
         along.seconds = chain.seconds
@@ -260,7 +259,7 @@ def _exchanged(found: Climb) -> Tensor:
     return matched
 
 
-def _along_edges(problem: CoarseProblem, plan: Tensor) -> Tensor:
+def _along_edges(problem: CoarseProblem, plan: Tensor, tries: float = SEARCH_TRIES) -> Tensor:
     """Improve the matching of a plan (1, s, t) along edges; return its plan, or none (0, s, t)."""
     # Nodes that can be exchanged share their partners in a plan, which keeps fewer edges than
     # either way. Small problems have exchanges of all pairs.
@@ -269,7 +268,7 @@ def _along_edges(problem: CoarseProblem, plan: Tensor) -> Tensor:
     near_edges, far_edges = (Edges.of(side.table) for side in problem.sides)
     if near_edges is None or far_edges is None:
         return plan[:0]
-    return _matchings(rematched(near_edges, far_edges, plan[0])[None], plan)
+    return _matchings(rematched(near_edges, far_edges, plan[0], tries)[None], plan)
 
 
 def _matchings(partners: Tensor, like: Tensor) -> Tensor:
@@ -445,13 +444,13 @@ class Repair:
         self.nearby = _nearby(world)
         self.ladder = world.refine._replace(start=level, meeting=_MEETING)
         # that may still be made
-        self.left = max(_REPAIR_PATIENCE, world.repairs_within(self.ladder, _MOST_REPAIRS))
+        self.left = max(_AT_ONCE, world.repairs_within(self.ladder, _MOST_REPAIRS))
 
     def improved(self, chain: Chain) -> Chain:
         """Take a chain to the epsilon of the repairs, and repair it until it gets no better."""
         best = self.world.take("repair", chain.plan)
         self._follow([best])
-        idle, patience = 0, _REPAIR_PATIENCE
+        idle, patience = 0, _AT_ONCE
         shares = itertools.cycle(_HELD_SHARES)
         while idle < patience and self.left > 0 and not is_over():
             some = tuple(itertools.islice(shares, min(_AT_ONCE, self.left)))
@@ -484,7 +483,7 @@ class Repair:
             rest = torch.outer(left, right / right.sum().clamp_min(torch.finfo(b.dtype).tiny))
             chains.append(self.world.take("repair", kept + rest))
             barred.append(torch.where(held[:, None], elsewhere, kept.sum(0) > _FULL * b))
-        penalties = (_BARRED * self.world.scale) * torch.stack(barred)
+        penalties = (PRICE * self.world.scale) * torch.stack(barred)
         batches = zip(self.world.together(chains), penalties.split(self.world.batch), strict=True)
         for some, own in batches:
             self.world.beside(own).descend(some, _REPAIR_LADDER, self.level)
@@ -532,9 +531,10 @@ def _by_repair(found: Climb) -> None:
     """Repair the best of different chains, and follow them to the target, until two agree."""
     if not (found.repair and found.sharp and found.stack is None):
         return
-    # of more starts there are more that are right in some regions
+    # of more starts there are more that are right in some regions; the lowest alone has its regions
+    # matched anew [L1704]
     while found.graphs:
-        _exchanged(found)
+        _exchanged(found, tries=0.0)
     repair, lowest = Repair(found.world, COMPARED_AT), found.lowest
     # one that stands out is the best, unless it can be repaired
     alone = stands_out(found.best)

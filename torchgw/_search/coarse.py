@@ -15,7 +15,7 @@ from torch import Tensor
 
 from torchgw._boundary.arrays import SAME_DISTANCE
 from torchgw._gradients.contract import Levels, SampledLoss
-from torchgw._problem.limits import limits_of
+from torchgw._problem.limits import CPU, limits_of
 from torchgw._problem.losses import SQUARE, Loss
 from torchgw._problem.problem import Problem
 from torchgw._sinkhorn.problem import Cost, block
@@ -35,9 +35,9 @@ from torchgw.distances.sampling import (
 # Resolution above which coarse points say little about their neighbours' partners. All points are
 # then searched, from half as many starts, if there are few enough. [L109, L219]
 COARSEST = 0.2
-# Levels of a minimum on a coarse problem at least, and times the points of its larger side: few
-# points leave room for more. [L278, L1448]
-_LEVELS, _LEVELS_OF_ALL = 16, 1536
+# Levels of a minimum between as many points as a coarse problem has, and at least: fewer points
+# leave room for more. [L278, L1448]
+_LEVELS = 16
 # Quantiles of the distances of a side that the spread of a loss is computed from. [L278]
 _QUANTILES = 256
 SQUARE_OF_FLOAT32 = torch.finfo(torch.float32).eps ** 2
@@ -341,7 +341,8 @@ def with_loss(coarse: Coarsened, problem: Problem) -> Coarsened:
 def _on_levels(loss: Loss, sides: tuple[SpreadPoints, ...]) -> Loss:
     """Write a loss as products, of levels where it is a minimum."""
     reach = min(float(side.table.max()) for side in sides)
-    steps = max(_LEVELS, _LEVELS_OF_ALL // max(len(side.table) for side in sides))
+    most = CPU.few_points
+    steps = max(_LEVELS, _LEVELS * most // max(len(side.table) for side in sides))
     levels = Levels(reach, steps)
     if loss.cross is None:
         # distances of few points, between which nothing is to be told

@@ -21,9 +21,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from torchgw._problem.limits import CPU
+from torchgw._problem.losses import SPARSE_SHARE
 from torchgw._problem.signatures import HEAT_TIMES
 from torchgw._search.chain import INNER
 from torchgw._search.coarse import CoarseProblem, density
+from torchgw._sinkhorn.eager import SMALLEST
 from torchgw._tensors.deadline import is_over
 from torchgw._tensors.operations import EQUAL
 from torchgw._typing import Marginals
@@ -36,8 +38,6 @@ _LOWER, _HIGHER = 0.85, 2.0
 # Largest weight, as a multiple of the first: from a smaller one no step would be short enough.
 # [L337]
 _LARGEST = 1e6
-# Least share of a b that a logarithm is taken of. [L337]
-_LEAST = 1e-30
 
 # Rows of a plan that sparse products advance together. [L1170]
 _TOGETHER = 128
@@ -49,9 +49,8 @@ Project = Callable[[Tensor, float, int], Tensor]
 _TIMES = HEAT_TIMES[:-1]
 # Largest entries of a row of it that are compared. [L618]
 _LARGEST_ENTRIES = 32
-# Share of entries that are not zero up to which the heat kernel on a CPU is a sum of products with
-# these alone, and its terms: those that follow are below 1e-16. [L1260]
-_FEW, _TERMS = 0.02, 18
+# Terms of the heat kernel as a sum of products: those that follow are below 1e-16. [L1260]
+_TERMS = 18
 # How likely exchanges are that cost as much as the heaviest edge: exp(-1 / T), with T falling
 # geometrically from the first to the last. [L1363]
 _FIRST, _LAST = 0.4, 0.05
@@ -159,7 +158,7 @@ def convex_path(problem: CoarseProblem, project: Project) -> Tensor:
             break
         slope = slopes.at(share)
         # a proximal step: its entropy is relative to the plan itself
-        near = (plan / product).clamp_min(_LEAST).log_()
+        near = (plan / product).clamp_min(SMALLEST).log_()
         moved = project(slope - weight * near, weight, INNER)
         after = _slopes(graphs, weights, moved)
         # the objective is quadratic: half the product with its derivative
@@ -222,7 +221,7 @@ def _heat_kernels(table: Tensor) -> Iterator[Tensor]:
     degree = table.abs().sum(1)
     root = degree.where(degree > 0, 1).sqrt()
     normalised = table / root[:, None] / root
-    if table.device.type != "cpu" or int(table.count_nonzero()) > _FEW * table.numel():
+    if table.device.type != "cpu" or int(table.count_nonzero()) > SPARSE_SHARE * table.numel():
         values, vectors = torch.linalg.eigh(normalised)
         yield from ((vectors * (time * (values - 1)).exp()) @ vectors.T for time in _TIMES)
         return

@@ -448,7 +448,7 @@ def match_points(problem: Problem) -> PairPlan | None:
     # otherwise, or where distances come by costly columns or a linear cost has a say, there is no
     # plan.
     sides = problem.sides
-    most = limits_of(problem.source.device).told_points
+    most = limits_of(problem.source.device).all_pairs_points
     if problem.linear is not None or max(problem.shape) > most:
         return None
     if not all(side.cheap_columns for side in sides):

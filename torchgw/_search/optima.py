@@ -67,9 +67,6 @@ from torchgw.distances.sampling import SpreadPoints, column_reader
 _INNER = {"search": 10, "compare": LAST_INNER}
 # Over-relaxation of Sinkhorn's iteration. [L107]
 _RELAXATION = {"search": 1.5, "compare": LAST_RELAXATION}
-# Up to so many points a GPU computes costs in float64, as it does values: to load products of
-# float32 takes 60 to 80 ms. A choice. [L1020]
-_FEW = 128
 # Relative difference of epsilons up to which a search is the same. A choice. [L610]
 _SAME_SHARE = 0.2
 # Lowest epsilon as a share of the natural scale: a coarse problem has no finer resolution. [L280]
@@ -179,7 +176,10 @@ def _iterate(
 ) -> BatchPlans:
     """Run one outer iteration for each row of ``epsilons`` (iterations, B)."""
     # Nothing is read from the device, and all starts take the same number of iterations.
-    few = max(coarse.base.shape) <= _FEW and coarse.base.is_cuda
+    # of few points a GPU computes costs in float64, as it does values: to load products of float32
+    # takes 60 to 80 ms [L1020]
+    most = limits_of(coarse.base.device).few_points
+    few = max(coarse.base.shape) <= most and coarse.base.is_cuda
     dtype = torch.float64 if few else torch.float32
     tables = -4 * coarse.alpha * coarse.x, coarse.y, coarse.base
     x, y, base = (table.to(dtype) for table in tables)

@@ -259,11 +259,10 @@ def neighbourhoods(stack: Stack, every: Tensor) -> Tensor:
     return near[0][:, :, :, None] * near[1][:, :, None, :]
 
 
-# Shares of a step that are tried; steps at most; and by what share the objective has to fall for
-# another one. [L1313]
-_SHARES, _STEPS, _LEAST = (1.0, 0.5, 0.2, 0.08, 0.03, 0.01), 32, 1e-6
-# Iterations of a linear problem at most, and the error of its columns at which it is solved.
-# [L1313]
+# Shares of a step that are tried, and steps at most. [L1313]
+_SHARES, _STEPS = (1.0, 0.5, 0.2, 0.08, 0.03, 0.01), 32
+# Iterations of a linear problem at most; and the error of its columns at which it is solved, as a
+# share of the objective by which this has to fall for another step. [L1313]
 _ITERATIONS, _SOLVED = 1024, 1e-6
 
 
@@ -289,7 +288,7 @@ def descend(stack: Stack, which: Tensor, plans: Tensor) -> tuple[Ends, Tensor]:
         for part, found in zip(lowest, best, strict=True):
             part[live] = found
         fall = before.objectives - best.objectives
-        live = live[fall > _LEAST * before.objectives.abs()]
+        live = live[fall > _SOLVED * before.objectives.abs()]
     falling = torch.zeros_like(which, dtype=torch.bool)
     falling[live] = True
     return lowest, falling

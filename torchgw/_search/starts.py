@@ -15,21 +15,18 @@ import functools
 import math
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from torchgw._search.chain import GUESS_EPSILON
-from torchgw._search.coarse import CoarseProblem, centre, eigenpairs
+from torchgw._search.coarse import CoarseProblem, centre
 from torchgw._sinkhorn.annealing import Annealing
-from torchgw._tensors.operations import TINY
+from torchgw._tensors.operations import TINY, categories_at
 from torchgw.distances.profiles import distance_quantiles
 from torchgw.distances.sampling import SpreadPoints
 
 # Leading axes of each side whose signs are tried in all combinations. [L224]
 AXES = 3
-# Points up to which all axes are computed: some at each end of the spectrum take two calls. [L84]
-_WHOLE_SPECTRUM = 128
 # How far below the target a ladder goes before it comes back, as a share of it. [L281]
 _LADDER = 0.25
 # Pairs of pairs that are drawn; pairs that each grows to; points by which seeds are judged first;
@@ -154,15 +151,8 @@ def _axes(table: Tensor, weights: Tensor) -> Tensor:
     # The scale of a pair of axes in x P y is then that of a perfect match of the two.
     root = weights.sqrt()
     matrix = root[:, None] * table * root
-    if len(matrix) <= _WHOLE_SPECTRUM:
-        # half the time of float64, and only a start
-        values, vectors = (part.double() for part in torch.linalg.eigh(matrix.float()))
-    else:
-        size = len(matrix)
-        ends = (0, AXES - 1), (size - AXES, size - 1)
-        parts = [eigenpairs(matrix.numpy(), *end) for end in ends]
-        values = torch.from_numpy(np.concatenate([part[0] for part in parts]))
-        vectors = torch.from_numpy(np.hstack([part[1] for part in parts]))
+    # half the time of float64, and only a start; those at each end alone would take two calls
+    values, vectors = (part.double() for part in torch.linalg.eigh(matrix.float()))
     order = values.abs().argsort(descending=True)[:AXES]
     found: Tensor = vectors[:, order] * values[order].abs() / root[:, None]
     return found
@@ -234,10 +224,7 @@ def _drawn(
     n, m, device = len(dx), len(dy), dx.device
     uniform = torch.rand(5, _DRAWN, device="cpu", generator=generator, dtype=torch.float64)
     uniform = uniform.to(device)
-    edges = (mass.cumsum(0) / mass.sum()).contiguous()
-    first, second, third = (
-        torch.searchsorted(edges, part.contiguous()).clamp_(max=n - 1) for part in uniform[:3]
-    )
+    first, second, third = categories_at(mass, uniform[:3])
     second = torch.where(second == first, (second + 1) % n, second)
     order = dy.flatten().argsort(stable=True)
     # the diagonal is no pair
@@ -266,9 +253,8 @@ def _alike_nearby(
     near, there = (table.sort(1).values[:, 1 : count + 1] for table in (dx, dy))
     unlike = torch.cdist(near, there).square_() / count
     uniform = torch.rand(4, _DRAWN, device="cpu", generator=generator, dtype=torch.float64)
-    edges = (mass.cumsum(0) / mass.sum()).contiguous()
     uniform = uniform.to(device)
-    source = torch.searchsorted(edges, uniform[:3].contiguous()).clamp_(max=len(dx) - 1).T
+    source = categories_at(mass, uniform[:3]).T
     # how much is alike is not known: partners are drawn from all ranks, those first most often
     rank = torch.exp(uniform[3] * math.log(max(2.0, _WIDEST * m))).long() - 1
     target = unlike.argsort(dim=1, stable=True)[source[:, 0], rank][:, None]

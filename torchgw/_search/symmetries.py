@@ -37,9 +37,6 @@ from torchgw._tensors.operations import EQUAL
 Colours = NDArray[np.uint64]
 Order = NDArray[np.int64]
 
-# Entries of a plan that differ by less than this share of the largest are the same: they are as
-# exact as it has settled. [L1550]
-_SETTLED = 1e-3
 # Refinements after which symmetries are not counted; symmetries that are drawn, of which the one
 # that leads farthest is listed. [L1550]
 _MOST, _DRAWN = 4_000, 16
@@ -169,8 +166,8 @@ def with_images(search: Search, problem: Problem) -> Search:
     every = Symmetries(table)
     if every.count <= 1:
         return search
-    # entries of rows of X and columns of Y
-    table[: len(plan), len(plan) :] += (table.max() + 1) * _classes(plan, _SETTLED)
+    # entries of rows of X and columns of Y, which are as exact as the plan has settled
+    table[: len(plan), len(plan) :] += (table.max() + 1) * _classes(plan, AGREED)
     keeping = Symmetries(table).count
     count = every.count // keeping if keeping else 1
     if count == 1:
@@ -181,7 +178,7 @@ def with_images(search: Search, problem: Problem) -> Search:
     found, rest = [], []
     for each in others:
         missed = np.abs(np.sort(each.plan.cpu(), axis=None) - entries).max()
-        if each.value <= highest and missed <= _SETTLED * entries[-1]:
+        if each.value <= highest and missed <= AGREED * entries[-1]:
             found.append(replace(each, images=count))
         else:
             rest.append(each)

@@ -29,7 +29,8 @@ from torchgw._tensors.operations import EQUAL, NOTHING
 
 Array = NDArray[Any]
 
-# Starts of a group, of which the first begins at what is known, and groups at most. [L1341]
+# Starts of a group, of which the first begins at what is known, and as many states at most are
+# returned; and groups at most. [L1296, L1341]
 _STARTS, _GROUPS = 8, 5
 # Entries of a table of all starts side by side: there are fewer starts of more points. [L1341]
 _SIDE_BY_SIDE = 120_000
@@ -44,8 +45,8 @@ _ROUND = 8
 _MIXED, _LEAST_KICKED, _MOST_KICKED = 0.8, 3, 0.5
 # Until when what is no move has to wait: more than there are. A choice.
 _EVER = np.iinfo(np.int32).max
-# Entries that a search of starts looks at, and states that it returns at most. [L1296, L1300]
-_LOOKED_AT, _FOLLOWED = 1.2e8, 8
+# Entries that a search of starts looks at. [L1296, L1300]
+_LOOKED_AT = 1.2e8
 
 
 class Found(NamedTuple):
@@ -254,7 +255,7 @@ def best_matchings(
     parts = list(zip(near, problem.y.double().mT, strict=True))
     walk = Exchanges(Assignments.of(parts, problem.base.double() / n))
     found = search(walk, np.array(known, dtype=np.int64).reshape(-1, n), times * _LOOKED_AT)
-    return torch.from_numpy(found.states[:_FOLLOWED]).to(device), found.agreed
+    return torch.from_numpy(found.states[:_STARTS]).to(device), found.agreed
 
 
 def exchange(near: Tensor, far: Tensor, cost: Tensor, plan: Tensor) -> Tensor | None:
@@ -499,7 +500,7 @@ def best_maps(sides: Sides, plans: Tensor) -> Tensor:
     # Some maps begin at plans (s, n, m), the first of them, the others at random.
     walk = Maps(sides)
     known = plans[:_STARTS].argmax(2).cpu().numpy()
-    kept = torch.from_numpy(search(walk, known, _LOOKED_AT).states[:_FOLLOWED])
+    kept = torch.from_numpy(search(walk, known, _LOOKED_AT).states[:_STARTS])
     found: Tensor = torch.nn.functional.one_hot(kept, walk.shape[1]) * sides.a.cpu()[:, None]
     return found
 

@@ -118,9 +118,9 @@ _BESIDE = 300
 _RECORDED = 4
 
 
-# A warning comes first if the chains to come will take more than so many seconds; seconds of one
-# multiplication of an outer iteration on a CPU. [L549]
-_LONG, _MULTIPLICATION = 5.0, 2e-11
+# Seconds that chains to come may take without a warning, and that repairs may take; and seconds of
+# one multiplication of an outer iteration on a CPU. [L549]
+SOON, _MULTIPLICATION = 5.0, 2e-11
 
 
 class _Tables(NamedTuple):
@@ -420,7 +420,7 @@ class World:
     def warn_if_long(self, count: int, low: float) -> bool:
         """Say what even the first chains take on a CPU, if that is long; return whether it is."""
         least = slowness() * self.seconds(range(len(FIRST)), low)
-        if least <= _LONG:
+        if least <= SOON:
             return False
         most = least + slowness() * self.seconds(range(len(FIRST), count), low)
         warn_user(
@@ -434,7 +434,7 @@ class World:
     def warn_if_more(self, count: int, low: float) -> None:
         """Say what the chains that follow the first ones take on a CPU, if that is long."""
         seconds = slowness() * self.seconds(range(len(FIRST), count), low)
-        if seconds > _LONG:
+        if seconds > SOON:
             warn_user(
                 f"The first starts, followed on all points, did not agree, and up to "
                 f"{count - len(FIRST)} more follow: about {seconds:.0f} s on this CPU. "
@@ -450,7 +450,7 @@ class World:
         """Count the repairs that may be made in time."""
         if self.base.device.type != "cpu":
             return most
-        return min(most, int(_LONG / self.seconds_of_repair(ladder)))
+        return min(most, int(SOON / self.seconds_of_repair(ladder)))
 
     def _record(
         self,

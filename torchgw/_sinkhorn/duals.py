@@ -90,11 +90,9 @@ class Transport:
             plan = np.zeros_like(cost)
             plan[np.arange(len(cost)), partners] = self._a
         else:
-            if self._simplex.by_pot:
-                # on all entries: the last plan says little about another cost
-                self._simplex.on(rest, _PIVOTS)
-            found = self._simplex.last if self._simplex.by_pot else self._simplex(rest)
-            assert found is not None
+            simplex = self._simplex
+            # on all entries: the last plan says little about another cost
+            found = simplex.on(rest, _PIVOTS) if simplex.by_pot else simplex(rest)
             # its prices may be wrong between parts that the plan does not connect
             plan = found.plan.copy()
             rest -= found.v

@@ -74,34 +74,30 @@ class ExactTransport:
         if not self.by_pot:
             self.last = by_scipy(self.p, self.q, cost)
         elif self.last is not None and self.by_parts:
-            plan, u, v = self.last
+            _, u, v = self.last
             # with the last prices subtracted the solver needs fewer pivots
             rest = cost - v
             rest -= u[:, None]
             value, least = float(self.p @ u + self.q @ v), cost.min()
             worth = value - least * self.p.sum(), max(cost.max(), -least)
-            here = np.flatnonzero(plan) if self._used is None else self._used
-            found = self._nearby(rest, here, worth, reached - value, below - value)
+            found = self._nearby(rest, worth, reached - value, below - value)
             self._used = found.plan.row.astype(np.intp) * cost.shape[1] + found.plan.col
             self.last = Vertex(found.plan.toarray(), u + found.u, v + found.v)
         else:
             # for negative costs the network simplex may report that there is no plan
             lowest = cost.min()
-            self.on(cost - lowest if lowest else cost)
-            assert self.last is not None
-            self.last = self.last._replace(u=self.last.u + lowest)
-        assert self.last is not None
+            found = self.on(cost - lowest if lowest else cost)
+            self.last = found._replace(u=found.u + lowest)
         return self.last
 
     def _nearby(
         self,
         rest: Array,
-        here: NDArray[np.intp],
         worth: tuple[float, float],
         reached: float,
         below: float,
     ) -> Vertex:
-        """Solve costs less the last prices on the entries that are cheapest, or that are used here.
+        """Solve costs less the last prices on the entries that are cheapest, or of the last plan.
 
         Prices are to be added to the last ones, and the plan is sparse. ``worth`` are the value of
         the last prices above the least cost, and the largest cost. After some rounds all entries
@@ -138,10 +134,11 @@ class ExactTransport:
                 return Vertex(plan, u, v)
             used |= rest < (min(wrong, _cheap(rest)) if reached > -np.inf else wrong)
 
-    def on(self, cost: Array, pivots: int = _PIVOTS) -> None:
+    def on(self, cost: Array, pivots: int = _PIVOTS) -> Vertex:
         """Solve by POT on all entries."""
         plan, log = self._by_simplex(cost, pivots)
         self.last, self._used = Vertex(plan, log["u"], log["v"]), None
+        return self.last
 
     def few(self, table: Any, pivots: int) -> tuple[Any, Array] | None:
         """Solve on some entries (n, m), sparse: a plan and prices v (m,), if pivots suffice."""

@@ -13,10 +13,12 @@ import torch
 
 from torchgw._sinkhorn.contract import PreparedProblem, Sweep
 from torchgw._sinkhorn.newton import (
+    CHECK_EVERY,
     NEWTON_AFTER,
     NewtonSteps,
     Plateau,
     SinkhornResult,
+    attainable,
     exact_prices,
     from_larger_epsilon,
 )
@@ -29,8 +31,6 @@ MOST_RESTARTS = 5
 # Errors above these are no rounding: the error of a plan that has yet to change partners may stay
 # the same for as long as potentials take to get there. [L288]
 MOST_ROUNDING = {torch.float32: 0.05, torch.float64: 1e-6}
-# Multiple of the machine epsilon below which a marginal error is noise. [L288]
-_ROUNDING = 16
 # Least distance of a rate to one that over-relaxation assumes: it bounds the factor by 1.98, where
 # an overestimate still contracts. [L6] [L391]
 SMALLEST_GAP = 1e-6
@@ -51,7 +51,7 @@ def sinkhorn(
     *,
     max_iter: int,
     tol: float,
-    check_every: int = 10,
+    check_every: int = CHECK_EVERY,
     min_iter: int = 0,
     from_above: bool = True,
 ) -> SinkhornResult:
@@ -73,7 +73,7 @@ def sinkhorn(
     # unless ``from_above`` is false.
     problem = prepared.problem
     current, (rows, columns) = start, map(torch.zeros_like, problem.marginals)
-    tol = max(tol, _ROUNDING * torch.finfo(problem.cost.dtype).eps)
+    tol = attainable(tol, problem.cost.dtype)
     newton = NewtonSteps(prepared, tol)
     done, restarts, error, relaxation = 0, 0, float("inf"), 1.0
     plateau = Plateau(tol, wanted=from_above)

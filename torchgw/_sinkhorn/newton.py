@@ -200,6 +200,17 @@ class SinkhornResult(NamedTuple):
     converged: bool
 
 
+# Iterations between two looks at the error. [L289]
+CHECK_EVERY = 10
+# Multiple of the machine epsilon below which a marginal error is noise. [L288]
+_ROUNDING = 16
+
+
+def attainable(tol: float, dtype: torch.dtype) -> float:
+    """Raise a tolerance of marginal errors to what rounding leaves."""
+    return max(tol, _ROUNDING * torch.finfo(dtype).eps)
+
+
 class Plateau:
     """Whether the error of a linear problem has stayed for long enough to begin elsewhere."""
 

@@ -14,10 +14,12 @@ from torchgw._sinkhorn.annealing import Anderson
 from torchgw._sinkhorn.contract import PreparedProblem
 from torchgw._sinkhorn.eager import LARGEST_SCALING, EagerBackend
 from torchgw._sinkhorn.newton import (
+    CHECK_EVERY,
     FURTHEST,
     RIDGE,
     Plateau,
     SinkhornResult,
+    attainable,
     from_larger_epsilon,
     is_small,
 )
@@ -212,8 +214,6 @@ class _Dual:
         return direction
 
 
-# Iterations between two looks at the error. [L289]
-_CHECK_EVERY = 10
 # After so many kernels whose potentials turn out too far away, softmins are computed without one.
 # [L289]
 _MOST_FAILURES = 3
@@ -270,17 +270,17 @@ def partial_sinkhorn(
     kernel: _Kernel | None = None
     if storable and start is not None:
         kernel = make_kernel(prepared, Potentials(start.f, g))
-    tol = max(tol, 16 * torch.finfo(cost.dtype).eps)
+    tol = attainable(tol, cost.dtype)
     acceleration, done, failures = Anderson(), 0, 0
     few = is_small(prepared)
-    wait = _SLOW if from_above else _CHECK_EVERY
+    wait = _SLOW if from_above else CHECK_EVERY
     slow = wait if few else max_iter
     plateau, previous = Plateau(tol, wanted=from_above), math.inf
     before: tuple[Potentials, float] | None = None  # potentials and error before epsilon rose
 
     while True:
         # one exact iteration is enough to make a kernel from
-        count = min(1 if storable and kernel is None else _CHECK_EVERY, max_iter - done)
+        count = min(1 if storable and kernel is None else CHECK_EVERY, max_iter - done)
         found = _iterate(kernel or prepared, g, marginals, count, epsilon, mass)
         moved = torch.zeros_like(found.error)
         if kernel is not None:
@@ -294,7 +294,7 @@ def partial_sinkhorn(
         done += count
         if error <= tol or done >= max_iter or not math.isfinite(error) or is_over():
             break
-        most = max_iter - done - _CHECK_EVERY
+        most = max_iter - done - CHECK_EVERY
         stays = plateau.reached(previous, error, count, most)
         previous = error
         if few and (stays or done >= slow):

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from torchgw._errors import InvalidInputError, UnsupportedError
+from torchgw._problem.limits import CPU
 from torchgw._problem.problem import Problem
 from torchgw._search.alternatives import Search
 from torchgw._sinkhorn.problem import DenseCost
@@ -28,9 +29,6 @@ from torchgw._solve.state import Recorder, Status
 from torchgw._tensors.deadline import is_over
 from torchgw._tensors.operations import distinct
 
-# Pairs of points by which both costs are measured: more change the weight by less than a percent. A
-# choice.
-_PAIRS = 1_000
 # The product of both costs has to fall by this factor for another solve. [L1467]
 _FALLS = 0.95
 
@@ -68,7 +66,7 @@ def check_chosen(**given: Any) -> None:
 def alike(problem: Problem) -> float:
     """Compute the weight at which both costs count alike between pairs at random."""
     n, m = problem.shape
-    generator, count = torch.Generator("cpu").manual_seed(0), min(_PAIRS, max(n, m))
+    generator, count = torch.Generator("cpu").manual_seed(0), min(CPU.looked_at, max(n, m))
     source, target = (
         torch.randint(size, (count,), generator=generator, device="cpu").to(problem.source.device)
         for size in (n, m)
@@ -133,9 +131,10 @@ def _costs_at(problem: Problem, found: Outcome) -> tuple[float, float]:
     plan = found.ending.plan.giving(in_numpy=False)
     mass = plan.marginals()[0]
     source = mass.nonzero()[:, 0]
-    if len(source) > _PAIRS:
+    most = CPU.looked_at
+    if len(source) > most:
         generator = torch.Generator("cpu").manual_seed(0)
-        source = source[distinct(len(source), _PAIRS, generator).to(source.device)]
+        source = source[distinct(len(source), most, generator).to(source.device)]
     share = mass[source] * (mass.sum() / mass[source].sum())
     return _costs(problem, source, plan.argmax()[source], share)
 

@@ -25,7 +25,7 @@ from torchgw._search.all_points import (
     tells_all,
 )
 from torchgw._search.alternatives import WHY_RELAXED, WHY_SUBSAMPLE, Alternative, Search, is_whole
-from torchgw._search.chain import GUESS_EPSILON
+from torchgw._search.chain import AGREEING, GUESS_EPSILON
 from torchgw._search.coarse import coarse_table, directed_points, represent, support_of
 from torchgw._search.isometry import Isometry, match_points
 from torchgw._search.optima import DEFAULT_STARTS, LEAST_EPSILON, Searched, find_optima
@@ -327,18 +327,14 @@ def _rough(setting: Setting, cost: Cost, epsilon: float) -> Plan:
     return TransportPlan.of(prepared, inner.potentials)
 
 
-# How far each start of a relaxed problem is solved: enough to tell which optimum it has come to.
-# [L297]
-_OUTER, _INNER, _TOLERANCE = 60, 200, 1e-3
-# Relaxed plans that break strict marginals or bounds by more than this share of their mass are not
-# compared. [L239]
-MISSED = 1e-2
+# Change of a plan at which it is told which optimum it has come to: what follows settles it, in
+# float64, or at all points. [L139, L297]
+ROUGH_TOLERANCE = 1e-3
+# Iterations of each start of a relaxed problem, and of its linear problems. [L297]
+_OUTER, _INNER = 60, 200
 # Starts from congruent pairs; rounds that improve the best, and where they are whole solves.
 # [L1292, L1401, L1492]
 SEEDS, _ROUNDS, _SOLVED = 16, 8, 2
-# Starts that know of each other, as one does of itself blurred: no more of them with the lowest
-# objective on a support leave it in doubt. [L1540]
-_ALONE = 2
 # Starts at pairs that are allowed, and the deviation of their logarithms. [L1540]
 _ALLOWED, _SPREAD = 8, 4.0
 
@@ -415,9 +411,9 @@ def _search(
     epsilon = max(strategy.epsilon, LEAST_EPSILON * strategy.scale) * strategy.mass
     options = replace(
         strategy.options, epsilon=epsilon, rule=level,
-        gradient="dense", n_anchors=None, max_iter=_OUTER, tol=_TOLERANCE, inner_max_iter=_INNER,
-        inner_tol=_TOLERANCE, backend="auto", precision="float64", storage="stored", polish=False,
-        skip_tiles=False,
+        gradient="dense", n_anchors=None, max_iter=_OUTER, inner_max_iter=_INNER,
+        tol=ROUGH_TOLERANCE, inner_tol=ROUGH_TOLERANCE, backend="auto", precision="float64",
+        storage="stored", polish=False, skip_tiles=False,
     )  # fmt: skip
     strict = find_optima(small, epsilon, options.n_init or DEFAULT_STARTS)
     device, solved = problem.source.device, _Solves(choose_strategy(small, options), generator)
@@ -436,8 +432,9 @@ def _search(
         # whole solves take long, and mostly agree
         starts = list(zip(found.names, found.plans, strict=True))
         found = follow_starts(stack, starts, small.marginals, _SOLVED)
-    # where a support has many optima, groups that were kicked and mixed may agree by chance
-    certain = found.certain and (support is None or whole or found.met > _ALONE)
+    # where a support has many optima, groups that were kicked and mixed may agree by chance, and a
+    # start knows of itself blurred [L1540]
+    certain = found.certain and (support is None or whole or found.met >= AGREEING)
     doubt = "" if certain else WHY_RELAXED
     shape = problem.shape
     first, second = (side.indices for side in sides)
@@ -531,12 +528,15 @@ class _Solves(NamedTuple):
         """Solve from a start; give the plan, its objective and that without entropy."""
         strategy = self.strategy
         anneal = Annealing(max(strategy.epsilon, guess.epsilon * strategy.scale), strategy.epsilon)
-        setting = strategy.setting(torch.float64, _TOLERANCE, anneal, self.generator, Recorder())
+        setting = strategy.setting(
+            torch.float64, ROUGH_TOLERANCE, anneal, self.generator, Recorder()
+        )
         state = iterate(setting, starting_point(setting, guess))
         plan, _ = settle(setting, state, torch.float64)
         assert setting.rule is not None
         plan, found = evaluate_relaxed(setting, plan, setting.rule)
-        missed = found.marginal_error > MISSED * found.mass
+        # plans that break strict marginals or bounds are not compared [L239]
+        missed = found.marginal_error > ANNEALING_TOLERANCE * found.mass
         alpha = setting.problem.alpha
         ends = (found.objective(alpha, part * strategy.mass) for part in (strategy.epsilon, 0.0))
         objective, value = ends

@@ -23,7 +23,7 @@ from torchgw._problem.marginals import (
     relative_entropy,
 )
 from torchgw._problem.problem import Problem
-from torchgw._sinkhorn.annealing import MET, VALUE_PER_MARGINAL, VALUE_ROUNDING
+from torchgw._sinkhorn.annealing import CONTRADICTION, MET, VALUE_PER_MARGINAL, VALUE_ROUNDING
 from torchgw._sinkhorn.contract import PreparedProblem
 from torchgw._sinkhorn.problem import Cost, DenseCost, FactoredCost, exp_, row_blocks
 from torchgw._solve.state import RESOLVED, LoopState, Setting, Solved, Status
@@ -41,9 +41,6 @@ _NUMBERS = 4
 # Column error of a plan at which a search has ended: so that twins of a problem have one objective.
 # [L1453]
 _OF_TWINS = 1e-11
-# A settled plan may differ from the point at which its cost was linearised by this multiple of the
-# last change, or of the marginal error. [L547]
-_GROWTH = 10.0
 # The status in place of another one, if the last linear problem is not solved.
 _INNER_FAILED = {
     Status.CONVERGED: Status.INNER_LIMIT,
@@ -136,7 +133,8 @@ def leaves_saddle(setting: Setting, state: LoopState, plan: TransportPlan) -> Le
     latest = gradient.update(plan, state.latest, setting.generator)
     before = max(history[-1].change, history[-1].marginal_error)
     before = max(before, inner_tolerance(setting, plan.epsilon))
-    if float(latest.change(state.coupling)) <= _GROWTH * before:
+    # as its marginals may miss what was asked for [L547]
+    if float(latest.change(state.coupling)) <= CONTRADICTION * before:
         return LeftSaddle(None, latest)
     return LeftSaddle(state._replace(coupling=latest, latest=latest, start=plan.potentials), latest)
 

@@ -17,6 +17,7 @@ from torchgw._problem.problem import Facts
 from torchgw._search.alternatives import Search
 from torchgw._search.beliefs import LONG, seconds_of_regions
 from torchgw._search.optima import KEPT
+from torchgw._search.world import SOON
 from torchgw._solve.state import Options
 from torchgw._solve.step import INNER_ITERATIONS
 from torchgw._tensors.deadline import foresee
@@ -180,16 +181,16 @@ def solve_seconds(
     return seconds, seconds + times * (_FOLLOWED + _POINT * facts.larger)
 
 
-# How many times the longer time, and how many seconds more, a solve takes at most whose starts do
-# not agree: others are repaired, and edges of graphs are matched. [L1642]
-_TIMES, _REPAIRED = 3.0, 5.0
+# How many times the longer time a solve takes at most, beside repairs, whose starts do not agree:
+# others are repaired, and edges of graphs are matched. [L1642]
+_TIMES = 3.0
 # Starts of graphs whose regions are matched anew. [L1599]
 _STARTS = 3
 
 
 def disagreeing(facts: Facts, longer: float, moves: Collection[str]) -> float:
     """Model the most that a search on all points takes, given what one like this does."""
-    seconds = _REPAIRED
+    seconds = SOON
     if ("edges" if facts.hops else "messages") in moves:
         # of two graphs, or of those that hops tell of
         seconds += _STARTS * seconds_of_regions(facts.larger, facts.edges)
@@ -198,15 +199,16 @@ def disagreeing(facts: Facts, longer: float, moves: Collection[str]) -> float:
 
 # Sinkhorn iterations of each linear problem of a sampled loss that is no product. [L454]
 _SAMPLED_INNER = 600
-# Below this epsilon, as a share of the natural scale, Sinkhorn takes many iterations. Seconds of
-# one iteration: for its operations, and for each entry. [L416]
-_SHARP, _ITERATION, _ENTRY = 2.5e-4, 2e-4, 1.2e-9
+# Below this epsilon, as a share of the natural scale, Sinkhorn takes many iterations; and seconds
+# of the operations of one, which scales entries. [L416]
+_SHARP, _ITERATION = 2.5e-4, 2e-4
+_ENTRY = 1e-12 * _RATES["cpu", torch.float64].read
 # Seconds of one such iteration on a GPU, where the problems are small and the host sets the time.
 # [L604]
 _HOST_ITERATION = 1.2e-3
-# The epsilon below which a solve may take very many iterations, how many some took, and the seconds
-# for each entry there. [L551]
-_SHARPEST, _SHARPEST_ITERATIONS, _SHARPEST_ENTRY = 2.5e-5, 30_000, 3e-9
+# The epsilon below which a solve may take very many iterations, which need exponentials, and how
+# many some took. [L551]
+_SHARPEST, _SHARPEST_ITERATIONS = 2.5e-5, 30_000
 
 
 def forecast(
@@ -404,7 +406,8 @@ def longest(facts: Facts, options: Options, moves: Collection[str]) -> float | N
 def _foresee_sharp(facts: Facts, options: Options, worst: float) -> None:
     """Say what a small epsilon may take: in the log, or as a warning where that is long."""
     share, most = facts.epsilon / (facts.spread or 1.0), options.max_iter * options.inner_max_iter
-    sharpest = slowness() * (_ITERATION + _SHARPEST_ENTRY * facts.entries)
+    entry = 1e-12 * _RATES["cpu", torch.float64].exponential
+    sharpest = slowness() * (_ITERATION + entry * facts.entries)
     if facts.device != "cpu":
         sharpest = _HOST_ITERATION
     text = (

@@ -26,6 +26,7 @@ from torchgw._sinkhorn.problem import FactoredCost
 from torchgw._solve.evaluation import SETTLE_ITERATIONS, evaluate
 from torchgw._solve.state import RESOLVED, LoopState, Setting, Solved, Status
 from torchgw._solve.step import (
+    SLOW,
     Pace,
     Step,
     check_finite,
@@ -241,9 +242,6 @@ class StepLength:
 
 # Largest multiple of the last step that momentum adds. [L174]
 _LARGEST_MOMENTUM = 0.9
-# Plain steps are slow enough for momentum if a change is more than this share of the last one.
-# [L176]
-_SLOW = 0.5
 # Momentum ends when a change is this multiple of the least change: it has then led away from the
 # path of plain steps. The multiple is below 2, as changes between plans that are far apart, of
 # adjacency matrices for example, vary by factors from 1/2 to 2. [L143]
@@ -276,7 +274,7 @@ class Nesterov:
         # If `wanted` from the start, steps go further at once, otherwise only once plain steps are
         # slow. Where the steps grow, as between plans that are far apart, momentum would go round
         # for ever while plain iteration would settle: from then on there is none.
-        self._wanted = self._wanted or change > _SLOW * self._change
+        self._wanted = self._wanted or change > SLOW * self._change
         self._least = min(self._least, change)
         self._astray = self._astray or change > _ASTRAY * self._least
         self._change = change

@@ -8,7 +8,6 @@ one epsilon over the share, of the first; the answer has the epsilon of its own 
 """
 
 import math
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 from torchgw._problem.marginals import MarginalRule
 from torchgw._problem.support import most_mass, usable
 from torchgw._search.alternatives import WHY_NO_ELBOW, WHY_TIME, Search
+from torchgw._search.chain import BETTER
 from torchgw._solve.outcome import Asked, Outcome, Overlap
 from torchgw._solve.passes import solve_problem
 from torchgw._solve.state import Recorder
@@ -24,8 +24,6 @@ from torchgw._tensors.deadline import is_over
 
 # Shares of the mass that are tried. [L1386]
 SHARES = tuple(k / 20 for k in range(2, 21))
-# Relative difference of objectives up to which two paths have met: far above tolerances. [L1386]
-_SAME = 1e-5
 # Costs that differ by no more than this factor are on one level: all of the mass matches. [L1386]
 _FLAT = 4.0
 # A break is clear if the logarithm rises there by so many times what the two lines leave, which is
@@ -53,7 +51,8 @@ def solve_overlap(asked: Asked, recorder: Recorder) -> Outcome:
         _take(ends, first, solve_problem(_moving(asked, first, level), Recorder()))
         if level is None and asked.options.epsilon == "auto":
             level = ends[first].strategy.epsilon
-        for path in (_below(first, shares), _above(first, shares)):
+        below = [share for share in reversed(shares) if share < first]
+        for path in (below, [share for share in shares if share > first]):
             near = ends[first]
             for share in path:
                 if is_over():
@@ -78,14 +77,6 @@ def solve_overlap(asked: Asked, recorder: Recorder) -> Outcome:
     return best._replace(recorder=recorder, overlap=found)
 
 
-def _below(first: float, shares: Sequence[float]) -> Iterator[float]:
-    return (share for share in reversed(shares) if share < first)
-
-
-def _above(first: float, shares: Sequence[float]) -> Iterator[float]:
-    return (share for share in shares if share > first)
-
-
 def _moving(asked: Asked, share: float, level: float | None = None) -> Asked:
     """Ask for a plan that moves a share of the mass, at an epsilon over the share if one is set."""
     rule, problem = MarginalRule(mass=share) if share < 1 else None, asked.problem
@@ -108,7 +99,7 @@ def _take(ends: dict[float, Outcome], share: float, found: Outcome) -> bool:
     here, there = found.objective, before.objective
     if here < there:
         ends[share] = found
-    return before is not found and abs(here - there) <= _SAME * abs(there)
+    return before is not found and abs(here - there) <= BETTER * abs(there)
 
 
 def _elbow(ends: dict[float, Outcome], alpha: float) -> Overlap:

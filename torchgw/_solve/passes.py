@@ -40,16 +40,18 @@ from torchgw._search.alternatives import (
     led_by,
     sent_apart,
 )
-from torchgw._search.chain import ALIKE, COMPARED_AT, GUESS_EPSILON, Trial
+from torchgw._search.chain import ALIKE, BETTER, COMPARED_AT, GUESS_EPSILON, Trial
 from torchgw._search.coarse import CoarseProblem, coarse_problem
 from torchgw._search.optima import LEAST_EPSILON
+from torchgw._search.population import improve
 from torchgw._search.stack import Ends, Stack, can_stack
 from torchgw._search.starts import congruent_pairs
 from torchgw._search.tabu import best_matchings, can_exchange, exchange
 from torchgw._search.turns import best_turned
+from torchgw._sinkhorn.annealing import ANNEALING_TOLERANCE
 from torchgw._sinkhorn.choose import choose_backend
 from torchgw._sinkhorn.contract import Backend
-from torchgw._solve.begin import MISSED, SEEDS, Guess, best_found, from_alternative
+from torchgw._solve.begin import SEEDS, Guess, best_found, from_alternative
 from torchgw._solve.forecast import forecast_others, forecast_turns
 from torchgw._solve.outcome import Asked, Outcome
 from torchgw._solve.pipeline import WHY_NOT_A_COPY, conclude, follow, solve_once
@@ -217,7 +219,7 @@ def _confined(search: Search, support: Tensor) -> Search:
     kept = []
     for one in search.alternatives:
         plan = one.plan * support[one.source[:, None], one.target]
-        if float(plan.sum()) >= (1 - MISSED) * float(one.plan.sum()):
+        if float(plan.sum()) >= (1 - ANNEALING_TOLERANCE) * float(one.plan.sum()):
             kept.append(replace(one, plan=plan))
     return search._replace(alternatives=tuple(kept))
 
@@ -344,10 +346,11 @@ def _from_congruent_pairs(incumbent: Incumbent) -> None:
         seeds = pairs.seeds(SEEDS)
         if not len(seeds):
             return
-        led = pairs.follow(seeds)
+        led = pairs.follow(seeds, limits.relaxed_rounds)
     rows, columns = pairs.rows, pairs.columns
     best = int(led.objectives.argmin())
-    plan, label = led.plans[best], f"congruent pairs {best + 1}"
+    label = f"congruent pairs {best + 1}" if best < len(seeds) else "rounds of congruent pairs"
+    plan = led.plans[best]
     lowest = float(led.objectives[best])
     found = Alternative(lowest, label, plan / plan.sum(), rows, columns, (n, m))
     if whole:
@@ -401,11 +404,17 @@ class _Pairs(NamedTuple):
         found = congruent_pairs(x, y, (a, b), self.rule.share, count, generator)
         return found.plans(len(a), len(b))
 
-    def follow(self, plans: Tensor) -> Ends:
-        """Follow plans (k, s, t) to their ends."""
+    def follow(self, plans: Tensor, rounds: int = 0) -> Ends:
+        """Follow plans (k, s, t) to their ends; one more, if `rounds` of kicks find a lower one."""
         device, (count, s, t) = self.stack.problems.device, plans.shape
         alone = torch.zeros(count, dtype=torch.int64, device=device)
         led = self.stack.follow(alone, self.stack.padded(plans.to(device)), _SEEDED)
+        if rounds:
+            better = improve(self.stack, Ends(*(part[None] for part in led)), rounds)
+            lowest, least = better.members.alone(), float(led.objectives.min())
+            if float(lowest.objectives[0]) < least - BETTER * abs(least):
+                pairs = zip(led, lowest, strict=False)
+                led = Ends(*(torch.cat([part, fresh[:1]]) for part, fresh in pairs))
         return led._replace(plans=led.plans[:, :s, :t].to(self.rows.device))
 
 

@@ -22,6 +22,7 @@ from torchgw._sinkhorn.choose import alone, choose_backend
 from torchgw._solve.begin import (
     LINEAR,
     PRODUCT,
+    ROUGH_TOLERANCE,
     Guess,
     best_found,
     first_guess,
@@ -125,8 +126,6 @@ def end_at_copy(asked: Asked, match: Isometry, recorder: Recorder) -> Outcome:
 # Points per side of a subsample: with so many the coupling is known to a few percent in a second.
 # [L11]
 _COARSE_POINTS = 1_500
-# Change of the plan at which a mixed-precision solve goes over from float32 to float64. [L139]
-_HANDOVER_TOLERANCE = 1e-3
 # Change of the plan at which polishing takes over from proximal steps: hundreds more steps would
 # sharpen the plan, and lead to the same vertex. [L141]
 POLISH_TOLERANCE = 3e-3
@@ -180,7 +179,7 @@ def begin(
     dtypes, epsilon, guess = strategy.dtypes, strategy.epsilon, start.guess
     handover = strategy.options.tol
     if dtypes.again:
-        handover = max(handover, _HANDOVER_TOLERANCE)
+        handover = max(handover, ROUGH_TOLERANCE)
     sharp = math.inf
     goes_on = guess.sharp and strategy.proximal_polished and not strategy.facts.assignment
     if strategy.proximal_polished:
@@ -213,7 +212,7 @@ def begin(
         other = _solve_coarse(aside, start.sample, LINEAR)
         if float(other.coupling.change(state.coupling)) > _MET_TOLERANCE:
             fall = path
-    roughly = replace(whole, tol=max(whole.tol, _HANDOVER_TOLERANCE))
+    roughly = replace(whole, tol=max(whole.tol, ROUGH_TOLERANCE))
     return whole, approach(strategy, roughly, state, max(shape), fall)
 
 
@@ -228,7 +227,7 @@ def _solve_coarse(setting: Setting, sample: Coarse, guess: Guess) -> LoopState:
         problem=sample.problem,
         anneal=replace(setting.anneal, proximal=False),
         store=True,
-        tol=max(setting.tol, _HANDOVER_TOLERANCE),
+        tol=max(setting.tol, ROUGH_TOLERANCE),
     )
     return to_all_points(setting, sample, iterate(small, starting_point(small, guess)))
 

@@ -437,7 +437,7 @@ MOVES = (
         "messages", "messages along the edges of two graphs",
         "where few points do not determine where all go, and tables are mostly zeros",
         lambda facts, options, limits: (
-            _strict(facts, options) and options.search != "fast" and facts.plain
+            _strict(facts, options) and options.search != "fast" and facts.square
             and facts.linear is None and not facts.restricted
         ),
         lambda limits: (
@@ -453,7 +453,7 @@ MOVES = (
             and (limits.few_chains > 0 or facts.entries < limits.open_most)
         ),
         lambda limits: f"{limits.few_chains} between few; {limits.open_chains} on all, "
-        f"{limits.open_most - 1:,} pairs; all chains up to {limits.stacked:,}",
+        f"below {limits.open_most:,} pairs; all chains up to {limits.stacked:,}",
     ),
     Move(
         "exchanges", "tabu search over matchings, or entries that exchange partners",
@@ -548,7 +548,10 @@ MOVES = (
             and facts.linear is None
             and facts.larger > limits.few_points and limits.stores(facts.n, facts.m)
         ),
-        lambda limits: f"{limits.kept_tables:,.0f} pairs; some points beyond {limits.congruent:,}",
+        lambda limits: (
+            f"{limits.kept_tables:,.0f} pairs; some points beyond {limits.congruent:,}"
+            + f"; kicked and mixed for {limits.relaxed_rounds} rounds" * (limits.relaxed_rounds > 0)
+        ),
     ),
     Move(
         "parts", "85% of the mass matched on a few points, which may leave the plan in doubt",

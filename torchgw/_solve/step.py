@@ -43,8 +43,9 @@ from torchgw._typing import Marginals, Potentials
 # Column error that linear problems aim at after a patient annealing, whose plans keep moving for
 # long: as a share of their last change. [L180]
 _PATIENT_SHARE = 0.01
-# A linear problem is slow if it leaves more than this share of the error before. [L513]
-_FALLING = 0.5
+# Steps are slow, inner ones and outer ones, that leave more than this share of the error, or of the
+# change, before. [L176, L513]
+SLOW = 0.5
 # A marginal is a sum of many entries: this share of the rounding of single exponents is left in it.
 # [L294]
 _ROUNDING_SHARE = 0.5
@@ -226,7 +227,7 @@ def is_behind(inner: SinkhornResult, before: float, change: float) -> bool:
     """Whether a linear problem is solved more slowly than the plan settles."""
     # If so, plans change by the column error that is left. An error that has risen is rounding,
     # which more iterations do not reduce.
-    slow = _FALLING * before < inner.error < before
+    slow = SLOW * before < inner.error < before
     return slow and not inner.converged and inner.error > INNER_SHARE * change
 
 

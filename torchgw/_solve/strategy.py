@@ -13,6 +13,7 @@ from torch import Tensor
 
 from torchgw._batch.costs import AUTO_EPSILON, AUTO_STEP
 from torchgw._batch.packing import LEAST_WEIGHT, OWN_SHARE
+from torchgw._boundary.arrays import MASS_TOLERANCE
 from torchgw._errors import InvalidInputError, TorchGWWarning, UnsupportedError, warn_user
 from torchgw._gradients.choose import check_products, make_gradient
 from torchgw._gradients.contract import Gradient, distance_spread, visible
@@ -29,6 +30,7 @@ from torchgw._sinkhorn.annealing import Annealing
 from torchgw._sinkhorn.blocks import RestrictedBackend
 from torchgw._sinkhorn.choose import choose_backend
 from torchgw._sinkhorn.contract import Backend
+from torchgw._sinkhorn.eager import LARGEST
 from torchgw._sinkhorn.problem import DenseCost
 from torchgw._sinkhorn.tiles.tiling import Tiling
 from torchgw._solve import table
@@ -52,15 +54,10 @@ from torchgw.distances.surface import Surface
 
 logger = logging.getLogger(__name__)
 
-# Largest epsilon, as a multiple of the spread of the cost or of one: products with it stay in the
-# range of float32. [L641]
-_LARGEST_EPSILON = 1e30
 # Anchor pairs to begin with: about 4 sqrt(n), within these. [L123]
 _FEWEST_ANCHORS, MOST_ANCHORS = 256, 1024
 # Points from whose distances the scale of a loss other than the square one is computed. [L298]
 _SCALE_POINTS = 64
-# How far from one a sum of weights may be where a penalty is taken as strict. [L1061]
-_SAME_TOTAL = 1e-6
 # Penalties above this multiple of the natural scale are compared as strict marginals: they would
 # multiply the marginal errors that few iterations leave. [L970]
 _HARD = 1e4
@@ -254,7 +251,8 @@ def choose_strategy(
         relaxed=options.rule is not None,
     )
     epsilon = _target_epsilon(options, spread, mass)
-    if epsilon > _LARGEST_EPSILON * max(1.0, spread):
+    # products with it stay in the range of float32 [L641]
+    if epsilon > LARGEST * max(1.0, spread):
         raise InvalidInputError(
             f"`epsilon` leaves nothing but a x b of any plan: it is {epsilon:.3g} where costs vary "
             f"by {spread:.3g}. Lower it, or pass epsilon='auto'."
@@ -333,7 +331,7 @@ def heavy_as_strict(rule: MarginalRule | None, problem: Problem) -> MarginalRule
         return rule
     least = STRICT * natural_scale(problem, relaxed=True)
     # if the weights of both sides have different sums, no plan can have both
-    if least == 0 or max(abs(total - 1) for total in rule.totals) > _SAME_TOTAL:
+    if least == 0 or max(abs(total - 1) for total in rule.totals) > MASS_TOLERANCE:
         return rule
 
     def read(rho: float, weights: Tensor) -> float:

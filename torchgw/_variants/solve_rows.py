@@ -172,7 +172,11 @@ class _Drawn(NamedTuple):
         cost = plan.cost._replace(right=self.right, column=self.column)
         weights = Marginals(plan.weights.a, torch.ones_like(self.g))
         potentials = Potentials(plan.potentials.f, self.g)
-        backend = _by_tiles(cost, self.order)
+        if cost.device.type == "cuda":
+            # a program walks over the tiles of each block of columns: there are too few of these
+            backend = choose_backend("auto", cost.device, cost.dtype)
+        else:
+            backend = _by_tiles(cost, self.order)
         whole = TransportPlan(cost, potentials, weights, plan.epsilon, backend)
         found: Tensor = whole.T @ torch.ones_like(plan.potentials.f)
         return found
@@ -716,8 +720,9 @@ def _pass_over(call: _Call, maps: tuple[_Map, _Map]) -> None:
         for turns, (number, rows) in enumerate(call.rounds("rows", todo, call.end), 1):
             parts = _match_block(call, call.tables[number], rows, maps[number], drawn[number])
             arrays = {name: to_numpy(part) for name, part in parts.items()}
-            if turns == 1:
-                _foretell(call, arrays, len(todo), perf_counter() - begin)
+            if turns <= 2:
+                _foretell(call, arrays, turns, len(todo), perf_counter() - begin)
+                begin = perf_counter()
             path = _place_of(call.folder, "XY"[number], rows)
             written.append(pool.submit(write_archive, path, {}, arrays))
             if len(written) > _WAITING:
@@ -742,18 +747,23 @@ def _match_block(
     return parts
 
 
-def _foretell(call: _Call, arrays: dict[str, NDArray[Any]], count: int, spent: float) -> None:
-    """Say what all blocks will take, by the first of them, and refuse a disk that is too small."""
+def _foretell(
+    call: _Call, arrays: dict[str, NDArray[Any]], turn: int, count: int, spent: float
+) -> None:
+    """Refuse a disk that is too small for all blocks; by the second say how long they take."""
+    # the first one compiles kernels
     size = count * sum(part.nbytes for part in arrays.values())
-    if (free := disk_usage(call.folder).free) < size:
+    if turn == 1 and (free := disk_usage(call.folder).free) < size:
         raise InvalidInputError(
             f"cannot write to {call.folder}: its {count} blocks take {size / 2**30:.2g} GiB, and "
             f"{free / 2**30:.2g} are free."
         )
+    if turn < min(2, count):
+        return
     why = f"{count} blocks of rows are matched, {size / 2**30:.2g} GiB for the disk"
     if peak := peak_memory(call.device):
         why += f" and {peak / 2**30:.2g} of memory"
-    say_more(spent * (count - 1), why)
+    say_more(spent * (count - turn), why)
 
 
 def _sum_up(call: _Call, maps: tuple[_Map, _Map]) -> dict[str, Any]:

@@ -25,12 +25,10 @@ from torchgw._boundary.checks import check_choice, check_positive
 from torchgw._errors import InvalidInputError
 from torchgw._tensors.operations import LARGEST_LOGARITHM, straight
 from torchgw.distances.base import DistanceProvider
-from torchgw.distances.points import check_rows, farthest_pair, walk
+from torchgw.distances.points import EXACT_MAXIMUM_POINTS, check_rows, farthest_pair, walk
 
 CurvedModel = Literal["poincare", "lorentz", "sphere"]
 
-# Points among which the largest distance is found exactly, by all pairs in blocks. [L381]
-_EXACT_MAXIMUM_POINTS = 100_000
 # Points may miss their constraint by this relative error, in roundings of their dtype, which is
 # rounding. [L381]
 _ROUNDINGS = 256
@@ -116,8 +114,8 @@ class CurvedDistance(DistanceProvider):
         return self._moved(device, dtype, _place=_each(self._place, lambda part: part.to(device)))
 
     def maximum(self) -> float:
-        """Find the largest distance; of more than 100,000 points a lower bound, at least half."""
-        if self.n <= _EXACT_MAXIMUM_POINTS:
+        """Find the largest distance; of more than 50,000 points a lower bound, at least half."""
+        if self.n <= EXACT_MAXIMUM_POINTS:
             left, right = self._place.order()
             pair = farthest_pair(left[:, 0], lambda block: left[block] @ right.T)
             first, second = (self._at(one[None]) for one in pair)

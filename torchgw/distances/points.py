@@ -17,8 +17,8 @@ PointMetric = Literal["euclidean", "sqeuclidean", "cosine", "correlation"]
 # Those that compare directions alone.
 ANGLES = ("cosine", "correlation")
 
-# Points among which the largest distance is found exactly, by all pairs in blocks. [L313]
-_EXACT_MAXIMUM_POINTS = 50_000
+# Points among which the largest distance is found exactly, by all pairs in blocks. [L313, L381]
+EXACT_MAXIMUM_POINTS = 50_000
 # For so few points all pairs take less time than the launches of any cleverer way. [L615]
 _FEW_POINTS = 128
 # Factors of at most so many entries are kept from call to call; those of many points would take as
@@ -156,7 +156,7 @@ class PointDistance(DistanceProvider):
         found = torch.linalg.vector_norm(points[pair[0]] - points[pair[1]])
         # |x - y| <= radius_x + radius_y; the slack covers rounding
         candidates = (radius + radius.max() >= found * (1 - 1e-5)).nonzero()[:, 0]
-        if candidates.shape[0] <= _EXACT_MAXIMUM_POINTS:
+        if candidates.shape[0] <= EXACT_MAXIMUM_POINTS:
             far = points[candidates]
             square = far.square().sum(dim=1)
 

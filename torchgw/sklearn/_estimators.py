@@ -17,6 +17,7 @@ from torchgw._boundary.graphs import as_graph
 from torchgw._errors import InvalidInputError, InvalidTypeError, UnsupportedError
 from torchgw._results.result import GWResult
 from torchgw._solve.table import Options, Parameters
+from torchgw._tensors.operations import at_even_steps
 from torchgw.metrics import foscttm
 
 FLOATS = (np.float64, np.float32)
@@ -272,7 +273,8 @@ def agreement_score(estimator: Any, X: Any, y: Any = None) -> float:
         return float(estimator.result_.distance_correlation)
     X = as_numpy(X)
     points = np.asarray(check_array(X), dtype=np.float64)
-    rows = np.linspace(0, len(points) - 1, min(len(points), _SCORED)).round().astype(int)
+    count = min(len(points), _SCORED)
+    rows = at_even_steps(len(points), count, torch.device("cpu")).numpy()
     chosen = points[rows] if not hasattr(X, "iloc") else X.iloc[rows]
     own, image = (pdist(to_numpy(part)) for part in (points[rows], estimator.transform(chosen)))
     if len(own) < 2 or own.std() == 0 or image.std() == 0:

@@ -115,7 +115,7 @@ def exponents(
     stride_n,  # of the matrix, in elements, 64-bit
     stride_m,
     rank,  # columns of the factors, read if one tile does not hold them
-    RANK: tl.constexpr,  # the same if it does, MANY_TILES if not, 0 for a matrix
+    RANK: tl.constexpr,  # the same if it does, -1 if not, 0 for a matrix
     BLOCK_R: tl.constexpr,
     PARTS: tl.constexpr,
     AXIS: tl.constexpr,  # along which a matrix is contiguous: 0, 1, or 2 for neither

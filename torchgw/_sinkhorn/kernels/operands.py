@@ -275,14 +275,16 @@ def multiprocessors(device: torch.device) -> int:
 
 
 def split_columns(
-    n: int, m: int, blocks: Blocks, device: torch.device, splits: int | None = None
+    n: int, m: int, blocks: Blocks, walk: Walk, splits: int | None = None
 ) -> tuple[int, int]:
     """Choose into how many shares to split the columns, and the width of a share."""
-    # 64 programs per multiprocessor keep the last, partly filled wave small (a few per cent); a
-    # program should still have 8 tiles to walk over.
+    # Lists of tiles are not split. 64 programs per multiprocessor keep the last, partly filled wave
+    # small (a few per cent); a program should still have 8 tiles to walk over.
     tiles = tiles_of(m, blocks.m)
-    if splits is None:
-        wanted = tiles_of(64 * multiprocessors(device), tiles_of(n, blocks.n))
+    if walk.width:
+        splits = 1
+    elif splits is None:
+        wanted = tiles_of(64 * multiprocessors(walk.start.device), tiles_of(n, blocks.n))
         splits = min(wanted, tiles_of(tiles, 8))
     width = tiles_of(tiles, splits) * blocks.m
     return tiles_of(m, width), width

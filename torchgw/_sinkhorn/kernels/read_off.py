@@ -219,7 +219,7 @@ def apply(
     channels = tiles_of(c, block_c)
     walk = walk or whole(own.device)
     blocks = walk.fit(blocks or _product_blocks(cost, walk, block_c))
-    splits, width = split_columns(n, m, blocks, own.device, 1 if walk.width else splits)
+    splits, width = split_columns(n, m, blocks, walk, splits)
     pitch = len(bias)
     table = own.new_zeros((1, channels * block_c, pitch))
     table[0, :c, :m] = values.T
@@ -269,7 +269,6 @@ def _best(
     previous: tuple[Tensor, Tensor] | None = None,
     seed: Tensor | None = None,
     walk: Walk | None = None,
-    splits: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Find the largest exponent of each row and its column."""
     n, m = cost.shape
@@ -277,7 +276,7 @@ def _best(
     walk = walk or whole(bias.device)
     blocks = Blocks(32, 64, 4, 2) if cost.dtype == torch.float64 else Blocks(64, 128, 4, 2)
     blocks = walk.fit(blocks)
-    splits, width = split_columns(count, m, blocks, bias.device, 1 if walk.width else splits)
+    splits, width = split_columns(count, m, blocks, walk)
     score = bias.new_empty((splits, count))
     column = torch.empty((splits, count), dtype=torch.int64, device=bias.device)
     last_score, last_column = previous or (score, column)

@@ -208,7 +208,7 @@ def log_sum_exp(
     n, m = cost.shape
     walk = walk or whole(bias.device)
     blocks = walk.fit(blocks or softmin_blocks(cost))
-    splits, width = split_columns(n, m, blocks, bias.device, 1 if walk.width else splits)
+    splits, width = split_columns(n, m, blocks, walk, splits)
     partial = bias.new_empty((splits, n))
     # what the kernel does not touch may be any tensor
     launch(
@@ -244,7 +244,7 @@ def half_step_(
     walk = walk or whole(bad.device)
     groups = groups or Groups(rows.feed, 0)
     blocks = walk.fit(blocks or softmin_blocks(cost))
-    splits, width = split_columns(n, m, blocks, bad.device, 1 if walk.width else splits)
+    splits, width = split_columns(n, m, blocks, walk, splits)
     partial = rows.weight.new_empty((splits, n)) if splits > 1 else rows.weight
     outcome = (*rule, rows.weight, rows.scaling, rows.feed, bad)
     launch(

@@ -34,16 +34,25 @@ class Leaves(NamedTuple):
         return torch.nn.functional.pad(self.row, (0, missing), value=-1).flatten()
 
 
-def into_leaves(points: Tensor) -> Leaves:
-    """Split points (n, d) into equal parts along their widest coordinate until leaves are small."""
-    # all nodes of a level have the same size, so that a level is one sort of a rectangular table
-    n, d = points.shape
-    points = points.detach().double()
+def _splits(n: int) -> list[int]:
+    """Choose into how many parts each level splits n points."""
     height = max(0, math.ceil(math.log2(n / _LEAF_POINTS)))
     splits = [2] * height
     if height >= _MANY_LEVELS and (parts := math.ceil(n / (_LEAF_POINTS * 2 ** (height - 3)))) < 8:
         splits[:3] = [parts]
-    leaves = math.prod(splits)
+    return splits
+
+
+def leaf_count(n: int) -> int:
+    """Count the leaves of n points."""
+    return math.prod(_splits(n))
+
+
+def into_leaves(points: Tensor) -> Leaves:
+    """Split points (n, d) into equal parts along their widest coordinate until leaves are small."""
+    # all nodes of a level have the same size, so that a level is one sort of a rectangular table
+    n, d = points.shape
+    points, splits, leaves = points.detach().double(), _splits(n), leaf_count(n)
     size = -(-n // leaves)
     padding = size * leaves - n
     row = torch.arange(n, device=points.device)

@@ -18,7 +18,13 @@ from torch import Tensor
 from torchgw._errors import BackendUnavailableError, PerformanceWarning, warn_user
 from torchgw._tensors.operations import average, lengths
 from torchgw._tensors.ranks import Ranks
-from torchgw.distances._graph.leaves import Leaves, box_gaps, into_leaves, pair_squares
+from torchgw.distances._graph.leaves import (
+    Leaves,
+    box_gaps,
+    into_leaves,
+    leaf_count,
+    pair_squares,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -91,6 +97,9 @@ def nearest(
         return search(base, query, n_neighbors)
     if len(base) * len(query) <= _SMALL_PAIRS:
         return _nearest_by_tiles(base, query, n_neighbors)
+    # those that are visited in any case, before any are made
+    if not _visits_pay(min(1.0, _SEEDS / leaf_count(len(base))), base.shape[1]):
+        return _nearest_by_products(base, query, n_neighbors)
     leaves = into_leaves(base) if leaves is None else leaves
     query_leaves = leaves if query is base else into_leaves(query)
     if _leaves_pay(leaves, query_leaves, n_neighbors):
@@ -203,7 +212,11 @@ def _leaves_pay(base: Leaves, query: Leaves, n_neighbors: int) -> bool:
     visited = 0.0
     for part in _leaf_blocks(probes, base):
         visited += float(_look(probes.at(part), base, n_neighbors)[1].sum())
-    share = visited / (len(probes.low) * len(base.low))
+    return _visits_pay(visited / (len(probes.low) * len(base.low)), d)
+
+
+def _visits_pay(share: float, d: int) -> bool:
+    """Whether so many leaves of the base are visited sooner than products of all pairs are made."""
     by_leaves = share * (d * _LEAF_SECONDS[0] + _LEAF_SECONDS[1])
     return by_leaves < d / 64 * _PRODUCT_SECONDS[0] + _PRODUCT_SECONDS[1]
 

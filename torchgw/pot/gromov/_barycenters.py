@@ -147,7 +147,7 @@ def _read(call: Call) -> tuple[Arrays, list[Array], list[Array] | None, list[Arr
         for k, table in enumerate(structures)
     ]
     sizes = [len(table) for table in structures]
-    features = None if Ys is None else read_features(arrays, "Ys", Ys, sizes)
+    features = None if Ys is None else read_features(arrays, Ys, sizes)
     check_share(call.get("alpha", 1.0))
     return arrays, structures, features, weights, arrays.weights("p", p, call.N)
 

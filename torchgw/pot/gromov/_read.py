@@ -130,15 +130,15 @@ def check_limits(**given: Any) -> None:
             raise InvalidInputError(f"`{name}` must be a number; got {value!r}.")
 
 
-def read_features(arrays: Arrays, name: str, tables: Any, counts: list[int]) -> list[Array]:
+def read_features(arrays: Arrays, Ys: Any, counts: list[int]) -> list[Array]:
     """Read features of structures with so many points, of the same columns in all."""
-    first = arrays.read(f"{name}[0]", tables[0])
+    first = arrays.read("Ys[0]", Ys[0])
     if first.ndim != 2:
-        raise InvalidInputError(f"`{name}[0]` must have shape (n, d); got {first.shape}.")
+        raise InvalidInputError(f"`Ys[0]` must have shape (n, d); got {first.shape}.")
     shapes = [(count, first.shape[1]) for count in counts]
     return [
-        arrays.read(f"{name}[{k}]", table, shape)
-        for k, (table, shape) in enumerate(zip(tables, shapes, strict=True))
+        arrays.read(f"Ys[{k}]", table, shape)
+        for k, (table, shape) in enumerate(zip(Ys, shapes, strict=True))
     ]
 
 
@@ -197,16 +197,17 @@ def read_start(problem: Problem, start: Any, *, exact: bool = True) -> Array:
     plan = problem.arrays.read("G0", start, (len(p), len(q)))
     if not exact:
         return plan
-    rtol, atol = (1e-7, _MARGINALS) if problem.arrays.dtype.itemsize == 8 else (1e-4, 1e-6)
-    met = (
-        np.allclose(sums, weights, rtol, atol)
-        for sums, weights in ((plan.sum(1), p), (plan.sum(0), q))
-    )
-    if not all(met):
+    if not (meets(problem, plan.sum(1), p) and meets(problem, plan.sum(0), q)):
         raise InvalidInputError(
             f"`{called('G0')}` must have the marginals `{called('p')}` and `{called('q')}`."
         )
     return plan
+
+
+def meets(problem: Problem, sums: Array, weights: Array) -> bool:
+    """Whether sums of a starting plan are the weights, up to what the arrays given can hold."""
+    rtol, atol = (1e-7, _MARGINALS) if problem.arrays.dtype.itemsize == 8 else (1e-4, 1e-6)
+    return np.allclose(sums, weights, rtol, atol)
 
 
 def value_of(

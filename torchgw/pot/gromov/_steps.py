@@ -19,7 +19,14 @@ from torchgw._typing import Marginals
 from torchgw.pot import _mirror
 from torchgw.pot._arrays import Array, handed, product, uniform
 from torchgw.pot._quadratic import Quadratic
-from torchgw.pot.gromov._read import Call, Problem, check_epsilon, check_limits, read_start
+from torchgw.pot.gromov._read import (
+    Call,
+    Problem,
+    check_epsilon,
+    check_limits,
+    meets,
+    read_start,
+)
 
 Kind = Literal["balanced", "partial", "semirelaxed"]
 
@@ -343,10 +350,9 @@ def _read_first(
     if start is None:
         return product(p, uniform(len(q))) if free else product(p, q, rule.mass)
     plan = problem.arrays.read("G0", start, (len(p), len(q)))
-    double = problem.arrays.dtype.itemsize == 8
-    if free and not np.allclose(plan.sum(1), p, atol=1e-8 if double else 1e-6):
+    if free and not meets(problem, plan.sum(1), p):
         raise InvalidInputError(f"`{called('G0')}` must have the first marginal `{called('p')}`.")
-    slack = 1e-9 if double else 1e-6
+    slack = 1e-9 if problem.arrays.dtype.itemsize == 8 else 1e-6
     if not free and ((plan.sum(1) > p + slack).any() or (plan.sum(0) > q + slack).any()):
         raise InvalidInputError(
             f"`{called('G0')}` must not move more than `{called('p')}` and `{called('q')}`."
