@@ -27,7 +27,7 @@ def facts(n, m, device=CUDA, rank=30, free=10**12, **others):
     given = {
         "loss": "square", "square": True, "products": True, "factors": (rank, rank),
         "directed": (False, False), "cheap": True, "linear": None, "alpha": 1.0, "rule": "strict",
-        "assignment": n == m, "graphs": False, "clouds": True, "spread": 1.0, "epsilon": 0.01,
+        "assignment": n == m, "clouds": True, "spread": 1.0, "epsilon": 0.01,
     }  # fmt: skip
     return Facts(n=n, m=m, device=device, free=free, **given | others)
 

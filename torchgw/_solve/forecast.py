@@ -181,7 +181,7 @@ def solve_seconds(
     return seconds, seconds + times * (_FOLLOWED + _POINT * facts.larger)
 
 
-# How many times the longer time a solve takes at most, beside repairs, whose starts do not agree:
+# How many times the longer time, beside repairs, a solve takes at most whose starts do not agree:
 # others are repaired, and edges of graphs are matched. [L1642]
 _TIMES = 3.0
 # Starts of graphs whose regions are matched anew. [L1599]
