@@ -103,9 +103,9 @@ _SMALL = 4e7
 _PRODUCT, _MINIMUM = 4.5, 60_000.0
 
 
-def usual_iterations(facts: Facts, gradient: str) -> tuple[int, int]:
+def usual_iterations(facts: Facts, options: Options, gradient: str) -> tuple[int, int]:
     """Return the least and the most outer iterations of most solves."""
-    if facts.epsilon > _BLURRED_FROM * facts.spread:
+    if options.regularization == "entropic" and facts.epsilon > _BLURRED_FROM * facts.spread:
         return _BLURRED
     if facts.rule != "strict":
         return _PARTIAL
@@ -378,7 +378,7 @@ def _usual_iterations(
     facts: Facts, options: Options, gradient: str, each: float
 ) -> tuple[int, int, float]:
     """Return the least and the most outer iterations of most solves, and the seconds of each."""
-    fewest, usual = usual_iterations(facts, gradient)
+    fewest, usual = usual_iterations(facts, options, gradient)
     if not facts.products and gradient == "sampled" and facts.rule != "partial":
         inner = min(_SAMPLED_INNER, options.inner_max_iter)
         each += slowness() * inner * (_ITERATION + _ENTRY * facts.entries)
