@@ -53,9 +53,8 @@ class Limits(NamedTuple):
     # Storage. Bytes of a cost up to which it is stored where that is faster: the memory of
     # streaming does not grow with n m. [L92]
     stored_bytes: float
-    # Entries above which a factored solve begins on a subsample, and up to which every optimum that
-    # may end lower is solved from; and from which on it ends on cells of near points. [L298, L424,
-    # L458, L1161, L1291]
+    # Entries above which a factored solve begins on a subsample, and from which on it ends on cells
+    # of near points. [L298, L424, L458]
     subsample: float
     cells: float
     # Entries of cells up to which they are solved in float64, so that finer cells begin at their
@@ -100,6 +99,8 @@ class Limits(NamedTuple):
     # plan is followed by a whole solve. [L1291]
     stacked: int
     product: int
+    # Entries up to which every optimum that may end lower is solved from. [L1291, L1705]
+    followed: float
     # Chains of a search and of a thorough one; the fewest that are worth while; and multiplications
     # that all may take, which are so many times as many in a thorough search. [L331]
     chains: int
@@ -123,8 +124,8 @@ class Limits(NamedTuple):
     copies: float
     # Entries of plans that advance together: a CPU does best with what its cache holds. [L333]
     together: int
-    # Entries up to which guesses are also compared as they are, without descending first, and
-    # chains that agree do not end the rounds: to be surer takes little there. [L661]
+    # Entries up to which two starts of graphs that have met do not end a search: to be surer takes
+    # little there. [L661]
     tiny: int
     # Entries up to which problems of a batch are searched by default: larger ones take milliseconds
     # each on a GPU, where a single start takes microseconds. [L1315]
@@ -198,7 +199,7 @@ CPU = Limits(
     differentiated=2_000_000,
     few_points=96, all_points=512, ordered_points=1_000, least_points=5, exchanged_points=64,
     all_matchings=7, turned=2e6, congruent=2**17, relaxed_rounds=0,
-    stacked=2**13, product=2**14,
+    stacked=2**13, product=2**14, followed=40e6,
     chains=16, thorough_chains=64, fewest_chains=4, chain_products=1e12, thorough=16,
     left_open=0.5, few_chains=8, open_chains=4, open_most=2**16, copies=2.5e-3,
     together=2**17, tiny=2**10,

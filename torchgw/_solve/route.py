@@ -485,9 +485,9 @@ MOVES = (
         "optima", "a solve from every other optimum that may end lower, ended early if it does not",
         "unless all ends were followed",
         lambda facts, options, limits: (
-            _strict(facts, options) and facts.entries <= limits.subsample
+            _strict(facts, options) and facts.entries <= limits.followed
         ),
-        lambda limits: f"{limits.subsample:,.0f} pairs",
+        lambda limits: f"{limits.followed:,.0f} pairs",
     ),
     Move(
         "twice", "a solve from a x b and one from the best plan of few points",
@@ -527,9 +527,9 @@ MOVES = (
         "seen", "a solve by short steps from the lowest plan of all points that was listed",
         "where every solve has ended above it",
         lambda facts, options, limits: (
-            _strict(facts, options) and not facts.restricted and facts.entries <= limits.subsample
+            _strict(facts, options) and not facts.restricted and facts.entries <= limits.followed
         ),
-        lambda limits: f"{limits.subsample:,.0f} pairs",
+        lambda limits: f"{limits.followed:,.0f} pairs",
     ),
     Move(
         "relaxed", "pairs at equal distances, maps, strict optima followed to their ends, mixed",
