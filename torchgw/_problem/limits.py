@@ -124,8 +124,8 @@ class Limits(NamedTuple):
     copies: float
     # Entries of plans that advance together: a CPU does best with what its cache holds. [L333]
     together: int
-    # Entries up to which guesses are also compared as they are, without descending first, and
-    # chains that agree do not end the rounds: to be surer takes little there. [L661]
+    # Entries up to which two starts of graphs that have met do not end a search: to be surer takes
+    # little there. [L661]
     tiny: int
     # Entries up to which problems of a batch are searched by default: larger ones take milliseconds
     # each on a GPU, where a single start takes microseconds. [L1315]

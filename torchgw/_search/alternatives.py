@@ -17,8 +17,7 @@ from torchgw._plans.transport import round_to_marginals
 from torchgw._problem.limits import limits_of
 from torchgw._problem.problem import Problem
 from torchgw._search.chain import GUESS_EPSILON, SAME, STANDS_OUT, Trial
-from torchgw._search.coarse import Coarsened, CoarseProblem, coarse_problem, eigenpairs
-from torchgw._search.starts import AXES
+from torchgw._search.coarse import AXES, Coarsened, CoarseProblem, coarse_problem, eigenpairs
 from torchgw._tensors.operations import same
 from torchgw._typing import Potentials
 from torchgw.distances.base import DistanceProvider

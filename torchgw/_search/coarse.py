@@ -43,6 +43,9 @@ _QUANTILES = 256
 SQUARE_OF_FLOAT32 = torch.finfo(torch.float32).eps ** 2
 # Share of entries that are not zero up to which two tables are taken for graphs. [L337]
 _DENSITY = 0.2
+# Leading axes of each side, whose signs are tried in all combinations, and in which matches are
+# compared. [L224, L374]
+AXES = 3
 _ALL = slice(None)
 
 

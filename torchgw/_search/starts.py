@@ -19,14 +19,12 @@ import torch
 from torch import Tensor
 
 from torchgw._search.chain import GUESS_EPSILON
-from torchgw._search.coarse import CoarseProblem, centre
+from torchgw._search.coarse import AXES, CoarseProblem, centre
 from torchgw._sinkhorn.annealing import Annealing
 from torchgw._tensors.operations import TINY, categories_at
 from torchgw.distances.profiles import distance_quantiles
 from torchgw.distances.sampling import SpreadPoints
 
-# Leading axes of each side whose signs are tried in all combinations. [L224]
-AXES = 3
 # How far below the target a ladder goes before it comes back, as a share of it. [L281]
 _LADDER = 0.25
 # Pairs of pairs that are drawn; pairs that each grows to; points by which seeds are judged first;

@@ -64,8 +64,8 @@ from torchgw.distances.new_points import averaged_factors
 
 logger = logging.getLogger(__name__)
 
-# Rows of a block. [L1665]
-_BLOCK = 2**18
+# Rows of a block: a GPU waits for the launches of a small one. [L1665, L1433]
+_BLOCK = {"cpu": 2**18, "cuda": 2**20}
 # Base rows of a side to begin with, and at most. A choice.
 _FIRST, _MOST = 2**11, 2**16
 # Rows of a side that a base is tried on, for each of its rows. [L1667]
@@ -311,7 +311,7 @@ def solve_rows(
     b: Any = None,
     epsilon: float | Literal["auto"] = "auto",
     n_base: int | Literal["auto"] = "auto",
-    block: int = _BLOCK,
+    block: int | None = None,
     device: Any = None,
     distributed: Distributed = False,
     random_state: int = 0,
@@ -340,8 +340,9 @@ def solve_rows(
         Rows of each side that its graph is made of, and cells. ``"auto"`` tries 2,048 and more on
         samples of eight times as many rows, until the plan of these has its weights to 1e-3, and
         distances are those by 131,072 rows up to the root of epsilon; 65,536 at most.
-    block : int
-        Rows that are read, matched and written at once.
+    block : int, optional
+        Rows that are read, matched and written at once: 262,144 on a CPU and 1,048,576 on a GPU,
+        unless given.
     device : torch.device or str, optional
     distributed : bool or "auto"
         Whether the processes of ``torch.distributed`` share the blocks.
@@ -388,7 +389,8 @@ def solve_rows(
     """
     if n_base != "auto":
         check_count("n_base", n_base)
-    check_count("block", block)
+    if block is not None:
+        check_count("block", block)
     if time_limit is not None:
         check_not_negative("time_limit", time_limit)
     end = math.inf if time_limit is None else monotonic() + time_limit
@@ -400,7 +402,8 @@ def solve_rows(
     with together(ranks), torch.no_grad(), shown as report:
         tables = Rows("X", X, "a", a), Rows("Y", Y, "b", b)
         told = {
-            "shape": [table.n for table in tables], "n_base": n_base, "block": block,
+            "shape": [table.n for table in tables], "n_base": n_base,
+            "block": block or _BLOCK[where.type],
             "epsilon": epsilon, "random_state": random_state,
             "weighted": [given is not None for given in (a, b)],
         }  # fmt: skip
