@@ -399,8 +399,31 @@ def test_cuts_that_meet_in_one_place_prove_what_follows(kind, claim):
                              np.column_stack([slopes, np.ones(7)])])  # fmt: skip
         faces = np.concatenate([-np.ones(4), [-2.0, -cap], heights])
         least = min(x[2] - c @ x[:2] ** 2 for _, x in corners(normals, faces))
-        found = _least_vertex(c, -np.ones(2), np.ones(2), claim, arrays)
+        found, _ = _least_vertex(c, -np.ones(2), np.ones(2), claim, arrays)
         assert found == pytest.approx(min(least, claim), abs=1e-7)
+
+
+@pytest.mark.parametrize(("dim", "near"), [(4, 1e-9), (5, 1e-7), (6, 1e-10)])
+def test_cuts_whose_vertices_are_lost_in_rounding_are_left_out(dim, near):
+    """Groups of cuts that rounding cannot tell apart were refused; one of each proves as much."""
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        z = rng.uniform(-1, 1, (400, dim))
+        t = 0.7 * (z**2).sum(1) + 0.1 * rng.random(400)
+        few = rng.normal(size=(6, dim))
+        many = np.concatenate(
+            [few, (few[:, None] + near * rng.normal(size=(6, 5, dim))).reshape(-1, dim)]
+        )
+        claim, box = float((t - (z**2).sum(1)).min()), np.ones(dim)
+        found = {}
+        for name, slopes in (("few", few), ("many", many)):
+            heights = np.append(t.min(), (t + slopes @ z.T).min(1))
+            arrays = {"slopes": np.vstack([np.zeros(dim), slopes]), "heights": heights}
+            found[name] = _least_vertex(box, -box, box, claim, arrays)
+        (least, lost), (most, short) = found["few"], found["many"]
+        assert lost == 0
+        assert most == pytest.approx(least, abs=short + 1e-9)
+        assert short < 1e-4
 
 
 def test_what_is_no_number_proves_nothing():

@@ -42,6 +42,9 @@ _MISSED, _TURNED, _TOGETHER, _AT_ONCE = 1e-6, 1e-12, 2**17, 2**7
 # In units of a box around all plans: what cuts are lowered by at most, and slacks and costs that
 # are rounding. And numbers that cuts may have. Choices.
 _LOWERED, _ROUNDED, _NEAR, _DIMENSIONS = 1e-11, 1e-15, 1e-12, 16
+# How far apart slopes are at least in these units, one after the other where vertices are lost in
+# rounding: fewer cuts prove less, about as much less as this. [L1707]
+_APART = (0.0, 1e-7, 1e-6, 1e-5)
 # Sizes of factors of which no mass is held. A choice.
 _TINY = 1e-75
 # Points of a group at most; groups that are read first. [L1625, L1673]
@@ -494,7 +497,8 @@ def _cut(constant: float, least: Any, factors: Any, data: _Data, arrays: dict[st
     _check(off <= _MISSED * data.size, "has a cut that does not hold.")
     claim = data.claim - constant
     left = (c - shares / sizes)[kept].clip(min=0)
-    return constant + _least_vertex(left, low[kept], high[kept], claim, arrays), off
+    least_left, lost = _least_vertex(left, low[kept], high[kept], claim, arrays)
+    return constant + least_left, off + lost
 
 
 def _spread(u: Array, weights: Array) -> Array:
@@ -505,8 +509,12 @@ def _spread(u: Array, weights: Array) -> Array:
     return found
 
 
-def _least_vertex(c: Array, low: Array, high: Array, claim: float, arrays: Any) -> float:
+def _least_vertex(
+    c: Array, low: Array, high: Array, claim: float, arrays: Any
+) -> tuple[float, float]:
     """Take the least of t - c . z^2 where all cuts hold, or the claim if that is less.
+
+    Then what it may be too low by, as cuts were left out that are near others.
 
     A cut makes vertices on edges, where this is no less than at one of the ends: all vertices below
     the claim have a neighbour that was one, so that no others are kept.
@@ -517,21 +525,39 @@ def _least_vertex(c: Array, low: Array, high: Array, claim: float, arrays: Any) 
     # plans above a cap cost more than the claim
     scale = claim + float(c @ np.maximum(low**2, high**2)) - heights[0]
     if scale <= 0:
-        return claim
+        return claim, 0.0
 
-    # in units of the ranges; lowered by chance, so that no vertex is on more faces
-    rng = np.random.default_rng()
+    # in units of the ranges
     cuts = np.column_stack([slopes[1:] * width / scale, np.ones(len(slopes) - 1)])
-    normals = np.concatenate([np.eye(dim), -np.eye(dim), cuts])
     raised = (heights[1:] - slopes[1:] @ low - heights[0]) / scale
-    raised -= _LOWERED * rng.random(len(raised)) * np.abs(cuts).sum(1)
-    offsets = np.concatenate([np.zeros(dim), -np.ones(dim), raised])
-    names = rng.integers(2**63, size=len(normals), dtype=np.uint64)
+    box = np.concatenate([np.eye(dim), -np.eye(dim)]), np.repeat([0.0, -1.0], dim)
 
     def above(x: Array) -> Array:
         found: Array = (heights[0] - claim - (low + x[:, :-1] * width) ** 2 @ c) / scale + x[:, -1]
         return found
 
+    for apart in _APART:
+        kept = list[int]()
+        for k, cut in enumerate(cuts):
+            if not kept or np.abs(cuts[kept] - cut).max(1).min() >= apart:
+                kept.append(k)
+        points = _vertices(*box, cuts[kept], raised[kept], above)
+        if points is not None:
+            # the heights of two slopes differ by no more than these, and so do what they prove
+            lost = 2 * dim * apart * scale if len(kept) < len(cuts) else 0.0
+            return claim + float(scale * np.append(above(points), 0.0).min()), float(lost)
+    raise InvalidInputError(
+        "`proof` has cuts so near each other that vertices are lost in rounding."
+    )
+
+
+def _vertices(box: Array, sizes: Array, cuts: Array, raised: Array, above: Any) -> Array | None:
+    """List the vertices of a box and cuts that are below a claim, unless one is lost."""
+    dim, rng = box.shape[1], np.random.default_rng()
+    # lowered by chance, so that no vertex is on more faces
+    raised = raised - _LOWERED * rng.random(len(raised)) * np.abs(cuts).sum(1)
+    normals, offsets = np.concatenate([box, cuts]), np.append(sizes, raised)
+    names = rng.integers(2**63, size=len(normals), dtype=np.uint64)
     sides = (np.arange(2**dim)[:, None] >> np.arange(dim)) & 1
     made = np.arange(dim) + dim * sides
     faces, points, known = made[:0], np.empty((0, dim + 1, dim)), names[:0]
@@ -540,8 +566,8 @@ def _least_vertex(c: Array, low: Array, high: Array, claim: float, arrays: Any) 
         new = _corners(made[first], normals[:count], offsets[:count], names, above)
         faces, points = np.concatenate([faces, new[0]]), np.concatenate([points, new[1]])
         known = np.append(known, names[new[0]].sum(1, dtype=np.uint64))
-        listed = np.isin(new[2], known).all()
-        _check(listed, "has cuts so near each other that vertices are lost in rounding.")
+        if not np.isin(new[2], known).all():
+            return None
         if count == len(normals):
             break
         slack = points @ normals[count] - offsets[count]
@@ -554,8 +580,7 @@ def _least_vertex(c: Array, low: Array, high: Array, claim: float, arrays: Any) 
         made[np.arange(len(row)), left] = count
         made = made[~(above(end) >= _NEAR)]
         faces, points, known = (part[kept[:, 0]] for part in (faces, points, known))
-    least = float(np.append(above(points[:, 0]), 0.0).min())
-    return claim + float(scale) * least
+    return points[:, 0]
 
 
 def _corners(faces: Any, normals: Array, offsets: Array, names: Any, above: Any) -> Any:
