@@ -423,7 +423,7 @@ def test_cuts_whose_vertices_are_lost_in_rounding_are_left_out(dim, near):
         (least, lost), (most, short) = found["few"], found["many"]
         assert lost == 0
         assert most == pytest.approx(least, abs=1e-4)
-        assert short < 1e-4
+        assert short < 1e-2
 
 
 def test_what_is_no_number_proves_nothing():
