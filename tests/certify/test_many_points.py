@@ -39,16 +39,21 @@ def test_what_points_are_asked_is_what_tables_are_asked():
     assert points.value(read) == pytest.approx(tables.value(plan))
 
 
-def test_prices_prove_nearly_the_least_cost_and_no_more():
-    X, Y, a, b = clouds(150, 160)
-    question = Points(X, Y, a, b)
-    prices = Prices(question, torch.device("cpu"))
+def linear_problems(question):
+    """Costs of random slopes, and the least that a plan costs: slope, cost, least."""
     (u, _), (v, _) = question.factors
     left, right, _ = question.linear
     for slope in np.random.default_rng(1).normal(size=(3, 2, 2)):
         cost = ProductCost(np.hstack([left, u @ slope]), np.hstack([right, v]))
-        exact, f = Transport(a, b)(cost.dense())
-        least = float((cost.dense() * exact).sum())
+        exact, _ = Transport(question.a, question.b)(cost.dense())
+        yield slope, cost, float((cost.dense() * exact).sum())
+
+
+def test_prices_prove_nearly_the_least_cost_and_no_more():
+    X, Y, a, b = clouds(150, 160)
+    question = Points(X, Y, a, b)
+    prices = Prices(question, torch.device("cpu"))
+    for slope, cost, least in linear_problems(question):
         plan, f, height = prices.reach(cost, -np.inf, np.inf)
         assert least - 1e-2 * question.constant < height <= least + 1e-9
         assert height == pytest.approx(Transport(a, b).bound(cost.dense(), f))
@@ -63,12 +68,7 @@ def test_finer_cells_are_taken_where_more_is_asked(monkeypatch):
     monkeypatch.setattr(streamed, "_CELLS", (8, 80))
     X, Y, a, b = clouds(400, 410)
     question = Points(X, Y, a, b)
-    (u, _), (v, _) = question.factors
-    left, right, _ = question.linear
-    for slope in np.random.default_rng(1).normal(size=(3, 2, 2)):
-        cost = ProductCost(np.hstack([left, u @ slope]), np.hstack([right, v]))
-        exact, _ = Transport(a, b)(cost.dense())
-        least = float((cost.dense() * exact).sum())
+    for _, cost, least in linear_problems(question):
         prices = Prices(question, torch.device("cpu"))
         heights = [prices.reach(cost, 0.0, asked)[2] for asked in (np.inf, 0.0)]
         # what is lost falls with the size of the cells
