@@ -20,6 +20,7 @@ from torchgw._plans.given import PairPlan
 from torchgw._problem.limits import limits_of
 from torchgw._problem.problem import Problem, stored_matrix
 from torchgw._search.coarse import is_sparse
+from torchgw._tensors.operations import centred
 from torchgw.distances.base import BLOCK_ENTRIES, DistanceProvider
 from torchgw.distances.precomputed import PrecomputedDistance
 from torchgw.distances.profiles import decays, differences, distance_quantiles, moments
@@ -491,4 +492,4 @@ def _correlation(problem: Problem, pairs: Anchors) -> float:
 def _centred(table: Tensor) -> Tensor:
     others = table.sum(1) / (len(table) - 1)
     table = table - table.diag().diag() + others.diag()
-    return table - table.mean(0) - table.mean(1, keepdim=True) + table.mean()
+    return centred(table)
