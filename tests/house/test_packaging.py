@@ -227,8 +227,8 @@ def test_warnings_begin_with_what_filters_can_name() -> None:
     begun = [
         one for text in begun for one in ([*text.values()] if isinstance(text, dict) else [text])
     ]
-    for path in PACKAGE.rglob("*.py"):
-        for call in ast.walk(ast.parse(path.read_text("utf-8"))):
+    for name in MODULES:
+        for call in ast.walk(parsed(name)):
             if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "warn_user":
                 first = call.args[0].values[0] if isinstance(call.args[0], ast.JoinedStr) else None
                 begun += [first.value] if isinstance(first, ast.Constant) else []
@@ -361,7 +361,7 @@ def test_every_module_says_what_it_exports(name: str) -> None:
         assert not [member for member in module.__all__ if not hasattr(module, member)]
     taken = [
         f"{node.module}.{alias.name}"
-        for node in ast.walk(ast.parse(MODULES[name].read_text(encoding="utf-8")))
+        for node in ast.walk(parsed(name))
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torchgw")
         for alias in node.names
         if alias.name.startswith("_")
