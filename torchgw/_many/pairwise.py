@@ -18,6 +18,7 @@ from torchgw._boundary.archive import check_writable, read_archive, write_archiv
 from torchgw._boundary.arrays import resolve_device, to_numpy, to_tensor, without_tensors
 from torchgw._boundary.cache import content_key
 from torchgw._boundary.checks import check_choice, check_count, reject_unknown
+from torchgw._boundary.console import counted
 from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw._many.questions import (
     Questions,
@@ -45,7 +46,6 @@ from torchgw._problem.signatures import features_of_all
 from torchgw._solve.table import Options, Regularization, check_options, takes_options
 from torchgw._tensors.ahead import probe_beside
 from torchgw._tensors.ranks import Distributed, Ranks, check_distributed, join, together
-from torchgw.distances.geodesics import progress_bar
 
 # Seconds of a chunk, problems of the first chunk, and of any. A chunk is lost when the process is
 # killed; in a short chunk the engine waits for the last problems. [L396]
@@ -105,7 +105,7 @@ def compute_pairs(
     left = order[np.isnan(table[0, order])]
     written = time.monotonic()
     done = len(order) - len(left)
-    bar = progress_bar(len(order), "torchgw", " pairs", shown=shown, done=done, leave=True)
+    bar = counted(len(order), "torchgw, pair", shown=shown, done=done)
     with _workers(n_jobs) as (together, run), bar as advance:
         size, at = _FIRST_CHUNK, 0
         while at < len(left):
