@@ -52,7 +52,6 @@ from torchgw._sinkhorn.annealing import ANNEALING_TOLERANCE
 from torchgw._sinkhorn.choose import choose_backend
 from torchgw._sinkhorn.contract import Backend
 from torchgw._solve.begin import SEEDS, Guess, best_found, from_alternative
-from torchgw._solve.forecast import forecast_others, forecast_turns
 from torchgw._solve.outcome import Asked, Outcome
 from torchgw._solve.pipeline import WHY_NOT_A_COPY, conclude, follow, solve_once
 from torchgw._solve.state import Recorder, Status
@@ -193,9 +192,8 @@ def solve_problem(asked: Asked, recorder: Recorder) -> Outcome:
     incumbent = Incumbent(asked, outcome)
     seconds = perf_counter() - clock - recorder.timings.get("multistart", 0.0)
     if asked.options.told == "nothing":
-        facts, tried = outcome.strategy.facts, outcome.route.tried
-        parts = incumbent.has_parts
-        forecast_others(facts, asked.options, incumbent.first, *tried, seconds, parts=parts)
+        of_others = incumbent.first, *outcome.route.tried, seconds
+        outcome.strategy.forecast.correct_others(*of_others, parts=incumbent.has_parts)
     for move in MOVES:
         if is_over() or incumbent.proven:
             break
@@ -555,7 +553,7 @@ def _by_turns(incumbent: Incumbent) -> None:
     if search is None or not search.others or not outcome.ending.status.converged:
         return
     clock = perf_counter()
-    forecast_turns(outcome.strategy.facts)
+    outcome.strategy.forecast.say_turns()
     with outcome.recorder.timed("multistart"):
         plan = best_turned(problem, outcome.ending.plan.to_dense().double().cpu().numpy())
     if plan is None:
