@@ -271,8 +271,10 @@ def test_docstrings_link_the_pages_that_they_name(monkeypatch):
 
 def test_lists_of_pages_go_on_where_they_are_to():
     """A paragraph of an item is four spaces in, and ends before the next item."""
-    for path in FILES:
+    for path in [*FILES, ROOT / "CHANGELOG.md"]:
         text = re.sub(r"^```.*?^```", "", path.read_text("utf-8"), flags=re.M | re.S)
+        # a number that ends a sentence begins a list at the beginning of a line
+        assert not re.findall(r"^ {1,3}\d+\. .*", text, re.M), path
         assert not re.findall(r"\n\n {1,3}\S.*|\n {4}[^-\s].*\n- ", text), path
 
 
@@ -311,6 +313,16 @@ def test_types_that_are_prose_are_shown_as_written(monkeypatch):
     signatures.Signatures().on_package(pkg=package)
     (shown,) = {str(part.annotation) for part in item.docstring.parsed[1].value}
     assert shown == prose
+
+
+def test_options_are_a_list_in_the_reference(monkeypatch):
+    """They were one paragraph of 800 words."""
+    griffe = pytest.importorskip("griffe")
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    options = griffe.Class("Options", parent=griffe.Module("torchgw._solve.table"))
+    importlib.import_module("signatures").Signatures().on_class_instance(cls=options)
+    (shown,) = (part.value for part in options.docstring.parsed if part.kind.value == "parameters")
+    assert {part.name for part in shown} >= {"epsilon", "n_init", "inner_tol"}
 
 
 @pytest.mark.slow
