@@ -76,6 +76,8 @@ _ALIKE, _ABOVE, _FORGOTTEN = 0.1, 0.015, 3
 # less than these shares of its cost, and of what the part costs by it, is enough for another match
 # of the part. [L1680]
 _PART, _PART_POINTS, _PART_SEEDS, _IMAGES, _LESS, _OTHERWISE = 0.85, 48, 4, 0.05, 0.25, 0.95
+# Points whose distances to all others are read at once. A choice.
+_READ = 16
 # What a start is called that is a match of points by their distances to all others.
 _BY_MATCH = "distance distributions of all points"
 # Epsilon at which seeds of congruent pairs are taken up, as a share of the natural scale: plans
@@ -433,7 +435,9 @@ def _by_parts(incumbent: Incumbent) -> None:
         weights = pairs.coarse.source.weights
         # each point goes where the others of its side are as far as from its images
         sent = plan.rows(pairs.rows).to(weights)
-        apart = sent @ problem.target.columns(pairs.columns).to(weights) / sent.sum(1, keepdim=True)
+        columns = (problem.target.columns(some) for some in pairs.columns.split(_READ))
+        apart = torch.cat([sent @ part.to(weights) for part in columns], 1)
+        apart = apart / sent.sum(1, keepdim=True)
         near = torch.softmax(-apart / (_IMAGES * apart.mean()), 1) * weights[:, None]
         own = pairs.follow(near[None])
         if float(own.values) >= _LESS * value or is_over():

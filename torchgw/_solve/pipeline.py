@@ -39,6 +39,7 @@ from torchgw._solve.resolution import (
     Resolved,
     approach,
     choose_resolution,
+    in_dtype,
     solve_on_cells,
     to_all_points,
 )
@@ -391,7 +392,14 @@ def follow(asked: Asked, recorder: Recorder, match: Isometry | None = None) -> F
     recorder.time("setup", clock)
     resolved = None
     if start.sample is not None and (tolerance := choose_resolution(strategy)) is not None:
+        # factors in the dtype of the loop take half as much once more, and are made again
+        loop, setting = setting.dtype, strategy.in_float64(setting)
         state, resolved = solve_on_cells(strategy, setting, state, tolerance)
+        setting = strategy.setting(
+            loop, setting.tol, setting.anneal, setting.generator, setting.recorder
+        )
+        if resolved is None:
+            state = in_dtype(loop, state)
     if resolved is None:
         setting, state = run_stages(strategy, setting, state, start.guess)
     return Followed(strategy, start, setting, state, resolved)
