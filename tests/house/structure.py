@@ -13,10 +13,13 @@ import re
 import subprocess
 import sys
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "torchgw"
+# One tree of each text, as several tests read all modules.
+parsed = cache(ast.parse)
 
 # Words for a number of points, of pairs, of bytes or of rows.
 _SIZES = {
@@ -62,7 +65,7 @@ def modules() -> dict[str, str]:
 def constants(text: str) -> dict[str, int]:
     """Count the numbers that each constant of a module holds, by the first name assigned."""
     found: dict[str, int] = {}
-    for node in ast.parse(text).body:
+    for node in parsed(text).body:
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
         names = [
             part.id
@@ -108,7 +111,7 @@ def kinds(texts: dict[str, str]) -> dict[str, int]:
 def compared(text: str) -> tuple[int, int]:
     """Count the comparisons of a size with a limit, and with a number of the module itself."""
     with_limits, with_own, own = 0, 0, constants(text)
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(parsed(text)):
         if isinstance(node, ast.Compare) and isinstance(node.ops[0], _ORDERS):
             sides = [_names(side) for side in (node.left, *node.comparators)]
             sized = [bool(names & _SIZES) for names in sides]
@@ -130,7 +133,7 @@ def _names(tree: ast.AST) -> set[str]:
 def imports(name: str, text: str) -> set[str]:
     """List the modules of the package that one imports, as paths below it."""
     found = set()
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(parsed(text)):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torchgw."):
             found.add((node.module or "").removeprefix("torchgw.").replace(".", "/"))
     return found - {name.removesuffix(".py")}
@@ -215,7 +218,7 @@ def counted() -> dict[str, str]:
 
 def mapped() -> dict[str, str]:
     """Read what every module says that it is."""
-    known = {name: ast.get_docstring(ast.parse(text)) for name, text in modules().items()}
+    known = {name: ast.get_docstring(parsed(text)) for name, text in modules().items()}
     return {name: (text or "").splitlines()[0] for name, text in known.items() if text}
 
 

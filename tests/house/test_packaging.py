@@ -118,9 +118,8 @@ def room(name: str) -> str:
     return top
 
 
-@cache
 def parsed(name: str) -> ast.Module:
-    return ast.parse(MODULES[name].read_text(encoding="utf-8"))
+    return structure.parsed(MODULES[name].read_text(encoding="utf-8"))
 
 
 def absolute(name: str, node: ast.ImportFrom) -> str:
