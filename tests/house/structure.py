@@ -27,6 +27,8 @@ _SIZES = {
     "work", "most", "fewer", "len", "rows", "columns", "vertices", "edges", "points", "pairs",
     "nbytes", "needed",
 }  # fmt: skip
+# What lines are counted as.
+_LINES = "statements", "signatures", "imports", "docstrings", "comments", "blank"
 # Files that hold the numbers of paths. A number that a size is compared with anywhere else is to
 # choose between two programs that compute the same, or to say how much is done at once.
 _PATHS = "_problem/limits.py", "_solve/route.py"
@@ -106,6 +108,34 @@ def kinds(texts: dict[str, str]) -> dict[str, int]:
                 kind = "fitted, in the ledger" if "[L" in above else "choices"
             found[kind] += count
     return {kind: count for kind, count in sorted(found.items()) if count}
+
+
+def kinds_of_lines(text: str) -> dict[str, int]:
+    """Count lines by what they are: each of the first kind that it is, the rest are statements."""
+    tree, lines, found = ast.parse(text), text.splitlines(), dict.fromkeys(_LINES, 0)
+    places: dict[int, str] = {}
+
+    def mark(kind: str, first: int, last: int) -> None:
+        places.update((number, kind) for number in range(first, last + 1) if number not in places)
+
+    nodes = list(ast.walk(tree))
+    for node in nodes:
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(
+            node
+        ):
+            mark("docstrings", node.body[0].lineno, node.body[0].end_lineno or 0)
+    for node in nodes:
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            mark("imports", node.lineno, node.end_lineno or 0)
+        if isinstance(node, ast.FunctionDef):
+            last = node.body[0].lineno - 1
+            while last > node.lineno and not lines[last - 1].rstrip().endswith(":"):
+                last -= 1
+            mark("signatures", node.lineno, last)
+    for number, line in enumerate(lines, start=1):
+        kind = "blank" if not line.strip() else "comments" if line.strip()[0] == "#" else None
+        found[places.get(number) or kind or "statements"] += 1
+    return found
 
 
 def compared(text: str) -> tuple[int, int]:
@@ -197,6 +227,10 @@ def counted() -> dict[str, str]:
     options, docstring = parameters()
     found = {
         "lines of torchgw/": f"{sum(rooms.values()):,}",
+        **{
+            f"  {kind}": f"{sum(kinds_of_lines(text)[kind] for text in texts.values()):,}"
+            for kind in _LINES
+        },
         "files": f"{len(texts):,}",
         "files that compare a size with a limit; times": f"{len(limited)}; {sum(limited)}",
         "files that do with a number of their own; times": f"{len(beside)}; {sum(beside)}",
