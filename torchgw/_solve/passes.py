@@ -52,7 +52,6 @@ from torchgw._sinkhorn.annealing import ANNEALING_TOLERANCE
 from torchgw._sinkhorn.choose import choose_backend
 from torchgw._sinkhorn.contract import Backend
 from torchgw._solve.begin import SEEDS, Guess, best_found, from_alternative
-from torchgw._solve.forecast import forecast_others, forecast_turns
 from torchgw._solve.outcome import Asked, Outcome
 from torchgw._solve.pipeline import WHY_NOT_A_COPY, conclude, follow, solve_once
 from torchgw._solve.state import Recorder, Status
@@ -77,6 +76,11 @@ _ALIKE, _ABOVE, _FORGOTTEN = 0.1, 0.015, 3
 # less than these shares of its cost, and of what the part costs by it, is enough for another match
 # of the part. [L1680]
 _PART, _PART_POINTS, _PART_SEEDS, _IMAGES, _LESS, _OTHERWISE = 0.85, 48, 4, 0.05, 0.25, 0.95
+# Points whose distances to all others are read at once. A choice.
+_READ = 16
+# Outer iterations after which it is told whether the part may come to cost so little, and the share
+# of the cost of the plan below which it may. [L1760]
+_AT_FIRST, _MAY = 2, 0.375
 # What a start is called that is a match of points by their distances to all others.
 _BY_MATCH = "distance distributions of all points"
 # Epsilon at which seeds of congruent pairs are taken up, as a share of the natural scale: plans
@@ -193,9 +197,8 @@ def solve_problem(asked: Asked, recorder: Recorder) -> Outcome:
     incumbent = Incumbent(asked, outcome)
     seconds = perf_counter() - clock - recorder.timings.get("multistart", 0.0)
     if asked.options.told == "nothing":
-        facts, tried = outcome.strategy.facts, outcome.route.tried
-        parts = incumbent.has_parts
-        forecast_others(facts, asked.options, incumbent.first, *tried, seconds, parts=parts)
+        of_others = incumbent.first, *outcome.route.tried, seconds
+        outcome.strategy.forecast.correct_others(*of_others, parts=incumbent.has_parts)
     for move in MOVES:
         if is_over() or incumbent.proven:
             break
@@ -435,11 +438,16 @@ def _by_parts(incumbent: Incumbent) -> None:
         weights = pairs.coarse.source.weights
         # each point goes where the others of its side are as far as from its images
         sent = plan.rows(pairs.rows).to(weights)
-        apart = sent @ problem.target.columns(pairs.columns).to(weights) / sent.sum(1, keepdim=True)
+        columns = (problem.target.columns(some) for some in pairs.columns.split(_READ))
+        apart = torch.cat([sent @ part.to(weights) for part in columns], 1)
+        apart = apart / sent.sum(1, keepdim=True)
         near = torch.softmax(-apart / (_IMAGES * apart.mean()), 1) * weights[:, None]
-        own = pairs.follow(near[None])
-        if float(own.values) >= _LESS * value or is_over():
-            return
+        for most, share in ((_AT_FIRST, _MAY), (pairs.stack.rules.max_iter, _LESS)):
+            rules = pairs.stack.rules._replace(max_iter=most)
+            stack = replace(pairs.stack, rules=rules)
+            own = pairs._replace(stack=stack).follow(near[None])
+            if float(own.values) >= share * value or is_over():
+                return
         led = pairs.follow(pairs.seeds(_PART_SEEDS))
     shape, least = problem.shape, {True: float(own.values), False: math.inf}
     for end, costs in zip(led.plans, led.values.tolist(), strict=True):
@@ -555,7 +563,7 @@ def _by_turns(incumbent: Incumbent) -> None:
     if search is None or not search.others or not outcome.ending.status.converged:
         return
     clock = perf_counter()
-    forecast_turns(outcome.strategy.facts)
+    outcome.strategy.forecast.say_turns()
     with outcome.recorder.timed("multistart"):
         plan = best_turned(problem, outcome.ending.plan.to_dense().double().cpu().numpy())
     if plan is None:
