@@ -12,34 +12,42 @@ from time import monotonic
 from typing import Any, NamedTuple
 
 import numpy as np
+import scipy
 import torch
 from torch import Tensor
 
 from torchgw._certify.cuts import CuttingPlanes
 from torchgw._certify.question import Factors
 from torchgw._plans.transport import RoundedPlan, TransportPlan, round_plan
+from torchgw._sinkhorn.blocks import RestrictedBackend
 from torchgw._sinkhorn.choose import choose_backend
 from torchgw._sinkhorn.contract import PreparedProblem
 from torchgw._sinkhorn.duals import Array, ProductCost
+from torchgw._sinkhorn.entries import Entries
 from torchgw._sinkhorn.problem import FactoredCost, LinearProblem
 from torchgw._typing import Marginals, Potentials
 
-# Cells of a side, coarse and fine, of five points at least; their epsilon as a share of the
-# constant part of the objective divided by their number; Newton steps at each. [L1620, L1677]
-_CELLS, _EPSILON, _STEPS = (2000, 8000), 1.5, 12
-# What epsilon falls by between cells, from the most that the cost differs from the nearest one
-# whose prices are known, or from its range. [L1627, L1677]
-_DECAY = 4.0
-# All points are iterated at this share of the epsilon of the cells, as often as it goes into one;
-# that times epsilon may be this part of what a cut is to raise its vertex by, or finer cells are
-# taken. [L1677]
-_SHARE, _LOST = 0.25, 0.5
-# A plan that is kept is of these shares of that epsilon in turn, after so many half-steps of each
-# side; what the last leaves of the weights is moved at so many times its epsilon. [L1677]
-_SHARP, _OFTEN, _WIDTHS = (0.5, 0.25), 40, (1, 4, 16, 64)
+# Cells of a side, of five points at least; the part of their epsilon at which all points are
+# iterated, as often as it goes into one; and what a cut is short by then, as a share of the
+# constant part of the objective: half of what it is to raise its vertex by at most. [L1741]
+_CELLS = ((500, 1.0, 2e-3), (2000, 0.5, 1.5e-4), (8000, 0.25, 0.0))
+# Epsilon between cells as a share of the constant part divided by their number; Newton steps at
+# each. [L1620, L1677]
+_EPSILON, _STEPS = 1.5, 12
+# What epsilon falls by between cells, from the least at which a half-step from the prices at hand
+# leaves no more of the mass than this missing. [L1627, L1741]
+_DECAY, _FAR = 4.0, 0.5
+# A plan that is kept has mass on the cheapest entries of rows and of columns, so many of each, at
+# these shares of the last epsilon in turn, after so many half-steps of each side, each this many
+# times as far. What that leaves of the weights is moved among all points at so many times this
+# epsilon, after fewer half-steps. [L1742]
+_KEPT, _SHARP, _OFTEN, _FAR_STEP = 24, (1.0, 1 / 4, 1 / 16, 1 / 64), 300, 1.9
+_WIDTHS, _FEWER = (1, 4, 16), 10
 # Marginal error at which Newton's method ends, what is added to its diagonal, and half-steps before
 # it. [L1620, L1622]
 _SETTLED, _RIDGE, _NEAR = 1e-3, 1e-4, 3
+# Entries that are computed together. A choice.
+_TOGETHER = 2**27
 # What the moments of a plan and least entries may be off by, as a share of the constant part. A
 # choice.
 _ROUNDING = 1e-9
@@ -165,20 +173,17 @@ class Prices:
         self._backend = choose_backend("auto", device, self._dtype)
         self._weights = Marginals(*(self._on(part) for part in (question.a, question.b)))
         most = len(question.a) // 5, len(question.b) // 5
-        self._levels = [
-            self._level(question, count)
-            for count in sorted({max(2, min(count, *most)) for count in _CELLS})
-        ]
-        # factors of costs between the first cells, and the prices that they had
-        self._known: list[tuple[Tensor, Tensor]] = []
+        few = {max(2, min(count, *most)): rest for count, *rest in _CELLS}
+        self._levels = [self._level(question, count, *few[count]) for count in sorted(few)]
 
-    def _level(self, question: Points, count: int) -> "Level":
+    def _level(self, question: Points, count: int, share: float, lost: float) -> "Level":
         """Put the points of both sides into so many cells each."""
         x, y = (
             _cells(self._on(side[0]), weight, count)
             for side, weight in zip(question.sides, self._weights, strict=True)
         )
-        return Level(x, y, _EPSILON * question.constant / max(len(x.mass), len(y.mass)))
+        size = question.constant
+        return Level(x, y, _EPSILON * size / max(len(x.mass), len(y.mass)), lost * size, share)
 
     def _on(self, array: Array) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
@@ -197,7 +202,7 @@ class Prices:
         if math.isinf(floor):
             rounded = self._rounded(left, right, self._weights, g, ready.problem.epsilon)
             plan = self._question.read(rounded)
-        f, g, height = self._lifted(left, right, g.double())
+        f, g, height = self._lifted(left, right, g.double(), ready.softmin_rows(g).double())
         self.prices = g.cpu().numpy()
         return plan, f.cpu().numpy(), height
 
@@ -208,17 +213,46 @@ class Prices:
         """
         left, right = self._factors(cost)
         ready, g = self._near(left, right, 0.0)
-        (a, b), moved, epsilon = self._weights, [], _SHARP[-1] * ready.problem.epsilon
-        for share in _SHARP[:-1]:
-            ready = self._ready(left, right, self._weights, share * ready.problem.epsilon)
-            g = self._often(ready, g)
+        f, g, _ = self._lifted(left, right, g.double(), ready.softmin_rows(g).double())
+        listed = RestrictedBackend(self._backend, self._cheapest(left, right, f, g))
+        (a, b), moved, epsilon = self._weights, [], ready.problem.epsilon
+        product = FactoredCost.of_products(-left, right)
+        for share in _SHARP:
+            few = listed.prepare(LinearProblem(product, self._weights, share * epsilon))
+            g = self._far(few, g)
+        rounded = round_plan(TransportPlan.of(few, Potentials(few.softmin_rows(g), g)), a, b)
         for width in _WIDTHS:
-            ready = self._ready(left, right, Marginals(a, b), width * epsilon)
-            g = self._often(ready, g)
-            rounded = self._rounded(left, right, Marginals(a, b), g, width * epsilon)
-            moved.append(self._question.read(rounded if width == _WIDTHS[-1] else rounded.scaled))
+            moved.append(self._question.read(rounded.scaled))
             a, b = rounded.row, rounded.column * rounded.row.sum()
+            ready = self._ready(left, right, Marginals(a, b), width * epsilon)
+            g = _iterated(ready, g.to(self._dtype), _FEWER)
+            rounded = self._rounded(left, right, Marginals(a, b), g, width * epsilon)
+        moved.append(self._question.read(rounded))
         return Moments(sum(part.t for part in moved), np.sum([part.z for part in moved], axis=0))
+
+    def _far(self, ready: PreparedProblem, g: Tensor) -> Tensor:
+        """Go further than half-steps do, many times or until time is up, and end with one."""
+        f = ready.softmin_rows(g)
+        for _ in range(_OFTEN):
+            if monotonic() > self._end:
+                break
+            g = torch.lerp(g, ready.softmin_columns(f), _FAR_STEP)
+            f = torch.lerp(f, ready.softmin_rows(g), _FAR_STEP)
+        return ready.softmin_columns(f)
+
+    def _cheapest(self, left: Tensor, right: Tensor, f: Tensor, g: Tensor) -> Entries:
+        """List the entries of rows and of columns that cost least beside their prices."""
+        listed = []
+        for one, two, prices in ((left, right, g), (right, left, f)):
+            kept = min(_KEPT, len(two))
+            places = torch.cat([
+                (part @ two.T - prices).topk(kept, largest=False)[1]
+                for part in one.split(_TOGETHER // len(two) + 1)
+            ]).cpu().numpy()  # fmt: skip
+            start = np.arange(0, places.size + 1, kept)
+            shape, every = (len(one), len(two)), np.ones(places.size, dtype=bool)
+            listed.append(scipy.sparse.csr_array((every, places.ravel(), start), shape=shape))
+        return Entries.of(scipy.sparse.csr_array(listed[0] + listed[1].T), self._device)
 
     def _rounded(
         self, left: Tensor, right: Tensor, weights: Marginals, g: Tensor, epsilon: float
@@ -229,25 +263,15 @@ class Prices:
         plan = TransportPlan.of(ready, Potentials(ready.softmin_rows(g), g))
         return round_plan(plan, *weights)
 
-    def _often(self, ready: PreparedProblem, g: Tensor) -> Tensor:
-        """Iterate many times, or until time is up."""
-        for _ in range(_OFTEN):
-            if monotonic() > self._end:
-                break
-            g = _iterated(ready, g, 1)
-        return g
-
     def _near(self, left: Tensor, right: Tensor, asked: float) -> tuple[PreparedProblem, Tensor]:
         """Solve between cells that are fine enough, and iterate all points some times."""
-        g: Tensor | None = None
+        g = self._on(self.prices)
         for level in self._levels:
             g = self._of_cells(level, left, right, g)
-            epsilon = _SHARE * level.epsilon
-            if epsilon <= _LOST * asked or monotonic() > self._end:
+            if level.lost <= asked / 2 or monotonic() > self._end:
                 break
-        assert g is not None
-        ready = self._ready(left, right, self._weights, epsilon)
-        return ready, _iterated(ready, g.to(self._dtype), round(1 / _SHARE))
+        ready = self._ready(left, right, self._weights, level.share * level.epsilon)
+        return ready, _iterated(ready, g.to(self._dtype), round(1 / level.share))
 
     def _factors(self, cost: ProductCost) -> tuple[Tensor, Tensor]:
         """Add the columns on the left that meet the same on the right."""
@@ -265,42 +289,36 @@ class Prices:
         cost = FactoredCost.of_products(-left.to(self._dtype), right.to(self._dtype))
         return self._backend.prepare(LinearProblem(cost, weights, epsilon))
 
-    def _of_cells(
-        self, level: "Level", left: Tensor, right: Tensor, start: Tensor | None
-    ) -> Tensor:
+    def _of_cells(self, level: "Level", left: Tensor, right: Tensor, g: Tensor) -> Tensor:
         """Solve between cells, from prices of all points, and extend theirs to all points, (m,)."""
-        x, y, epsilon = level
+        x, y, epsilon, *_ = level
         few, columns = x.means(left, self._weights.a), y.means(right, self._weights.b)
-        cost = few @ columns.T
-        g, reached = torch.zeros_like(y.mass), float(cost.max() - cost.min())
-        if start is not None:
-            g, reached = y.means(start[:, None].double(), self._weights.b)[:, 0], epsilon
-        elif self._known:
-            # from those of the nearest cost
-            away = [float((few - other).abs().max()) for other, _ in self._known]
-            other, g = self._known[int(np.argmin(away))]
-            reached = float(((few - other) @ columns.T).abs().max())
-        settled = False
-        while not settled:
+        cost, g = few @ columns.T, y.means(g[:, None].double(), self._weights.b)[:, 0]
+        reached, most = epsilon, float(cost.max() - cost.min()) / _DECAY
+        while reached < most and _missing(cost, x.mass, y.mass, g, reached) > _FAR:
+            reached *= _DECAY
+        f, g = _newton(cost, x.mass, y.mass, g, reached)
+        while reached > epsilon and monotonic() <= self._end:
             reached = max(reached / _DECAY, epsilon)
             f, g = _newton(cost, x.mass, y.mass, g, reached)
-            settled = reached == epsilon or monotonic() > self._end
-        if start is None:
-            self._known.append((few, g))
         ready = self._ready(few, right, Marginals(x.mass, self._weights.b), epsilon)
         return ready.softmin_columns(f.to(self._dtype))
 
-    def _lifted(self, left: Tensor, right: Tensor, g: Tensor) -> tuple[Tensor, Tensor, float]:
-        """Raise prices (m,) as far as they go, beside the potentials f (n,) that they leave.
+    def _lifted(
+        self, left: Tensor, right: Tensor, g: Tensor, soft: Tensor
+    ) -> tuple[Tensor, Tensor, float]:
+        """Raise prices (m,) as far as they go beside potentials f (n,), made of theirs.
 
-        At so small an epsilon half-steps find least entries, up to epsilon log n, in float64.
+        These are halfway between what the prices leave and what they leave with entropy, which
+        is nearer to what the prices of columns would leave. At so small an epsilon half-steps find
+        least entries, up to epsilon log n, in float64.
         """
         even = Marginals(*(torch.full_like(part, 1 / len(part)) for part in self._weights))
         epsilon = _ROUNDING * self._question.constant
         ready = self._backend.prepare(
             LinearProblem(FactoredCost.of_products(-left, right), even, epsilon)
         )
-        f = ready.softmin_rows(g)
+        f = (ready.softmin_rows(g) + soft) / 2
         g = ready.softmin_columns(f) - epsilon * math.log(len(f))
         return f, g, float(self._weights.a @ f + self._weights.b @ g)
 
@@ -325,11 +343,13 @@ class Cells(NamedTuple):
 
 
 class Level(NamedTuple):
-    """Cells of both sides, and their epsilon."""
+    """Cells of both sides, their epsilon, what cuts lose, and the part at which points go on."""
 
     x: Cells
     y: Cells
     epsilon: float
+    lost: float
+    share: float
 
 
 def _cells(points: Tensor, weights: Tensor, count: int) -> Cells:
@@ -352,6 +372,13 @@ def _rows(cost: Tensor, b: Tensor, g: Tensor, epsilon: float) -> Tensor:
 
 def _columns(cost: Tensor, a: Tensor, f: Tensor, epsilon: float) -> Tensor:
     return _rows(cost.T, a, f, epsilon)
+
+
+def _missing(cost: Tensor, a: Tensor, b: Tensor, g: Tensor, epsilon: float) -> float:
+    """Sum what the rows lack, or have too much, once prices (l,) have followed them."""
+    f = _rows(cost, b, g, epsilon)
+    share = (f - _rows(cost, b, _columns(cost, a, f, epsilon), epsilon)) / epsilon
+    return float(a @ (share.exp() - 1).abs())
 
 
 def _newton(cost: Tensor, a: Tensor, b: Tensor, g: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
