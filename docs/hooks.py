@@ -72,10 +72,11 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     return markdown.partition('<div id="download_links">')[0]
 
 
-def on_page_content(html: str, **_: Any) -> str:
+def on_page_content(html: str, page: Any, files: Any, **_: Any) -> str:
     """Make links of the roles of Sphinx that docstrings have, such as :func:`torchgw.solve`.
 
-    Products such as <C, P>, which Markdown takes for tags, are shown.
+    Pages that they name as files are links too, by their titles. Products such as <C, P>, which
+    Markdown takes for tags, are shown.
     """
 
     def link(role: re.Match[str]) -> str:
@@ -85,6 +86,12 @@ def on_page_content(html: str, **_: Any) -> str:
             return shown
         return f'<autoref identifier="{name}" optional>{shown}</autoref>'
 
+    def titled(name: re.Match[str]) -> str:
+        file = files.get_file_from_path(f"{name[1]}.md")
+        return f'<a href="{file.url_relative_to(page.file)}">{file.page.title}</a>'
+
+    if page.file.src_uri.startswith("api/"):
+        html = re.sub(r"\bdocs/([a-z-]+)\.md\b", titled, html)
     html = re.sub(r'<(?=[^!<>="][^<>="]*,[^<>="]*>)', "&lt;", html)
     return re.sub(r":(?:attr|class|func|meth|mod):<code>([^<]+)</code>", link, html)
 

@@ -58,7 +58,7 @@ class Signatures(griffe.Extension):
         """Read the docstring of the options, which has a row of their table for each."""
         if cls.path == "torchgw._solve.table.Options":
             text = inspect.getdoc(importlib.import_module(cls.module.path).Options) or ""
-            cls.docstring = griffe.Docstring(text, parent=cls)
+            cls.docstring = griffe.Docstring(text, parent=cls, parser=griffe.Parser.numpy)
 
     def on_attribute_instance(self, *, attr: griffe.Attribute, **_: Any) -> None:
         """Read the docstring and the signature of a function that ``fused`` or ``valued`` makes."""
@@ -66,7 +66,7 @@ class Signatures(griffe.Extension):
             return
         function = getattr(importlib.import_module(attr.module.path), attr.name)
         text = f"``{attr.name}{inspect.signature(function)}``\n\n{inspect.getdoc(function)}"
-        attr.docstring = griffe.Docstring(text, parent=attr)
+        attr.docstring = griffe.Docstring(text, parent=attr, parser=griffe.Parser.numpy)
 
 
 def _inside(item: griffe.Object) -> Iterator[griffe.Object]:

@@ -27,8 +27,10 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-SIZES = "400x500,4000x5000,20000x25000,100000x100000"
+SIZES = "400x500,4000x5000,20000x25000,100000x100000,1000000x1000000"
 _AGAIN = 3
+# Points from which on solves of a surface are recorded too.
+_SURFACES = 100_000
 # Names of the distances whose kernels a solve by defaults launches, and one of points in a disk, of
 # which there are more than have their distances stored.
 _GRAPHS = ["auto", "dijkstra", "landmark"]
@@ -66,6 +68,12 @@ def measure(n: int, m: int, device: str | None, calls: int, record: bool = False
         float(result.value)
         seconds.append(round(time.perf_counter() - begin, 4))
         loaded.append(len(variants))
+    if record and n >= _SURFACES:
+        from benchmarks.solves.scaling import surface
+
+        for seed in (0, 2):
+            solve(*(surface(n, seed + side)[0] for side in (0, 1)), device=device)
+        loaded[-1] = len(variants)
     if record and variants:
         import numpy as np
 

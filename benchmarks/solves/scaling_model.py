@@ -67,6 +67,7 @@ def bytes_a_pair(
     Of points in so many ``columns`` of float64, both sides together, with paths in graphs of so
     many ``edges`` a point, both directions counted, to so many ``landmarks``, and factors of such
     ``ranks``. What does not grow with the points, such as cells and parts of them, is left out.
+    ``few points`` are read where a solve that has ended is compared with a match of parts.
     """
     points, vector = 8 * columns, 8
     factors = vector * sum(ranks)
@@ -76,11 +77,12 @@ def bytes_a_pair(
     # weights, terms of rows and columns in two dtypes, the order in cells and back, and potentials:
     # of the first points, of the cells before and of these
     vectors = 2 * vector * (1 + 2 + 2 + 3)
-    # factors once more in float32; the cost, of which one side is there twice while it is centred
-    cost = vector * (2 * min(ranks) + max(ranks))
+    # factors once more in float32, and the cost of the plan
+    cost = 4 * 2 * min(ranks)
     return {
         "landmarks": points + max(sum(graphs), vector * ranks[0] + graphs[1]) + rows,
         "extension": points + 1.5 * factors + cost + vectors,
+        "few points": points + 1.5 * factors + cost + vectors + 2 * vector * 48,
     }
 
 

@@ -59,6 +59,17 @@ def test_verbose_moves_a_line_in_a_terminal(monkeypatch):
     assert seen == list(result.history)
 
 
+@pytest.mark.parametrize("shown", [True, False])
+def test_pairs_are_counted_in_a_terminal(shown, monkeypatch, capsys):
+    call = {"n_init": 1, "epsilon": 0.1, "progress": shown}
+    torchgw.pairwise([X, Y, X], **call)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    torchgw.pairwise([X, Y, X], **call)
+    text = sys.stderr.text
+    assert text.startswith("\rtorchgw, pair 6 of 6 ") and text.endswith("\n") if shown else not text
+
+
 # what is asked here is what is told on the way; rounding decides whether chains agree
 @pytest.mark.filterwarnings("ignore::torchgw.SearchWarning")
 def test_verbose_tells_how_far_a_search_is(capsys):

@@ -198,21 +198,18 @@ def test_tensors_in_tensors_out():
         ({"unbalanced": 0.5, "unbalanced_type": "TV"}, "'partial'"),
         ({"method": "BAPG", "reg": 0.1}, "'PPA'"),
         ({"method": "PGD"}, "regularised"),
-        (
-            {
-                "M": np.ones((N, M)),
-                "alpha": 0,
-                "unbalanced": 0.5,
-                "unbalanced_type": "L2",
-                "reg": 0.1,
-            },
-            "no entropy here",
-        ),
     ],
 )
 def test_what_is_not_solved_is_refused(change, message):
     with pytest.raises(torchgw.UnsupportedError, match=message):
         solve_gromov(*COSTS, **change)
+
+
+def test_penalties_have_the_square_loss_of_pot():
+    call = {"unbalanced": 0.5, "reg": 0.1}
+    with pytest.warns(torchgw.TorchGWWarning, match="loss='kl'"):
+        found = solve_gromov(*COSTS, loss="KL", **call)
+    assert found.value == solve_gromov(*COSTS, **call).value
 
 
 @pytest.mark.slow

@@ -15,10 +15,9 @@ import pytest
 import torch
 from problems import distance_matrices, random_weights
 from scipy.spatial.distance import cdist
-from scipy.special import xlogy
 
 import torchgw
-from torchgw import ConvergenceWarning, InvalidInputError, TorchGWWarning, UnsupportedError
+from torchgw import ConvergenceWarning, InvalidInputError, UnsupportedError
 from torchgw._sinkhorn.exact import ExactTransport, by_scipy, partial_transport, transport
 from torchgw.pot import gromov, solve_gromov
 from torchgw.pot._quadratic import quadratic
@@ -320,40 +319,6 @@ def test_prices_of_an_assignment():
     assert (f.sum() + g.sum()) / N == pytest.approx((found.plan * cost).sum())
 
 
-@pytest.mark.parametrize(("rank", "reg"), [(2, 0.0), (None, 0.1)])
-def test_plans_of_low_rank_have_the_value_that_they_say(rank, reg):
-    """Of POT's rescaled costs, with its entropy."""
-    rng = np.random.default_rng(0)
-    X, Y = rng.normal(size=(12, 2)) * 3, rng.normal(size=(15, 3))
-    Q, R, g, log = gromov.lowrank_gromov_wasserstein_samples(X, Y, rank=rank, reg=reg, log=True)
-    plan = log["lazy_plan"][:]
-    np.testing.assert_allclose(plan, Q @ np.diag(1 / g) @ R.T)
-    np.testing.assert_allclose(plan.sum(0), 1 / 15, atol=1e-8)
-    np.testing.assert_allclose(log["lazy_plan"][3:5, 1], plan[3:5, 1])
-    factors = [ot.lowrank.compute_lr_sqeuclidean_matrix(points, points, True) for points in (X, Y)]
-    parts = ot.gromov.init_matrix(*(left @ right.T for left, right in factors), *_sums(plan))
-    np.testing.assert_allclose(log["value_quad"], ot.gromov.gwloss(*parts, plan), rtol=1e-6)
-    entropy = -sum(float(xlogy(part, part).sum()) for part in (Q, R, g))
-    np.testing.assert_allclose(log["value"], log["value_quad"] - reg * entropy)
-
-
-def _sums(plan):
-    return plan.sum(1), plan.sum(0)
-
-
-def test_low_rank_refuses_what_it_does_not_hold():
-    X = np.random.default_rng(0).normal(size=(8, 2))
-    solve = gromov.lowrank_gromov_wasserstein_samples
-    with pytest.raises(UnsupportedError, match="no lower bound"):
-        solve(X, X, rank=2, alpha=0.1)
-    with pytest.raises(UnsupportedError, match="cost_factorized"):
-        solve(X, X, rank=2, cost_factorized_Xs=(X, X))
-    with pytest.raises(InvalidInputError, match="`rank`"):
-        solve(X, X, rank=9)
-    with pytest.warns(TorchGWWarning, match="numItermax_dykstra"):
-        solve(X, X, rank=2, numItermax_dykstra=5)
-
-
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("convert", [np.asarray, torch.tensor])
 @pytest.mark.parametrize(
@@ -485,7 +450,6 @@ def test_masked_entries_are_refused():
         ("entropic_partial_gromov_wasserstein", {"reg": 0}, "`reg` must be a positive"),
         ("entropic_gromov_barycenters", {"ps": [P]}, "`Cs`, `ps` must have one entry"),
         ("entropic_gromov_barycenters", {"N": 2.0}, "`N` must be an integer"),
-        ("lowrank_gromov_wasserstein_samples", {"X_t": Q}, r"`X_t` must have shape \(n, d\)"),
     ],
 )
 def test_what_cannot_be_is_named_before_any_work(name, change, message):

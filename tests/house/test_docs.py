@@ -7,6 +7,7 @@ import ast
 import importlib
 import re
 import shlex
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -243,15 +244,37 @@ def test_the_site_asks_no_other_server():
 def test_products_are_no_tags_of_the_site(monkeypatch):
     """The product of C(P) and P, in angles, was not to be seen on 11 pages."""
     monkeypatch.syspath_prepend(str(ROOT / "docs"))
-    shown = importlib.import_module("hooks").on_page_content
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="algorithm.md"))
+    shown = partial(importlib.import_module("hooks").on_page_content, page=page, files=None)
     tags = '<!-- a, b --><p>a <a href="x, y">b</a>, <br> <input type="radio"></p>'
     assert shown(f"{tags} <C(P), P> + <a, f - g>") == f"{tags} &lt;C(P), P> + &lt;a, f - g>"
 
 
+def test_docstrings_link_the_pages_that_they_name(monkeypatch):
+    """Readers of the site have no folder docs."""
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    shapes = SimpleNamespace(url_relative_to=lambda _: "../shapes.html")
+    shapes.page = SimpleNamespace(title="Surfaces")
+    files = SimpleNamespace(get_file_from_path={"shapes.md": shapes}.get)
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="api/solve.md"))
+    made = importlib.import_module("hooks").on_page_content("see docs/shapes.md.", page, files)
+    assert made == 'see <a href="../shapes.html">Surfaces</a>.'
+    written = set(re.findall(r"\bdocs/([a-z-]+\.md)", "".join(
+        path.read_text("utf-8") for path in (ROOT / "torchgw").rglob("*.py")
+    )))  # fmt: skip
+    assert written
+    assert {name for name in written if not (ROOT / "docs" / name).is_file()} == set()
+    # each has a title before it is read
+    nav = (ROOT / "mkdocs.yml").read_text("utf-8")
+    assert {name for name in written if not re.search(rf": {name}$", nav, re.M)} == set()
+
+
 def test_lists_of_pages_go_on_where_they_are_to():
     """A paragraph of an item is four spaces in, and ends before the next item."""
-    for path in FILES:
+    for path in [*FILES, ROOT / "CHANGELOG.md"]:
         text = re.sub(r"^```.*?^```", "", path.read_text("utf-8"), flags=re.M | re.S)
+        # a number that ends a sentence begins a list at the beginning of a line
+        assert not re.findall(r"^ {1,3}\d+\. .*", text, re.M), path
         assert not re.findall(r"\n\n {1,3}\S.*|\n {4}[^-\s].*\n- ", text), path
 
 
@@ -290,6 +313,16 @@ def test_types_that_are_prose_are_shown_as_written(monkeypatch):
     signatures.Signatures().on_package(pkg=package)
     (shown,) = {str(part.annotation) for part in item.docstring.parsed[1].value}
     assert shown == prose
+
+
+def test_options_are_a_list_in_the_reference(monkeypatch):
+    """They were one paragraph of 800 words."""
+    griffe = pytest.importorskip("griffe")
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    options = griffe.Class("Options", parent=griffe.Module("torchgw._solve.table"))
+    importlib.import_module("signatures").Signatures().on_class_instance(cls=options)
+    (shown,) = (part.value for part in options.docstring.parsed if part.kind.value == "parameters")
+    assert {part.name for part in shown} >= {"epsilon", "n_init", "inner_tol"}
 
 
 @pytest.mark.slow

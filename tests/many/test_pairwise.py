@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import subprocess
 import sys
 import time
+import warnings
 from functools import partial
 from pathlib import Path
 
@@ -117,6 +119,38 @@ def test_a_killed_job_goes_on_with_the_same_bits(tmp_path):
 @pytest.mark.slow
 def test_processes_give_the_same_bits():
     assert np.array_equal(pairwise(XS, n_jobs=2, **QUIET), pairwise(XS, **QUIET))
+
+
+def test_pairs_that_take_long_are_said_after_the_first_and_once(monkeypatch):
+    """A grid search over 100 spaces searched 5,050 pairs, and said nothing for half an hour."""
+    module = importlib.import_module("torchgw._many.pairwise")
+    chunks = []
+
+    def solved(job, i, j):
+        chunks.append(len(i))
+        return np.zeros((len(module.Numbers._fields), len(i)))
+
+    monkeypatch.setattr(module, "_solve_chunk", solved)
+    monkeypatch.setattr(module, "_FIRST_SEARCHED", 2)
+    small, large = ([np.eye(n)] * 4 for n in (3, 33))
+
+    def warned(longest, spaces, **options):
+        monkeypatch.setattr(module, "LONG", longest)
+        with warnings.catch_warnings(record=True) as made:
+            warnings.simplefilter("always")
+            torchgw.pairwise(spaces, progress=False, **options)
+        return [str(one.message) for one in made if one.category is torchgw.PerformanceWarning]
+
+    assert not warned(np.inf, small)
+    (text,) = warned(-1.0, small)
+    assert text.startswith("These pairs take long, as each is searched: 8 more take about")
+    assert chunks == 2 * [2, 8]
+    # single starts are quick, and so are pairs too large to be searched, which come last
+    assert not warned(-1.0, small, n_init=1)
+    assert not warned(-1.0, large)
+    (text,) = warned(-1.0, small[:2] + large)
+    # one of 3 x 3 points, and all of 3 x 33
+    assert "9 more" in text
 
 
 @pytest.mark.parametrize(

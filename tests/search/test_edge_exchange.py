@@ -16,20 +16,33 @@ def weighted_graph(n, rng, degree=3.0, *, equal):
     return table + table.T
 
 
+def directed_graph(n, rng, relations):
+    """Edges of one direction and of both, of a weight for each."""
+    table = rng.random((relations, n, n)) * (rng.random((relations, n, n)) < 1.2 / n)
+    table[0] += table[0].T * (rng.random((n, n)) < 0.5)
+    table[:, range(n), range(n)] = 0
+    return table
+
+
 def edges(table):
-    found = Edges.of(torch.from_numpy(table))
+    found = Edges.of(*map(torch.from_numpy, np.atleast_3d(table.T).T), directed=table.ndim == 3)
     assert found is not None
     return found
 
 
 def kept(x, y, partners):
-    return (x * y[np.ix_(partners, partners)]).sum() / 2
+    return (x * y[..., partners, :][..., partners]).sum() / (2 if x.ndim == 2 else 1)
 
 
-@pytest.mark.parametrize("equal", [True, False])
-def test_gains_are_what_exchanges_keep_more_and_none_is_left(equal):
+@pytest.mark.parametrize("kind", ["equal", "weighted", "directed", "relations"])
+def test_gains_are_what_exchanges_keep_more_and_none_is_left(kind):
     rng = np.random.default_rng(0)
-    x, y = (weighted_graph(70, rng, 2.5, equal=equal) for _ in range(2))
+    x, y = (
+        weighted_graph(70, rng, 2.5, equal=kind == "equal")
+        if kind in ("equal", "weighted")
+        else directed_graph(70, rng, 1 + (kind == "relations"))
+        for _ in range(2)
+    )
     start = rng.permutation(70)
     state = Ends(edges(x), edges(y), start)
     pairs = np.array(list(itertools.combinations(range(70), 2)))
@@ -77,10 +90,10 @@ def test_weights_are_the_same_from_a_table():
     x = weighted_graph(70, rng, 2.5, equal=False)
     pairs = rng.integers(70, size=(2, 4_000))
     found, listed = edges(x).tabled(), edges(x)
-    assert found.table is not None
-    assert listed.table is None
-    np.testing.assert_array_equal(found.at(*pairs), x[tuple(pairs)])
-    np.testing.assert_array_equal(listed.at(*pairs), x[tuple(pairs)])
+    assert found.codes is not None
+    assert listed.codes is None
+    np.testing.assert_array_equal(found.at(*pairs, 0), x[tuple(pairs)])
+    np.testing.assert_array_equal(listed.at(*pairs, 0), x[tuple(pairs)])
 
 
 def test_other_tables_are_no_graphs():

@@ -18,6 +18,7 @@ from torchgw._search.optima import find_optima
 from torchgw._search.world import World
 from torchgw._sinkhorn.eager import EagerBackend
 from torchgw._solve import forecast, route
+from torchgw._solve.forecast import Forecast
 from torchgw._tensors import deadline, foretold, machine
 from torchgw._typing import Marginals
 from torchgw.distances import PointDistance, PrecomputedDistance
@@ -253,12 +254,13 @@ def test_sharp_plans_on_a_gpu_are_warned_of():
     """Points of which few take a GPU's host as long as many: 24 of them, 55 CPU seconds."""
     facts = SimpleNamespace(epsilon=1e-6, spread=1.0, entries=24**2, device="cuda")
     options = SimpleNamespace(max_iter=60, inner_max_iter=500, regularization="entropic")
+    sharp = Forecast(facts, options, "dense", 0.0)
     with pytest.warns(PerformanceWarning, match="up to 36 s in all"):
-        forecast.forecast(facts, options, "dense", 0.0, "", forecast.longest(facts, options, ()))
+        sharp.say("", sharp.longest(()))
     facts.epsilon = 1e-3
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        forecast.forecast(facts, options, "dense", 0.0, "", forecast.longest(facts, options, ()))
+        sharp.say("", sharp.longest(()))
 
 
 def test_forecasts_are_of_the_processor_at_hand(monkeypatch):
@@ -331,10 +333,11 @@ def test_solves_that_are_compared_are_said(caplog):
         device="cpu", rule="strict", products=True, n=600, m=600, epsilon=0.0, spread=1.0
     )
     options = SimpleNamespace(rule=None, max_iter=500, regularization="entropic")
+    foreseen = Forecast(facts, options, "dense", 0.1)
     with caplog.at_level(logging.INFO, logger="torchgw"):
-        forecast.forecast_again(facts, options, "dense", 0.1)
-        forecast.forecast_solves(facts, options, "dense", 0.1, 1.5, "other optima may end lower")
-        forecast.forecast_solves(facts, options, "dense", 0.1, 0, "nothing")
+        foreseen.say_again()
+        foreseen.say_solves(1.5, "other optima may end lower")
+        foreseen.say_solves(0, "nothing")
     assert "about 6 s more, as 2 solves from several starts are compared" in caplog.text
     assert "about 4.5 s more, as other optima may end lower" in caplog.text
     assert len(caplog.records) == 2
@@ -385,6 +388,7 @@ def test_starts_that_are_followed_are_counted_once_the_search_has_ended(moves, c
         spread=1.0, larger=600,
     )  # fmt: skip
     options = SimpleNamespace(rule=None, max_iter=500, search="auto", regularization="entropic")
+    foreseen = Forecast(facts, options, "dense", 0.1)
     # from the product plan nothing is found yet; of the others one may end lower, or is left behind
     others = ("product" in moves) / forecast.FOUND + ("optima" in moves) * forecast._LEFT
     parts = forecast.slowness() * forecast._PARTS
@@ -392,9 +396,9 @@ def test_starts_that_are_followed_are_counted_once_the_search_has_ended(moves, c
     monkeypatch.setattr(foretold, "perf_counter", lambda: 0.0)
     with caplog.at_level(logging.INFO, logger="torchgw"), foretold.telling():
         foretold.promise(1e-6, 1.0)
-        forecast.forecast_loop(facts, options, "dense", 0.1, search, moves, 1.0)
+        foreseen.correct_loop(search, moves, 1.0)
         told = foretold.said_last()[1]
-        forecast.forecast_others(facts, options, search, moves, 1.0, 10.0, parts=True)
+        foreseen.correct_others(search, moves, 1.0, 10.0, parts=True)
         again = foretold.said_last()[1]
     assert told == pytest.approx((1 + others) * 1.5, rel=0.1)
     # the evaluation is told too
@@ -405,11 +409,11 @@ def test_starts_that_are_followed_are_counted_once_the_search_has_ended(moves, c
 def test_samples_and_bounds_take_more_iterations():
     """Samples of 543 points: 3.2 s said, 9.4 taken; a mass of .7 of 374, 11 said, 37 taken."""
     facts = SimpleNamespace(products=True, entries=353_000, rule="strict")
-    dense, sampled = (forecast._in_full(facts, how, 0.01) for how in ("dense", "sampled"))
-    assert dense == 0.01
-    assert sampled > 5 * dense
+    dense, sampled = (Forecast(facts, None, how, 0.01) for how in ("dense", "sampled"))
+    assert dense.in_full == 0.01
+    assert sampled.in_full > 5 * dense.in_full
     facts.rule = "partial"
-    assert forecast._in_full(facts, "dense", 0.01) > 2 * dense
+    assert dense.in_full > 2 * 0.01
 
 
 def _said_by(caplog, given, **options):

@@ -27,8 +27,8 @@ class Progress:
     ) -> None:
         self._stream = stream
         # in a notebook standard error is no terminal, and lines move nonetheless
-        self._moving = stream.isatty() or "ipykernel" in sys.modules
-        self._pause = 0.1 if self._moving else pause
+        self.moves = stream.isatty() or "ipykernel" in sys.modules
+        self._pause = 0.1 if self.moves else pause
         self._last = -float("inf")
         self._open = False
         self._total, self._tol = total, tol
@@ -59,20 +59,20 @@ class Progress:
         )
         self._write(line)
 
-    def block(self, what: str, done: int, count: int, spent: float) -> None:
-        """Show how many of some blocks are done, after so many seconds."""
+    def part(self, what: str, done: int, count: int, spent: float, before: int = 0) -> None:
+        """Show how much is done, after so many seconds, all but what was done ``before``."""
         now = time.monotonic()
         if done == count or now - self._last >= self._pause:
             self._last = now
-            left = _duration(spent / done * (count - done))
-            self._write(f"{what}, block {done} of {count}  {_duration(spent)}, about {left} left")
+            left = _duration(spent / (done - before) * (count - done))
+            self._write(f"{what} {done} of {count}  {_duration(spent)}, about {left} left")
 
     def _write(self, line: str) -> None:
         """Write a line, over the last one where it moves."""
         # \x1b[K clears what a longer line left behind.
-        self._stream.write(f"\r{line}\x1b[K" if self._moving else f"{line}\n")
+        self._stream.write(f"\r{line}\x1b[K" if self.moves else f"{line}\n")
         self._stream.flush()
-        self._open = self._moving
+        self._open = self.moves
 
     def _left(self, state: Iteration) -> str:
         """Say how long the solve will take: about so long if changes shrink, else at most."""
@@ -131,6 +131,25 @@ def progress(
         try:
             yield report
         finally:
+            report.close()
+
+
+@contextmanager
+def counted(total: int, what: str, *, shown: bool, done: int = 0) -> Iterator[Callable[[int], Any]]:
+    """Yield a function that takes how much more is done, and shows it where lines move."""
+    report = Progress(sys.stderr) if shown and sys.stderr is not None else None
+    start, before = time.monotonic(), done
+
+    def advance(count: int) -> None:
+        nonlocal done
+        done += count
+        if report is not None and report.moves:
+            report.part(what, done, total, time.monotonic() - start, before)
+
+    try:
+        yield advance
+    finally:
+        if report is not None:
             report.close()
 
 

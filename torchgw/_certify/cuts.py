@@ -43,8 +43,8 @@ _VERTICES = 600_000
 _INSIDE = 0.99
 # Numbers whose squares together matter less than this share are not followed in any case. [L1354]
 _NEGLIGIBLE = 1e-9
-# The part of the gap that what is not followed may lose at the best plan. [L1676]
-_UNFOLLOWED = 0.25
+# The part of the gap that what is not followed may lose at the best plan. [L1676, L1740]
+_UNFOLLOWED = 0.75
 # Cuts are lowered by random shares of this part of the range of t, so that no vertex lies on more
 # faces than there are dimensions. [L1354]
 _LOWERED = 1e-9
@@ -228,7 +228,7 @@ class CuttingPlanes:
     @property
     def _enough(self) -> float:
         """Where bounds end."""
-        return min(self._most, self._reached - self._gap * abs(self.value) / 2)
+        return self._reached - self._gap * abs(self.value) / 2 if self.short else self._most
 
     def _costs(self, x: Array) -> Array:
         """Compute what points (N, D) of the polytope cost."""

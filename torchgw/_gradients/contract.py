@@ -317,11 +317,25 @@ class ExactCoupling(NamedTuple):
         return self._replace(values=vector.view(self.values.shape))
 
 
+# What is read of values of all points of a side, (n, ...): those of some points, or means of some.
+Read = Callable[[Tensor], Tensor]
+
+
+def every(values: Tensor) -> Tensor:
+    """Read the values of all points."""
+    return values
+
+
+def none(values: Tensor) -> Tensor:
+    """Read the values of no points."""
+    return values[:0]
+
+
 class InFactors(Protocol):
     """What a gradient whose cost and coupling are in factors offers to solves on fewer points."""
 
-    def factored(self, coupling: Any) -> FactoredCost:
-        """Compute C(P) - row - column at the coupling of P."""
+    def factored(self, coupling: Any, source: Read = every, target: Read = every) -> FactoredCost:
+        """Compute C(P) - row - column at the coupling of P, of what is read of both sides."""
 
     def encode(self, source: Tensor, means: Tensor) -> Coupling:
         """Make the coupling of P of the source's factors, (n, r), and ``means`` = P A_Y, (n, s)."""

@@ -1,5 +1,6 @@
 """The exact gradient from factors of the distances, whose coupling is small."""
 
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -12,7 +13,9 @@ from torchgw._gradients.contract import (
     Linearised,
     Plan,
     QuadraticValue,
+    Read,
     StrictGradient,
+    every,
     exact_own_terms,
     own_value,
     product_value,
@@ -21,7 +24,7 @@ from torchgw._plans.transport import TransportPlan
 from torchgw._problem.losses import transformed
 from torchgw._problem.problem import Problem
 from torchgw._sinkhorn.problem import Cost, DenseCost, FactoredCost, added
-from torchgw._tensors.operations import inner_products, lengths
+from torchgw._tensors.operations import average, inner_products, lengths
 from torchgw._typing import Marginals
 from torchgw.distances.base import DistanceProvider, Factors
 from torchgw.distances.new_points import factor_reference, factor_rows
@@ -42,10 +45,6 @@ class _Side(NamedTuple):
         if self.factors is None:
             return self.provider.apply(encoded)
         return self.factors.signs[:, None] * encoded
-
-    def decode(self, measured: Tensor) -> Tensor:
-        """Compute A W, or W where D has no factors."""
-        return measured if self.factors is None else self.factors.matrix @ measured
 
 
 class Encoding(ExactCoupling):
@@ -97,15 +96,41 @@ class FactoredGradient(StrictGradient):
         return self._left.metric(values) * self._factors.signs
 
     def linearise(self, coupling: Encoding) -> LinearCost:
-        left = 4 * self.problem.alpha * self._left.decode(self._measured(coupling))
+        return LinearCost(self._cost(coupling), self.row, self.column)
+
+    @cached_property
+    def _mean(self) -> Tensor:
+        """Average the factors of the right side."""
+        return average(self._factors.matrix)
+
+    def _cost(self, coupling: Encoding, source: Read = every, target: Read = every) -> Cost:
+        """Compute the cost between what is read of the points of both sides."""
+        # Factors have zero mean over all points: products are smaller then, so that low-precision
+        # ones, which 1/epsilon amplifies, lose less. Cross terms are those of rows and columns.
+        first, second = (target, source) if self._swapped else (source, target)
+        turn = 4 * self.problem.alpha * self._measured(coupling)
+        if self._left.factors is None:
+            mean = average(turn)
+            left = first(turn) - mean
+        else:
+            matrix = self._left.factors.matrix
+            mean = average(matrix) @ turn
+            left = torch.addmm(-mean, first(matrix), turn)
         if self._shared is not None:
-            left = left + self._shared
-        cost = FactoredCost.of_products(left, self._factors.matrix)
+            ours = average(self._shared)
+            mean, left = mean + ours, left + (first(self._shared) - ours)
+        right = second(self._factors.matrix) - self._mean
+        row, column = -(left @ self._mean) - mean @ self._mean, -(right @ mean)
+        cost = FactoredCost(left, right, row, column)
         cost = cost.transpose() if self._swapped else cost
         if self._linear is None:
-            return LinearCost(cost.centred(), self.row, self.column)
-        whole = added(cost.centred(), self._linear, 1 - self.problem.alpha)
-        return LinearCost(whole, self.row, self.column)
+            return cost
+        linear = self._linear
+        if isinstance(linear, FactoredCost):
+            linear = FactoredCost(
+                source(linear.left), target(linear.right), source(linear.row), target(linear.column)
+            )
+        return added(cost, linear, 1 - self.problem.alpha)
 
     def _in_same_factors(self, linear: Cost | None) -> tuple[Tensor | None, Cost | None]:
         """Split off (1 - alpha) M what is in the factors of the distances, as of known pairs."""
@@ -127,9 +152,15 @@ class FactoredGradient(StrictGradient):
         both = self._left.factors is not None and not isinstance(self.problem.linear, DenseCost)
         return self if both else None
 
-    def factored(self, coupling: Encoding) -> FactoredCost:
-        """Compute the cost at a coupling, which has factors where :meth:`in_factors` says so."""
-        cost = self.linearise(coupling).cost
+    def factored(
+        self, coupling: Encoding, source: Read = every, target: Read = every
+    ) -> FactoredCost:
+        """Compute the cost at a coupling, which has factors where :meth:`in_factors` says so.
+
+        It is that between what is read of the points of both sides, so that parts of it are made
+        when they are needed.
+        """
+        cost = self._cost(coupling, source, target)
         assert isinstance(cost, FactoredCost)
         return cost
 

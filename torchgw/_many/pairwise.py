@@ -18,7 +18,8 @@ from torchgw._boundary.archive import check_writable, read_archive, write_archiv
 from torchgw._boundary.arrays import resolve_device, to_numpy, to_tensor, without_tensors
 from torchgw._boundary.cache import content_key
 from torchgw._boundary.checks import check_choice, check_count, reject_unknown
-from torchgw._errors import InvalidInputError, UnsupportedError
+from torchgw._boundary.console import counted
+from torchgw._errors import InvalidInputError, PerformanceWarning, UnsupportedError, warn_user
 from torchgw._many.questions import (
     Questions,
     Wanted,
@@ -39,18 +40,21 @@ from torchgw._many.spaces import (
     check_measure,
     read_spaces,
 )
+from torchgw._problem.limits import limits_of
 from torchgw._problem.named import DistanceName, ScaleName
 from torchgw._problem.problem import FeatureMetric, check_feature_metric
 from torchgw._problem.signatures import features_of_all
+from torchgw._search.beliefs import LONG
 from torchgw._solve.table import Options, Regularization, check_options, takes_options
 from torchgw._tensors.ahead import probe_beside
 from torchgw._tensors.ranks import Distributed, Ranks, check_distributed, join, together
-from torchgw.distances.geodesics import progress_bar
 
 # Seconds of a chunk, problems of the first chunk, and of any. A chunk is lost when the process is
 # killed; in a short chunk the engine waits for the last problems. [L396]
 _CHUNK_SECONDS = 15.0
 _FIRST_CHUNK, _LARGEST_CHUNK = 256, 2**17
+# Problems of the first chunk where each is searched, which tell how long the others take. A choice.
+_FIRST_SEARCHED = 32
 # Seconds between two writes of the file that a matrix is resumed from. [L396]
 _WRITE_SECONDS = 20.0
 
@@ -105,9 +109,13 @@ def compute_pairs(
     left = order[np.isnan(table[0, order])]
     written = time.monotonic()
     done = len(order) - len(left)
-    bar = progress_bar(len(order), "torchgw", " pairs", shown=shown, done=done, leave=True)
+    # entries of plans that are searched, which take nearly all of the time
+    entries = (sizes[i] * sizes[j]).numpy()
+    some = job.options.n_init is None and entries <= limits_of(job.options.device).batch_searched
+    work, told = entries * some, False
+    bar = counted(len(order), "torchgw, pair", shown=shown, done=done)
     with _workers(n_jobs) as (together, run), bar as advance:
-        size, at = _FIRST_CHUNK, 0
+        size, at = _FIRST_SEARCHED if work.any() else _FIRST_CHUNK, 0
         while at < len(left):
             started = time.monotonic()
             chunks = [left[at + k * size : at + (k + 1) * size] for k in range(together)]
@@ -121,9 +129,24 @@ def compute_pairs(
             if resume is not None and (now - written >= _WRITE_SECONDS or at == len(left)):
                 write_archive(resume, {"pairwise": key}, {"numbers": table})
                 written = now
+            rest, ended = work[left[at:]], work[np.concatenate(chunks)].sum()
+            seconds = (now - started) * rest.sum() / max(ended, 1)
+            if not told and ended and seconds > LONG:
+                told = True
+                _say_long(int(np.count_nonzero(rest)), seconds)
             wanted = size * _CHUNK_SECONDS / max(now - started, 1e-3)
             size = int(min(max(16, wanted), 4 * size, _LARGEST_CHUNK))
     return Numbers.of_table(torch.from_numpy(table.T))
+
+
+def _say_long(count: int, seconds: float) -> None:
+    """Say that pairs take long, and what is quicker."""
+    warn_user(
+        f"These pairs take long, as each is searched: {count:,} more take about "
+        f"{seconds:,.0f} s at the pace of the first. `n_init=1`, a single start each, "
+        "takes a fiftieth of that, and a few starts a tenth; `n_jobs=-1` uses all cores.",
+        PerformanceWarning,
+    )
 
 
 def compute_together(

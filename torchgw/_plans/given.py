@@ -226,7 +226,7 @@ class SparsePlan(DualPlan):
         )
 
     def _product(self, table: Tensor) -> Tensor:
-        found: Tensor = torch.sparse.mm(self.entries, table)
+        found: Tensor = torch.sparse.mm(self.entries, table.contiguous())
         return found
 
     def _largest(self, k: int) -> tuple[Tensor, Tensor]:

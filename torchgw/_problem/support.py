@@ -616,11 +616,10 @@ def _few(table: scipy.sparse.csr_array) -> scipy.sparse.csr_array:
 def _classes(mask: Mask, weights: Any) -> tuple[NDArray[np.int64], int]:
     """Give rows of weight the number of their pattern, others -1; and count the patterns."""
     used = weights > 0
+    found, numbers = np.full(len(mask), -1), dict[bytes, int]()
     packed = np.packbits(mask[used], axis=1)
-    _, number = np.unique(packed, axis=0, return_inverse=True)
-    found = np.full(len(mask), -1)
-    found[used] = number.ravel()
-    return found, int(found.max()) + 1
+    found[used] = [numbers.setdefault(row.tobytes(), len(numbers)) for row in packed]
+    return found, len(numbers)
 
 
 def _integers(

@@ -25,7 +25,7 @@ from torchgw._results.mapping import Extension
 from torchgw._results.modes import embeddings
 from torchgw._results.rounding import Assignment, assign, improve, places
 from torchgw._search.beliefs import MATCHING_TRIES, rematch_regions
-from torchgw._search.graphs import Edges
+from torchgw._search.graphs import Edges, graphs_of
 from torchgw._sinkhorn.blocks import RestrictedBackend
 from torchgw._sinkhorn.problem import Cost
 from torchgw._tensors.deadline import is_over
@@ -301,11 +301,7 @@ def _graphs(task: _Task, weights: Tensor, capacity: Tensor) -> tuple[Edges, Edge
     equal = (weights - weights.mean()).abs().max() <= EQUAL * weights.mean()
     if not (plain and bool(equal) and bool((capacity == 1).all())):
         return None
-    sides = task.near.distances, task.far.distances
-    tables = [None if side.directed else side.matrix() for side in sides]
-    edges = [None if table is None else Edges.of(table) for table in tables]
-    near, far = edges
-    return None if near is None or far is None else (near, far)
+    return graphs_of([task.near.distances, task.far.distances])
 
 
 def _by_edges(

@@ -32,6 +32,7 @@ from torchgw._search.tabu import Assignments, Exchanges, search
 from torchgw._solve.polish import best_length, take_steps
 from torchgw._tensors.deadline import is_over
 from torchgw._tensors.operations import EQUAL
+from torchgw.distances.base import BLOCK_ENTRIES
 
 # Beyond, it is made from so many of the largest entries of each row, and from so many in all at
 # most. [L325]
@@ -63,8 +64,8 @@ def assign(
     # leave without a partner get the best of the targets that are free, a block of points at a
     # time.
     n, m = plan.shape
-    slots, most = places(capacity), limits_of(plan.device).read
-    if n * len(slots) <= most and not few:
+    slots = places(capacity)
+    if n * len(slots) <= limits_of(plan.device).read and not few:
         whole = plan.stored().double()
         if support is not None:
             # a plan has less mass in all
@@ -76,7 +77,8 @@ def assign(
     chosen = _assign_largest(plan, slots)
     used = np.bincount(chosen[chosen >= 0], minlength=m)
     left = np.flatnonzero(chosen < 0)
-    height = max(1, most // len(slots))
+    # the time of an exact assignment grows with the square of its rows
+    height = max(1, BLOCK_ENTRIES // len(slots))
     for block in np.split(left, range(height, len(left), height)):
         free = np.repeat(np.arange(m), capacity.cpu().numpy() - used)
         table = plan.rows(torch.from_numpy(block)).double().cpu().numpy()

@@ -236,6 +236,7 @@ def search_all_points(
         stack=stack,
         share=share if soon < 1 and not brief else 0.0,
         call=way_to_call("chains", device, backend, read),
+        sides=problem.sides,
     )  # fmt: skip
     alternatives, ambiguity = different_optima(whole, found.trials, found.plans, (n, m))
     stands_out = ambiguity < STANDS_OUT and not found.alone
@@ -415,7 +416,9 @@ def match_edges(
     count *= _TIMES if len(x) * len(y) <= limits.open_most else 1
     # plans are not followed to their ends by edges: the objective judges what they lead to [L1687]
     large = len(x) * len(y) > limits.stacked
-    chains = climb(whole, low, count, solver=batch_solver(backend), repair=large)
+    chains = climb(
+        whole, low, count, solver=batch_solver(backend), repair=large, sides=of_edges.sides
+    )
     optima, ambiguity = different_optima(whole, chains.trials, chains.plans, shape)
     best, certain = optima[0], chains.agreed or ambiguity < _FOUND
     best = best if standard is None else standard.lift_optimum(best)

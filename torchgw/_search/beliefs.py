@@ -42,7 +42,15 @@ from torchgw._problem.problem import Problem, stored_matrix
 from torchgw._search.alternatives import Alternative
 from torchgw._search.chain import COMPARED_AT, INNER
 from torchgw._search.coarse import is_sparse
-from torchgw._search.graphs import FEW_EDGES, Array, Edges, Ends, SparseRows, exchange_ends
+from torchgw._search.graphs import (
+    FEW_EDGES,
+    Array,
+    Edges,
+    Ends,
+    SparseRows,
+    exchange_ends,
+    graphs_of,
+)
 from torchgw._tensors.cuda_graphs import CAPTURED_BYTES, Captured, borrow_memory
 from torchgw._tensors.deadline import is_over
 from torchgw._tensors.foretold import say_beside
@@ -96,21 +104,13 @@ class Graph(NamedTuple):
         """Put graphs beside each other, whose weights are at most one."""
         first = np.cumsum([0, *(part.n for part in parts)])
         sides = [
-            (part.keys // part.n + start, part.columns + start, part.weights)
+            (part.rows + start, part.columns + start, part.weights)
             for part, start in zip(parts, first, strict=False)
         ]
         rows, columns, weights = (
             torch.from_numpy(np.concatenate(side)).to(device) for side in zip(*sides, strict=True)
         )
         return cls(rows, columns, weights.float(), int(first[-1]))
-
-    @property
-    def edges(self) -> Edges:
-        """The edges on the host."""
-        starts, rows, columns = (part.cpu().numpy() for part in (self.starts, *self[:2]))
-        return Edges(
-            starts, columns, self.weights.double().cpu().numpy(), rows * self.nodes + columns
-        )
 
     @property
     def matrix(self) -> SparseRows:
@@ -333,12 +333,12 @@ def _repaired(
                 continue
             partners = best.partners.copy()
             partners[nodes] = there
-            state = Ends(near, far, partners)
+            state = best.moved(partners)
             state.settle(nodes)
             rounding = EQUAL * state.unit
             idle = 0 if state.most > best.most + rounding else idle + 1
             if state.most >= best.most - rounding:
-                best = Ends(near, far, state.best)
+                best = best.moved(state.best)
     return best.best
 
 
@@ -368,8 +368,9 @@ def _anew(state: Ends, regions: Array, seed: int, device: torch.device) -> list[
     from scipy.optimize import linear_sum_assignment  # SciPy takes long to import
 
     there, size = state.partners[regions], regions.shape[1]
-    source = Graph.together([state.near.among(nodes) for nodes in regions], device)
-    target = Graph.together([state.far.among(nodes) for nodes in there], device)
+    # messages go along edges of any direction and relation
+    source = Graph.together([state.near.among(nodes).undirected for nodes in regions], device)
+    target = Graph.together([state.far.among(nodes).undirected for nodes in there], device)
     share = torch.full((size,), 1 / size, device=device)
     lost = np.stack([_lost(state, *nodes) for nodes in zip(regions, there, strict=True)])
     evidence = torch.from_numpy(lost).float().to(device)
@@ -391,8 +392,10 @@ def _lost(state: Ends, nodes: Array, there: Array) -> Array:
     which, on = far.beside(end)
     at = place[far.columns[on]]
     inside = at >= 0
+    inside &= far.keys[on] % far.layers == state.back[edge[which]]
     which, on, at = which[inside], on[inside], at[inside]
-    lost: Array = np.abs(near.degrees[nodes][:, None] - far.degrees[there]) / 2
+    degrees = near.degrees[nodes][:, None], far.degrees[there]
+    lost: Array = np.abs(degrees[0] - degrees[1]).sum(2) / 2
     np.subtract.at(lost, (owner[which], at), near.weights[edge[which]] * far.weights[on])
     return lost
 
@@ -429,8 +432,9 @@ def match_graphs(problem: Problem) -> Alternative | None:
     plan = plan.where(plan > _LEAST * plan.amax(1, keepdim=True), 0.0)
     plan /= plan.sum()
     value = _value(problem, plan)
-    if weigh_alike(problem.marginals):
-        partners = rematched(source.edges, target.edges, plan)
+    graphs = graphs_of(problem.sides)
+    if weigh_alike(problem.marginals) and graphs is not None:
+        partners = rematched(*graphs, plan)
         matching = torch.zeros_like(plan).scatter_(1, partners[:, None], 1 / len(plan))
         other = _value(problem, matching)
         value, plan = min((value, plan), (other, matching), key=lambda found: found[0])

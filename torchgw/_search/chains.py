@@ -47,7 +47,7 @@ from torchgw._search.chain import (
     tell_repaired,
 )
 from torchgw._search.coarse import Coarsened, CoarseProblem, has_graphs, is_graph, is_sparse
-from torchgw._search.graphs import Edges, convex_path, heat_costs, least_value
+from torchgw._search.graphs import Edges, convex_path, graphs_of, heat_costs, least_value
 from torchgw._search.population import FRESH, follow_starts, improve, name_of
 from torchgw._search.stack import Ends, Stack
 from torchgw._search.tabu import best_matchings, can_exchange
@@ -56,6 +56,7 @@ from torchgw._sinkhorn.eager import BatchSolver, solve_batch
 from torchgw._tensors.cuda_graphs import Call, call_directly
 from torchgw._tensors.deadline import is_over
 from torchgw._tensors.foretold import say_share
+from torchgw.distances.base import DistanceProvider
 
 # L1 distance to the product plan, at most 2, up to which an optimum is too blurred to start from:
 # .4 to .5 of random graphs with entropy, 1.7 to 2 elsewhere. [L1127]
@@ -114,6 +115,7 @@ class Climb:
     sharpened: bool  # whether the plan is sharpened afterwards
     repair: bool  # whether regions may be wrong
     share: float  # of the longer forecast, if starts do not agree soon; zero says nothing
+    edges: tuple[Edges, Edges] | None  # of both sides, along which partners are exchanged
     best: list[Chain] = field(default_factory=list)  # at the target
     behind: list[Chain] = field(default_factory=list)  # that were left on their way
     compared: list[Chain] = field(default_factory=list)  # copies, at the first comparison
@@ -172,6 +174,7 @@ def climb(
     stack: Stack | None = None,
     share: float = 0.0,
     call: Call = call_directly,
+    sides: Sequence[DistanceProvider] = (),
 ) -> Climbed:
     """Search all points move by move, down to an epsilon, until what is independent agrees."""
     # At most `count` chains begin near the product plan, none if that is zero; up to `affordable`
@@ -180,15 +183,30 @@ def climb(
     # chains take if it has been `told`. If the plan is `sharpened` afterwards, a search of graphs
     # is over once two starts have the same plan but for its entropy. Regions are only put right if
     # they are to be (`repair`). Plans are followed to their ends on a `stack`, if there is one.
-    # All moves take a `share` of the longer forecast, which is said once starts do not agree.
+    # All moves take a `share` of the longer forecast, which is said once starts do not agree. The
+    # `sides` are those of the whole problem.
     world = World(coarse, solver, call)
-    low = target / coarse.scale
-    found = Climb(world, low, count, affordable, guesses, stack, told, sharpened, repair, share)
+    low, edges = target / coarse.scale, _edges(coarse.problem, sides)
+    found = Climb(
+        world, low, count, affordable, guesses, stack, told, sharpened, repair, share, edges
+    )  # fmt: skip
     for move in MOVES:
         if found.agreed or (found.best and is_over()):
             break
         move(found)
     return found.report()
+
+
+def _edges(problem: CoarseProblem, sides: Sequence[DistanceProvider]) -> tuple[Edges, Edges] | None:
+    """List the edges of both sides of graphs whose partners are exchanged along them."""
+    # Nodes that can be exchanged share their partners in a plan, which keeps fewer edges than
+    # either way. Small problems have exchanges of all pairs.
+    small = can_exchange(problem) or not weigh_alike(problem.weights)
+    graphs = graphs_of(sides) if sides and has_graphs(problem) and not small else None
+    if graphs is None:
+        return None
+    source, target = (side.indices.cpu().numpy() for side in problem.sides)
+    return graphs[0].among(source), graphs[1].among(target)
 
 
 def _from_graphs(found: Climb) -> None:
@@ -198,7 +216,6 @@ def _from_graphs(found: Climb) -> None:
     problem = world.problem
     if not (found.count and has_graphs(problem)):
         return
-    # edges of a mean over directions or relations are starts, and no measure of a match
     plain = is_graph(problem)
     sharpened = found.sharpened and found.sharp and not world.tiny
     # chains of large graphs take less than messages do, and are mostly right
@@ -227,8 +244,10 @@ def _from_graphs(found: Climb) -> None:
             found.best.append(chain)
             found.graphs.append(chain)
             plans = world.rounded([chain])
-            matched = _exchanged(found) if plain and found.lowest is chain else plans[:0]
-            found.agreed = plain and _keeps_most(problem, torch.cat([plans, matched]))
+            matched = _exchanged(found) if found.lowest is chain else plans[:0]
+            plans = torch.cat([plans, matched])
+            # edges of a mean over directions are starts, and no measure of a match
+            found.agreed = (plain or found.edges is not None) and _keeps_most(found, plans)
             if found.agreed or is_over():
                 return
         begun = []
@@ -241,34 +260,29 @@ def _from_graphs(found: Climb) -> None:
         found.count = max(len(FIRST), found.count // 2)
 
 
-def _keeps_most(problem: CoarseProblem, plans: Tensor) -> bool:
+def _keeps_most(found: Climb, plans: Tensor) -> bool:
     """Whether one of plans (k, s, t) of exact marginals keeps all edges that any plan can."""
+    problem = found.world.problem
     edges = float(problem.source.table.square().mean())
-    return float(problem.value(plans).min()) <= least_value(problem) + BETTER * edges
+    least = least_value(problem, found.edges)
+    return float(problem.value(plans).min()) <= least + BETTER * edges
 
 
 def _exchanged(found: Climb, tries: float = SEARCH_TRIES) -> Tensor:
-    """Exchange partners of the last start of graphs, follow that to the target; return its plan."""
+    """Exchange partners of the last start of graphs along edges, and follow that to the target.
+
+    Return the plan of that matching (1, s, t), or none (0, s, t).
+    """
     world, chain = found.world, found.graphs.pop()
-    matched = _along_edges(world.problem, world.rounded([chain]), tries)
-    for plan in matched:
-        along = world.take("exchanges along edges", plan)
-        along.seconds = chain.seconds
-        world.settle([along], found.low)
-        found.best.append(along)
+    plan = world.rounded([chain])
+    if found.edges is None:
+        return plan[:0]
+    matched = _matchings(rematched(*found.edges, plan[0], tries)[None], plan)
+    along = world.take("exchanges along edges", matched[0])
+    along.seconds = chain.seconds
+    world.settle([along], found.low)
+    found.best.append(along)
     return matched
-
-
-def _along_edges(problem: CoarseProblem, plan: Tensor, tries: float = SEARCH_TRIES) -> Tensor:
-    """Improve the matching of a plan (1, s, t) along edges; return its plan, or none (0, s, t)."""
-    # Nodes that can be exchanged share their partners in a plan, which keeps fewer edges than
-    # either way. Small problems have exchanges of all pairs.
-    if can_exchange(problem) or not weigh_alike(problem.weights):
-        return plan[:0]
-    near_edges, far_edges = (Edges.of(side.table) for side in problem.sides)
-    if near_edges is None or far_edges is None:
-        return plan[:0]
-    return _matchings(rematched(near_edges, far_edges, plan[0], tries)[None], plan)
 
 
 def _matchings(partners: Tensor, like: Tensor) -> Tensor:

@@ -11,7 +11,8 @@ fewer and fewer of them [1].
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ from torch import Tensor
 
 from torchgw._problem.limits import CPU
 from torchgw._problem.losses import SPARSE_SHARE
+from torchgw._problem.problem import stored_matrix
 from torchgw._problem.signatures import HEAT_TIMES
 from torchgw._search.chain import INNER
 from torchgw._search.coarse import CoarseProblem, density
@@ -29,6 +31,7 @@ from torchgw._sinkhorn.eager import SMALLEST
 from torchgw._tensors.deadline import is_over
 from torchgw._tensors.operations import EQUAL
 from torchgw._typing import Marginals
+from torchgw.distances.base import DistanceProvider
 from torchgw.distances.sampling import SpreadPoints
 
 # Steps on the convex objective, stages of the path to the other one, and steps of each. [L337]
@@ -61,11 +64,20 @@ _LOOKED_UP, _ROUNDS = 1.5e7, 400
 FEW_EDGES = 0.05
 
 
-def least_value(problem: CoarseProblem) -> float:
-    """Bound the values of all plans from below; no bound if a table has negative entries."""
+def least_value(problem: CoarseProblem, edges: Sequence[Edges] | None = None) -> float:
+    """Bound the values of all plans from below; no bound if a table has negative entries.
+
+    The ``edges`` of both sides are those of plans between equal weights, in each direction.
+    """
     # <A P B, P> is at most the mass of A times the largest entry of B, and the other way round.
     # Between 0/1 matrices and equal weights this is met where every edge of one meets one of the
     # other.
+    if edges is not None:
+        x, y = edges
+        own = float(x.weights @ x.weights + y.weights @ y.weights)
+        here, there = x.degrees.sum(0) * y.heaviest.max(0), y.degrees.sum(0) * x.heaviest.max(0)
+        kept = float(np.minimum(here, there).sum())
+        return float(problem.alpha) * (own - 2 * kept) / (x.n**2 * x.layers)
     sides = [(side.table, side.weights) for side in problem.sides]
     if min(float(table.min()) for table, _ in sides) < 0:
         return -math.inf
@@ -275,26 +287,49 @@ class SparseProducts:
 
 
 class Edges(NamedTuple):
-    """A symmetric table (n, n) without negative entries, by those that are not zero."""
+    """Tables (n, n) without negative entries, by those that are not zero: edges of a graph.
+
+    A graph without directions has one layer, in which each edge is listed from both of its ends.
+    Otherwise each relation has two: its edges as their first nodes see them, and as their last do.
+    """
 
     starts: Array  # (n + 1,) where each row begins
     columns: Array  # (e,)
     weights: Array  # (e,) float64
-    keys: Array  # (e,) row n + column, in order
-    table: Array | None = None  # (n, n) float64, if weights are looked up in it
+    keys: Array  # (e,) (row n + column) layers + layer, in order
+    layers: int = 1
+    levels: Array | None = None  # (l,) the different weights, zero first
+    codes: Array | None = None  # (n n layers,) which of these each key has
 
     @classmethod
-    def of(cls, table: Tensor) -> Edges | None:
-        """List the edges of a table; ``None`` if it is no graph."""
-        n = len(table)
-        if int(table.count_nonzero()) > FEW_EDGES * n * n or bool((table < 0).any()):
-            return None
-        if not torch.equal(table, table.T) or bool(table.diagonal().any()):
-            return None
-        rows, columns = table.nonzero().T
-        weights = table[rows, columns].double().cpu().numpy()
-        rows, columns = rows.cpu().numpy(), columns.cpu().numpy()
-        return cls(np.searchsorted(rows, np.arange(n + 1)), columns, weights, rows * n + columns)
+    def of(cls, *tables: Tensor, directed: bool = False) -> Edges | None:
+        """List the edges of a table, or of one for each relation; ``None`` if it is no graph."""
+        n, layers, found = len(tables[0]), 2 * len(tables) if directed else 1, []
+        for number, table in enumerate(tables):
+            i, j = table.nonzero().T
+            weights = table[i, j].double().cpu().numpy()
+            few = len(weights) <= FEW_EDGES * n * n
+            if not few or (weights < 0).any() or bool((i == j).any()):
+                return None
+            there, back = (k.cpu().numpy() * layers for k in (i * n + j, j * n + i))
+            found.append((there + 2 * number, weights))
+            if directed:
+                found.append((back + 2 * number + 1, weights))
+                continue
+            order = back.argsort()
+            same = np.array_equal(back[order], there) and np.array_equal(weights[order], weights)
+            if not same:
+                return None
+        keys, weights = (np.concatenate(part) for part in zip(*found, strict=True))
+        return cls.listed(n, keys, weights, layers)
+
+    @classmethod
+    def listed(cls, n: int, keys: Array, weights: Array, layers: int = 1) -> Edges:
+        """Put edges in order."""
+        order = keys.argsort()
+        keys, weights = keys[order], weights[order]
+        rows, columns = np.divmod(keys // layers, n)
+        return cls(np.searchsorted(rows, np.arange(n + 1)), columns, weights, keys, layers)
 
     @property
     def n(self) -> int:
@@ -302,35 +337,67 @@ class Edges(NamedTuple):
         return len(self.starts) - 1
 
     @property
+    def rows(self) -> Array:
+        """The node that sees each edge, (e,)."""
+        return self.keys // (self.n * self.layers)
+
+    @property
+    def layer(self) -> Array:
+        """The layer of each edge, (e,)."""
+        return self.keys % self.layers
+
+    @property
+    def back(self) -> Array:
+        """The layer in which its other end sees each edge, (e,)."""
+        return self.layer ^ (self.layers > 1)
+
+    @property
     def degrees(self) -> Array:
-        """Sum the weights of each node, (n,)."""
-        return np.bincount(self.keys // self.n, self.weights, self.n)
+        """Sum the weights of each node by layers, (n, layers)."""
+        size = self.n * self.layers
+        places = self.rows * self.layers + self.layer
+        return np.bincount(places, self.weights, size).reshape(self.n, self.layers)
+
+    @property
+    def heaviest(self) -> Array:
+        """The largest weight of each node by layers, (n, layers)."""
+        found = np.zeros((self.n, self.layers))
+        np.maximum.at(found, (self.rows, self.layer), self.weights)
+        return found
+
+    @property
+    def undirected(self) -> Edges:
+        """The graph in which two nodes are joined by the weight of all edges between them."""
+        if self.layers == 1:
+            return self
+        keys, pair = np.unique(self.keys // self.layers, return_inverse=True)
+        return Edges.listed(self.n, keys, np.bincount(pair, self.weights))
 
     def among(self, nodes: Array) -> Edges:
         """Keep some nodes, in their order."""
         place = np.full(self.n, -1)
         place[nodes] = np.arange(len(nodes))
-        rows, columns = (place[side] for side in (self.keys // self.n, self.columns))
+        rows, columns = place[self.rows], place[self.columns]
         inside = (rows >= 0) & (columns >= 0)
-        keys = rows[inside] * len(nodes) + columns[inside]
-        order = keys.argsort()
-        keys, weights = keys[order], self.weights[inside][order]
-        rows, columns = np.divmod(keys, len(nodes))
-        return Edges(np.searchsorted(rows, np.arange(len(nodes) + 1)), columns, weights, keys)
+        keys = (rows * len(nodes) + columns) * self.layers + self.layer
+        return Edges.listed(len(nodes), keys[inside], self.weights[inside], self.layers)
 
     def tabled(self) -> Edges:
         """Keep a table too, if it is small enough: searching for edges takes many times as long."""
-        if not CPU.stores(self.n, self.n):
+        levels, codes = np.unique(self.weights, return_inverse=True)
+        size, kind = self.n**2 * self.layers, np.min_scalar_type(len(levels))
+        if not CPU.stores(size * kind.itemsize // 8, 1):
             return self
-        table = np.zeros((self.n, self.n))
-        table.flat[self.keys] = self.weights
-        return self._replace(table=table)
+        table = np.zeros(size, dtype=kind)
+        table[self.keys] = codes + 1
+        return self._replace(levels=np.append(0.0, levels), codes=table)
 
-    def at(self, i: Array, j: Array) -> Array:
+    def at(self, i: Array, j: Array, layer: Array) -> Array:
         """Look up weights; zero where there is no edge."""
-        if self.table is not None:
-            return self.table[i, j]
-        keys = i * self.n + j
+        keys = (i * self.n + j) * self.layers + layer
+        if self.codes is not None and self.levels is not None:
+            found: Array = self.levels[self.codes[keys]]
+            return found
         place = np.searchsorted(self.keys, keys).clip(max=len(self.keys) - 1)
         return np.where(self.keys[place] == keys, self.weights[place], 0.0)
 
@@ -340,6 +407,17 @@ class Edges(NamedTuple):
         owner = np.repeat(np.arange(len(nodes)), counts)
         within = np.arange(len(owner)) - np.repeat(counts.cumsum() - counts, counts)
         return owner, self.starts[nodes[owner]] + within
+
+
+def graphs_of(sides: Sequence[DistanceProvider]) -> tuple[Edges, Edges] | None:
+    """List the edges of both sides of a problem; ``None`` if a side is no graph."""
+    ways = [side.relations() for side in sides]
+    if any(side.matrix() is None for side in sides):
+        return None
+    directed, count = any(side.directed for side in sides), max(map(len, ways))
+    tables = [[stored_matrix(way[k % len(way)]) for k in range(count)] for way in ways]
+    near, far = (Edges.of(*side, directed=directed) for side in tables)
+    return None if near is None or far is None else (near, far)
 
 
 def exchange_ends(near: Edges, far: Edges, partners: Array) -> Array:
@@ -361,22 +439,29 @@ class Ends:
     def __init__(self, near: Edges, far: Edges, partners: Array) -> None:
         self.near, self.far, self.partners = near, far, partners.copy()
         self.nodes = partners.argsort()
-        self.rows = near.keys // near.n
-        # no edge of a node weighs more
-        heaviest = np.zeros(far.n)
-        np.maximum.at(heaviest, far.keys // far.n, far.weights)
-        self.heaviest, self.unit = heaviest, near.weights.max() * far.weights.max()
+        self.rows, self.layer, self.back = near.rows, near.layer, near.back
+        self.heaviest, self.unit = far.heaviest, near.weights.max() * far.weights.max()
         self.draw, self.looked_up = np.random.default_rng(0), 0
         self.best, self.most = partners.copy(), self.kept()
         self.perfect = False  # whether every edge lies on the heaviest one that it can
 
+    def moved(self, partners: Array) -> Ends:
+        """Begin at other partners."""
+        other = copy(self)
+        other.partners, other.nodes = partners.copy(), partners.argsort()
+        other.best, other.most = partners.copy(), other.kept()
+        return other
+
     def here(self) -> Array:
         """Look up what lies under each edge."""
-        return self.far.at(self.partners[self.rows], self.partners[self.near.columns])
+        partners = self.partners
+        return self.far.at(partners[self.rows], partners[self.near.columns], self.layer)
 
     def lost(self) -> Array:
         """Compute what each edge would keep more if it lay on the heaviest one that it can."""
-        return self.near.weights * (self.heaviest[self.partners[self.near.columns]] - self.here())
+        most = self.heaviest[self.partners[self.near.columns], self.back]
+        lost: Array = self.near.weights * (most - self.here())
+        return lost
 
     def kept(self) -> float:
         """Sum up what is kept."""
@@ -428,13 +513,14 @@ class Ends:
     def listed(self, edges: Array | None = None) -> tuple[Array, Array]:
         """List exchanges of nodes p and q that put an edge of p, of all or some, on a heavier."""
         some = slice(None) if edges is None else edges
-        rows, anchor = self.rows[some], self.partners[self.near.columns[some]]
-        here = self.far.at(self.partners[rows], anchor)
-        light = here < self.heaviest[anchor]
-        p, anchor, here = rows[light], anchor[light], here[light]
+        p, anchor = self.rows[some], self.partners[self.near.columns[some]]
+        here, back = self.far.at(self.partners[p], anchor, self.layer[some]), self.back[some]
+        light = here < self.heaviest[anchor, back]
+        p, anchor, here, back = p[light], anchor[light], here[light], back[light]
         owner, edge = self.far.beside(anchor)
         q = self.nodes[self.far.columns[edge]]
         useful = (self.far.weights[edge] > here[owner]) & (q != p[owner])
+        useful &= self.far.keys[edge] % self.far.layers == back[owner]
         return p[owner][useful], q[useful]
 
     def gains(self, p: Array, q: Array) -> Array:
@@ -442,11 +528,14 @@ class Ends:
         found = np.zeros(len(p))
         for one, other in ((p, q), (q, p)):
             owner, edge = self.near.beside(one)
-            end = self.near.columns[edge]
+            end, layer = self.near.columns[edge], self.layer[edge]
             before, after = self.partners[one[owner]], self.partners[other[owner]]
+            # an edge between both is turned round, and seen from both
+            between = end == other[owner]
             at = self.partners[end]
-            change = self.far.at(after, at) - self.far.at(before, at)
-            change *= self.near.weights[edge] * (end != other[owner])
+            change = self.far.at(after, np.where(between, before, at), layer)
+            change -= self.far.at(before, at, layer)
+            change *= self.near.weights[edge] * np.where(between, 0.5, 1)
             found += np.bincount(owner, change, len(p))
             self.looked_up += 2 * len(edge)
         return found

@@ -6,12 +6,14 @@ points by one half-step. Coarse points are drawn (a first guess), or are the mea
 points, whose potentials are as exact as the cells are small.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from torchgw._gradients.contract import Read, every
 from torchgw._problem.problem import Problem
 from torchgw._search.alternatives import Search
 from torchgw._sinkhorn.contract import Backend
@@ -149,19 +151,18 @@ def take(cost: FactoredCost, source: Part | None, target: Part | None) -> Factor
 
 def extend(
     coarse: Coarse,
-    whole: FactoredCost,
+    whole: Callable[[Read, Read], FactoredCost],
     fine: Marginals,
     potentials: Potentials,
     epsilon: float,
     backend: Backend,
 ) -> Potentials:
     """Extend the potentials of a coarse problem to all points, by one half-step each way."""
-    # `whole` is the cost of all points at the coupling of the coarse problem, and `fine` are their
-    # weights.
+    # `whole` makes the cost of what is read of all points, at the coupling of the coarse problem,
+    # and `fine` are their weights.
     few = coarse.problem.marginals
-    near = LinearProblem(take(whole, None, coarse.target), Marginals(fine.a, few.b), epsilon)
-    far = LinearProblem(take(whole, coarse.source, None), Marginals(few.a, fine.b), epsilon)
-    return Potentials(
-        backend.prepare(near).softmin(potentials.g, axis=1),
-        backend.prepare(far).softmin(potentials.f, axis=0),
-    )
+    near = LinearProblem(whole(every, coarse.target.take), Marginals(fine.a, few.b), epsilon)
+    f = backend.prepare(near).softmin(potentials.g, axis=1)
+    del near
+    far = LinearProblem(whole(coarse.source.take, every), Marginals(few.a, fine.b), epsilon)
+    return Potentials(f, backend.prepare(far).softmin(potentials.f, axis=0))

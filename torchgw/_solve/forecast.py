@@ -103,34 +103,14 @@ _SMALL = 4e7
 _PRODUCT, _MINIMUM = 4.5, 60_000.0
 
 
-def usual_iterations(facts: Facts, options: Options, gradient: str) -> tuple[int, int]:
-    """Return the least and the most outer iterations of most solves."""
-    if options.regularization == "entropic" and facts.epsilon > _BLURRED_FROM * facts.spread:
-        return _BLURRED
-    if facts.rule != "strict":
-        return _PARTIAL
-    return _USUAL if facts.products or gradient != "sampled" else _SAMPLED
-
-
 # Outer iterations of most solves, the least and the most; with relaxed marginals; and for a sampled
 # loss that is no product. [L375, L454]
 _USUAL, _PARTIAL, _SAMPLED = (15, 60), (80, 130), (40, 70)
 # The same at a large epsilon, and from which share of the natural scale on that is one. [L1590]
 _BLURRED, _BLURRED_FROM = (1, 8), 0.05
-
-
-def _in_full(facts: Facts, gradient: str, each: float) -> float:
-    """Add to the time of an iteration the Sinkhorn iterations that others do not need."""
-    if gradient == "sampled" and facts.products:
-        each += slowness() * _PERTURBED_INNER * (_ITERATION + _ENTRY * facts.entries)
-    return each * (_BOUNDED if facts.rule == "partial" else 1.0)
-
-
 # Sinkhorn iterations of a cost that samples have moved; and how many times as long an iteration
 # takes whose marginals are bounds. [L1591]
 _PERTURBED_INNER, _BOUNDED = 200, 4.0
-
-
 # Share of the iterations that is left from a start that a search has found, the best or another.
 # [L1563]
 FOUND = 0.5
@@ -139,64 +119,11 @@ FOUND = 0.5
 # take longer with relaxed marginals, and how many solves a relaxed problem has that is too large
 # for starts of its own. [L1379, L1560, L1590]
 _START, _COARSE, _FOLLOWED, _POINT, _RELAXED, _SOLVES = 0.01, 0.05, 0.5, 0.021, 4.0, 2
-
-
-def solve_seconds(
-    facts: Facts,
-    options: Options,
-    limits: Limits,
-    gradient: str,
-    each: float,
-    moves: Collection[str],
-) -> tuple[float, float]:
-    """Model what a solve takes on this CPU, and what if starts are followed on all points.
-
-    ``each`` are the seconds of an iteration there, and ``moves`` those of its search.
-    """
-    slow, relaxed = slowness(), options.rule is not None
-    few, many, each = _usual_iterations(facts, options, gradient, each)
-    each = _in_full(facts, gradient, each)
-    few, many = (min(part, options.max_iter) for part in (few, many))
-    seconds = slow * _START + math.sqrt(few * many) * each
-    if not moves:
-        return seconds, seconds
-    # annealing begins later where a search has found the start
-    whole = math.sqrt(few * many) * each
-    seconds = slow * (_START + _COARSE) + FOUND * whole
-    if "product" in moves and "chains" not in moves:
-        seconds += slow * _START + whole
-    strict_too = relaxed and facts.larger > limits.few_points
-    if {"chains", "relaxed"}.isdisjoint(moves) and not strict_too:
-        # a loss that is no product has no chains, and each optimum is solved from
-        others = 0 if facts.products else (KEPT - 1) * ("optima" in moves)
-        return seconds, seconds + others * (slow * _START + FOUND * whole)
-    squares = options.rule is not None and options.rule.squares
-    times = slow * (_RELAXED if relaxed and not squares else 1.0)
-    times *= limits.chains_of(options.search) / limits.chains
-    if relaxed:
-        # few points are searched in any case
-        seconds *= _SOLVES if strict_too else 1
-        seconds += times * (_FOLLOWED + _POINT * min(facts.larger, limits.few_points))
-        times *= strict_too
-    return seconds, seconds + times * (_FOLLOWED + _POINT * facts.larger)
-
-
 # How many times the longer time, beside repairs, a solve takes at most whose starts do not agree:
 # others are repaired, and edges of graphs are matched. [L1642]
 _TIMES = 3.0
 # Starts of graphs whose regions are matched anew. [L1599]
 _STARTS = 3
-
-
-def disagreeing(facts: Facts, longer: float, moves: Collection[str]) -> float:
-    """Model the most that a search on all points takes, given what one like this does."""
-    seconds = SOON
-    if ("edges" if facts.hops else "messages") in moves:
-        # of two graphs, or of those that hops tell of
-        seconds += _STARTS * seconds_of_regions(facts.larger, facts.edges)
-    return _TIMES * longer + slowness() * seconds
-
-
 # Sinkhorn iterations of each linear problem of a sampled loss that is no product. [L454]
 _SAMPLED_INNER = 600
 # Below this epsilon, as a share of the natural scale, Sinkhorn takes many iterations; and seconds
@@ -209,214 +136,228 @@ _HOST_ITERATION = 1.2e-3
 # The epsilon below which a solve may take very many iterations, which need exponentials, and how
 # many some took. [L551]
 _SHARPEST, _SHARPEST_ITERATIONS = 2.5e-5, 30_000
-
-
-def forecast(
-    facts: Facts,
-    options: Options,
-    gradient: str,
-    each: float,
-    cost: str,
-    worst: float | None,
-    seconds: tuple[float, float] | None = None,
-) -> None:
-    """Log what a solve will ``cost``, on a CPU an iteration too, and warn if a solve takes long.
-
-    ``each`` are the seconds of an iteration, but for those of a sampled loss that is no product,
-    ``worst`` those of all solves at a small epsilon, and ``seconds`` of a usual and a longer one.
-    """
-    proximal = options.regularization == "proximal"
-    if worst is not None:
-        _foresee_sharp(facts, options, worst)
-    if facts.device != "cpu":
-        return
-    logger.info("forecast: %.2g s for an outer iteration, if nothing else runs", each)
-    logger.info("forecast: %s", cost)
-    if seconds is not None:
-        promise(*seconds)
-    if proximal:
-        logger.info("forecast: up to %.0f s of proximal steps", options.max_iter * each)
-    fewest, usual, each = _usual_iterations(facts, options, gradient, each)
-    least, most = (min(count, options.max_iter) * each for count in (fewest, usual))
-    if least > LONG:
-        unit, name = _unit(least)
-        warn_user(
-            f"This solve takes long: {facts.n:,} x {facts.m:,} points take about {each:.2g} s for "
-            f"each outer iteration on this CPU, and usually {fewest} to {usual} of "
-            f"them: {least / unit:.0f} to {most / unit:.0f} {name}. `callback` and `verbose=True` "
-            "show progress; fewer points, `solve_low_rank` or a GPU are faster.",
-            PerformanceWarning,
-        )
-
-
 # What a plan and its numbers take at least, in outer iterations; the same where costs are streamed,
 # of whose Sinkhorn iterations it takes twelve. [L1567, L1597]
 _LEAST, _STREAMED = 2, 12 / INNER_ITERATIONS[False]
-
-
-def forecast_limit(facts: Facts, each: float, *, stored: bool) -> None:
-    """Warn before any work that a limit of time cannot be held on this CPU."""
-    if facts.device == "cpu":
-        what = f"a plan of {facts.n:,} x {facts.m:,} points and its numbers"
-        foresee((_LEAST if stored else _STREAMED) * each, what)
-
-
-def forecast_again(facts: Facts, options: Options, gradient: str, each: float) -> None:
-    """Say what solves from several starts will take on a CPU, and warn if that is long."""
-    if facts.device != "cpu":
-        return
-    fewest, usual, each = _usual_iterations(facts, options, gradient, each)
-    counts = [(fewest, usual)] * 2
-    if options.rule is not None:
-        # the other start is the plan of a whole solve with strict marginals
-        counts.append(_USUAL)
-    least, most = (
-        sum(min(count, options.max_iter) for count in ends) * each
-        for ends in zip(*counts, strict=True)
-    )
-    say_more(math.sqrt(least * most), f"{len(counts)} solves from several starts are compared")
-    if least > LONG:
-        unit, name = _unit(most)
-        warn_user(
-            f"A few points do not represent these, so that {len(counts)} solves from several "
-            f"starts are compared: up to {most / unit:.0f} {name} in all. search='fast' leaves "
-            "them out, and a start that is known (`init`) needs none.",
-            PerformanceWarning,
-        )
-
-
-def forecast_solves(
-    facts: Facts, options: Options, gradient: str, each: float, count: float, why: str
-) -> None:
-    """Say what so many solves, or a part of one, will take on a CPU."""
-    if facts.device == "cpu" and count:
-        fewest, usual, each = _usual_iterations(facts, options, gradient, each)
-        each = _in_full(facts, gradient, each)
-        say_more(count * min(math.sqrt(fewest * usual), options.max_iter) * each, why)
-
-
-def forecast_loop(
-    facts: Facts,
-    options: Options,
-    gradient: str,
-    each: float,
-    search: Search | None,
-    moves: Set[str],
-    longer: float,
-) -> None:
-    """Correct what was said once a search has ended, by which some moves follow other starts."""
-    fewest, usual, each = _usual_iterations(facts, options, gradient, each)
-    count = min(math.sqrt(fewest * usual), options.max_iter)
-    found = search is not None and search.alternatives
-    once = slowness() * _START
-    once += count * _in_full(facts, gradient, each) * (FOUND if found else 1.0)
-    others = _others(facts, options, search, moves, longer, once)
-    correct(once + others, "the search has ended")
-
-
-def forecast_others(
-    facts: Facts,
-    options: Options,
-    search: Search | None,
-    moves: Set[str],
-    longer: float,
-    once: float,
-    *,
-    parts: bool,
-) -> None:
-    """Correct what was said once a solve has ended, which has taken some seconds ``once``.
-
-    Whether ``parts`` of its plan are looked at is known by then.
-    """
-    others = _others(facts, options, search, moves, longer, once)
-    others += slowness() * _PARTS * parts
-    if others:
-        correct(others, "more is tried, which may end lower")
-
-
 # Seconds of the parts of a few points that may leave a plan in doubt. [L1592]
 _PARTS = 0.25
 # Share of a solve after which others, from what was found, are left behind, in the mean. [L1598]
 _LEFT = 0.5
-
-
-def _others(
-    facts: Facts,
-    options: Options,
-    search: Search | None,
-    moves: Set[str],
-    longer: float,
-    once: float,
-) -> float:
-    """Model what moves take that follow other starts."""
-    if search is None or options.rule is not None:
-        return 0.0
-    whole, found = search.followed(options.search, moves)
-    seconds = once * (whole / FOUND + _LEFT * found)
-    limits = limits_of(torch.device(facts.device))
-    if search.thorough(options.search):
-        # the search by default
-        seconds += longer * limits.chains / limits.chains_of(options.search)
-    return seconds
-
-
-def forecast_end(each: float) -> None:
-    """Correct what was said once the loop has ended."""
-    correct(_LEAST * each, "the plan has settled")
-
-
-def forecast_turns(facts: Facts) -> None:
-    """Say what all turns of the plane will take."""
-    say_more(slowness() * _TURNS * facts.entries, "points are laid on the others at many turns")
-
-
 # Seconds of all turns of the plane for each pair of points. [L1563]
 _TURNS = 3e-6
 
 
-def _usual_iterations(
-    facts: Facts, options: Options, gradient: str, each: float
-) -> tuple[int, int, float]:
-    """Return the least and the most outer iterations of most solves, and the seconds of each."""
-    fewest, usual = usual_iterations(facts, options, gradient)
-    if not facts.products and gradient == "sampled" and facts.rule != "partial":
+class Forecast(NamedTuple):
+    """How long a solve takes on this CPU, by a gradient of which an iteration takes ``each``."""
+
+    facts: Facts
+    options: Options
+    gradient: str
+    each: float  # seconds, but for those of a sampled loss that is no product
+
+    @property
+    def usual(self) -> tuple[int, int]:
+        """The least and the most outer iterations of most solves."""
+        facts, options = self.facts, self.options
+        if options.regularization == "entropic" and facts.epsilon > _BLURRED_FROM * facts.spread:
+            return _BLURRED
+        if facts.rule != "strict":
+            return _PARTIAL
+        return _USUAL if facts.products or self.gradient != "sampled" else _SAMPLED
+
+    @property
+    def mean(self) -> float:
+        """Their geometric mean, which is what is said."""
+        few, many = (min(part, self.options.max_iter) for part in self.usual)
+        return math.sqrt(few * many)
+
+    @property
+    def iteration(self) -> float:
+        """Seconds of an outer iteration that is like most."""
+        facts, options = self.facts, self.options
+        if facts.products or self.gradient != "sampled" or facts.rule == "partial":
+            return self.each
         inner = min(_SAMPLED_INNER, options.inner_max_iter)
-        each += slowness() * inner * (_ITERATION + _ENTRY * facts.entries)
-    return fewest, usual, each
+        return self.each + slowness() * inner * (_ITERATION + _ENTRY * facts.entries)
+
+    @property
+    def in_full(self) -> float:
+        """Seconds of one with the Sinkhorn iterations that others do not need."""
+        facts, each = self.facts, self.iteration
+        if self.gradient == "sampled" and facts.products:
+            each += slowness() * _PERTURBED_INNER * (_ITERATION + _ENTRY * facts.entries)
+        return each * (_BOUNDED if facts.rule == "partial" else 1.0)
+
+    def seconds(self, limits: Limits, moves: Collection[str]) -> tuple[float, float]:
+        """Model what a solve takes, and what if its search follows starts on all points."""
+        facts, slow, rule = self.facts, slowness(), self.options.rule
+        whole = self.mean * self.in_full
+        if not moves:
+            return (slow * _START + whole,) * 2
+        # annealing begins later where a search has found the start
+        seconds = slow * (_START + _COARSE) + FOUND * whole
+        if "product" in moves and "chains" not in moves:
+            seconds += slow * _START + whole
+        strict_too = rule is not None and facts.larger > limits.few_points
+        if {"chains", "relaxed"}.isdisjoint(moves) and not strict_too:
+            # a loss that is no product has no chains, and each optimum is solved from
+            others = 0 if facts.products else (KEPT - 1) * ("optima" in moves)
+            return seconds, seconds + others * (slow * _START + FOUND * whole)
+        times = slow * (1.0 if rule is None or rule.squares else _RELAXED)
+        times *= limits.chains_of(self.options.search) / limits.chains
+        if rule is not None:
+            # few points are searched in any case
+            seconds *= _SOLVES if strict_too else 1
+            seconds += times * (_FOLLOWED + _POINT * min(facts.larger, limits.few_points))
+            times *= strict_too
+        return seconds, seconds + times * (_FOLLOWED + _POINT * facts.larger)
+
+    def disagreeing(self, longer: float, moves: Collection[str]) -> float:
+        """Model the most that a search on all points takes, given what one like this does."""
+        facts, seconds = self.facts, SOON
+        if ("edges" if facts.hops else "messages") in moves:
+            # of two graphs, or of those that hops tell of
+            seconds += _STARTS * seconds_of_regions(facts.larger, facts.edges)
+        return _TIMES * longer + slowness() * seconds
+
+    def longest(self, moves: Collection[str]) -> float | None:
+        """Model the longest that all solves at a small epsilon may take; ``None`` at others."""
+        facts, options = self.facts, self.options
+        proximal = options.regularization == "proximal"
+        if proximal or not facts.epsilon < _SHARP * (facts.spread or 1.0):
+            return None
+        each = slowness() * (_ITERATION + _ENTRY * facts.entries)
+        each = _HOST_ITERATION if facts.device != "cpu" else each
+        # where ends are followed side by side few whole solves are made
+        alone = "ends" in moves
+        others = 0 if alone else ("product" in moves) + (KEPT - 1) * ("optima" in moves)
+        return (1 + others) * options.max_iter * options.inner_max_iter * each
+
+    def say(
+        self, cost: str, worst: float | None, seconds: tuple[float, float] | None = None
+    ) -> None:
+        """Log what a solve will ``cost``, on a CPU an iteration too, and warn if it takes long.
+
+        ``worst`` are the seconds of all solves at a small epsilon, and ``seconds`` those of a usual
+        and a longer one.
+        """
+        facts, most = self.facts, self.options.max_iter
+        if worst is not None:
+            self._foresee_sharp(worst)
+        if facts.device != "cpu":
+            return
+        logger.info("forecast: %.2g s for an outer iteration, if nothing else runs", self.each)
+        logger.info("forecast: %s", cost)
+        if seconds is not None:
+            promise(*seconds)
+        if self.options.regularization == "proximal":
+            logger.info("forecast: up to %.0f s of proximal steps", most * self.each)
+        (fewest, usual), each = self.usual, self.iteration
+        least = min(fewest, most) * each
+        if least > LONG:
+            unit, name = _unit(least)
+            warn_user(
+                f"This solve takes long: {facts.n:,} x {facts.m:,} points take about {each:.2g} s "
+                f"for each outer iteration on this CPU, and usually {fewest} to {usual} of them: "
+                f"{least / unit:.0f} to {min(usual, most) * each / unit:.0f} {name}. `callback` "
+                "and `verbose=True` show progress; fewer points, `solve_low_rank` or a GPU are "
+                "faster.",
+                PerformanceWarning,
+            )
+
+    def _foresee_sharp(self, worst: float) -> None:
+        """Say what a small epsilon may take: in the log, or as a warning where that is long."""
+        facts, options = self.facts, self.options
+        share, most = facts.epsilon / (facts.spread or 1.0), options.max_iter
+        entry = 1e-12 * _RATES["cpu", torch.float64].exponential
+        sharpest = slowness() * (_ITERATION + entry * facts.entries)
+        if facts.device != "cpu":
+            sharpest = _HOST_ITERATION
+        text = (
+            f"epsilon is {share:.1g} of the natural scale of the cost, so that linear problems may "
+            f"take all of `inner_max_iter`: up to {worst:.0f} s in all; a larger epsilon and "
+            "`polish=True` come to sharp plans sooner"
+        )
+        likely = min(most * options.inner_max_iter, _SHARPEST_ITERATIONS) * sharpest
+        if share < _SHARPEST and likely > LONG:
+            warn_user(f"{text[0].upper()}{text[1:]}.", PerformanceWarning)
+        else:
+            logger.info("forecast: %s", text)
+
+    def say_again(self) -> None:
+        """Say what solves from several starts will take on a CPU, and warn if that is long."""
+        if self.facts.device != "cpu":
+            return
+        counts = [self.usual] * 2
+        if self.options.rule is not None:
+            # the other start is the plan of a whole solve with strict marginals
+            counts.append(_USUAL)
+        least, most = (
+            sum(min(count, self.options.max_iter) for count in ends) * self.iteration
+            for ends in zip(*counts, strict=True)
+        )
+        say_more(math.sqrt(least * most), f"{len(counts)} solves from several starts are compared")
+        if least > LONG:
+            unit, name = _unit(most)
+            warn_user(
+                f"A few points do not represent these, so that {len(counts)} solves from several "
+                f"starts are compared: up to {most / unit:.0f} {name} in all. search='fast' leaves "
+                "them out, and a start that is known (`init`) needs none.",
+                PerformanceWarning,
+            )
+
+    def say_solves(self, count: float, why: str) -> None:
+        """Say what so many solves, or a part of one, will take on a CPU."""
+        if self.facts.device == "cpu" and count:
+            say_more(count * self.mean * self.in_full, why)
+
+    def correct_loop(self, search: Search | None, moves: Set[str], longer: float) -> None:
+        """Correct what was said once a search has ended: some moves follow other starts."""
+        found = search is not None and search.alternatives
+        once = slowness() * _START + self.mean * self.in_full * (FOUND if found else 1.0)
+        correct(once + self._others(search, moves, longer, once), "the search has ended")
+
+    def correct_others(
+        self, search: Search | None, moves: Set[str], longer: float, once: float, *, parts: bool
+    ) -> None:
+        """Correct what was said once a solve has ended, which has taken some seconds ``once``.
+
+        Whether ``parts`` of its plan are looked at is known by then.
+        """
+        others = self._others(search, moves, longer, once) + slowness() * _PARTS * parts
+        if others:
+            correct(others, "more is tried, which may end lower")
+
+    def _others(self, search: Search | None, moves: Set[str], longer: float, once: float) -> float:
+        """Model what moves take that follow other starts."""
+        if search is None or self.options.rule is not None:
+            return 0.0
+        how = self.options.search
+        whole, found = search.followed(how, moves)
+        seconds = once * (whole / FOUND + _LEFT * found)
+        limits = limits_of(torch.device(self.facts.device))
+        if search.thorough(how):
+            # the search by default
+            seconds += longer * limits.chains / limits.chains_of(how)
+        return seconds
+
+    def foresee(self, *, stored: bool) -> None:
+        """Warn before any work that a limit of time cannot be held on this CPU."""
+        facts = self.facts
+        if facts.device == "cpu":
+            what = f"a plan of {facts.n:,} x {facts.m:,} points and its numbers"
+            foresee((_LEAST if stored else _STREAMED) * self.each, what)
+
+    def correct_end(self) -> None:
+        """Correct what was said once the loop has ended."""
+        correct(_LEAST * self.each, "the plan has settled")
+
+    def say_turns(self) -> None:
+        """Say what all turns of the plane will take."""
+        more = slowness() * _TURNS * self.facts.entries
+        say_more(more, "points are laid on the others at many turns")
 
 
 def _unit(seconds: float) -> tuple[int, str]:
     """Choose the unit in which a time is said."""
     return (60, "minutes") if seconds > 120 else (1, "seconds")
-
-
-def longest(facts: Facts, options: Options, moves: Collection[str]) -> float | None:
-    """Model the longest that all solves at a small epsilon may take; ``None`` at others."""
-    proximal = options.regularization == "proximal"
-    if proximal or not facts.epsilon < _SHARP * (facts.spread or 1.0):
-        return None
-    each = slowness() * (_ITERATION + _ENTRY * facts.entries)
-    each = _HOST_ITERATION if facts.device != "cpu" else each
-    # where ends are followed side by side few whole solves are made
-    alone = "ends" in moves
-    others = 0 if alone else ("product" in moves) + (KEPT - 1) * ("optima" in moves)
-    return (1 + others) * options.max_iter * options.inner_max_iter * each
-
-
-def _foresee_sharp(facts: Facts, options: Options, worst: float) -> None:
-    """Say what a small epsilon may take: in the log, or as a warning where that is long."""
-    share, most = facts.epsilon / (facts.spread or 1.0), options.max_iter * options.inner_max_iter
-    entry = 1e-12 * _RATES["cpu", torch.float64].exponential
-    sharpest = slowness() * (_ITERATION + entry * facts.entries)
-    if facts.device != "cpu":
-        sharpest = _HOST_ITERATION
-    text = (
-        f"epsilon is {share:.1g} of the natural scale of the cost, so that linear problems may "
-        f"take all of `inner_max_iter`: up to {worst:.0f} s in all; a larger epsilon and "
-        "`polish=True` come to sharp plans sooner"
-    )
-    likely = min(most, _SHARPEST_ITERATIONS) * sharpest
-    if share < _SHARPEST and likely > LONG:
-        warn_user(f"{text[0].upper()}{text[1:]}.", PerformanceWarning)
-    else:
-        logger.info("forecast: %s", text)

@@ -52,7 +52,6 @@ from torchgw._sinkhorn.annealing import ANNEALING_TOLERANCE
 from torchgw._sinkhorn.choose import choose_backend
 from torchgw._sinkhorn.contract import Backend
 from torchgw._solve.begin import SEEDS, Guess, best_found, from_alternative
-from torchgw._solve.forecast import forecast_others, forecast_turns
 from torchgw._solve.outcome import Asked, Outcome
 from torchgw._solve.pipeline import WHY_NOT_A_COPY, conclude, follow, solve_once
 from torchgw._solve.state import Recorder, Status
@@ -80,6 +79,8 @@ _PART, _PART_POINTS, _PART_SEEDS, _IMAGES, _LESS, _OTHERWISE = 0.85, 48, 4, 0.05
 # Outer iterations after which it is told whether the part may come to cost so little, and the share
 # of the cost of the plan below which it may. [L1760]
 _AT_FIRST, _MAY = 2, 0.375
+# Points whose distances to all others are read at once. A choice.
+_READ = 16
 # What a start is called that is a match of points by their distances to all others.
 _BY_MATCH = "distance distributions of all points"
 # Epsilon at which seeds of congruent pairs are taken up, as a share of the natural scale: plans
@@ -196,9 +197,8 @@ def solve_problem(asked: Asked, recorder: Recorder) -> Outcome:
     incumbent = Incumbent(asked, outcome)
     seconds = perf_counter() - clock - recorder.timings.get("multistart", 0.0)
     if asked.options.told == "nothing":
-        facts, tried = outcome.strategy.facts, outcome.route.tried
-        parts = incumbent.has_parts
-        forecast_others(facts, asked.options, incumbent.first, *tried, seconds, parts=parts)
+        of_others = incumbent.first, *outcome.route.tried, seconds
+        outcome.strategy.forecast.correct_others(*of_others, parts=incumbent.has_parts)
     for move in MOVES:
         if is_over() or incumbent.proven:
             break
@@ -438,7 +438,9 @@ def _by_parts(incumbent: Incumbent) -> None:
         weights = pairs.coarse.source.weights
         # each point goes where the others of its side are as far as from its images
         sent = plan.rows(pairs.rows).to(weights)
-        apart = sent @ problem.target.columns(pairs.columns).to(weights) / sent.sum(1, keepdim=True)
+        columns = (problem.target.columns(some) for some in pairs.columns.split(_READ))
+        apart = torch.cat([sent @ part.to(weights) for part in columns], 1)
+        apart = apart / sent.sum(1, keepdim=True)
         near = torch.softmax(-apart / (_IMAGES * apart.mean()), 1) * weights[:, None]
         for most, share in ((_AT_FIRST, _MAY), (pairs.stack.rules.max_iter, _LESS)):
             rules = pairs.stack.rules._replace(max_iter=most)
@@ -561,7 +563,7 @@ def _by_turns(incumbent: Incumbent) -> None:
     if search is None or not search.others or not outcome.ending.status.converged:
         return
     clock = perf_counter()
-    forecast_turns(outcome.strategy.facts)
+    outcome.strategy.forecast.say_turns()
     with outcome.recorder.timed("multistart"):
         plan = best_turned(problem, outcome.ending.plan.to_dense().double().cpu().numpy())
     if plan is None:

@@ -32,14 +32,6 @@ from torchgw._solve.begin import (
     starting_point,
 )
 from torchgw._solve.evaluation import Evaluation, leaves_saddle, misses_a_copy, settle
-from torchgw._solve.forecast import (
-    forecast,
-    forecast_again,
-    forecast_end,
-    forecast_limit,
-    forecast_loop,
-    forecast_solves,
-)
 from torchgw._solve.loop import iterate
 from torchgw._solve.outcome import Asked, Ending, Outcome, finish
 from torchgw._solve.polish import Polished
@@ -47,6 +39,7 @@ from torchgw._solve.resolution import (
     Resolved,
     approach,
     choose_resolution,
+    in_dtype,
     solve_on_cells,
     to_all_points,
 )
@@ -379,19 +372,19 @@ def follow(asked: Asked, recorder: Recorder, match: Isometry | None = None) -> F
     untold = options.told == "nothing"
     if untold:
         route = strategy.route
-        forecast(*strategy.foreseen, route.cost, route.longest, route.seconds)
-        forecast_limit(strategy.facts, route.each, stored=strategy.store)
+        strategy.forecast.say(route.cost, route.longest, route.seconds)
+        strategy.forecast.foresee(stored=strategy.store)
     start = find_start(asked, strategy, match)
     if start.guess.patient and options.skip_tiles == "auto":
         strategy = annealed(strategy)
     if untold and start.search is not None and start.search.compare:
-        forecast_again(*strategy.foreseen)
+        strategy.forecast.say_again()
     elif untold and start.guess.patient:
         parts = [strategy.problem] + ([] if start.sample is None else [start.sample.problem])
         count = sum(one.source.n * one.target.n for one in parts) / strategy.facts.entries
-        forecast_solves(*strategy.foreseen, count, "nothing was found to begin at")
+        strategy.forecast.say_solves(count, "nothing was found to begin at")
     elif untold:
-        forecast_loop(*strategy.foreseen, start.search, *strategy.route.tried)
+        strategy.forecast.correct_loop(start.search, *strategy.route.tried)
     clock = recorder.time("multistart", clock)
     setting, state = begin(strategy, start, asked.generator, recorder)
     if checkpoint is not None:
@@ -399,7 +392,14 @@ def follow(asked: Asked, recorder: Recorder, match: Isometry | None = None) -> F
     recorder.time("setup", clock)
     resolved = None
     if start.sample is not None and (tolerance := choose_resolution(strategy)) is not None:
+        # factors in the dtype of the loop take half as much once more, and are made again
+        loop, setting = setting.dtype, strategy.in_float64(setting)
         state, resolved = solve_on_cells(strategy, setting, state, tolerance)
+        setting = strategy.setting(
+            loop, setting.tol, setting.anneal, setting.generator, setting.recorder
+        )
+        if resolved is None:
+            state = in_dtype(loop, state)
     if resolved is None:
         setting, state = run_stages(strategy, setting, state, start.guess)
     return Followed(strategy, start, setting, state, resolved)
@@ -411,7 +411,7 @@ def conclude(asked: Asked, followed: Followed) -> Outcome:
     options, moves = asked.options, strategy.route.tried[0]
     followers = (0, 0) if start.search is None else start.search.followed(options.search, moves)
     if options.told == "nothing" and not any(followers):
-        forecast_end(strategy.route.each)
+        strategy.forecast.correct_end()
     if resolved is None:
         if checkpoint is not None and state.status is Status.STOPPED:
             checkpoint.keep(setting, state, now=True)

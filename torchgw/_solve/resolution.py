@@ -12,12 +12,16 @@ is hundreds of times as large as the value, so that in float32 the third digit w
 
 import logging
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from operator import itemgetter
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from torchgw._gradients.contract import InFactors, Read, every, none
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.limits import limits_of
 from torchgw._search.subsample import Cells, Coarse, Part, extend, make_cells, take
@@ -25,7 +29,7 @@ from torchgw._sinkhorn.annealing import CONTRADICTION, Annealing
 from torchgw._sinkhorn.choose import alone
 from torchgw._sinkhorn.contract import PreparedProblem
 from torchgw._sinkhorn.problem import FactoredCost, LinearProblem
-from torchgw._sinkhorn.tiles.tiling import Tiling, block_orders, width_of
+from torchgw._sinkhorn.tiles.tiling import Tiling, side_orders, width_of
 from torchgw._solve.begin import LINEAR, starting_point
 from torchgw._solve.evaluation import (
     Evaluation,
@@ -119,7 +123,7 @@ def approach(
         # cells come next anyway
         most = 0 if fall is None else _FIRST_CELLS * _MOST_FINER
         levels = [joined for joined in levels if max(sizes) <= most * joined]
-    finest = block_orders(gradient.factored(state.coupling), (1, 1)) if levels else None
+    finest = _orders(gradient, state, (1, 1)) if levels else None
     for joined in levels:
         if is_over() or state.status is Status.STOPPED or finest is None:
             break
@@ -139,6 +143,12 @@ def approach(
         if any(path.state.status is Status.STOPPED for path in ends):
             state = state._replace(status=Status.STOPPED)
     return state
+
+
+def _orders(gradient: InFactors, state: LoopState, widths: tuple[int, int]) -> tuple[Order, Order]:
+    """Order both sides by the cost at a state, of which only one side is there at once."""
+    cost = partial(gradient.factored, state.coupling)
+    return side_orders((lambda: cost(every, none).left, lambda: cost(none, every).right), widths)
 
 
 class _Path(NamedTuple):
@@ -165,8 +175,8 @@ def to_all_points(setting: Setting, coarse: Coarse, state: LoopState) -> LoopSta
     assert state.potentials is not None
     assert fine is not None
     potentials = extend(
-        coarse, fine.factored(state.coupling), setting.gradient.marginals, state.potentials,
-        epsilon, alone(setting.backend),
+        coarse, partial(fine.factored, state.coupling), setting.gradient.marginals,
+        state.potentials, epsilon, alone(setting.backend),
     )  # fmt: skip
     return LoopState(
         state.coupling, state.coupling, potentials, potentials, state.status, done=state.done
@@ -199,28 +209,28 @@ class _OnCells(NamedTuple):
         assert state.potentials is not None
         parts = zip(self.cells[1:], state.potentials, strict=True)
         start = Potentials(*(side.take(part) for side, part in parts))
-        coupling = _to(self.setting.dtype, state).coupling
+        coupling = in_dtype(self.setting.dtype, state).coupling
         return LoopState(coupling, coupling, start, start, done=state.done)
 
 
 def solve_on_cells(
     strategy: Strategy, setting: Setting, state: LoopState, tolerance: float
 ) -> tuple[LoopState, Resolved | None]:
-    """Solve on cells from a state, as finely as the marginals need."""
+    """Solve on cells from a state, as finely as the marginals need, in a setting of float64."""
     # The state that comes back is the best known, for the solve on all points that is due where no
     # number of cells will do.
     n, m = strategy.problem.shape
     most = min(_MOST_CELLS, min(n, m) // _FEWEST_POINTS)
-    gradient, precise = setting.gradient.in_factors(), strategy.in_float64(setting)
+    gradient = setting.gradient.in_factors()
     assert gradient is not None
     # a power of two, so that blocks of tiles are made of whole cells
     widths = (2 ** round(math.log2(n / most)), 2 ** round(math.log2(m / most)))
-    finest = block_orders(gradient.factored(state.coupling), widths)
+    finest = _orders(gradient, state, widths)
     joined = 2 ** max(0, round(math.log2(most / _FIRST_CELLS)))
     value, last = None, math.inf
     while True:
         source, target = (order._replace(width=order.width * joined) for order in finest)
-        found = _solve(strategy, precise, state, (source, target), tolerance, value)
+        found = _solve(strategy, setting, state, (source, target), tolerance, value)
         resolution, state = found.resolution, found.state
         logger.info("value %.6g on cells: %s", found.evaluation.quadratic.value, resolution)
         # the error of the value is taken to fall as the error of the marginals does
@@ -233,7 +243,7 @@ def solve_on_cells(
         if known or not (state.status.converged or spent):
             return state, found
         if joined == 1 or spent:
-            return (state, found) if error <= tolerance else (_to(setting.dtype, state), None)
+            return state, found if error <= tolerance else None
         value, last = found.evaluation.quadratic.value, error
         joined = max(1, joined // how_much_finer(left, tolerance))
         # its plan is as large as the factors
@@ -277,7 +287,7 @@ def _resolving(strategy: Strategy, scale: float, tolerance: float) -> torch.dtyp
     return strategy.dtypes.settle if rough else strategy.dtypes.loop
 
 
-def _to(dtype: torch.dtype, state: LoopState) -> LoopState:
+def in_dtype(dtype: torch.dtype, state: LoopState) -> LoopState:
     """Give a state its coupling in another dtype."""
     coupling = state.coupling.with_vector(state.coupling.vector().to(dtype))
     return state._replace(coupling=coupling, latest=coupling)
@@ -295,7 +305,8 @@ def _extend(
     """Extend a plan of cells to all points, all in float64; compute its coupling and numbers."""
     gradient, problem, epsilon = setting.gradient.in_factors(), setting.problem, small.epsilon
     assert gradient is not None
-    cost, fine, few = gradient.factored(state.coupling), setting.marginals, cells.problem.marginals
+    fine, few = setting.marginals, cells.problem.marginals
+    whole = partial(gradient.factored, state.coupling)
     linear = problem.linear
     assert linear is None or isinstance(linear, FactoredCost)
     source, target = problem.source.factors(), problem.target.factors()
@@ -304,12 +315,14 @@ def _extend(
     x, y = cells.source.take(source.matrix), cells.target.take(target.matrix)
     # plans between all points of one side and the cells of the other: no pass over all pairs
     near = _half(
-        strategy, take(cost, None, cells.target), Marginals(fine.a, few.b), cells.source,
-        source.matrix, small.potentials.g, y, linear and take(linear, None, cells.target),
+        strategy, lambda some: whole(some, none), whole(none, cells.target.take),
+        Marginals(fine.a, few.b), cells.source, source.matrix, small.potentials.g, y,
+        linear and take(linear, None, cells.target),
     )  # fmt: skip
     far = _half(
-        strategy, take(cost, cells.source, None).transpose(), Marginals(fine.b, few.a),
-        cells.target, target.matrix, small.potentials.f, x,
+        strategy, lambda some: whole(none, some).transpose(),
+        whole(cells.source.take, none).transpose(), Marginals(fine.b, few.a), cells.target,
+        target.matrix, small.potentials.f, x,
         linear and take(linear, cells.source, None).transpose(),
     )  # fmt: skip
     potentials = Potentials(near.potential, far.potential)
@@ -323,10 +336,9 @@ def _extend(
     # in the dtype in which the plan will be read
     dtype = _resolving(strategy, setting.scale, tolerance)
     backend = strategy.backend(dtype, strategy.tiling)
-    parts = list(cost)
-    del cost
-    # one part after the other, so that both copies are never whole
-    rounded = FactoredCost(*(parts.pop(0).to(dtype) for _ in range(len(parts))))
+    left, row = _rounded(lambda some: whole(some, none), len(fine.a), dtype)
+    right, column = _rounded(lambda some: whole(none, some).transpose(), len(fine.b), dtype)
+    rounded = FactoredCost(left, right, row, column)
     plan = TransportPlan(rounded, potentials, fine, epsilon, backend)
     error = max(_measure(plan, setting), _measure(plan.T, setting))
     couplings = state.coupling, coupling
@@ -359,9 +371,25 @@ class _Half(NamedTuple):
     linear: float  # <M, P>
 
 
+def _rounded(
+    cost: Callable[[Read], FactoredCost], n: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Make the rows of a cost in some dtype, a part after the other: factors and terms."""
+    empty = cost(none)
+    left, row = (
+        part.new_empty(n, *part.shape[1:], dtype=dtype) for part in (empty.left, empty.row)
+    )
+    for first in range(0, n, _PART[left.device.type]):
+        some = slice(first, first + _PART[left.device.type])
+        part = cost(itemgetter(some))
+        left[some], row[some] = part.left, part.row
+    return left, row
+
+
 def _half(
     strategy: Strategy,
-    cost: FactoredCost,
+    rows: Callable[[Read], FactoredCost],
+    columns: FactoredCost,
     weights: Marginals,
     points: Part,
     own: Tensor,
@@ -369,14 +397,16 @@ def _half(
     factors: Tensor,
     linear: FactoredCost | None,
 ) -> _Half:
-    """Go over the points, rows of the cost, some at a time."""
-    # `own` are the factors of the distances of the points, `factors` those of the cells of the
-    # other side, and `other` their potentials.
+    """Go over the points, some at a time."""
+    # `rows` makes rows of the cost, and `columns` has its columns. `own` are the factors of the
+    # distances of the points, `factors` those of the cells of the other side, and `other` their
+    # potentials.
     assert isinstance(points, Cells)
     # whole cells and whole tiles, from everywhere: a part that lies at one end of the space would
     # see few cells, and leave a GPU idle. [L1501]
-    n, device = cost.shape[0], cost.device.type
-    blocks = points.order.point.split(max(points.order.width, width_of(cost.shape, device)))
+    n, device = len(own), own.device.type
+    shape = n, len(other)
+    blocks = points.order.point.split(max(points.order.width, width_of(shape, device)))
     count = min(len(blocks), -(-n // _PART[device]))
     potential, found = other.new_empty(n), list[tuple[Tensor, Tensor, float]]()
     tables = [factors]
@@ -384,7 +414,9 @@ def _half(
         tables += [part.to(factors.dtype) for part in (linear.right, linear.column[:, None])]
     for first in range(count):
         some = torch.cat(blocks[first::count])
-        prepared = _prepare(strategy, cost.rows(some), Marginals(weights.a[some], weights.b))
+        part = rows(itemgetter(some))
+        cost = columns._replace(left=part.left, row=part.row)
+        prepared = _prepare(strategy, cost, Marginals(weights.a[some], weights.b))
         half = half_step(prepared, other, torch.cat(tables, dim=1))
         potential[some] = half.plan.potentials.f
         means, images = half.means.tensor_split([factors.shape[1]], dim=1)

@@ -20,11 +20,9 @@ from torchgw._sinkhorn.choose import BackendName, skips_tiles
 from torchgw._sinkhorn.contract import Backend
 from torchgw._sinkhorn.tiles.tiling import width_of
 from torchgw._solve.forecast import (
-    disagreeing,
+    Forecast,
     iteration_seconds,
-    longest,
     problem_seconds,
-    solve_seconds,
     tiled_seconds,
 )
 from torchgw._solve.state import RESOLVED, Dtypes, Options, rounding
@@ -633,15 +631,16 @@ def make_route(
     moves = [] if init else [move for move in MOVES if move.applies(facts, options, limits)]
     tiled = storage.width is not None
     each = _iteration(facts, name, n_anchors, dtypes, stored=storage.stored, tiled=tiled)
+    forecast = Forecast(facts, options, name, each)
     seconds, most, names = None, 0.0, {move.name for move in moves}
     if facts.device == "cpu":
-        seconds = solve_seconds(facts, options, limits, name, each, names)
-        most = disagreeing(facts, seconds[1], names)
+        seconds = forecast.seconds(limits, names)
+        most = forecast.disagreeing(seconds[1], names)
     return Route(
         _size(facts), gradient, precision, storage, _begin(facts, options, moves, init),
         _end(facts, options, name, limits), each, seconds,
         _bytes(facts, options, limits, name, storage, dtypes, n_anchors), dtypes, n_anchors,
-        longest(facts, options, names), most,
+        forecast.longest(names), most,
     )  # fmt: skip
 
 

@@ -34,6 +34,7 @@ from torchgw._sinkhorn.eager import LARGEST
 from torchgw._sinkhorn.problem import DenseCost
 from torchgw._sinkhorn.tiles.tiling import Tiling
 from torchgw._solve import table
+from torchgw._solve.forecast import Forecast
 from torchgw._solve.polish import can_polish, check_polish
 from torchgw._solve.route import (
     Route,
@@ -74,9 +75,9 @@ class Strategy:
     mass: float  # mass that a partial plan moves; 1 for other problems
 
     @property
-    def foreseen(self) -> tuple[Facts, Options, str, float]:
-        """What tells how long a solve takes."""
-        return self.facts, self.options, self.gradient, self.route.each
+    def forecast(self) -> Forecast:
+        """How long a solve takes."""
+        return Forecast(self.facts, self.options, self.gradient, self.route.each)
 
     @property
     def gradient(self) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from time import monotonic, process_time
 
 from torchgw._errors import PerformanceWarning, warn_user
-from torchgw._tensors.foretold import notice
+from torchgw._tensors.foretold import OFF, notice
 
 # Share of the time kept that the numbers of a plan take, beside its last marginals. [L1294]
 _LAST = 0.4
@@ -92,7 +92,8 @@ def foresee(seconds: float, what: str) -> None:
     if clock is None or clock.told:
         return
     late = max(_LATE, _LATE_SHARE * clock.whole)
-    clock.told = not leaves(seconds - late, last=True)
+    # what is close to the most that a limit may be late is said too, as a forecast may be off
+    clock.told = not leaves(OFF * seconds - late, last=True)
     if clock.told:
         passed = monotonic() - clock.start
         warn_user(

@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 # How far off a forecast may be, either way, before it is corrected; and what is left, as a share of
 # the time that has passed, of work that has gone on for longer than was said. Choices.
-_OFF, _AGAIN = 1.4, 0.5
+OFF, _AGAIN = 1.4, 0.5
 
 
 @dataclass
@@ -97,12 +97,12 @@ def correct(seconds: float, why: str) -> None:
     told = _told.get()
     if told is not None and told.usual is not None:
         total, told.since = told.passed + seconds, None
-        if not told.total / _OFF <= total <= _OFF * told.total:
+        if not told.total / OFF <= total <= OFF * told.total:
             say_more(seconds, why)
 
 
 def notice() -> None:
     """Correct what was said if more time has passed."""
     told = _told.get()
-    if told is not None and told.usual is not None and told.passed > _OFF * told.total:
+    if told is not None and told.usual is not None and told.passed > OFF * told.total:
         say_more(_AGAIN * told.passed, "it goes on for longer than most")

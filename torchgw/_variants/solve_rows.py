@@ -452,7 +452,8 @@ class _Call(NamedTuple):
             if turn < len(blocks):
                 yield blocks[turn]
                 if self.report is not None:
-                    self.report.block(what, turn + 1, len(blocks), perf_counter() - begin)
+                    spent = perf_counter() - begin
+                    self.report.part(f"{what}, block", turn + 1, len(blocks), spent)
             if self.team.any(monotonic() > end):
                 return
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torchgw._results.result import GWResult
     from torchgw.distances.new_points import Space
 
-_OPTIONAL = ("matplotlib", "tqdm", "scikit-learn", "anndata", "pandas", "pyarrow", "networkx")
+_OPTIONAL = ("matplotlib", "scikit-learn", "anndata", "pandas", "pyarrow", "networkx")
 _KINDS = ("plan", "clouds", "convergence", "confusion", "alternatives")
 _SHELLS = ("bash", "zsh", "tcsh", "fish", "powershell")
 # Arguments without a placeholder that are files.

@@ -40,7 +40,7 @@ class Factors(NamedTuple):
 
     def columns(self, index: Tensor) -> Tensor:
         """Compute D[:, index], shape (n, s)."""
-        return (self.matrix * self.signs) @ self.matrix[index].T
+        return self.matrix @ (self.matrix[index] * self.signs).T
 
     def between(self, rows: Tensor, columns: Tensor) -> Tensor:
         """Compute D[rows][:, columns], shape (k, s)."""

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import os
 import shutil
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from importlib.util import find_spec
@@ -19,13 +16,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from torchgw._boundary.console import counted
 from torchgw._tensors.cuda_graphs import GraphMemory, borrow_memory, capture
 from torchgw._tensors.deadline import foresee
 from torchgw._tensors.machine import slowness
 from torchgw._tensors.operations import quotient
 from torchgw.distances._graph.edges import Edges, from_csr
-
-logger = logging.getLogger(__name__)
 
 # Vertices above which a graph without an order is given one for relaxation. [L309]
 _ORDERED_VERTICES = 10_000
@@ -214,7 +210,7 @@ def path_lengths(
         total = sum(map(len, results))
         foresee(slowness() * work / n_jobs, f"the paths from {total:,} nodes")
         # no bar for a single process, which is done in a second
-        with progress_bar(total, "geodesics", "row", shown=progress and n_jobs > 1) as advance:
+        with counted(total, "geodesics, row", shown=progress and n_jobs > 1) as advance:
             for count in _run(calls, n_jobs):
                 advance(count)
     tables = [torch.from_numpy(rows) for rows in results]
@@ -259,24 +255,6 @@ def _run(
 
     work = (delayed(fill)(*call) for call in calls)
     yield from Parallel(n_jobs=n_jobs, backend="loky", return_as="generator")(work)
-
-
-@contextlib.contextmanager
-def progress_bar(
-    total: int, what: str, unit: str, *, shown: bool, done: int = 0, leave: bool = False
-) -> Iterator[Callable[[int], Any]]:
-    """Show progress on standard error, if that is a terminal or a notebook."""
-    if shown and find_spec("tqdm") is None:
-        logger.info("no progress bar without tqdm: pip install tqdm")
-        shown = False
-    if not shown or sys.stderr is None:
-        yield lambda count: None
-        return
-    from tqdm.auto import tqdm
-
-    # disable=None shows it in terminals only
-    with tqdm(total=total, initial=done, unit=unit, desc=what, disable=None, leave=leave) as bar:
-        yield bar.update
 
 
 def _worth_jobs(tasks: Sequence[tuple[Geodesics, NDArray[np.int64]]], n_jobs: int | None) -> int:

@@ -143,7 +143,8 @@ class NystromDistance(FactoredDistance):
         self.landmarks = torch.tensor([start], device=self.device)
         # a GPU takes as long for one source as for a few
         first = rows_of(torch.cat([self.landmarks, held_out]))
-        rows, exact, before = [first[:1]], first[1:], math.inf
+        # a copy: what the error is estimated from is let go before it
+        rows, exact, before = [first[:1].clone()], first[1:], math.inf
         few = _FEW if self.n > _ALL_VERTICES else self.n
         counts: tuple[int, ...] = (n_landmarks or few,)
         if n_landmarks is None and self.n > _FEW_VERTICES:

@@ -20,9 +20,6 @@ from torchgw.pot.gromov import fused_gromov_wasserstein as fused_gromov_wasserst
 from torchgw.pot.gromov import fused_gromov_wasserstein2 as fused_gromov_wasserstein2
 from torchgw.pot.gromov import gromov_wasserstein as gromov_wasserstein
 from torchgw.pot.gromov import gromov_wasserstein2 as gromov_wasserstein2
-from torchgw.pot.gromov import (
-    lowrank_gromov_wasserstein_samples as lowrank_gromov_wasserstein_samples,
-)
 
 __all__ = ["OTResult", "gromov", "solve_gromov"]
 

@@ -52,8 +52,7 @@ Slope = Callable[[Array], Array]  # the derivative of the objective at a plan
 class Entropic:
     """Linear problems with entropy, one after the other, each from the potentials of the last.
 
-    Marginals are met; or with a ``mass`` they are bounds, and the plan moves that much; or they are
-    held by penalties, in whose half-steps logarithms have the factors ``tau``.
+    Marginals are met; or with a ``mass`` they are bounds, and the plan moves that much.
     """
 
     def __init__(
@@ -63,10 +62,9 @@ class Entropic:
         epsilon: float,
         mass: float | None = None,
         most: int = 1000,
-        tau: tuple[float, float] = STRICT,
     ) -> None:
-        self.epsilon, self._mass, self._most, self._tau = epsilon, mass, most, tau
-        if mass is None and tau == STRICT:
+        self.epsilon, self._mass, self._most = epsilon, mass, most
+        if mass is None:
             # their sums may differ by rounding, which no iteration removes
             q = q * (p.sum() / q.sum())
         self._weights = p, q
@@ -84,7 +82,7 @@ class Entropic:
         if self._plain(cost, tol) if self._mass is None else self._within_bounds(cost, self._mass):
             return self._exponent(cost)
         problem = LinearProblem(
-            DenseCost(torch.from_numpy(cost)), self._marginals, self.epsilon, self._tau
+            DenseCost(torch.from_numpy(cost)), self._marginals, self.epsilon, STRICT
         )
         prepared, start = EagerBackend().prepare(problem), self._potentials
         if self._mass is None:
@@ -92,11 +90,6 @@ class Entropic:
         else:
             found = partial_sinkhorn(prepared, start, mass=self._mass, max_iter=self._most, tol=tol)
         self._potentials, self.converged = found.potentials, found.converged
-        if self._tau != STRICT:
-            # that loop does not ask for the mass of the plan, which is a matter of constants
-            for _ in range(_FEW):
-                if self._plain(cost, tol):
-                    break
         return self._exponent(cost)
 
     def _within_bounds(self, cost: Array, mass: float) -> bool:
@@ -116,19 +109,16 @@ class Entropic:
     def _plain(self, cost: Array, tol: float) -> bool:
         """Run some plain iterations by one kernel; tell whether they have solved the problem."""
         p, q = self._weights
-        before = self._potentials = self._centred()
+        before = self._potentials = self._potentials or Potentials(
+            *map(torch.zeros_like, self._marginals)
+        )
         kernel = self._exponent(cost)
         with np.errstate(all="ignore"):
             np.exp(kernel, out=kernel)
-            # scalings of the kernel contain what a penalty leaves of the potentials in it
-            shift_u, shift_v = (
-                np.exp((tau - 1) / self.epsilon * part.numpy())
-                for tau, part in zip(self._tau, before, strict=True)
-            )
             u = np.ones_like(p)
             for _ in range(min(_FEW, self._most)):
-                v = shift_v * ((p * u) @ kernel) ** -self._tau[1]
-                last, u = u, shift_u * (kernel @ (q * v)) ** -self._tau[0]
+                v = 1 / ((p * u) @ kernel)
+                last, u = u, 1 / (kernel @ (q * v))
                 self.converged = bool(abs(last / u - 1) @ p <= tol)
                 if self.converged:
                     break
@@ -137,21 +127,6 @@ class Entropic:
             return False
         self._potentials = Potentials(*(a + b for a, b in zip(before, moved, strict=True)))
         return self.converged
-
-    def _centred(self) -> Potentials:
-        """Move a constant from one potential to the other, so that penalties have no slope in it.
-
-        F.-X. Vialard, T. Sejourne, G. Peyre. Faster unbalanced optimal transport. AISTATS 2022.
-        """
-        if self._potentials is None:
-            return Potentials(*map(torch.zeros_like, self._marginals))
-        if self._tau == STRICT:
-            return self._potentials
-        # one over the weights of the penalties
-        x, y = ((1 / tau - 1) / self.epsilon for tau in self._tau)
-        (p, q), (f, g) = self._weights, (part.numpy() for part in self._potentials)
-        moved = (_log_sum(p, -x * f) - _log_sum(q, -y * g)) / (x + y)
-        return Potentials(torch.from_numpy(f + moved), torch.from_numpy(g - moved))
 
     def _exponent(self, cost: Array) -> Array:
         found = cost / -self.epsilon
@@ -239,11 +214,6 @@ def iterate(
         else:
             point = point + length.next(torch.from_numpy(direction)) * direction
     return Mirrored(plan, errors[1:], None, converged)
-
-
-def _log_sum(weights: Array, exponents: Array) -> float:
-    largest = exponents.max()
-    return float(largest + np.log(weights @ np.exp(exponents - largest)))
 
 
 def _log(plan: Array) -> Array:

@@ -1,8 +1,9 @@
 """The call of POT, solved here: ``torchgw.pot.solve_gromov`` in place of ``ot.solve_gromov``."""
 
+import warnings
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import scipy
@@ -14,9 +15,8 @@ from torchgw._errors import InvalidInputError, TorchGWWarning, UnsupportedError,
 from torchgw._plans.given import StoredPlan
 from torchgw._results.base import Result
 from torchgw._solve.state import Status
-from torchgw.pot import _mirror, _penalties
+from torchgw.pot import _mirror
 from torchgw.pot._arrays import Array, Arrays, handed
-from torchgw.pot._penalties import Divergence
 from torchgw.pot.gromov._read import (
     Problem,
     check_share,
@@ -26,6 +26,9 @@ from torchgw.pot.gromov._read import (
     value_of,
 )
 from torchgw.pot.gromov._steps import Kind, entropic, exact, on_positive
+
+# Penalties of marginals.
+Divergence = Literal["kl", "l2"]
 
 # The losses of solve_gromov, and those of ot.gromov.
 LOSSES = {"L2": "square_loss", "KL": "kl_loss"}
@@ -171,7 +174,8 @@ def solve_gromov(
         With "KL" and "L2" twice the weight of the penalty of each marginal, of mu x mu from a x a;
         with "partial" the mass that is moved; not used with "semirelaxed".
     unbalanced_type : {"KL", "L2", "semirelaxed", "partial"}
-        "semirelaxed" holds ``a`` and frees ``b``.
+        "semirelaxed" holds ``a`` and frees ``b``. Problems with penalties, "KL" and "L2", are
+        solved by POT, of the first loss.
     n_threads : int
         1.
     method : {"PGD", "PPA"} or None
@@ -226,7 +230,7 @@ def solve_gromov(
     loss_fun = LOSSES[str(loss).upper()]
     given = {"C1": Ca, "C2": Cb, "M": M, "p": a, "q": b, "alpha": alpha}
     if kind == "kl" or kind == "l2":
-        return _penalised(kind, given, loss_fun, symmetric, reg or 0.0, unbalanced, plan_init, stop)
+        return _penalised(kind, given, loss_fun, reg or 0.0, unbalanced, plan_init, stop)
     if isinstance(alpha, (int, float)) and alpha == 1:
         # the weight of M is zero
         M = given["M"] = None
@@ -412,62 +416,67 @@ def _penalised(
     kind: Divergence,
     given: dict[str, Any],
     loss: str,
-    symmetric: bool | None,
     reg: float,
     unbalanced: Any,
     start: Any,
     stop: _mirror.Stop,
 ) -> OTResult:
-    """Solve with penalised marginals."""
-    alpha, M = check_share(given["alpha"]), given["M"]
+    """Have POT solve a problem with penalised marginals, whose weights it counts otherwise."""
+    alpha, M, tracked = check_share(given["alpha"]), given["M"], needs_gradients(*given.values())
     if needs_gradients(given["alpha"]):
         raise UnsupportedError("`alpha` has no gradients with penalised marginals: detach it.")
     if alpha == 0 and M is None:
         raise InvalidInputError("`alpha=0` leaves only the linear cost: pass `M`.")
-    if alpha == 0 and needs_gradients(*given.values()):
+    if alpha == 0 and tracked:
         raise UnsupportedError("`alpha=0` with penalised marginals has no gradients: use ot.solve.")
-    if alpha == 0 and kind == "l2" and reg > 0:
+    if kind == "l2" and tracked:
         raise UnsupportedError(
-            "`alpha=0` with L2 penalties has no entropy here: leave `reg` out, or use "
-            "ot.solve(M, a, b, reg=reg, unbalanced=unbalanced, unbalanced_type='L2')."
+            "Gradients of values with L2 penalties are not implemented; detach the inputs, or "
+            "use unbalanced_type='KL'."
+        )
+    if loss != "square_loss":
+        warn_user(
+            "Problems with penalties are solved by POT, by the loss 'L2' whatever `loss` says; "
+            "torchgw.solve(D_X=, D_Y=, unbalanced=, loss='kl') has the other.",
+            TorchGWWarning,
         )
     problem = read_problem(
-        given["C1"], given["C2"], given["p"], given["q"], loss, symmetric, M=M, alpha=alpha,
+        given["C1"], given["C2"], given["p"], given["q"], "square_loss", None, M=M, alpha=alpha,
         also=(start,), names=_NAMES,
     )  # fmt: skip
-    arrays, shape = problem.arrays, (len(problem.p), len(problem.q))
-    first = np.outer(problem.p, problem.q) if start is None else arrays.read("G0", start, shape)
+    arrays, p, q = problem.arrays, problem.p, problem.q
+    first = None if start is None else arrays.read("G0", start, (len(p), len(q)))
     both = unbalanced if isinstance(unbalanced, (tuple, list)) else (unbalanced, unbalanced)
-    rho = float(both[0]), float(both[1])
     if alpha == 0:
-        penalties = _penalties.Penalties(rho, reg, kind)
-        plan, value, converged = _penalties.linear(problem, penalties, first, stop)
-        parts = float(np.vdot(problem.linear, plan)), 0.0
-        return result_of(
-            arrays, Found(plan, *parts, value, None, converged, {}), arrays.give(np.float64(value))
-        )
-    penalties = _penalties.Penalties((rho[0] / 2, rho[1] / 2), reg / 2, kind)
-
-    def solve(part: Problem, begin: Array) -> _mirror.Mirrored:
-        return _penalties.solve(part, penalties, begin, stop)
-
-    plan, solved = on_positive(problem, first, solve)
-    parts = problem.parts(plan)
-    value = sum(parts) + _penalties.penalty(problem, penalties, plan)
+        with warnings.catch_warnings():
+            # of SciPy, to POT
+            warnings.simplefilter("ignore", DeprecationWarning)
+            made = handed("solve", "ot")(
+                problem.M, p, q, reg, reg_type="entropy", unbalanced=both, unbalanced_type=kind,
+                max_iter=max(stop.max_iter, 1000), plan_init=first, tol=stop.tol,
+                verbose=stop.verbose,
+            )  # fmt: skip
+        found = Found(made.plan, made.value_linear, 0.0, made.value, None, True, {})
+        return result_of(arrays, found, arrays.give(np.float64(made.value)))
+    rho, epsilon = [float(weight) / (2 * alpha) for weight in both], reg / (2 * alpha)
+    plan, _, log = handed("fused_unbalanced_gromov_wasserstein")(
+        problem.C1, problem.C2, p, q, rho, epsilon, kind, M=problem.M, init_pi=first, log=True,
+        alpha=0 if M is None else (1 - alpha) / alpha, max_iter=stop.max_iter, tol=stop.tol,
+        verbose=stop.verbose,
+    )  # fmt: skip
+    value, errors = alpha * float(log["fugw_cost"]), [float(error) for error in log["error"]]
     derivatives: list[tuple[Any, Any]] = []
-    if needs_gradients(*given.values()):
-        if kind == "l2":
-            raise UnsupportedError(
-                "Gradients of values with L2 penalties are not implemented; detach the inputs, or "
-                "use unbalanced_type='KL'."
-            )
-        found_slopes = *problem.slopes(plan), *_penalties.weight_slopes(problem, penalties, plan)
-        names = "C1", "C2", "p", "q"
-        derivatives += [
-            (given[name], slope) for name, slope in zip(names, found_slopes, strict=True)
-        ]
-        derivatives.append((M, (1 - alpha) * plan))
-    found = Found(plan, *parts, value, None, solved.converged, {"err": solved.errors})
+    if tracked:
+        mass, sides = float(plan.sum()), ((p, q), (q, p))
+        by_weights = []
+        for weight, sums, (own, other) in zip(rho, (plan.sum(1), plan.sum(0)), sides, strict=True):
+            slope = weight * (own.sum() - mass * sums / own)
+            slope += epsilon * (own.sum() * other.sum() ** 2 - mass * sums / own)
+            by_weights.append(2 * alpha * slope)
+        slopes = *problem.slopes(plan), *by_weights, (1 - alpha) * plan
+        inputs = (given[name] for name in ("C1", "C2", "p", "q", "M"))
+        derivatives += zip(inputs, slopes, strict=True)
+    found = Found(plan, *problem.parts(plan), value, None, errors[-1] < stop.tol, {"err": errors})
     return result_of(arrays, found, arrays.value(value, derivatives))
 
 

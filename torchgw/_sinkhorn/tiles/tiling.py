@@ -15,7 +15,7 @@ sum_j b_j delta <= delta: equation (S2) of docs/algorithm.md.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -31,8 +31,8 @@ from torchgw._typing import Marginals, Potentials
 # Skipped share of a row or column, in units of the rounding of the dtype: far less than what
 # rounding of the exponents makes of a sum. [L201]
 _DELTA = 16
-# Entries of a temporary table on its way to the bounds. [L201]
-_CHUNK = {"cpu": 2**20, "cuda": 2**26}
+# Entries of a temporary table on its way to the bounds: there are three in float64. [L201, L1435]
+_CHUNK = {"cpu": 2**20, "cuda": 2**24}
 # Principal coordinates that points are ordered by. [L291]
 _COORDINATES = 16
 # Rounding of a bound, in units of the rounding of its largest term. [L201]
@@ -171,19 +171,29 @@ def tile_problem(
 
 def block_orders(cost: FactoredCost, widths: tuple[int, int]) -> tuple[Order, Order]:
     """Order both sides by what moves the exponents."""
+    return side_orders((lambda: cost.left, lambda: cost.right), widths)
+
+
+def side_orders(
+    sides: Sequence[Callable[[], Tensor]], widths: tuple[int, int]
+) -> tuple[Order, Order]:
+    """Order both sides, whose factors in the cost are made when they are needed."""
     # The distance of two points of a side is the root of the mean square, over the points of the
     # other side, of the difference of their costs.
-    sides = (cost.left, cost.right), (cost.right, cost.left)
-    orders = []
-    for (own, other), width in zip(sides, widths, strict=True):
-        mean = average(other)
-        size, axes = _axes(other.T @ other / len(other) - torch.outer(mean, mean))
-        metric = (axes * size.clamp_min(0).sqrt()).to(own.dtype)
-        spread = own @ metric
-        spread.sub_(average(spread))
-        axes = _axes(spread.T @ spread)[1].to(own.dtype)
-        orders.append(block_order(spread @ axes[:, -_COORDINATES:], width))
+    spreads, orders = [_spread(side()) for side in sides], []
+    for own, mine, other, width in zip(sides, spreads, spreads[::-1], widths, strict=True):
+        size, axes = _axes(other)
+        metric = axes * size.clamp_min(0).sqrt()
+        metric = metric @ _axes(metric.T @ mine @ metric)[1][:, -_COORDINATES:]
+        factors = own()
+        orders.append(block_order(factors @ metric.to(factors.dtype), width))
     return orders[0], orders[1]
+
+
+def _spread(factors: Tensor) -> Tensor:
+    """Compute the covariance of factors, float64."""
+    mean = average(factors)
+    return (factors.T @ factors / len(factors) - torch.outer(mean, mean)).double()
 
 
 def _axes(matrix: Tensor) -> tuple[Tensor, Tensor]:

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 from torchgw.pot import _arrays
 from torchgw.pot.gromov._barycenters import *
-from torchgw.pot.gromov._lowrank import *
 from torchgw.pot.gromov._plans import *
 from torchgw.pot.gromov._quantized import *
 
@@ -31,7 +30,7 @@ __all__ = [
     "entropic_partial_fused_gromov_wasserstein", "entropic_partial_fused_gromov_wasserstein2",
     "entropic_partial_gromov_wasserstein", "entropic_partial_gromov_wasserstein2",
     "fused_gromov_wasserstein", "fused_gromov_wasserstein2", "gromov_wasserstein",
-    "gromov_wasserstein2", "lowrank_gromov_wasserstein_samples", "partial_fused_gromov_wasserstein",
+    "gromov_wasserstein2", "partial_fused_gromov_wasserstein",
     "partial_fused_gromov_wasserstein2", "partial_gromov_wasserstein",
     "partial_gromov_wasserstein2", "quantized_fused_gromov_wasserstein",
     "quantized_fused_gromov_wasserstein_samples", "semirelaxed_fused_gromov_wasserstein",
