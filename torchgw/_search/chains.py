@@ -589,9 +589,9 @@ class _Level(NamedTuple):
     world: World
     share: float
 
-    def follow(self, which: Tensor, plans: Tensor, first: float = 0.0) -> Ends:
-        """Follow plans (k, s, t) from a ``first`` epsilon."""
-        world, first = self.world, max(first, self.share)
+    def follow(self, which: Tensor, plans: Tensor, first: float | Tensor = 0.0) -> Ends:
+        """Follow plans (k, s, t) from the largest of their ``first`` epsilons."""
+        world, first = self.world, max(float(torch.as_tensor(first).max()), self.share)
         start = torch.zeros_like(plans[:, :1])
         plans, g = world.solve(
             world.costs_anywhere(plans, first), start, first * world.scale, INNER
