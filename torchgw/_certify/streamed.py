@@ -28,9 +28,9 @@ from torchgw._sinkhorn.problem import FactoredCost, LinearProblem
 from torchgw._typing import Marginals, Potentials
 
 # Cells of a side, of five points at least; the part of their epsilon at which all points are
-# iterated, as often as it goes into one; and what a cut is short by then, as a share of the
-# constant part of the objective: half of what it is to raise its vertex by at most. [L1741]
-_CELLS = ((500, 1.0, 2e-3), (2000, 0.5, 1.5e-4), (8000, 0.25, 0.0))
+# iterated, and how often; and what a cut is short by then, as a share of the constant part of the
+# objective: half of what it is to raise its vertex by at most. [L1741]
+_CELLS = ((500, 1.0, 1, 2e-3), (2000, 1.0, 2, 1e-4), (8000, 0.25, 4, 0.0))
 # Epsilon between cells as a share of the constant part divided by their number; Newton steps at
 # each. [L1620, L1677]
 _EPSILON, _STEPS = 1.5, 12
@@ -174,16 +174,19 @@ class Prices:
         self._weights = Marginals(*(self._on(part) for part in (question.a, question.b)))
         most = len(question.a) // 5, len(question.b) // 5
         few = {max(2, min(count, *most)): rest for count, *rest in _CELLS}
-        self._levels = [self._level(question, count, *few[count]) for count in sorted(few)]
+        self._levels = [self._level(question, count, *rest) for count, rest in sorted(few.items())]
 
-    def _level(self, question: Points, count: int, share: float, lost: float) -> "Level":
+    def _level(
+        self, question: Points, count: int, share: float, times: float, lost: float
+    ) -> "Level":
         """Put the points of both sides into so many cells each."""
         x, y = (
             _cells(self._on(side[0]), weight, count)
             for side, weight in zip(question.sides, self._weights, strict=True)
         )
         size = question.constant
-        return Level(x, y, _EPSILON * size / max(len(x.mass), len(y.mass)), lost * size, share)
+        epsilon = _EPSILON * size / max(len(x.mass), len(y.mass))
+        return Level(x, y, epsilon, share * epsilon, int(times), lost * size)
 
     def _on(self, array: Array) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
@@ -270,8 +273,8 @@ class Prices:
             g = self._of_cells(level, left, right, g)
             if level.lost <= asked / 2 or monotonic() > self._end:
                 break
-        ready = self._ready(left, right, self._weights, level.share * level.epsilon)
-        return ready, _iterated(ready, g.to(self._dtype), round(1 / level.share))
+        ready = self._ready(left, right, self._weights, level.near)
+        return ready, _iterated(ready, g.to(self._dtype), level.times)
 
     def _factors(self, cost: ProductCost) -> tuple[Tensor, Tensor]:
         """Add the columns on the left that meet the same on the right."""
@@ -343,13 +346,14 @@ class Cells(NamedTuple):
 
 
 class Level(NamedTuple):
-    """Cells of both sides, their epsilon, what cuts lose, and the part at which points go on."""
+    """Cells of both sides, their epsilon, that of all points, how often, and what cuts lose."""
 
     x: Cells
     y: Cells
     epsilon: float
+    near: float
+    times: int
     lost: float
-    share: float
 
 
 def _cells(points: Tensor, weights: Tensor, count: int) -> Cells:
