@@ -11,6 +11,9 @@ JOBS ?=
 START ?=
 FUZZ_ARGS ?= --solves 10000 --derivatives 2000 --known 3000 --twins 2000 --enumerated 1000 --batches 2000 --files 5000
 
+# Processes that tests start read bytecode; without it each compiles the package anew.
+export PYTHONDONTWRITEBYTECODE :=
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint types pytest test-elsewhere fuzz docs dist format clean
 

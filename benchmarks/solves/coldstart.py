@@ -144,8 +144,8 @@ def record_kernels(records: list[dict[str, Any]]) -> None:
             kind = json.dumps(variant)
             sizes[kind].add(max(record["n"], record["m"]))
             places[kind].append(place / len(record["variants"]))
-    # as solves launch them, of every size: what only large ones launch may come first there
-    order = sorted(sizes, key=lambda kind: statistics.fmean(places[kind]))
+    # as early as a solve of any size launches them
+    order = sorted(sizes, key=lambda kind: min(places[kind]))
     lines = [json.dumps({**json.loads(kind), "sizes": sorted(sizes[kind])}) for kind in order]
     LIST.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     print(f"{len(lines)} variants: {LIST}")

@@ -59,7 +59,7 @@ def test_batches_are_problems_side_by_side():
 
 
 def test_steps_go_on_without_a_search_and_never_cost_more_than_one():
-    points, shape = torch.nn.Parameter(cloud(10, 2)), cloud(10, 3, seed=1)
+    points, shape = torch.nn.Parameter(cloud(6, 2)), cloud(6, 3, seed=1)
     loss, optimiser = GWLoss(epsilon=0.1, search_every=5), torch.optim.Adam([points], lr=0.02)
     for step in range(11):
         value = loss(points, shape)
@@ -77,7 +77,7 @@ def test_steps_go_on_without_a_search_and_never_cost_more_than_one():
 
 
 def test_a_jump_is_searched_for():
-    X, Y = cloud(8, 2), cloud(8, 2, seed=1)
+    X, Y = cloud(5, 2), cloud(5, 2, seed=1)
     loss = GWLoss(epsilon=0.1, search_every=None)
     loss(X, X)
     assert loss.searches == 1

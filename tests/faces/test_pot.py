@@ -212,6 +212,16 @@ def test_penalties_have_the_square_loss_of_pot():
     assert found.value == solve_gromov(*COSTS, **call).value
 
 
+def test_penalties_leave_points_without_weight_alone():
+    weights = np.append(0.0, np.full(N - 1, 1 / (N - 1)))
+    call = {"unbalanced": 0.5, "reg": 0.1}
+    found = solve_gromov(*COSTS, a=weights, **call)
+    assert not found.plan[0].any()
+    rest = solve_gromov(COSTS[0][1:, 1:], COSTS[1], **call)
+    assert found.value == pytest.approx(rest.value, rel=1e-9)
+    assert solve_gromov(*COSTS, max_iter=0, **call).status.name == "OUTER_LIMIT"
+
+
 @pytest.mark.slow
 def test_a_heavy_kl_penalty_is_balanced():
     strict = solve_gromov(*COSTS, reg=0.05, alpha=1)

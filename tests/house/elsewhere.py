@@ -66,7 +66,9 @@ def read(output: str, code: int, seconds: float) -> Run:
 def run(settings: dict[str, str], arguments: list[str]) -> Run:
     """Run the suite once, and show what it says."""
     command = [sys.executable, "-m", "pytest", "-q", "--numprocesses", "auto", *arguments]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"} | settings
+    # processes that tests start read bytecode
+    given = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": ""}
+    environment = os.environ | given | settings
     start, lines = time.monotonic(), []
     with subprocess.Popen(
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True

@@ -13,10 +13,13 @@ import re
 import subprocess
 import sys
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "torchgw"
+# One tree of each text, as several tests read all modules.
+parsed = cache(ast.parse)
 
 # Words for a number of points, of pairs, of bytes or of rows.
 _SIZES = {
@@ -24,6 +27,8 @@ _SIZES = {
     "work", "most", "fewer", "len", "rows", "columns", "vertices", "edges", "points", "pairs",
     "nbytes", "needed",
 }  # fmt: skip
+# What lines are counted as.
+_LINES = "statements", "signatures", "imports", "docstrings", "comments", "blank"
 # Files that hold the numbers of paths. A number that a size is compared with anywhere else is to
 # choose between two programs that compute the same, or to say how much is done at once.
 _PATHS = "_problem/limits.py", "_solve/route.py"
@@ -62,7 +67,7 @@ def modules() -> dict[str, str]:
 def constants(text: str) -> dict[str, int]:
     """Count the numbers that each constant of a module holds, by the first name assigned."""
     found: dict[str, int] = {}
-    for node in ast.parse(text).body:
+    for node in parsed(text).body:
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
         names = [
             part.id
@@ -105,10 +110,38 @@ def kinds(texts: dict[str, str]) -> dict[str, int]:
     return {kind: count for kind, count in sorted(found.items()) if count}
 
 
+def kinds_of_lines(text: str) -> dict[str, int]:
+    """Count lines by what they are: each of the first kind that it is, the rest are statements."""
+    tree, lines, found = ast.parse(text), text.splitlines(), dict.fromkeys(_LINES, 0)
+    places: dict[int, str] = {}
+
+    def mark(kind: str, first: int, last: int) -> None:
+        places.update((number, kind) for number in range(first, last + 1) if number not in places)
+
+    nodes = list(ast.walk(tree))
+    for node in nodes:
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(
+            node
+        ):
+            mark("docstrings", node.body[0].lineno, node.body[0].end_lineno or 0)
+    for node in nodes:
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            mark("imports", node.lineno, node.end_lineno or 0)
+        if isinstance(node, ast.FunctionDef):
+            last = node.body[0].lineno - 1
+            while last > node.lineno and not lines[last - 1].rstrip().endswith(":"):
+                last -= 1
+            mark("signatures", node.lineno, last)
+    for number, line in enumerate(lines, start=1):
+        kind = "blank" if not line.strip() else "comments" if line.strip()[0] == "#" else None
+        found[places.get(number) or kind or "statements"] += 1
+    return found
+
+
 def compared(text: str) -> tuple[int, int]:
     """Count the comparisons of a size with a limit, and with a number of the module itself."""
     with_limits, with_own, own = 0, 0, constants(text)
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(parsed(text)):
         if isinstance(node, ast.Compare) and isinstance(node.ops[0], _ORDERS):
             sides = [_names(side) for side in (node.left, *node.comparators)]
             sized = [bool(names & _SIZES) for names in sides]
@@ -130,7 +163,7 @@ def _names(tree: ast.AST) -> set[str]:
 def imports(name: str, text: str) -> set[str]:
     """List the modules of the package that one imports, as paths below it."""
     found = set()
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(parsed(text)):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torchgw."):
             found.add((node.module or "").removeprefix("torchgw.").replace(".", "/"))
     return found - {name.removesuffix(".py")}
@@ -194,6 +227,10 @@ def counted() -> dict[str, str]:
     options, docstring = parameters()
     found = {
         "lines of torchgw/": f"{sum(rooms.values()):,}",
+        **{
+            f"  {kind}": f"{sum(kinds_of_lines(text)[kind] for text in texts.values()):,}"
+            for kind in _LINES
+        },
         "files": f"{len(texts):,}",
         "files that compare a size with a limit; times": f"{len(limited)}; {sum(limited)}",
         "files that do with a number of their own; times": f"{len(beside)}; {sum(beside)}",
@@ -215,7 +252,7 @@ def counted() -> dict[str, str]:
 
 def mapped() -> dict[str, str]:
     """Read what every module says that it is."""
-    known = {name: ast.get_docstring(ast.parse(text)) for name, text in modules().items()}
+    known = {name: ast.get_docstring(parsed(text)) for name, text in modules().items()}
     return {name: (text or "").splitlines()[0] for name, text in known.items() if text}
 
 

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+import structure
 
 from benchmarks.harness import ledger, pages, studies
 
@@ -46,7 +47,7 @@ def constants(path):
     text = path.read_text(encoding="utf-8")
     lines = text.splitlines()
     end, shared, told = 0, set(), False
-    for node in ast.parse(text).body:
+    for node in structure.parsed(text).body:
         if isinstance(node, ast.Assign) and len(node.targets) == 1:
             target = node.targets[0]
         elif isinstance(node, ast.AnnAssign) and node.value is not None:

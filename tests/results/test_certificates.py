@@ -101,10 +101,10 @@ def test_a_dual_is_close_to_the_least_cost():
 def test_quantile_means():
     values = torch.tensor([[3.0, 1.0, 2.0]], dtype=torch.float64)
     weights = torch.tensor([0.5, 0.25, 0.25], dtype=torch.float64)
-    assert certificates._quantile_means(values, weights, 4).tolist() == [[1, 2, 3, 3]]
-    assert certificates._quantile_means(values, weights, 2).tolist() == [[1.5, 3]]
+    assert certificates.quantile_means(values, weights, 4).tolist() == [[1, 2, 3, 3]]
+    assert certificates.quantile_means(values, weights, 2).tolist() == [[1.5, 3]]
     # 1 up to a quarter, 2 up to a half
-    assert certificates._quantile_means(values, weights, 3)[0].tolist() == pytest.approx(
+    assert certificates.quantile_means(values, weights, 3)[0].tolist() == pytest.approx(
         [1.25, 2.5, 3]
     )
 

@@ -202,8 +202,9 @@ def batches():
     lists = {
         "plain": {"epsilon": 0.05, "n_init": 2},
         "mixed": mixed | {"unbalanced": [1.0, None, (2.0, np.inf), 0.5], "n_init": 2},
-        "features": {"features": (near, far), "epsilon": 0.1, "mass": 0.8, "plans": False},
+        "features": {"features": (near, far), "epsilon": 0.1, "mass": 0.8, "n_init": 2},
     }
+    lists["features"]["plans"] = False
     made = {name: partial(torchgw.solve_many, near, far, **each) for name, each in lists.items()}
     # one problem leaves nothing to the second process
     made["one"] = partial(torchgw.solve_many, near[:1], far[:1], epsilon=0.05)

@@ -298,7 +298,7 @@ def test_forecasts_hold_within_a_factor_of_two():
 def test_a_forecast_is_corrected_by_the_search(caplog):
     """Two times are said before; the longer is that of starts that are followed on all points."""
     rng = np.random.default_rng(0)
-    X, Y = rng.normal(size=(2, 30, 3))
+    X, Y = rng.normal(size=(2, 12, 3))
     with caplog.at_level(logging.INFO, logger="torchgw"), warnings.catch_warnings():
         warnings.simplefilter("ignore", torchgw.TorchGWWarning)
         torchgw.solve(X, Y, distances="euclidean", random_state=0)

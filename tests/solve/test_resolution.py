@@ -123,6 +123,19 @@ def test_a_tolerance_that_no_cells_meet_is_met_on_all_points(whole):
     assert found.value == pytest.approx(whole.value, rel=1e-3)
 
 
+def test_cells_that_say_nothing_of_their_points_are_not_made_finer(few, monkeypatch):
+    """In many dimensions no number of cells has points near enough to each other."""
+    made, rng = [], np.random.default_rng(0)
+    solve, points = resolution._solve, rng.normal(size=(2, 500, 20))
+    monkeypatch.setattr(resolution, "_solve", lambda *all: made.append(solve(*all)) or made[-1])
+    options = {"distances": "sqeuclidean", "epsilon": 5e-4, "n_init": 1, "random_state": 0}
+    found = solve_by_name(*points, **options, resolution=1e-3)
+    assert len(made) == 1
+    assert made[0].resolution.cells[0] < 500 / resolution._FEWEST_POINTS
+    assert found.report.resolution is None
+    assert found.marginal_error < 1e-3
+
+
 def test_automatic_cells_are_for_large_problems(few, limited):
     assert solve_by_name(X, Y, **OPTIONS).report.resolution is None
     limited(cells=1e6)

@@ -301,7 +301,8 @@ def test_a_support_without_cycles_has_one_plan(way: str):
         plan[8, 0] = way == "cycle"
     plan *= rng.uniform(1, 2, plan.shape)
     plan /= plan.sum()
-    found = torchgw.solve(X, Y, a=plan.sum(1), b=plan.sum(0), allowed=plan > 0, random_state=0)
+    options = {"n_init": 1} if way == "cycle" else {"random_state": 0}
+    found = torchgw.solve(X, Y, a=plan.sum(1), b=plan.sum(0), allowed=plan > 0, **options)
     alone = "what is allowed leaves one plan" in found.report.route
     assert alone == (way != "cycle")
     if alone:

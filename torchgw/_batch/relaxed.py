@@ -152,16 +152,10 @@ def _filled(weight: Tensor, full: Tensor, mass: Tensor) -> Tensor:
     last = torch.searchsorted(upto, level).clamp_max(weights.shape[2] - 1)
     levels = (ordered - ordered.gather(2, last)).clamp(-LARGEST_EXPONENT, LARGEST_EXPONENT).exp()
     rest = _running((weights / levels).flip(2)).flip(2)
-    height = (level - (upto - weights)) / rest
-    fits = height <= levels
-    # the search always ends at the last point, also after rounding
-    fits[:, :, -1] = True
-    place = fits.to(torch.int8).argmax(2, keepdim=True)
-    # the level is never below that of the last full point, where rounding leaves nothing to others
-    lowest = levels.gather(2, (place - 1).clamp_min(0))
-    found = height.gather(2, place)
-    found = torch.where(place > 0, found.maximum(lowest), found)
-    shares = (found / levels).clamp_max(1)
+    # the mass is a concave function of the level: the least of the lines on which as many are full,
+    # so that it is reached where the last of them reaches it
+    heights = torch.where(weights > 0, (level - (upto - weights)) / rest, 0.0)
+    shares = (heights.amax(2, keepdim=True) / levels).clamp_max(1)
     return torch.empty_like(shares).scatter_(2, order, shares)
 
 

@@ -65,7 +65,10 @@ def in_order(question: Question, *, matchings: bool) -> Bound:
         x, y = (np.sort(table, axis=1) for table in tables)
         local = _squares(x, y) / len(q.a)
     else:
-        x, y = (_quantiles(*side) for side in zip(tables, (q.a, q.b), strict=True))
+        x, y = (
+            quantile_means(torch.from_numpy(table), torch.from_numpy(weight), PARTS).numpy()
+            for table, weight in zip(tables, (q.a, q.b), strict=True)
+        )
         local = _squares(x, y) / PARTS
     cost = q.alpha * local
     if q.M is not None:
@@ -81,16 +84,23 @@ def _squares(x: Array, y: Array) -> Array:
     return found
 
 
-def _quantiles(table: Array, weights: Array) -> Array:
-    """Average the quantile function of each row over parts of the mass, (n, parts)."""
-    shares = np.linspace(0, 1, PARTS + 1)
-    made = []
-    for row in table:
-        order = np.argsort(row)
-        mass = np.append(0.0, weights[order].cumsum())
-        integral = np.append(0.0, (weights[order] * row[order]).cumsum())
-        made.append(PARTS * np.diff(np.interp(shares, mass / mass[-1], integral / mass[-1])))
-    return np.array(made)
+def quantile_means(values: Tensor, weights: Tensor, parts: int) -> Tensor:
+    """Average the quantile functions of rows (r, n) by weight (n,) over parts of the mass, (r, q).
+
+    The integral of a quantile function up to a share of the mass is linear between the sums that
+    sorted values reach.
+    """
+    values, order = values.sort(dim=1)
+    mass = weights[order]
+    reached = mass.cumsum(1)
+    reached /= reached[:, -1:].clone()
+    integral = (values * mass).cumsum(1) / weights.sum()
+    share = torch.arange(1, parts + 1, dtype=values.dtype, device=values.device) / parts
+    share = share.expand(len(values), -1).contiguous()
+    place = torch.searchsorted(reached, share).clamp_(max=values.shape[1] - 1)
+    over = reached.gather(1, place) - share
+    upto = integral.gather(1, place) - values.gather(1, place) * over
+    return parts * upto.diff(dim=1, prepend=upto.new_zeros(len(upto), 1))
 
 
 def eigenvalues(question: Question, *, matchings: bool) -> Bound:

@@ -18,7 +18,7 @@ import scipy
 import torch
 from torch import Tensor
 
-from torchgw._certify.tables import PARTS
+from torchgw._certify.tables import PARTS, quantile_means
 from torchgw._plans.contract import Plan
 from torchgw._problem.limits import limits_of
 from torchgw._problem.losses import LOSSES
@@ -100,7 +100,7 @@ def _second(sides: Sides, weights: Marginals, order: int) -> float:
 
 def _transport_of_numbers(spreads: list[tuple[Tensor, Tensor]], order: int) -> float:
     """Bound the cost of transport between two distributions, each of numbers and their weights."""
-    x, y = (_quantile_means(part.double()[None], mass, _FINE_PARTS) for part, mass in spreads)
+    x, y = (quantile_means(part.double()[None], mass, _FINE_PARTS) for part, mass in spreads)
     return float((x - y).abs().pow(order).mean())
 
 
@@ -109,29 +109,10 @@ def _local(sides: Sides, weights: Marginals, order: int) -> Tensor:
     # with as many parts as points of equal weight the bound loses nothing
     parts = sides[0].n if is_assignment(weights) else PARTS
     x, y = (
-        _quantile_means(stored_matrix(side).double(), weight, parts)
+        quantile_means(stored_matrix(side).double(), weight, parts)
         for side, weight in zip(sides, weights, strict=True)
     )
     return torch.cdist(x, y, p=float(order)).pow(order) / parts
-
-
-def _quantile_means(values: Tensor, weights: Tensor, parts: int) -> Tensor:
-    """Average the quantile functions of rows (r, n) by weight (n,) over parts of the mass, (r, q).
-
-    The integral of a quantile function up to a share of the mass is linear between the sums that
-    sorted values reach.
-    """
-    values, order = values.sort(dim=1)
-    mass = weights[order]
-    reached = mass.cumsum(1)
-    reached /= reached[:, -1:].clone()
-    integral = (values * mass).cumsum(1) / weights.sum()
-    share = torch.arange(1, parts + 1, dtype=values.dtype, device=values.device) / parts
-    share = share.expand(len(values), -1).contiguous()
-    place = torch.searchsorted(reached, share).clamp_(max=values.shape[1] - 1)
-    over = reached.gather(1, place) - share
-    upto = integral.gather(1, place) - values.gather(1, place) * over
-    return parts * upto.diff(dim=1, prepend=upto.new_zeros(len(upto), 1))
 
 
 def _transport(cost: Tensor, weights: Marginals) -> float:

@@ -233,7 +233,10 @@ def _from_graphs(found: Climb) -> None:
             best, *others = sorted(found.compared, key=_objective)
             world.descend([best], world.refine._replace(decay=_STEEP), low)
             world.settle([best], low)
-            found.best, found.behind, found.agreed, found.met = [best], others, True, True
+            found.best, found.behind, found.graphs = [best], others, [best]
+            # plans of a whole search are alike where edges of a few nodes are lost
+            _exchanged(found)
+            found.agreed = found.met = True
             return
         if sharpened and begin is _noise:
             # two starts are compared before either is followed

@@ -306,10 +306,11 @@ class Edges(NamedTuple):
         """List the edges of a table, or of one for each relation; ``None`` if it is no graph."""
         n, layers, found = len(tables[0]), 2 * len(tables) if directed else 1, []
         for number, table in enumerate(tables):
+            if int(table.count_nonzero()) > FEW_EDGES * n * n:
+                return None
             i, j = table.nonzero().T
             weights = table[i, j].double().cpu().numpy()
-            few = len(weights) <= FEW_EDGES * n * n
-            if not few or (weights < 0).any() or bool((i == j).any()):
+            if (weights < 0).any() or bool((i == j).any()):
                 return None
             there, back = (k.cpu().numpy() * layers for k in (i * n + j, j * n + i))
             found.append((there + 2 * number, weights))

@@ -242,7 +242,8 @@ def solve_on_cells(
         spent = state.status is Status.PRECISION_LIMIT
         if known or not (state.status.converged or spent):
             return state, found
-        if joined == 1 or spent:
+        # errors are of second order in the size of a cell, at most one over their number
+        if joined == 1 or spent or error > tolerance * joined**2:
             return state, found if error <= tolerance else None
         value, last = found.evaluation.quadratic.value, error
         joined = max(1, joined // how_much_finer(left, tolerance))

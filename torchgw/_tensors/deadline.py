@@ -93,13 +93,14 @@ def foresee(seconds: float, what: str) -> None:
         return
     late = max(_LATE, _LATE_SHARE * clock.whole)
     # what is close to the most that a limit may be late is said too, as a forecast may be off
-    clock.told = not leaves(OFF * seconds - late, last=True)
+    cannot, clock.told = (not leaves(times * seconds - late, last=True) for times in (1, OFF))
     if clock.told:
         passed = monotonic() - clock.start
         warn_user(
-            f"`time_limit` cannot be held, as {what} alone take about {seconds:.2g} s on this CPU, "
-            f"and {passed:.2g} s have passed. The plan that comes late is hardly better than its "
-            "start. Fewer points, `solve_low_rank`, a GPU or a larger limit help.",
+            f"`time_limit` is too short, as {what} alone take about {seconds:.2g} s on this CPU, "
+            f"and {passed:.2g} s have passed: it {'cannot' if cannot else 'may not'} be held. The "
+            "plan that comes late is hardly better than its start. Fewer points, "
+            "`solve_low_rank`, a GPU or a larger limit help.",
             PerformanceWarning,
         )
 

@@ -153,29 +153,26 @@ def align(
         ``key_added="torchgw"`` these are written, and what an earlier alignment wrote under that
         name is removed:
 
-        ``obsm["X_torchgw"]`` of both
-            The joint embedding: the source projected into the space of the target's ``use_rep``,
-            and the target's points themselves (of length one, by ``recipe="scot"``). NaN for a cell
-            that a relaxed plan leaves without mass. Not written with ``use_obsp``.
-        ``obsm["torchgw_plan"]`` of the source
-            The largest entries of the plan, a sparse (n, m) matrix. Its rows follow the source when
-            that is subset; :func:`read_plan` finds the columns of a part of the target.
-        ``obsm["spatial_aligned"]`` of both
-            With ``spatial``: places of the source where the map takes them, those of the target as
-            they are. ``uns["torchgw"]["spatial"]`` of the source has the kind of the map, its
-            ``error``, and whether it ``reflects``.
-        ``obs["torchgw_confidence"]`` of the source
-            With ``confidence``.
-        ``obs["torchgw_LABEL"]`` and, but for numbers, ``obs["torchgw_LABEL_share"]``
-            Values carried over, and the share of the mass that agrees with them.
-        ``uns["torchgw_LABEL_colors"]``
-            Colours of the labels, where the other side has ``uns["LABEL_colors"]``.
-        ``uns["torchgw"]`` of both
-            The names of the columns written to ``obs`` (``carried``). Value, status and settings;
-            the mass moved and the share of it in the stored plan (``plan_mass_kept``);
-            ``ambiguity``, ``doubt``, the values of the alternatives and what each is to the first
-            in words (``alternative_relations``), and the text of all ``warnings``; of the source
-            also the ``obs_names`` of the plan's columns.
+        - ``obsm["X_torchgw"]`` of both: The joint embedding: the source projected into the space of
+          the target's ``use_rep``, and the target's points themselves (of length one, by
+          ``recipe="scot"``). NaN for a cell that a relaxed plan leaves without mass. Not written
+          with ``use_obsp``.
+        - ``obsm["torchgw_plan"]`` of the source: The largest entries of the plan, a sparse (n, m)
+          matrix. Its rows follow the source when that is subset; :func:`read_plan` finds the
+          columns of a part of the target.
+        - ``obsm["spatial_aligned"]`` of both: With ``spatial``: places of the source where the map
+          takes them, those of the target as they are. ``uns["torchgw"]["spatial"]`` of the source
+          has the kind of the map, its ``error``, and whether it ``reflects``.
+        - ``obs["torchgw_confidence"]`` of the source: With ``confidence``.
+        - ``obs["torchgw_LABEL"]`` and, but for numbers, ``obs["torchgw_LABEL_share"]``: Values
+          carried over, and the share of the mass that agrees with them.
+        - ``uns["torchgw_LABEL_colors"]``: Colours of the labels, where the other side has
+          ``uns["LABEL_colors"]``.
+        - ``uns["torchgw"]`` of both: The names of the columns written to ``obs`` (``carried``).
+          Value, status and settings; the mass moved and the share of it in the stored plan
+          (``plan_mass_kept``); ``ambiguity``, ``doubt``, the values of the alternatives and what
+          each is to the first in words (``alternative_relations``), and the text of all
+          ``warnings``; of the source also the ``obs_names`` of the plan's columns.
 
     Raises
     ------

@@ -304,8 +304,8 @@ def _columns(rows: Sequence[Tensor], some: Tensor | slice) -> Tensor:
 
 
 # Vertices above which paths are kept in float32, in which a GPU adds up edges: those of 10,000,000
-# points are then off by 3e-6 of the longest one, where landmarks leave 1e-2. [L920, L1502]
-_ROUGH = 2**20
+# points are then off by 3e-6 of the longest one, where landmarks leave 1e-2. [L920, L1502, L1730]
+_ROUGH = 2**19
 
 
 class LandmarkDistance(NystromDistance):
@@ -327,7 +327,7 @@ class LandmarkDistance(NystromDistance):
         Device of everything that is returned.
     dtype : torch.dtype, optional
         Dtype of everything that is returned. The factors are computed in float64, from paths that
-        are kept in float32 of more than 2^20 vertices, in which a GPU adds them up.
+        are kept in float32 of more than 2^19 vertices, in which a GPU adds them up.
 
     Attributes
     ----------

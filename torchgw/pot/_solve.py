@@ -459,12 +459,19 @@ def _penalised(
         found = Found(made.plan, made.value_linear, 0.0, made.value, None, True, {})
         return result_of(arrays, found, arrays.give(np.float64(made.value)))
     rho, epsilon = [float(weight) / (2 * alpha) for weight in both], reg / (2 * alpha)
-    plan, _, log = handed("fused_unbalanced_gromov_wasserstein")(
-        problem.C1, problem.C2, p, q, rho, epsilon, kind, M=problem.M, init_pi=first, log=True,
-        alpha=0 if M is None else (1 - alpha) / alpha, max_iter=stop.max_iter, tol=stop.tol,
-        verbose=stop.verbose,
-    )  # fmt: skip
-    value, errors = alpha * float(log["fugw_cost"]), [float(error) for error in log["error"]]
+    value = np.nan
+
+    def solve(part: Problem, begin: Array) -> _mirror.Mirrored:
+        nonlocal value
+        plan, _, log = handed("fused_unbalanced_gromov_wasserstein")(
+            part.C1, part.C2, part.p, part.q, rho, epsilon, kind, M=part.M, init_pi=begin, log=True,
+            alpha=0 if M is None else (1 - alpha) / alpha, max_iter=stop.max_iter, tol=stop.tol,
+            verbose=stop.verbose,
+        )  # fmt: skip
+        value, errors = alpha * float(log["fugw_cost"]), [float(error) for error in log["error"]]
+        return _mirror.Mirrored(plan, errors, None, bool(errors and errors[-1] < stop.tol))
+
+    plan, solved = on_positive(problem, np.outer(p, q) if first is None else first, solve)
     derivatives: list[tuple[Any, Any]] = []
     if tracked:
         mass, sides = float(plan.sum()), ((p, q), (q, p))
@@ -476,7 +483,7 @@ def _penalised(
         slopes = *problem.slopes(plan), *by_weights, (1 - alpha) * plan
         inputs = (given[name] for name in ("C1", "C2", "p", "q", "M"))
         derivatives += zip(inputs, slopes, strict=True)
-    found = Found(plan, *problem.parts(plan), value, None, errors[-1] < stop.tol, {"err": errors})
+    found = Found(plan, *problem.parts(plan), value, None, solved.converged, {"err": solved.errors})
     return result_of(arrays, found, arrays.value(value, derivatives))
 
 

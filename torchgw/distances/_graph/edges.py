@@ -16,8 +16,8 @@ from torchgw._tensors.operations import same
 # Up to so many vertices the import of SciPy's graph routines would take longer than they save.
 # [L603]
 _FEW = 16_384
-# Vertices whose edges are sorted at once: tables of 80 bytes an edge. [L1502]
-_SORTED = 2**20
+# Vertices whose edges are sorted at once: tables of 80 bytes an edge. [L1502, L1730]
+_SORTED = 2**18
 
 
 class Edges(NamedTuple):
