@@ -12,42 +12,34 @@ from time import monotonic
 from typing import Any, NamedTuple
 
 import numpy as np
-import scipy
 import torch
 from torch import Tensor
 
 from torchgw._certify.cuts import CuttingPlanes
 from torchgw._certify.question import Factors
 from torchgw._plans.transport import RoundedPlan, TransportPlan, round_plan
-from torchgw._sinkhorn.blocks import RestrictedBackend
 from torchgw._sinkhorn.choose import choose_backend
 from torchgw._sinkhorn.contract import PreparedProblem
 from torchgw._sinkhorn.duals import Array, ProductCost
-from torchgw._sinkhorn.entries import Entries
 from torchgw._sinkhorn.problem import FactoredCost, LinearProblem
 from torchgw._typing import Marginals, Potentials
 
 # Cells of a side, of five points at least; the part of their epsilon at which all points are
-# iterated, as often as it goes into one; and what a cut is short by then, as a share of the
-# constant part of the objective: half of what it is to raise its vertex by at most. [L1741]
-_CELLS = ((500, 1.0, 2e-3), (2000, 0.5, 1.5e-4), (8000, 0.25, 0.0))
+# iterated, and how often; and what a cut is short by then, as a share of the constant part of the
+# objective: half of what it is to raise its vertex by at most. [L1741]
+_CELLS = ((500, 1.0, 1, 2e-3), (2000, 1.0, 2, 1e-4), (8000, 0.25, 4, 0.0))
 # Epsilon between cells as a share of the constant part divided by their number; Newton steps at
 # each. [L1620, L1677]
 _EPSILON, _STEPS = 1.5, 12
 # What epsilon falls by between cells, from the least at which a half-step from the prices at hand
 # leaves no more of the mass than this missing. [L1627, L1741]
 _DECAY, _FAR = 4.0, 0.5
-# A plan that is kept has mass on the cheapest entries of rows and of columns, so many of each, at
-# these shares of the last epsilon in turn, after so many half-steps of each side, each this many
-# times as far. What that leaves of the weights is moved among all points at so many times this
-# epsilon, after fewer half-steps. [L1742]
-_KEPT, _SHARP, _OFTEN, _FAR_STEP = 24, (1.0, 1 / 4, 1 / 16, 1 / 64), 300, 1.9
-_WIDTHS, _FEWER = (1, 4, 16), 10
+# A plan that is kept is of these shares of that epsilon in turn, after so many half-steps of each
+# side; what the last leaves of the weights is moved at so many times its epsilon. [L1677]
+_SHARP, _OFTEN, _WIDTHS = (0.5, 0.25), 40, (1, 4, 16, 64)
 # Marginal error at which Newton's method ends, what is added to its diagonal, and half-steps before
 # it. [L1620, L1622]
 _SETTLED, _RIDGE, _NEAR = 1e-3, 1e-4, 3
-# Entries that are computed together. A choice.
-_TOGETHER = 2**27
 # What the moments of a plan and least entries may be off by, as a share of the constant part. A
 # choice.
 _ROUNDING = 1e-9
@@ -174,16 +166,19 @@ class Prices:
         self._weights = Marginals(*(self._on(part) for part in (question.a, question.b)))
         most = len(question.a) // 5, len(question.b) // 5
         few = {max(2, min(count, *most)): rest for count, *rest in _CELLS}
-        self._levels = [self._level(question, count, *few[count]) for count in sorted(few)]
+        self._levels = [self._level(question, count, *rest) for count, rest in sorted(few.items())]
 
-    def _level(self, question: Points, count: int, share: float, lost: float) -> "Level":
+    def _level(
+        self, question: Points, count: int, share: float, times: float, lost: float
+    ) -> "Level":
         """Put the points of both sides into so many cells each."""
         x, y = (
             _cells(self._on(side[0]), weight, count)
             for side, weight in zip(question.sides, self._weights, strict=True)
         )
         size = question.constant
-        return Level(x, y, _EPSILON * size / max(len(x.mass), len(y.mass)), lost * size, share)
+        epsilon = _EPSILON * size / max(len(x.mass), len(y.mass))
+        return Level(x, y, epsilon, share * epsilon, int(times), lost * size)
 
     def _on(self, array: Array) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
@@ -213,46 +208,17 @@ class Prices:
         """
         left, right = self._factors(cost)
         ready, g = self._near(left, right, 0.0)
-        f, g, _ = self._lifted(left, right, g.double(), ready.softmin_rows(g).double())
-        listed = RestrictedBackend(self._backend, self._cheapest(left, right, f, g))
-        (a, b), moved, epsilon = self._weights, [], ready.problem.epsilon
-        product = FactoredCost.of_products(-left, right)
-        for share in _SHARP:
-            few = listed.prepare(LinearProblem(product, self._weights, share * epsilon))
-            g = self._far(few, g)
-        rounded = round_plan(TransportPlan.of(few, Potentials(few.softmin_rows(g), g)), a, b)
+        (a, b), moved, epsilon = self._weights, [], _SHARP[-1] * ready.problem.epsilon
+        for share in _SHARP[:-1]:
+            ready = self._ready(left, right, self._weights, share * ready.problem.epsilon)
+            g = self._often(ready, g)
         for width in _WIDTHS:
-            moved.append(self._question.read(rounded.scaled))
-            a, b = rounded.row, rounded.column * rounded.row.sum()
             ready = self._ready(left, right, Marginals(a, b), width * epsilon)
-            g = _iterated(ready, g.to(self._dtype), _FEWER)
+            g = self._often(ready, g)
             rounded = self._rounded(left, right, Marginals(a, b), g, width * epsilon)
-        moved.append(self._question.read(rounded))
+            moved.append(self._question.read(rounded if width == _WIDTHS[-1] else rounded.scaled))
+            a, b = rounded.row, rounded.column * rounded.row.sum()
         return Moments(sum(part.t for part in moved), np.sum([part.z for part in moved], axis=0))
-
-    def _far(self, ready: PreparedProblem, g: Tensor) -> Tensor:
-        """Go further than half-steps do, many times or until time is up, and end with one."""
-        f = ready.softmin_rows(g)
-        for _ in range(_OFTEN):
-            if monotonic() > self._end:
-                break
-            g = torch.lerp(g, ready.softmin_columns(f), _FAR_STEP)
-            f = torch.lerp(f, ready.softmin_rows(g), _FAR_STEP)
-        return ready.softmin_columns(f)
-
-    def _cheapest(self, left: Tensor, right: Tensor, f: Tensor, g: Tensor) -> Entries:
-        """List the entries of rows and of columns that cost least beside their prices."""
-        listed = []
-        for one, two, prices in ((left, right, g), (right, left, f)):
-            kept = min(_KEPT, len(two))
-            places = torch.cat([
-                (part @ two.T - prices).topk(kept, largest=False)[1]
-                for part in one.split(_TOGETHER // len(two) + 1)
-            ]).cpu().numpy()  # fmt: skip
-            start = np.arange(0, places.size + 1, kept)
-            shape, every = (len(one), len(two)), np.ones(places.size, dtype=bool)
-            listed.append(scipy.sparse.csr_array((every, places.ravel(), start), shape=shape))
-        return Entries.of(scipy.sparse.csr_array(listed[0] + listed[1].T), self._device)
 
     def _rounded(
         self, left: Tensor, right: Tensor, weights: Marginals, g: Tensor, epsilon: float
@@ -263,6 +229,14 @@ class Prices:
         plan = TransportPlan.of(ready, Potentials(ready.softmin_rows(g), g))
         return round_plan(plan, *weights)
 
+    def _often(self, ready: PreparedProblem, g: Tensor) -> Tensor:
+        """Iterate many times, or until time is up."""
+        for _ in range(_OFTEN):
+            if monotonic() > self._end:
+                break
+            g = _iterated(ready, g, 1)
+        return g
+
     def _near(self, left: Tensor, right: Tensor, asked: float) -> tuple[PreparedProblem, Tensor]:
         """Solve between cells that are fine enough, and iterate all points some times."""
         g = self._on(self.prices)
@@ -270,8 +244,8 @@ class Prices:
             g = self._of_cells(level, left, right, g)
             if level.lost <= asked / 2 or monotonic() > self._end:
                 break
-        ready = self._ready(left, right, self._weights, level.share * level.epsilon)
-        return ready, _iterated(ready, g.to(self._dtype), round(1 / level.share))
+        ready = self._ready(left, right, self._weights, level.near)
+        return ready, _iterated(ready, g.to(self._dtype), level.times)
 
     def _factors(self, cost: ProductCost) -> tuple[Tensor, Tensor]:
         """Add the columns on the left that meet the same on the right."""
@@ -343,13 +317,14 @@ class Cells(NamedTuple):
 
 
 class Level(NamedTuple):
-    """Cells of both sides, their epsilon, what cuts lose, and the part at which points go on."""
+    """Cells of both sides, their epsilon, that of all points, how often, and what cuts lose."""
 
     x: Cells
     y: Cells
     epsilon: float
+    near: float
+    times: int
     lost: float
-    share: float
 
 
 def _cells(points: Tensor, weights: Tensor, count: int) -> Cells:

@@ -80,7 +80,7 @@ _PART, _PART_POINTS, _PART_SEEDS, _IMAGES, _LESS, _OTHERWISE = 0.85, 48, 4, 0.05
 _READ = 16
 # Outer iterations after which it is told whether the part may come to cost so little, and the share
 # of the cost of the plan below which it may. [L1760]
-_AT_FIRST, _MAY = 2, 0.375
+_AT_FIRST, _MAY = 1, 0.375
 # What a start is called that is a match of points by their distances to all others.
 _BY_MATCH = "distance distributions of all points"
 # Epsilon at which seeds of congruent pairs are taken up, as a share of the natural scale: plans
