@@ -75,6 +75,9 @@ _STEEP = 0.2
 _ROUNDS, _MOST_ROUNDS = 4, 16
 # Sinkhorn iterations at the end of a ladder. [L559, L1280]
 _MEETING = 20
+# Epsilon at which plans that are kicked on the way begin, a share of the natural scale: more than
+# where they are kicked at their ends. [L1773]
+_KICKED = 0.04
 # The ladder from the epsilon of kicks to that of the first comparison. [L559, L616]
 _BETWEEN = REFINE._replace(outer=QUICK.outer, meeting=_MEETING, momentum=MOMENTUM)
 # Chains that are repaired at most; so many unless these come lower by a share. [L1280]
@@ -589,9 +592,9 @@ class _Level(NamedTuple):
     world: World
     share: float
 
-    def follow(self, which: Tensor, plans: Tensor, first: float | Tensor = 0.0) -> Ends:
-        """Follow plans (k, s, t) from the largest of their ``first`` epsilons."""
-        world, first = self.world, max(float(torch.as_tensor(first).max()), self.share)
+    def follow(self, which: Tensor, plans: Tensor, first: float = 0.0) -> Ends:
+        """Follow plans (k, s, t) from a ``first`` epsilon, or from that of kicks if it is larger."""
+        world, first = self.world, max(first, _KICKED, self.share)
         start = torch.zeros_like(plans[:, :1])
         plans, g = world.solve(
             world.costs_anywhere(plans, first), start, first * world.scale, INNER

@@ -23,8 +23,8 @@ _KEPT, FRESH = 8, 16
 _GROUPS = 2
 # Shares of the rows at which kicked plans are linearised, by turns. [L1291]
 _SHARES = (0.3, 0.5, 0.7)
-# Epsilons at which these begin, by turns, as shares of the natural scale. [L1773]
-_BLURRED = (0.02, 0.04)
+# Epsilon at which these begin, as a share of the natural scale. [L1291, L1525]
+_BLURRED = 0.02
 # Rounds that may pass without a better optimum. [L1291]
 _PATIENCE = 2
 # Exchanges of two rows or columns of the lowest plan at most, and how often they are made. [L1526]
@@ -65,8 +65,8 @@ class Members(NamedTuple):
 class Followed(Protocol):
     """What follows plans of B problems to where they are compared."""
 
-    def follow(self, which: Tensor, plans: Tensor, first: float | Tensor = 0.0) -> Ends:
-        """Follow plans (k, n, m) of problems (k,), each from a ``first`` epsilon."""
+    def follow(self, which: Tensor, plans: Tensor, first: float = 0.0) -> Ends:
+        """Follow plans (k, n, m) of problems (k,) from a ``first`` epsilon."""
 
     def rows(self, which: Tensor) -> Tensor:
         """Count the rows of plans that belong to points, (k,)."""
@@ -77,6 +77,9 @@ class Ending(Followed, Protocol):
 
     def padded(self, plans: Tensor) -> Tensor:
         """Pad plans (k, n, m) of a problem that is alone."""
+
+    def follow(self, which: Tensor, plans: Tensor, first: float | Tensor = 0.0) -> Ends:
+        """Follow plans (k, n, m) of problems (k,), each from a ``first`` epsilon."""
 
     def descend(self, which: Tensor, plans: Tensor) -> Ends:
         """Lead plans (k, n, m) of problems (k,) down until they stay."""
@@ -125,7 +128,7 @@ def exchange(stack: Followed, starts: Ends, found: Population) -> Population:
         if is_over() or not len(some):
             break
         which, plans = _exchanged(members.plans[some, 0])
-        ends = stack.follow(some[which], plans, _BLURRED[0])
+        ends = stack.follow(some[which], plans, _BLURRED)
         followed[some] += torch.bincount(which, minlength=len(some))
         # the lowest of each problem, the first of equals up to rounding
         least = torch.full_like(members.objectives[some, 0], torch.inf)
@@ -298,9 +301,7 @@ class _Teams:
             kept, live % _GROUPS, self.stack.rows(problems), counts, self.generator
         )
         row, place = (torch.arange(FRESH, device=live.device) < counts[:, None]).nonzero().T
-        blurred = torch.tensor(_BLURRED, dtype=torch.float64, device=live.device)
-        first = blurred[place % len(_BLURRED)]
-        ends = self.stack.follow(problems[row], plans[row, place], first)
+        ends = self.stack.follow(problems[row], plans[row, place], _BLURRED)
         number = self.made + (live % _GROUPS * (FRESH // _GROUPS))[:, None]
         number = number + torch.arange(FRESH, device=live.device)
         unknown = kept.objectives.new_full(plans.shape[:2], torch.inf)
