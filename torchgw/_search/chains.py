@@ -593,7 +593,7 @@ class _Level(NamedTuple):
     share: float
 
     def follow(self, which: Tensor, plans: Tensor, first: float = 0.0) -> Ends:
-        """Follow plans (k, s, t) from a ``first`` epsilon, or from that of kicks if it is larger."""
+        """Follow plans (k, s, t) from a ``first`` epsilon, or from that of kicks if larger."""
         world, first = self.world, max(first, _KICKED, self.share)
         start = torch.zeros_like(plans[:, :1])
         plans, g = world.solve(
