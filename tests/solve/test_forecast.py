@@ -89,7 +89,9 @@ def test_the_sharpest_plans_are_warned_of(monkeypatch):
         assert not sharp or "s in all; a larger epsilon" in sharp[0]
 
 
-@pytest.mark.parametrize("rule", [{}, {"unbalanced": 1.0}, {"mass": 0.7}], ids=str)
+@pytest.mark.parametrize(
+    "rule", [{}, {"unbalanced": 1.0}, {"mass": 0.7}, {"regularization": "proximal"}], ids=str
+)
 def test_the_longest_solve_at_a_small_epsilon_is_said_before_it(rule):
     """KL penalties at 1e-9 of the scale took 65 s of 19 points, of which the route said 1.7."""
     X = np.random.default_rng(0).normal(size=(30, 3))

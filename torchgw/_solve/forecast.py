@@ -223,8 +223,7 @@ class Forecast(NamedTuple):
     def longest(self, moves: Collection[str]) -> float | None:
         """Model the longest that all solves at a small epsilon may take; ``None`` at others."""
         facts, options = self.facts, self.options
-        proximal = options.regularization == "proximal"
-        if proximal or not facts.epsilon < _SHARP * (facts.spread or 1.0):
+        if not facts.epsilon < _SHARP * (facts.spread or 1.0):
             return None
         each = slowness() * (_ITERATION + _ENTRY * facts.entries)
         each = _HOST_ITERATION if facts.device != "cpu" else each
