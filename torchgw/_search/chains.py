@@ -249,9 +249,7 @@ def _from_graphs(found: Climb) -> None:
             world.settle([chain], low)
             found.best.append(chain)
             found.graphs.append(chain)
-            plans = world.rounded([chain])
-            matched = _exchanged(found) if found.lowest is chain else plans[:0]
-            plans = torch.cat([plans, matched])
+            plans = _exchanged(found) if found.lowest is chain else world.rounded([chain])
             # edges of a mean over directions are starts, and no measure of a match
             found.agreed = (plain or found.edges is not None) and _keeps_most(found, plans)
             if found.agreed or is_over():
@@ -277,18 +275,18 @@ def _keeps_most(found: Climb, plans: Tensor) -> bool:
 def _exchanged(found: Climb, tries: float = SEARCH_TRIES) -> Tensor:
     """Exchange partners of the last start of graphs along edges, and follow that to the target.
 
-    Return the plan of that matching (1, s, t), or none (0, s, t).
+    Return the plan of the start, rounded, and that of the matching if there is one, (k, s, t).
     """
     world, chain = found.world, found.graphs.pop()
     plan = world.rounded([chain])
     if found.edges is None:
-        return plan[:0]
+        return plan
     matched = _matchings(rematched(*found.edges, plan[0], tries)[None], plan)
     along = world.take("exchanges along edges", matched[0])
     along.seconds = chain.seconds
     world.settle([along], found.low)
     found.best.append(along)
-    return matched
+    return torch.cat([plan, matched])
 
 
 def _matchings(partners: Tensor, like: Tensor) -> Tensor:
