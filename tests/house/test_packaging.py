@@ -389,7 +389,7 @@ def test_metadata() -> None:
     assert metadata["Version"] == torchgw.__version__
     assert metadata["License-Expression"] == "MIT"
     assert core == {"joblib", "numpy", "scipy", "torch"}
-    assert {"docs", "plot", "progress", "test"} <= set(metadata.get_all("Provides-Extra"))
+    assert {"docs", "plot", "test"} <= set(metadata.get_all("Provides-Extra"))
     assert (PACKAGE / "py.typed").is_file()
 
 
