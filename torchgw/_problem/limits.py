@@ -139,6 +139,10 @@ class Limits(NamedTuple):
     # Regions of a matching that are matched anew at a time: a GPU waits for launches. [L1655]
     regions: int
 
+    # Outer iterations after which it is told whether a part of the mass may come to cost so little
+    # that the plan is in doubt, and the share of its cost below which it may. [L1760]
+    parts: tuple[int, float]
+
     # Points of a side up to which spaces are compared by eigenvalues. [L415]
     compared_points: int
 
@@ -203,7 +207,7 @@ CPU = Limits(
     chains=16, thorough_chains=64, fewest_chains=4, chain_products=1e12, thorough=16,
     left_open=0.5, few_chains=8, open_chains=4, open_most=2**16, copies=2.5e-3,
     together=2**17, tiny=2**10,
-    batch_searched=2**10, edges=200_000, messages=2e8, walks=2**24, regions=1,
+    batch_searched=2**10, edges=200_000, messages=2e8, walks=2**24, regions=1, parts=(1, 0.375),
     compared_points=1_500, read=25_000_000,
     improved_points=1_500, improved_triples=2_000_000, matched_points=128, exchanged_rows=2_048,
     alike=0.1, whole=0.75,
