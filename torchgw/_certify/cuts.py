@@ -21,17 +21,22 @@ References
    point clouds in low dimensional Euclidean spaces. NeurIPS 2023.
 """
 
+from __future__ import annotations
+
 from time import monotonic
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import scipy
 
-from torchgw._certify.question import Factors, check_none_below
+from torchgw._certify.question import Question, check_none_below
 from torchgw._certify.tables import Bound
 from torchgw._certify.vertices import Places, Polytope
 from torchgw._problem.limits import CPU
-from torchgw._sinkhorn.duals import Array, ProductCost, largest_pairing
+from torchgw._sinkhorn.duals import Array, ProductCost, Transport, largest_pairing
+
+if TYPE_CHECKING:
+    from torchgw._certify.streamed import Points, Prices
 
 # Numbers whose square is followed exactly: a polytope in ten dimensions has a hundred thousand
 # vertices below the best value after a hundred cuts. And vertices at most, of a kilobyte each.
@@ -56,38 +61,6 @@ _TINY = 1e-75
 _GAIN = 1e-9
 
 
-class Objective(Protocol):
-    """What cutting planes ask of a problem, whose plans are of a kind that it reads."""
-
-    @property
-    def a(self) -> Array: ...
-    @property
-    def b(self) -> Array: ...
-    @property
-    def alpha(self) -> float: ...
-    @property
-    def method(self) -> str: ...
-    @property
-    def factors(self) -> tuple[Factors, Factors]: ...
-    @property
-    def linear(self) -> ProductCost: ...
-    @property
-    def constant(self) -> float: ...
-    @property
-    def rounding(self) -> float: ...
-    @property
-    def tables(self) -> dict[str, Array]: ...
-    def value(self, plan: Any) -> float: ...
-
-
-class Solver(Protocol):
-    """What proves cuts: `Transport`, or prices without an exact solution."""
-
-    prices: Array
-
-    def reach(self, cost: ProductCost, floor: float, enough: float) -> tuple[Any, Array, float]: ...
-
-
 class CuttingPlanes:
     """The cuts, the polytope that they leave, and the best plan so far.
 
@@ -96,7 +69,13 @@ class CuttingPlanes:
     """
 
     def __init__(
-        self, question: Objective, plan: Any, gap: float, solver: Solver, *, whole: bool = False
+        self,
+        question: Question | Points,
+        plan: Any,
+        gap: float,
+        solver: Transport | Prices,
+        *,
+        whole: bool = False,
     ) -> None:
         self.question, self._transport, self._gap = question, solver, gap
         (u, sigma), (v, tau) = question.factors

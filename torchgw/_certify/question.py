@@ -134,9 +134,11 @@ class Question:
     def rounding(self) -> float:
         """What values and bounds may be off by: gaps below it are none."""
         squares = self.a @ self.D_X**2 @ self.a + self.b @ self.D_Y**2 @ self.b
-        M = 0.0 if self.M is None else self.M if self.allowed is None else self.M[self.allowed]
-        own = (1 - self.alpha) * float(np.abs(M).max())
-        return _ROUNDING * (self.alpha * float(squares) + own)
+        own = 0.0
+        if self.M is not None:
+            open_ = self.M if self.allowed is None else self.M[self.allowed]
+            own = float(np.abs(open_).max())
+        return _ROUNDING * (self.alpha * float(squares) + (1 - self.alpha) * own)
 
     def attainable(self, bound: float) -> float:
         """Raise a bound of matchings to a value that one can have, where distances are whole."""
