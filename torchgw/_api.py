@@ -11,13 +11,17 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, ParamSpec, cast
 import torch
 from torch import Tensor
 
+from torchgw._answer.balance import alike, check_chosen, is_chosen, solve_balanced
+from torchgw._answer.overlap import solve_overlap
+from torchgw._answer.passes import solve_problem
+from torchgw._answer.reduced import of_all_points, reduced, told_of
+from torchgw._answer.squares import solve_squares
 from torchgw._boundary.arrays import as_weights, make_generator, resolve_device, without_tensors
 from torchgw._boundary.cache import open_cache
 from torchgw._boundary.checks import number_of, reject_unknown
 from torchgw._boundary.console import progress
 from torchgw._derivatives.transforms import through_transforms
 from torchgw._errors import UnsupportedError
-from torchgw._gradients.choose import GradientName
 from torchgw._problem.given import Passed, warn_of_angles, with_area, with_relations
 from torchgw._problem.limits import limits_of
 from torchgw._problem.losses import Loss, LossName, check_loss, find_loss
@@ -46,19 +50,24 @@ from torchgw._problem.support import (
     usable,
     without_infinite,
 )
+from torchgw._problem.table import (
+    FORMER,
+    TABLE,
+    Differentiable,
+    Former,
+    GradientName,
+    Options,
+    Regularization,
+    SearchName,
+    gather,
+)
 from torchgw._results.certified import certified_solve, check_covered
 from torchgw._results.handedness import without_reflections
 from torchgw._results.result import GWResult, make_result, warn_of_little_mass
-from torchgw._search.alternatives import SearchName
 from torchgw._search.optima import Searched, agreement
-from torchgw._solve.balance import alike, check_chosen, is_chosen, solve_balanced
 from torchgw._solve.outcome import Asked, Outcome
-from torchgw._solve.overlap import solve_overlap
-from torchgw._solve.passes import solve_problem
 from torchgw._solve.pipeline import strategy_of
-from torchgw._solve.reduced import of_all_points, reduced, told_of
 from torchgw._solve.route import Route
-from torchgw._solve.squares import solve_squares
 from torchgw._solve.state import Checkpoint, Recorder
 from torchgw._solve.state import Options as SolverOptions
 from torchgw._solve.strategy import (
@@ -66,15 +75,6 @@ from torchgw._solve.strategy import (
     heavy_as_strict,
     in_units_of_cost,
     with_penalised_areas,
-)
-from torchgw._solve.table import (
-    FORMER,
-    TABLE,
-    Differentiable,
-    Former,
-    Options,
-    Regularization,
-    gather,
 )
 from torchgw._tensors.ahead import compile_beside, compile_rest
 from torchgw._tensors.deadline import within

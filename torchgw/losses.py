@@ -38,7 +38,7 @@ from torchgw._many.questions import check_rules
 from torchgw._many.solve_many import Envelope, slopes, solve_batch
 from torchgw._problem.limits import limits_of
 from torchgw._problem.problem import check_alpha
-from torchgw._solve.table import check_options
+from torchgw._problem.table import check_options
 from torchgw._tensors.cuda_graphs import (
     CAPTURED_BYTES,
     Call,

@@ -18,8 +18,8 @@ from torchgw._search.alternatives import Search
 from torchgw._search.beliefs import LONG, seconds_of_regions
 from torchgw._search.optima import KEPT
 from torchgw._search.world import SOON
+from torchgw._sinkhorn.annealing import INNER_ITERATIONS
 from torchgw._solve.state import Options
-from torchgw._solve.step import INNER_ITERATIONS
 from torchgw._tensors.deadline import foresee
 from torchgw._tensors.foretold import correct, promise, say_more
 from torchgw._tensors.machine import slowness

@@ -20,18 +20,14 @@ from torchgw._search.subsample import Coarse, draw_subsample
 from torchgw._sinkhorn.annealing import Annealing
 from torchgw._sinkhorn.choose import alone, choose_backend
 from torchgw._solve.begin import (
-    LINEAR,
-    PRODUCT,
     ROUGH_TOLERANCE,
-    Guess,
     best_found,
     first_guess,
-    named_start,
     search_relaxed,
     searchable,
-    starting_point,
 )
 from torchgw._solve.evaluation import Evaluation, leaves_saddle, misses_a_copy, settle
+from torchgw._solve.guess import LINEAR, PRODUCT, Guess, named_start, starting_point
 from torchgw._solve.loop import iterate
 from torchgw._solve.outcome import Asked, Ending, Outcome, finish
 from torchgw._solve.polish import Polished

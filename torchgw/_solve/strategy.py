@@ -19,6 +19,7 @@ from torchgw._gradients.choose import check_products, make_gradient
 from torchgw._gradients.contract import Gradient, distance_spread, visible
 from torchgw._gradients.dense import HalfGradient
 from torchgw._gradients.relaxed import RelaxedGradient
+from torchgw._problem import table
 from torchgw._problem.limits import CPU, limits_of
 from torchgw._problem.losses import Loss
 from torchgw._problem.marginals import STRICT, MarginalRule
@@ -33,7 +34,6 @@ from torchgw._sinkhorn.contract import Backend
 from torchgw._sinkhorn.eager import LARGEST
 from torchgw._sinkhorn.problem import DenseCost
 from torchgw._sinkhorn.tiles.tiling import Tiling
-from torchgw._solve import table
 from torchgw._solve.forecast import Forecast
 from torchgw._solve.polish import can_polish, check_polish
 from torchgw._solve.route import (

@@ -34,9 +34,9 @@ from torchgw._problem.limits import limits_of
 from torchgw._problem.named import DistanceName, ScaleName, refuse_names
 from torchgw._problem.problem import check_alpha, stored_matrix
 from torchgw._problem.providers import DistanceOptions, build_space
+from torchgw._problem.table import check_options
 from torchgw._results.base import load
 from torchgw._results.result import GWResult
-from torchgw._solve.table import check_options
 from torchgw._tensors.operations import at_even_steps
 from torchgw._typing import Seed
 from torchgw._variants.barycenter import (

@@ -51,7 +51,8 @@ from torchgw._search.turns import best_turned
 from torchgw._sinkhorn.annealing import ANNEALING_TOLERANCE
 from torchgw._sinkhorn.choose import choose_backend
 from torchgw._sinkhorn.contract import Backend
-from torchgw._solve.begin import SEEDS, Guess, best_found, from_alternative
+from torchgw._solve.begin import SEEDS, best_found
+from torchgw._solve.guess import Guess, from_alternative
 from torchgw._solve.outcome import Asked, Outcome
 from torchgw._solve.pipeline import WHY_NOT_A_COPY, conclude, follow, solve_once
 from torchgw._solve.state import Recorder, Status
