@@ -207,8 +207,8 @@ def solve_problem(asked: Asked, recorder: Recorder) -> Outcome:
     if incumbent.proven and incumbent.lowest.search is not None:
         # whatever was doubted before
         incumbent.say(doubt="")
-    elif is_over():
-        incumbent.lowest = _out_of_time(incumbent.lowest)
+    elif is_over() and incumbent.lowest.search and incumbent.lowest.search.alternatives:
+        incumbent.doubt(WHY_TIME)
     lowest = incumbent.lowest
     if problem.support is not None and lowest.search is not None:
         lowest = lowest._replace(search=_confined(lowest.search, problem.support))
@@ -226,14 +226,6 @@ def _confined(search: Search, support: Tensor) -> Search:
         if float(plan.sum()) >= (1 - ANNEALING_TOLERANCE) * float(one.plan.sum()):
             kept.append(replace(one, plan=plan))
     return search._replace(alternatives=tuple(kept))
-
-
-def _out_of_time(outcome: Outcome) -> Outcome:
-    """Say that other solves that may end lower were left out."""
-    search = outcome.search
-    if search is None or not search.alternatives or search.doubt:
-        return outcome
-    return outcome._replace(search=search._replace(doubt=WHY_TIME))
 
 
 def _by_the_default(incumbent: Incumbent) -> None:
@@ -342,7 +334,7 @@ def _from_congruent_pairs(incumbent: Incumbent) -> None:
     whole = n * m <= limits.congruent and can_stack(problem)
     size = larger if whole else math.isqrt(limits.congruent)
     if not leaves(slowness() * _CONGRUENT * size):
-        incumbent.say(doubt=search.doubt or WHY_TIME)
+        incumbent.doubt(WHY_TIME)
         return
     with incumbent.lowest.recorder.timed("multistart"):
         assert strategy.soft_rule is not None

@@ -72,7 +72,7 @@ def of_all_points(asked: Asked, reduction: Reduction, found: Outcome) -> Outcome
     options = strategy.options
     problem = whole.to(torch.float64 if strategy.gradient == "factored" else ending.plan.dtype)
     gradient = make_gradient(
-        strategy.gradient, problem, found.n_anchors or strategy.n_anchors, options.redraw
+        strategy.gradient, problem, found.n_anchors or strategy.route.n_anchors, options.redraw
     )
     left, log_mass = reduction.left, _log(reduction.mass)
     # of the plan whose cost is the last one, which new points are mapped by

@@ -111,7 +111,7 @@ def compute_pairs(
     done = len(order) - len(left)
     # entries of plans that are searched, which take nearly all of the time
     entries = (sizes[i] * sizes[j]).numpy()
-    some = job.options.n_init is None and entries <= limits_of(job.options.device).batch_searched
+    some = job.options.n_init is None and entries <= limits_of(job.options.device).tiny
     work, told = entries * some, False
     bar = counted(len(order), "torchgw, pair", shown=shown, done=done)
     with _workers(n_jobs) as (together, run), bar as advance:

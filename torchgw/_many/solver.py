@@ -331,7 +331,7 @@ class _Group:
 
 def _solve_group(group: _Group, found: Numbers, keep: Keep | None) -> None:
     """Solve the problems of a group, by a search or from some starts."""
-    small = math.prod(group.sizes) <= limits_of(group.device).batch_searched
+    small = math.prod(group.sizes) <= limits_of(group.device).tiny
     if group.asked.n_init is not None or not small:
         _solve_starts(group, found, keep)
         return

@@ -14,6 +14,7 @@ from torchgw._gradients.contract import Linearised, QuadraticValue
 from torchgw._gradients.factored import FactoredGradient
 from torchgw._plans.given import SparsePlan, StoredPlan
 from torchgw._plans.transport import TransportPlan, round_to_marginals
+from torchgw._problem.limits import limits_of
 from torchgw._search.alternatives import WHY_TIME, Search
 from torchgw._search.isometry import Isometry, find_isometry
 from torchgw._search.subsample import Coarse, draw_subsample
@@ -44,7 +45,6 @@ from torchgw._solve.step import prepare, solve_linear
 from torchgw._solve.strategy import (
     MOST_ANCHORS,
     Strategy,
-    annealed,
     choose_strategy,
     strategy_of_copies,
 )
@@ -165,7 +165,7 @@ def begin(
     strategy: Strategy, start: Start, generator: torch.Generator, recorder: Recorder
 ) -> tuple[Setting, LoopState]:
     """Make the first setting of the loop, and its state at the start."""
-    dtypes, epsilon, guess = strategy.dtypes, strategy.epsilon, start.guess
+    dtypes, epsilon, guess = strategy.route.dtypes, strategy.epsilon, start.guess
     handover = strategy.options.tol
     if dtypes.again:
         handover = max(handover, ROUGH_TOLERANCE)
@@ -237,7 +237,7 @@ def run_stages(
     strategy: Strategy, setting: Setting, state: LoopState, guess: Guess
 ) -> tuple[Setting, LoopState]:
     """Iterate in the dtype of the loop; then with more anchors, or in the settling dtype."""
-    options, dtypes = strategy.options, strategy.dtypes
+    options, dtypes = strategy.options, strategy.route.dtypes
     rough = guess.epsilon > 0 and setting.recorder.checkpoint is None
     if is_over() and not state.coupling.empty:
         # settling makes a plan of the start; iterations before that would be late
@@ -369,10 +369,12 @@ def follow(asked: Asked, recorder: Recorder, match: Isometry | None = None) -> F
     if untold:
         route = strategy.route
         strategy.forecast.say(route.cost, route.longest, route.seconds)
-        strategy.forecast.foresee(stored=strategy.store)
+        strategy.forecast.foresee(stored=route.storage.stored)
     start = find_start(asked, strategy, match)
     if start.guess.patient and options.skip_tiles == "auto":
-        strategy = annealed(strategy)
+        limits = limits_of(strategy.problem.source.device)
+        route = strategy.route.annealed(strategy.facts, strategy.options, limits)
+        strategy = replace(strategy, route=route)
     if untold and start.search is not None and start.search.compare:
         strategy.forecast.say_again()
     elif untold and start.guess.patient:

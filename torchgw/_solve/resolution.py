@@ -275,8 +275,9 @@ def _solve(
 
 def _resolving(strategy: Strategy, scale: float, tolerance: float) -> torch.dtype:
     """Choose the dtype of the iterations, or of the settling where that rounds by more."""
-    rough = rounding(scale, strategy.epsilon, strategy.dtypes.loop) > max(RESOLVED, tolerance)
-    return strategy.dtypes.settle if rough else strategy.dtypes.loop
+    dtypes = strategy.route.dtypes
+    rough = rounding(scale, strategy.epsilon, dtypes.loop) > max(RESOLVED, tolerance)
+    return dtypes.settle if rough else dtypes.loop
 
 
 def in_dtype(dtype: torch.dtype, state: LoopState) -> LoopState:

@@ -269,7 +269,7 @@ class _Solved:
             self.folder.mkdir(parents=True, exist_ok=True)
             self.key = self._content()
         left = [pair for pair in pairs if not self._found(pair)]
-        most = limits_of(self.device).batch_searched
+        most = limits_of(self.device).tiny
         sizes = [space.provider.n for space in self.spaces]
         small = [(i, j) for i, j in left if sizes[i] * sizes[j] <= most]
         for begin in range(0, len(small), _TOGETHER):
