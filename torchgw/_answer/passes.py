@@ -228,50 +228,42 @@ def _confined(search: Search, support: Tensor) -> Search:
     return search._replace(alternatives=tuple(kept))
 
 
-def _by_the_default(incumbent: Incumbent) -> None:
-    """Search by default as well: a thorough search crowds out some that it would follow."""
+def _from_starts(incumbent: Incumbent) -> None:
+    """Solve from all starts that were found, or left out, and are yet to be followed."""
+    for rival in _starts(incumbent):
+        incumbent.follow(rival)
+
+
+def _starts(incumbent: Incumbent) -> Iterator[Rival]:
+    """List the starts that may end lower, by what the first search has found."""
+    asked, first, moves = incumbent.asked, incumbent.first, incumbent.moves
+    product = Rival(asked.again(n_init=1), "start", "product")
     if incumbent.thorough:
-        limits = limits_of(incumbent.asked.problem.source.device)
+        # a thorough search crowds out some that the default would follow
+        limits = limits_of(asked.problem.source.device)
         shorten(limits.chains / limits.chains_of("thorough"))
-        incumbent.follow(Rival(incumbent.asked.again(search="auto"), "search"))
-
-
-def _from_product(incumbent: Incumbent) -> None:
-    """Solve from the product plan."""
-    if incumbent.open and (incumbent.thorough or "product" in incumbent.moves):
-        incumbent.follow(Rival(incumbent.asked.again(n_init=1), "start", "product"))
-
-
-def _from_match(incumbent: Incumbent) -> None:
-    """Solve from a match of points by their distances to all others."""
-    first = incumbent.first
-    if incumbent.open and first and first.match is not None:
+        yield Rival(asked.again(search="auto"), "search")
+    if not incumbent.open:
+        return
+    if incumbent.thorough or "product" in moves:
+        yield product
+    if first is None:
+        return
+    if first.match is not None:
         guess = Guess(first.match, None, GUESS_EPSILON)
-        incumbent.follow(Rival(incumbent.asked.again(guess), "optimum", _BY_MATCH))
-
-
-def _from_few_points(incumbent: Incumbent) -> None:
-    """Solve from where the solve would have begun without chains, or messages along edges."""
-    first, asked = incumbent.first, incumbent.asked
-    if not incumbent.open or first is None or first.few is None:
-        return
-    best, *others = first.few.alternatives or (None,)
-    if best is None:
-        incumbent.follow(Rival(asked.again(n_init=1), "start", "product"))
-        return
-    guess = best_found(asked.problem, first.few)
-    incumbent.follow(Rival(asked.again(guess), "optimum", best.label))
-    # those are among the guesses of chains, where any were followed
-    for one in others if not first.trials else []:
-        incumbent.follow(Rival(asked.again(one), "optimum", one.label))
-
-
-def _from_optima(incumbent: Incumbent) -> None:
-    """Solve from each optimum that the search has found, if it may end lower."""
-    if incumbent.open and incumbent.first and "optima" in incumbent.moves:
-        # those of few points have been among the guesses of chains
-        for one in incumbent.first.others:
-            incumbent.follow(Rival(incumbent.asked.again(one), "optimum", one.label))
+        yield Rival(asked.again(guess), "optimum", _BY_MATCH)
+    found: list[Alternative] = []
+    if first.few is not None and not first.few.alternatives:
+        yield product
+    elif first.few is not None:
+        # where the solve would have begun without chains, or messages along edges
+        best, *others = first.few.alternatives
+        yield Rival(asked.again(best_found(asked.problem, first.few)), "optimum", best.label)
+        # those are among the guesses of chains, where any were followed
+        found += others if not first.trials else []
+    found += first.others if "optima" in moves else []
+    for one in found:
+        yield Rival(asked.again(one), "optimum", one.label)
 
 
 def _solve_searched(asked: Asked, recorder: Recorder) -> Outcome:
@@ -617,9 +609,8 @@ def _value(problem: Problem, one: Alternative) -> float:
 
 # In the order in which they are made; each looks at what the moves before it have left.
 MOVES: tuple[Callable[[Incumbent], None], ...] = (
-    _by_the_default, _from_product, _from_match, _from_few_points, _from_optima,
-    _from_congruent_pairs, _by_edges, _by_repair, _by_turns, _by_exchanges, _from_lowest_seen,
-    _by_parts,
+    _from_starts, _from_congruent_pairs, _by_edges, _by_repair, _by_turns, _by_exchanges,
+    _from_lowest_seen, _by_parts,
 )  # fmt: skip
 
 
