@@ -305,7 +305,7 @@ def _from_few(asked: Asked, found: Outcome, search: Search, first: Trial) -> Out
     if left:
         doubt = WHY_OPEN["auto"].format(count=2) if apart > OTHER else ""
         search = search._replace(trials=(*trials, *left), doubt=doubt)
-    return _searched_by(search, best)
+    return _searched_by(search, best, found)
 
 
 def _from_congruent_pairs(incumbent: Incumbent) -> None:
@@ -313,18 +313,14 @@ def _from_congruent_pairs(incumbent: Incumbent) -> None:
     strategy, asked = incumbent.lowest.strategy, incumbent.asked
     problem, rule = asked.problem, asked.options.rule
     n, m = problem.shape
-    limits, larger = limits_of(problem.source.device), max(n, m)
+    limits, clock = limits_of(problem.source.device), perf_counter()
     # smaller problems have begun with them
-    few = larger > limits.few_points and limits.stores(n, m)
-    apart = problem.plain and problem.linear is None
-    search, clock = incumbent.lowest.search, perf_counter()
-    free = incumbent.goes_on and incumbent.searched
-    if rule is None or rule.squares or not (free and few and apart):
+    if not ("pairs" in incumbent.moves and incumbent.goes_on and incumbent.searched):
         return
-    assert search is not None
+    assert rule is not None
     # of larger ones some points are looked at
     whole = n * m <= limits.congruent and can_stack(problem)
-    size = larger if whole else math.isqrt(limits.congruent)
+    size = max(n, m) if whole else math.isqrt(limits.congruent)
     if not leaves(slowness() * _CONGRUENT * size):
         incumbent.doubt(WHY_TIME)
         return
@@ -665,7 +661,7 @@ def _from_strict(asked: Asked, found: Outcome, search: Search, first: Trial) -> 
     ends = sorted([(first, found), (second, other)], key=lambda end: end[0].objective)
     trials = tuple(trial for trial, _ in ends)
     doubt = "" if ends_settle(trials) else WHY_APART
-    return _searched_by(search._replace(trials=trials, doubt=doubt), ends[0][1])
+    return _searched_by(search._replace(trials=trials, doubt=doubt), ends[0][1], found)
 
 
 @contextmanager
@@ -678,10 +674,11 @@ def _aside(asked: Asked, found: Outcome) -> Iterator[Recorder]:
     recorder.timings = found.recorder.timings
 
 
-def _searched_by(search: Search, best: Outcome) -> Outcome:
+def _searched_by(search: Search, best: Outcome, first: Outcome) -> Outcome:
     """Say what a search has found; what is said of the plan itself goes first."""
     own = best.search.doubt if best.search else ""
-    return best._replace(search=search._replace(doubt=own or search.doubt))
+    # a plan from which one more solve began was not passed by the user
+    return best._replace(search=search._replace(doubt=own or search.doubt), route=first.route)
 
 
 def _told(start: str, outcome: Outcome, seconds: float) -> Trial:

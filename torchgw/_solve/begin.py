@@ -3,12 +3,11 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from torchgw._errors import InvalidInputError
 from torchgw._plans.contract import Anchors
 from torchgw._plans.given import PairPlan, StoredPlan
 from torchgw._problem.limits import limits_of
@@ -43,7 +42,6 @@ from torchgw._solve.guess import (
     PRODUCT,
     Guess,
     from_alternative,
-    read_init,
     starting_point,
 )
 from torchgw._solve.loop import iterate
@@ -56,25 +54,16 @@ from torchgw.distances.precomputed import DirectedDistance, PrecomputedDistance
 def first_guess(
     problem: Problem,
     sample: Coarse | None,
-    init: Any,
     options: Options,
     epsilon: float,
     match: Isometry | None = None,
     made: Sequence[Searched] = (),
     again: str | None = None,
-) -> tuple[Guess, Search | None]:
+) -> tuple[Guess, Search]:
     """Find where to start, on the subsample if there is one, and what a multi-start found."""
     # A `match` that keeps all distances is the start, if there is one: no other optimum is better.
     # Searches that were `made` before are not made again.
     # `again` is the gradient by which the problem can be solved from another start as well.
-    if init is not None and (options.n_init or 1) > 1:
-        raise InvalidInputError(
-            f"`init` says where to start, so `n_init={options.n_init}` starts have no use. Pass "
-            "one of them."
-        )
-    if not searchable(problem, init, options):
-        mass = options.rule.fixed_mass if options.rule else 1.0
-        return read_init(init, problem.marginals, mass), None
     standard = put_in_standard_form(problem) if sample is None else None
     searched = problem if sample is None else sample.problem
     if standard is not None:
@@ -144,15 +133,6 @@ def best_found(problem: Problem, search: Search) -> Guess:
     return guess._replace(patient=search.compare)
 
 
-def searchable(problem: Problem, init: Any, options: Options) -> bool:
-    """Whether to search for a start: none is given, and there may be several optima."""
-    trivial = problem.alpha == 0 or min(problem.shape) == 1
-    # few points say little of what others may be matched with, or of how groups stand to each other
-    trivial |= problem.restriction is not None
-    trivial |= options.rule is None and problem.has_one_plan
-    return init is None and options.n_init != 1 and not trivial
-
-
 # Change of a plan at which it is told which optimum it has come to: what follows settles it, in
 # float64, or at all points. [L139, L297]
 ROUGH_TOLERANCE = 1e-3
@@ -171,8 +151,7 @@ def search_relaxed(
     """Find the best start of a relaxed problem, and the optima that were found."""
     rule = strategy.options.rule
     assert rule is not None
-    # squared penalties see how the mass of copies of a point is divided
-    standard = None if rule.squares else put_in_standard_form(problem)
+    standard = put_in_standard_form(problem)
     if standard is None:
         search = _search(problem, strategy, generator, again)
     else:
@@ -245,7 +224,7 @@ def _search(
     strict = find_optima(small, epsilon, options.n_init or DEFAULT_STARTS)
     device, solved = problem.source.device, _Solves(choose_strategy(small, options), generator)
     stack: Ending = solved
-    if can_stack(small) and not level.squares:
+    if can_stack(small):
         scale = None if support is None else represented.scale
         stack = Stack.of(coarse, epsilon, level, scale=scale)
     (starts, related), whole = _starts(small, level, strict), stack is solved

@@ -10,12 +10,12 @@ from torchgw._errors import InvalidInputError, InvalidTypeError
 from torchgw._plans.contract import Anchors, Plan
 from torchgw._plans.given import PairPlan, StoredPlan
 from torchgw._plans.transport import DualPlan, TransportPlan
-from torchgw._problem.problem import spread
+from torchgw._problem.problem import Problem, spread
 from torchgw._search.alternatives import Alternative
 from torchgw._search.chain import GUESS_EPSILON
 from torchgw._sinkhorn.annealing import ANNEALING_TOLERANCE
 from torchgw._sinkhorn.problem import Cost, DenseCost
-from torchgw._solve.state import LoopState, Setting
+from torchgw._solve.state import LoopState, Options, Setting
 from torchgw._solve.step import prepare, solve_linear
 from torchgw._typing import Marginals, Potentials
 
@@ -53,6 +53,20 @@ def named_start(init: Any) -> str:
     if isinstance(init, tuple) and not isinstance(init, Anchors):
         return "potentials"
     return "an optimum of a search" if isinstance(init, Alternative) else "a plan or a matching"
+
+
+def searchable(problem: Problem, init: Any, options: Options) -> bool:
+    """Whether to search for a start: none is given, and there may be several optima."""
+    if init is not None and (options.n_init or 1) > 1:
+        raise InvalidInputError(
+            f"`init` says where to start, so `n_init={options.n_init}` starts have no use. Pass "
+            "one of them."
+        )
+    trivial = problem.alpha == 0 or min(problem.shape) == 1
+    # few points say little of what others may be matched with, or of how groups stand to each other
+    trivial |= problem.restriction is not None
+    trivial |= options.rule is None and problem.has_one_plan
+    return init is None and options.n_init != 1 and not trivial
 
 
 def read_init(init: Any, marginals: Marginals, mass: float | None = 1.0) -> Guess:

@@ -20,15 +20,17 @@ from torchgw._search.isometry import Isometry, find_isometry
 from torchgw._search.subsample import Coarse, draw_subsample
 from torchgw._sinkhorn.annealing import Annealing
 from torchgw._sinkhorn.choose import alone, choose_backend
-from torchgw._solve.begin import (
-    ROUGH_TOLERANCE,
-    best_found,
-    first_guess,
-    search_relaxed,
-    searchable,
-)
+from torchgw._solve.begin import ROUGH_TOLERANCE, best_found, first_guess, search_relaxed
 from torchgw._solve.evaluation import Evaluation, leaves_saddle, misses_a_copy, settle
-from torchgw._solve.guess import LINEAR, PRODUCT, Guess, named_start, starting_point
+from torchgw._solve.guess import (
+    LINEAR,
+    PRODUCT,
+    Guess,
+    named_start,
+    read_init,
+    searchable,
+    starting_point,
+)
 from torchgw._solve.loop import iterate
 from torchgw._solve.outcome import Asked, Ending, Outcome, finish
 from torchgw._solve.polish import Polished
@@ -94,7 +96,7 @@ def end_at_copy(asked: Asked, match: Isometry, recorder: Recorder) -> Outcome:
     evaluation = Evaluation(masses, error, QuadraticValue(match.value, 0.0), 0.0, kl)
     # nothing is better, but few points tell whether something is nearly as good
     with recorder.timed("multistart"):
-        _, search = first_guess(problem, None, None, options, strategy.search_epsilon, match)
+        _, search = first_guess(problem, None, options, strategy.search_epsilon, match)
     polished = Polished(steps=0, stationary=True, gap=0.0)
     sides = problem.sides
     return Outcome(
@@ -146,15 +148,17 @@ def find_start(asked: Asked, strategy: Strategy, match: Isometry | None) -> Star
     sample = None
     if asked.init is None and match is None and strategy.can_subsample:
         sample = draw_subsample(scaled, _COARSE_POINTS, asked.generator)
-    if options.rule is not None and searchable(problem, asked.init, options):
-        guess, search = search_relaxed(problem, strategy, asked.generator, again)
-        return Start(guess, search, sample)
-    found = first_guess(
-        scaled, sample, asked.init, options, strategy.search_epsilon, match, asked.made, again
+    if not searchable(problem, asked.init, options):
+        mass = options.rule.fixed_mass if options.rule else 1.0
+        return Start(read_init(asked.init, problem.marginals, mass), None, sample)
+    if options.rule is not None:
+        guess, others = search_relaxed(problem, strategy, asked.generator, again)
+        return Start(guess, others, sample)
+    guess, others = first_guess(
+        scaled, sample, options, strategy.search_epsilon, match, asked.made, again
     )
-    guess, others = found
     least, _ = strategy.route.seconds or (0.0, 0.0)
-    if others is not None and others.compare and others.alternatives and not leaves(least):
+    if others.compare and others.alternatives and not leaves(least):
         # what is patient begins far from any optimum, and would end there
         guess = best_found(scaled, others)
         others = others._replace(compare=False, doubt=WHY_TIME)
