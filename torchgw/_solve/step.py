@@ -23,6 +23,7 @@ from torchgw._problem.marginals import MarginalRule
 from torchgw._sinkhorn.annealing import (
     ANNEALING_TOLERANCE,
     CONTRADICTION,
+    INNER_ITERATIONS,
     INNER_SHARE,
     MET,
     STUCK,
@@ -56,9 +57,6 @@ _INNER_TOLERANCE = {True: 5e-7, False: 1e-5}
 # linear problems get more time: objectives are not compared meanwhile, and the loop would end by
 # its limit alone. So do those whose plans have changed as much for so many. [L472] [L1146] [L1641]
 _MISSES = 5
-# Sinkhorn iterations of one linearisation, if the cost is stored or streamed: about as much work as
-# the linearisation itself. [L186]
-INNER_ITERATIONS = {True: 50, False: 20}
 # Iterations between looks at the error of a group of points while epsilon falls. [L1605]
 _BLOCK_LOOK = 2
 # Logarithms that a step between two points may add to the difference of their potentials, over
