@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 
 from torchgw._certify.cuts import ACTIVE, CuttingPlanes
-from torchgw._certify.question import Incumbent, Question, check_none_below
+from torchgw._certify.question import Incumbent, Points, Question, check_none_below
 from torchgw._certify.semidefinite import squares
-from torchgw._certify.streamed import Points, StreamedPlanes
+from torchgw._certify.streamed import StreamedPlanes
 from torchgw._certify.tables import Bound, Lifting, eigenvalues, in_order
 from torchgw._plans.contract import Plan
 from torchgw._problem.limits import limits_of
