@@ -19,12 +19,12 @@ from torchgw._errors import SearchWarning, UnsupportedError, warn_user
 from torchgw._plans.transport import TransportPlan, round_to_marginals
 from torchgw._problem.limits import limits_of
 from torchgw._problem.problem import stored_matrix
+from torchgw._problem.table import Options
 from torchgw._results.mapping import Extension
 from torchgw._sinkhorn.duals import Array, Transport
 from torchgw._sinkhorn.problem import DenseCost
 from torchgw._solve.polish import descend, scale_to_marginals
 from torchgw._solve.step import confined
-from torchgw._solve.table import Options
 from torchgw._tensors.deadline import countdown
 from torchgw._typing import Marginals
 from torchgw.distances.base import DistanceProvider
