@@ -128,10 +128,10 @@ class Prices:
         (a, b), moved, epsilon = self._weights, [], _SHARP[-1] * ready.problem.epsilon
         for share in _SHARP[:-1]:
             ready = self._ready(left, right, self._weights, share * ready.problem.epsilon)
-            g = self._often(ready, g)
+            g = self._iterated(ready, g)
         for width in _WIDTHS:
             ready = self._ready(left, right, Marginals(a, b), width * epsilon)
-            g = self._often(ready, g)
+            g = self._iterated(ready, g)
             rounded = self._rounded(left, right, Marginals(a, b), g, width * epsilon)
             moved.append(self._question.read(rounded if width == _WIDTHS[-1] else rounded.scaled))
             a, b = rounded.row, rounded.column * rounded.row.sum()
@@ -146,12 +146,12 @@ class Prices:
         plan = TransportPlan.of(ready, Potentials(ready.softmin_rows(g), g))
         return round_plan(plan, *weights)
 
-    def _often(self, ready: PreparedProblem, g: Tensor) -> Tensor:
-        """Iterate many times, or until time is up."""
-        for _ in range(_OFTEN):
+    def _iterated(self, ready: PreparedProblem, g: Tensor, times: int = _OFTEN) -> Tensor:
+        """Iterate some times, or until time is up."""
+        for _ in range(times):
             if monotonic() > self._end:
                 break
-            g = _iterated(ready, g, 1)
+            g = ready.softmin_columns(ready.softmin_rows(g))
         return g
 
     def _near(self, left: Tensor, right: Tensor, asked: float) -> tuple[PreparedProblem, Tensor]:
@@ -162,7 +162,7 @@ class Prices:
             if level.lost <= asked / 2 or monotonic() > self._end:
                 break
         ready = self._ready(left, right, self._weights, level.near)
-        return ready, _iterated(ready, g.to(self._dtype), level.times)
+        return ready, self._iterated(ready, g.to(self._dtype), level.times)
 
     def _factors(self, cost: ProductCost) -> tuple[Tensor, Tensor]:
         """Add the columns on the left that meet the same on the right."""
@@ -214,12 +214,6 @@ class Prices:
         return f, g, float(self._weights.a @ f + self._weights.b @ g)
 
 
-def _iterated(ready: PreparedProblem, g: Tensor, times: int) -> Tensor:
-    for _ in range(times):
-        g = ready.softmin_columns(ready.softmin_rows(g))
-    return g
-
-
 class Cells(NamedTuple):
     """Groups of near points: the number of each point (n,), and the weights of groups (k,)."""
 
@@ -262,14 +256,10 @@ def _rows(cost: Tensor, b: Tensor, g: Tensor, epsilon: float) -> Tensor:
     return -epsilon * torch.logsumexp((g - cost) / epsilon + b.log(), 1)
 
 
-def _columns(cost: Tensor, a: Tensor, f: Tensor, epsilon: float) -> Tensor:
-    return _rows(cost.T, a, f, epsilon)
-
-
 def _missing(cost: Tensor, a: Tensor, b: Tensor, g: Tensor, epsilon: float) -> float:
     """Sum what the rows lack, or have too much, once prices (l,) have followed them."""
     f = _rows(cost, b, g, epsilon)
-    share = (f - _rows(cost, b, _columns(cost, a, f, epsilon), epsilon)) / epsilon
+    share = (f - _rows(cost, b, _rows(cost.T, a, f, epsilon), epsilon)) / epsilon
     return float(a @ (share.exp() - 1).abs())
 
 
@@ -284,7 +274,7 @@ def _newton(cost: Tensor, a: Tensor, b: Tensor, g: Tensor, epsilon: float) -> tu
         return f, float(a @ f + b @ g)
 
     for _ in range(_NEAR):
-        g = _columns(cost, a, _rows(cost, b, g, epsilon), epsilon)
+        g = _rows(cost.T, a, _rows(cost, b, g, epsilon), epsilon)
     f, value = rows(g)
     for _ in range(_STEPS):
         share = torch.exp((f[:, None] + g - cost) / epsilon) * b
@@ -301,7 +291,7 @@ def _newton(cost: Tensor, a: Tensor, b: Tensor, g: Tensor, epsilon: float) -> tu
             other = rows(g + size * step)
         if other[1] <= value:
             # far away half-steps lead nearer
-            g = _columns(cost, a, f, epsilon)
+            g = _rows(cost.T, a, f, epsilon)
             other, size = rows(g), 0.0
         g, (f, value) = g + size * step, other
     return f, g
