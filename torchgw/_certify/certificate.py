@@ -240,7 +240,7 @@ def _bounds(
                     transport = Transport(question.a, question.b, question.allowed)
                     planes = CuttingPlanes(question, best.plan, gap, transport, whole=whole)
                     planes.run(until - monotonic())
-                    best.see(planes.plan)
+                    best.see(scipy.sparse.coo_array(planes.plan).toarray())
                     # by all its distances, what is said of a plan by its factors
                     check_none_below(planes.value, best.value, question.rounding)
                     yield planes.proof()

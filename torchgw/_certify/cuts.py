@@ -186,7 +186,7 @@ class CuttingPlanes:
         seen = value, t + float(self._slope @ z), kept
         followed = self._check(*seen)
         if value < self.value:
-            self.plan, self.value, self._best = plan.toarray(), value, seen
+            self.plan, self.value, self._best = plan, value, seen
         self._reached = min(self._reached, followed)
         return kept
 

@@ -177,10 +177,6 @@ class Moments(NamedTuple):
     t: float
     z: Array
 
-    def toarray(self) -> "Moments":
-        """Stand for the plan, which nobody stores."""
-        return self
-
 
 @dataclass(frozen=True)
 class Points:

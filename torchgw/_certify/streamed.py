@@ -65,8 +65,7 @@ class StreamedPlanes(CuttingPlanes):
         value = np.inf
         while self.value < value - self._gap / 8 * abs(self.value):
             value = self.value
-            slope = -2 * self._k * self._read(self.plan)[1][self._active]
-            self._see(self._sharp(self._cost(slope)))
+            self._see(self._sharp(self._cost(-2 * self._k * self._best[-1])))
 
 
 class Prices:
