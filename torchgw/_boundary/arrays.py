@@ -50,8 +50,8 @@ def to_tensor(name: str, value: Any) -> Tensor:
     if tensor.layout != torch.strided:
         raise InvalidTypeError(
             f"`{name}` must be a dense tensor; got layout {tensor.layout}. Pass "
-            f"`{name}.to_dense()`, whose zeros count like all entries, or a graph as a SciPy sparse "
-            "matrix X or Y, whose points are as far apart as its shortest paths are long."
+            f"`{name}.to_dense()`, whose zeros count like all entries, or a graph as a SciPy "
+            "sparse matrix X or Y, whose points are as far apart as its shortest paths are long."
         )
     return tensor
 
