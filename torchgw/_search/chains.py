@@ -223,12 +223,19 @@ def _from_graphs(found: Climb) -> None:
     sharpened = found.sharpened and found.sharp and not world.tiny
     # chains of large graphs take less than messages do, and are mostly right
     quick = sharpened or world.large
-    begun: list[Chain] = []
+    begun, told = list[Chain](), list[Chain]()
     for begin in (_noise, _heat, _beliefs, _convex) if quick else (_beliefs, _heat, _convex):
         clock = perf_counter()
         chain = begin(found)
         chain.seconds = perf_counter() - clock
         begun.append(chain)
+        if begin is _beliefs and found.edges is not None:
+            # on the way down from where it is blurred it may lose edges
+            found.graphs.append(chain)
+            found.agreed = _keeps_most(found, _exchanged(found, tries=0.0))
+            if found.agreed:
+                return
+            told = found.best[-1:]
         if begin is not _convex:
             world.descend([chain], chain.kind.ladder, found.level)
             found.compared += [replace(chain)] if found.sharp else []
@@ -236,7 +243,7 @@ def _from_graphs(found: Climb) -> None:
             best, *others = sorted(found.compared, key=_objective)
             world.descend([best], world.refine._replace(decay=_STEEP), low)
             world.settle([best], low)
-            found.best, found.behind, found.graphs = [best], others, [best]
+            found.best, found.behind, found.graphs = [best, *told], others, [best]
             # plans of a whole search are alike where edges of a few nodes are lost
             _exchanged(found)
             found.agreed = found.met = True
@@ -248,8 +255,9 @@ def _from_graphs(found: Climb) -> None:
             world.descend([chain], _CONVEX if begin is _convex else world.refine, low)
             world.settle([chain], low)
             found.best.append(chain)
-            found.graphs.append(chain)
-            plans = _exchanged(found) if found.lowest is chain else world.rounded([chain])
+            lowest = min([chain, *(told if begin is _beliefs else [])], key=_objective)
+            found.graphs.append(lowest)
+            plans = _exchanged(found) if found.lowest is lowest else world.rounded([lowest])
             # edges of a mean over directions are starts, and no measure of a match
             found.agreed = (plain or found.edges is not None) and _keeps_most(found, plans)
             if found.agreed or is_over():
