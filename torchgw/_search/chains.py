@@ -7,7 +7,7 @@ from bad ones, and the best again at the target.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import NamedTuple
@@ -178,6 +178,7 @@ def climb(
     share: float = 0.0,
     call: Call = call_directly,
     sides: Sequence[DistanceProvider] = (),
+    moves: Sequence[Callable[[Climb], None]] | None = None,
 ) -> Climbed:
     """Search all points move by move, down to an epsilon, until what is independent agrees."""
     # At most `count` chains begin near the product plan, none if that is zero; up to `affordable`
@@ -187,13 +188,13 @@ def climb(
     # is over once two starts have the same plan but for its entropy. Regions are only put right if
     # they are to be (`repair`). Plans are followed to their ends on a `stack`, if there is one.
     # All moves take a `share` of the longer forecast, which is said once starts do not agree. The
-    # `sides` are those of the whole problem.
+    # `sides` are those of the whole problem. All `moves` are made unless some are named.
     world = World(coarse, solver, call)
     low, edges = target / coarse.scale, _edges(coarse.problem, sides)
     found = Climb(
         world, low, count, affordable, guesses, stack, told, sharpened, repair, share, edges
     )  # fmt: skip
-    for move in MOVES:
+    for move in moves or MOVES:
         if found.agreed or (found.best and is_over()):
             break
         move(found)
@@ -676,6 +677,8 @@ def _to_ends(found: Climb) -> None:
     found.best, found.behind, found.agreed, found.settled = best, [], ends.certain, True
 
 
+# The starts that know of edges, and those that know of nothing.
+STARTS = _from_graphs, _from_product
 # In the order in which they are made, until what is independent agrees.
 MOVES = (
     _from_graphs, _from_product, _from_guesses, _say_that_starts_differ, _by_exchanges, _by_repair,
