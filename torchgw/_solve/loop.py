@@ -12,6 +12,7 @@ from torchgw._plans.contract import Plan
 from torchgw._plans.transport import TransportPlan
 from torchgw._sinkhorn.annealing import (
     LENGTHENING,
+    MET,
     SETTLING,
     SETTLING_WINDOW,
     SHORTEST_STEP,
@@ -359,7 +360,8 @@ def iterate(setting: Setting, state: LoopState, most: int | None = None) -> Loop
             return state._replace(status=Status.STOPPED, solved=solved)
 
         settled = at_target and gradient.exact and verdict.change <= reachable
-        pace.learn(inner, verdict.change, at_target=at_target, settled=settled)
+        drowned = not met and setting.rounding(epsilon) > MET
+        pace.learn(inner, verdict.change, at_target=at_target, settled=settled, drowned=drowned)
         status = ending.status(reached, settled=settled, stuck=pace.stuck)
         if status is not None:
             solved = None

@@ -4,7 +4,6 @@ import logging
 import math
 from dataclasses import replace
 from functools import partial
-from itertools import count
 from time import perf_counter
 from typing import NamedTuple
 
@@ -272,10 +271,11 @@ def _choose_path(setting: Setting, state: LoopState) -> tuple[Setting, LoopState
     followed to one epsilon, where values of plans rounded to their marginals are compared. [L951]
     """
     gradient, sharp, tol, paths = setting.gradient, setting.anneal.sharp, setting.tol, []
+    left = range(setting.options.max_iter - state.done)
     for floor in (math.inf, sharp):
         anneal = replace(setting.anneal, floor=floor)
         path = replace(setting, anneal=anneal, recorder=replace(setting.recorder, history=[]))
-        steps = next(step for step in count() if anneal(step) <= sharp) + 1
+        steps = next((step for step in left if anneal(step) <= sharp), len(left)) + 1
         reached = iterate(path, state, most=steps)
         cost = gradient.linearise(reached.coupling).seen(reached.coupling.masses).dense()
         prepared = prepare(path, cost, anneal(reached.annealed))
