@@ -216,10 +216,8 @@ def solve_problem(asked: Asked, recorder: Recorder) -> Outcome:
 
 
 def _confined(search: Search, support: Tensor) -> Search:
-    """Leave out optima that the price of a support has not kept on it, and what others lose of it.
-
-    A search ends at plans whose marginals are rounded, which may put a little elsewhere.
-    """
+    """Leave out optima that a support's price has not kept on it, and what others lose of it."""
+    # A search ends at plans whose marginals are rounded, which may put a little elsewhere.
     kept = []
     for one in search.alternatives:
         plan = one.plan * support[one.source[:, None], one.target]
@@ -403,11 +401,9 @@ class _Pairs(NamedTuple):
 
 
 def _by_parts(incumbent: Incumbent) -> None:
-    """Doubt a plan if a part of the mass costs far less, and least where it is matched otherwise.
-
-    Where parts of the two have other shares in each, strict marginals send some to wrong places,
-    and what is gained by sending the others there too may be more than what is lost.
-    """
+    """Doubt a plan if part of the mass costs far less, and least where it is matched otherwise."""
+    # Where parts of the two have other shares in each, strict marginals send some to wrong places,
+    # and what is gained by sending the others there too may be more than what is lost.
     if not incumbent.has_parts:
         return
     outcome, problem = incumbent.lowest, incumbent.asked.problem

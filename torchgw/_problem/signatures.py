@@ -199,11 +199,9 @@ def _heat(adjacency: scipy.sparse.csr_array) -> Array:
 
 
 def _weisfeiler_lehman(adjacency: scipy.sparse.csr_array) -> Array:
-    """Compute log(1 + degree), averaged again and again with the mean of the neighbours', (n, q).
-
-    The continuous Weisfeiler-Lehman scheme of M. Togninalli et al., Wasserstein Weisfeiler-Lehman
-    graph kernels, NeurIPS 2019.
-    """
+    """Average log(1 + degree) again and again with the mean of the neighbours', (n, q)."""
+    # The continuous Weisfeiler-Lehman scheme of M. Togninalli et al., Wasserstein Weisfeiler-Lehman
+    # graph kernels, NeurIPS 2019.
     degree = _degrees(adjacency)
     rounds = [np.log1p(degree)]
     for _ in range(_ROUNDS):

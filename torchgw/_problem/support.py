@@ -567,10 +567,8 @@ class _Flow(NamedTuple):
         return same | flown
 
     def entries(self) -> Mask:
-        """Find the entries that some largest flow uses, (n, m).
-
-        Rows and columns without weight have no class, and say nothing.
-        """
+        """Find the entries that some largest flow uses, (n, m)."""
+        # Rows and columns without weight have no class, and say nothing.
         classes = np.zeros(self.table.shape, dtype=bool)
         classes[self.table.nonzero()] = self.inside()
         found: Mask = classes[self.rows[:, None], self.columns]

@@ -259,11 +259,9 @@ def run_stages(
 
 
 def _choose_path(setting: Setting, state: LoopState) -> tuple[Setting, LoopState]:
-    """Begin proximal steps in two ways, at a large epsilon and after annealing; keep the lower.
-
-    Which of them breaks the symmetry of a rough start better depends on the problem. Both are
-    followed to one epsilon, where values of plans rounded to their marginals are compared. [L951]
-    """
+    """Begin proximal steps in two ways, at a large epsilon and after annealing; keep the lower."""
+    # Which of them breaks the symmetry of a rough start better depends on the problem. Both are
+    # followed to one epsilon, where values of plans rounded to their marginals are compared. [L951]
     gradient, sharp, tol, paths = setting.gradient, setting.anneal.sharp, setting.tol, []
     left = range(setting.options.max_iter - state.done)
     for floor in (math.inf, sharp):
@@ -306,10 +304,8 @@ def _grow_anchors(setting: Setting, state: LoopState, guess: Guess) -> tuple[Set
 
 
 def _refine_anchors(setting: Setting, state: LoopState) -> tuple[Setting, LoopState]:
-    """Make one more iteration, with more anchors of its plan: the last cost decides on the noise.
-
-    Many iterations with few columns and one with many take fewer of them than many with many.
-    """
+    """Make one more iteration, with more anchors: the last cost decides on the noise."""
+    # Many iterations with few columns and one with many take fewer of them than many with many.
     used = setting.gradient.n_anchors or 0
     count = min(_REFINING * used, MOST_ANCHORS)
     spent = state.status is Status.STOPPED or state.done >= setting.options.max_iter

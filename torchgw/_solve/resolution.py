@@ -97,10 +97,8 @@ def choose_resolution(strategy: Strategy) -> float | None:
 def approach(
     strategy: Strategy, setting: Setting, state: LoopState, few: int, fall: Annealing | None
 ) -> LoopState:
-    """Follow a state of ``few`` points on more and more cells; return it for all points.
-
-    With a ``fall`` of epsilon the best plan for the linear cost alone is followed as well.
-    """
+    """Follow a state of ``few`` points on more and more cells; return it for all points."""
+    # With a ``fall`` of epsilon the best plan for the linear cost alone is followed as well.
     # At a small epsilon what a subsample tells of the potentials misses the marginals by far, and
     # half-steps at that epsilon move mass by little. Of cells they take less time, and cells leave
     # only what is between near points. Few cells may favour another optimum, as few points do: the
