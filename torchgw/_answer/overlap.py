@@ -121,10 +121,9 @@ def _elbow(ends: dict[float, Outcome], alpha: float) -> Overlap:
 
 
 def elbow(shares: NDArray[np.float64], added: NDArray[np.float64]) -> tuple[int, float, float]:
-    """Find the last share before the added cost leaves its level; tell how far it rises there.
-
-    That is by how many times, and how clearly. If the cost stays on its level it is the last share.
-    """
+    """Find the last share before the added cost leaves its level; tell how far it rises there."""
+    # That is by how many times, and how clearly. If the cost stays on its level it is the last
+    # share.
     logs = np.log(np.maximum(added, _LEAST * max(added.max(), np.finfo(float).tiny)))
     last = len(shares) - 1
     if logs.max() - logs.min() <= math.log(_FLAT):

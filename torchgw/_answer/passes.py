@@ -79,9 +79,9 @@ _ALIKE, _ABOVE, _FORGOTTEN = 0.1, 0.015, 3
 _PART, _PART_POINTS, _PART_SEEDS, _IMAGES, _LESS, _OTHERWISE = 0.85, 48, 4, 0.05, 0.25, 0.95
 # Points whose distances to all others are read at once. A choice.
 _READ = 16
-# Outer iterations after which it is told whether the part may come to cost so little, and the share
-# of the cost of the plan below which it may. [L1760]
-_AT_FIRST, _MAY = 1, 0.375
+# Share of the cost of the plan below which the part may come to cost so little, after one outer
+# iteration. [L1760]
+_MAY = 0.375
 # What a start is called that is a match of points by their distances to all others.
 _BY_MATCH = "distance distributions of all points"
 # Epsilon at which seeds of congruent pairs are taken up, as a share of the natural scale: plans
@@ -216,10 +216,8 @@ def solve_problem(asked: Asked, recorder: Recorder) -> Outcome:
 
 
 def _confined(search: Search, support: Tensor) -> Search:
-    """Leave out optima that the price of a support has not kept on it, and what others lose of it.
-
-    A search ends at plans whose marginals are rounded, which may put a little elsewhere.
-    """
+    """Leave out optima that a support's price has not kept on it, and what others lose of it."""
+    # A search ends at plans whose marginals are rounded, which may put a little elsewhere.
     kept = []
     for one in search.alternatives:
         plan = one.plan * support[one.source[:, None], one.target]
@@ -403,11 +401,9 @@ class _Pairs(NamedTuple):
 
 
 def _by_parts(incumbent: Incumbent) -> None:
-    """Doubt a plan if a part of the mass costs far less, and least where it is matched otherwise.
-
-    Where parts of the two have other shares in each, strict marginals send some to wrong places,
-    and what is gained by sending the others there too may be more than what is lost.
-    """
+    """Doubt a plan if part of the mass costs far less, and least where it is matched otherwise."""
+    # Where parts of the two have other shares in each, strict marginals send some to wrong places,
+    # and what is gained by sending the others there too may be more than what is lost.
     if not incumbent.has_parts:
         return
     outcome, problem = incumbent.lowest, incumbent.asked.problem
@@ -423,7 +419,7 @@ def _by_parts(incumbent: Incumbent) -> None:
         apart = torch.cat([sent @ part.to(weights) for part in columns], 1)
         apart = apart / sent.sum(1, keepdim=True)
         near = torch.softmax(-apart / (_IMAGES * apart.mean()), 1) * weights[:, None]
-        for most, share in ((_AT_FIRST, _MAY), (pairs.stack.rules.max_iter, _LESS)):
+        for most, share in ((1, _MAY), (pairs.stack.rules.max_iter, _LESS)):
             rules = pairs.stack.rules._replace(max_iter=most)
             stack = replace(pairs.stack, rules=rules)
             own = pairs._replace(stack=stack).follow(near[None])

@@ -142,12 +142,10 @@ def _log(mass: Tensor) -> Tensor:
 def _costs_of_pairs(
     reduction: Reduction, coupling: Coupling, gradient: Gradient, plan: Any
 ) -> tuple[Tensor, Tensor]:
-    """Compute the last cost of each pair, and how far the point of X lies above its partner, (k,).
-
-    The sum of the potentials of a pair is what its mass says. New points are mapped by each of
-    them, so their difference is that of the potentials which the points would have beside the plan
-    of the others.
-    """
+    """Compute the last cost of pairs, and how far the point of X lies above its partner, (k,)."""
+    # The sum of the potentials of a pair is what its mass says. New points are mapped by each of
+    # them, so their difference is that of the potentials which the points would have beside the
+    # plan of the others.
     pairs, kept = reduction.pairs, reduction.kept
     # the potentials of the smaller problem are of weights that sum to one, alike on both sides
     logs = [weight.log() for weight in reduction.problem.marginals]

@@ -28,7 +28,7 @@ from torchgw._problem.table import Options
 from torchgw._search.alternatives import AGREED
 from torchgw._search.chain import BETTER, GUESS_EPSILON
 from torchgw._search.stack import Ends, Stack, descend, linear_solutions
-from torchgw._solve.pipeline import POLISH_TOLERANCE
+from torchgw._sinkhorn.annealing import MET
 from torchgw._solve.state import Status
 from torchgw._tensors.machine import small_on_one_thread
 from torchgw._tensors.operations import EQUAL, straight, sums_of
@@ -307,7 +307,7 @@ class _Group:
         """Say when problems end."""
         rules = self.asked.rules
         if self.proximal and self.polish:
-            rules = rules._replace(tol=max(rules.tol, POLISH_TOLERANCE))
+            rules = rules._replace(tol=max(rules.tol, MET))
         return rules
 
     def numbers_of(self, solved: Solved) -> Numbers:

@@ -113,10 +113,8 @@ def common_unit(x: Space, y: Space) -> float | None:
 
 
 def warn_of_unlike_edges(names: tuple[str, str], steps: tuple[bool | None, bool | None]) -> None:
-    """Warn where edges of one graph all have length one, as those without weights, and others not.
-
-    ``steps`` says of each side whether they do; ``None`` if it is no graph.
-    """
+    """Warn where edges of one graph all have length one, as without weights, and others not."""
+    # ``steps`` says of each side whether they do; ``None`` if it is no graph.
     if set(steps) == {True, False}:
         plain, weighted = names if steps[0] else names[::-1]
         warn_user(

@@ -233,11 +233,9 @@ class Forecast(NamedTuple):
     def say(
         self, cost: str, worst: float | None, seconds: tuple[float, float] | None = None
     ) -> None:
-        """Log what a solve will ``cost``, on a CPU an iteration too, and warn if it takes long.
-
-        ``worst`` are the seconds of all solves at a small epsilon, and ``seconds`` those of a usual
-        and a longer one.
-        """
+        """Log what a solve will ``cost``, on a CPU an iteration too, and warn if it takes long."""
+        # ``worst`` are the seconds of all solves at a small epsilon, and ``seconds`` those of a
+        # usual and a longer one.
         facts, most = self.facts, self.options.max_iter
         if worst is not None:
             self._foresee_sharp(worst)
@@ -317,10 +315,8 @@ class Forecast(NamedTuple):
     def correct_others(
         self, search: Search | None, moves: Set[str], longer: float, once: float, *, parts: bool
     ) -> None:
-        """Correct what was said once a solve has ended, which has taken some seconds ``once``.
-
-        Whether ``parts`` of its plan are looked at is known by then.
-        """
+        """Correct what was said once a solve has ended, which has taken some seconds ``once``."""
+        # Whether ``parts`` of its plan are looked at is known by then.
         others = self._others(search, moves, longer, once) + slowness() * _PARTS * parts
         if others:
             correct(others, "more is tried, which may end lower")

@@ -17,7 +17,7 @@ from torchgw._problem.limits import limits_of
 from torchgw._search.alternatives import WHY_TIME, Search
 from torchgw._search.isometry import Isometry, find_isometry
 from torchgw._search.subsample import Coarse, draw_subsample
-from torchgw._sinkhorn.annealing import Annealing
+from torchgw._sinkhorn.annealing import ANNEALING_TOLERANCE, MET, Annealing
 from torchgw._sinkhorn.choose import alone, choose_backend
 from torchgw._solve.begin import ROUGH_TOLERANCE, best_found, first_guess, search_relaxed
 from torchgw._solve.evaluation import Evaluation, leaves_saddle, misses_a_copy, settle
@@ -116,11 +116,6 @@ def end_at_copy(asked: Asked, match: Isometry, recorder: Recorder) -> Outcome:
 # Points per side of a subsample: with so many the coupling is known to a few percent in a second.
 # [L11]
 _COARSE_POINTS = 1_500
-# Change of the plan at which polishing takes over from proximal steps: hundreds more steps would
-# sharpen the plan, and lead to the same vertex. [L141]
-POLISH_TOLERANCE = 3e-3
-# The same where steps go on from a sharp plan that starts have met at. [L1257]
-_MET_TOLERANCE = 1e-2
 
 
 class Start(NamedTuple):
@@ -175,7 +170,7 @@ def begin(
     sharp = math.inf
     goes_on = guess.sharp and strategy.proximal_polished and not strategy.facts.assignment
     if strategy.proximal_polished:
-        enough = _MET_TOLERANCE if goes_on else POLISH_TOLERANCE
+        enough = ANNEALING_TOLERANCE if goes_on else MET
         handover, sharp = max(handover, enough), strategy.search_epsilon
     anneal = Annealing(
         max(epsilon, guess.epsilon * strategy.scale), epsilon, proximal=strategy.proximal,
@@ -202,7 +197,7 @@ def begin(
         path = Annealing(max(epsilon, LINEAR.epsilon * strategy.scale), epsilon, held=True)
         aside = replace(setting, anneal=path, recorder=replace(recorder, history=[]))
         other = _solve_coarse(aside, start.sample, LINEAR)
-        if float(other.coupling.change(state.coupling)) > _MET_TOLERANCE:
+        if float(other.coupling.change(state.coupling)) > ANNEALING_TOLERANCE:
             fall = path
     roughly = replace(whole, tol=max(whole.tol, ROUGH_TOLERANCE))
     return whole, approach(strategy, roughly, state, max(shape), fall)
@@ -226,12 +221,11 @@ def _solve_coarse(setting: Setting, sample: Coarse, guess: Guess) -> LoopState:
 
 logger = logging.getLogger(__name__)
 
-# Anchors are added until the sampled cost is so many times its standard error; and at most so many.
-# [L114]
-_SIGNAL_TO_NOISE = 10.0
-_MOST_ANCHORS = 4096
 # The last cost has so many times the anchors of the iterations before. [L124]
 _REFINING = 4
+# Anchors are added until the sampled cost is so many times its standard error; and at most so many.
+# [L114]
+_SIGNAL_TO_NOISE, _MOST_ANCHORS = 10.0, _REFINING * MOST_ANCHORS
 # Sinkhorn iterations in which plans that are compared meet their marginals, at most. [L951]
 _COMPARED = 100
 
@@ -265,11 +259,9 @@ def run_stages(
 
 
 def _choose_path(setting: Setting, state: LoopState) -> tuple[Setting, LoopState]:
-    """Begin proximal steps in two ways, at a large epsilon and after annealing; keep the lower.
-
-    Which of them breaks the symmetry of a rough start better depends on the problem. Both are
-    followed to one epsilon, where values of plans rounded to their marginals are compared. [L951]
-    """
+    """Begin proximal steps in two ways, at a large epsilon and after annealing; keep the lower."""
+    # Which of them breaks the symmetry of a rough start better depends on the problem. Both are
+    # followed to one epsilon, where values of plans rounded to their marginals are compared. [L951]
     gradient, sharp, tol, paths = setting.gradient, setting.anneal.sharp, setting.tol, []
     left = range(setting.options.max_iter - state.done)
     for floor in (math.inf, sharp):
@@ -312,10 +304,8 @@ def _grow_anchors(setting: Setting, state: LoopState, guess: Guess) -> tuple[Set
 
 
 def _refine_anchors(setting: Setting, state: LoopState) -> tuple[Setting, LoopState]:
-    """Make one more iteration, with more anchors of its plan: the last cost decides on the noise.
-
-    Many iterations with few columns and one with many take fewer of them than many with many.
-    """
+    """Make one more iteration, with more anchors: the last cost decides on the noise."""
+    # Many iterations with few columns and one with many take fewer of them than many with many.
     used = setting.gradient.n_anchors or 0
     count = min(_REFINING * used, MOST_ANCHORS)
     spent = state.status is Status.STOPPED or state.done >= setting.options.max_iter

@@ -61,8 +61,6 @@ _MOST_CELLS = 2**18
 _FEWEST_POINTS = 4
 # Points of each side whose masses are computed, to measure the marginal error. [L424]
 _MEASURED = 4096
-# The next cells are at most so many times as many. [L424]
-_MOST_FINER = 16
 # Finer cells are expected to leave at most this share of an error. [L424]
 _SLOWEST = 0.5
 # The number of the next cells is chosen so that the predicted error is this share of the allowed
@@ -71,7 +69,8 @@ _AIM = 0.8
 # Points that a plan is extended to at once, a quarter of all between these: tables of 600 bytes a
 # point, on a GPU 2,000. [L1499, L1501, L1726]
 _PART = {"cpu": (2**14, 2**14), "cuda": (2**18, 2**19)}
-# How many times as many cells come after some, before all points. [L1611]
+# How many times as many cells come after some, before all points; and the square of that at most,
+# where errors tell how many are needed. [L424, L1611]
 _FINER = 4
 
 
@@ -98,10 +97,8 @@ def choose_resolution(strategy: Strategy) -> float | None:
 def approach(
     strategy: Strategy, setting: Setting, state: LoopState, few: int, fall: Annealing | None
 ) -> LoopState:
-    """Follow a state of ``few`` points on more and more cells; return it for all points.
-
-    With a ``fall`` of epsilon the best plan for the linear cost alone is followed as well.
-    """
+    """Follow a state of ``few`` points on more and more cells; return it for all points."""
+    # With a ``fall`` of epsilon the best plan for the linear cost alone is followed as well.
     # At a small epsilon what a subsample tells of the potentials misses the marginals by far, and
     # half-steps at that epsilon move mass by little. Of cells they take less time, and cells leave
     # only what is between near points. Few cells may favour another optimum, as few points do: the
@@ -113,7 +110,7 @@ def approach(
         levels.insert(0, _FINER * levels[0])
     if choose_resolution(strategy) is not None:
         # cells come next anyway
-        most = 0 if fall is None else _FIRST_CELLS * _MOST_FINER
+        most = 0 if fall is None else _FIRST_CELLS * _FINER**2
         levels = [joined for joined in levels if max(sizes) <= most * joined]
     finest = _orders(gradient, state, (1, 1)) if levels else None
     for joined in levels:
@@ -247,7 +244,7 @@ def how_much_finer(error: float, tolerance: float) -> int:
     """Choose how many times as many cells leave an error within a tolerance, a power of two."""
     # errors are of second order in the size of a cell: in two dimensions, of first order in its
     # points
-    finer = min(max(error / (_AIM * tolerance), 2), _MOST_FINER)
+    finer = min(max(error / (_AIM * tolerance), 2), _FINER**2)
     return int(2 ** math.ceil(math.log2(finer)))
 
 

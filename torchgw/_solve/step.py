@@ -28,6 +28,7 @@ from torchgw._sinkhorn.annealing import (
     MET,
     STUCK,
     STUCK_SHARE,
+    WINDOW,
     Annealing,
 )
 from torchgw._sinkhorn.blocks import BlockProblem
@@ -53,10 +54,6 @@ _ROUNDING_SHARE = 0.5
 # Column error to reach by default, if the cost is stored or settled in float64 anyway. Other costs
 # are so large that a few iterations in float64 have to do. [L294]
 _INNER_TOLERANCE = {True: 5e-7, False: 1e-5}
-# So many iterations may miss their marginals, without two in a row that meet them, before their
-# linear problems get more time: objectives are not compared meanwhile, and the loop would end by
-# its limit alone. So do those whose plans have changed as much for so many. [L472] [L1146] [L1641]
-_MISSES = 5
 # Iterations between looks at the error of a group of points while epsilon falls. [L1605]
 _BLOCK_LOOK = 2
 # Logarithms that a step between two points may add to the difference of their potentials, over
@@ -204,12 +201,13 @@ class Pace:
         # at all smaller epsilons as well
         options = self._setting.options
         longer = at_target and is_behind(inner, self._error, change)
-        longer = longer or self._missed >= _MISSES
+        # objectives are not compared while marginals are missed: the loop would end by its limit
+        longer = longer or self._missed >= WINDOW
         if at_target:
             # plans may go round in a ring of linear problems that are all left unsolved
             shrinks = inner.converged or change < self._least
             self._least, self._idle = min(self._least, change), 0 if shrinks else self._idle + 1
-            if self._idle > _MISSES and self._setting.gradient.exact:
+            if self._idle > WINDOW and self._setting.gradient.exact:
                 longer, self._idle = True, 0
         if settled:
             # only more of them can improve its marginals

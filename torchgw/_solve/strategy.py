@@ -193,10 +193,8 @@ class Strategy:
 def choose_strategy(
     problem: Problem, options: Options, *, init: str = "", graphs: bool = False
 ) -> Strategy:
-    """Choose the route of a problem, and its epsilon; refuse what cannot be met.
-
-    ``init`` names what was passed as a start, and ``graphs`` says that paths in two were.
-    """
+    """Choose the route of a problem, and its epsilon; refuse what cannot be met."""
+    # ``init`` names what was passed as a start, and ``graphs`` says that paths in two were.
     limits = limits_of(problem.source.device)
     facts = Facts.of(problem, options.rule, graphs=graphs)
     gradient = choose_gradient(facts, options, limits)
@@ -264,12 +262,10 @@ def _target_epsilon(options: Options, spread: float, mass: float = 1.0) -> float
 
 
 def natural_scale(problem: Problem, *, relaxed: bool) -> float:
-    """Compute the spread of the cost at a concentrated plan, zero where every plan costs the same.
-
-    4 alpha std(DX) std(DY) + (1 - alpha) std(M) for the square loss. The spread at a x b itself
-    would not do: it vanishes on homogeneous spaces, where all points have the same mean distance.
-    Where one side is nearly a point, ``relaxed`` plans still see the distances of the other.
-    """
+    """Compute the spread of the cost at a concentrated plan; zero if all plans cost the same."""
+    # 4 alpha std(DX) std(DY) + (1 - alpha) std(M) for the square loss. The spread at a x b itself
+    # would not do: it vanishes on homogeneous spaces, where all points have the same mean distance.
+    # Where one side is nearly a point, ``relaxed`` plans still see the distances of the other.
     weights = Marginals(*map(_levelled, problem.marginals))
     sides = list(zip(problem.sides, weights, strict=True))
     if problem.loss.is_square:

@@ -126,11 +126,9 @@ class Alternation:
         return Reached(here, now, found, tuple(history), settled)
 
     def improve(self, best: Reached) -> Reached:
-        """Move one space at a time to other optima of its plan, while that lowers the value.
-
-        All others follow each move. At the end every plan has been searched for, at the common
-        space that it belongs to, and says what the search has found.
-        """
+        """Move one space at a time to other optima of its plan, while that lowers the value."""
+        # All others follow each move. At the end every plan has been searched for, at the common
+        # space that it belongs to, and says what the search has found.
         self.brief = False
         since, place = 0, 0
         searches: dict[int, GWResult] = {}
