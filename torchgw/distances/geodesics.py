@@ -108,12 +108,13 @@ class Geodesics:
         return path_lengths([(self, sources)], dtype=dtype, n_jobs=n_jobs)[0]
 
     def reader(
-        self, device: torch.device, dtype: torch.dtype = torch.float64
+        self, device: torch.device, dtype: torch.dtype = torch.float64, *, last: bool = False
     ) -> Callable[[torch.Tensor], torch.Tensor]:
         """Make a function from sources, int64 of shape (s,), to D[sources] on a device.
 
         On a GPU it works on all sources together by relaxation, and holds the graph there: keep the
-        function for several requests; it adds edges up in ``dtype``, which its rows have. On a CPU
+        function for several requests; it adds edges up in ``dtype``, which its rows have. If it is
+        the ``last`` one, the edges, which it has in a form of its own, are let go there. On a CPU
         processes share the sources.
         """
         if device.type != "cuda":
@@ -122,6 +123,9 @@ class Geodesics:
         edges = self.edges.to(torch.device("cpu") if few else device)
         order = self._device_order(edges.start.device)
         relaxation = EdgeRelaxation(edges, order, device=device, dtype=dtype)
+        if last and self.unreachable is None:
+            # where there are pieces they are counted later
+            self.forget()
         unreachable = torch.inf if self.unreachable is None else self.unreachable
         return lambda sources: (
             relaxation.columns(sources).T.nan_to_num_(posinf=unreachable).contiguous()

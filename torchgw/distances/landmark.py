@@ -277,10 +277,15 @@ def _approximate(
         held_out, exact = (part[fresh.to(part.device)] for part in (held_out, exact))
     # squared distances of the exact columns to the sums of the first r terms
     gram, cross, size = signs.new_zeros(()), signs.new_zeros(()), signs.new_zeros(())
-    for some in _parts(exact.shape[1]):
+
+    def read(some: slice) -> tuple[Tensor, Tensor, Tensor]:
+        """Compute with some vertices, and let their tables go before the next are made."""
         part, known = _columns(rows, some).T @ to_landmarks, exact[:, some].double()
-        gram, cross = gram + part.T @ part, cross + known @ part
-        size = size + (known * known).sum()
+        return part.T @ part, known @ part, (known * known).sum()
+
+    for some in _parts(exact.shape[1]):
+        first, second, third = read(some)
+        gram, cross, size = gram + first, cross + second, size + third
     own, size = signs * (_columns(rows, held_out).T @ to_landmarks), size.clamp_min(TINY)
     products = ((own.T @ own) * gram).cumsum(0).cumsum(1).diagonal()
     square = products - 2 * (own * cross).sum(0).cumsum(0) + size
@@ -367,22 +372,32 @@ class LandmarkDistance(NystromDistance):
         """Dtype of the paths that factors are made of."""
         return torch.float32 if self.n > _ROUGH else torch.float64
 
-    def _reader(self) -> Callable[[Tensor], Tensor]:
+    def _reader(self, *, last: bool = False) -> Callable[[Tensor], Tensor]:
         assert self.geodesics is not None
-        return self.geodesics.reader(self.device, self._row_dtype)
+        return self.geodesics.reader(self.device, self._row_dtype, last=last)
 
     @classmethod
-    def shared(
-        cls, graph: Any, n_landmarks: int | None, device: torch.device, ranks: Ranks
+    def prepared(
+        cls,
+        graph: Geodesics,
+        n_landmarks: int | None,
+        device: torch.device,
+        ranks: Ranks | None,
+        *,
+        last: bool,
     ) -> "LandmarkDistance":
-        """Make the provider by paths that ranks share out; it has the bits of one made alone."""
+        """Make the provider by paths that ranks share out, if any; with the bits of one alone.
+
+        With ``last`` a GPU lets go of the edges, of which nothing more will be asked.
+        """
         provider = cls.__new__(cls)
         provider._begin(graph, device, torch.float64)
-        alone = provider._reader()
-        empty = torch.empty(0, provider.n, dtype=provider._row_dtype, device=device)
+        alone = rows_of = provider._reader(last=last)
+        if ranks is not None:
+            empty = torch.empty(0, provider.n, dtype=provider._row_dtype, device=device)
 
-        def rows_of(sources: Tensor) -> Tensor:
-            return ranks.at_once(len(sources), lambda some: alone(sources[some]), empty)
+            def rows_of(sources: Tensor) -> Tensor:
+                return ranks.at_once(len(sources), lambda some: alone(sources[some]), empty)
 
         provider._find(rows_of, n_landmarks, 0, None)
         provider._warn_if_too_few(len(provider.landmarks))
