@@ -67,8 +67,8 @@ def bytes_a_pair(
     Of points in so many ``columns`` of float64, both sides together, with paths in graphs of so
     many ``edges`` a point, both directions counted, to so many ``landmarks``, and factors of such
     ``ranks``. What does not grow with the points, such as cells and parts of them, is left out.
-    ``few points`` are read where a solve that has ended is compared with a match of parts. A GPU has
-    let go of the edges of a side once it looks for landmarks there; these count here.
+    A GPU has let go of the edges of a side once it looks for landmarks there; these count here.
+    ``few points`` are drawn where a solve that has ended is compared with a match of parts.
     """
     points, vector = 8 * columns, 8
     factors = vector * sum(ranks)
@@ -85,7 +85,7 @@ def bytes_a_pair(
         # 16 coordinates, by which points are ordered, once more as they were and squared
         "orders": points + factors + 3 * vector * 16 + vectors,
         "extension": points + 1.5 * factors + cost + vectors,
-        "few points": points + 1.5 * factors + cost + vectors + 2 * vector * 48,
+        "few points": points + 1.5 * factors + cost + vectors + vector * (48 + 24),
     }
 
 
