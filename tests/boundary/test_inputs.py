@@ -167,7 +167,7 @@ def test_files_that_are_mapped_are_not_copied(tmp_path):
 
 
 def test_unusable_entries_are_counted_block_by_block(monkeypatch):
-    monkeypatch.setattr(arrays, "_BLOCK", 4)
+    monkeypatch.setattr(arrays, "BLOCK", 4)
     points = np.zeros((5, 3))
     points[[0, 2, 4], [1, 0, 2]] = np.nan, np.inf, -np.inf
     with pytest.raises(InvalidInputError, match="has 3 entries that are NaN or infinite, of 15"):

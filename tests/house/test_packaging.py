@@ -44,6 +44,7 @@ RANKS = {
     "_gradients": 4,
     "_search": 5,
     "_solve": 6,
+    "_answer": 7,
     "_results": 7,
     "_derivatives": 8,
     "_api": 9,

@@ -20,8 +20,13 @@ def parts(monkeypatch, limited):
     limited(subsample=10_000)
     for where, name, value in (
         (resolution, "_FIRST_CELLS", 64), (resolution, "_FEWEST_POINTS", 64),
+<<<<<<< HEAD
         (resolution, "_MEASURED", 64), (resolution, "_PART", {"cpu": (512, 512)}),
         (base, "ROWS", 512), (landmark, "_VERTICES", 512), (passes, "BLOCK_ENTRIES", 2**13),
+=======
+        (resolution, "_MEASURED", 64), (resolution, "_PART", {"cpu": 512}),
+        (base, "ROWS", 512), (landmark, "VERTICES", 512),
+>>>>>>> main
     ):  # fmt: skip
         monkeypatch.setattr(where, name, value)
 

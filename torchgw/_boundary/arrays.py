@@ -23,8 +23,8 @@ _PLAN_TOLERANCE = 1e-3
 # The largest entry of an input must lie between the inverse of this number and this number: squares
 # beyond leave the range of float32. [L264]
 _LARGEST_ENTRY = 1e15
-# So many numbers are checked at a time, where a copy of all may not fit. A choice. [L852]
-_BLOCK = 2**22
+# So many numbers are checked or compared at a time, as a copy of all may not fit. A choice. [L852]
+BLOCK = 2**22
 # Up to so many numbers on a GPU are copied to the host to be checked: the code that would check
 # them there takes longer to load. A choice. [L930]
 _FEW = 2**17
@@ -337,7 +337,7 @@ def check_finite(name: str, tensor: Tensor, advice: str = "") -> None:
     """Refuse NaN and infinity."""
     if math.isfinite(_largest(tensor)):
         return
-    parts = tensor.reshape(-1).split(_BLOCK)
+    parts = tensor.reshape(-1).split(BLOCK)
     bad = sum(int((~torch.isfinite(part)).sum()) for part in parts)
     raise InvalidInputError(
         f"`{name}` has {bad} entries that are NaN or infinite, of {tensor.numel()}; "

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from torchgw._errors import NumericalError
 from torchgw._sinkhorn.duals import Array, ProductCost
 
 # Eigenvalues below this share of the largest one carry nothing but rounding. [L1352]
@@ -133,7 +134,11 @@ class Question:
     def rounding(self) -> float:
         """What values and bounds may be off by: gaps below it are none."""
         squares = self.a @ self.D_X**2 @ self.a + self.b @ self.D_Y**2 @ self.b
-        return _ROUNDING * self.alpha * float(squares)
+        own = 0.0
+        if self.M is not None:
+            open_ = self.M if self.allowed is None else self.M[self.allowed]
+            own = float(np.abs(open_).max())
+        return _ROUNDING * (self.alpha * float(squares) + (1 - self.alpha) * own)
 
     def attainable(self, bound: float) -> float:
         """Raise a bound of matchings to a value that one can have, where distances are whole."""
@@ -160,6 +165,16 @@ class Question:
         squares = plan.sum(1) @ self.D_X**2 @ plan.sum(1) + plan.sum(0) @ self.D_Y**2 @ plan.sum(0)
         own = 0.0 if self.M is None else (1 - self.alpha) * float((self.M * plan).sum())
         return own + self.alpha * (float(squares) - 2 * cross)
+
+
+def check_none_below(number: float, least: float, rounding: float) -> None:
+    """Refuse a number of a plan that is less than what is proven of all plans, or none at all."""
+    if not number >= least - rounding:
+        raise NumericalError(
+            f"A plan costs {least - number:.3g} less than what is proven of all plans, where "
+            f"rounding is {rounding:.1g}: one of the two is wrong, so that nothing is certified. "
+            "Please report it, with the data."
+        )
 
 
 class Incumbent:

@@ -19,8 +19,8 @@ from torchgw._problem.given import Passed, with_area
 from torchgw._problem.named import DistanceName, ScaleName, pair_of_distances, refuse_names
 from torchgw._problem.problem import FeatureMetric, stored_matrix
 from torchgw._problem.providers import DistanceOptions, build_provider
+from torchgw._problem.table import check_options
 from torchgw._search.coarse import AXES
-from torchgw._solve.table import check_options
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.profiles import distance_quantiles
 from torchgw.distances.surface import Surface

@@ -67,8 +67,6 @@ def check_known_pairs(known: Known, *, infinite: bool, distributed: bool) -> Non
 
 def without_infinite(table: Any) -> tuple[Any, Tensor | None]:
     """Replace infinite entries of M, which are forbidden, by zero; say which ones are allowed."""
-    if table is None:
-        return None, None
     tensor = to_tensor("M", table)
     forbidden = tensor == math.inf
     if not tensor.dtype.is_floating_point or not bool(forbidden.any()):

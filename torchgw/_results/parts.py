@@ -36,7 +36,7 @@ from torchgw._sinkhorn.eager import EagerBackend
 from torchgw._sinkhorn.entries import Entries
 from torchgw._sinkhorn.problem import DenseCost, FactoredCost
 from torchgw._solve.state import Status
-from torchgw._tensors.operations import sparse_tensor
+from torchgw._tensors.operations import NOTHING, sparse_tensor
 from torchgw._typing import Indices, Iteration, Marginals, Potentials
 from torchgw.distances.base import DistanceProvider, ScaledDistance
 from torchgw.distances.curved import CurvedDistance, CurvedModel
@@ -49,10 +49,8 @@ from torchgw.distances.precomputed import DirectedDistance, PrecomputedDistance
 
 Kind = TypeVar("Kind", bound=type)
 
-# Entries of each row of a plan that a file keeps, and the share of the row's mass below which an
-# entry is dropped in any case. [L277]
+# Entries of each row of a plan that a file keeps. [L277]
 _ENTRIES_PER_ROW = 256
-_SMALLEST_SHARE = 1e-12
 # A warning says so if the entries that are kept miss more than this mass. [L277]
 _MISSING_MASS = 1e-6
 
@@ -162,7 +160,7 @@ def _build_plan(
 
 def _shorten(plan: TransportPlan) -> SparsePlan:
     """Keep the largest entries of a plan; warn if they are not nearly all of it."""
-    kept = SparsePlan.of(plan, _ENTRIES_PER_ROW, _SMALLEST_SHARE)
+    kept = SparsePlan.of(plan, _ENTRIES_PER_ROW, NOTHING)
     total = float(plan._moved()[0].sum())
     missing = 1 - float(kept.entries.values().sum()) / total
     if missing > _MISSING_MASS:
@@ -234,7 +232,7 @@ def _solved_side(extension: Extension, side: int, dense: bool) -> SolvedSide:
 def _largest_entries(coupling: Tensor) -> scipy.sparse.csr_array:
     """Keep the largest entries of each row of a coupling, some of which may be negative."""
     largest, columns = coupling.abs().topk(min(_ENTRIES_PER_ROW, coupling.shape[1]), dim=1)
-    kept = largest > _SMALLEST_SHARE * largest.sum(1, keepdim=True)
+    kept = largest > NOTHING * largest.sum(1, keepdim=True)
     places = torch.stack([kept.nonzero()[:, 0], columns[kept]])
     values = coupling.gather(1, columns)[kept].double()
     return _csr(sparse_tensor(places, values, (len(coupling), coupling.shape[1])))

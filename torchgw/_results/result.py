@@ -1082,8 +1082,8 @@ def warn_of_little_mass(rule: MarginalRule | None, outcome: Outcome) -> None:
         advice = "a larger one" if rule.squares else unit
         warn_user(
             f"The plan moves {share:.1%} of the mass: `unbalanced` is the price of what is left, "
-            f"and costs vary by {outcome.strategy.spread:.3g}. Pass {advice}, or the `mass` to "
-            "move.",
+            f"and costs vary by {outcome.strategy.facts.spread:.3g}. Pass {advice}, or the `mass` "
+            "to move.",
             TorchGWWarning,
         )
 

@@ -226,7 +226,7 @@ def _from_graphs(found: Climb) -> None:
     begun: list[Chain] = []
     for begin in (_noise, _heat, _beliefs, _convex) if quick else (_beliefs, _heat, _convex):
         clock = perf_counter()
-        chain = begin(world)
+        chain = begin(found)
         chain.seconds = perf_counter() - clock
         begun.append(chain)
         if begin is not _convex:
@@ -306,28 +306,30 @@ def _have_met(world: World, chains: Sequence[Chain]) -> bool:
     return any(float(torch.cosine_similarity(away.flatten(), one, 0)) > _MET for one in moves)
 
 
-def _noise(world: World) -> Chain:
+def _noise(found: Climb) -> Chain:
     """Begin as the first of all chains does."""
-    return world.begin(FIRST[0], 0)
+    return found.world.begin(FIRST[0], 0)
 
 
-def _beliefs(world: World) -> Chain:
+def _beliefs(found: Climb) -> Chain:
     """Begin at the partners that messages along edges tell of."""
-    sides = world.problem.source.table, world.problem.target.table
-    largest = max(float(table.abs().max()) for table in sides)
-    source, target = (Graph.of(table, largest) for table in sides)
+    world = found.world
+    tables = world.problem.source.table, world.problem.target.table
+    source, target = Graph.both(found.edges, tables)
     return world.take("beliefs", believed_plan(source, target, world.marginals))
 
 
-def _heat(world: World) -> Chain:
+def _heat(found: Climb) -> Chain:
     """Begin where the nodes of two graphs have alike signatures."""
+    world = found.world
     costs = heat_costs(world.problem).float()[None]
     start = costs.new_zeros(1, 1, costs.shape[2])
     return world.take("heat", world.solve(costs, start, _SIGNED_AT, _SIGNED_INNER)[0][0])
 
 
-def _convex(world: World) -> Chain:
+def _convex(found: Climb) -> Chain:
     """Begin where the convex problem of two graphs has its minimum."""
+    world = found.world
 
     def project(cost: Tensor, epsilon: float, iterations: int) -> Tensor:
         start = cost.new_zeros(1, 1, cost.shape[1])

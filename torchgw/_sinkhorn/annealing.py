@@ -14,6 +14,9 @@ START_NOISE = 1e-6
 # Column error at which a linear problem ends while epsilon still falls: the next linearisation
 # matters more than this one's marginals. [L294] [L391]
 ANNEALING_TOLERANCE = 1e-2
+# Sinkhorn iterations of one linearisation, if the cost is stored or streamed: about as much work as
+# the linearisation itself. [L186]
+INNER_ITERATIONS = {True: 50, False: 20}
 # Column error at the target that linear problems aim at, as a share of the change of the plan that
 # ends the loop. [L129] [L391]
 INNER_SHARE = 0.1

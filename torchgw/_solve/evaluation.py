@@ -181,6 +181,16 @@ class Evaluation(NamedTuple):
         return self.value(alpha) + self.penalty + epsilon * self.kl
 
 
+class Resolution(NamedTuple):
+    """What ``result.log["resolution"]`` says."""
+
+    cells: tuple[int, int]  # numbers of cells of the source and of the target
+    tolerance: float  # marginal error allowed
+    marginal_error: float  # measured: mean of |mass / weight - 1| over points drawn by weight
+    measured: int  # points of each side that it was measured at
+    value_change: float | None  # of the value, as a share of it, since the cells before
+
+
 def evaluate(
     setting: Setting,
     plan: TransportPlan,

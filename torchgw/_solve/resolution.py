@@ -30,9 +30,9 @@ from torchgw._sinkhorn.choose import alone
 from torchgw._sinkhorn.contract import PreparedProblem
 from torchgw._sinkhorn.problem import FactoredCost, LinearProblem
 from torchgw._sinkhorn.tiles.tiling import Tiling, side_orders, width_of
-from torchgw._solve.begin import LINEAR, starting_point
 from torchgw._solve.evaluation import (
     Evaluation,
+    Resolution,
     evaluate_extended,
     factored_linear,
     half_step,
@@ -41,6 +41,7 @@ from torchgw._solve.evaluation import (
     moved_linear,
     settle,
 )
+from torchgw._solve.guess import LINEAR, starting_point
 from torchgw._solve.loop import iterate
 from torchgw._solve.state import RESOLVED, LoopState, Setting, Status, rounding
 from torchgw._solve.strategy import Strategy, choose_strategy
@@ -72,16 +73,6 @@ _AIM = 0.8
 _PART = {"cpu": (2**14, 2**14), "cuda": (2**18, 2**19)}
 # How many times as many cells come after some, before all points. [L1611]
 _FINER = 4
-
-
-class Resolution(NamedTuple):
-    """What ``result.log["resolution"]`` says."""
-
-    cells: tuple[int, int]  # numbers of cells of the source and of the target
-    tolerance: float  # marginal error allowed
-    marginal_error: float  # measured: mean of |mass / weight - 1| over points drawn by weight
-    measured: int  # points of each side that it was measured at
-    value_change: float | None  # of the value, as a share of it, since the cells before
 
 
 class Resolved(NamedTuple):
@@ -285,8 +276,9 @@ def _solve(
 
 def _resolving(strategy: Strategy, scale: float, tolerance: float) -> torch.dtype:
     """Choose the dtype of the iterations, or of the settling where that rounds by more."""
-    rough = rounding(scale, strategy.epsilon, strategy.dtypes.loop) > max(RESOLVED, tolerance)
-    return strategy.dtypes.settle if rough else strategy.dtypes.loop
+    dtypes = strategy.route.dtypes
+    rough = rounding(scale, strategy.epsilon, dtypes.loop) > max(RESOLVED, tolerance)
+    return dtypes.settle if rough else dtypes.loop
 
 
 def in_dtype(dtype: torch.dtype, state: LoopState) -> LoopState:

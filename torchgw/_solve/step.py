@@ -23,6 +23,7 @@ from torchgw._problem.marginals import MarginalRule
 from torchgw._sinkhorn.annealing import (
     ANNEALING_TOLERANCE,
     CONTRADICTION,
+    INNER_ITERATIONS,
     INNER_SHARE,
     MET,
     STUCK,
@@ -56,9 +57,6 @@ _INNER_TOLERANCE = {True: 5e-7, False: 1e-5}
 # linear problems get more time: objectives are not compared meanwhile, and the loop would end by
 # its limit alone. So do those whose plans have changed as much for so many. [L472] [L1146] [L1641]
 _MISSES = 5
-# Sinkhorn iterations of one linearisation, if the cost is stored or streamed: about as much work as
-# the linearisation itself. [L186]
-INNER_ITERATIONS = {True: 50, False: 20}
 # Iterations between looks at the error of a group of points while epsilon falls. [L1605]
 _BLOCK_LOOK = 2
 # Logarithms that a step between two points may add to the difference of their potentials, over
@@ -193,9 +191,17 @@ class Pace:
         return self._met
 
     def learn(
-        self, inner: SinkhornResult, change: float, *, at_target: bool, settled: bool
+        self,
+        inner: SinkhornResult,
+        change: float,
+        *,
+        at_target: bool,
+        settled: bool,
+        drowned: bool = False,
     ) -> None:
         """Choose how many iterations the next linear problem may take."""
+        # ``drowned`` is a plan that misses its marginals where rounding does so too, which it does
+        # at all smaller epsilons as well
         options = self._setting.options
         longer = at_target and is_behind(inner, self._error, change)
         longer = longer or self._missed >= _MISSES
@@ -212,14 +218,14 @@ class Pace:
             # a plan far from its marginals is no place to linearise at: at a small epsilon the loop
             # would go from one such plan to the next for ever
             self._budget *= 2
-        spent = settled and self._most == options.inner_max_iter and not inner.converged
-        stays = inner.error > STUCK_SHARE * self._error
-        self._stuck = self._stuck + 1 if spent and stays else 0
+        spent = self._most == options.inner_max_iter and not inner.converged
+        stays = settled and inner.error > STUCK_SHARE * self._error
+        self._stuck = self._stuck + 1 if spent and (stays or drowned) else 0
         self._error, self._change = inner.error, change
 
     @property
     def stuck(self) -> bool:
-        """Whether more iterations would leave the marginals of a settled plan as they are."""
+        """Whether more iterations would leave the marginals as they are, or to rounding."""
         return self._stuck == STUCK
 
 

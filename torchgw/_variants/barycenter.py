@@ -32,9 +32,9 @@ from torchgw._problem.given import Passed
 from torchgw._problem.named import DistanceName, ScaleName, refuse_names
 from torchgw._problem.problem import stored_matrix
 from torchgw._problem.providers import DistanceOptions, build_provider
+from torchgw._problem.table import check_options
 from torchgw._results.base import Result
 from torchgw._results.result import GWResult
-from torchgw._solve.table import check_options
 from torchgw._tensors.operations import centred
 from torchgw._typing import Array, Seed
 from torchgw.distances.base import DistanceProvider

@@ -37,12 +37,12 @@ from torchgw._problem.problem import (
 )
 from torchgw._problem.providers import DistanceOptions, build_providers
 from torchgw._problem.signatures import SignatureName, is_signature, named_features
+from torchgw._problem.table import check_options
 from torchgw._results.base import Result
 from torchgw._results.parts import stored
 from torchgw._results.result import GWResult
 from torchgw._search.optima import agreement
 from torchgw._sinkhorn.problem import LEAST_EXPONENTS, block
-from torchgw._solve.table import check_options
 from torchgw._tensors.machine import host_threads, small_on_one_thread
 from torchgw._typing import Array, Marginals, Seed
 from torchgw.distances.base import DistanceProvider

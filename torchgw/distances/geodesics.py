@@ -21,7 +21,7 @@ from torchgw._tensors.cuda_graphs import GraphMemory, borrow_memory, capture
 from torchgw._tensors.deadline import foresee
 from torchgw._tensors.machine import slowness
 from torchgw._tensors.operations import quotient
-from torchgw.distances._graph.edges import Edges, from_csr
+from torchgw.distances._graph.edges import VERTICES, Edges, from_csr
 
 # Vertices above which a graph without an order is given one for relaxation. [L309]
 _ORDERED_VERTICES = 10_000
@@ -34,7 +34,7 @@ _IN_MEMORY = "/dev/shm"
 # Calls for each process: several, so that processes end together and progress shows. [L309]
 _SHARES = 4
 # Bytes of the float64 rows that one call of SciPy's Dijkstra returns. [L309]
-_ROWS_BYTES = 128 * 2**20
+_ROWS_BYTES = 2**27
 # Up to so many edges the graph is laid out on the host: each of the 40 operations would take a GPU
 # longer to launch. [L86]
 _FEW_EDGES = 8_192
@@ -285,8 +285,6 @@ _ROUNDS = 16
 # [L307]
 _SPARE = 1.25
 _MOST_EDGES = 32
-# Vertices whose edges are laid out at once: tables of 70 bytes an edge. [L1502]
-_LAID_OUT = 2**18
 # Path length, in mean edge lengths, by which a round goes further. Long paths that are extended
 # before the short ones are final have to be extended again; a GPU that is otherwise idle can afford
 # that. [L156, L164, L831]
@@ -489,7 +487,7 @@ def _laid_out(edges: Edges, order: Tensor, dtype: torch.dtype) -> tuple[Tensor, 
     neighbour = itself[:, None].repeat(1, width)
     length = torch.zeros(rows, width, dtype=dtype, device=here)
     # tables of all edges would take several times as much as the graph
-    for some in torch.arange(size, device=here).split(_LAID_OUT):
+    for some in torch.arange(size, device=here).split(VERTICES):
         source, row, column, end, number = edges_of(some)
         # an edge leads to that row of its end which holds the same edge in reverse
         far = more[end].nonzero()[:, 0]

@@ -11,7 +11,7 @@ from torchgw._boundary.arrays import check_finite, check_tensor
 from torchgw._boundary.checks import check_choice
 from torchgw._errors import InvalidInputError
 from torchgw._tensors.operations import straight
-from torchgw.distances.base import DistanceProvider, Factors
+from torchgw.distances.base import BLOCK_ENTRIES, DistanceProvider, Factors
 
 PointMetric = Literal["euclidean", "sqeuclidean", "cosine", "correlation"]
 # Those that compare directions alone.
@@ -24,8 +24,6 @@ _FEW_POINTS = 128
 # Factors of at most so many entries are kept from call to call; those of many points would take as
 # much memory as the points. [L1030]
 _KEPT = 2**18
-# Elements of a (rows, points) block of that search. [L313]
-_BLOCK_ELEMENTS = 2**24
 # Two unit vectors of one direction may differ by so many roundings: those of the largest entry, the
 # norm and the quotients, and of a mean of equal vectors. [L313]
 _UNIT_ROUNDING = 8
@@ -274,7 +272,7 @@ def farthest_pair(like: Tensor, rows_of: Callable[[Tensor], Tensor]) -> Tensor:
     """Find the two indices of the largest entry of a table (n, n), by blocks of its rows."""
     n, best = len(like), torch.full_like(like[0], -torch.inf)
     pair = like.new_zeros(2, dtype=torch.int64)
-    for block in torch.arange(n, device=like.device).split(max(1, _BLOCK_ELEMENTS // n)):
+    for block in torch.arange(n, device=like.device).split(max(1, BLOCK_ENTRIES // n)):
         value, flat = rows_of(block).flatten().max(dim=0)
         found = torch.stack([block[0] + flat // n, flat % n])
         pair = torch.where(value > best, found, pair)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgw._tensors.operations import accumulate, lesser, power
+from torchgw._tensors.operations import NOTHING, accumulate, lesser, power
 from torchgw.distances.base import DistanceProvider, Factors
 from torchgw.distances.points import PointDistance
 
@@ -21,9 +21,6 @@ _SAME_POINTS = 1_000
 # So few keys are compared all with all on a GPU: to load topk, and the sort it ends with, takes 35
 # to 45 ms. A choice. [L1020]
 _COMPARED = 2**11
-# Points of a smaller weight, relative to the largest, are left out: float32 could not hold their
-# plan. [L315]
-_NEGLIGIBLE = 1e-12
 
 
 class StoredColumns(NamedTuple):
@@ -105,7 +102,8 @@ def without_surplus(
 
 def cut(weights: Tensor) -> Tensor:
     """Set negligible weights to zero, and the total to one."""
-    weights = torch.where(weights > _NEGLIGIBLE * weights.max(), weights, 0.0)
+    # float32 could not hold the plan of points of a smaller weight
+    weights = torch.where(weights > NOTHING * weights.max(), weights, 0.0)
     return weights / weights.sum()
 
 

@@ -41,10 +41,6 @@ class Neighbours(NamedTuple):
 _TREE_DIMENSIONS = 12
 # Pairs of points, in more dimensions, that take a core several minutes. [L303]
 _MANY_PAIRS = 10**10
-# So many queries, in so few dimensions, are answered by one core (0.4 ms for 500): to start a
-# thread on each core takes longer (2.5 ms on 16). [L71]
-_ONE_CORE_QUERIES = 1_000
-_ONE_CORE_DIMENSIONS = 3
 # Bytes that one step of a search may work on for each point, and bounds of the whole: with more, a
 # few thousand points gain nothing that can be measured. [L165]
 _WORK_BYTES_EACH = 2**11
@@ -64,11 +60,6 @@ _PROBES = 256
 # once. A choice. [L538]
 _MOST_LISTED = 32
 _SORTED = 2**21
-# Columns from which on a CPU finds the smallest entries of a row by NumPy; from so many for each of
-# them on PyTorch keeps them in a heap, which is as fast. Entries of so many rows at a time stay in
-# cache, and in memory that is touched once. [L1242]
-_PARTED, _HEAPED = 200, 64
-_PARTED_AT_ONCE = 2**15
 # Up to so many pairs a CPU compares all of them: the first call of a process then need not import
 # SciPy's trees, which takes longer. [L406]
 FEW_PAIRS = 2**18
@@ -192,13 +183,11 @@ def nearest_approximate(points: Tensor, n_neighbors: int) -> Tensor:
 
 
 def _nearest_by_tree(base: Tensor, query: Tensor, n_neighbors: int) -> Neighbours:
-    """Query a KD-tree of the base points, on all cores if it is worth the threads."""
+    """Query a KD-tree of the base points, on all cores."""
     # the sliding-midpoint rule builds faster than medians and copes with many duplicates
     tree = scipy.spatial.cKDTree(base.detach().double().numpy(), balanced_tree=False)
     ranks = np.arange(1, n_neighbors + 1)
-    few = query.shape[0] <= _ONE_CORE_QUERIES and query.shape[1] <= _ONE_CORE_DIMENSIONS
-    workers = 1 if few else -1
-    distance, index = tree.query(query.detach().double().numpy(), k=ranks, workers=workers)
+    distance, index = tree.query(query.detach().double().numpy(), k=ranks, workers=-1)
     return Neighbours(
         torch.from_numpy(distance), torch.from_numpy(index.astype(np.int64, copy=False))
     )
@@ -384,29 +373,8 @@ def _nearest_by_tiles(base: Tensor, query: Tensor, n_neighbors: int) -> Neighbou
         tile = query[start : start + rows]
         # the order within a row needs no |query|^2; the products are float64 because they cancel
         score = torch.addmm(square, tile - centre, centred.T, alpha=-2)
-        index = _smallest(score, n_neighbors)
+        index = score.topk(n_neighbors, dim=1, largest=False, sorted=False).indices
         length, order = lengths(base[index] - tile[:, None], 2).sort(dim=1, stable=True)
         distances.append(length)
         indices.append(index.gather(1, order))
     return Neighbours(torch.cat(distances), torch.cat(indices))
-
-
-def _smallest(score: Tensor, count: int) -> Tensor:
-    """Find the columns of the smallest entries of each row, (q, count), in any order."""
-    width = score.shape[1]
-    if score.is_cuda or not _PARTED <= width < _HEAPED * count:
-        return score.topk(count, dim=1, largest=False, sorted=False).indices
-    entries, found = score.numpy(), []
-    rows = min(_PARTED_AT_ONCE // width, len(entries))
-    room, below = np.empty((rows, width)), np.empty((rows, width), dtype=bool)
-    for start in range(0, len(entries), rows):
-        part = entries[start : start + rows]
-        ordered, least = room[: len(part)], below[: len(part)]
-        ordered[...] = part
-        ordered.partition(count - 1, axis=1)
-        np.less_equal(part, ordered[:, count - 1 : count], out=least)
-        found.append(np.flatnonzero(least) % width)
-        if len(found[-1]) != count * len(part):
-            # several are as large as the last
-            return score.topk(count, dim=1, largest=False, sorted=False).indices
-    return torch.from_numpy(np.concatenate(found).reshape(-1, count))

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 from torch.special import xlogy
 
+from torchgw._answer.passes import ROUGHLY, solve_problem
 from torchgw._errors import NumericalError
 from torchgw._problem.marginals import is_usable_sum
 from torchgw._sinkhorn.annealing import Anderson
 from torchgw._solve.evaluation import ERRORS
 from torchgw._solve.outcome import Asked, Outcome
-from torchgw._solve.passes import ROUGHLY, solve_problem
 from torchgw._solve.state import Recorder, Status, rounding
 from torchgw._tensors.operations import EQUAL, TINY
 from torchgw._typing import Marginals, Potentials
