@@ -9,7 +9,8 @@ from problems import solve_by_name
 from benchmarks.harness.storages import StorageMeter
 from benchmarks.solves.scaling import surface
 from benchmarks.solves.scaling_model import bytes_a_pair
-from torchgw._solve import passes, resolution
+from torchgw._answer import passes
+from torchgw._solve import resolution
 from torchgw.datasets import spiral, swiss_roll
 from torchgw.distances import base, landmark
 
@@ -20,13 +21,8 @@ def parts(monkeypatch, limited):
     limited(subsample=10_000)
     for where, name, value in (
         (resolution, "_FIRST_CELLS", 64), (resolution, "_FEWEST_POINTS", 64),
-<<<<<<< HEAD
         (resolution, "_MEASURED", 64), (resolution, "_PART", {"cpu": (512, 512)}),
-        (base, "ROWS", 512), (landmark, "_VERTICES", 512), (passes, "BLOCK_ENTRIES", 2**13),
-=======
-        (resolution, "_MEASURED", 64), (resolution, "_PART", {"cpu": 512}),
-        (base, "ROWS", 512), (landmark, "VERTICES", 512),
->>>>>>> main
+        (base, "ROWS", 512), (landmark, "VERTICES", 512), (passes, "BLOCK_ENTRIES", 2**13),
     ):  # fmt: skip
         monkeypatch.setattr(where, name, value)
 
