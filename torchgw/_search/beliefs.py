@@ -107,9 +107,9 @@ class Graph(NamedTuple):
         for part, start in zip(parts, first, strict=False):
             # edges between two nodes are one, with a weight in each layer
             keys, pair = np.unique(part.keys // part.layers, return_inverse=True)
-            weights = np.zeros((len(keys), part.layers))
-            weights[pair, part.layer] = part.weights
-            sides.append((keys // part.n + start, keys % part.n + start, weights))
+            layers = np.zeros((len(keys), part.layers))
+            layers[pair, part.layer] = part.weights
+            sides.append((keys // part.n + start, keys % part.n + start, layers))
         rows, columns, weights = (
             torch.from_numpy(np.concatenate(side)).to(device) for side in zip(*sides, strict=True)
         )
