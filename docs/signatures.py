@@ -56,7 +56,7 @@ class Signatures(griffe.Extension):
 
     def on_class_instance(self, *, cls: griffe.Class, **_: Any) -> None:
         """Read the docstring of the options, which has a row of their table for each."""
-        if cls.path == "torchgw._solve.table.Options":
+        if cls.path == "torchgw._problem.table.Options":
             text = inspect.getdoc(importlib.import_module(cls.module.path).Options) or ""
             cls.docstring = griffe.Docstring(text, parent=cls, parser=griffe.Parser.numpy)
 

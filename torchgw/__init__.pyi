@@ -40,6 +40,7 @@ from torchgw._many.result import BatchResult as BatchResult
 from torchgw._many.solve_many import solve_batch as solve_batch
 from torchgw._many.solve_many import solve_many as solve_many
 from torchgw._plans.transport import TransportPlan as TransportPlan
+from torchgw._problem.table import Options as Options
 from torchgw._results.base import load as load
 from torchgw._results.confidence import Confidence as Confidence
 from torchgw._results.maps import SpaceMap as SpaceMap
@@ -51,7 +52,6 @@ from torchgw._search.alternatives import Alternative as Alternative
 from torchgw._search.chain import Trial as Trial
 from torchgw._solve.route import Route as Route
 from torchgw._solve.state import Status as Status
-from torchgw._solve.table import Options as Options
 from torchgw._typing import HessianProduct as HessianProduct
 from torchgw._typing import Iteration as Iteration
 from torchgw._variants.barycenter import BarycenterResult as BarycenterResult

@@ -11,13 +11,17 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, ParamSpec, cast
 import torch
 from torch import Tensor
 
+from torchgw._answer.balance import alike, check_chosen, is_chosen, solve_balanced
+from torchgw._answer.overlap import solve_overlap
+from torchgw._answer.passes import solve_problem
+from torchgw._answer.reduced import of_all_points, reduced, told_of
+from torchgw._answer.squares import solve_squares
 from torchgw._boundary.arrays import as_weights, make_generator, resolve_device, without_tensors
 from torchgw._boundary.cache import open_cache
 from torchgw._boundary.checks import number_of, reject_unknown
 from torchgw._boundary.console import progress
 from torchgw._derivatives.transforms import through_transforms
 from torchgw._errors import UnsupportedError
-from torchgw._gradients.choose import GradientName
 from torchgw._problem.given import Passed, warn_of_angles, with_area, with_relations
 from torchgw._problem.limits import limits_of
 from torchgw._problem.losses import Loss, LossName, check_loss, find_loss
@@ -46,19 +50,24 @@ from torchgw._problem.support import (
     usable,
     without_infinite,
 )
+from torchgw._problem.table import (
+    FORMER,
+    TABLE,
+    Differentiable,
+    Former,
+    GradientName,
+    Options,
+    Regularization,
+    SearchName,
+    gather,
+)
 from torchgw._results.certified import certified_solve, check_covered
 from torchgw._results.handedness import without_reflections
 from torchgw._results.result import GWResult, make_result, warn_of_little_mass
-from torchgw._search.alternatives import SearchName
 from torchgw._search.optima import Searched, agreement
-from torchgw._solve.balance import alike, check_chosen, is_chosen, solve_balanced
 from torchgw._solve.outcome import Asked, Outcome
-from torchgw._solve.overlap import solve_overlap
-from torchgw._solve.passes import solve_problem
 from torchgw._solve.pipeline import strategy_of
-from torchgw._solve.reduced import of_all_points, reduced, told_of
 from torchgw._solve.route import Route
-from torchgw._solve.squares import solve_squares
 from torchgw._solve.state import Checkpoint, Recorder
 from torchgw._solve.state import Options as SolverOptions
 from torchgw._solve.strategy import (
@@ -66,15 +75,6 @@ from torchgw._solve.strategy import (
     heavy_as_strict,
     in_units_of_cost,
     with_penalised_areas,
-)
-from torchgw._solve.table import (
-    FORMER,
-    TABLE,
-    Differentiable,
-    Former,
-    Options,
-    Regularization,
-    gather,
 )
 from torchgw._tensors.ahead import compile_beside, compile_rest
 from torchgw._tensors.deadline import within
@@ -169,8 +169,8 @@ def solve(
         Given distance matrices, in place of X and Y. Any symmetric costs will do; similarities,
         kernels and Laplacians may be negative, except with the KL loss or a ``scale``. Directed
         costs are given as X and Y, each as :class:`torchgw.distances.DirectedDistance`. A pair, or
-        a stack (r, n, n), is of several relations between the points, directed or not, each of
-        which is compared with the same one of the other side: see docs/known.md.
+        a stack (r, n, n), is of several relations, directed or not, each compared with the same one
+        of the other side: see docs/known.md.
     M : array-like, shape (n, m), optional
         Linear cost between the two sides (fused Gromov-Wasserstein). ``inf``: a pair that is not
         allowed.
@@ -203,8 +203,8 @@ def solve(
     scale : {"auto", "max", "mean"} or None
         What each side's distances are divided by, once, among the points of positive weight.
         ``"auto"`` divides distances that are computed here by the maximum, and leaves given ones;
-        both sides of a relaxed problem (``unbalanced``, ``mass``) by the larger one, as they share
-        a unit where both are points with as many columns, or both are graphs.
+        both sides of a relaxed problem (``unbalanced``, ``mass``) by the larger one, where both are
+        points with as many columns, or graphs.
     epsilon : float or "auto"
         Regularisation, in units of squared scaled distances, as in POT. ``"auto"`` is 0.0025 times
         the natural scale of the cost, 4 alpha std(D_X) std(D_Y) (+ (1 - alpha) std(M)); or 0.1
@@ -263,7 +263,7 @@ def solve(
         come by, and keep the proof: ``result.certificate``. The bounds end once the result is
         within this share of its value (True: 1e-3) of the best there is, at ``time_limit``, or
         after ten seconds; where it is not, a doubt says so. The plan is polished unless that is
-        refused. Which problems have tight bounds is in docs/certificates.md.
+        refused. See docs/certificates.md.
     device : torch.device or str, optional
         Where to compute; by default where the inputs are.
     differentiable : {"value", "implicit", "unrolled"} or None
@@ -274,12 +274,12 @@ def solve(
     random_state : int, torch.Generator, numpy.random.Generator, RandomState or None
         Seed of every random choice: the same seed gives the same bits on one device and backend.
     verbose : bool
-        Show progress on standard error: a line that moves on a terminal, otherwise one line per
-        outer iteration. Choices go to ``logging.getLogger("torchgw")``.
+        Show progress on standard error: a moving line on a terminal, otherwise one per outer
+        iteration. Choices go to ``logging.getLogger("torchgw")``.
     options : Options, optional
         Further options, and any of those above: ``options=torchgw.Options(inner_tol=1e-9)``, see
-        :class:`torchgw.Options` and docs/options.md. They can be kept, compared and passed on as
-        one object. As arguments of their own those that are not listed above are deprecated.
+        :class:`torchgw.Options` and docs/options.md. As arguments of their own those that are not
+        listed above are deprecated.
 
     Returns
     -------
@@ -288,7 +288,7 @@ def solve(
     Raises
     ------
     InvalidInputError, InvalidTypeError
-        For input that cannot be used; the message says what was expected.
+        For input that cannot be used.
     UnsupportedError, BackendUnavailableError
         For options that cannot be met here.
     NumericalError
@@ -310,8 +310,7 @@ def solve(
 
     Notes
     -----
-    The square-loss objective and its entropic solution are those of [1]_; the sampled gradient is
-    that of [2]_.
+    The square-loss problem is that of [1]_, the sampled gradient that of [2]_.
 
     References
     ----------

@@ -6,7 +6,7 @@ TorchGWError
 ├── UnsupportedError (NotImplementedError)  a combination that is refused, with what to do instead
 ├── BackendUnavailableError (RuntimeError)  a backend asked for by name that cannot run here
 ├── PlanTooLargeError (MemoryError)       a dense plan that would not fit
-├── NumericalError (ArithmeticError)      a non-finite number inside a solve
+├── NumericalError (ArithmeticError)      a number that is not finite, or that cannot be
 └── RankError (RuntimeError)              another process of a distributed solve has ended
 """
 
@@ -43,7 +43,7 @@ class PlanTooLargeError(TorchGWError, MemoryError):
 
 
 class NumericalError(TorchGWError, ArithmeticError):
-    """A solve produced a non-finite number; the message tells bad input from small epsilon."""
+    """A number is not finite, or no plan can have it; the message says what to do."""
 
 
 class RankError(TorchGWError, RuntimeError):

@@ -38,7 +38,7 @@ from torchgw._many.questions import check_rules
 from torchgw._many.solve_many import Envelope, slopes, solve_batch
 from torchgw._problem.limits import limits_of
 from torchgw._problem.problem import check_alpha
-from torchgw._solve.table import check_options
+from torchgw._problem.table import check_options
 from torchgw._tensors.cuda_graphs import (
     CAPTURED_BYTES,
     Call,
@@ -354,7 +354,7 @@ class GWLoss(torch.nn.Module):
             return self._go_on(problem, alpha, torch.diag_embed(a))
         self.searches += 1
         starts = self.n_init
-        if starts is None and x.shape[1] * y.shape[1] > limits_of(x.device).batch_searched:
+        if starts is None and x.shape[1] * y.shape[1] > limits_of(x.device).tiny:
             starts = _STARTS
         found = solve_batch(
             x, y, linear, a=a, b=b, alpha=alpha, scale=None, epsilon=self.epsilon, n_init=starts

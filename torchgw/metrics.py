@@ -6,16 +6,13 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from torchgw._boundary.arrays import as_labels, check_shape, to_tensor
+from torchgw._boundary.arrays import BLOCK, as_labels, check_shape, to_tensor
 from torchgw._boundary.checks import check_within
 from torchgw._errors import InvalidInputError
 
 __all__ = [
     "category_accuracy", "foscttm", "label_accuracy", "top_k_accuracy", "transfer_labels",
 ]  # fmt: skip
-
-# Elements of one block of distances. [L316]
-_BLOCK_ELEMENTS = 2**24
 
 
 def foscttm(projected: Any, true: Any) -> float:
@@ -158,5 +155,5 @@ def _points(name: str, value: Any) -> NDArray[np.float64]:
 
 
 def _blocks(rows: int, columns: int | None = None) -> list[slice]:
-    step = max(1, _BLOCK_ELEMENTS // (rows if columns is None else columns))
+    step = max(1, BLOCK // (rows if columns is None else columns))
     return [slice(start, min(start + step, rows)) for start in range(0, rows, step)]

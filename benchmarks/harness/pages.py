@@ -14,8 +14,8 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.harness.studies import Row, markdown, read
+from torchgw._problem.table import TABLE, spelled
 from torchgw._solve.route import moves_table
-from torchgw._solve.table import TABLE, spelled
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = {

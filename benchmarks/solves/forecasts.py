@@ -29,8 +29,9 @@ from scipy.sparse.csgraph import shortest_path
 
 import torchgw
 from benchmarks.quality.unseen_study import PROBLEMS
+from torchgw._answer import passes
 from torchgw._api import as_arguments
-from torchgw._solve import passes, pipeline, state
+from torchgw._solve import pipeline, state
 from torchgw._tensors import foretold, machine
 
 Inputs = dict[str, Any]

@@ -21,7 +21,7 @@ from problems import solve_by_name
 import torchgw
 from torchgw import TorchGWError, TorchGWWarning
 from torchgw._api import DATA
-from torchgw._solve.table import TABLE
+from torchgw._problem.table import TABLE
 
 # Small and loose: it is not about accuracy here.
 QUICK = {"epsilon": 0.5, "max_iter": 6, "inner_max_iter": 20, "random_state": 0, "n_init": 1}

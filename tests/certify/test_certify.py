@@ -12,7 +12,8 @@ import torch
 from scipy.spatial.distance import cdist
 
 import torchgw
-from torchgw._certify.certificate import Proof
+from torchgw._certify import certificate
+from torchgw._certify.certificate import Proof, digest_of
 from torchgw._certify.cuts import CuttingPlanes
 from torchgw._certify.question import Incumbent, Question
 from torchgw._certify.semidefinite import squares
@@ -64,7 +65,7 @@ def plans(question, count, rng):
 def planes_of(question):
     """The cutting planes of a problem, with an exact solver."""
     transport = Transport(question.a, question.b, question.allowed)
-    return CuttingPlanes(question, np.outer(question.a, question.b), 1e-7, transport)
+    return CuttingPlanes(question, transport(np.zeros(question.shape))[0], 1e-7, transport)
 
 
 def bounds(question, *, matchings, seconds=0.1):
@@ -255,11 +256,50 @@ def test_what_was_proven_is_not_lost():
         assert again.gap == max(again.value - again.lower_bound, 0.0)
         torchgw.verify(again.proof, X, Y)
     # what is known of matchings says nothing of plans
-    matchings = dataclasses.replace(
-        known, lower_bound=2.0, proof=dataclasses.replace(known.proof, matchings=True)
-    )
-    vars(result)["certificate"] = matchings
-    assert result.certify(0).lower_bound < 1
+    higher = (known.lower_bound + known.best_value) / 2
+    proof = dataclasses.replace(known.proof, matchings=True, value=higher)
+    vars(result)["certificate"] = dataclasses.replace(known, proof=proof)
+    assert result.certify(0).lower_bound < higher
+
+
+def moved_by(function, change):
+    """A function that is wrong by a change of what it finds."""
+    return lambda *given: change(function(*given))
+
+
+@pytest.mark.parametrize("wrong", [-1e-6, -1.0, -1e87, np.nan])
+def test_a_plan_below_what_is_proven_is_refused(wrong, monkeypatch):
+    """Whoever reads its value wrongly: no answer comes of it."""
+    X, Y, result = solved(0, n=20, polish=True)
+    known = result.certify(30)
+    for value in ("value", "best_value"):
+        with pytest.raises(torchgw.NumericalError, match="proven"):
+            dataclasses.replace(known, **{value: known.lower_bound + wrong})
+    for owner, name, change in (
+        (Question, "value", lambda value: value + wrong),
+        (CuttingPlanes, "_read", lambda found: (found[0] + wrong, found[1])),
+        (CuttingPlanes, "_read", lambda found: (found[0], found[1] * (1 - wrong))),
+    ):
+        with monkeypatch.context() as patched:
+            patched.setattr(owner, name, moved_by(getattr(owner, name), change))
+            with pytest.raises(torchgw.NumericalError, match="proven"):
+                result.certify(30)
+    # nothing of it was kept
+    assert result.certificate is known
+
+
+@pytest.mark.parametrize("bound", ["in_order", "eigenvalues"])
+def test_a_bound_above_a_plan_is_refused(bound, monkeypatch):
+    right = getattr(certificate, bound)
+
+    def wrong(question, *, matchings):
+        found = right(question, matchings=matchings)
+        return found._replace(value=question.constant)
+
+    monkeypatch.setattr(certificate, bound, wrong)
+    _, _, result = solved(0)
+    with pytest.raises(torchgw.NumericalError, match="proven"):
+        result.certify(30)
 
 
 def each_proof():
@@ -281,8 +321,6 @@ def each_proof():
 
 def sealed(proof):
     """Give a proof the digest of its numbers, as a forger would."""
-    from torchgw._certify.certificate import digest_of
-
     return dataclasses.replace(proof, digest=digest_of(proof))
 
 

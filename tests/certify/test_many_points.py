@@ -13,8 +13,8 @@ from scipy.spatial.distance import cdist
 import torchgw
 from torchgw._certify import streamed
 from torchgw._certify.certificate import digest_of
-from torchgw._certify.question import Question
-from torchgw._certify.streamed import Points, Prices
+from torchgw._certify.question import Points, Question
+from torchgw._certify.streamed import Prices
 from torchgw._certify.verify import _groups, _least_near
 from torchgw._problem import limits
 from torchgw._sinkhorn.duals import ProductCost, Transport
@@ -172,3 +172,21 @@ def test_what_many_points_have_no_proof_of_is_refused(few):
     other = torchgw.solve(X, Y, distances="euclidean", n_init=1)
     with pytest.raises(torchgw.UnsupportedError, match="products"):
         other.certify()
+
+
+@pytest.mark.parametrize("wrong", [0.3, 1e87, np.nan])
+@pytest.mark.parametrize("which", ["t", "z"])
+def test_moments_that_no_plan_has_are_refused(which, wrong, few, monkeypatch):
+    X, Y, a, b = clouds(150, 160)
+    result = torchgw.solve(X, Y, a=a, b=b, distances="sqeuclidean", n_init=1)
+    read = Points.read
+
+    def broken(points, plan):
+        moments = read(points, plan)
+        if which == "t":
+            return moments._replace(t=moments.t - wrong * points.constant)
+        return moments._replace(z=moments.z * (1 + 2 * wrong))
+
+    monkeypatch.setattr(Points, "read", broken)
+    with pytest.raises(torchgw.NumericalError, match="proven"):
+        result.certify(60, gap=3e-2)

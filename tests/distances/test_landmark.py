@@ -76,13 +76,23 @@ def test_many_vertices_are_drawn_where_they_are(space, device, monkeypatch):
     assert first.error < 1.5 * bound
 
 
+def test_a_gpu_lets_go_of_edges_of_which_nothing_more_is_asked(device):
+    points = torch.rand(300, 2, generator=torch.Generator().manual_seed(3))
+    graph = connect(knn_graph(points, 6), points)
+    kept = LandmarkDistance(graph, 20, device=device)
+    assert len(graph.edges.vertex) > 0
+    found = LandmarkDistance.prepared(graph, 20, torch.device(device), None, last=True)
+    assert torch.equal(found.factors().matrix, kept.factors().matrix)
+    assert (len(graph.edges.vertex) == 0) == (torch.device(device).type == "cuda")
+
+
 @pytest.mark.parametrize(("most", "dtype"), [(20, torch.float32), (30, torch.float64)])
 def test_paths_of_many_vertices_may_be_rounded(most, dtype, device, monkeypatch):
     asked = []
 
-    def reader(self, device, dtype=torch.float64):
+    def reader(self, device, dtype=torch.float64, **options):
         asked.append(dtype)
-        return read(self, device, dtype)
+        return read(self, device, dtype, **options)
 
     read = geodesics.Geodesics.reader
     monkeypatch.setattr(geodesics.Geodesics, "reader", reader)

@@ -88,7 +88,7 @@ def test_apply_in_several_blocks_is_the_same(monkeypatch):
 @pytest.mark.parametrize("d", [1, 2, 20])
 @pytest.mark.parametrize("metric", ["euclidean", "sqeuclidean", "cosine"])
 def test_maximum_is_exact_within_blocks(metric, d, device, monkeypatch):
-    monkeypatch.setattr(points, "_BLOCK_ELEMENTS", 1000)
+    monkeypatch.setattr(points, "BLOCK_ENTRIES", 1000)
     for seed in range(5):
         cloud = torch.randn(150, d, generator=torch.Generator().manual_seed(seed)).to(device)
         distance = PointDistance(cloud, metric)

@@ -12,7 +12,7 @@ from torchgw.metrics import foscttm, label_accuracy, transfer_labels
 
 
 def test_foscttm_is_its_definition(monkeypatch):
-    monkeypatch.setattr(metrics, "_BLOCK_ELEMENTS", 30 * 7)
+    monkeypatch.setattr(metrics, "BLOCK", 30 * 7)
     rng = np.random.default_rng(0)
     x = rng.normal(size=(30, 3))
     y = x + rng.normal(size=(30, 3))
@@ -27,7 +27,7 @@ def test_foscttm_is_its_definition(monkeypatch):
 
 
 def test_labels_are_voted(monkeypatch):
-    monkeypatch.setattr(metrics, "_BLOCK_ELEMENTS", 7 * 2)
+    monkeypatch.setattr(metrics, "BLOCK", 7 * 2)
     anchors = np.array([[0.0], [0.1], [0.2], [5.0], [5.1], [5.2], [5.3]])
     names = np.array(list("aabbbbb"))
     found = transfer_labels([[0.0], [5.0], [0.21]], anchors, names, n_neighbors=3)

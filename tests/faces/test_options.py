@@ -17,7 +17,7 @@ import torch
 import torchgw
 from torchgw import InvalidTypeError, Options, TorchGWError
 from torchgw._api import DATA, solve
-from torchgw._solve.table import FORMER, TABLE, Former, spelled
+from torchgw._problem.table import FORMER, TABLE, Former, spelled
 from torchgw.cli import main
 from torchgw.cli._align import _solve_settings
 from torchgw.cli._arguments import spoken

@@ -76,12 +76,18 @@ def constants(text: str) -> dict[str, int]:
             if isinstance(part, ast.Name)
         ]
         if names and all(name.strip("_").isupper() for name in names):
-            held = sum(
-                isinstance(part, ast.Constant) and type(part.value) in (int, float)
-                for part in ast.walk(node)
-            )
-            found |= dict.fromkeys(names, 0) | {names[0]: held}
+            found |= dict.fromkeys(names, 0) | {names[0]: _held(node)}
     return found
+
+
+def _held(node: ast.AST) -> int:
+    """Count the numbers of an expression, of which one that is computed of numbers alone is one."""
+    parts = [part for part in ast.walk(node) if isinstance(part, ast.expr)]
+    kinds = ast.BinOp, ast.UnaryOp, ast.Constant
+    if isinstance(node, ast.expr) and all(isinstance(part, kinds) for part in parts):
+        values = (part.value for part in parts if isinstance(part, ast.Constant))
+        return int(all(type(value) in (int, float) for value in values))
+    return sum(map(_held, ast.iter_child_nodes(node)))
 
 
 def numbers(text: str) -> int:
@@ -242,7 +248,7 @@ def counted() -> dict[str, str]:
         f"{words(docs['algorithm.md'], 'Chains on all points', '###'):,}",
         "parameters of `solve`": str(options),
     }
-    for room in ("_search", "_solve", "_batch", "_sinkhorn", "pot"):
+    for room in ("_search", "_solve", "_answer", "_batch", "_sinkhorn", "pot"):
         count, edges, floors = arrows(room, texts)
         found[f"{room}: modules, floors, arrows; lines"] = (
             f"{count}, {floors}, {edges}; {rooms[room]:,}"

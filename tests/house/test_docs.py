@@ -319,7 +319,7 @@ def test_options_are_a_list_in_the_reference(monkeypatch):
     """They were one paragraph of 800 words."""
     griffe = pytest.importorskip("griffe")
     monkeypatch.syspath_prepend(ROOT / "docs")
-    options = griffe.Class("Options", parent=griffe.Module("torchgw._solve.table"))
+    options = griffe.Class("Options", parent=griffe.Module("torchgw._problem.table"))
     importlib.import_module("signatures").Signatures().on_class_instance(cls=options)
     (shown,) = (part.value for part in options.docstring.parsed if part.kind.value == "parameters")
     assert {part.name for part in shown} >= {"epsilon", "n_init", "inner_tol"}

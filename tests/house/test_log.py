@@ -15,8 +15,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "torchgw"
 LOG = (ROOT / "OPTIMIZATION_LOG.md").read_text(encoding="utf-8")
 
-# Numbers that nobody tuned: versions of formats, exit codes, shapes of a trial, names for one.
-NOT_TUNED = re.compile(r"_VERSION|EXIT_\w+|_PROBE|STRICT")
+# Numbers that nobody tuned: versions of formats, exit codes, names for one.
+NOT_TUNED = re.compile(r"_VERSION|EXIT_\w+|STRICT")
 CITATION = re.compile(r"\[(L\d+(?:, L\d+)*)\]")
 
 

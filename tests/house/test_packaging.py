@@ -44,6 +44,7 @@ RANKS = {
     "_gradients": 4,
     "_search": 5,
     "_solve": 6,
+    "_answer": 7,
     "_results": 7,
     "_derivatives": 8,
     "_api": 9,
@@ -97,6 +98,7 @@ def test_every_module_says_what_it_is():
 def test_the_structure_is_counted():
     """The numbers that a redesign is judged by, without the solves that count files."""
     assert structure.numbers("A, _B = 1, 2.5\nC = {'x': (3, 4)}\nname = 7\nD: int = 5") == 5
+    assert structure.numbers("A = 64 * 2**20\nB = -1 / 3, 2 * A") == 3
     text = '"""A."""\n\nimport ast\n\n\ndef f(\n    a,\n):\n    # b\n    return a\n'
     assert [*structure.kinds_of_lines(text).values()] == [1, 3, 1, 1, 1, 3]
     count, edges, floors = structure.arrows("a", {

@@ -29,8 +29,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 # Rooms whose modules are changed, and tests that notice it where no file bears a module's name.
-ROOMS = ("_solve", "_sinkhorn", "_search", "_batch")
+ROOMS = ("_answer", "_solve", "_sinkhorn", "_search", "_batch")
 OTHER_NAMES = {
+    "_answer/passes.py": "solve/test_solve answer/test_overlap",
+    "_answer/reduced.py": "laws/test_twins problem/test_preparation",
     "_batch/advance.py": "batch/test_engine many/test_relaxed_many",
     "_batch/anneal_triton.py": "batch/test_rough",
     "_batch/costs.py": "batch/test_engine batch/test_rough",
@@ -81,17 +83,15 @@ OTHER_NAMES = {
     "_sinkhorn/tiles/triton.py": "sinkhorn/tiles/test_tiles",
     "_solve/begin.py": "solve/test_solve",
     "_solve/evaluation.py": "laws/test_truth solve/test_solve solve/test_relaxed",
+    "_solve/guess.py": "solve/test_solve",
     "_solve/loop.py": "solve/test_descent",
     "_solve/outcome.py": "solve/test_solve solve/test_proximal",
-    "_solve/passes.py": "solve/test_solve solve/test_overlap",
     "_solve/pipeline.py": "solve/test_solve solve/test_memory",
     "_solve/polish.py": "solve/test_frank_wolfe",
-    "_solve/reduced.py": "laws/test_twins problem/test_preparation",
     "_solve/route.py": "solve/test_dispatch",
     "_solve/state.py": "solve/test_checkpoint solve/test_solve solve/test_dispatch",
     "_solve/step.py": "solve/test_step solve/test_inner",
     "_solve/strategy.py": "solve/test_dispatch solve/test_areas",
-    "_solve/table.py": "faces/test_options solve/test_dispatch",
 }
 
 

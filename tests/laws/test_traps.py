@@ -421,12 +421,9 @@ def test_a_cache_keeps_the_rows_of_the_request_it_serves(cache_size):
 # -- stopping and differentiation -------------------------------------------------------------
 
 
-def test_an_averaging_weight_of_zero_switches_the_stopping_off():
-    """Taken as a weight it would freeze the average at once."""
-    off = MovingAverage(weight=0.0, improvement=0.005, patience=3)
-    assert not any(off.update(1.0) for _ in range(100))
-    on = MovingAverage(weight=0.2, improvement=0.005, patience=3)
-    assert [on.update(1.0) for _ in range(4)] == [False, False, False, True]
+def test_an_average_that_stays_stops_when_patience_is_over():
+    average = MovingAverage(patience=3)
+    assert [average.update(1.0) for _ in range(4)] == [False, False, False, True]
 
 
 def test_noise_is_no_progress():
@@ -434,7 +431,7 @@ def test_noise_is_no_progress():
     noise = torch.randn(100, 200, generator=torch.Generator().manual_seed(0)).tolist()
 
     def stops(values):
-        average = MovingAverage(weight=0.2, improvement=0.005, patience=20)
+        average = MovingAverage(patience=20)
         return next((i for i, value in enumerate(values) if average.update(value)), 200)
 
     flat = np.array([stops(2.0 + value for value in values) for values in noise])

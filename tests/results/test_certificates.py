@@ -128,7 +128,7 @@ def test_large_problems_have_the_first_two(limited):
     M = np.random.default_rng(0).random((30, 40)) + 1
     pure, fused = solve(D_X=x, D_Y=y), solve(D_X=x, D_Y=y, M=M, alpha=0.5)
     first, second, third = each_bound(pure)
-    limited(bounded=0)
+    limited(exact=0)
     assert pure.lower_bound == max(first, second) < third
     assert 0.5 * max(first, second) + 0.5 < fused.lower_bound < fused.value
     limited(read=0)

@@ -81,6 +81,26 @@ def test_paths_are_not_folded_upon_themselves(monkeypatch):
     assert kept > mean_kept() + 0.05
 
 
+def test_directions_of_edges_are_told():
+    # a directed tree in which a tenth of the edges are lost: the truth keeps all others
+    def kept(layered):
+        found = []
+        for seed in range(4):
+            rng = np.random.default_rng(seed)
+            tree = np.zeros((150, 150))
+            for node in range(1, 150):
+                tree[rng.integers(node), node] = 1.0
+            order = rng.permutation(150)
+            x, y = tree * (rng.random(tree.shape) > 0.1), tree[np.ix_(order, order)]
+            known = [Edges.of(torch.from_numpy(side), directed=True) for side in (x, y)]
+            tables = [torch.from_numpy(side + side.T) for side in (x, y)]
+            sides = Graph.both(known if layered else None, tables)
+            found.append(share_kept(x, y, believed_plan(*sides, uniform(150, 150))))
+        return np.mean(found)
+
+    assert kept(layered=True) > max(0.95, kept(layered=False) + 0.02)
+
+
 @pytest.mark.parametrize("turning", [False, True])
 def test_graphs_beside_each_other_are_matched_as_alone(turning, monkeypatch):
     monkeypatch.setattr(beliefs, "_NOISE", 0.0)
@@ -241,7 +261,7 @@ def test_a_matching_of_all_edges_ends_the_search(seed):
     result = torchgw.solve(D_X=x, D_Y=y, random_state=0)
     kept = result.matching().target
     assert (x * y[np.ix_(kept, kept)]).sum() == x.sum()
-    assert {trial.start for trial in result.trials} == {"beliefs", "exchanges along edges"}
+    assert {trial.start for trial in result.trials} <= {"beliefs", "exchanges along edges"}
 
 
 def test_plans_that_keep_all_edges_of_all_relations_have_the_least_value():

@@ -118,7 +118,7 @@ def clusters(n=310, epsilon=0.004):
 def test_sharp_plans_in_fewer_iterations(monkeypatch):
     prepared = clusters(epsilon=5e-4)
     assert newton.may_be_sharp(prepared)
-    monkeypatch.setattr(newton, "_MOST_ENTRIES", 0.6)
+    monkeypatch.setattr(newton, "SPARSE", 0.6)
     options = {"max_iter": 20_000, "tol": 1e-9}
     found, plain = with_and_without(prepared, monkeypatch, "may_be_sharp", **options)
     # 120 for 2,120
@@ -135,7 +135,7 @@ def test_wide_plans_have_no_few_entries():
 
 
 def test_steps_on_entries_raise_the_dual_value_and_meet_columns(monkeypatch):
-    monkeypatch.setattr(newton, "_MOST_ENTRIES", 1.0)
+    monkeypatch.setattr(newton, "SPARSE", 1.0)
     prepared = clusters()
     state = prepared.half_steps(torch.zeros_like(prepared.problem.marginals.b))
     a, b = prepared.problem.marginals

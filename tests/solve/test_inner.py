@@ -1,13 +1,16 @@
 """Budgets of linear problems."""
 
+import contextlib
 import math
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from problems import solve_by_name
 
 import torchgw
 from benchmarks.quality.unseen import LOOKED_AT
+from torchgw._sinkhorn.annealing import STUCK
 from torchgw._sinkhorn.newton import SinkhornResult
 from torchgw._solve.step import ANNEALING_TOLERANCE, Pace, is_behind
 
@@ -60,6 +63,47 @@ def test_plans_that_go_round_in_a_ring_get_more_iterations(exact, last, more):
         change *= last ** (turn / 2)
         pace.learn(left(error), change, at_target=True, settled=False)
     assert pace.limits(1e-5, at_target=True, first=False)[0] == more * before
+
+
+@pytest.mark.parametrize("drowned", [True, False])
+def test_plans_that_rounding_keeps_from_their_marginals_are_given_up(drowned):
+    """Proximal steps in float32 went on to the last of `max_iter`, each of them in vain."""
+    options, gradient = SimpleNamespace(inner_max_iter=60), SimpleNamespace(exact=True)
+    rule = SimpleNamespace(proximal=False, patient=False, target=1)
+    pace = Pace(SimpleNamespace(
+        store=True, options=options, gradient=gradient, anneal=rule, rounding=lambda epsilon: 0,
+    ))  # fmt: skip
+    ended = []
+    for turn in range(30):
+        pace.limits(1e-5, at_target=True, first=turn == 0)
+        pace.learn(left(1.0 + turn % 2), 1.0, at_target=True, settled=False, drowned=drowned)
+        ended.append(pace.stuck)
+    assert any(ended) is drowned
+
+
+@pytest.mark.filterwarnings("ignore::torchgw.ConvergenceWarning")
+def test_steps_in_float32_end_where_no_plan_meets_its_marginals(monkeypatch):
+    """Whichever solve comes to exponents that are rounded by whole marginals makes ten at most."""
+    learn, drowned = Pace.learn, []
+
+    def spied(pace, inner, change, **told):
+        drowned.append(told["drowned"] and not inner.converged)
+        learn(pace, inner, change, **told)
+
+    monkeypatch.setattr(Pace, "learn", spied)
+    longest = []
+    for seed in range(5):
+        drowned.clear()
+        rng = np.random.default_rng(seed)
+        tables = [np.triu(rng.random((size, size)), 1) for size in (9, 7)]
+        with contextlib.suppress(torchgw.NumericalError):
+            solve_by_name(
+                **dict(zip(("D_X", "D_Y"), (made + made.T for made in tables), strict=True)),
+                precision="float32", regularization="proximal", polish=False, epsilon=1e-5,
+                n_init=1, max_iter=60, inner_max_iter=20, random_state=0,
+            )  # fmt: skip
+        longest.append(max(map(len, "".join("01"[one] for one in drowned).split("0"))))
+    assert max(longest) == STUCK
 
 
 def test_a_solve_of_repeated_points_settles():

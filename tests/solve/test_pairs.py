@@ -12,9 +12,10 @@ import torch
 
 import torchgw
 from torchgw import InvalidInputError, Options, UnsupportedError
+from torchgw._answer import reduced
 from torchgw._plans.paired import PairedPlan
 from torchgw._problem import limits
-from torchgw._solve import pipeline, reduced
+from torchgw._solve import pipeline
 
 RNG = np.random.default_rng(5)
 N, K = 26, 5

@@ -276,6 +276,23 @@ def test_a_rough_start_is_followed_by_two_paths():
     assert steps.value < 1e-3 or "same distances" in steps.doubt
 
 
+def test_steps_at_a_huge_epsilon_are_counted_up_to_the_limit_alone(monkeypatch):
+    """How many lead to a sharp plan was counted one by one, for ever and past any time limit."""
+    call, counted = Annealing.__call__, itertools.count(1)
+
+    def called(anneal, step):
+        assert next(counted) < 2000
+        return call(anneal, step)
+
+    monkeypatch.setattr(Annealing, "__call__", called)
+    x, y, _ = isometric_copy(9, noise=0.2, seed=0)
+    result = solve_by_name(
+        x, y, regularization="proximal", epsilon=1e9, n_init=1, max_iter=20, random_state=0
+    )
+    assert result.n_iters <= 20
+    assert result.status in (Status.CONVERGED, Status.POLISH_LIMIT)
+
+
 def test_steps_go_on_from_a_plan_that_starts_agree_on():
     """At a larger epsilon it would be blurred, to be made sharp anew in tens of steps."""
     rng = np.random.default_rng(3)

@@ -296,6 +296,8 @@ def test_relaxed_problems_that_few_points_do_not_represent_are_solved_twice(opti
         assert (columns[result.plan.argmax(1)] == rows)[20:].mean() > 0.85
     assert "search='auto'" in fast.doubt
     assert not fast.trials
+    # the plan that the second solve began with was passed by nobody
+    assert result.report.route.begin[0].chosen == "a search"
 
 
 @pytest.mark.slow

@@ -58,11 +58,12 @@ def has_triton(device: torch.device) -> bool:
     return device.type == "cuda" and why_not("triton", device, torch.float32) is None
 
 
-# Sizes that spaces are padded to: multiples of 16, which keep the rows of tables aligned. [L391]
-_SIZES = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+# Sizes that spaces are padded to: multiples of 16, which keep the rows of tables aligned, two for
+# each doubling. [L391]
+_SIZES = 16, 32, *(size << power for power in range(4) for size in (48, 64))
 # The same where many plans of a problem are followed on a CPU, which pays for what is padded.
 # [L1312]
-_NARROW = (*range(8, 65, 8), *range(80, 129, 16), *range(160, 257, 32), *range(320, 513, 64))
+_NARROW = *range(8, 65, 8), *(size << power for power in range(1, 4) for size in range(40, 65, 8))
 # Points of the largest space that is packed; larger problems are solved one by one. [L391]
 LARGEST = 512
 # Spaces whose spreads are computed together: each takes twice its table in between. [L1203]

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from torchgw._batch.relaxed import LARGEST_EXPONENT, Relaxed
+from torchgw._sinkhorn.eager import RELAXED_FACTOR
 from torchgw._sinkhorn.loop import BACK_OFF, SMALLEST_GAP
 from torchgw._tensors.operations import sums_of
 
@@ -17,9 +18,6 @@ TICK = 8
 DECAY = 0.85
 # Iterations of the first linear problems. [L391]
 BUDGET = 48
-# Ratios of two successive scalings within which a step is over-relaxed; the power is taken to first
-# order. [L391]
-_RELAXED = 0.5, 2.0
 
 
 class Sweep(NamedTuple):
@@ -79,7 +77,9 @@ def sweep(
     def led_on(new: Tensor, last: Tensor) -> Tensor:
         if excess is None:
             return new
-        return torch.lerp(one, (new / last).clamp_(*_RELAXED), excess).mul_(new)
+        # the power is taken to first order
+        bounded = (new / last).clamp_(1 / RELAXED_FACTOR, RELAXED_FACTOR)
+        return torch.lerp(one, bounded, excess).mul_(new)
 
     s, t = torch.ones_like(rows), torch.ones_like(columns)
     for _ in range(TICK):

@@ -23,8 +23,8 @@ _PLAN_TOLERANCE = 1e-3
 # The largest entry of an input must lie between the inverse of this number and this number: squares
 # beyond leave the range of float32. [L264]
 _LARGEST_ENTRY = 1e15
-# So many numbers are checked at a time, where a copy of all may not fit. A choice. [L852]
-_BLOCK = 2**22
+# So many numbers are checked or compared at a time, as a copy of all may not fit. A choice. [L852]
+BLOCK = 2**22
 # Up to so many numbers on a GPU are copied to the host to be checked: the code that would check
 # them there takes longer to load. A choice. [L930]
 _FEW = 2**17
@@ -49,8 +49,9 @@ def to_tensor(name: str, value: Any) -> Tensor:
         raise InvalidTypeError(f"`{name}` must be a plain tensor of real numbers; got {kind}.")
     if tensor.layout != torch.strided:
         raise InvalidTypeError(
-            f"`{name}` must be a dense tensor; got layout {tensor.layout}. "
-            "Pass a graph as a SciPy sparse matrix."
+            f"`{name}` must be a dense tensor; got layout {tensor.layout}. Pass "
+            f"`{name}.to_dense()`, whose zeros count like all entries, or a graph as a SciPy "
+            "sparse matrix X or Y, whose points are as far apart as its shortest paths are long."
         )
     return tensor
 
@@ -139,7 +140,8 @@ def _real_array(name: str, value: Any) -> NDArray[Any]:
     if is_sparse(value):
         raise InvalidTypeError(
             f"`{name}` must be a dense array; got a {type(value).__name__}. Pass "
-            f"`{name}.toarray()`, or a graph as X or Y."
+            f"`{name}.toarray()`, whose zeros count like all entries, or a graph as X or Y, whose "
+            "points are as far apart as its shortest paths are long."
         )
     if hasattr(value, "obsm"):
         raise InvalidTypeError(
@@ -337,7 +339,7 @@ def check_finite(name: str, tensor: Tensor, advice: str = "") -> None:
     """Refuse NaN and infinity."""
     if math.isfinite(_largest(tensor)):
         return
-    parts = tensor.reshape(-1).split(_BLOCK)
+    parts = tensor.reshape(-1).split(BLOCK)
     bad = sum(int((~torch.isfinite(part)).sum()) for part in parts)
     raise InvalidInputError(
         f"`{name}` has {bad} entries that are NaN or infinite, of {tensor.numel()}; "

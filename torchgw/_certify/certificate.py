@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 
 from torchgw._certify.cuts import ACTIVE, CuttingPlanes
-from torchgw._certify.question import Incumbent, Question
+from torchgw._certify.question import Incumbent, Points, Question, check_none_below
 from torchgw._certify.semidefinite import squares
-from torchgw._certify.streamed import Points, StreamedPlanes
+from torchgw._certify.streamed import StreamedPlanes
 from torchgw._certify.tables import Bound, Lifting, eigenvalues, in_order
 from torchgw._plans.contract import Plan
 from torchgw._problem.limits import limits_of
@@ -23,6 +23,10 @@ from torchgw._sinkhorn.duals import Array, Transport
 
 # Shares of the time; and that of a semidefinite relaxation until its squares are lifted. [L1377]
 _TIME, _SHARE = {"cut": 3.0, "lift": 1.0, "squares": 3.0}, 0.5
+
+
+# The metrics of X and of Y, and the factors of their distances.
+Named = tuple[tuple[str | None, str | None], tuple[float, float]]
 
 
 @dataclass(frozen=True)
@@ -63,16 +67,18 @@ class Proof:
 class Certificate:
     """What no plan goes below, beside the value of a plan.
 
+    One where a plan costs less than the bound, by more than rounding, is refused.
+
     Attributes
     ----------
+    proof : Proof
+        For :func:`torchgw.verify`.
     lower_bound : float
         No plan, or no one-to-one matching if ``proof.matchings``, costs less.
     gap : float
         Value of the plan less ``lower_bound``: what is to be gained at most.
     method : str
         The bound that is the largest.
-    proof : Proof
-        For :func:`torchgw.verify`.
     value : float
         Objective without entropy of the plan of the result, in float64 and at exact weights.
     best_value : float
@@ -86,9 +92,6 @@ class Certificate:
         How long it took.
     """
 
-    lower_bound: float
-    gap: float
-    method: str
     proof: Proof
     value: float
     best_value: float
@@ -96,22 +99,38 @@ class Certificate:
     rounding: float
     seconds: float
 
+    def __post_init__(self) -> None:
+        least = float(np.min([self.value, self.best_value]))
+        check_none_below(least, self.lower_bound, self.rounding)
+
+    @property
+    def lower_bound(self) -> float:
+        """The value that is proven."""
+        return self.proof.value
+
+    @property
+    def gap(self) -> float:
+        """How far the value is above it."""
+        return max(self.value - self.lower_bound, 0.0)
+
+    @property
+    def method(self) -> str:
+        """By what it is proven."""
+        return self.proof.method
+
     def meets(self, gap: float) -> bool:
         """Whether no plan is better by more than a share of the value (and than rounding)."""
         return self.gap <= gap * abs(self.value) + self.rounding
 
     def of(self, value: float, plan: scipy.sparse.csr_array) -> "Certificate":
         """Say the same beside the value of another plan."""
-        gap, best = max(value - self.lower_bound, 0.0), min(value, self.best_value)
         kept = plan if value < self.best_value else self.plan
-        return replace(self, gap=gap, value=value, best_value=best, plan=kept)
+        return replace(self, value=value, best_value=min(value, self.best_value), plan=kept)
 
     def beside(self, earlier: "Certificate") -> "Certificate":
         """Keep what an earlier one of the same problem has proven, if that is more."""
-        if earlier.lower_bound <= self.lower_bound:
-            return self
-        bound, gap = earlier.lower_bound, max(self.value - earlier.lower_bound, 0.0)
-        return replace(self, lower_bound=bound, gap=gap, method=earlier.method, proof=earlier.proof)
+        more = earlier.lower_bound > self.lower_bound
+        return replace(self, proof=earlier.proof) if more else self
 
     def __str__(self) -> str:
         """Say it in a line."""
@@ -133,7 +152,7 @@ def make_certificate(
     matchings: bool,
     device: torch.device,
     improve: Callable[[Array], Array],
-    named: tuple[tuple[str | None, str | None], tuple[float, float]],
+    named: Named,
 ) -> Certificate:
     """Bound a problem from below until the gap is met, a share of the value, or time is up.
 
@@ -155,13 +174,15 @@ def make_certificate(
             break
     assert proven is not None
     alone = matchings and (raised or proven.method not in ("squares", "cutting planes"))
-    metrics, scale = named
-    proof = Proof(proven.method, proven.value, alone, question.alpha, metrics, scale, proven.arrays)
     return Certificate(
-        proven.value, max(value - proven.value, 0.0), proven.method,
-        replace(proof, digest=digest_of(proof)), value, best.value,
+        _proof(proven, question, named, matchings=alone), value, best.value,
         scipy.sparse.csr_array(best.plan), question.rounding, monotonic() - start,
     )  # fmt: skip
+
+
+def _proof(bound: Bound, question: Question | Points, named: Named, *, matchings: bool) -> Proof:
+    made = Proof(bound.method, bound.value, matchings, question.alpha, *named, bound.arrays)
+    return replace(made, digest=digest_of(made))
 
 
 def certificate_of_points(
@@ -172,15 +193,13 @@ def certificate_of_points(
     read = question.read(plan)
     planes = StreamedPlanes(question, read, gap, plan.device, start + seconds)
     planes.run(start + seconds - monotonic())
-    bound, value = planes.proof(), question.value(read)
+    bound = planes.proof()
     # squares are not negative
     bound = bound._replace(value=max(bound.value, 0.0))
-    metrics = "sqeuclidean", "sqeuclidean"
-    proof = Proof(bound.method, bound.value, False, question.alpha, metrics, scale, bound.arrays)
+    named: Named = ("sqeuclidean", "sqeuclidean"), scale
     return Certificate(
-        bound.value, max(value - bound.value, 0.0), bound.method,
-        replace(proof, digest=digest_of(proof)), value, planes.value, None, question.rounding,
-        monotonic() - start,
+        _proof(bound, question, named, matchings=False), question.value(read), planes.value, None,
+        question.rounding, monotonic() - start,
     )  # fmt: skip
 
 
@@ -221,7 +240,9 @@ def _bounds(
                     transport = Transport(question.a, question.b, question.allowed)
                     planes = CuttingPlanes(question, best.plan, gap, transport, whole=whole)
                     planes.run(until - monotonic())
-                    best.see(planes.plan)
+                    best.see(scipy.sparse.coo_array(planes.plan).toarray())
+                    # by all its distances, what is said of a plan by its factors
+                    check_none_below(planes.value, best.value, question.rounding)
                     yield planes.proof()
                     short = planes.short
         else:

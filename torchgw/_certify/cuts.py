@@ -22,12 +22,12 @@ References
 """
 
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import scipy
 
-from torchgw._certify.question import Factors
+from torchgw._certify.question import Points, Question, check_none_below
 from torchgw._certify.tables import Bound
 from torchgw._certify.vertices import Places, Polytope
 from torchgw._problem.limits import CPU
@@ -56,45 +56,22 @@ _TINY = 1e-75
 _GAIN = 1e-9
 
 
-class Objective(Protocol):
-    """What cutting planes ask of a problem, whose plans are of a kind that it reads."""
-
-    @property
-    def a(self) -> Array: ...
-    @property
-    def b(self) -> Array: ...
-    @property
-    def alpha(self) -> float: ...
-    @property
-    def method(self) -> str: ...
-    @property
-    def factors(self) -> tuple[Factors, Factors]: ...
-    @property
-    def linear(self) -> ProductCost: ...
-    @property
-    def constant(self) -> float: ...
-    @property
-    def tables(self) -> dict[str, Array]: ...
-    def value(self, plan: Any) -> float: ...
-
-
-class Solver(Protocol):
-    """What proves cuts: `Transport`, or prices without an exact solution."""
-
-    prices: Array
-
-    def reach(self, cost: ProductCost, floor: float, enough: float) -> tuple[Any, Array, float]: ...
-
-
 class CuttingPlanes:
     """The cuts, the polytope that they leave, and the best plan so far.
 
     What is not followed may lose a share of the gap at the plan that is given, and more at others:
-    no bound is above what `run` has seen there. With ``whole`` as much as can be is followed.
+    no bound is above what `run` has seen there. With ``whole`` as much as can be is followed. The
+    ``solver`` is `Transport`, or has its `prices` and `reach` without an exact solution.
     """
 
     def __init__(
-        self, question: Objective, plan: Any, gap: float, solver: Solver, *, whole: bool = False
+        self,
+        question: Question | Points,
+        plan: Any,
+        gap: float,
+        solver: Any,
+        *,
+        whole: bool = False,
     ) -> None:
         self.question, self._transport, self._gap = question, solver, gap
         (u, sigma), (v, tau) = question.factors
@@ -104,7 +81,8 @@ class CuttingPlanes:
         self.plan, self.value = plan, question.value(plan)
         # what the objective of what is followed was at least, of all plans
         self._reached = np.inf
-        _, z = self._read(plan)
+        t, z = self._read(plan)
+        check_none_below(float(np.min([self.value, *z])), -np.inf, 0.0)
         sizes = np.outer(*(spread(*side) for side in ((u, question.a), (v, question.b))))
         lost = 0.0 if whole else _UNFOLLOWED * gap * abs(self.value)
         self._active, self._shares = _followed(
@@ -124,6 +102,8 @@ class CuttingPlanes:
         given = np.add.outer(*self._shares).ravel() / sizes.ravel()
         self._u, self._v = self._left[:, kept], self._right[:, kept]
         self._k = (c - given)[kept].clip(min=0.0)
+        # value, t and z of the best plan
+        self._best = self.value, t + float(self._slope @ z), z[kept]
         self._low, self._width = low[kept], (high - low)[kept]
         self._depth = _DEPTH if len(kept) <= CPU.shallow_cuts else np.inf
         self._slopes: list[Array] = []
@@ -190,6 +170,7 @@ class CuttingPlanes:
         self._potentials.append(f)
         self._heights.append(height)
         self._prices.append(self._transport.prices)
+        self._check(*self._best)
         return None if plan is None else self._see(plan)
 
     def _cost(self, slope: Array) -> ProductCost:
@@ -201,12 +182,26 @@ class CuttingPlanes:
         """Keep a plan that costs less than the best, and return its z."""
         t, z = self._read(plan)
         value = self.question.constant + t - float(self._c @ z**2)
-        if value < self.value:
-            self.plan, self.value = plan.toarray(), value
         kept: Array = z[self._active]
-        followed = self._constant + t + float(self._slope @ z - self._k @ kept**2)
+        seen = value, t + float(self._slope @ z), kept
+        followed = self._check(*seen)
+        if value < self.value:
+            self.plan, self.value, self._best = plan, value, seen
         self._reached = min(self._reached, followed)
         return kept
+
+    def _check(self, value: float, t: float, z: Array) -> float:
+        """Refuse numbers that no plan has: outside of the box, below a cut, or of less value.
+
+        Return the objective of what is followed.
+        """
+        high, followed = self._low + self._width, self._constant + t - float(self._k @ z**2)
+        # what the objective changes by at most
+        steep = 2 * self._k * np.maximum(np.abs(self._low), np.abs(high))
+        above = [steep * (z - self._low), steep * (high - z), [value - followed]]
+        above.append(t + np.array(self._slopes) @ z - self._heights)
+        check_none_below(float(np.concatenate(above).min()), 0.0, self.question.rounding)
+        return followed
 
     def _descend(self, z: Array | None) -> None:
         """Follow the linearised objective from z as long as plans cost less."""
@@ -269,7 +264,7 @@ class CuttingPlanes:
 
     def proof(self) -> Bound:
         """Collect what proves the bound: the cuts and their potentials."""
-        return Bound(self.question.method, min(self.bound, self.value), {
+        return Bound(self.question.method, self.bound, {
             **self.question.tables, "active": self._active, "touched": self._touched,
             "rows": self._shares[0], "columns": self._shares[1], "slopes": np.array(self._slopes),
             "heights": np.array(self._heights), "potentials": np.array(self._potentials),

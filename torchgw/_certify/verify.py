@@ -163,23 +163,19 @@ def verify(
         )
     )
     n, m = len(x), len(y)
-    weights = [
-        np.full(size, 1 / size) if given is None else np.asarray(given, dtype=float)
-        for given, size in ((a, n), (b, m))
-    ]
+    first, second = _weights(a, n), _weights(b, m)
     linear = np.zeros((n, m)) if M is None else np.asarray(M, dtype=float)
     if allowed is not None:
         linear = np.where(np.asarray(allowed, dtype=bool), linear, np.inf)
     closed = linear == np.inf
     linear = np.where(closed, np.inf, (1 - proof.alpha) * np.where(closed, 0.0, linear))
-    if linear.shape != (n, m) or [len(part) for part in weights] != [n, m]:
+    if (linear.shape, first.shape, second.shape) != ((n, m), (n,), (m,)):
         raise InvalidInputError(
             f"`a`, `b`, `M` and `allowed` need shapes ({n},), ({m},), twice ({n}, {m}); "
-            f"got {weights[0].shape}, {weights[1].shape} and {linear.shape}."
+            f"got {first.shape}, {second.shape} and {linear.shape}."
         )
     size = proof.alpha * float(np.abs(x).max() + np.abs(y).max()) ** 2
     size += float(np.abs(linear[linear < np.inf]).max())
-    first, second = (part / part.sum() for part in weights)
     data = _Data(x, y, first, second, linear, proof.alpha, size, proof.matchings, proof.value)
     bound, own = _METHODS[proof.method](data, proof.arrays)
     if not linear.any() and (data.D_X % 1 == 0).all() and (data.D_Y % 1 == 0).all():
@@ -233,21 +229,28 @@ def _table(name: str, points: Any, table: Any, metric: str | None) -> Array:
     return squares if metric == "sqeuclidean" else squares / 2
 
 
-def _least(cost: Array, f: Array, data: _Data) -> float:
-    """Bound <cost, P>: f_i + g_j <= cost_ij for the g that is made here."""
+def _weights(given: Any, size: int) -> Array:
+    weights = np.ones(size) if given is None else np.asarray(given, dtype=float)
+    found: Array = weights / weights.sum()
+    return found
+
+
+def _proven(f: Array, low: Array, data: _Data) -> float:
+    """Bound a linear cost by f and g = low, where f_i + g_j <= cost_ij."""
     used = data.b > 0
-    return float(data.a @ f + data.b[used] @ (cost[:, used] - f[:, None]).min(0))
+    return float(data.a @ f + data.b[used] @ low[used])
 
 
-def _least_of(own: Array, moved: Array, v: Array, f: Array, data: _Data) -> float:
-    """Do the same for own + moved v', some rows at a time."""
-    left, right = np.column_stack([moved, -f]), np.column_stack([v, np.ones(len(v))]).T
-    low, rows = np.full(len(v), np.inf), max(1, _TOGETHER // len(v))
+def _least(own: Array, f: Array, data: _Data, moved: Any = None, v: Any = None) -> float:
+    """Bound <own + moved v', P> by f and the g that goes with it, some rows at a time."""
+    left, right = -f[:, None], np.ones((1, len(data.b)))
+    if moved is not None:
+        left, right = np.hstack([moved, left]), np.vstack([v.T, right])
+    low, rows = np.full(len(data.b), np.inf), max(1, _TOGETHER // len(data.b))
     for start in range(0, len(left), rows):
         part = slice(start, start + rows)
         np.minimum(low, (left[part] @ right + own[part]).min(0), out=low)
-    used = data.b > 0
-    return float(data.a @ f + data.b[used] @ low[used])
+    return _proven(f, low, data)
 
 
 def _groups(points: Array) -> list[NDArray[np.int64]]:
@@ -293,8 +296,7 @@ def _least_near(left: Array, right: Array, f: Array, groups: Any, data: _Data) -
         near = near[(least[near, None] + means[near] @ off.T < known).any(1)]
         near = np.setdiff1d(near, best)
         low[columns] = np.minimum(known, least_of(near, columns)) if len(near) else known
-    used = data.b > 0
-    return float(data.a @ f + data.b[used] @ low[used])
+    return _proven(f, low, data)
 
 
 def _squares(data: _Data, arrays: dict[str, Any]) -> tuple[float, float]:
@@ -422,7 +424,7 @@ def _cutting_planes(data: _Data, arrays: dict[str, Any]) -> tuple[float, float]:
     _check(off <= _MISSED * data.size, "has a factor that does not hold.")
 
     def least(moved: Array, f: Array) -> float:
-        return _least_of(linear, moved, v, f, data)
+        return _least(linear, f, data, moved, v)
 
     bound, beside = _cut(constant, least, ((u, sigma), (v, tau)), data, arrays)
     return bound, off + beside
@@ -435,8 +437,7 @@ def _of_points(proof: Proof, X: Any, Y: Any, a: Any, b: Any) -> tuple[float, flo
         _check(proof.metrics["XY".index(name)] == "sqeuclidean", "is about squared distances.")
         _check(points is not None, f"is about points: pass `{name}`.")
         x = np.asarray(points, dtype=float) * np.sqrt(scale)
-        w = np.full(len(x), 1 / len(x)) if weight is None else np.asarray(weight, dtype=float)
-        w, turn = w / w.sum(), proof.arrays["axes_" + name.lower()]
+        w, turn = _weights(weight, len(x)), proof.arrays["axes_" + name.lower()]
         turned = np.abs(turn @ turn.T - np.eye(x.shape[1])).max() <= _TURNED
         _check(turned, "has axes that are no rotation.")
         x = (x - w @ x) @ turn

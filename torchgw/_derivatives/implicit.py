@@ -375,12 +375,10 @@ NEARLY_SINGULAR = 1e3
 def respond(
     plan: TransportPlan, given: Problem, upstream: Cost, masses: tuple[Tensor, Tensor] | None = None
 ) -> Response:
-    """Solve for the response of a plan at a fixed point, given a function's gradient in the plan.
-
-    ``given`` is the problem of the plan; C' does not depend on its linear term. The response is
-    also the change of the plan with a cost that changes by ``upstream``, S being symmetric;
-    ``masses`` are then the changes of the weights over the weights, (n,) and (m,).
-    """
+    """Solve for the response of a plan at a fixed point to a function's gradient in the plan."""
+    # ``given`` is the problem of the plan; C' does not depend on its linear term. The response is
+    # also the change of the plan with a cost that changes by ``upstream``, S being symmetric;
+    # ``masses`` are then the changes of the weights over the weights, (n,) and (m,).
     upstream = upstream.to(plan.dtype)
     problem = Problem(given.source, given.target, given.marginals, given.alpha, None)
     problem, density = problem.to(plan.dtype), Density(plan)

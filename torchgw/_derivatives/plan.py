@@ -15,8 +15,8 @@ from torchgw._derivatives.tracked import Definition, Model
 from torchgw._derivatives.unrolled import unroll
 from torchgw._plans.contract import Plan
 from torchgw._plans.transport import ZERO, TransportPlan
+from torchgw._problem.table import Differentiable
 from torchgw._results.result import GWResult
-from torchgw._solve.table import Differentiable
 from torchgw._typing import Potentials
 
 _TWICE_PLAN = (

@@ -21,9 +21,9 @@ from torchgw._problem.losses import Loss
 from torchgw._problem.marginals import MarginalRule
 from torchgw._problem.named import ScaleName
 from torchgw._problem.problem import FeatureMetric, Problem, feature_cost
+from torchgw._problem.table import Differentiable
 from torchgw._sinkhorn.problem import Cost, DenseCost
 from torchgw._solve.state import Options
-from torchgw._solve.table import Differentiable
 from torchgw._typing import Marginals
 from torchgw.distances.base import BLOCK_ENTRIES, DistanceProvider, both_ways
 from torchgw.distances.curved import CurvedDistance, CurvedModel

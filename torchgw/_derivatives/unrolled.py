@@ -19,14 +19,13 @@ from torchgw._derivatives.krylov import MOST_PRODUCTS, gmres, growth
 from torchgw._derivatives.tracked import Model
 from torchgw._errors import NumericalError, UnsupportedError
 from torchgw._plans.transport import TransportPlan
+from torchgw._tensors.operations import NOTHING
 
 # Steps that are recorded: the order of the highest derivative. [L1321]
 _STEPS = 3
-# Relative residual of a linear system that is asked for, and the largest that is not refused: a
-# tenth of the agreement with differences that docs/differentiation.md promises. [L1321]
-_TOLERANCE, _WRONG = 1e-12, 1e-6
-# What rounding leaves of sums that cancel. [L1321]
-_ROUNDING = 1e-12
+# Largest relative residual of a linear system that is not refused: a tenth of the agreement with
+# differences that docs/differentiation.md promises. [L1321]
+_WRONG = 1e-6
 
 Parts = tuple[Tensor, Tensor, Tensor]  # a table (n, m), and numbers of rows (n,) and columns (m,)
 
@@ -134,10 +133,10 @@ class _System:
             return x - change.flatten()
 
         right = (table + self.respond(torch.zeros_like(table), *sums)[0]).flatten()
-        found, residual, _ = gmres(operator, right, tol=_TOLERANCE, max_iter=MOST_PRODUCTS)
+        found, residual, _ = gmres(operator, right, tol=NOTHING, max_iter=MOST_PRODUCTS)
         grown, size = growth(found, right), float(right.norm())
         # where forces cancel, as at a point-by-point match, nothing moves, and rounding is left
-        least = _ROUNDING * float(table.norm())
+        least = NOTHING * float(table.norm())
         unsolved = residual > _WRONG and residual * size > least
         if unsolved or (grown > NEARLY_SINGULAR and grown * size > least):
             raise _meaningless(

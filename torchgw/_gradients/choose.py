@@ -1,7 +1,5 @@
 """The gradient of a name."""
 
-from typing import Literal
-
 from torchgw._errors import UnsupportedError
 from torchgw._gradients.contract import CostRows, Gradient, Linearised
 from torchgw._gradients.dense import DenseGradient
@@ -32,6 +30,3 @@ def check_products(name: str, loss: str, *, products: bool) -> None:
             f"`gradient='factored'` needs a loss that is made of products, and loss={loss!r} "
             "is not. Pass gradient='auto', 'dense' or 'sampled'."
         )
-
-
-GradientName = Literal["auto", "dense", "factored", "sampled"]

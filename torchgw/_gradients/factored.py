@@ -155,11 +155,9 @@ class FactoredGradient(StrictGradient):
     def factored(
         self, coupling: Encoding, source: Read = every, target: Read = every
     ) -> FactoredCost:
-        """Compute the cost at a coupling, which has factors where :meth:`in_factors` says so.
-
-        It is that between what is read of the points of both sides, so that parts of it are made
-        when they are needed.
-        """
+        """Compute the cost at a coupling, which has factors where :meth:`in_factors` says so."""
+        # It is that between what is read of the points of both sides, so that parts of it are made
+        # when they are needed.
         cost = self._cost(coupling, source, target)
         assert isinstance(cost, FactoredCost)
         return cost

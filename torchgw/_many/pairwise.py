@@ -44,8 +44,8 @@ from torchgw._problem.limits import limits_of
 from torchgw._problem.named import DistanceName, ScaleName
 from torchgw._problem.problem import FeatureMetric, check_feature_metric
 from torchgw._problem.signatures import features_of_all
+from torchgw._problem.table import Options, Regularization, check_options, takes_options
 from torchgw._search.beliefs import LONG
-from torchgw._solve.table import Options, Regularization, check_options, takes_options
 from torchgw._tensors.ahead import probe_beside
 from torchgw._tensors.ranks import Distributed, Ranks, check_distributed, join, together
 
@@ -111,7 +111,7 @@ def compute_pairs(
     done = len(order) - len(left)
     # entries of plans that are searched, which take nearly all of the time
     entries = (sizes[i] * sizes[j]).numpy()
-    some = job.options.n_init is None and entries <= limits_of(job.options.device).batch_searched
+    some = job.options.n_init is None and entries <= limits_of(job.options.device).tiny
     work, told = entries * some, False
     bar = counted(len(order), "torchgw, pair", shown=shown, done=done)
     with _workers(n_jobs) as (together, run), bar as advance:

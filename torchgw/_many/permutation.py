@@ -21,8 +21,8 @@ from torchgw._many.questions import epsilons
 from torchgw._many.solve_many import scaled, solve_batch
 from torchgw._many.spaces import Listed, Measure, check_measure, read_spaces
 from torchgw._problem.named import DistanceName, ScaleName, pair_of_distances
+from torchgw._problem.table import check_options
 from torchgw._results.base import Result
-from torchgw._solve.table import check_options
 from torchgw._tensors.operations import EQUAL, centred, straight
 from torchgw._typing import Array, Seed
 

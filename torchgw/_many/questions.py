@@ -20,8 +20,8 @@ from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw._many.spaces import Shelves, Space, per_problem
 from torchgw._problem.marginals import MarginalRule, check_marginal_rule
 from torchgw._problem.problem import check_alpha
+from torchgw._problem.table import check_options
 from torchgw._solve.polish import can_polish, check_polish
-from torchgw._solve.table import check_options
 from torchgw._tensors.operations import straight
 from torchgw._typing import Marginals
 

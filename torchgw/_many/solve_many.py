@@ -49,7 +49,7 @@ from torchgw._many.spaces import (
 )
 from torchgw._problem.named import DistanceName, ScaleName
 from torchgw._problem.problem import FeatureMetric, check_feature_metric, is_fused
-from torchgw._solve.table import Options, check_options, takes_options
+from torchgw._problem.table import Options, check_options, takes_options
 from torchgw._tensors.ahead import probe_beside
 from torchgw._tensors.machine import free_memory
 from torchgw._tensors.operations import straight

@@ -24,12 +24,12 @@ from torchgw._many.polishing import sharpen
 from torchgw._many.questions import Questions
 from torchgw._many.search import Starts, search, stack_of
 from torchgw._problem.limits import limits_of
+from torchgw._problem.table import Options
 from torchgw._search.alternatives import AGREED
 from torchgw._search.chain import BETTER, GUESS_EPSILON
 from torchgw._search.stack import Ends, Stack, descend, linear_solutions
-from torchgw._solve.pipeline import POLISH_TOLERANCE
+from torchgw._sinkhorn.annealing import MET
 from torchgw._solve.state import Status
-from torchgw._solve.table import Options
 from torchgw._tensors.machine import small_on_one_thread
 from torchgw._tensors.operations import EQUAL, straight, sums_of
 from torchgw._tensors.ranks import Ranks
@@ -307,7 +307,7 @@ class _Group:
         """Say when problems end."""
         rules = self.asked.rules
         if self.proximal and self.polish:
-            rules = rules._replace(tol=max(rules.tol, POLISH_TOLERANCE))
+            rules = rules._replace(tol=max(rules.tol, MET))
         return rules
 
     def numbers_of(self, solved: Solved) -> Numbers:
@@ -331,7 +331,7 @@ class _Group:
 
 def _solve_group(group: _Group, found: Numbers, keep: Keep | None) -> None:
     """Solve the problems of a group, by a search or from some starts."""
-    small = math.prod(group.sizes) <= limits_of(group.device).batch_searched
+    small = math.prod(group.sizes) <= limits_of(group.device).tiny
     if group.asked.n_init is not None or not small:
         _solve_starts(group, found, keep)
         return

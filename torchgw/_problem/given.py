@@ -113,10 +113,8 @@ def common_unit(x: Space, y: Space) -> float | None:
 
 
 def warn_of_unlike_edges(names: tuple[str, str], steps: tuple[bool | None, bool | None]) -> None:
-    """Warn where edges of one graph all have length one, as those without weights, and others not.
-
-    ``steps`` says of each side whether they do; ``None`` if it is no graph.
-    """
+    """Warn where edges of one graph all have length one, as without weights, and others not."""
+    # ``steps`` says of each side whether they do; ``None`` if it is no graph.
     if set(steps) == {True, False}:
         plain, weighted = names if steps[0] else names[::-1]
         warn_user(
@@ -161,12 +159,13 @@ def warn_of_far_points(
         count = len(rows)
     if count <= 2 * _COMPARED:
         return
-    some = _spread(rows, _COMPARED)
+    some = rows[at_even_steps(count, _COMPARED, rows.device)]
     if isinstance(given, PrecomputedDistance):
         table = given.columns(some).detach()[rows]
     else:
         if count > _PROBED:
-            few = torch.cdist(given[_spread(rows, _PROBED)], given[some])
+            probed = rows[at_even_steps(count, _PROBED, rows.device)]
+            few = torch.cdist(given[probed], given[some])
             typical = float(few.median(1).values.median())
             low, high = torch.aminmax(given, dim=0)
             if float((high - low).norm()) <= _FAR / 2 * typical:
@@ -189,11 +188,6 @@ def warn_of_far_points(
         f"`{weight}`.",
         TorchGWWarning,
     )
-
-
-def _spread(rows: Tensor, size: int) -> Tensor:
-    """Choose some of the rows, at equal steps."""
-    return rows[at_even_steps(len(rows), size, rows.device)]
 
 
 def check_tables_fit(

@@ -64,14 +64,13 @@ class Limits(NamedTuple):
     # between features, densities of plans that derivatives read again and again. [L266, L273]
     kept_tables: float
 
-    # Ends. Entries up to which dense proximal steps are polished unless that is refused. [L950]
-    polished: float
+    # Ends. Entries up to which linear problems are solved exactly unless that is refused: those of
+    # a polish after dense proximal steps, and of the best lower bound. [L329, L950]
+    exact: float
     # Multiplications of an exact cost up to which a sampled solve is checked by it; or minima, for
     # a loss that is no product, which take a thousand times as long. [L545]
     checked: int
     checked_minima: int
-    # Entries up to which the best lower bound of the objective is computed. [L329]
-    bounded: int
     # Entries up to which derivatives are computed by tables of that size, of which their linear
     # system keeps sixty: 1 GB. [L492]
     differentiated: int
@@ -124,12 +123,9 @@ class Limits(NamedTuple):
     copies: float
     # Entries of plans that advance together: a CPU does best with what its cache holds. [L333]
     together: int
-    # Entries up to which two starts of graphs that have met do not end a search: to be surer takes
-    # little there. [L661]
+    # Entries up to which a search takes next to nothing: two starts of graphs that have met do not
+    # end it, and problems of a batch have one by default. [L661, L1315]
     tiny: int
-    # Entries up to which problems of a batch are searched by default: larger ones take milliseconds
-    # each on a GPU, where a single start takes microseconds. [L1315]
-    batch_searched: int
     # Entries up to which graphs are matched by their edges without a doubt. [L1283]
     edges: float
     # Messages along the edges of graphs that are too large for chains, edges times nodes. [L1362]
@@ -138,10 +134,6 @@ class Limits(NamedTuple):
     walks: float
     # Regions of a matching that are matched anew at a time: a GPU waits for launches. [L1655]
     regions: int
-
-    # Outer iterations after which it is told whether a part of the mass may come to cost so little
-    # that the plan is in doubt, and the share of its cost below which it may. [L1760]
-    parts: tuple[int, float]
 
     # Points of a side up to which spaces are compared by eigenvalues. [L415]
     compared_points: int
@@ -199,7 +191,7 @@ CPU = Limits(
     dense=12e6, triples=10e6, most_triples=1e9, half=float("inf"),
     float64=100_000, again=25e6, settled=100e6,
     stored_bytes=2**28, subsample=9e6, cells=4e10, precise_cells=2**28, kept_tables=25e6,
-    polished=4e6, checked=2**26, checked_minima=2**20, bounded=4_000_000,
+    exact=4e6, checked=2**26, checked_minima=2**20,
     differentiated=2_000_000,
     few_points=96, all_points=512, ordered_points=1_000, least_points=5, exchanged_points=64,
     all_matchings=7, turned=2e6, congruent=2**17, relaxed_rounds=0,
@@ -207,7 +199,7 @@ CPU = Limits(
     chains=16, thorough_chains=64, fewest_chains=4, chain_products=1e12, thorough=16,
     left_open=0.5, few_chains=8, open_chains=4, open_most=2**16, copies=2.5e-3,
     together=2**17, tiny=2**10,
-    batch_searched=2**10, edges=200_000, messages=2e8, walks=2**24, regions=1, parts=(1, 0.375),
+    edges=200_000, messages=2e8, walks=2**24, regions=1,
     compared_points=1_500, read=25_000_000,
     improved_points=1_500, improved_triples=2_000_000, matched_points=128, exchanged_rows=2_048,
     alike=0.1, whole=0.75,

@@ -170,10 +170,9 @@ class Preparation:
 
     def _landmarks(self, graph: KeyedGraph, ranks: Ranks | None) -> dict[str, Any]:
         def make() -> dict[str, Any]:
-            geodesics, count = graph.geodesics, self.n_landmarks
-            if ranks is not None:
-                return LandmarkDistance.shared(geodesics, count, self.device, ranks).state()
-            return LandmarkDistance(geodesics, count, device=self.device).state()
+            return LandmarkDistance.prepared(
+                graph.geodesics, self.n_landmarks, self.device, ranks, last=not graph.given
+            ).state()
 
         with self._timed("landmarks"):
             return self._fetch("landmarks", (graph.key, self.n_landmarks), make, ranks)[0]

@@ -232,11 +232,9 @@ class Problem:
         return mean_of([ProductCross(x, y.T) for x, y in ways])
 
     def priced(self, scale: float) -> "Problem":
-        """Write the support, for a search, as a linear cost that nothing else outweighs.
-
-        Starts and moves then keep to it wherever they can, also of few points that stand for
-        others, whose masses may leave no choice. ``scale`` is the natural scale of the cost.
-        """
+        """Write the support, for a search, as a linear cost that nothing else outweighs."""
+        # Starts and moves then keep to it wherever they can, also of few points that stand for
+        # others, whose masses may leave no choice. ``scale`` is the natural scale of the cost.
         if self.support is None:
             return self
         assert self.linear is not None
@@ -269,10 +267,8 @@ class Problem:
 
     @cached_property
     def has_one_plan(self) -> bool:
-        """Whether strict marginals leave one plan: no mass can go round, as entries make no cycle.
-
-        The difference of two plans has sums of zero, so each of its entries lies on a cycle.
-        """
+        """Whether strict marginals leave one plan: no mass can go round, as there is no cycle."""
+        # The difference of two plans has sums of zero, so each of its entries lies on a cycle.
         if self.support is None:
             return False
         rows, columns = (weight > 0 for weight in self.marginals)
@@ -324,10 +320,8 @@ def hops_of(provider: DistanceProvider) -> Tensor | None:
 
 
 def _edges(*sides: DistanceProvider) -> tuple[int, bool]:
-    """Count the edges of the emptier of two graphs on a CPU, and tell whether hops tell of both.
-
-    Those of others are what is not zero in a table that is stored.
-    """
+    """Count the edges of the emptier of two graphs on a CPU; tell whether hops tell of both."""
+    # Those of others are what is not zero in a table that is stored.
     few = max(side.n for side in sides) ** 2 <= limits_of(sides[0].device).dense
     if not few or sides[0].device.type != "cpu":
         return 0, False

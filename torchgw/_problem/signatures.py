@@ -25,7 +25,7 @@ Array = NDArray[np.float64]
 _GRAPH_SHARE = 0.5
 # Times of the heat kernel, each twice the one before. Eigenvalues are at most 2, so after the last
 # only communities are left to see. [L339]
-HEAT_TIMES = (1.0, 2.0, 4.0, 8.0, 16.0)
+HEAT_TIMES = [2.0**power for power in range(5)]
 # Times that degrees are averaged over neighbours. [L339]
 _ROUNDS = 3
 
@@ -199,11 +199,9 @@ def _heat(adjacency: scipy.sparse.csr_array) -> Array:
 
 
 def _weisfeiler_lehman(adjacency: scipy.sparse.csr_array) -> Array:
-    """Compute log(1 + degree), averaged again and again with the mean of the neighbours', (n, q).
-
-    The continuous Weisfeiler-Lehman scheme of M. Togninalli et al., Wasserstein Weisfeiler-Lehman
-    graph kernels, NeurIPS 2019.
-    """
+    """Average log(1 + degree) again and again with the mean of the neighbours', (n, q)."""
+    # The continuous Weisfeiler-Lehman scheme of M. Togninalli et al., Wasserstein Weisfeiler-Lehman
+    # graph kernels, NeurIPS 2019.
     degree = _degrees(adjacency)
     rounds = [np.log1p(degree)]
     for _ in range(_ROUNDS):

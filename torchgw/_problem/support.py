@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from torchgw._boundary.arrays import as_labels, is_sparse, to_numpy, to_tensor
+from torchgw._boundary.checks import first_of
 from torchgw._errors import InvalidInputError, InvalidTypeError, UnsupportedError
 from torchgw._problem.limits import limits_of
 from torchgw._problem.marginals import LEAST_SHARE, MarginalRule
@@ -34,9 +35,8 @@ Mask = NDArray[np.bool_]
 # Units that weights are rounded to where they are not all equal: SciPy's flows are of 32-bit
 # integers. A choice. [L1372]
 _UNITS = 2**29
-# Points of a violating set that a message lists, and rows from which such sets are looked for.
-# Choices. [L1372]
-_LISTED, _SEEDS = 8, 64
+# Rows from which violating sets are looked for. A choice. [L1372]
+_SEEDS = 64
 # Entries of each row and column among which a flow is looked for first, of those that are listed.
 # [L1459]
 _FEW = 32
@@ -67,8 +67,6 @@ def check_known_pairs(known: Known, *, infinite: bool, distributed: bool) -> Non
 
 def without_infinite(table: Any) -> tuple[Any, Tensor | None]:
     """Replace infinite entries of M, which are forbidden, by zero; say which ones are allowed."""
-    if table is None:
-        return None, None
     tensor = to_tensor("M", table)
     forbidden = tensor == math.inf
     if not tensor.dtype.is_floating_point or not bool(forbidden.any()):
@@ -569,10 +567,8 @@ class _Flow(NamedTuple):
         return same | flown
 
     def entries(self) -> Mask:
-        """Find the entries that some largest flow uses, (n, m).
-
-        Rows and columns without weight have no class, and say nothing.
-        """
+        """Find the entries that some largest flow uses, (n, m)."""
+        # Rows and columns without weight have no class, and say nothing.
         classes = np.zeros(self.table.shape, dtype=bool)
         classes[self.table.nonzero()] = self.inside()
         found: Mask = classes[self.rows[:, None], self.columns]
@@ -666,6 +662,4 @@ def _infeasible(
 
 def _named(side: str, points: Any) -> str:
     """Name points of a side."""
-    shown = ", ".join(map(str, points[:_LISTED].tolist()))
-    more = f", ... ({len(points)} in all)" if len(points) > _LISTED else ""
-    return f"point{'s' if len(points) != 1 else ''} {shown}{more} of {side}"
+    return f"point{'s' if len(points) != 1 else ''} {first_of(points.tolist())} of {side}"

@@ -54,7 +54,7 @@ def lower_bound(extension: Extension, weights: Marginals) -> float:
     with plainly(weights.a.device):
         linear = extension.linear_cost() if alpha < 1 else None
         limits = limits_of(weights.a.device)
-        small = math.prod(map(len, weights)) <= limits.bounded
+        small = math.prod(map(len, weights)) <= limits.exact
         squares = max(side.n for side in sides) ** 2
         if small and squares <= limits.read:
             table: Any = 0.0 if linear is None else (1 - alpha) * linear.dense().matrix.double()

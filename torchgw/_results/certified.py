@@ -14,18 +14,17 @@ from torch import Tensor
 from torchgw._boundary.arrays import to_numpy
 from torchgw._certify.certificate import Certificate, certificate_of_points, make_certificate
 from torchgw._certify.cuts import ACTIVE
-from torchgw._certify.question import Question
-from torchgw._certify.streamed import Points
+from torchgw._certify.question import Points, Question
 from torchgw._errors import SearchWarning, UnsupportedError, warn_user
 from torchgw._plans.transport import TransportPlan, round_to_marginals
 from torchgw._problem.limits import limits_of
 from torchgw._problem.problem import stored_matrix
+from torchgw._problem.table import Options
 from torchgw._results.mapping import Extension
 from torchgw._sinkhorn.duals import Array, Transport
 from torchgw._sinkhorn.problem import DenseCost
 from torchgw._solve.polish import descend, scale_to_marginals
 from torchgw._solve.step import confined
-from torchgw._solve.table import Options
 from torchgw._tensors.deadline import countdown
 from torchgw._typing import Marginals
 from torchgw.distances.base import DistanceProvider
@@ -38,20 +37,16 @@ _GAP, _SECONDS = 1e-3, 10.0
 
 
 def question_of(extension: Extension, weights: Marginals) -> Question:
-    """Read the problem of a result; what is not covered is refused before any work."""
-    known, spaces = extension.known, extension.spaces
-    providers = known.distances(0), known.distances(1)
-    relaxed = known.own is not None or extension.mass != 1.0
-    check_covered(known.loss.name, relaxed, spaces, providers)
-    sides = [_side(extension, place) for place in (0, 1)]
-    linear = extension.linear_cost() if known.alpha < 1 else None
+    """Read the problem of a result, float64 on the host."""
+    alpha, sides = float(extension.known.alpha), [_side(extension, place) for place in (0, 1)]
+    linear = extension.linear_cost() if alpha < 1 else None
     M = None if linear is None else to_numpy(linear.dense().matrix).astype(np.float64)
     # with alpha 0 the distances do not matter
     a, b = (to_numpy(part).astype(np.float64) for part in weights)
     a, b = a / a.sum(), b / b.sum()
     support = extension.allowed()
     return Question(
-        sides[0][0], sides[1][0], a, b, float(known.alpha), M, (sides[0][1], sides[1][1]),
+        sides[0][0], sides[1][0], a, b, alpha, M, (sides[0][1], sides[1][1]),
         None if support is None else to_numpy(support.cpu()),
     )  # fmt: skip
 
@@ -65,52 +60,41 @@ def certify(
     gap: float,
     matchings: bool,
 ) -> Certificate:
-    """Certify the plan (n, m) of a result."""
-    spaces, most = extension.spaces, limits_of(solved.device).certified_points
-    if max(solved.shape) > most:
-        return _certify_points(extension, solved, seconds=seconds, gap=gap, matchings=matchings)
+    """Certify the plan (n, m) of a result; what is not covered is refused before any work."""
+    known, (x, y) = extension.known, extension.spaces
+    relaxed = known.own is not None or extension.mass != 1.0
+    check_covered(known.loss.name, relaxed, (x, y), (known.distances(0), known.distances(1)))
+    if max(solved.shape) > limits_of(solved.device).certified_points:
+        if known.alpha < 1 or extension.allowed() is not None or matchings:
+            raise UnsupportedError(
+                "`certify` of so many points is for plans without a linear cost and pairs that are "
+                "known or allowed. Certify a sample of the points."
+            )
+        a, b = (part.double() / part.double().sum() for part in solved.weights)
+        X, Y = (to_numpy(side.points) * np.sqrt(side.scale) for side in (x, y))
+        points = Points(X, Y, to_numpy(a), to_numpy(b))
+        scale = float(x.scale), float(y.scale)
+        return certificate_of_points(
+            points, solved.rounded(a, b), seconds=seconds, gap=gap, scale=scale
+        )
     question = question_of(extension, solved.weights)
-    a, b = question.a, question.b
     if matchings and not question.is_assignment:
+        n, m = question.shape
         raise UnsupportedError(
             "kind='one_to_one' needs as many points on both sides, all of one weight; here are "
-            f"{len(a)} and {len(b)}. Certify with kind='plan'."
+            f"{n} and {m}. Certify with kind='plan'."
         )
-    given = plan()
 
     def improve(matrix: Array) -> Array:
         """Follow a plan to a stationary one, unless matchings compete alone."""
         return matrix if matchings else _descended(question, matrix)
 
-    exact = exact_plan(question, given.cpu())
-    metrics = tuple(None if _metric(space) is None else str(space.metric) for space in spaces)
+    given = plan()
     return make_certificate(
-        question, exact, seconds=seconds, gap=gap, matchings=matchings, device=given.device,
-        improve=improve,
-        named=((metrics[0], metrics[1]), (float(spaces[0].scale), float(spaces[1].scale))),
+        question, exact_plan(question, given.cpu()), seconds=seconds, gap=gap,
+        matchings=matchings, device=given.device, improve=improve,
+        named=((_metric(x), _metric(y)), (float(x.scale), float(y.scale))),
     )  # fmt: skip
-
-
-def _certify_points(
-    extension: Extension, solved: TransportPlan, *, seconds: float, gap: float, matchings: bool
-) -> Certificate:
-    """Certify the plan of more points than tables hold, exact to its weights."""
-    known, (x, y) = extension.known, extension.spaces
-    check_covered(
-        known.loss.name, known.own is not None or extension.mass != 1.0, (x, y),
-        (known.distances(0), known.distances(1)),
-    )  # fmt: skip
-    if known.alpha < 1 or extension.allowed() is not None or matchings:
-        raise UnsupportedError(
-            "`certify` of so many points is for plans without a linear cost and pairs that are "
-            "known or allowed. Certify a sample of the points."
-        )
-    a, b = (part.double() / part.double().sum() for part in solved.weights)
-    X, Y = (to_numpy(side.points) * np.sqrt(side.scale) for side in (x, y))
-    scale, question = (float(x.scale), float(y.scale)), Points(X, Y, to_numpy(a), to_numpy(b))
-    return certificate_of_points(
-        question, solved.rounded(a, b), seconds=seconds, gap=gap, scale=scale
-    )
 
 
 def certified_solve(solve: Callable[..., Any], init: Any, asked: Options) -> Any:

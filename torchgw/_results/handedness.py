@@ -19,9 +19,9 @@ from torchgw._errors import (
     warn_user,
 )
 from torchgw._plans.contract import Plan
+from torchgw._problem.table import Options
 from torchgw._results.base import as_numpy
 from torchgw._search.alternatives import Alternative, related
-from torchgw._solve.table import Options
 from torchgw._tensors.deadline import countdown
 from torchgw.distances.new_points import Space
 from torchgw.distances.surface import Surface

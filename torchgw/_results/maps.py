@@ -37,7 +37,7 @@ _NORMAL = 1.4826
 # Residuals below this share of the spread are rounding. A choice.
 _ROUNDING = 1e-10
 # Smoothing that is tried, per pair. Choices.
-_SMOOTHINGS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)
+_SMOOTHINGS = [10.0**power for power in range(-6, 2)]
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,6 +12,7 @@ from torchgw._batch.costs import AUTO_EPSILON
 from torchgw._plans.contract import Plan
 from torchgw._problem.limits import limits_of
 from torchgw._problem.problem import Problem, hops_of
+from torchgw._problem.table import SearchName
 from torchgw._search.alternatives import (
     AGREED,
     WHY_BESIDE,
@@ -21,7 +22,6 @@ from torchgw._search.alternatives import (
     WHY_TIME,
     Alternative,
     Search,
-    SearchName,
     among_all,
     different_optima,
     is_whole,

@@ -4,7 +4,7 @@ import copy
 import math
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,8 +21,6 @@ from torchgw._search.coarse import AXES, Coarsened, CoarseProblem, coarse_proble
 from torchgw._tensors.operations import same
 from torchgw._typing import Potentials
 from torchgw.distances.base import DistanceProvider
-
-SearchName = Literal["auto", "fast", "thorough"]
 
 # Distance (CoarseProblem.distances) above which two plans are different optima. [L280]
 DISTINCT = 0.05

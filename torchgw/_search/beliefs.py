@@ -90,37 +90,52 @@ class Graph(NamedTuple):
 
     rows: Tensor  # (e,) int64 in order
     columns: Tensor  # (e,) int64
-    weights: Tensor  # (e,) float32
+    weights: Tensor  # (e, layers) float32, as the node of the row sees them
     nodes: int
 
     @classmethod
     def of(cls, table: Tensor, largest: float) -> Graph:
         """Collect the edges of a symmetric table (n, n), whose signs do not matter."""
         rows, columns = table.nonzero().T
-        return cls(rows, columns, (table[rows, columns].abs() / largest).float(), len(table))
+        weights = (table[rows, columns].abs() / largest).float()
+        return cls(rows, columns, weights[:, None], len(table))
 
     @classmethod
     def together(cls, parts: list[Edges], device: torch.device) -> Graph:
         """Put graphs beside each other, whose weights are at most one."""
-        first = np.cumsum([0, *(part.n for part in parts)])
-        sides = [
-            (part.rows + start, part.columns + start, part.weights)
-            for part, start in zip(parts, first, strict=False)
-        ]
+        first, sides = np.cumsum([0, *(part.n for part in parts)]), []
+        for part, start in zip(parts, first, strict=False):
+            # edges between two nodes are one, with a weight in each layer
+            keys, pair = np.unique(part.keys // part.layers, return_inverse=True)
+            layers = np.zeros((len(keys), part.layers))
+            layers[pair, part.layer] = part.weights
+            sides.append((keys // part.n + start, keys % part.n + start, layers))
         rows, columns, weights = (
             torch.from_numpy(np.concatenate(side)).to(device) for side in zip(*sides, strict=True)
         )
         return cls(rows, columns, weights.float(), int(first[-1]))
 
-    @property
-    def matrix(self) -> SparseRows:
-        """The adjacency matrix."""
-        return SparseRows(self.starts.int(), self.columns.int(), self.weights)
+    @classmethod
+    def both(
+        cls, graphs: tuple[Edges, Edges] | None, tables: tuple[Tensor, Tensor]
+    ) -> tuple[Graph, Graph]:
+        """Collect the edges of both sides: of graphs with their directions, or else of tables."""
+        if graphs is None:
+            largest = max(float(table.abs().max()) for table in tables)
+            near, far = (cls.of(table, largest) for table in tables)
+            return near, far
+        largest = max(float(side.weights.max(initial=0.0)) for side in graphs)
+        near, far = (
+            cls.together([side._replace(weights=side.weights / largest)], tables[0].device)
+            for side in graphs
+        )
+        return near, far
 
     @property
     def degrees(self) -> Tensor:
-        """Sum the weights of each node, (n,)."""
-        return self.weights.new_zeros(self.nodes).index_add_(0, self.rows, self.weights)
+        """Sum the weights of each node by layers, (n, layers)."""
+        none = self.weights.new_zeros(self.nodes, self.weights.shape[1])
+        return none.index_add_(0, self.rows, self.weights)
 
     @property
     def starts(self) -> Tensor:
@@ -141,7 +156,8 @@ class Places(NamedTuple):
     """
 
     node: Tensor  # (graphs, p) of the graph; the first places are the nodes, which look next to all
-    beside: SparseRows  # (graphs p, graphs p) weights of the edges from a place to where it looks
+    # (graphs p, graphs p) weights of the edges from a place to where it looks, of each layer
+    beside: list[SparseRows]
 
     @classmethod
     def of(cls, graph: Graph, count: int, most: float) -> Places:
@@ -149,7 +165,8 @@ class Places(NamedTuple):
         nodes, m, rows = graph.nodes, graph.nodes // count, graph.rows
         every = torch.arange(nodes, device=rows.device)
         if m + len(rows) // count > most:
-            return cls(every.view(count, m) % m, graph.matrix)
+            beside = _by_layers(rows, graph.columns, graph.weights, nodes)
+            return cls(every.view(count, m) % m, beside)
         within, room = _numbered(rows // m, count)
         node, owned = torch.cat([every, rows]), torch.cat([every % m, m + within])
         place = node // m * (m + room) + owned
@@ -162,11 +179,19 @@ class Places(NamedTuple):
         owner, edge = place[owner[other]], edge[other]
         owner, order = owner.sort(stable=True)
         edge, last = edge[order], count * (m + room)
-        starts = torch.searchsorted(owner, torch.arange(last + 1, device=owner.device))
         ends = place[nodes + graph.reverse[edge]]
-        found = torch.zeros_like(starts[1:]).index_copy_(0, place, node % m)
-        beside = SparseRows(starts.int(), ends.int(), graph.weights[edge])
-        return cls(found.view(count, -1), beside)
+        found = place.new_zeros(last).index_copy_(0, place, node % m)
+        return cls(found.view(count, -1), _by_layers(owner, ends, graph.weights[edge], last))
+
+
+def _by_layers(rows: Tensor, columns: Tensor, weights: Tensor, count: int) -> list[SparseRows]:
+    """Make a matrix (count, count) of each layer of some entries, by rows."""
+    found, every = [], torch.arange(count + 1, device=rows.device)
+    for layer in weights.T:
+        used = layer != 0
+        starts = torch.searchsorted(rows[used], every)
+        found.append(SparseRows(starts.int(), columns[used].int(), layer[used]))
+    return found
 
 
 def _numbered(owner: Tensor, count: int) -> tuple[Tensor, int]:
@@ -194,7 +219,7 @@ def believed_plans(
     odds = _LOST / m
     if lost is None:
         # an edge that must be lost has two ends
-        degrees = source.degrees.view(count, n, 1), target.degrees.view(count, m, 1)
+        degrees = source.degrees.view(count, n, -1), target.degrees.view(count, m, -1)
         lost = torch.cdist(*degrees, p=1) / 2
     evidence = lost * math.log(odds)
     generator = torch.Generator("cpu").manual_seed(seed)
@@ -209,9 +234,12 @@ def believed_plans(
     reverse = torch.arange(count * room, device=edge.device)
     owner = reverse // max(1, room) * n
     reverse[edge], owner[edge] = edge[source.reverse], source.rows
-    weights = evidence.new_zeros(count * room, 1).index_copy_(0, edge, source.weights[:, None])
+    # who is told sees the edge from its other end
+    told = source.weights[source.reverse]
+    weights = evidence.new_zeros(count * room, told.shape[1]).index_copy_(0, edge, told)
     # the sum of what the neighbours of each node have said, along the edges from them
-    heard = SparseRows(source.starts.int(), reverse[edge].int(), torch.ones_like(source.weights))
+    every = torch.ones_like(source.weights[:, 0])
+    heard = SparseRows(source.starts.int(), reverse[edge].int(), every)
     width = node.shape[1]
     messages = evidence.new_zeros(count * room, width)
     column, before, free = evidence.new_zeros(count, 1, m), evidence.clone(), True
@@ -244,8 +272,10 @@ def believed_plans(
             total = told[:, :m].sum(1, keepdim=True).mul_(odds)
             each = len(told) // count
             turned = told.view(count, each, width).mT.contiguous().view(count * width, each)
-            said = (beside @ turned).view(count, width, each).mT.contiguous().view_as(told)
-            said.div_(total).log1p_().mul_(weights[some])
+            said = torch.zeros_like(told)
+            for look, weight in zip(beside, weights[some].T, strict=True):
+                near = (look @ turned).view(count, width, each).mT.contiguous().view_as(told)
+                said.addcmul_(near.div_(total).log1p_(), weight[:, None])
             messages[some].lerp_(said, 1 - _KEPT)
 
     steps: list[Callable[..., Any]] = [believe, tell]
@@ -368,9 +398,8 @@ def _anew(state: Ends, regions: Array, seed: int, device: torch.device) -> list[
     from scipy.optimize import linear_sum_assignment  # SciPy takes long to import
 
     there, size = state.partners[regions], regions.shape[1]
-    # messages go along edges of any direction and relation
-    source = Graph.together([state.near.among(nodes).undirected for nodes in regions], device)
-    target = Graph.together([state.far.among(nodes).undirected for nodes in there], device)
+    source = Graph.together([state.near.among(nodes) for nodes in regions], device)
+    target = Graph.together([state.far.among(nodes) for nodes in there], device)
     share = torch.full((size,), 1 / size, device=device)
     lost = np.stack([_lost(state, *nodes) for nodes in zip(regions, there, strict=True)])
     evidence = torch.from_numpy(lost).float().to(device)
@@ -403,8 +432,7 @@ def _lost(state: Ends, nodes: Array, there: Array) -> Array:
 def match_graphs(problem: Problem) -> Alternative | None:
     """Match two graphs that are too large for chains; ``None`` if they are none, or far too large.
 
-    Their tables are stored and mostly zeros, and nothing else has a say. Messages go along edges of
-    any direction and relation, by the mean of these.
+    Their tables are stored and mostly zeros, and nothing else has a say.
     """
     if not (problem.linear is None and problem.support is None and problem.loss.is_square):
         return None
@@ -414,8 +442,8 @@ def match_graphs(problem: Problem) -> Alternative | None:
         return None
     if min(float(table.min()) for table in (x, y)) < 0:
         return None
-    largest = max(float(table.abs().max()) for table in (x, y))
-    source, target = Graph.of(x, largest), Graph.of(y, largest)
+    graphs = graphs_of(problem.sides)
+    source, target = Graph.both(graphs, (x, y))
     marginals = Marginals(*(weight.float() for weight in problem.marginals))
     count = min(len(source.rows) * target.nodes, len(target.rows) * source.nodes)
     needed = 4 * (count + 4 * problem.source.n * problem.target.n)
@@ -432,7 +460,6 @@ def match_graphs(problem: Problem) -> Alternative | None:
     plan = plan.where(plan > _LEAST * plan.amax(1, keepdim=True), 0.0)
     plan /= plan.sum()
     value = _value(problem, plan)
-    graphs = graphs_of(problem.sides)
     if weigh_alike(problem.marginals) and graphs is not None:
         partners = rematched(*graphs, plan)
         matching = torch.zeros_like(plan).scatter_(1, partners[:, None], 1 / len(plan))

@@ -224,12 +224,19 @@ def _from_graphs(found: Climb) -> None:
     sharpened = found.sharpened and found.sharp and not world.tiny
     # chains of large graphs take less than messages do, and are mostly right
     quick = sharpened or world.large
-    begun: list[Chain] = []
+    begun, told = list[Chain](), list[Chain]()
     for begin in (_noise, _heat, _beliefs, _convex) if quick else (_beliefs, _heat, _convex):
         clock = perf_counter()
-        chain = begin(world)
+        chain = begin(found)
         chain.seconds = perf_counter() - clock
         begun.append(chain)
+        if begin is _beliefs and found.edges is not None:
+            # on the way down from where it is blurred it may lose edges
+            found.graphs.append(chain)
+            found.agreed = _keeps_most(found, _exchanged(found, tries=0.0))
+            if found.agreed:
+                return
+            told = found.best[-1:]
         if begin is not _convex:
             world.descend([chain], chain.kind.ladder, found.level)
             found.compared += [replace(chain)] if found.sharp else []
@@ -237,7 +244,7 @@ def _from_graphs(found: Climb) -> None:
             best, *others = sorted(found.compared, key=_objective)
             world.descend([best], world.refine._replace(decay=_STEEP), low)
             world.settle([best], low)
-            found.best, found.behind, found.graphs = [best], others, [best]
+            found.best, found.behind, found.graphs = [best, *told], others, [best]
             # plans of a whole search are alike where edges of a few nodes are lost
             _exchanged(found)
             found.agreed = found.met = True
@@ -249,8 +256,9 @@ def _from_graphs(found: Climb) -> None:
             world.descend([chain], _CONVEX if begin is _convex else world.refine, low)
             world.settle([chain], low)
             found.best.append(chain)
-            found.graphs.append(chain)
-            plans = _exchanged(found) if found.lowest is chain else world.rounded([chain])
+            lowest = min([chain, *(told if begin is _beliefs else [])], key=_objective)
+            found.graphs.append(lowest)
+            plans = _exchanged(found) if found.lowest is lowest else world.rounded([lowest])
             # edges of a mean over directions are starts, and no measure of a match
             found.agreed = (plain or found.edges is not None) and _keeps_most(found, plans)
             if found.agreed or is_over():
@@ -307,28 +315,30 @@ def _have_met(world: World, chains: Sequence[Chain]) -> bool:
     return any(float(torch.cosine_similarity(away.flatten(), one, 0)) > _MET for one in moves)
 
 
-def _noise(world: World) -> Chain:
+def _noise(found: Climb) -> Chain:
     """Begin as the first of all chains does."""
-    return world.begin(FIRST[0], 0)
+    return found.world.begin(FIRST[0], 0)
 
 
-def _beliefs(world: World) -> Chain:
+def _beliefs(found: Climb) -> Chain:
     """Begin at the partners that messages along edges tell of."""
-    sides = world.problem.source.table, world.problem.target.table
-    largest = max(float(table.abs().max()) for table in sides)
-    source, target = (Graph.of(table, largest) for table in sides)
+    world = found.world
+    tables = world.problem.source.table, world.problem.target.table
+    source, target = Graph.both(found.edges, tables)
     return world.take("beliefs", believed_plan(source, target, world.marginals))
 
 
-def _heat(world: World) -> Chain:
+def _heat(found: Climb) -> Chain:
     """Begin where the nodes of two graphs have alike signatures."""
+    world = found.world
     costs = heat_costs(world.problem).float()[None]
     start = costs.new_zeros(1, 1, costs.shape[2])
     return world.take("heat", world.solve(costs, start, _SIGNED_AT, _SIGNED_INNER)[0][0])
 
 
-def _convex(world: World) -> Chain:
+def _convex(found: Climb) -> Chain:
     """Begin where the convex problem of two graphs has its minimum."""
+    world = found.world
 
     def project(cost: Tensor, epsilon: float, iterations: int) -> Tensor:
         start = cost.new_zeros(1, 1, cost.shape[1])

@@ -366,14 +366,6 @@ class Edges(NamedTuple):
         np.maximum.at(found, (self.rows, self.layer), self.weights)
         return found
 
-    @property
-    def undirected(self) -> Edges:
-        """The graph in which two nodes are joined by the weight of all edges between them."""
-        if self.layers == 1:
-            return self
-        keys, pair = np.unique(self.keys // self.layers, return_inverse=True)
-        return Edges.listed(self.n, keys, np.bincount(pair, self.weights))
-
     def among(self, nodes: Array) -> Edges:
         """Keep some nodes, in their order."""
         place = np.full(self.n, -1)

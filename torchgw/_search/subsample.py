@@ -108,8 +108,11 @@ def draw_subsample(problem: Problem, size: int, generator: torch.Generator) -> C
     for provider, weight in zip(both, problem.marginals, strict=True):
         factors = provider.factors()
         assert factors is not None
-        centred = factors.matrix - factors.matrix.sum(dim=0) / provider.n
-        order = centred[:, int((centred * centred).sum(dim=0).argmax())].argsort()
+        mean = factors.matrix.sum(dim=0) / provider.n
+        centred = factors.matrix - mean
+        widest = int(centred.mul_(centred).sum(dim=0).argmax())
+        del centred
+        order = (factors.matrix[:, widest] - mean[widest]).argsort()
         index = order[systematic_categories(weight[order], min(size, provider.n), generator)]
         drawn.append(Drawn(index))
         weights.append(torch.full_like(weight[index], 1 / len(index)))

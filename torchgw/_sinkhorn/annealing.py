@@ -12,13 +12,18 @@ from torch import Tensor
 # [L391]
 START_NOISE = 1e-6
 # Column error at which a linear problem ends while epsilon still falls: the next linearisation
-# matters more than this one's marginals. [L294] [L391]
+# matters more than this one's marginals. Change of a sharp plan that starts have met at, at which
+# polishing takes over. [L294] [L391] [L1257]
 ANNEALING_TOLERANCE = 1e-2
+# Sinkhorn iterations of one linearisation, if the cost is stored or streamed: about as much work as
+# the linearisation itself. [L186]
+INNER_ITERATIONS = {True: 50, False: 20}
 # Column error at the target that linear problems aim at, as a share of the change of the plan that
 # ends the loop. [L129] [L391]
 INNER_SHARE = 0.1
-# Column error at the target up to which a plan counts as meeting both marginals. [L184] [L391]
-# [L595]
+# Column error at the target up to which a plan counts as meeting both marginals; and change of a
+# plan at which polishing takes over from proximal steps: hundreds more would sharpen it, and lead
+# to the same vertex. [L141] [L184] [L391] [L595]
 MET = 3e-3
 # The plan itself may miss its marginals by this multiple of the column error that was asked for.
 # [L293] [L391]
@@ -27,7 +32,9 @@ CONTRADICTION = 10
 # share of the column error: after so many, those that `max_iter` allows would not end it. [L352]
 # [L391]
 STUCK, STUCK_SHARE = 10, 0.99
-# Iterations over which the decrease of the objective is averaged. [L173, L178, L391]
+# Iterations over which the decrease of the objective is averaged; after as many that show nothing
+# else a run ends, or its linear problems get more time. [L173, L178, L391, L472, L1146, L1253,
+# L1641]
 WINDOW = 5
 # A plan is settling if its smallest change in so many iterations is at most this share of the
 # smallest one before. [L178] [L391]

@@ -76,8 +76,8 @@ class CompiledBackend:
     @cache
     def why_not(device: torch.device, dtype: torch.dtype) -> str | None:
         """Say why torch.compile cannot run here, found by one small probe, or nothing."""
-        cost = FactoredCost(*(torch.ones(shape, dtype=dtype, device=device) for shape in _PROBE))
         weight = torch.ones(8, dtype=dtype, device=device)
+        cost = FactoredCost.of_products(weight[:, None], weight[:, None])
         problem = LinearProblem(cost, Marginals(weight, weight), 1.0)
         try:
             CompiledBackend().prepare(problem).softmin(weight, axis=1)
@@ -124,5 +124,3 @@ def _factored(cost: FactoredCost, weighted: Tensor, scale: Tensor) -> Tensor:
 # Points of the table on which compiled steps are tried, and by how many roundings they may be off.
 # Choices. [L1335]
 _TRIED, _ROUNDED = (20, 26), 64
-# Shapes of a FactoredCost: left, right, row, column.
-_PROBE = ((8, 2), (8, 2), (8,), (8,))

@@ -145,12 +145,13 @@ _SMALLEST_SUM = 1e-25
 LARGEST_SCALING = 20.0
 # Share of the entries of a kernel, on a CPU, up to which only those that matter are kept; numbers
 # of entries, from and to, for which that is tried; and how far both scalings may rise together, in
-# logarithms, before other entries may matter. [L403]
-_SPARSE = 0.1
+# logarithms, before other entries may matter. [L403, L564]
+SPARSE = 0.1
 _SPARSE_ENTRIES = (250_000, 100_000_000)
 _SLACK = 6.0
-# A row or column may lose so much mass by this, in units of the rounding of the dtype. [L403]
-_LOST = 16
+# A row or column may lose so much mass by this, and an error of marginals is noise below, in units
+# of the rounding of the dtype. [L288, L403]
+ROUNDINGS = 16
 
 
 class EagerBackend:
@@ -294,14 +295,14 @@ def entries_of(plan: EntropicPlan, least: float, share: float) -> scipy.sparse.c
 def sparse_sweeper(problem: LinearProblem, start: Potentials) -> Sweeper | None:
     """Make sweeps over the entries of the kernel that matter near ``start``, if they are few."""
     # At the fixed point the sum of each row of E b and of each column of a E is one, unless it is
-    # relaxed. What is left out is less than _LOST roundings of it, until scalings have risen by the
+    # relaxed. What is left out is less than ROUNDINGS of it, until scalings have risen by the
     # slack.
     cost = problem.cost
     fits = _SPARSE_ENTRIES[0] <= math.prod(cost.shape) <= _SPARSE_ENTRIES[1]
     if problem.tau != STRICT or cost.device.type != "cpu" or not fits:
         return None
     plan = EntropicPlan(cost, problem.marginals, start, problem.epsilon)
-    entries = entries_of(plan, _LOST * torch.finfo(cost.dtype).eps * math.exp(-_SLACK), _SPARSE)
+    entries = entries_of(plan, ROUNDINGS * torch.finfo(cost.dtype).eps * math.exp(-_SLACK), SPARSE)
     if entries is None:
         return None
 

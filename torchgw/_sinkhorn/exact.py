@@ -184,11 +184,10 @@ def by_scipy(p: Array, q: Array, cost: Array) -> Vertex:
     return Vertex(found.x.clip(0).reshape(n, m) * mass, prices[:n] + least, prices[n:])
 
 
-# Rounds of shortest paths from a plan to its prices: more are of no use but to rounding; and the
-# share of the costs by which a path has to be shorter. [L1352]
+# Rounds of shortest paths from a plan to its prices: more are of no use but to rounding. [L1352]
 _PATHS = 500
-_ROUNDING = 1e-15
-# Costs of a row within this of the least are equal: it is split among them. [L1303]
+# Costs are equal within this: a row is split among its least ones, and a path has to be shorter by
+# this share of the largest. [L1303, L1352]
 _EQUAL = 1e-15
 
 
@@ -271,7 +270,7 @@ def prices_of(cost: Array, plan: Array) -> Array:
     # v_k <= v_j + cost_ik - cost_ij wherever the plan moves mass from i to j
     rows, columns = plan.nonzero()
     there, starts = np.unique(rows, return_index=True)
-    own, least = cost[rows, columns], _ROUNDING * float(np.abs(cost).max())
+    own, least = cost[rows, columns], _EQUAL * float(np.abs(cost).max())
     v, ends = np.zeros(cost.shape[1]), np.full(len(there), np.inf)
     for _ in range(_PATHS):
         nearer = np.minimum.reduceat(v[columns] - own, starts)

@@ -34,8 +34,6 @@ MOST_ROUNDING = {torch.float32: 0.05, torch.float64: 1e-6}
 # Least distance of a rate to one that over-relaxation assumes: it bounds the factor by 1.98, where
 # an overestimate still contracts. [L6] [L391]
 SMALLEST_GAP = 1e-6
-# Iterations between looks at the error of a sweeper of two levels: each leaves a tenth. [L288]
-_TWO_LEVEL_CHECK = 1
 # The factor by which epsilon rises where an error stays. [L471]
 _RISE = 10.0
 # Seconds that an iteration takes at most for each pair of points, before one was timed. A choice.
@@ -81,7 +79,8 @@ def sinkhorn(
     slowest = _SLOWEST[problem.cost.device.type] * math.prod(problem.cost.shape)
     before: tuple[Potentials, float] | None = None  # potentials and error before it began anew
     while done < max_iter:
-        every = _TWO_LEVEL_CHECK if prepared.two_level else check_every
+        # each iteration of two levels leaves a tenth of the error
+        every = 1 if prepared.two_level else check_every
         wanted = min(every, max_iter - done)
         count = fitting(max(2, wanted), each, slowest)
         # where there is time for one iteration only, none is made twice

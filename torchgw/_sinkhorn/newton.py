@@ -9,7 +9,7 @@ import torch
 
 from torchgw._errors import NumericalError
 from torchgw._sinkhorn.contract import PreparedProblem
-from torchgw._sinkhorn.eager import entries_of
+from torchgw._sinkhorn.eager import ROUNDINGS, SPARSE, entries_of
 from torchgw._sinkhorn.exact import by_scipy
 from torchgw._sinkhorn.problem import STRICT, DenseCost
 from torchgw._typing import Potentials
@@ -26,8 +26,8 @@ RIDGE = 1e-11
 # [L443] [L464]
 LARGEST_STEP = 10.0
 # On a CPU plans with more and with at most so many points on a side get steps on the entries that
-# matter; the least density of such entries, and their largest share of all entries. [L564]
-_SHARP, _LEAST_DENSITY, _MOST_ENTRIES = (300, 4096), 1e-9, 0.1
+# matter; and the least density of such entries. [L564]
+_SHARP, _LEAST_DENSITY = (300, 4096), 1e-9
 # Steps on one set of entries at most; how far they may lead, in units of epsilon; the shortest step
 # that halving may come to; and the share of the tolerance that is added to the second derivative,
 # in units of the mass of a column. What that leaves undone is this share of the length of a step.
@@ -125,7 +125,7 @@ def newton_on_entries(
     # epsilons, and Sinkhorn's iteration moves them by the share of the mass that is exchanged.
     # Steps are those of `newton_step`; each is doubled as long as the dual value rises.
     problem = prepared.problem
-    found = entries_of(prepared.plan(potentials), _LEAST_DENSITY, _MOST_ENTRIES)
+    found = entries_of(prepared.plan(potentials), _LEAST_DENSITY, SPARSE)
     if found is None:
         return None
     a, b = (weight.numpy() for weight in problem.marginals)
@@ -180,12 +180,10 @@ _STAYS, _ABOVE = 0.02, 10
 # An error has to stay for so many iterations before a larger epsilon is tried: the linear problems
 # of most outer iterations end earlier. [L471]
 _PATIENCE = 100
-# How epsilon rises and falls then: in how many iterations up and down, and the error at which it
-# falls. [L471]
-_RISING, _FALLING, _FALLS = 50, 400, 1e-4
-# So many iterations have to be left for that; the largest epsilon, as a multiple of the one asked
-# for. [L471]
-_ROOM, _HIGHEST = 300, 1e9
+# How epsilon rises and falls then: in how many iterations up and down, of which the last have to be
+# left; the error at which it falls; and the largest epsilon, as a multiple of the one asked for.
+# [L471]
+_RISING, _FALLING, _FALLS, _HIGHEST = 50, 400, 1e-4, 1e9
 # Entries up to which a problem without entropy is solved in the time of some thousand iterations.
 # [L1334]
 _MOST_EXACT = 2**14
@@ -202,13 +200,11 @@ class SinkhornResult(NamedTuple):
 
 # Iterations between two looks at the error. [L289]
 CHECK_EVERY = 10
-# Multiple of the machine epsilon below which a marginal error is noise. [L288]
-_ROUNDING = 16
 
 
 def attainable(tol: float, dtype: torch.dtype) -> float:
     """Raise a tolerance of marginal errors to what rounding leaves."""
-    return max(tol, _ROUNDING * torch.finfo(dtype).eps)
+    return max(tol, ROUNDINGS * torch.finfo(dtype).eps)
 
 
 class Plateau:
@@ -224,7 +220,7 @@ class Plateau:
         """Learn of the error after ``count`` iterations, where at most ``most`` are left."""
         stays = abs(error - before) <= _STAYS * error and error > _ABOVE * self._tol
         self._stayed = self._stayed + count if stays else 0
-        found = self._wanted and self._stayed >= _PATIENCE and most >= _ROOM
+        found = self._wanted and self._stayed >= _PATIENCE and most >= _FALLING
         self._wanted = self._wanted and not found
         return found
 

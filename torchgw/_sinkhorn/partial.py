@@ -16,6 +16,7 @@ from torchgw._sinkhorn.eager import LARGEST_SCALING, EagerBackend
 from torchgw._sinkhorn.newton import (
     CHECK_EVERY,
     FURTHEST,
+    NEWTON_BELOW,
     RIDGE,
     Plateau,
     SinkhornResult,
@@ -220,8 +221,6 @@ _MOST_FAILURES = 3
 # Entries of a cost on a GPU up to which the host solves the problem: an iteration takes sixty
 # launches there, and a tenth of their time here. [L548]
 _ON_HOST = 2**17
-# Column error below which the iteration is near enough to linear to be extrapolated. [L237]
-_LINEAR = 1e-3
 # After so many iterations Newton's method goes on with a small problem; where it does not solve it,
 # four times as many iterations come before it is tried again. [L1202] [L1245]
 _SLOW, _PATIENCE = 50, 4
@@ -303,7 +302,7 @@ def partial_sinkhorn(
             wait = wait if solved else _PATIENCE * wait
             slow = done + wait
         elif not stays:
-            g = acceleration.next(g, found.g_next) if error < _LINEAR else found.g_next
+            g = acceleration.next(g, found.g_next) if error < NEWTON_BELOW else found.g_next
             g = g.clamp_max(0.0)
             if storable and kernel is None:
                 kernel = make_kernel(prepared, found.potentials)

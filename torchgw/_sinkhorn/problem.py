@@ -28,7 +28,7 @@ STRICT = (1.0, 1.0)
 LEAST_EXPONENTS = {torch.float32: -70.0, torch.float64: -600.0}
 # Bytes of one (rows, m) working block. On a CPU it stays in cache from the product to the sums
 # (2 MB took 2.2 ns per entry, 8 MB 4.1); on a GPU it must be large enough to fill the device. [L12]
-_BLOCK_BYTES = {"cpu": 2 * 2**20, "cuda": 32 * 2**20}
+_BLOCK_BYTES = {"cpu": 2**21, "cuda": 2**25}
 
 
 def exp_(exponent: Tensor) -> Tensor:

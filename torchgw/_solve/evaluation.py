@@ -181,6 +181,16 @@ class Evaluation(NamedTuple):
         return self.value(alpha) + self.penalty + epsilon * self.kl
 
 
+class Resolution(NamedTuple):
+    """What ``result.log["resolution"]`` says."""
+
+    cells: tuple[int, int]  # numbers of cells of the source and of the target
+    tolerance: float  # marginal error allowed
+    marginal_error: float  # measured: mean of |mass / weight - 1| over points drawn by weight
+    measured: int  # points of each side that it was measured at
+    value_change: float | None  # of the value, as a share of it, since the cells before
+
+
 def evaluate(
     setting: Setting,
     plan: TransportPlan,
@@ -327,15 +337,13 @@ def join_halves(
     couplings: tuple[Tensor, Tensor],
     moved: tuple[Tensor, Tensor],
 ) -> tuple[Tensor, float]:
-    """Give the coupling, (r, s), of a plan of all points, and the excess of its masses.
-
-    The plan is that between all points of the source and the cells of the target, and that between
-    the cells of the source and all points of the target, less the ``small`` one between cells
-    alone, which makes up for the blur within the cells. Of the first two are given the couplings,
-    (r, s) and (s, r), and what their cells' potentials add up to, of target and source. ``tables``
-    are the factors of the cells, (cells, r) and (cells, s). The excess is weighted by the
-    potentials.
-    """
+    """Give the coupling, (r, s), of a plan of all points, and the excess of its masses."""
+    # The plan is that between all points of the source and the cells of the target, and that
+    # between the cells of the source and all points of the target, less the ``small`` one between
+    # cells alone, which makes up for the blur within the cells. Of the first two are given the
+    # couplings, (r, s) and (s, r), and what their cells' potentials add up to, of target and
+    # source. ``tables`` are the factors of the cells, (cells, r) and (cells, s). The excess is
+    # weighted by the potentials.
     x, y = tables
     (near, far), (of_target, of_source) = couplings, moved
     means, of_small = _means(small, y)

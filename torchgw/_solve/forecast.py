@@ -18,8 +18,8 @@ from torchgw._search.alternatives import Search
 from torchgw._search.beliefs import LONG, seconds_of_regions
 from torchgw._search.optima import KEPT
 from torchgw._search.world import SOON
+from torchgw._sinkhorn.annealing import INNER_ITERATIONS
 from torchgw._solve.state import Options
-from torchgw._solve.step import INNER_ITERATIONS
 from torchgw._tensors.deadline import foresee
 from torchgw._tensors.foretold import correct, promise, say_more
 from torchgw._tensors.machine import slowness
@@ -111,9 +111,9 @@ _BLURRED, _BLURRED_FROM = (1, 8), 0.05
 # Sinkhorn iterations of a cost that samples have moved; and how many times as long an iteration
 # takes whose marginals are bounds. [L1591]
 _PERTURBED_INNER, _BOUNDED = 200, 4.0
-# Share of the iterations that is left from a start that a search has found, the best or another.
-# [L1563]
-FOUND = 0.5
+# Share of the iterations that is left from a start that a search has found, the best or another,
+# and share of a solve after which those from others are left behind. [L1563, L1598]
+_FOUND = 0.5
 # Seconds of a solve beside its iterations, and of a search on few points; of starts that are
 # followed on all points, and of these for each point of the larger side; by how many times these
 # take longer with relaxed marginals, and how many solves a relaxed problem has that is too large
@@ -141,8 +141,6 @@ _SHARPEST, _SHARPEST_ITERATIONS = 2.5e-5, 30_000
 _LEAST, _STREAMED = 2, 12 / INNER_ITERATIONS[False]
 # Seconds of the parts of a few points that may leave a plan in doubt. [L1592]
 _PARTS = 0.25
-# Share of a solve after which others, from what was found, are left behind, in the mean. [L1598]
-_LEFT = 0.5
 # Seconds of all turns of the plane for each pair of points. [L1563]
 _TURNS = 3e-6
 
@@ -195,15 +193,15 @@ class Forecast(NamedTuple):
         if not moves:
             return (slow * _START + whole,) * 2
         # annealing begins later where a search has found the start
-        seconds = slow * (_START + _COARSE) + FOUND * whole
+        seconds = slow * (_START + _COARSE) + _FOUND * whole
         if "product" in moves and "chains" not in moves:
             seconds += slow * _START + whole
         strict_too = rule is not None and facts.larger > limits.few_points
         if {"chains", "relaxed"}.isdisjoint(moves) and not strict_too:
             # a loss that is no product has no chains, and each optimum is solved from
             others = 0 if facts.products else (KEPT - 1) * ("optima" in moves)
-            return seconds, seconds + others * (slow * _START + FOUND * whole)
-        times = slow * (1.0 if rule is None or rule.squares else _RELAXED)
+            return seconds, seconds + others * (slow * _START + _FOUND * whole)
+        times = slow * (1.0 if rule is None else _RELAXED)
         times *= limits.chains_of(self.options.search) / limits.chains
         if rule is not None:
             # few points are searched in any case
@@ -215,7 +213,7 @@ class Forecast(NamedTuple):
     def disagreeing(self, longer: float, moves: Collection[str]) -> float:
         """Model the most that a search on all points takes, given what one like this does."""
         facts, seconds = self.facts, SOON
-        if ("edges" if facts.hops else "messages") in moves:
+        if facts.edges and ("edges" if facts.hops else "messages") in moves:
             # of two graphs, or of those that hops tell of
             seconds += _STARTS * seconds_of_regions(facts.larger, facts.edges)
         return _TIMES * longer + slowness() * seconds
@@ -235,11 +233,9 @@ class Forecast(NamedTuple):
     def say(
         self, cost: str, worst: float | None, seconds: tuple[float, float] | None = None
     ) -> None:
-        """Log what a solve will ``cost``, on a CPU an iteration too, and warn if it takes long.
-
-        ``worst`` are the seconds of all solves at a small epsilon, and ``seconds`` those of a usual
-        and a longer one.
-        """
+        """Log what a solve will ``cost``, on a CPU an iteration too, and warn if it takes long."""
+        # ``worst`` are the seconds of all solves at a small epsilon, and ``seconds`` those of a
+        # usual and a longer one.
         facts, most = self.facts, self.options.max_iter
         if worst is not None:
             self._foresee_sharp(worst)
@@ -313,16 +309,14 @@ class Forecast(NamedTuple):
     def correct_loop(self, search: Search | None, moves: Set[str], longer: float) -> None:
         """Correct what was said once a search has ended: some moves follow other starts."""
         found = search is not None and search.alternatives
-        once = slowness() * _START + self.mean * self.in_full * (FOUND if found else 1.0)
+        once = slowness() * _START + self.mean * self.in_full * (_FOUND if found else 1.0)
         correct(once + self._others(search, moves, longer, once), "the search has ended")
 
     def correct_others(
         self, search: Search | None, moves: Set[str], longer: float, once: float, *, parts: bool
     ) -> None:
-        """Correct what was said once a solve has ended, which has taken some seconds ``once``.
-
-        Whether ``parts`` of its plan are looked at is known by then.
-        """
+        """Correct what was said once a solve has ended, which has taken some seconds ``once``."""
+        # Whether ``parts`` of its plan are looked at is known by then.
         others = self._others(search, moves, longer, once) + slowness() * _PARTS * parts
         if others:
             correct(others, "more is tried, which may end lower")
@@ -333,7 +327,7 @@ class Forecast(NamedTuple):
             return 0.0
         how = self.options.search
         whole, found = search.followed(how, moves)
-        seconds = once * (whole / FOUND + _LEFT * found)
+        seconds = once * (whole / _FOUND + _FOUND * found)
         limits = limits_of(torch.device(self.facts.device))
         if search.thorough(how):
             # the search by default

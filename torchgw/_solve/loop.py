@@ -1,7 +1,6 @@
 """The outer loop: linearise at the current plan, solve the linear problem, repeat."""
 
 import math
-from dataclasses import dataclass, field
 from time import perf_counter
 from typing import NamedTuple
 
@@ -13,6 +12,7 @@ from torchgw._plans.contract import Plan
 from torchgw._plans.transport import TransportPlan
 from torchgw._sinkhorn.annealing import (
     LENGTHENING,
+    MET,
     SETTLING,
     SETTLING_WINDOW,
     SHORTEST_STEP,
@@ -51,27 +51,23 @@ _LEAST_SHARE = 0.01
 _EVERY = 10
 
 
-@dataclass
 class MovingAverage:
     """Early stopping: an exponential moving average that has stopped improving."""
 
     # A decrease within the noise of the average is none: it would come by chance, again and again.
     # The noise is estimated from how successive values differ, which a steady fall hardly changes.
 
-    weight: float  # of the newest value; 0 switches the stopping off
-    improvement: float  # relative decrease of the average that counts as progress
-    patience: int  # values without progress before stopping
-    _average: float = field(default=float("nan"), init=False)
-    _best: float = field(default=float("inf"), init=False)
-    _stalled: int = field(default=0, init=False)
-    _last: float = field(default=float("nan"), init=False)
-    _squares: float = field(default=0.0, init=False)
-    _count: int = field(default=0, init=False)
+    weight = 0.2  # of the newest value
+    improvement = 0.005  # relative decrease of the average that counts as progress
+
+    def __init__(self, patience: int) -> None:
+        self.patience = patience  # values without progress before stopping
+        self._average = self._last = math.nan
+        self._best, self._squares = math.inf, 0.0
+        self._stalled = self._count = 0
 
     def update(self, value: float) -> bool:
         """Take a value; return whether to stop."""
-        if self.weight == 0:
-            return False
         first = not math.isfinite(self._average)
         self._average = value if first else self._average + self.weight * (value - self._average)
         if not first:
@@ -364,7 +360,8 @@ def iterate(setting: Setting, state: LoopState, most: int | None = None) -> Loop
             return state._replace(status=Status.STOPPED, solved=solved)
 
         settled = at_target and gradient.exact and verdict.change <= reachable
-        pace.learn(inner, verdict.change, at_target=at_target, settled=settled)
+        drowned = not met and setting.rounding(epsilon) > MET
+        pace.learn(inner, verdict.change, at_target=at_target, settled=settled, drowned=drowned)
         status = ending.status(reached, settled=settled, stuck=pace.stuck)
         if status is not None:
             solved = None
@@ -413,7 +410,7 @@ class _Ending:
         a, b = setting.marginals
         # the linear cost has the terms of rows and columns alone twice, the objective has them once
         self.excess = float(a @ gradient.row + b @ gradient.column) / 2
-        self.average = MovingAverage(weight=0.2, improvement=0.005, patience=options.patience)
+        self.average = MovingAverage(options.patience)
         self.descent = Descent(options.objective_tol, self.excess)
         # not if another stage goes on from here
         final = setting.anneal.proximal and gradient.exact and setting.tol <= options.tol

@@ -18,9 +18,15 @@ from torchgw._problem.problem import Problem
 from torchgw._search.alternatives import Search
 from torchgw._search.optima import Searched
 from torchgw._sinkhorn.choose import alone
-from torchgw._solve.evaluation import Evaluation, evaluate, evaluate_relaxed, falls_further, judge
+from torchgw._solve.evaluation import (
+    Evaluation,
+    Resolution,
+    evaluate,
+    evaluate_relaxed,
+    falls_further,
+    judge,
+)
 from torchgw._solve.polish import Polished, plan_of, polish
-from torchgw._solve.resolution import Resolution
 from torchgw._solve.route import Route
 from torchgw._solve.state import (
     RESOLVED,

@@ -4,7 +4,6 @@ import logging
 import math
 from dataclasses import replace
 from functools import partial
-from itertools import count
 from time import perf_counter
 from typing import NamedTuple
 
@@ -14,24 +13,23 @@ from torchgw._gradients.contract import Linearised, QuadraticValue
 from torchgw._gradients.factored import FactoredGradient
 from torchgw._plans.given import SparsePlan, StoredPlan
 from torchgw._plans.transport import TransportPlan, round_to_marginals
+from torchgw._problem.limits import limits_of
 from torchgw._search.alternatives import WHY_TIME, Search
 from torchgw._search.isometry import Isometry, find_isometry
 from torchgw._search.subsample import Coarse, draw_subsample
-from torchgw._sinkhorn.annealing import Annealing
+from torchgw._sinkhorn.annealing import ANNEALING_TOLERANCE, MET, Annealing
 from torchgw._sinkhorn.choose import alone, choose_backend
-from torchgw._solve.begin import (
+from torchgw._solve.begin import ROUGH_TOLERANCE, best_found, first_guess, search_relaxed
+from torchgw._solve.evaluation import Evaluation, leaves_saddle, misses_a_copy, settle
+from torchgw._solve.guess import (
     LINEAR,
     PRODUCT,
-    ROUGH_TOLERANCE,
     Guess,
-    best_found,
-    first_guess,
     named_start,
-    search_relaxed,
+    read_init,
     searchable,
     starting_point,
 )
-from torchgw._solve.evaluation import Evaluation, leaves_saddle, misses_a_copy, settle
 from torchgw._solve.loop import iterate
 from torchgw._solve.outcome import Asked, Ending, Outcome, finish
 from torchgw._solve.polish import Polished
@@ -48,7 +46,6 @@ from torchgw._solve.step import prepare, solve_linear
 from torchgw._solve.strategy import (
     MOST_ANCHORS,
     Strategy,
-    annealed,
     choose_strategy,
     strategy_of_copies,
 )
@@ -98,7 +95,7 @@ def end_at_copy(asked: Asked, match: Isometry, recorder: Recorder) -> Outcome:
     evaluation = Evaluation(masses, error, QuadraticValue(match.value, 0.0), 0.0, kl)
     # nothing is better, but few points tell whether something is nearly as good
     with recorder.timed("multistart"):
-        _, search = first_guess(problem, None, None, options, strategy.search_epsilon, match)
+        _, search = first_guess(problem, None, options, strategy.search_epsilon, match)
     polished = Polished(steps=0, stationary=True, gap=0.0)
     sides = problem.sides
     return Outcome(
@@ -119,11 +116,6 @@ def end_at_copy(asked: Asked, match: Isometry, recorder: Recorder) -> Outcome:
 # Points per side of a subsample: with so many the coupling is known to a few percent in a second.
 # [L11]
 _COARSE_POINTS = 1_500
-# Change of the plan at which polishing takes over from proximal steps: hundreds more steps would
-# sharpen the plan, and lead to the same vertex. [L141]
-POLISH_TOLERANCE = 3e-3
-# The same where steps go on from a sharp plan that starts have met at. [L1257]
-_MET_TOLERANCE = 1e-2
 
 
 class Start(NamedTuple):
@@ -150,15 +142,17 @@ def find_start(asked: Asked, strategy: Strategy, match: Isometry | None) -> Star
     sample = None
     if asked.init is None and match is None and strategy.can_subsample:
         sample = draw_subsample(scaled, _COARSE_POINTS, asked.generator)
-    if options.rule is not None and searchable(problem, asked.init, options):
-        guess, search = search_relaxed(problem, strategy, asked.generator, again)
-        return Start(guess, search, sample)
-    found = first_guess(
-        scaled, sample, asked.init, options, strategy.search_epsilon, match, asked.made, again
+    if not searchable(problem, asked.init, options):
+        mass = options.rule.fixed_mass if options.rule else 1.0
+        return Start(read_init(asked.init, problem.marginals, mass), None, sample)
+    if options.rule is not None:
+        guess, others = search_relaxed(problem, strategy, asked.generator, again)
+        return Start(guess, others, sample)
+    guess, others = first_guess(
+        scaled, sample, options, strategy.search_epsilon, match, asked.made, again
     )
-    guess, others = found
     least, _ = strategy.route.seconds or (0.0, 0.0)
-    if others is not None and others.compare and others.alternatives and not leaves(least):
+    if others.compare and others.alternatives and not leaves(least):
         # what is patient begins far from any optimum, and would end there
         guess = best_found(scaled, others)
         others = others._replace(compare=False, doubt=WHY_TIME)
@@ -169,14 +163,14 @@ def begin(
     strategy: Strategy, start: Start, generator: torch.Generator, recorder: Recorder
 ) -> tuple[Setting, LoopState]:
     """Make the first setting of the loop, and its state at the start."""
-    dtypes, epsilon, guess = strategy.dtypes, strategy.epsilon, start.guess
+    dtypes, epsilon, guess = strategy.route.dtypes, strategy.epsilon, start.guess
     handover = strategy.options.tol
     if dtypes.again:
         handover = max(handover, ROUGH_TOLERANCE)
     sharp = math.inf
     goes_on = guess.sharp and strategy.proximal_polished and not strategy.facts.assignment
     if strategy.proximal_polished:
-        enough = _MET_TOLERANCE if goes_on else POLISH_TOLERANCE
+        enough = ANNEALING_TOLERANCE if goes_on else MET
         handover, sharp = max(handover, enough), strategy.search_epsilon
     anneal = Annealing(
         max(epsilon, guess.epsilon * strategy.scale), epsilon, proximal=strategy.proximal,
@@ -203,7 +197,7 @@ def begin(
         path = Annealing(max(epsilon, LINEAR.epsilon * strategy.scale), epsilon, held=True)
         aside = replace(setting, anneal=path, recorder=replace(recorder, history=[]))
         other = _solve_coarse(aside, start.sample, LINEAR)
-        if float(other.coupling.change(state.coupling)) > _MET_TOLERANCE:
+        if float(other.coupling.change(state.coupling)) > ANNEALING_TOLERANCE:
             fall = path
     roughly = replace(whole, tol=max(whole.tol, ROUGH_TOLERANCE))
     return whole, approach(strategy, roughly, state, max(shape), fall)
@@ -227,12 +221,11 @@ def _solve_coarse(setting: Setting, sample: Coarse, guess: Guess) -> LoopState:
 
 logger = logging.getLogger(__name__)
 
-# Anchors are added until the sampled cost is so many times its standard error; and at most so many.
-# [L114]
-_SIGNAL_TO_NOISE = 10.0
-_MOST_ANCHORS = 4096
 # The last cost has so many times the anchors of the iterations before. [L124]
 _REFINING = 4
+# Anchors are added until the sampled cost is so many times its standard error; and at most so many.
+# [L114]
+_SIGNAL_TO_NOISE, _MOST_ANCHORS = 10.0, _REFINING * MOST_ANCHORS
 # Sinkhorn iterations in which plans that are compared meet their marginals, at most. [L951]
 _COMPARED = 100
 
@@ -241,7 +234,7 @@ def run_stages(
     strategy: Strategy, setting: Setting, state: LoopState, guess: Guess
 ) -> tuple[Setting, LoopState]:
     """Iterate in the dtype of the loop; then with more anchors, or in the settling dtype."""
-    options, dtypes = strategy.options, strategy.dtypes
+    options, dtypes = strategy.options, strategy.route.dtypes
     rough = guess.epsilon > 0 and setting.recorder.checkpoint is None
     if is_over() and not state.coupling.empty:
         # settling makes a plan of the start; iterations before that would be late
@@ -266,16 +259,15 @@ def run_stages(
 
 
 def _choose_path(setting: Setting, state: LoopState) -> tuple[Setting, LoopState]:
-    """Begin proximal steps in two ways, at a large epsilon and after annealing; keep the lower.
-
-    Which of them breaks the symmetry of a rough start better depends on the problem. Both are
-    followed to one epsilon, where values of plans rounded to their marginals are compared. [L951]
-    """
+    """Begin proximal steps in two ways, at a large epsilon and after annealing; keep the lower."""
+    # Which of them breaks the symmetry of a rough start better depends on the problem. Both are
+    # followed to one epsilon, where values of plans rounded to their marginals are compared. [L951]
     gradient, sharp, tol, paths = setting.gradient, setting.anneal.sharp, setting.tol, []
+    left = range(setting.options.max_iter - state.done)
     for floor in (math.inf, sharp):
         anneal = replace(setting.anneal, floor=floor)
         path = replace(setting, anneal=anneal, recorder=replace(setting.recorder, history=[]))
-        steps = next(step for step in count() if anneal(step) <= sharp) + 1
+        steps = next((step for step in left if anneal(step) <= sharp), len(left)) + 1
         reached = iterate(path, state, most=steps)
         cost = gradient.linearise(reached.coupling).seen(reached.coupling.masses).dense()
         prepared = prepare(path, cost, anneal(reached.annealed))
@@ -312,10 +304,8 @@ def _grow_anchors(setting: Setting, state: LoopState, guess: Guess) -> tuple[Set
 
 
 def _refine_anchors(setting: Setting, state: LoopState) -> tuple[Setting, LoopState]:
-    """Make one more iteration, with more anchors of its plan: the last cost decides on the noise.
-
-    Many iterations with few columns and one with many take fewer of them than many with many.
-    """
+    """Make one more iteration, with more anchors: the last cost decides on the noise."""
+    # Many iterations with few columns and one with many take fewer of them than many with many.
     used = setting.gradient.n_anchors or 0
     count = min(_REFINING * used, MOST_ANCHORS)
     spent = state.status is Status.STOPPED or state.done >= setting.options.max_iter
@@ -373,10 +363,12 @@ def follow(asked: Asked, recorder: Recorder, match: Isometry | None = None) -> F
     if untold:
         route = strategy.route
         strategy.forecast.say(route.cost, route.longest, route.seconds)
-        strategy.forecast.foresee(stored=strategy.store)
+        strategy.forecast.foresee(stored=route.storage.stored)
     start = find_start(asked, strategy, match)
     if start.guess.patient and options.skip_tiles == "auto":
-        strategy = annealed(strategy)
+        limits = limits_of(strategy.problem.source.device)
+        route = strategy.route.annealed(strategy.facts, strategy.options, limits)
+        strategy = replace(strategy, route=route)
     if untold and start.search is not None and start.search.compare:
         strategy.forecast.say_again()
     elif untold and start.guess.patient:

@@ -207,11 +207,9 @@ def descend(
     *,
     exact: bool = False,
 ) -> tuple[Tensor, Polished]:
-    """Run fully corrective conditional gradient steps from a plan (n, m).
-
-    ``cost_at`` is the gradient of the objective at a plan of mass one, (n, m) float64. An ``exact``
-    plan has its marginals.
-    """
+    """Run fully corrective conditional gradient steps from a plan (n, m)."""
+    # ``cost_at`` is the gradient of the objective at a plan of mass one, (n, m) float64. An
+    # ``exact`` plan has its marginals.
     # Both marginals of the plan that comes back are exact up to rounding; that of a relaxed problem
     # is normalised.
     if not exact:

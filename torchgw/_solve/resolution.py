@@ -30,9 +30,9 @@ from torchgw._sinkhorn.choose import alone
 from torchgw._sinkhorn.contract import PreparedProblem
 from torchgw._sinkhorn.problem import FactoredCost, LinearProblem
 from torchgw._sinkhorn.tiles.tiling import Tiling, side_orders, width_of
-from torchgw._solve.begin import LINEAR, starting_point
 from torchgw._solve.evaluation import (
     Evaluation,
+    Resolution,
     evaluate_extended,
     factored_linear,
     half_step,
@@ -41,6 +41,7 @@ from torchgw._solve.evaluation import (
     moved_linear,
     settle,
 )
+from torchgw._solve.guess import LINEAR, starting_point
 from torchgw._solve.loop import iterate
 from torchgw._solve.state import RESOLVED, LoopState, Setting, Status, rounding
 from torchgw._solve.strategy import Strategy, choose_strategy
@@ -60,27 +61,17 @@ _MOST_CELLS = 2**18
 _FEWEST_POINTS = 4
 # Points of each side whose masses are computed, to measure the marginal error. [L424]
 _MEASURED = 4096
-# The next cells are at most so many times as many. [L424]
-_MOST_FINER = 16
 # Finer cells are expected to leave at most this share of an error. [L424]
 _SLOWEST = 0.5
 # The number of the next cells is chosen so that the predicted error is this share of the allowed
 # one. [L424] [L1610]
 _AIM = 0.8
-# Points that a plan is extended to at once: tables of some 600 bytes a point. [L1499, L1501]
-_PART = {"cpu": 2**14, "cuda": 2**19}
-# How many times as many cells come after some, before all points. [L1611]
+# Points that a plan is extended to at once, a quarter of all between these: tables of 600 bytes a
+# point, on a GPU 2,000. [L1499, L1501, L1726]
+_PART = {"cpu": (2**14, 2**14), "cuda": (2**18, 2**19)}
+# How many times as many cells come after some, before all points; and the square of that at most,
+# where errors tell how many are needed. [L424, L1611]
 _FINER = 4
-
-
-class Resolution(NamedTuple):
-    """What ``result.log["resolution"]`` says."""
-
-    cells: tuple[int, int]  # numbers of cells of the source and of the target
-    tolerance: float  # marginal error allowed
-    marginal_error: float  # measured: mean of |mass / weight - 1| over points drawn by weight
-    measured: int  # points of each side that it was measured at
-    value_change: float | None  # of the value, as a share of it, since the cells before
 
 
 class Resolved(NamedTuple):
@@ -106,10 +97,8 @@ def choose_resolution(strategy: Strategy) -> float | None:
 def approach(
     strategy: Strategy, setting: Setting, state: LoopState, few: int, fall: Annealing | None
 ) -> LoopState:
-    """Follow a state of ``few`` points on more and more cells; return it for all points.
-
-    With a ``fall`` of epsilon the best plan for the linear cost alone is followed as well.
-    """
+    """Follow a state of ``few`` points on more and more cells; return it for all points."""
+    # With a ``fall`` of epsilon the best plan for the linear cost alone is followed as well.
     # At a small epsilon what a subsample tells of the potentials misses the marginals by far, and
     # half-steps at that epsilon move mass by little. Of cells they take less time, and cells leave
     # only what is between near points. Few cells may favour another optimum, as few points do: the
@@ -121,7 +110,7 @@ def approach(
         levels.insert(0, _FINER * levels[0])
     if choose_resolution(strategy) is not None:
         # cells come next anyway
-        most = 0 if fall is None else _FIRST_CELLS * _MOST_FINER
+        most = 0 if fall is None else _FIRST_CELLS * _FINER**2
         levels = [joined for joined in levels if max(sizes) <= most * joined]
     finest = _orders(gradient, state, (1, 1)) if levels else None
     for joined in levels:
@@ -255,7 +244,7 @@ def how_much_finer(error: float, tolerance: float) -> int:
     """Choose how many times as many cells leave an error within a tolerance, a power of two."""
     # errors are of second order in the size of a cell: in two dimensions, of first order in its
     # points
-    finer = min(max(error / (_AIM * tolerance), 2), _MOST_FINER)
+    finer = min(max(error / (_AIM * tolerance), 2), _FINER**2)
     return int(2 ** math.ceil(math.log2(finer)))
 
 
@@ -284,8 +273,9 @@ def _solve(
 
 def _resolving(strategy: Strategy, scale: float, tolerance: float) -> torch.dtype:
     """Choose the dtype of the iterations, or of the settling where that rounds by more."""
-    rough = rounding(scale, strategy.epsilon, strategy.dtypes.loop) > max(RESOLVED, tolerance)
-    return strategy.dtypes.settle if rough else strategy.dtypes.loop
+    dtypes = strategy.route.dtypes
+    rough = rounding(scale, strategy.epsilon, dtypes.loop) > max(RESOLVED, tolerance)
+    return dtypes.settle if rough else dtypes.loop
 
 
 def in_dtype(dtype: torch.dtype, state: LoopState) -> LoopState:
@@ -380,11 +370,18 @@ def _rounded(
     left, row = (
         part.new_empty(n, *part.shape[1:], dtype=dtype) for part in (empty.left, empty.row)
     )
-    for first in range(0, n, _PART[left.device.type]):
-        some = slice(first, first + _PART[left.device.type])
+    height = _height(n, left.device)
+    for first in range(0, n, height):
+        some = slice(first, first + height)
         part = cost(itemgetter(some))
         left[some], row[some] = part.left, part.row
     return left, row
+
+
+def _height(n: int, device: torch.device) -> int:
+    """Choose of how many points a part is."""
+    least, most = _PART[device.type]
+    return min(max(n // 4, least), most)
 
 
 def _half(
@@ -405,16 +402,16 @@ def _half(
     assert isinstance(points, Cells)
     # whole cells and whole tiles, from everywhere: a part that lies at one end of the space would
     # see few cells, and leave a GPU idle. [L1501]
-    n, device = len(own), own.device.type
-    shape = n, len(other)
-    blocks = points.order.point.split(max(points.order.width, width_of(shape, device)))
-    count = min(len(blocks), -(-n // _PART[device]))
-    potential, found = other.new_empty(n), list[tuple[Tensor, Tensor, float]]()
+    n, shape = len(own), (len(own), len(other))
+    blocks = points.order.point.split(max(points.order.width, width_of(shape, own.device.type)))
+    count = min(len(blocks), -(-n // _height(n, own.device)))
+    potential = other.new_empty(n)
     tables = [factors]
     if linear is not None:
         tables += [part.to(factors.dtype) for part in (linear.right, linear.column[:, None])]
-    for first in range(count):
-        some = torch.cat(blocks[first::count])
+
+    def read(some: Tensor) -> tuple[Tensor, Tensor, float]:
+        """Give some points their potentials; a part is let go before the next is begun."""
         part = rows(itemgetter(some))
         cost = columns._replace(left=part.left, row=part.row)
         prepared = _prepare(strategy, cost, Marginals(weights.a[some], weights.b))
@@ -424,7 +421,9 @@ def _half(
         by_linear = 0.0
         if linear is not None:
             by_linear = moved_linear(linear.rows(some), images, weights.a[some])
-        found.append((inner_products(own[some], means), half.moved, by_linear))
+        return inner_products(own[some], means), half.moved, by_linear
+
+    found = [read(torch.cat(blocks[first::count])) for first in range(count)]
     couplings, moves, linears = zip(*found, strict=True)
     return _Half(
         potential, torch.stack(couplings).sum(0), torch.stack(moves).sum(), math.fsum(linears)

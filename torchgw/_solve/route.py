@@ -373,11 +373,6 @@ def can_halve(facts: Facts, limits: Limits, gradient: str) -> bool:
     return gradient == "dense" and plain and facts.entries >= limits.half
 
 
-def is_polished(facts: Facts, limits: Limits) -> bool:
-    """Whether dense proximal steps are polished unless that is refused."""
-    return facts.entries <= limits.polished
-
-
 def _searched(facts: Facts, options: Options) -> bool:
     if facts.listed or facts.one_plan:
         return False

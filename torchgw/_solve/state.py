@@ -23,12 +23,12 @@ from torchgw._gradients.factored import Encoding
 from torchgw._gradients.relaxed import RelaxedCoupling
 from torchgw._gradients.sampled import AnchorCoupling
 from torchgw._plans.transport import TransportPlan
+from torchgw._problem import table
 from torchgw._problem.marginals import MarginalRule
 from torchgw._problem.problem import Problem
+from torchgw._problem.table import Precision, check_options
 from torchgw._sinkhorn.annealing import Annealing
 from torchgw._sinkhorn.contract import Backend
-from torchgw._solve import table
-from torchgw._solve.table import Precision, check_options
 from torchgw._tensors.deadline import is_over
 from torchgw._tensors.ranks import Ranks
 from torchgw._typing import Iteration, Marginals, Potentials

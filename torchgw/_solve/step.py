@@ -23,10 +23,12 @@ from torchgw._problem.marginals import MarginalRule
 from torchgw._sinkhorn.annealing import (
     ANNEALING_TOLERANCE,
     CONTRADICTION,
+    INNER_ITERATIONS,
     INNER_SHARE,
     MET,
     STUCK,
     STUCK_SHARE,
+    WINDOW,
     Annealing,
 )
 from torchgw._sinkhorn.blocks import BlockProblem
@@ -52,13 +54,6 @@ _ROUNDING_SHARE = 0.5
 # Column error to reach by default, if the cost is stored or settled in float64 anyway. Other costs
 # are so large that a few iterations in float64 have to do. [L294]
 _INNER_TOLERANCE = {True: 5e-7, False: 1e-5}
-# So many iterations may miss their marginals, without two in a row that meet them, before their
-# linear problems get more time: objectives are not compared meanwhile, and the loop would end by
-# its limit alone. So do those whose plans have changed as much for so many. [L472] [L1146] [L1641]
-_MISSES = 5
-# Sinkhorn iterations of one linearisation, if the cost is stored or streamed: about as much work as
-# the linearisation itself. [L186]
-INNER_ITERATIONS = {True: 50, False: 20}
 # Iterations between looks at the error of a group of points while epsilon falls. [L1605]
 _BLOCK_LOOK = 2
 # Logarithms that a step between two points may add to the difference of their potentials, over
@@ -193,17 +188,26 @@ class Pace:
         return self._met
 
     def learn(
-        self, inner: SinkhornResult, change: float, *, at_target: bool, settled: bool
+        self,
+        inner: SinkhornResult,
+        change: float,
+        *,
+        at_target: bool,
+        settled: bool,
+        drowned: bool = False,
     ) -> None:
         """Choose how many iterations the next linear problem may take."""
+        # ``drowned`` is a plan that misses its marginals where rounding does so too, which it does
+        # at all smaller epsilons as well
         options = self._setting.options
         longer = at_target and is_behind(inner, self._error, change)
-        longer = longer or self._missed >= _MISSES
+        # objectives are not compared while marginals are missed: the loop would end by its limit
+        longer = longer or self._missed >= WINDOW
         if at_target:
             # plans may go round in a ring of linear problems that are all left unsolved
             shrinks = inner.converged or change < self._least
             self._least, self._idle = min(self._least, change), 0 if shrinks else self._idle + 1
-            if self._idle > _MISSES and self._setting.gradient.exact:
+            if self._idle > WINDOW and self._setting.gradient.exact:
                 longer, self._idle = True, 0
         if settled:
             # only more of them can improve its marginals
@@ -212,14 +216,14 @@ class Pace:
             # a plan far from its marginals is no place to linearise at: at a small epsilon the loop
             # would go from one such plan to the next for ever
             self._budget *= 2
-        spent = settled and self._most == options.inner_max_iter and not inner.converged
-        stays = inner.error > STUCK_SHARE * self._error
-        self._stuck = self._stuck + 1 if spent and stays else 0
+        spent = self._most == options.inner_max_iter and not inner.converged
+        stays = settled and inner.error > STUCK_SHARE * self._error
+        self._stuck = self._stuck + 1 if spent and (stays or drowned) else 0
         self._error, self._change = inner.error, change
 
     @property
     def stuck(self) -> bool:
-        """Whether more iterations would leave the marginals of a settled plan as they are."""
+        """Whether more iterations would leave the marginals as they are, or to rounding."""
         return self._stuck == STUCK
 
 

@@ -19,6 +19,7 @@ from torchgw._gradients.choose import check_products, make_gradient
 from torchgw._gradients.contract import Gradient, distance_spread, visible
 from torchgw._gradients.dense import HalfGradient
 from torchgw._gradients.relaxed import RelaxedGradient
+from torchgw._problem import table
 from torchgw._problem.limits import CPU, limits_of
 from torchgw._problem.losses import Loss
 from torchgw._problem.marginals import STRICT, MarginalRule
@@ -33,7 +34,6 @@ from torchgw._sinkhorn.contract import Backend
 from torchgw._sinkhorn.eager import LARGEST
 from torchgw._sinkhorn.problem import DenseCost
 from torchgw._sinkhorn.tiles.tiling import Tiling
-from torchgw._solve import table
 from torchgw._solve.forecast import Forecast
 from torchgw._solve.polish import can_polish, check_polish
 from torchgw._solve.route import (
@@ -41,12 +41,11 @@ from torchgw._solve.route import (
     can_halve,
     can_subsample,
     choose_gradient,
-    is_polished,
     make_route,
     route_of_copies,
     why_no_tiles,
 )
-from torchgw._solve.state import Dtypes, Options, Recorder, Setting
+from torchgw._solve.state import Options, Recorder, Setting
 from torchgw._tensors.ahead import compile_for_rank
 from torchgw._typing import Marginals
 from torchgw.distances.modes import FIRST, apart, modes
@@ -85,21 +84,6 @@ class Strategy:
         return self.route.gradient.chosen
 
     @property
-    def n_anchors(self) -> int:
-        """Anchors that a sampled gradient begins with."""
-        return self.route.n_anchors
-
-    @property
-    def dtypes(self) -> Dtypes:
-        """Dtypes of the loop and of the settling."""
-        return self.route.dtypes
-
-    @property
-    def spread(self) -> float:
-        """Natural scale of the cost, zero where every plan costs the same."""
-        return self.facts.spread
-
-    @property
     def epsilon(self) -> float:
         """The target, divided by the mass of a partial plan."""
         return self.facts.epsilon
@@ -109,11 +93,6 @@ class Strategy:
         """Whether a subsample is worth solving first, and can be."""
         limits = limits_of(self.problem.source.device)
         return can_subsample(self.facts, self.options, limits, self.gradient)
-
-    @property
-    def store(self) -> bool:
-        """Whether the (n, m) cost of an iteration is built."""
-        return self.route.storage.stored
 
     @cached_property
     def tiling(self) -> Tiling | None:
@@ -126,7 +105,7 @@ class Strategy:
     @property
     def scale(self) -> float:
         """Natural scale of the cost; one where all plans cost the same and any epsilon will do."""
-        return self.spread or 1.0
+        return self.facts.spread or 1.0
 
     @property
     def proximal(self) -> bool:
@@ -158,14 +137,14 @@ class Strategy:
         """Whether all plans have the same value, but for rounding."""
         strict = self.options.rule is None
         one = min(self.problem.shape) == 1
-        return self.spread == 0 or (strict and one)
+        return self.facts.spread == 0 or (strict and one)
 
     def fingerprint(self) -> tuple[str, list[float]]:
         """List the choices that must be alike on all ranks, and the numbers that show it."""
         width = 0 if self.tiling is None else self.tiling.width
-        chosen = [*self.problem.shape, self.spread, self.epsilon]
+        chosen = [*self.problem.shape, self.facts.spread, self.epsilon]
         where = "(n, m, scale of the cost, epsilon, whether the cost is stored, width of a tile)"
-        return f"the problem {where}", [*chosen, self.store, width]
+        return f"the problem {where}", [*chosen, self.route.storage.stored, width]
 
     def in_float64(self, setting: Setting) -> Setting:
         """Change a setting to float64; a sampled gradient keeps its anchors and its dtype."""
@@ -184,7 +163,7 @@ class Strategy:
     def _half(self, dtype: torch.dtype) -> bool:
         """Whether the products of a stage are made of half-precision ones."""
         # a later stage is exact
-        rough = dtype == torch.float32 != self.dtypes.settle
+        rough = dtype == torch.float32 != self.route.dtypes.settle
         limits = limits_of(self.problem.source.device)
         return rough and can_halve(self.facts, limits, self.gradient)
 
@@ -202,22 +181,20 @@ class Strategy:
             # after a patient annealing the last digits do not matter yet
             base: Gradient = HalfGradient(problem, rough=anneal.patient)
         else:
-            base = make_gradient(self.gradient, problem, self.n_anchors, options.redraw)
+            base = make_gradient(self.gradient, problem, self.route.n_anchors, options.redraw)
         return Setting(
             gradient=base if rule is None else RelaxedGradient(base, problem), problem=problem,
             anneal=anneal, options=options, backend=self.backend(dtype, self.tiling),
-            generator=generator, recorder=recorder, store=self.store, tol=tol, scale=self.scale,
-            dtype=dtype, rule=rule,
+            generator=generator, recorder=recorder, store=self.route.storage.stored, tol=tol,
+            scale=self.scale, dtype=dtype, rule=rule,
         )  # fmt: skip
 
 
 def choose_strategy(
     problem: Problem, options: Options, *, init: str = "", graphs: bool = False
 ) -> Strategy:
-    """Choose the route of a problem, and its epsilon; refuse what cannot be met.
-
-    ``init`` names what was passed as a start, and ``graphs`` says that paths in two were.
-    """
+    """Choose the route of a problem, and its epsilon; refuse what cannot be met."""
+    # ``init`` names what was passed as a start, and ``graphs`` says that paths in two were.
     limits = limits_of(problem.source.device)
     facts = Facts.of(problem, options.rule, graphs=graphs)
     gradient = choose_gradient(facts, options, limits)
@@ -237,7 +214,8 @@ def choose_strategy(
     if options.polish:
         check_polish(problem.marginals, options.rule)
     elif options.sharp and gradient.chosen == "dense" and options.ranks is None:
-        polished = is_polished(facts, limits) and can_polish(problem.marginals, options.rule)
+        few = facts.entries <= limits.exact
+        polished = few and can_polish(problem.marginals, options.rule)
         options = replace(options, polish=polished)
     mass = (options.rule and options.rule.mass) or 1.0
     unit = 1.0 if options.rule is None else options.rule.unit
@@ -283,20 +261,11 @@ def _target_epsilon(options: Options, spread: float, mass: float = 1.0) -> float
     return float(options.epsilon) / mass
 
 
-def annealed(strategy: Strategy) -> Strategy:
-    """Change the strategy for a single start, annealed on all points."""
-    limits = limits_of(strategy.problem.source.device)
-    route = strategy.route.annealed(strategy.facts, strategy.options, limits)
-    return replace(strategy, route=route)
-
-
 def natural_scale(problem: Problem, *, relaxed: bool) -> float:
-    """Compute the spread of the cost at a concentrated plan, zero where every plan costs the same.
-
-    4 alpha std(DX) std(DY) + (1 - alpha) std(M) for the square loss. The spread at a x b itself
-    would not do: it vanishes on homogeneous spaces, where all points have the same mean distance.
-    Where one side is nearly a point, ``relaxed`` plans still see the distances of the other.
-    """
+    """Compute the spread of the cost at a concentrated plan; zero if all plans cost the same."""
+    # 4 alpha std(DX) std(DY) + (1 - alpha) std(M) for the square loss. The spread at a x b itself
+    # would not do: it vanishes on homogeneous spaces, where all points have the same mean distance.
+    # Where one side is nearly a point, ``relaxed`` plans still see the distances of the other.
     weights = Marginals(*map(_levelled, problem.marginals))
     sides = list(zip(problem.sides, weights, strict=True))
     if problem.loss.is_square:

@@ -33,11 +33,13 @@ class Order(NamedTuple):
 
     def split(self, values: Tensor, fill: float | None = None) -> Tensor:
         """Arrange values (n, ...) in blocks, filled up by ``fill`` or by the last point."""
-        ordered = values[self.point]
-        missing = self.blocks * self.width - len(ordered)
-        if missing:
-            end = ordered[-1:].expand(missing, *ordered.shape[1:])
-            ordered = torch.cat([ordered, end if fill is None else torch.full_like(end, fill)])
+        missing, point = self.blocks * self.width - len(self.point), self.point
+        if missing and fill is None:
+            point = torch.cat([point, point[-1:].expand(missing)])
+        ordered = values[point]
+        if missing and fill is not None:
+            end = torch.full_like(ordered[-1:], fill).expand(missing, *ordered.shape[1:])
+            ordered = torch.cat([ordered, end])
         found: Tensor = ordered.unflatten(0, (self.blocks, self.width))
         return found
 

@@ -32,9 +32,9 @@ from torchgw._problem.given import Passed
 from torchgw._problem.named import DistanceName, ScaleName, refuse_names
 from torchgw._problem.problem import stored_matrix
 from torchgw._problem.providers import DistanceOptions, build_provider
+from torchgw._problem.table import check_options
 from torchgw._results.base import Result
 from torchgw._results.result import GWResult
-from torchgw._solve.table import check_options
 from torchgw._tensors.operations import centred
 from torchgw._typing import Array, Seed
 from torchgw.distances.base import DistanceProvider
@@ -126,11 +126,9 @@ class Alternation:
         return Reached(here, now, found, tuple(history), settled)
 
     def improve(self, best: Reached) -> Reached:
-        """Move one space at a time to other optima of its plan, while that lowers the value.
-
-        All others follow each move. At the end every plan has been searched for, at the common
-        space that it belongs to, and says what the search has found.
-        """
+        """Move one space at a time to other optima of its plan, while that lowers the value."""
+        # All others follow each move. At the end every plan has been searched for, at the common
+        # space that it belongs to, and says what the search has found.
         self.brief = False
         since, place = 0, 0
         searches: dict[int, GWResult] = {}

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from torchgw._answer.overlap import elbow
 from torchgw._api import solve
 from torchgw._boundary.checks import check_count, check_not_negative
 from torchgw._errors import InvalidInputError
@@ -16,7 +17,6 @@ from torchgw._results.base import Result
 from torchgw._results.certificates import distance_correlation
 from torchgw._results.result import GWResult
 from torchgw._search.alternatives import entropy
-from torchgw._solve.overlap import elbow
 from torchgw._tensors.deadline import countdown
 from torchgw._typing import Array
 

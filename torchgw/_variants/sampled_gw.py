@@ -12,8 +12,8 @@ from torchgw._boundary.arrays import to_tensor
 from torchgw._boundary.checks import called, reject_unknown
 from torchgw._errors import InvalidInputError, TorchGWWarning, UnsupportedError, warn_user
 from torchgw._problem.named import DistanceName
+from torchgw._problem.table import Differentiable, Options
 from torchgw._results.result import GWResult
-from torchgw._solve.table import Differentiable, Options
 from torchgw._typing import Seed
 from torchgw._variants.solve_low_rank import LowRankResult, solve_low_rank
 from torchgw.distances.graph import knn_graph

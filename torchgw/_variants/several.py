@@ -258,13 +258,11 @@ def agreeing(
     pairs: Sequence[tuple[int, int]],
     weights: Tensor,
 ) -> tuple[Tensor, ...]:
-    """Choose points of the common space by its plans and by those of the pairs, (n_s,) each.
-
-    Begins where the plans of the common space say. Then the points of one space after the other are
-    assigned so that as much mass as can be of its plans, its pairs' and the common one, is between
-    points that belong together, until that no longer grows: each pair's counts by its weight, that
-    of the common space by the mean of these.
-    """
+    """Choose points of the common space by its plans and by those of the pairs, (n_s,) each."""
+    # Begins where the plans of the common space say. Then the points of one space after the other
+    # are assigned so that as much mass as can be of its plans, its pairs' and the common one, is
+    # between points that belong together, until that no longer grows: each pair's counts by its
+    # weight, that of the common space by the mean of these.
     found = [belonging(plan) for plan in common]
     moved = True
     while moved:

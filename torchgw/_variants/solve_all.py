@@ -34,9 +34,9 @@ from torchgw._problem.limits import limits_of
 from torchgw._problem.named import DistanceName, ScaleName, refuse_names
 from torchgw._problem.problem import check_alpha, stored_matrix
 from torchgw._problem.providers import DistanceOptions, build_space
+from torchgw._problem.table import check_options
 from torchgw._results.base import load
 from torchgw._results.result import GWResult
-from torchgw._solve.table import check_options
 from torchgw._tensors.operations import at_even_steps
 from torchgw._typing import Seed
 from torchgw._variants.barycenter import (
@@ -269,7 +269,7 @@ class _Solved:
             self.folder.mkdir(parents=True, exist_ok=True)
             self.key = self._content()
         left = [pair for pair in pairs if not self._found(pair)]
-        most = limits_of(self.device).batch_searched
+        most = limits_of(self.device).tiny
         sizes = [space.provider.n for space in self.spaces]
         small = [(i, j) for i, j in left if sizes[i] * sizes[j] <= most]
         for begin in range(0, len(small), _TOGETHER):

@@ -37,13 +37,14 @@ from torchgw._problem.problem import (
 )
 from torchgw._problem.providers import DistanceOptions, build_providers
 from torchgw._problem.signatures import SignatureName, is_signature, named_features
+from torchgw._problem.table import check_options
 from torchgw._results.base import Result
 from torchgw._results.parts import stored
 from torchgw._results.result import GWResult
 from torchgw._search.optima import agreement
 from torchgw._sinkhorn.problem import LEAST_EXPONENTS, block
-from torchgw._solve.table import check_options
 from torchgw._tensors.machine import host_threads, small_on_one_thread
+from torchgw._tensors.operations import EQUAL, NOTHING
 from torchgw._typing import Array, Marginals, Seed
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.precomputed import PrecomputedDistance
@@ -56,14 +57,11 @@ _SHRINK, _GROW = 0.5, 1.5
 _SMALLEST_STEP = 1e-8
 # Iterations over which the value must fall by ``tol``. [L301]
 _WINDOW = 20
-# Column error of a projection, its Newton steps, and the shortest of those. [L246, L301]
-_PROJECTION_TOLERANCE = 1e-9
+# Newton steps of a projection, and the shortest of those. [L246, L301]
 _NEWTON_STEPS = 30
 _SHORTEST = 1e-6
 # A projection may miss its columns by this error. [L301]
 _LARGEST_MISS = 1e-6
-# Ridge: the share of the mean curvature that is added to all curvatures. [L301]
-_RIDGE = 1e-12
 
 
 class Factorisation(NamedTuple):
@@ -238,7 +236,7 @@ def project(point: Factorisation, marginals: Marginals) -> Factorisation | None:
         near, far, mass = parts
         sums = marginals.a @ near, marginals.b @ far
         slope = torch.cat([sums[0] - mass, sums[1] - mass])
-        if float(slope.abs().sum()) <= _PROJECTION_TOLERANCE:
+        if float(slope.abs().sum()) <= EQUAL:
             break
         blocks = [
             total.diag() - (weight[:, None] * part).T @ part
@@ -247,7 +245,7 @@ def project(point: Factorisation, marginals: Marginals) -> Factorisation | None:
         curvature = torch.block_diag(*blocks) + mass.diag().repeat(2, 2)
         curvature += torch.outer(null, null) * (curvature.trace() / rank**2)
         # groups that have died leave no curvature behind
-        curvature.diagonal().add_(_RIDGE * curvature.diagonal().mean())
+        curvature.diagonal().add_(NOTHING * curvature.diagonal().mean())
         direction = torch.linalg.solve(curvature, slope)
         decrease, length = float(direction @ slope), 1.0
         while length > _SHORTEST:

@@ -46,13 +46,13 @@ from torchgw._errors import ConvergenceWarning, GraphWarning, InvalidInputError,
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.given import Passed
 from torchgw._problem.providers import DistanceOptions, build_space
+from torchgw._problem.table import Options
 from torchgw._sinkhorn.choose import choose_backend
 from torchgw._sinkhorn.contract import Backend
 from torchgw._sinkhorn.problem import FactoredCost, LinearProblem
 from torchgw._sinkhorn.tiles.tiling import Tiling, block_orders
 from torchgw._solve.evaluation import half_step, join_halves
 from torchgw._solve.resolution import how_much_finer
-from torchgw._solve.table import Options
 from torchgw._tensors.block_order import Order
 from torchgw._tensors.foretold import say_more
 from torchgw._tensors.machine import peak_memory

@@ -14,7 +14,7 @@ from torchgw._batch.packing import LARGEST_ROUGH, Packed, pack
 from torchgw._batch.stopping import Rules
 from torchgw._boundary.arrays import resolve_device
 from torchgw._errors import TorchGWWarning, UnsupportedError
-from torchgw._solve.table import Options
+from torchgw._problem.table import Options
 from torchgw._tensors.ahead import compile_for_rank, variants
 from torchgw.datasets import spiral, swiss_roll
 

@@ -13,9 +13,9 @@ from torchgw._api import DATA
 from torchgw._boundary.arrays import to_numpy
 from torchgw._boundary.checks import check_choice, check_count, check_flag, reject_unknown
 from torchgw._errors import InvalidInputError
+from torchgw._problem.table import TABLE, Options
 from torchgw._results.maps import MapKind, SpaceMap
 from torchgw._results.result import GWResult
-from torchgw._solve.table import TABLE, Options
 from torchgw.anndata._problem import TranslationProblem
 from torchgw.anndata._spaces import (
     Names,

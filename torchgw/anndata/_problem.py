@@ -15,8 +15,8 @@ from torchgw._boundary.arrays import to_numpy, to_tensor
 from torchgw._boundary.checks import check_count, reject_unknown
 from torchgw._errors import InvalidInputError
 from torchgw._plans.contract import Plan
+from torchgw._problem.table import Options
 from torchgw._results.result import GWResult
-from torchgw._solve.table import Options
 from torchgw._variants.embedding import joint_embedding
 from torchgw.anndata._spaces import (
     Names,

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from torchgw._boundary.checks import check_choice, check_within, reject_unknown
 from torchgw._errors import InvalidInputError
+from torchgw._problem.table import Options
 from torchgw._results.maps import MapKind, SpaceMap
 from torchgw._results.result import GWResult
-from torchgw._solve.table import Options
 from torchgw.anndata._align import places_of
 from torchgw.anndata._problem import TranslationProblem
 from torchgw.anndata._spaces import check_name, check_objects

@@ -15,7 +15,7 @@ from scipy.sparse.csgraph import dijkstra
 from torchgw._boundary.arrays import as_labels, check_points, to_numpy
 from torchgw._boundary.checks import check_choice, is_number
 from torchgw._errors import GraphWarning, InvalidInputError, InvalidTypeError, warn_user
-from torchgw._solve.table import Options
+from torchgw._problem.table import Options
 from torchgw.distances import knn_graph, symmetrise
 from torchgw.distances.base import BLOCK_ENTRIES
 from torchgw.distances.graph import GraphMetric

@@ -16,7 +16,7 @@ import torchgw
 from torchgw._boundary.arrays import to_numpy
 from torchgw._boundary.console import progress
 from torchgw._errors import InvalidInputError, PlanTooLargeError, warn_user
-from torchgw._solve.table import TABLE
+from torchgw._problem.table import TABLE
 from torchgw.cli._arguments import add_output_options, flag_of, positive, spoken
 from torchgw.cli._files import (
     Side,

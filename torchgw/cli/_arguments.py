@@ -6,7 +6,7 @@ import re
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
-from torchgw._solve.table import TABLE, Option
+from torchgw._problem.table import TABLE, Option
 from torchgw.distances.base import DistanceProvider
 
 # Arguments of a solve that are files here.

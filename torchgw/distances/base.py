@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Entrywise = Callable[[Tensor], Tensor]
 
 # Columns fetched at once by the default implementations, in bytes of the (n, s) block. [L308]
-BLOCK_BYTES = 64 * 2**20
+BLOCK_BYTES = 2**26
 # Entries of a table that is made and read block by block. [L267, L271, L279, L320, L327, L329]
 # [L382, L852, L1502]
 BLOCK_ENTRIES = 2**22

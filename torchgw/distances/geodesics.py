@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.util import find_spec
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ from torchgw._tensors.cuda_graphs import GraphMemory, borrow_memory, capture
 from torchgw._tensors.deadline import foresee
 from torchgw._tensors.machine import slowness
 from torchgw._tensors.operations import quotient
-from torchgw.distances._graph.edges import Edges, from_csr
+from torchgw.distances._graph.edges import VERTICES, Edges, from_csr
 
 # Vertices above which a graph without an order is given one for relaxation. [L309]
 _ORDERED_VERTICES = 10_000
@@ -34,7 +34,7 @@ _IN_MEMORY = "/dev/shm"
 # Calls for each process: several, so that processes end together and progress shows. [L309]
 _SHARES = 4
 # Bytes of the float64 rows that one call of SciPy's Dijkstra returns. [L309]
-_ROWS_BYTES = 128 * 2**20
+_ROWS_BYTES = 2**27
 # Up to so many edges the graph is laid out on the host: each of the 40 operations would take a GPU
 # longer to launch. [L86]
 _FEW_EDGES = 8_192
@@ -108,20 +108,25 @@ class Geodesics:
         return path_lengths([(self, sources)], dtype=dtype, n_jobs=n_jobs)[0]
 
     def reader(
-        self, device: torch.device, dtype: torch.dtype = torch.float64
+        self, device: torch.device, dtype: torch.dtype = torch.float64, *, last: bool = False
     ) -> Callable[[torch.Tensor], torch.Tensor]:
         """Make a function from sources, int64 of shape (s,), to D[sources] on a device.
 
-        On a GPU it works on all sources together by relaxation, and holds the graph there: keep the
-        function for several requests; it adds edges up in ``dtype``, which its rows have. On a CPU
-        processes share the sources.
+        On a GPU that has Triton it works on all sources together by relaxation, and holds the graph
+        there: keep the function for several requests; it adds edges up in ``dtype``, which its rows
+        have. If it is the ``last`` one, the edges, which it has in a form of its own, are let go
+        there. Otherwise processes of the CPU share the sources.
         """
-        if device.type != "cuda":
-            return lambda sources: self.rows(sources.numpy(), dtype=dtype, n_jobs=None).to(device)
+        if device.type != "cuda" or find_spec("triton") is None:
+            rows = partial(self.rows, dtype=dtype, n_jobs=None)
+            return lambda sources: rows(sources.cpu().numpy()).to(device)
         few = len(self.edges.vertex) <= _FEW_EDGES
         edges = self.edges.to(torch.device("cpu") if few else device)
         order = self._device_order(edges.start.device)
         relaxation = EdgeRelaxation(edges, order, device=device, dtype=dtype)
+        if last and self.unreachable is None:
+            # where there are pieces they are counted later
+            self.forget()
         unreachable = torch.inf if self.unreachable is None else self.unreachable
         return lambda sources: (
             relaxation.columns(sources).T.nan_to_num_(posinf=unreachable).contiguous()
@@ -281,8 +286,6 @@ _ROUNDS = 16
 # [L307]
 _SPARE = 1.25
 _MOST_EDGES = 32
-# Vertices whose edges are laid out at once: tables of 70 bytes an edge. [L1502]
-_LAID_OUT = 2**18
 # Path length, in mean edge lengths, by which a round goes further. Long paths that are extended
 # before the short ones are final have to be extended again; a GPU that is otherwise idle can afford
 # that. [L156, L164, L831]
@@ -317,8 +320,8 @@ class EdgeRelaxation:
 
     A round visits the tiles in which something may change: those that fronts are passing.
     ``order`` are the vertices in an order in which near ones follow each other, perhaps with some
-    -1 between them that fill up tiles. By default work is done where the edges are, with the Triton
-    kernel on a GPU that has Triton. Edges are added up in ``dtype``.
+    -1 between them that fill up tiles. By default work is done where the edges are. Edges are added
+    up in ``dtype``.
     """
 
     # The graph becomes a rectangular table of neighbours. A vertex with more neighbours than
@@ -330,10 +333,11 @@ class EdgeRelaxation:
         edges: Edges,
         order: Tensor | None = None,
         *,
-        kernel: bool | None = None,
         device: torch.device | None = None,
         dtype: torch.dtype = torch.float64,
     ) -> None:
+        from torchgw.distances._paths import relaxation_triton
+
         here = edges.start.device
         self.device = device or here
         order = torch.arange(edges.n, device=here) if order is None else order.to(here)
@@ -347,13 +351,7 @@ class EdgeRelaxation:
         self._step = (
             step * float(edges.length.sum() / len(edges.length)) if len(edges.length) else 0.0
         )
-        self._kernel: Any = None
-        if kernel is None:
-            kernel = self.device.type == "cuda" and find_spec("triton") is not None
-        if kernel:
-            from torchgw.distances._paths import relaxation_triton
-
-            self._kernel = relaxation_triton
+        self._kernel = relaxation_triton
 
     def columns(self, sources: Tensor) -> Tensor:
         """Compute D[:, sources], shape (n, s), infinite where there is no path."""
@@ -363,14 +361,6 @@ class EdgeRelaxation:
 
     def _solve(self, sources: Tensor) -> Tensor:
         row, column = self._row_of[sources], torch.arange(len(sources), device=self.device)
-        if self._kernel is None:
-            distance = torch.full(
-                (self._rows, len(sources)), torch.inf, dtype=self._length.dtype, device=self.device
-            )
-            distance[row, column] = 0
-            while self._relax_(distance):
-                pass
-            return distance[self._row_of]
         if self._rows <= _ONE_LAUNCH_ROWS:
             distance = torch.full(
                 (len(sources), self._rows), torch.inf, dtype=self._length.dtype, device=self.device
@@ -432,16 +422,6 @@ class EdgeRelaxation:
         recorded = capture(advance, self._memory.stream, pool=self._memory.pool)
         return _Rounds(distance, tables[0], threshold, recorded.replay, (due, counts))
 
-    def _relax_(self, distance: Tensor) -> bool:
-        """Shorten every path by its best last edge; tell whether any became shorter."""
-        step = max(1, _TABLE_BYTES // (8 * self._rows * self._neighbour.shape[1]))
-        changed = torch.zeros((), dtype=torch.bool, device=self.device)
-        for part in distance.split(step, dim=1):
-            shorter = (part[self._neighbour.long()] + self._length[:, :, None]).amin(dim=1)
-            changed |= (shorter < part).any()
-            torch.minimum(part, shorter, out=part)
-        return bool(changed)
-
 
 def _laid_out(edges: Edges, order: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     """Lay a graph out as a table: neighbours and lengths (rows, width), row of each vertex (n,).
@@ -485,7 +465,7 @@ def _laid_out(edges: Edges, order: Tensor, dtype: torch.dtype) -> tuple[Tensor, 
     neighbour = itself[:, None].repeat(1, width)
     length = torch.zeros(rows, width, dtype=dtype, device=here)
     # tables of all edges would take several times as much as the graph
-    for some in torch.arange(size, device=here).split(_LAID_OUT):
+    for some in torch.arange(size, device=here).split(VERTICES):
         source, row, column, end, number = edges_of(some)
         # an edge leads to that row of its end which holds the same edge in reverse
         far = more[end].nonzero()[:, 0]

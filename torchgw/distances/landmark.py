@@ -13,7 +13,7 @@ from torchgw._boundary.checks import check_within
 from torchgw._errors import GraphWarning, UnsupportedError, warn_user
 from torchgw._tensors.operations import TINY, distinct, greater, lesser, power
 from torchgw._tensors.ranks import Ranks
-from torchgw.distances._graph.edges import components
+from torchgw.distances._graph.edges import VERTICES, components
 from torchgw.distances.base import DistanceProvider, Factors
 from torchgw.distances.factored import FactoredDistance
 from torchgw.distances.geodesics import Geodesics
@@ -32,18 +32,15 @@ _ALL_VERTICES = 256
 # Numbers of landmarks of larger graphs at which the error is estimated. They are enough if the
 # error, relative to the distances, is at most this, or if the last step has reduced it by less than
 # this share. [L170, L311]
-_COUNTS = (18, 33, 48, 63, 78)
+_COUNTS = range(18, 79, 15)
 _TOLERANCE = 0.02
 _LEAST_GAIN = 0.1
-# Landmarks of a round that are drawn together. [L101]
+# Landmarks of a round that are drawn together, and further columns that the error is estimated
+# from; a GPU finds 16 at a time. [L101, L103]
 _PART = 15
-# Vertices whose distances are computed with at once: tables of up to 1,000 bytes each. [L1500]
-_VERTICES = 2**18
 # Up to so many vertices the host makes the random numbers, so that they are the same as on a CPU.
 # [L790]
 _HOST_DRAWN = 2**20
-# Further columns that the error is estimated from; a GPU finds 16 at a time. [L103]
-_HELD_OUT = 15
 # A smaller rank may have this error, relative to the least. [L194]
 _RANK_SLACK = 1.05
 
@@ -139,14 +136,14 @@ class NystromDistance(FactoredDistance):
             check_within("n_landmarks", n_landmarks, 1, self.n, ", the number of points")
         check_within("start", start, 0, self.n - 1)
         generator = generator or torch.Generator().manual_seed(0)
-        held_out = distinct(self.n, min(_HELD_OUT, self.n), generator).to(self.device)
+        held_out = distinct(self.n, min(_PART, self.n), generator).to(self.device)
         self.landmarks = torch.tensor([start], device=self.device)
         # a GPU takes as long for one source as for a few
         first = rows_of(torch.cat([self.landmarks, held_out]))
         # a copy: what the error is estimated from is let go before it
         rows, exact, before = [first[:1].clone()], first[1:], math.inf
         few = _FEW if self.n > _ALL_VERTICES else self.n
-        counts: tuple[int, ...] = (n_landmarks or few,)
+        counts: Sequence[int] = (n_landmarks or few,)
         if n_landmarks is None and self.n > _FEW_VERTICES:
             counts = _COUNTS
         for count in counts:
@@ -228,7 +225,7 @@ def _choose_round(
 def _least_apart(known: Sequence[Tensor], one: Tensor) -> Tensor:
     """Bound the distances of all vertices to one, (n,), by those of both to known vertices."""
     bounds = (
-        [(part - rows[:, one, None]).abs_().amax(dim=0) for part in rows.split(_VERTICES, 1)]
+        [(part - rows[:, one, None]).abs_().amax(dim=0) for part in rows.split(VERTICES, 1)]
         for rows in known
     )
     return reduce(greater, map(torch.cat, bounds))
@@ -280,10 +277,15 @@ def _approximate(
         held_out, exact = (part[fresh.to(part.device)] for part in (held_out, exact))
     # squared distances of the exact columns to the sums of the first r terms
     gram, cross, size = signs.new_zeros(()), signs.new_zeros(()), signs.new_zeros(())
-    for some in _parts(exact.shape[1]):
+
+    def read(some: slice) -> tuple[Tensor, Tensor, Tensor]:
+        """Compute with some vertices, and let their tables go before the next are made."""
         part, known = _columns(rows, some).T @ to_landmarks, exact[:, some].double()
-        gram, cross = gram + part.T @ part, cross + known @ part
-        size = size + (known * known).sum()
+        return part.T @ part, known @ part, (known * known).sum()
+
+    for some in _parts(exact.shape[1]):
+        first, second, third = read(some)
+        gram, cross, size = gram + first, cross + second, size + third
     own, size = signs * (_columns(rows, held_out).T @ to_landmarks), size.clamp_min(TINY)
     products = ((own.T @ own) * gram).cumsum(0).cumsum(1).diagonal()
     square = products - 2 * (own * cross).sum(0).cumsum(0) + size
@@ -295,7 +297,7 @@ def _approximate(
 
 def _parts(n: int) -> Iterator[slice]:
     """Split vertices into those that are computed with in float64 at once."""
-    return (slice(start, start + _VERTICES) for start in range(0, n, _VERTICES))
+    return (slice(start, start + VERTICES) for start in range(0, n, VERTICES))
 
 
 def _columns(rows: Sequence[Tensor], some: Tensor | slice) -> Tensor:
@@ -370,22 +372,32 @@ class LandmarkDistance(NystromDistance):
         """Dtype of the paths that factors are made of."""
         return torch.float32 if self.n > _ROUGH else torch.float64
 
-    def _reader(self) -> Callable[[Tensor], Tensor]:
+    def _reader(self, *, last: bool = False) -> Callable[[Tensor], Tensor]:
         assert self.geodesics is not None
-        return self.geodesics.reader(self.device, self._row_dtype)
+        return self.geodesics.reader(self.device, self._row_dtype, last=last)
 
     @classmethod
-    def shared(
-        cls, graph: Any, n_landmarks: int | None, device: torch.device, ranks: Ranks
+    def prepared(
+        cls,
+        graph: Geodesics,
+        n_landmarks: int | None,
+        device: torch.device,
+        ranks: Ranks | None,
+        *,
+        last: bool,
     ) -> "LandmarkDistance":
-        """Make the provider by paths that ranks share out; it has the bits of one made alone."""
+        """Make the provider by paths that ranks share out, if any; with the bits of one alone.
+
+        With ``last`` a GPU lets go of the edges, of which nothing more will be asked.
+        """
         provider = cls.__new__(cls)
         provider._begin(graph, device, torch.float64)
-        alone = provider._reader()
-        empty = torch.empty(0, provider.n, dtype=provider._row_dtype, device=device)
+        alone = rows_of = provider._reader(last=last)
+        if ranks is not None:
+            empty = torch.empty(0, provider.n, dtype=provider._row_dtype, device=device)
 
-        def rows_of(sources: Tensor) -> Tensor:
-            return ranks.at_once(len(sources), lambda some: alone(sources[some]), empty)
+            def rows_of(sources: Tensor) -> Tensor:
+                return ranks.at_once(len(sources), lambda some: alone(sources[some]), empty)
 
         provider._find(rows_of, n_landmarks, 0, None)
         provider._warn_if_too_few(len(provider.landmarks))

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from torchgw._errors import InvalidInputError
-from torchgw._tensors.operations import at_even_steps
+from torchgw._tensors.operations import NOTHING, at_even_steps
 from torchgw.distances._graph.neighbours import nearest
 from torchgw.distances.base import BLOCK_ENTRIES, DistanceProvider, ScaledDistance
 from torchgw.distances.curved import CurvedModel, curved_distances
@@ -19,8 +19,6 @@ _REFERENCE_POINTS = 2_000
 _REFERENCE_PER_FACTOR = 4
 # Known points next to a new one whose factors are averaged. [L1665]
 _NEAR = 8
-# Singular values below this share of the largest carry nothing but rounding. [L312]
-_PSEUDO_INVERSE_CUTOFF = 1e-12
 
 
 class Space(NamedTuple):
@@ -159,7 +157,7 @@ def factor_rows(provider: DistanceProvider, reference: Tensor) -> Tensor:
     if factors is None:
         raise InvalidInputError("These distances have no factors.")
     known = factors.matrix[reference].double() * factors.signs.double()
-    found: Tensor = torch.linalg.pinv(known.T, rtol=_PSEUDO_INVERSE_CUTOFF)
+    found: Tensor = torch.linalg.pinv(known.T, rtol=NOTHING)
     return found
 
 

@@ -11,7 +11,7 @@ from torchgw._boundary.arrays import check_finite, check_tensor
 from torchgw._boundary.checks import check_choice
 from torchgw._errors import InvalidInputError
 from torchgw._tensors.operations import straight
-from torchgw.distances.base import DistanceProvider, Factors
+from torchgw.distances.base import BLOCK_ENTRIES, DistanceProvider, Factors
 
 PointMetric = Literal["euclidean", "sqeuclidean", "cosine", "correlation"]
 # Those that compare directions alone.
@@ -24,8 +24,6 @@ _FEW_POINTS = 128
 # Factors of at most so many entries are kept from call to call; those of many points would take as
 # much memory as the points. [L1030]
 _KEPT = 2**18
-# Elements of a (rows, points) block of that search. [L313]
-_BLOCK_ELEMENTS = 2**24
 # Two unit vectors of one direction may differ by so many roundings: those of the largest entry, the
 # norm and the quotients, and of a mean of equal vectors. [L313]
 _UNIT_ROUNDING = 8
@@ -76,7 +74,7 @@ class PointDistance(DistanceProvider):
         check_rows(points, "Pass one row per point; `points[:, None]` makes rows of a vector.")
         self.metric: PointMetric = metric
         self.n, self.device, self.dtype = points.shape[0], points.device, points.dtype
-        points = _unit(points, metric) if metric in ANGLES else points
+        points = unit_vectors(points, metric) if metric in ANGLES else points
         # coordinates about the mean are small; where all points coincide, rounding of the mean
         # would set them apart from it, so they become zero
         coincide = (points == points[0]).all()
@@ -186,7 +184,7 @@ def check_rows(points: Tensor, advice: str = "", least: int = 0) -> None:
 def pairwise_distances(x: Tensor, y: Tensor, metric: PointMetric) -> Tensor:
     """Compute the distances of two sets of points, (q, d) and (n, d), shape (q, n)."""
     if metric in ANGLES:
-        return _between(_unit(x, metric), _unit(y, metric), metric)
+        return _between(unit_vectors(x, metric), unit_vectors(y, metric), metric)
     centre = y.mean(dim=0)
     return _between(x - centre, y - centre, metric)
 
@@ -199,7 +197,7 @@ def _between(x: Tensor, y: Tensor, metric: PointMetric) -> Tensor:
     return distance.square() if metric == "sqeuclidean" else distance.square() / 2
 
 
-def _unit(points: Tensor, metric: PointMetric) -> Tensor:
+def unit_vectors(points: Tensor, metric: str, name: str = "points") -> Tensor:
     """Scale points, less their own mean for "correlation", to length one; refuse zero vectors."""
     # dividing by the largest entry first keeps the squares from over- and underflowing
     largest = points.abs().amax(dim=1, keepdim=True) if points.shape[1] else points.sum(1, True)
@@ -214,7 +212,7 @@ def _unit(points: Tensor, metric: PointMetric) -> Tensor:
         row = int(flat[:, 0].nonzero()[0, 0])
         what = "zero vector" if metric == "cosine" else "constant row"
         raise InvalidInputError(
-            f"`points` has a {what} in row {row}, which has no direction, and so no {metric!r} "
+            f"`{name}` has a {what} in row {row}, which has no direction, and so no {metric!r} "
             "distance. Drop that row, or take 'euclidean' distances."
         )
     points = points / largest
@@ -274,7 +272,7 @@ def farthest_pair(like: Tensor, rows_of: Callable[[Tensor], Tensor]) -> Tensor:
     """Find the two indices of the largest entry of a table (n, n), by blocks of its rows."""
     n, best = len(like), torch.full_like(like[0], -torch.inf)
     pair = like.new_zeros(2, dtype=torch.int64)
-    for block in torch.arange(n, device=like.device).split(max(1, _BLOCK_ELEMENTS // n)):
+    for block in torch.arange(n, device=like.device).split(max(1, BLOCK_ENTRIES // n)):
         value, flat = rows_of(block).flatten().max(dim=0)
         found = torch.stack([block[0] + flat // n, flat % n])
         pair = torch.where(value > best, found, pair)

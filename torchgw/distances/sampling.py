@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgw._tensors.operations import accumulate, lesser, power
+from torchgw._tensors.operations import NOTHING, accumulate, lesser, power
 from torchgw.distances.base import DistanceProvider, Factors
 from torchgw.distances.points import PointDistance
 
@@ -21,9 +21,6 @@ _SAME_POINTS = 1_000
 # So few keys are compared all with all on a GPU: to load topk, and the sort it ends with, takes 35
 # to 45 ms. A choice. [L1020]
 _COMPARED = 2**11
-# Points of a smaller weight, relative to the largest, are left out: float32 could not hold their
-# plan. [L315]
-_NEGLIGIBLE = 1e-12
 
 
 class StoredColumns(NamedTuple):
@@ -105,7 +102,8 @@ def without_surplus(
 
 def cut(weights: Tensor) -> Tensor:
     """Set negligible weights to zero, and the total to one."""
-    weights = torch.where(weights > _NEGLIGIBLE * weights.max(), weights, 0.0)
+    # float32 could not hold the plan of points of a smaller weight
+    weights = torch.where(weights > NOTHING * weights.max(), weights, 0.0)
     return weights / weights.sum()
 
 
@@ -130,8 +128,9 @@ def draw_points(
         index = torch.arange(len(weights), device=weights.device)
         return _Drawn(_all_points(provider, weights, index), torch.stack([used, used]))
     index = torch.searchsorted(number, used.clamp(max=first + 1)[None])
-    columns = [provider.columns(index)]
-    closest, drawn = columns[0].amin(1), [weights.new_zeros(1)]
+    first_column = provider.columns(index)
+    columns = first_column.new_empty(len(weights), size)
+    columns[:, :1], closest, drawn = first_column, first_column.amin(1), [weights.new_zeros(1)]
     # after all distinct points of positive weight have been drawn, others follow
     for logarithm in uniform.log():
         share = weights * power(closest.double().clamp_min(0), SPREAD)
@@ -143,10 +142,10 @@ def draw_points(
         keys = logarithm / share
         fresh = _largest(keys, min(size - len(index), len(index)))
         drawn.append(keys[fresh])
-        index = torch.cat([index, fresh])
-        columns.append(provider.columns(fresh))
-        closest = lesser(closest, columns[-1].amin(1))
-    points = _nearest(weights, index, torch.cat(columns, dim=1))
+        here = slice(len(index), len(index) + len(fresh))
+        columns[:, here] = provider.columns(fresh)
+        index, closest = torch.cat([index, fresh]), lesser(closest, columns[:, here].amin(1))
+    points = _nearest(weights, index, columns)
     distinct = (torch.cat(drawn) > -torch.inf).sum()
     return _Drawn(points, torch.stack([used, distinct]))
 

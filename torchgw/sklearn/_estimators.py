@@ -15,8 +15,8 @@ from torchgw._boundary.arrays import as_labels, to_numpy
 from torchgw._boundary.checks import called, check_choice, named_fields, reject_unknown
 from torchgw._boundary.graphs import as_graph
 from torchgw._errors import InvalidInputError, InvalidTypeError, UnsupportedError
+from torchgw._problem.table import Options, Parameters
 from torchgw._results.result import GWResult
-from torchgw._solve.table import Options, Parameters
 from torchgw._tensors.operations import at_even_steps
 from torchgw.metrics import foscttm
 

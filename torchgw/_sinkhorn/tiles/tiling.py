@@ -49,9 +49,10 @@ class TileSide(NamedTuple):
     reach: Tensor  # (blocks, r), largest distance to the centre along each coordinate
 
     @classmethod
-    def of(cls, order: Order, factors: Tensor, weight: Tensor) -> "TileSide":
-        """Bring the points of a side into blocks."""
-        blocks, mass = order.split(factors), order.split(weight.to(factors.dtype), 0.0)
+    def of(cls, order: Order, factors: Tensor, weight: Tensor, unit: float = 1.0) -> "TileSide":
+        """Bring the points of a side into blocks, their factors in some unit."""
+        # a copy, and no second one in the unit
+        blocks, mass = order.split(factors).div_(unit), order.split(weight.to(factors.dtype), 0.0)
         # where no point has mass any centre will do
         share = torch.where(mass.sum(1, keepdim=True) > 0, mass, 1.0)
         share = share / share.sum(1, keepdim=True)
@@ -160,7 +161,7 @@ def tile_problem(
     """Bring a cost into blocks."""
     a, b = marginals
     return TileProblem(
-        TileSide.of(orders[0], cost.left / epsilon, a),
+        TileSide.of(orders[0], cost.left, a, epsilon),
         TileSide.of(orders[1], cost.right, b),
         cost.row.double(),
         cost.column.double(),
@@ -186,7 +187,9 @@ def side_orders(
         metric = axes * size.clamp_min(0).sqrt()
         metric = metric @ _axes(metric.T @ mine @ metric)[1][:, -_COORDINATES:]
         factors = own()
-        orders.append(block_order(factors @ metric.to(factors.dtype), width))
+        # what they are turned to takes their place
+        factors = factors @ metric.to(factors.dtype)
+        orders.append(block_order(factors, width))
     return orders[0], orders[1]
 
 

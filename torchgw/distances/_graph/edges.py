@@ -13,11 +13,9 @@ from torchgw._boundary.arrays import SAME_DISTANCE
 from torchgw._errors import InvalidInputError, InvalidTypeError
 from torchgw._tensors.operations import same
 
-# Up to so many vertices the import of SciPy's graph routines would take longer than they save.
-# [L603]
-_FEW = 16_384
-# Vertices whose edges are sorted at once: tables of 80 bytes an edge. [L1502, L1730]
-_SORTED = 2**18
+# Vertices that are worked on at once: to sort their edges or lay them out takes 70 to 80 bytes an
+# edge, distances to landmarks up to 1,000 bytes each. [L1500, L1502, L1730]
+VERTICES = 2**18
 
 
 class Edges(NamedTuple):
@@ -72,8 +70,8 @@ def symmetric_edges(n: int, source: Tensor, target: Tensor, length: Tensor) -> E
     """Unite directed edges (e,) and their reverses, for n vertices, at most 2^31."""
     # by parts of the vertices, as to sort takes several times the memory of what is sorted
     parts, counted = list[Edges](), 0
-    for low in range(0, n, _SORTED):
-        here = torch.arange(low, min(low + _SORTED, n), device=source.device)
+    for low in range(0, n, VERTICES):
+        here = torch.arange(low, min(low + VERTICES, n), device=source.device)
         parts.append(_edges_of(here, n, source, target, length))
         parts[-1].start.add_(counted)
         counted += len(parts[-1].vertex)
@@ -119,14 +117,6 @@ def with_edges(edges: Edges, source: Tensor, target: Tensor, length: Tensor) -> 
 
 def components(edges: Edges) -> tuple[int, Tensor]:
     """Count the connected components and number the component of each vertex, shape (n,)."""
-    if edges.start.device.type == "cpu" and edges.n > _FEW:
-        count, labels = scipy.sparse.csgraph.connected_components(edges.csr(), directed=False)
-        return int(count), torch.from_numpy(labels.astype(np.int64))
-    return hooked_components(edges)
-
-
-def hooked_components(edges: Edges) -> tuple[int, Tensor]:
-    """Find the same as :func:`components` by parallel operations, on any device."""
     # The smallest vertex of each tree hooks on to a smaller neighbouring one, and trees are
     # flattened by pointer jumping, until no edge has its ends in two trees.
     source, target = edges.source, edges.vertex

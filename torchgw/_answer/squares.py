@@ -13,21 +13,18 @@ import torch
 from torch import Tensor
 from torch.special import xlogy
 
+from torchgw._answer.passes import ROUGHLY, solve_problem
 from torchgw._errors import NumericalError
 from torchgw._problem.marginals import is_usable_sum
-from torchgw._sinkhorn.annealing import Anderson
+from torchgw._sinkhorn.annealing import WINDOW, Anderson
 from torchgw._solve.evaluation import ERRORS
 from torchgw._solve.outcome import Asked, Outcome
-from torchgw._solve.passes import ROUGHLY, solve_problem
 from torchgw._solve.state import Recorder, Status, rounding
 from torchgw._tensors.operations import EQUAL, TINY
 from torchgw._typing import Marginals, Potentials
 
 # Solves at most; by which factor masses are extrapolated at most. [L1229]
 _MOST, _FURTHEST = 120, 2.0
-# Solves in a row that lower an exact objective by nothing but rounding, after which it is flat:
-# masses that float32 cannot settle go on to move. [L1253]
-_FLAT = 5
 
 
 class _Stand(NamedTuple):
@@ -76,7 +73,8 @@ def solve_squares(asked: Asked, recorder: Recorder) -> Outcome:
             tol = options.tol * (1 if outcome.noise is None else ROUGHLY)
             if moved <= max(tol, _rounding(outcome)):
                 return best
-            if idle == _FLAT and options.objective_tol > 0:
+            # masses that float32 cannot settle go on to move
+            if idle == WINDOW and options.objective_tol > 0:
                 return _with_status(best, Status.FLAT)
             # steps that grow lead away from a saddle point, along which longer ones do so sooner
             grows = moved > last and outcome.noise is None

@@ -51,7 +51,8 @@ from torchgw._search.turns import best_turned
 from torchgw._sinkhorn.annealing import ANNEALING_TOLERANCE
 from torchgw._sinkhorn.choose import choose_backend
 from torchgw._sinkhorn.contract import Backend
-from torchgw._solve.begin import SEEDS, Guess, best_found, from_alternative
+from torchgw._solve.begin import SEEDS, best_found
+from torchgw._solve.guess import Guess, from_alternative
 from torchgw._solve.outcome import Asked, Outcome
 from torchgw._solve.pipeline import WHY_NOT_A_COPY, conclude, follow, solve_once
 from torchgw._solve.state import Recorder, Status
@@ -61,6 +62,7 @@ from torchgw._tensors.foretold import shorten
 from torchgw._tensors.machine import slowness
 from torchgw._tensors.operations import EQUAL
 from torchgw._typing import Iteration
+from torchgw.distances.base import BLOCK_ENTRIES
 
 # Masses that are tried where a linear cost depends on the mass; and by how many times `tol` two may
 # differ where the cost is sampled. [L576]
@@ -78,6 +80,9 @@ _ALIKE, _ABOVE, _FORGOTTEN = 0.1, 0.015, 3
 _PART, _PART_POINTS, _PART_SEEDS, _IMAGES, _LESS, _OTHERWISE = 0.85, 48, 4, 0.05, 0.25, 0.95
 # Points whose distances to all others are read at once. A choice.
 _READ = 16
+# Share of the cost of the plan below which the part may come to cost so little, after one outer
+# iteration. [L1760]
+_MAY = 0.375
 # What a start is called that is a match of points by their distances to all others.
 _BY_MATCH = "distance distributions of all points"
 # Epsilon at which seeds of congruent pairs are taken up, as a share of the natural scale: plans
@@ -203,8 +208,8 @@ def solve_problem(asked: Asked, recorder: Recorder) -> Outcome:
     if incumbent.proven and incumbent.lowest.search is not None:
         # whatever was doubted before
         incumbent.say(doubt="")
-    elif is_over():
-        incumbent.lowest = _out_of_time(incumbent.lowest)
+    elif is_over() and incumbent.lowest.search and incumbent.lowest.search.alternatives:
+        incumbent.doubt(WHY_TIME)
     lowest = incumbent.lowest
     if problem.support is not None and lowest.search is not None:
         lowest = lowest._replace(search=_confined(lowest.search, problem.support))
@@ -212,10 +217,8 @@ def solve_problem(asked: Asked, recorder: Recorder) -> Outcome:
 
 
 def _confined(search: Search, support: Tensor) -> Search:
-    """Leave out optima that the price of a support has not kept on it, and what others lose of it.
-
-    A search ends at plans whose marginals are rounded, which may put a little elsewhere.
-    """
+    """Leave out optima that a support's price has not kept on it, and what others lose of it."""
+    # A search ends at plans whose marginals are rounded, which may put a little elsewhere.
     kept = []
     for one in search.alternatives:
         plan = one.plan * support[one.source[:, None], one.target]
@@ -224,58 +227,42 @@ def _confined(search: Search, support: Tensor) -> Search:
     return search._replace(alternatives=tuple(kept))
 
 
-def _out_of_time(outcome: Outcome) -> Outcome:
-    """Say that other solves that may end lower were left out."""
-    search = outcome.search
-    if search is None or not search.alternatives or search.doubt:
-        return outcome
-    return outcome._replace(search=search._replace(doubt=WHY_TIME))
+def _from_starts(incumbent: Incumbent) -> None:
+    """Solve from all starts that were found, or left out, and are yet to be followed."""
+    for rival in _starts(incumbent):
+        incumbent.follow(rival)
 
 
-def _by_the_default(incumbent: Incumbent) -> None:
-    """Search by default as well: a thorough search crowds out some that it would follow."""
+def _starts(incumbent: Incumbent) -> Iterator[Rival]:
+    """List the starts that may end lower, by what the first search has found."""
+    asked, first, moves = incumbent.asked, incumbent.first, incumbent.moves
+    product = Rival(asked.again(n_init=1), "start", "product")
     if incumbent.thorough:
-        limits = limits_of(incumbent.asked.problem.source.device)
+        # a thorough search crowds out some that the default would follow
+        limits = limits_of(asked.problem.source.device)
         shorten(limits.chains / limits.chains_of("thorough"))
-        incumbent.follow(Rival(incumbent.asked.again(search="auto"), "search"))
-
-
-def _from_product(incumbent: Incumbent) -> None:
-    """Solve from the product plan."""
-    if incumbent.open and (incumbent.thorough or "product" in incumbent.moves):
-        incumbent.follow(Rival(incumbent.asked.again(n_init=1), "start", "product"))
-
-
-def _from_match(incumbent: Incumbent) -> None:
-    """Solve from a match of points by their distances to all others."""
-    first = incumbent.first
-    if incumbent.open and first and first.match is not None:
+        yield Rival(asked.again(search="auto"), "search")
+    if not incumbent.open:
+        return
+    if incumbent.thorough or "product" in moves:
+        yield product
+    if first is None:
+        return
+    if first.match is not None:
         guess = Guess(first.match, None, GUESS_EPSILON)
-        incumbent.follow(Rival(incumbent.asked.again(guess), "optimum", _BY_MATCH))
-
-
-def _from_few_points(incumbent: Incumbent) -> None:
-    """Solve from where the solve would have begun without chains, or messages along edges."""
-    first, asked = incumbent.first, incumbent.asked
-    if not incumbent.open or first is None or first.few is None:
-        return
-    best, *others = first.few.alternatives or (None,)
-    if best is None:
-        incumbent.follow(Rival(asked.again(n_init=1), "start", "product"))
-        return
-    guess = best_found(asked.problem, first.few)
-    incumbent.follow(Rival(asked.again(guess), "optimum", best.label))
-    # those are among the guesses of chains, where any were followed
-    for one in others if not first.trials else []:
-        incumbent.follow(Rival(asked.again(one), "optimum", one.label))
-
-
-def _from_optima(incumbent: Incumbent) -> None:
-    """Solve from each optimum that the search has found, if it may end lower."""
-    if incumbent.open and incumbent.first and "optima" in incumbent.moves:
-        # those of few points have been among the guesses of chains
-        for one in incumbent.first.others:
-            incumbent.follow(Rival(incumbent.asked.again(one), "optimum", one.label))
+        yield Rival(asked.again(guess), "optimum", _BY_MATCH)
+    found: list[Alternative] = []
+    if first.few is not None and not first.few.alternatives:
+        yield product
+    elif first.few is not None:
+        # where the solve would have begun without chains, or messages along edges
+        best, *others = first.few.alternatives
+        yield Rival(asked.again(best_found(asked.problem, first.few)), "optimum", best.label)
+        # those are among the guesses of chains, where any were followed
+        found += others if not first.trials else []
+    found += first.others if "optima" in moves else []
+    for one in found:
+        yield Rival(asked.again(one), "optimum", one.label)
 
 
 def _solve_searched(asked: Asked, recorder: Recorder) -> Outcome:
@@ -317,7 +304,7 @@ def _from_few(asked: Asked, found: Outcome, search: Search, first: Trial) -> Out
     if left:
         doubt = WHY_OPEN["auto"].format(count=2) if apart > OTHER else ""
         search = search._replace(trials=(*trials, *left), doubt=doubt)
-    return _searched_by(search, best)
+    return _searched_by(search, best, found)
 
 
 def _from_congruent_pairs(incumbent: Incumbent) -> None:
@@ -325,20 +312,16 @@ def _from_congruent_pairs(incumbent: Incumbent) -> None:
     strategy, asked = incumbent.lowest.strategy, incumbent.asked
     problem, rule = asked.problem, asked.options.rule
     n, m = problem.shape
-    limits, larger = limits_of(problem.source.device), max(n, m)
+    limits, clock = limits_of(problem.source.device), perf_counter()
     # smaller problems have begun with them
-    few = larger > limits.few_points and limits.stores(n, m)
-    apart = problem.plain and problem.linear is None
-    search, clock = incumbent.lowest.search, perf_counter()
-    free = incumbent.goes_on and incumbent.searched
-    if rule is None or rule.squares or not (free and few and apart):
+    if not ("pairs" in incumbent.moves and incumbent.goes_on and incumbent.searched):
         return
-    assert search is not None
+    assert rule is not None
     # of larger ones some points are looked at
     whole = n * m <= limits.congruent and can_stack(problem)
-    size = larger if whole else math.isqrt(limits.congruent)
+    size = max(n, m) if whole else math.isqrt(limits.congruent)
     if not leaves(slowness() * _CONGRUENT * size):
-        incumbent.say(doubt=search.doubt or WHY_TIME)
+        incumbent.doubt(WHY_TIME)
         return
     with incumbent.lowest.recorder.timed("multistart"):
         assert strategy.soft_rule is not None
@@ -419,11 +402,9 @@ class _Pairs(NamedTuple):
 
 
 def _by_parts(incumbent: Incumbent) -> None:
-    """Doubt a plan if a part of the mass costs far less, and least where it is matched otherwise.
-
-    Where parts of the two have other shares in each, strict marginals send some to wrong places,
-    and what is gained by sending the others there too may be more than what is lost.
-    """
+    """Doubt a plan if part of the mass costs far less, and least where it is matched otherwise."""
+    # Where parts of the two have other shares in each, strict marginals send some to wrong places,
+    # and what is gained by sending the others there too may be more than what is lost.
     if not incumbent.has_parts:
         return
     outcome, problem = incumbent.lowest, incumbent.asked.problem
@@ -434,13 +415,18 @@ def _by_parts(incumbent: Incumbent) -> None:
         pairs = _Pairs.of(problem, _PART_POINTS, rule, _PART, strategy)
         weights = pairs.coarse.source.weights
         # each point goes where the others of its side are as far as from its images
-        sent = plan.rows(pairs.rows).to(weights)
-        columns = (problem.target.columns(some) for some in pairs.columns.split(_READ))
-        apart = torch.cat([sent @ part.to(weights) for part in columns], 1)
-        apart = apart / sent.sum(1, keepdim=True)
+        images = list[Tensor]()
+        height = len(weights)
+        if problem.target.cheap_columns:
+            height = max(1, BLOCK_ENTRIES // problem.target.n)
+        for rows in pairs.rows.split(height):
+            sent = plan.rows(rows).to(weights)
+            columns = map(problem.target.columns, pairs.columns.split(min(height, _READ)))
+            apart = torch.cat([sent @ part.to(weights) for part in columns], 1)
+            images.append(apart / sent.sum(1, keepdim=True))
+        apart = torch.cat(images)
         near = torch.softmax(-apart / (_IMAGES * apart.mean()), 1) * weights[:, None]
-        limits = limits_of(problem.source.device)
-        for most, share in (limits.parts, (pairs.stack.rules.max_iter, _LESS)):
+        for most, share in ((1, _MAY), (pairs.stack.rules.max_iter, _LESS)):
             rules = pairs.stack.rules._replace(max_iter=most)
             stack = replace(pairs.stack, rules=rules)
             own = pairs._replace(stack=stack).follow(near[None])
@@ -622,9 +608,8 @@ def _value(problem: Problem, one: Alternative) -> float:
 
 # In the order in which they are made; each looks at what the moves before it have left.
 MOVES: tuple[Callable[[Incumbent], None], ...] = (
-    _by_the_default, _from_product, _from_match, _from_few_points, _from_optima,
-    _from_congruent_pairs, _by_edges, _by_repair, _by_turns, _by_exchanges, _from_lowest_seen,
-    _by_parts,
+    _from_starts, _from_congruent_pairs, _by_edges, _by_repair, _by_turns, _by_exchanges,
+    _from_lowest_seen, _by_parts,
 )  # fmt: skip
 
 
@@ -679,7 +664,7 @@ def _from_strict(asked: Asked, found: Outcome, search: Search, first: Trial) -> 
     ends = sorted([(first, found), (second, other)], key=lambda end: end[0].objective)
     trials = tuple(trial for trial, _ in ends)
     doubt = "" if ends_settle(trials) else WHY_APART
-    return _searched_by(search._replace(trials=trials, doubt=doubt), ends[0][1])
+    return _searched_by(search._replace(trials=trials, doubt=doubt), ends[0][1], found)
 
 
 @contextmanager
@@ -692,10 +677,11 @@ def _aside(asked: Asked, found: Outcome) -> Iterator[Recorder]:
     recorder.timings = found.recorder.timings
 
 
-def _searched_by(search: Search, best: Outcome) -> Outcome:
+def _searched_by(search: Search, best: Outcome, first: Outcome) -> Outcome:
     """Say what a search has found; what is said of the plan itself goes first."""
     own = best.search.doubt if best.search else ""
-    return best._replace(search=search._replace(doubt=own or search.doubt))
+    # a plan from which one more solve began was not passed by the user
+    return best._replace(search=search._replace(doubt=own or search.doubt), route=first.route)
 
 
 def _told(start: str, outcome: Outcome, seconds: float) -> Trial:

@@ -5,7 +5,7 @@ import pytest
 from scipy.spatial.distance import cdist
 
 import torchgw
-from torchgw._solve.overlap import SHARES, elbow
+from torchgw._answer.overlap import SHARES, elbow
 
 pytestmark = pytest.mark.filterwarnings("ignore::torchgw.SearchWarning")
 

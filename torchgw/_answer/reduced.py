@@ -17,8 +17,8 @@ from torchgw._problem.limits import limits_of
 from torchgw._problem.reduction import Reduction
 from torchgw._search.alternatives import Search
 from torchgw._sinkhorn.problem import Cost, DenseCost, softmin
-from torchgw._solve.begin import Guess, read_init
 from torchgw._solve.evaluation import Evaluation, factored_linear
+from torchgw._solve.guess import Guess, read_init
 from torchgw._solve.outcome import Asked, Outcome
 from torchgw._solve.route import Route
 from torchgw._typing import Marginals, Potentials
@@ -72,7 +72,7 @@ def of_all_points(asked: Asked, reduction: Reduction, found: Outcome) -> Outcome
     options = strategy.options
     problem = whole.to(torch.float64 if strategy.gradient == "factored" else ending.plan.dtype)
     gradient = make_gradient(
-        strategy.gradient, problem, found.n_anchors or strategy.n_anchors, options.redraw
+        strategy.gradient, problem, found.n_anchors or strategy.route.n_anchors, options.redraw
     )
     left, log_mass = reduction.left, _log(reduction.mass)
     # of the plan whose cost is the last one, which new points are mapped by
@@ -142,12 +142,10 @@ def _log(mass: Tensor) -> Tensor:
 def _costs_of_pairs(
     reduction: Reduction, coupling: Coupling, gradient: Gradient, plan: Any
 ) -> tuple[Tensor, Tensor]:
-    """Compute the last cost of each pair, and how far the point of X lies above its partner, (k,).
-
-    The sum of the potentials of a pair is what its mass says. New points are mapped by each of
-    them, so their difference is that of the potentials which the points would have beside the plan
-    of the others.
-    """
+    """Compute the last cost of pairs, and how far the point of X lies above its partner, (k,)."""
+    # The sum of the potentials of a pair is what its mass says. New points are mapped by each of
+    # them, so their difference is that of the potentials which the points would have beside the
+    # plan of the others.
     pairs, kept = reduction.pairs, reduction.kept
     # the potentials of the smaller problem are of weights that sum to one, alike on both sides
     logs = [weight.log() for weight in reduction.problem.marginals]

@@ -21,12 +21,10 @@ from torchgw._boundary.arrays import check_seed, named_device
 from torchgw._boundary.cache import open_cache
 from torchgw._boundary.checks import both, check_choice, check_count, check_positive, named_fields
 from torchgw._errors import InvalidInputError, InvalidTypeError, UnsupportedError, warn_user
-from torchgw._gradients.choose import GradientName
 from torchgw._problem.losses import LossName, find_loss
 from torchgw._problem.marginals import check_marginal_rule, check_penalty
 from torchgw._problem.named import DistanceName, ScaleName, pair_of_distances
 from torchgw._problem.problem import FeatureMetric, check_alpha
-from torchgw._search.alternatives import SearchName
 from torchgw._sinkhorn.choose import BackendName, check_backend
 from torchgw._sinkhorn.contract import Backend
 from torchgw._tensors.ranks import Distributed, check_distributed
@@ -34,6 +32,8 @@ from torchgw._typing import Iteration, Seed
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.graph import ConnectPolicy
 
+GradientName = Literal["auto", "dense", "factored", "sampled"]
+SearchName = Literal["auto", "fast", "thorough"]
 Precision = Literal["auto", "mixed", "float64", "float32"]
 Storage = Literal["auto", "stored", "streamed"]
 Regularization = Literal["entropic", "proximal"]

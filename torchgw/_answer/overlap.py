@@ -13,12 +13,12 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from torchgw._answer.passes import solve_problem
 from torchgw._problem.marginals import MarginalRule
 from torchgw._problem.support import most_mass, usable
 from torchgw._search.alternatives import WHY_NO_ELBOW, WHY_TIME, Search
 from torchgw._search.chain import BETTER
 from torchgw._solve.outcome import Asked, Outcome, Overlap
-from torchgw._solve.passes import solve_problem
 from torchgw._solve.state import Recorder
 from torchgw._tensors.deadline import is_over
 
@@ -121,10 +121,9 @@ def _elbow(ends: dict[float, Outcome], alpha: float) -> Overlap:
 
 
 def elbow(shares: NDArray[np.float64], added: NDArray[np.float64]) -> tuple[int, float, float]:
-    """Find the last share before the added cost leaves its level; tell how far it rises there.
-
-    That is by how many times, and how clearly. If the cost stays on its level it is the last share.
-    """
+    """Find the last share before the added cost leaves its level; tell how far it rises there."""
+    # That is by how many times, and how clearly. If the cost stays on its level it is the last
+    # share.
     logs = np.log(np.maximum(added, _LEAST * max(added.max(), np.finfo(float).tiny)))
     last = len(shares) - 1
     if logs.max() - logs.min() <= math.log(_FLAT):

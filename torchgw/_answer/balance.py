@@ -18,13 +18,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from torchgw._answer.passes import solve_problem
 from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw._problem.limits import CPU
 from torchgw._problem.problem import Problem
 from torchgw._search.alternatives import Search
 from torchgw._sinkhorn.problem import DenseCost
 from torchgw._solve.outcome import Asked, Outcome
-from torchgw._solve.passes import solve_problem
 from torchgw._solve.state import Recorder, Status
 from torchgw._tensors.deadline import is_over
 from torchgw._tensors.operations import distinct

@@ -1,0 +1,1 @@
+"""The solves that an answer takes: other starts, masses, weights, known pairs."""
