@@ -8,8 +8,8 @@ fitted to the last row of each size of a million points and more, for each space
 - cells take the same time whatever n is; every process solves them;
 - the passes between points and cells take c n times the number of cells, shared by the GPUs;
 - prepared sides, potentials and products are sent over NVLink, or 400 Gb/s beyond eight GPUs;
-- memory is c n, on each GPU, since every process holds all points; :func:`bytes_a_pair` counts the
-  arrays.
+- memory is c n, on each GPU, since every process holds all points, with c of the last row, as code
+  has come to hold less; :func:`bytes_a_pair` counts the arrays.
 
 It is printed beside every row, with its error, and with that of the same model fitted to the other
 rows alone (preparation grows linearly where they have one size). A row without phases is only
@@ -28,7 +28,7 @@ import numpy as np
 PREPARATION = ("decision", "graph", "geodesics", "landmarks", "distances")
 CELLS = ("multistart", "setup", "cost", "sinkhorn", "coupling", "settle", "evaluation")
 SIZES = (10**7, 10**8, 10**9)
-GPUS = (1, 8, 64)
+GPUS = (1, 4, 8, 16, 64)
 # Bytes a second between GPUs of one host, and of several (400 Gb/s).
 _NVLINK, _NETWORK = 4.5e11, 5e10
 _HOST = 8
@@ -55,7 +55,7 @@ def fit(rows: list[dict[str, Any]]) -> dict[str, float]:
         "count": float(np.median([_pairs(row) / row["n"] for row in rows])),
         # what a first call takes longer: kernels are compiled
         "first": float(np.median([max(_calls(row)) - row["seconds"] for row in rows])),
-        "bytes": float(np.max([row["peak_mib"] * 2**20 for row in rows] / n)),
+        "bytes": rows[-1]["peak_mib"] * 2**20 / rows[-1]["n"],
     }
 
 
@@ -67,8 +67,8 @@ def bytes_a_pair(
     Of points in so many ``columns`` of float64, both sides together, with paths in graphs of so
     many ``edges`` a point, both directions counted, to so many ``landmarks``, and factors of such
     ``ranks``. What does not grow with the points, such as cells and parts of them, is left out.
-    ``few points`` are read where a solve that has ended is compared with a match of parts. A GPU
-    has let go of the edges of a side once it looks for landmarks there; these count here.
+    A GPU has let go of the edges of a side once it looks for landmarks there; these count here.
+    ``few points`` are drawn where a solve that has ended is compared with a match of parts.
     """
     points, vector = 8 * columns, 8
     factors = vector * sum(ranks)
@@ -85,7 +85,7 @@ def bytes_a_pair(
         # 16 coordinates, by which points are ordered, once more as they were and squared
         "orders": points + factors + 3 * vector * 16 + vectors,
         "extension": points + 1.5 * factors + cost + vectors,
-        "few points": points + 1.5 * factors + cost + vectors + 2 * vector * 48,
+        "few points": points + 1.5 * factors + cost + vectors + vector * (48 + 24),
     }
 
 
@@ -120,7 +120,7 @@ def report(path: Path) -> str:
 
 def _described(rows: list[dict[str, Any]], known: list[dict[str, Any]]) -> str:
     """Describe the model of one space, fitted to its ``known`` rows."""
-    rates = fit(known)
+    rates = fit(known) | {"bytes": rows[-1]["peak_mib"] * 2**20 / rows[-1]["n"]}
     lines = [
         f"preparation grows as n^{rates['power']:.2f}; {rates['bytes']:.0f} bytes a point of "
         f"memory; {rates['count']:,.0f} cells",
@@ -130,7 +130,9 @@ def _described(rows: list[dict[str, Any]], known: list[dict[str, Any]]) -> str:
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
-        n, seconds, pairs = row["n"], row["seconds"], _pairs(row)
+        n, seconds = row["n"], row["seconds"]
+        # how many cells there were is not known of every row
+        pairs = _pairs(row) if "cells" in row["resolution"] else n * rates["count"]
         parts = predict(rates, n, 1, pairs)
         memory = parts.pop("bytes")
         total = sum(parts.values()) + rates["first"] * bool(row.get("first"))

@@ -660,6 +660,12 @@ def test_sparse_matrices_are_graphs_and_nothing_else():
         given = {"D_X": value, "D_Y": D_Y} if name == "D_X" else {"x": X, "y": Y, "M": value}
         with pytest.raises(InvalidTypeError, match=rf"`{name}` must be a dense.*{name}.toarray"):
             solve(**given)
+    tensor = torch.from_numpy(ADJACENCY.toarray()).to_sparse()
+    # both ways out are taken, and ask different questions
+    with pytest.raises(InvalidTypeError, match=r"`D_X.to_dense\(\)`.*SciPy sparse matrix X or Y"):
+        solve(D_X=tensor, D_Y=D_Y)
+    entries = torchgw.solve(D_X=tensor.to_dense(), D_Y=D_Y, n_init=1)
+    assert entries.value != torchgw.solve(ADJACENCY, D_Y=D_Y, n_init=1).value
 
 
 @pytest.mark.parametrize("policy", ["stitch", "fill"])

@@ -12,7 +12,8 @@ import torch
 from scipy.spatial.distance import cdist
 
 import torchgw
-from torchgw._certify.certificate import Proof
+from torchgw._certify import certificate
+from torchgw._certify.certificate import Proof, digest_of
 from torchgw._certify.cuts import CuttingPlanes
 from torchgw._certify.question import Incumbent, Question
 from torchgw._certify.semidefinite import squares
@@ -287,6 +288,20 @@ def test_a_plan_below_what_is_proven_is_refused(wrong, monkeypatch):
     assert result.certificate is known
 
 
+@pytest.mark.parametrize("bound", ["in_order", "eigenvalues"])
+def test_a_bound_above_a_plan_is_refused(bound, monkeypatch):
+    right = getattr(certificate, bound)
+
+    def wrong(question, *, matchings):
+        found = right(question, matchings=matchings)
+        return found._replace(value=question.constant)
+
+    monkeypatch.setattr(certificate, bound, wrong)
+    _, _, result = solved(0)
+    with pytest.raises(torchgw.NumericalError, match="proven"):
+        result.certify(30)
+
+
 def each_proof():
     """A proof of each method, with the data that it is about."""
     X, Y, result = solved()
@@ -306,8 +321,6 @@ def each_proof():
 
 def sealed(proof):
     """Give a proof the digest of its numbers, as a forger would."""
-    from torchgw._certify.certificate import digest_of
-
     return dataclasses.replace(proof, digest=digest_of(proof))
 
 

@@ -13,8 +13,8 @@ from scipy.spatial.distance import cdist
 import torchgw
 from torchgw._certify import streamed
 from torchgw._certify.certificate import digest_of
-from torchgw._certify.question import Question
-from torchgw._certify.streamed import Points, Prices
+from torchgw._certify.question import Points, Question
+from torchgw._certify.streamed import Prices
 from torchgw._certify.verify import _groups, _least_near
 from torchgw._problem import limits
 from torchgw._sinkhorn.duals import ProductCost, Transport

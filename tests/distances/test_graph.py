@@ -76,7 +76,7 @@ def test_refused_number_of_neighbours(count):
     [
         (np.zeros(4), "euclidean", r"shape \(n, d\).*\(4,\)"),
         (np.full((3, 2), np.nan), "euclidean", "finite"),
-        (np.array([[0.0, 1], [0, 0], [1, 0]]), "cosine", "zero row.*row 1"),
+        (np.array([[0.0, 1], [0, 0], [1, 0]]), "cosine", "zero vector.*row 1"),
         (np.array([[0.0, 1, 2], [0.1, 0.1, 0.1]]), "correlation", "constant row.*row 1"),
         (np.eye(3), "hamming", "must be one of.*'hamming'"),
     ],

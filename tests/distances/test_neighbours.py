@@ -42,14 +42,8 @@ POINTS = {
 }
 
 
-def by_leaves(base, query, n_neighbors):
-    parts = into_leaves(base), into_leaves(query)
-    return neighbours._nearest_by_leaves(*parts, n_neighbors)
-
-
 WAYS = {
     "any": neighbours.nearest,
-    "leaves": by_leaves,
     "products": neighbours._nearest_by_products,
     "tiles": neighbours._nearest_by_tiles,
 }
@@ -113,6 +107,23 @@ def test_leaves_that_cannot_pay_are_not_made(n, pays, device):
     leaves = into_leaves(torch.stack([t, t * t, t.sin()], dim=1))
     least = min(1.0, neighbours._SEEDS / leaf_count(n))
     assert neighbours._visits_pay(least, 3) == neighbours._leaves_pay(leaves, leaves, 8) == pays
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("name", ["plane", "wide", "unequal scales", "outliers", "all the others"])
+def test_leaves_worth_a_look_hold_all_neighbours(name, device):
+    points, n_neighbors = POINTS[name]
+    tensor = torch.from_numpy(points).to(device)
+    leaves = into_leaves(tensor)
+    found = neighbours._worth_a_look(leaves, leaves, n_neighbors)
+    apart = torch.cdist(tensor, tensor, compute_mode="donot_use_mm_for_euclid_dist")
+    near = apart.topk(n_neighbors, largest=False).indices
+    number = torch.arange(len(leaves.row), device=device)[:, None].expand_as(leaves.row)
+    home = torch.empty(len(points), dtype=torch.int64, device=device)
+    home[leaves.row[leaves.row >= 0]] = number[leaves.row >= 0]
+    assert found[home[:, None], home[near]].all()
+    if name == "wide":
+        assert not found.all()
 
 
 @pytest.mark.parametrize(

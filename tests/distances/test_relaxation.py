@@ -64,8 +64,7 @@ def small_tiles(monkeypatch):
 @pytest.mark.parametrize(
     ("implementation", "most_edges"),
     [
-        ("torch", 32),
-        ("torch", 3),
+        ("tiles", 3),
         ("tiles", 5),
         pytest.param("one launch", 32, marks=pytest.mark.slow),
         ("one launch", 4),
@@ -73,8 +72,7 @@ def small_tiles(monkeypatch):
 )
 @pytest.mark.parametrize("graph", GRAPHS.values(), ids=GRAPHS)
 def test_equals_dijkstra(graph, most_edges, implementation, device, monkeypatch):
-    if implementation != "torch":
-        skip_unless_kernels_run(device)
+    skip_unless_kernels_run(device)
     small_tiles(monkeypatch)
     monkeypatch.setattr(module, "_MOST_EDGES", most_edges)
     if implementation == "one launch":
@@ -87,7 +85,7 @@ def test_equals_dijkstra(graph, most_edges, implementation, device, monkeypatch)
     order = torch.randperm(n, generator=torch.Generator().manual_seed(0)).to(device)
     # tiles may be filled up, here each with two vertices that are none
     order = torch.cat([torch.nn.functional.pad(tile, (0, 2), value=-1) for tile in order.split(14)])
-    layout = EdgeRelaxation(from_csr(graph).to(device), order, kernel=implementation != "torch")
+    layout = EdgeRelaxation(from_csr(graph).to(device), order)
     got = layout.columns(sources)
     expected = dijkstra(graph, directed=True, indices=sources.cpu().numpy()).T
     # the same sums in another order
@@ -96,15 +94,13 @@ def test_equals_dijkstra(graph, most_edges, implementation, device, monkeypatch)
     assert torch.equal(layout.columns(sources[-2:]), got[:, -2:])
 
 
-@pytest.mark.parametrize("implementation", ["torch", "tiles", "one launch"])
+@pytest.mark.parametrize("implementation", ["tiles", "one launch"])
 def test_lengths_in_float32_are_those_up_to_its_rounding(implementation, device, monkeypatch):
-    if implementation != "torch":
-        skip_unless_kernels_run(device)
+    skip_unless_kernels_run(device)
     if implementation != "one launch":
         small_tiles(monkeypatch)
     graph, sources = GRAPHS["dense"], torch.arange(3, device=device)
-    kernel = implementation != "torch"
-    layout = EdgeRelaxation(from_csr(graph).to(device), kernel=kernel, dtype=torch.float32)
+    layout = EdgeRelaxation(from_csr(graph).to(device), dtype=torch.float32)
     got = layout.columns(sources)
     assert got.dtype == torch.float32
     expected = dijkstra(graph, directed=True, indices=sources.cpu().numpy()).T
@@ -140,23 +136,20 @@ def test_any_order_of_the_work_gives_the_same_lengths(step, device, monkeypatch)
     graph = path_graph(30)
     # one edge far longer than the others must not take a round for each mean length
     graph.data[graph.data == graph[20, 21]] = 1e7
-    got = EdgeRelaxation(from_csr(graph).to(device), kernel=True).columns(
-        torch.tensor([0, 29], device=device)
-    )
+    got = EdgeRelaxation(from_csr(graph).to(device)).columns(torch.tensor([0, 29], device=device))
     expected = dijkstra(graph, directed=True, indices=[0, 29]).T
     np.testing.assert_allclose(got.cpu().numpy(), expected, rtol=1e-13)
 
 
-@pytest.mark.parametrize("implementation", ["torch", "tiles", "one launch"])
+@pytest.mark.parametrize("implementation", ["tiles", "one launch"])
 def test_an_explicit_zero_is_an_edge(implementation, device, monkeypatch):
-    if implementation != "torch":
-        skip_unless_kernels_run(device)
+    skip_unless_kernels_run(device)
     if implementation != "one launch":
         small_tiles(monkeypatch)
     graph = csr_matrix(([0.0, 0.0, 2.0, 2.0], ([0, 1, 1, 2], [1, 0, 2, 1])), shape=(3, 3))
     # laid out here, and used there
     where = torch.device(device)
-    layout = EdgeRelaxation(from_csr(graph), kernel=implementation != "torch", device=where)
+    layout = EdgeRelaxation(from_csr(graph), device=where)
     assert layout.columns(torch.tensor([0], device=device))[:, 0].tolist() == [0.0, 0.0, 2.0]
 
 

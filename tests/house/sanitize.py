@@ -101,7 +101,7 @@ def solve_all(device):
     product_triton.batch_product(tables[0], tables[1].mT)
     half = random_array((150, 150), density=0.05, rng=rng)
     edges = from_csr((half + half.T).tocsr()).to(device)
-    few = geodesics.EdgeRelaxation(edges, kernel=True)
+    few = geodesics.EdgeRelaxation(edges)
     relaxation_triton.ROWS, geodesics._ROUNDS = 16, 2
     for rows in (0, 10**6):
         geodesics._ONE_LAUNCH_ROWS = rows

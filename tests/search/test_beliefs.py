@@ -261,7 +261,7 @@ def test_a_matching_of_all_edges_ends_the_search(seed):
     result = torchgw.solve(D_X=x, D_Y=y, random_state=0)
     kept = result.matching().target
     assert (x * y[np.ix_(kept, kept)]).sum() == x.sum()
-    assert {trial.start for trial in result.trials} == {"beliefs", "exchanges along edges"}
+    assert {trial.start for trial in result.trials} <= {"beliefs", "exchanges along edges"}
 
 
 def test_plans_that_keep_all_edges_of_all_relations_have_the_least_value():

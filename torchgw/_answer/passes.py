@@ -62,6 +62,7 @@ from torchgw._tensors.foretold import shorten
 from torchgw._tensors.machine import slowness
 from torchgw._tensors.operations import EQUAL
 from torchgw._typing import Iteration
+from torchgw.distances.base import BLOCK_ENTRIES
 
 # Masses that are tried where a linear cost depends on the mass; and by how many times `tol` two may
 # differ where the cost is sampled. [L576]
@@ -414,10 +415,16 @@ def _by_parts(incumbent: Incumbent) -> None:
         pairs = _Pairs.of(problem, _PART_POINTS, rule, _PART, strategy)
         weights = pairs.coarse.source.weights
         # each point goes where the others of its side are as far as from its images
-        sent = plan.rows(pairs.rows).to(weights)
-        columns = (problem.target.columns(some) for some in pairs.columns.split(_READ))
-        apart = torch.cat([sent @ part.to(weights) for part in columns], 1)
-        apart = apart / sent.sum(1, keepdim=True)
+        images = list[Tensor]()
+        height = len(weights)
+        if problem.target.cheap_columns:
+            height = max(1, BLOCK_ENTRIES // problem.target.n)
+        for rows in pairs.rows.split(height):
+            sent = plan.rows(rows).to(weights)
+            columns = map(problem.target.columns, pairs.columns.split(min(height, _READ)))
+            apart = torch.cat([sent @ part.to(weights) for part in columns], 1)
+            images.append(apart / sent.sum(1, keepdim=True))
+        apart = torch.cat(images)
         near = torch.softmax(-apart / (_IMAGES * apart.mean()), 1) * weights[:, None]
         for most, share in ((1, _MAY), (pairs.stack.rules.max_iter, _LESS)):
             rules = pairs.stack.rules._replace(max_iter=most)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from torchgw._batch.costs import start_noise, units
-from torchgw._batch.engine import POOL_ENTRIES
+from torchgw._batch.engine import FEWEST, POOL_ENTRIES
 from torchgw._batch.follow import Nearby, linearised, objective
 from torchgw._batch.newton import newton_step
 from torchgw._batch.packing import Packed
@@ -20,9 +20,6 @@ from torchgw._batch.sweep import DECAY, exact_rows, sweep
 # Exponents of a plan, less the largest of its row, that float32 holds in sums and ratios of two
 # scalings: a guard.
 _LOWEST = -60.0
-# Problems of a chunk at least, as some are split into chunks that differ by one, and a product with
-# a single matrix has other bits: a guard.
-_FEWEST = 3
 # Iterations of a linear problem; sweeps of the last one, each with a Newton step. [L1575]
 _ITERATIONS, _LAST = 32, 4
 
@@ -30,7 +27,8 @@ _ITERATIONS, _LAST = 32, 4
 def objectives(problems: Packed, steps: int) -> Tensor:
     """Compute the objectives (B,) of plans after so many steps from a x b, without linear costs."""
     n, m = problems.shape
-    width = max(_FEWEST, POOL_ENTRIES[problems.device.type] // (n * m))
+    # some are split into chunks that differ by one
+    width = max(FEWEST + 1, POOL_ENTRIES[problems.device.type] // (n * m))
     every = torch.arange(len(problems), device=problems.device)
     chunks = every.tensor_split(math.ceil(len(every) / width))
     return torch.cat([_objectives(problems, chunk, steps) for chunk in chunks])

@@ -30,7 +30,7 @@ POOL_ENTRIES = {"cpu": 2**17, "cuda": 2**26}
 # Entries of the plans that are solved in Triton together. [L533]
 _TOGETHER = 2**27
 # Problems of a pool at least: a product of matrices with a single one has other bits. [L391] [L395]
-_FEWEST = 2
+FEWEST = 2
 # Share of a pool that stands empty before it is filled again, or cut down. [L391]
 _IDLE = 1 / 16
 # Up to so many points a side, and after so many iterations of a linear problem of a partial plan,
@@ -91,14 +91,14 @@ def _run_queue(
 ) -> None:
     """Solve the problems of a queue."""
     n, m = problems.shape
-    width = max(_FEWEST, min(len(queue), POOL_ENTRIES[problems.device.type] // (n * m)))
+    width = max(FEWEST, min(len(queue), POOL_ENTRIES[problems.device.type] // (n * m)))
 
     chip = problems.relaxed is None and on_chip(problems.shape, problems.device)
     solve = _solve_on_chip if chip else _tick
     pool, waiting = enter(problems, queue[:width]), queue[width:]
-    if len(pool.number) < _FEWEST:
+    if len(pool.number) < FEWEST:
         # the first problem a second time, to fill the pool; its numbers are not read
-        pool = enter(problems, queue[:1].expand(_FEWEST))
+        pool = enter(problems, queue[:1].expand(FEWEST))
         pool.number[1:] = -1
     while True:
         done = solve(pool)
@@ -116,8 +116,8 @@ def _run_queue(
             busy = (pool.number >= 0).nonzero()[:, 0]
             if not len(busy):
                 return
-            if len(pool.number) > _FEWEST and len(busy) <= (1 - 4 * _IDLE) * len(pool.number):
-                missing = max(0, _FEWEST - len(busy))
+            if len(pool.number) > FEWEST and len(busy) <= (1 - 4 * _IDLE) * len(pool.number):
+                missing = max(0, FEWEST - len(busy))
                 pool.cut(torch.cat([busy, busy[:1].expand(missing)]))
                 pool.number[len(busy) :] = -1
 
@@ -134,7 +134,7 @@ def solve_linear(problems: Packed, tol: float, most: int) -> Scaled:
     """Solve the linear problems that problems begin with, to a column error."""
     # one more, as a product with a single problem has other bits
     count, device = len(problems), problems.device
-    pool = enter(problems, torch.arange(max(count, _FEWEST), device=device).clamp(max=count - 1))
+    pool = enter(problems, torch.arange(max(count, FEWEST), device=device).clamp(max=count - 1))
     found = Scaled(*map(torch.empty_like, (pool.cost, pool.a, pool.b)))
     pool.number = torch.arange(len(pool.number), device=device)
     pool.tol.fill_(tol), pool.budget.fill_(most)
@@ -144,7 +144,7 @@ def solve_linear(problems: Packed, tol: float, most: int) -> Scaled:
             mine[pool.number[done]] = its[done]
         left = (~done).nonzero()[:, 0]
         if len(left) < len(done):
-            pool.cut(left if len(left) != 1 else left.expand(_FEWEST))
+            pool.cut(left if len(left) != 1 else left.expand(FEWEST))
     return Scaled(*(part[:count] for part in found))
 
 
@@ -184,7 +184,7 @@ def _step(pool: Pool, places: Tensor) -> None:
     if not len(places):
         return
     # a product with a single problem would have other bits
-    chosen = places if len(places) >= _FEWEST else places.expand(_FEWEST)
+    chosen = places if len(places) >= FEWEST else places.expand(FEWEST)
     at: Tensor | slice = slice(None) if len(places) == len(pool.number) else chosen
     made = newton_step(pool.plan[at], pool.a[chosen], pool.b[chosen])
     unit, few = pool.epsilon[places, None], slice(len(places))

@@ -49,8 +49,9 @@ def to_tensor(name: str, value: Any) -> Tensor:
         raise InvalidTypeError(f"`{name}` must be a plain tensor of real numbers; got {kind}.")
     if tensor.layout != torch.strided:
         raise InvalidTypeError(
-            f"`{name}` must be a dense tensor; got layout {tensor.layout}. "
-            "Pass a graph as a SciPy sparse matrix."
+            f"`{name}` must be a dense tensor; got layout {tensor.layout}. Pass "
+            f"`{name}.to_dense()`, whose zeros count like all entries, or a graph as a SciPy "
+            "sparse matrix X or Y, whose points are as far apart as its shortest paths are long."
         )
     return tensor
 
@@ -139,7 +140,8 @@ def _real_array(name: str, value: Any) -> NDArray[Any]:
     if is_sparse(value):
         raise InvalidTypeError(
             f"`{name}` must be a dense array; got a {type(value).__name__}. Pass "
-            f"`{name}.toarray()`, or a graph as X or Y."
+            f"`{name}.toarray()`, whose zeros count like all entries, or a graph as X or Y, whose "
+            "points are as far apart as its shortest paths are long."
         )
     if hasattr(value, "obsm"):
         raise InvalidTypeError(

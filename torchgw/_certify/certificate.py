@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 
 from torchgw._certify.cuts import ACTIVE, CuttingPlanes
-from torchgw._certify.question import Incumbent, Question, check_none_below
+from torchgw._certify.question import Incumbent, Points, Question, check_none_below
 from torchgw._certify.semidefinite import squares
-from torchgw._certify.streamed import Points, StreamedPlanes
+from torchgw._certify.streamed import StreamedPlanes
 from torchgw._certify.tables import Bound, Lifting, eigenvalues, in_order
 from torchgw._plans.contract import Plan
 from torchgw._problem.limits import limits_of
@@ -240,7 +240,7 @@ def _bounds(
                     transport = Transport(question.a, question.b, question.allowed)
                     planes = CuttingPlanes(question, best.plan, gap, transport, whole=whole)
                     planes.run(until - monotonic())
-                    best.see(planes.plan)
+                    best.see(scipy.sparse.coo_array(planes.plan).toarray())
                     # by all its distances, what is said of a plan by its factors
                     check_none_below(planes.value, best.value, question.rounding)
                     yield planes.proof()

@@ -21,22 +21,17 @@ References
    point clouds in low dimensional Euclidean spaces. NeurIPS 2023.
 """
 
-from __future__ import annotations
-
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import scipy
 
-from torchgw._certify.question import Question, check_none_below
+from torchgw._certify.question import Points, Question, check_none_below
 from torchgw._certify.tables import Bound
 from torchgw._certify.vertices import Places, Polytope
 from torchgw._problem.limits import CPU
-from torchgw._sinkhorn.duals import Array, ProductCost, Transport, largest_pairing
-
-if TYPE_CHECKING:
-    from torchgw._certify.streamed import Points, Prices
+from torchgw._sinkhorn.duals import Array, ProductCost, largest_pairing
 
 # Numbers whose square is followed exactly: a polytope in ten dimensions has a hundred thousand
 # vertices below the best value after a hundred cuts. And vertices at most, of a kilobyte each.
@@ -65,7 +60,8 @@ class CuttingPlanes:
     """The cuts, the polytope that they leave, and the best plan so far.
 
     What is not followed may lose a share of the gap at the plan that is given, and more at others:
-    no bound is above what `run` has seen there. With ``whole`` as much as can be is followed.
+    no bound is above what `run` has seen there. With ``whole`` as much as can be is followed. The
+    ``solver`` is `Transport`, or has its `prices` and `reach` without an exact solution.
     """
 
     def __init__(
@@ -73,7 +69,7 @@ class CuttingPlanes:
         question: Question | Points,
         plan: Any,
         gap: float,
-        solver: Transport | Prices,
+        solver: Any,
         *,
         whole: bool = False,
     ) -> None:
@@ -190,7 +186,7 @@ class CuttingPlanes:
         seen = value, t + float(self._slope @ z), kept
         followed = self._check(*seen)
         if value < self.value:
-            self.plan, self.value, self._best = plan.toarray(), value, seen
+            self.plan, self.value, self._best = plan, value, seen
         self._reached = min(self._reached, followed)
         return kept
 

@@ -12,9 +12,10 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from torchgw._errors import NumericalError
@@ -25,6 +26,9 @@ _RANK = 1e-12
 # Values are differences of the mean squares of distances, which are exact to a larger share than
 # this. [L1375]
 _ROUNDING = 1e-12
+# What the moments of a plan and least entries may be off by, as a share of the constant part. A
+# choice.
+MOMENTS = 1e-9
 # Sums of squares of whole distances up to which values are told apart; what rounding is then, in
 # units of what they differ by. [L1377]
 _WHOLE, _SLACK = 1e9, 1e-5
@@ -165,6 +169,80 @@ class Question:
         squares = plan.sum(1) @ self.D_X**2 @ plan.sum(1) + plan.sum(0) @ self.D_Y**2 @ plan.sum(0)
         own = 0.0 if self.M is None else (1 - self.alpha) * float((self.M * plan).sum())
         return own + self.alpha * (float(squares) - 2 * cross)
+
+
+class Moments(NamedTuple):
+    """What the objective depends on of a plan: t = <L, P> and z = U' P V, (d, e)."""
+
+    t: float
+    z: Array
+
+
+@dataclass(frozen=True)
+class Points:
+    """What `Question` is of tables: squared Euclidean distances of points, and their weights."""
+
+    X: Array  # (n, d)
+    Y: Array  # (m, e)
+    a: Array
+    b: Array
+    alpha: float = 1.0
+
+    method: str = "cutting planes of points"
+
+    @cached_property
+    def sides(self) -> tuple[tuple[Array, Array, Array], ...]:
+        """Points in their principal axes, these axes as columns, and squares of their lengths."""
+        found = []
+        for points, weight in ((self.X, self.a), (self.Y, self.b)):
+            centred = points - weight @ points
+            axes = np.linalg.eigh((centred.T * weight) @ centred)[1][:, ::-1]
+            found.append((centred @ axes, axes, (centred**2).sum(1)))
+        return tuple(found)
+
+    @property
+    def tables(self) -> dict[str, Array]:
+        """What a proof says of the points."""
+        return {"axes_x": self.sides[0][1], "axes_y": self.sides[1][1]}
+
+    @cached_property
+    def factors(self) -> tuple[Factors, Factors]:
+        """The factors of -2 <x, x'> on both sides."""
+        x, y = (Factors(np.sqrt(2) * side, -np.ones(side.shape[1])) for side, _, _ in self.sides)
+        return x, y
+
+    @cached_property
+    def linear(self) -> ProductCost:
+        """L = -4 alpha |x|^2 |y|^2."""
+        (_, _, x), (_, _, y) = self.sides
+        return ProductCost(-4 * self.alpha * x[:, None], y[:, None])
+
+    @cached_property
+    def constant(self) -> float:
+        """The part of the objective that no plan changes."""
+        total, spread = 0.0, 1.0
+        for (points, _, square), weight in zip(self.sides, (self.a, self.b), strict=True):
+            mean = float(weight @ square)
+            total += float(2 * weight @ square**2 + 2 * mean**2)
+            total += 4 * float((((points.T * weight) @ points) ** 2).sum())
+            spread *= mean
+        return self.alpha * (total - 4 * spread)
+
+    @property
+    def rounding(self) -> float:
+        """What values may be off by: plans are read in float64, from potentials in float32."""
+        return MOMENTS * self.constant
+
+    def value(self, plan: Moments) -> float:
+        """Evaluate the objective of a plan."""
+        return self.constant + plan.t - 2 * self.alpha * float((plan.z**2).sum())
+
+    def read(self, plan: Any) -> Moments:
+        """Read a plan of exact weights, an operator."""
+        right = np.hstack([self.linear.right, self.factors[1].vectors])
+        moved = (plan @ torch.from_numpy(right).to(plan.device)).double().cpu().numpy()
+        t = float(np.einsum("ij,ij->", self.linear.left, moved[:, :1]))
+        return Moments(t, self.factors[0].vectors.T @ moved[:, 1:])
 
 
 def check_none_below(number: float, least: float, rounding: float) -> None:

@@ -6,17 +6,15 @@ float64: what they prove then is a cut. The entropic plan beside them, rounded, 
 """
 
 import math
-from dataclasses import dataclass
-from functools import cached_property
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from torchgw._certify.cuts import CuttingPlanes
-from torchgw._certify.question import Factors
+from torchgw._certify.question import MOMENTS, Moments, Points
 from torchgw._plans.transport import RoundedPlan, TransportPlan, round_plan
 from torchgw._sinkhorn.choose import choose_backend
 from torchgw._sinkhorn.contract import PreparedProblem
@@ -40,87 +38,6 @@ _SHARP, _OFTEN, _WIDTHS = (0.5, 0.25), 40, (1, 4, 16, 64)
 # Marginal error at which Newton's method ends, what is added to its diagonal, and half-steps before
 # it. [L1620, L1622]
 _SETTLED, _RIDGE, _NEAR = 1e-3, 1e-4, 3
-# What the moments of a plan and least entries may be off by, as a share of the constant part. A
-# choice.
-_ROUNDING = 1e-9
-
-
-class Moments(NamedTuple):
-    """What the objective depends on of a plan: t = <L, P> and z = U' P V, (d, e)."""
-
-    t: float
-    z: Array
-
-    def toarray(self) -> "Moments":
-        """Stand for the plan, which nobody stores."""
-        return self
-
-
-@dataclass(frozen=True)
-class Points:
-    """What `Question` is of tables: squared Euclidean distances of points, and their weights."""
-
-    X: Array  # (n, d)
-    Y: Array  # (m, e)
-    a: Array
-    b: Array
-    alpha: float = 1.0
-
-    method: str = "cutting planes of points"
-
-    @cached_property
-    def sides(self) -> tuple[tuple[Array, Array, Array], ...]:
-        """Points in their principal axes, these axes as columns, and squares of their lengths."""
-        found = []
-        for points, weight in ((self.X, self.a), (self.Y, self.b)):
-            centred = points - weight @ points
-            axes = np.linalg.eigh((centred.T * weight) @ centred)[1][:, ::-1]
-            found.append((centred @ axes, axes, (centred**2).sum(1)))
-        return tuple(found)
-
-    @property
-    def tables(self) -> dict[str, Array]:
-        """What a proof says of the points."""
-        return {"axes_x": self.sides[0][1], "axes_y": self.sides[1][1]}
-
-    @cached_property
-    def factors(self) -> tuple[Factors, Factors]:
-        """The factors of -2 <x, x'> on both sides."""
-        x, y = (Factors(np.sqrt(2) * side, -np.ones(side.shape[1])) for side, _, _ in self.sides)
-        return x, y
-
-    @cached_property
-    def linear(self) -> ProductCost:
-        """L = -4 alpha |x|^2 |y|^2."""
-        (_, _, x), (_, _, y) = self.sides
-        return ProductCost(-4 * self.alpha * x[:, None], y[:, None])
-
-    @cached_property
-    def constant(self) -> float:
-        """The part of the objective that no plan changes."""
-        total, spread = 0.0, 1.0
-        for (points, _, square), weight in zip(self.sides, (self.a, self.b), strict=True):
-            mean = float(weight @ square)
-            total += float(2 * weight @ square**2 + 2 * mean**2)
-            total += 4 * float((((points.T * weight) @ points) ** 2).sum())
-            spread *= mean
-        return self.alpha * (total - 4 * spread)
-
-    @property
-    def rounding(self) -> float:
-        """What values may be off by: plans are read in float64, from potentials in float32."""
-        return _ROUNDING * self.constant
-
-    def value(self, plan: Moments) -> float:
-        """Evaluate the objective of a plan."""
-        return self.constant + plan.t - 2 * self.alpha * float((plan.z**2).sum())
-
-    def read(self, plan: Any) -> Moments:
-        """Read a plan of exact weights, an operator."""
-        right = np.hstack([self.linear.right, self.factors[1].vectors])
-        moved = (plan @ torch.from_numpy(right).to(plan.device)).double().cpu().numpy()
-        t = float(np.einsum("ij,ij->", self.linear.left, moved[:, :1]))
-        return Moments(t, self.factors[0].vectors.T @ moved[:, 1:])
 
 
 class StreamedPlanes(CuttingPlanes):
@@ -148,8 +65,7 @@ class StreamedPlanes(CuttingPlanes):
         value = np.inf
         while self.value < value - self._gap / 8 * abs(self.value):
             value = self.value
-            slope = -2 * self._k * self._read(self.plan)[1][self._active]
-            self._see(self._sharp(self._cost(slope)))
+            self._see(self._sharp(self._cost(-2 * self._k * self._best[-1])))
 
 
 class Prices:
@@ -211,10 +127,10 @@ class Prices:
         (a, b), moved, epsilon = self._weights, [], _SHARP[-1] * ready.problem.epsilon
         for share in _SHARP[:-1]:
             ready = self._ready(left, right, self._weights, share * ready.problem.epsilon)
-            g = self._often(ready, g)
+            g = self._iterated(ready, g)
         for width in _WIDTHS:
             ready = self._ready(left, right, Marginals(a, b), width * epsilon)
-            g = self._often(ready, g)
+            g = self._iterated(ready, g)
             rounded = self._rounded(left, right, Marginals(a, b), g, width * epsilon)
             moved.append(self._question.read(rounded if width == _WIDTHS[-1] else rounded.scaled))
             a, b = rounded.row, rounded.column * rounded.row.sum()
@@ -229,12 +145,12 @@ class Prices:
         plan = TransportPlan.of(ready, Potentials(ready.softmin_rows(g), g))
         return round_plan(plan, *weights)
 
-    def _often(self, ready: PreparedProblem, g: Tensor) -> Tensor:
-        """Iterate many times, or until time is up."""
-        for _ in range(_OFTEN):
+    def _iterated(self, ready: PreparedProblem, g: Tensor, times: int = _OFTEN) -> Tensor:
+        """Iterate some times, or until time is up."""
+        for _ in range(times):
             if monotonic() > self._end:
                 break
-            g = _iterated(ready, g, 1)
+            g = ready.softmin_columns(ready.softmin_rows(g))
         return g
 
     def _near(self, left: Tensor, right: Tensor, asked: float) -> tuple[PreparedProblem, Tensor]:
@@ -245,7 +161,7 @@ class Prices:
             if level.lost <= asked / 2 or monotonic() > self._end:
                 break
         ready = self._ready(left, right, self._weights, level.near)
-        return ready, _iterated(ready, g.to(self._dtype), level.times)
+        return ready, self._iterated(ready, g.to(self._dtype), level.times)
 
     def _factors(self, cost: ProductCost) -> tuple[Tensor, Tensor]:
         """Add the columns on the left that meet the same on the right."""
@@ -288,19 +204,13 @@ class Prices:
         least entries, up to epsilon log n, in float64.
         """
         even = Marginals(*(torch.full_like(part, 1 / len(part)) for part in self._weights))
-        epsilon = _ROUNDING * self._question.constant
+        epsilon = MOMENTS * self._question.constant
         ready = self._backend.prepare(
             LinearProblem(FactoredCost.of_products(-left, right), even, epsilon)
         )
         f = (ready.softmin_rows(g) + soft) / 2
         g = ready.softmin_columns(f) - epsilon * math.log(len(f))
         return f, g, float(self._weights.a @ f + self._weights.b @ g)
-
-
-def _iterated(ready: PreparedProblem, g: Tensor, times: int) -> Tensor:
-    for _ in range(times):
-        g = ready.softmin_columns(ready.softmin_rows(g))
-    return g
 
 
 class Cells(NamedTuple):
@@ -345,14 +255,10 @@ def _rows(cost: Tensor, b: Tensor, g: Tensor, epsilon: float) -> Tensor:
     return -epsilon * torch.logsumexp((g - cost) / epsilon + b.log(), 1)
 
 
-def _columns(cost: Tensor, a: Tensor, f: Tensor, epsilon: float) -> Tensor:
-    return _rows(cost.T, a, f, epsilon)
-
-
 def _missing(cost: Tensor, a: Tensor, b: Tensor, g: Tensor, epsilon: float) -> float:
     """Sum what the rows lack, or have too much, once prices (l,) have followed them."""
     f = _rows(cost, b, g, epsilon)
-    share = (f - _rows(cost, b, _columns(cost, a, f, epsilon), epsilon)) / epsilon
+    share = (f - _rows(cost, b, _rows(cost.T, a, f, epsilon), epsilon)) / epsilon
     return float(a @ (share.exp() - 1).abs())
 
 
@@ -367,7 +273,7 @@ def _newton(cost: Tensor, a: Tensor, b: Tensor, g: Tensor, epsilon: float) -> tu
         return f, float(a @ f + b @ g)
 
     for _ in range(_NEAR):
-        g = _columns(cost, a, _rows(cost, b, g, epsilon), epsilon)
+        g = _rows(cost.T, a, _rows(cost, b, g, epsilon), epsilon)
     f, value = rows(g)
     for _ in range(_STEPS):
         share = torch.exp((f[:, None] + g - cost) / epsilon) * b
@@ -384,7 +290,7 @@ def _newton(cost: Tensor, a: Tensor, b: Tensor, g: Tensor, epsilon: float) -> tu
             other = rows(g + size * step)
         if other[1] <= value:
             # far away half-steps lead nearer
-            g = _columns(cost, a, f, epsilon)
+            g = _rows(cost.T, a, f, epsilon)
             other, size = rows(g), 0.0
         g, (f, value) = g + size * step, other
     return f, g

@@ -22,6 +22,7 @@ from torchgw._problem.providers import DistanceOptions, build_provider
 from torchgw._problem.table import check_options
 from torchgw._search.coarse import AXES
 from torchgw.distances.base import DistanceProvider
+from torchgw.distances.points import ANGLES, unit_vectors
 from torchgw.distances.profiles import distance_quantiles
 from torchgw.distances.surface import Surface
 
@@ -186,17 +187,9 @@ def _directed(name: str, feature: Any, measure: Measure, device: torch.device) -
     if feature is None:
         return None
     found = check_points(f"features of {name}", feature).to(device, torch.float64)
-    if measure.feature_metric == "correlation":
-        found = found - found.mean(1, keepdim=True)
-    if measure.feature_metric in ("cosine", "correlation"):
-        length = found.norm(dim=1, keepdim=True)
-        if bool((length == 0).any()):
-            raise InvalidInputError(
-                f"The features of `{name}` have a row without a direction. Drop it, or pass "
-                "feature_metric='sqeuclidean'."
-            )
+    if measure.feature_metric in ANGLES:
         # half the squared distance of unit vectors is one less their product
-        found = found / length / 2**0.5
+        found = unit_vectors(found, measure.feature_metric, f"features of {name}") / 2**0.5
     return found
 
 

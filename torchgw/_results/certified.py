@@ -14,8 +14,7 @@ from torch import Tensor
 from torchgw._boundary.arrays import to_numpy
 from torchgw._certify.certificate import Certificate, certificate_of_points, make_certificate
 from torchgw._certify.cuts import ACTIVE
-from torchgw._certify.question import Question
-from torchgw._certify.streamed import Points
+from torchgw._certify.question import Points, Question
 from torchgw._errors import SearchWarning, UnsupportedError, warn_user
 from torchgw._plans.transport import TransportPlan, round_to_marginals
 from torchgw._problem.limits import limits_of

@@ -183,6 +183,14 @@ class SolvedSide(NamedTuple):
     mean: MeanDistances | None
 
 
+# What an extension has beside its sides and its last cost, and what it has to be.
+_EXTENSION: dict[str, Any] = {
+    "linear": bool, "unpolished": DualPlan | None, "mass": float,
+    "table": DenseCost | FactoredCost | None, "restricted": bool, "support": Tensor | None,
+    "pairs": Indices | None, "likely": Indices | None, "likely_weights": Tensor | None,
+}  # fmt: skip
+
+
 def _extension_parts(extension: Extension, dense: bool) -> dict[str, Any]:
     """Take apart what maps new points; a coupling of points is kept by its largest entries."""
     known, coupling = extension.known, extension.known.coupling
@@ -191,24 +199,15 @@ def _extension_parts(extension: Extension, dense: bool) -> dict[str, Any]:
             coupling = _csr(coupling)
         elif not dense:
             coupling = _largest_entries(coupling)
-    return {
-        "source": _solved_side(extension, 0, dense),
-        "target": _solved_side(extension, 1, dense),
-        "gradient": known.gradient,
-        "coupling": coupling,
-        "alpha": known.alpha,
-        "linear": extension.linear,
-        "unpolished": extension.unpolished,
-        "own": known.own,
-        "mass": extension.mass,
-        "loss": known.loss,
-        "table": extension.table if dense or isinstance(extension.table, FactoredCost) else None,
-        "restricted": extension.restricted,
-        "support": extension.support if dense else None,
-        "pairs": extension.pairs,
-        "likely": extension.likely,
-        "likely_weights": extension.likely_weights,
+    sides = {
+        name: _solved_side(extension, side, dense) for side, name in enumerate(("source", "target"))
     }
+    of_cost = {"gradient": known.gradient, "coupling": coupling, "alpha": known.alpha}
+    kept = {name: getattr(extension, name) for name in _EXTENSION}
+    if not dense:
+        in_factors = isinstance(extension.table, FactoredCost)
+        kept |= {"support": None, "table": extension.table if in_factors else None}
+    return {**sides, **of_cost, "own": known.own, "loss": known.loss, **kept}
 
 
 def _solved_side(extension: Extension, side: int, dense: bool) -> SolvedSide:
@@ -303,13 +302,9 @@ def _build_extension(**parts: Any) -> Extension:
         (source.mean, target.mean),
         parts["own"],
     )
-    # files written before it was stored do not hold the table of a linear cost
-    table, support = parts.get("table"), parts.get("support")
-    return Extension(
-        spaces, known, parts["linear"], parts["unpolished"], parts["mass"], table,
-        parts.get("restricted", False), support, parts.get("pairs"), parts.get("likely"),
-        parts.get("likely_weights"),
-    )  # fmt: skip
+    # older files lack some, which have defaults
+    kept = {name: parts[name] for name in _EXTENSION if name in parts}
+    return Extension(spaces, known, **kept)
 
 
 def _coo(csr: scipy.sparse.csr_array) -> Tensor:
@@ -387,11 +382,7 @@ def _made() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
     return {
         "Extension": (_build_extension, {
             "source": SolvedSide, "target": SolvedSide, "gradient": str, "alpha": float,
-            "coupling": Tensor | Anchors | csr, "linear": bool, "mass": float, "loss": Loss,
-            "unpolished": DualPlan | None, "own": Marginals | None,
-            "table": DenseCost | FactoredCost | None, "restricted": bool,
-            "support": Tensor | None, "pairs": Indices | None,
-            "likely": Indices | None, "likely_weights": Tensor | None,
+            "coupling": Tensor | Anchors | csr, "loss": Loss, "own": Marginals | None, **_EXTENSION,
         }),
         "Geodesics": (
             lambda graph, unreachable: Geodesics(scipy.sparse.csr_matrix(graph), unreachable),

@@ -743,12 +743,7 @@ class GWResult(Result):
         UnsupportedError
             If there is no process group, or the plan is not one that processes can share.
         """
-        if not isinstance(self.lazy_plan, TransportPlan):
-            raise UnsupportedError(
-                "This plan is known by its largest entries alone, or beside known `pairs`, and is "
-                "read by each process for itself: leave `shared()` out."
-            )
-        return replace(self, lazy_plan=self.lazy_plan.shared())
+        return replace(self, lazy_plan=self._divisible("leave `shared()` out").shared())
 
     def shard(self, rank: int, size: int) -> GWResult:
         """Return the share of the source points of one of ``size`` processes.
@@ -765,23 +760,28 @@ class GWResult(Result):
             If the plan is known by its largest entries alone.
         """
         check_within("rank", rank, 0, size - 1, ", the number of processes less one")
-        if not isinstance(self.lazy_plan, TransportPlan):
-            raise UnsupportedError(
-                "This plan is known by its largest entries alone, or beside known `pairs`, and has "
-                "no shares. In the first case save with `dense=True`, or take shares before."
-            )
-        n = self.lazy_plan.shape[0]
+        plan = self._divisible("save with `dense=True`, or take shares before, in the first case")
+        n = plan.shape[0]
         rows = slice(n * rank // size, n * (rank + 1) // size)
         # copies, so that the memory of the whole can be freed
         own = (part[rows] + 0 for part in (self.potential_a, self.marginal_a))
         return replace(
             self,
-            lazy_plan=self.lazy_plan.part(rows),
+            lazy_plan=plan.part(rows),
             potential_a=next(own),
             marginal_a=next(own),
             alternatives=(),
             extension=None,
         )
+
+    def _divisible(self, advice: str) -> TransportPlan:
+        """Give the plan; refuse one that processes cannot share."""
+        if not isinstance(self.lazy_plan, TransportPlan):
+            raise UnsupportedError(
+                "This plan is known by its largest entries alone, or beside known `pairs`, and has "
+                f"no shares: {advice}."
+            )
+        return self.lazy_plan
 
     def matching(
         self,

@@ -37,7 +37,7 @@ from torchgw._search.chain import (
     affordable_chains,
     near,
 )
-from torchgw._search.chains import SMEARED, Guess, Repair, climb
+from torchgw._search.chains import SMEARED, STARTS, Guess, Repair, climb
 from torchgw._search.coarse import Coarsened, centre, coarse_problem, is_graph, is_sparse
 from torchgw._search.optima import (
     DEFAULT_STARTS,
@@ -414,10 +414,10 @@ def match_edges(
     whole = coarse_problem(of_edges, max(shape))
     low, count = AUTO_EPSILON * whole.scale, _CHAINS[how]
     count *= _TIMES if len(x) * len(y) <= limits.open_most else 1
-    # plans are not followed to their ends by edges: the objective judges what they lead to [L1687]
-    large = len(x) * len(y) > limits.stacked
+    # plans are not followed to their ends by edges, nor improved: the objective judges what they
+    # lead to [L1687, L1774]
     chains = climb(
-        whole, low, count, solver=batch_solver(backend), repair=large, sides=of_edges.sides
+        whole, low, count, solver=batch_solver(backend), sides=of_edges.sides, moves=STARTS
     )
     optima, ambiguity = different_optima(whole, chains.trials, chains.plans, shape)
     best, certain = optima[0], chains.agreed or ambiguity < _FOUND

@@ -7,7 +7,7 @@ from bad ones, and the best again at the target.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import NamedTuple
@@ -178,6 +178,7 @@ def climb(
     share: float = 0.0,
     call: Call = call_directly,
     sides: Sequence[DistanceProvider] = (),
+    moves: Sequence[Callable[[Climb], None]] | None = None,
 ) -> Climbed:
     """Search all points move by move, down to an epsilon, until what is independent agrees."""
     # At most `count` chains begin near the product plan, none if that is zero; up to `affordable`
@@ -187,13 +188,13 @@ def climb(
     # is over once two starts have the same plan but for its entropy. Regions are only put right if
     # they are to be (`repair`). Plans are followed to their ends on a `stack`, if there is one.
     # All moves take a `share` of the longer forecast, which is said once starts do not agree. The
-    # `sides` are those of the whole problem.
+    # `sides` are those of the whole problem. All `moves` are made unless some are named.
     world = World(coarse, solver, call)
     low, edges = target / coarse.scale, _edges(coarse.problem, sides)
     found = Climb(
         world, low, count, affordable, guesses, stack, told, sharpened, repair, share, edges
     )  # fmt: skip
-    for move in MOVES:
+    for move in moves or MOVES:
         if found.agreed or (found.best and is_over()):
             break
         move(found)
@@ -223,12 +224,19 @@ def _from_graphs(found: Climb) -> None:
     sharpened = found.sharpened and found.sharp and not world.tiny
     # chains of large graphs take less than messages do, and are mostly right
     quick = sharpened or world.large
-    begun: list[Chain] = []
+    begun, told = list[Chain](), list[Chain]()
     for begin in (_noise, _heat, _beliefs, _convex) if quick else (_beliefs, _heat, _convex):
         clock = perf_counter()
         chain = begin(found)
         chain.seconds = perf_counter() - clock
         begun.append(chain)
+        if begin is _beliefs and found.edges is not None:
+            # on the way down from where it is blurred it may lose edges
+            found.graphs.append(chain)
+            found.agreed = _keeps_most(found, _exchanged(found, tries=0.0))
+            if found.agreed:
+                return
+            told = found.best[-1:]
         if begin is not _convex:
             world.descend([chain], chain.kind.ladder, found.level)
             found.compared += [replace(chain)] if found.sharp else []
@@ -236,7 +244,7 @@ def _from_graphs(found: Climb) -> None:
             best, *others = sorted(found.compared, key=_objective)
             world.descend([best], world.refine._replace(decay=_STEEP), low)
             world.settle([best], low)
-            found.best, found.behind, found.graphs = [best], others, [best]
+            found.best, found.behind, found.graphs = [best, *told], others, [best]
             # plans of a whole search are alike where edges of a few nodes are lost
             _exchanged(found)
             found.agreed = found.met = True
@@ -248,8 +256,9 @@ def _from_graphs(found: Climb) -> None:
             world.descend([chain], _CONVEX if begin is _convex else world.refine, low)
             world.settle([chain], low)
             found.best.append(chain)
-            found.graphs.append(chain)
-            plans = _exchanged(found) if found.lowest is chain else world.rounded([chain])
+            lowest = min([chain, *(told if begin is _beliefs else [])], key=_objective)
+            found.graphs.append(lowest)
+            plans = _exchanged(found) if found.lowest is lowest else world.rounded([lowest])
             # edges of a mean over directions are starts, and no measure of a match
             found.agreed = (plain or found.edges is not None) and _keeps_most(found, plans)
             if found.agreed or is_over():
@@ -668,6 +677,8 @@ def _to_ends(found: Climb) -> None:
     found.best, found.behind, found.agreed, found.settled = best, [], ends.certain, True
 
 
+# The starts that know of edges, and those that know of nothing.
+STARTS = _from_graphs, _from_product
 # In the order in which they are made, until what is independent agrees.
 MOVES = (
     _from_graphs, _from_product, _from_guesses, _say_that_starts_differ, _by_exchanges, _by_repair,

@@ -33,8 +33,8 @@ CONTRADICTION = 10
 # [L391]
 STUCK, STUCK_SHARE = 10, 0.99
 # Iterations over which the decrease of the objective is averaged; after as many that show nothing
-# else a run ends, or its linear problems get more time. [L173, L178, L391]
-# [L472, L1146, L1253, L1641]
+# else a run ends, or its linear problems get more time. [L173, L178, L391, L472]
+# [L1146, L1253, L1641]
 WINDOW = 5
 # A plan is settling if its smallest change in so many iterations is at most this share of the
 # smallest one before. [L178] [L391]

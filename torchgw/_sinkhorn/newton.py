@@ -180,12 +180,10 @@ _STAYS, _ABOVE = 0.02, 10
 # An error has to stay for so many iterations before a larger epsilon is tried: the linear problems
 # of most outer iterations end earlier. [L471]
 _PATIENCE = 100
-# How epsilon rises and falls then: in how many iterations up and down, and the error at which it
-# falls. [L471]
-_RISING, _FALLING, _FALLS = 50, 400, 1e-4
-# So many iterations have to be left for that; the largest epsilon, as a multiple of the one asked
-# for. [L471]
-_ROOM, _HIGHEST = 300, 1e9
+# How epsilon rises and falls then: in how many iterations up and down, of which the last have to be
+# left; the error at which it falls; and the largest epsilon, as a multiple of the one asked for.
+# [L471]
+_RISING, _FALLING, _FALLS, _HIGHEST = 50, 400, 1e-4, 1e9
 # Entries up to which a problem without entropy is solved in the time of some thousand iterations.
 # [L1334]
 _MOST_EXACT = 2**14
@@ -222,7 +220,7 @@ class Plateau:
         """Learn of the error after ``count`` iterations, where at most ``most`` are left."""
         stays = abs(error - before) <= _STAYS * error and error > _ABOVE * self._tol
         self._stayed = self._stayed + count if stays else 0
-        found = self._wanted and self._stayed >= _PATIENCE and most >= _ROOM
+        found = self._wanted and self._stayed >= _PATIENCE and most >= _FALLING
         self._wanted = self._wanted and not found
         return found
 

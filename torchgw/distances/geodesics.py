@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.util import find_spec
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -112,13 +112,14 @@ class Geodesics:
     ) -> Callable[[torch.Tensor], torch.Tensor]:
         """Make a function from sources, int64 of shape (s,), to D[sources] on a device.
 
-        On a GPU it works on all sources together by relaxation, and holds the graph there: keep the
-        function for several requests; it adds edges up in ``dtype``, which its rows have. If it is
-        the ``last`` one, the edges, which it has in a form of its own, are let go there. On a CPU
-        processes share the sources.
+        On a GPU that has Triton it works on all sources together by relaxation, and holds the graph
+        there: keep the function for several requests; it adds edges up in ``dtype``, which its rows
+        have. If it is the ``last`` one, the edges, which it has in a form of its own, are let go
+        there. Otherwise processes of the CPU share the sources.
         """
-        if device.type != "cuda":
-            return lambda sources: self.rows(sources.numpy(), dtype=dtype, n_jobs=None).to(device)
+        if device.type != "cuda" or find_spec("triton") is None:
+            rows = partial(self.rows, dtype=dtype, n_jobs=None)
+            return lambda sources: rows(sources.cpu().numpy()).to(device)
         few = len(self.edges.vertex) <= _FEW_EDGES
         edges = self.edges.to(torch.device("cpu") if few else device)
         order = self._device_order(edges.start.device)
@@ -319,8 +320,8 @@ class EdgeRelaxation:
 
     A round visits the tiles in which something may change: those that fronts are passing.
     ``order`` are the vertices in an order in which near ones follow each other, perhaps with some
-    -1 between them that fill up tiles. By default work is done where the edges are, with the Triton
-    kernel on a GPU that has Triton. Edges are added up in ``dtype``.
+    -1 between them that fill up tiles. By default work is done where the edges are. Edges are added
+    up in ``dtype``.
     """
 
     # The graph becomes a rectangular table of neighbours. A vertex with more neighbours than
@@ -332,10 +333,11 @@ class EdgeRelaxation:
         edges: Edges,
         order: Tensor | None = None,
         *,
-        kernel: bool | None = None,
         device: torch.device | None = None,
         dtype: torch.dtype = torch.float64,
     ) -> None:
+        from torchgw.distances._paths import relaxation_triton
+
         here = edges.start.device
         self.device = device or here
         order = torch.arange(edges.n, device=here) if order is None else order.to(here)
@@ -349,13 +351,7 @@ class EdgeRelaxation:
         self._step = (
             step * float(edges.length.sum() / len(edges.length)) if len(edges.length) else 0.0
         )
-        self._kernel: Any = None
-        if kernel is None:
-            kernel = self.device.type == "cuda" and find_spec("triton") is not None
-        if kernel:
-            from torchgw.distances._paths import relaxation_triton
-
-            self._kernel = relaxation_triton
+        self._kernel = relaxation_triton
 
     def columns(self, sources: Tensor) -> Tensor:
         """Compute D[:, sources], shape (n, s), infinite where there is no path."""
@@ -365,14 +361,6 @@ class EdgeRelaxation:
 
     def _solve(self, sources: Tensor) -> Tensor:
         row, column = self._row_of[sources], torch.arange(len(sources), device=self.device)
-        if self._kernel is None:
-            distance = torch.full(
-                (self._rows, len(sources)), torch.inf, dtype=self._length.dtype, device=self.device
-            )
-            distance[row, column] = 0
-            while self._relax_(distance):
-                pass
-            return distance[self._row_of]
         if self._rows <= _ONE_LAUNCH_ROWS:
             distance = torch.full(
                 (len(sources), self._rows), torch.inf, dtype=self._length.dtype, device=self.device
@@ -433,16 +421,6 @@ class EdgeRelaxation:
             self._memory = borrow_memory(self, self.device)
         recorded = capture(advance, self._memory.stream, pool=self._memory.pool)
         return _Rounds(distance, tables[0], threshold, recorded.replay, (due, counts))
-
-    def _relax_(self, distance: Tensor) -> bool:
-        """Shorten every path by its best last edge; tell whether any became shorter."""
-        step = max(1, _TABLE_BYTES // (8 * self._rows * self._neighbour.shape[1]))
-        changed = torch.zeros((), dtype=torch.bool, device=self.device)
-        for part in distance.split(step, dim=1):
-            shorter = (part[self._neighbour.long()] + self._length[:, :, None]).amin(dim=1)
-            changed |= (shorter < part).any()
-            torch.minimum(part, shorter, out=part)
-        return bool(changed)
 
 
 def _laid_out(edges: Edges, order: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:

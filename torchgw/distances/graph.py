@@ -28,7 +28,7 @@ from torchgw.distances._graph.edges import (
 from torchgw.distances._graph.leaves import Leaves, into_leaves, pair_squares
 from torchgw.distances._graph.neighbours import FEW_PAIRS, nearest_others
 from torchgw.distances.geodesics import Geodesics, largest_path
-from torchgw.distances.points import check_rows
+from torchgw.distances.points import check_rows, unit_vectors
 from torchgw.distances.surface import Surface
 
 GraphMetric = Literal["euclidean", "cosine", "correlation"]
@@ -300,22 +300,7 @@ def _embed(points: Tensor | NDArray[Any], metric: GraphMetric) -> Tensor:
     check_choice("metric", metric, get_args(GraphMetric), advice)
     points = to_tensor("points", points).double()
     check_rows(points, "Pass one row per point.")
-    if metric == "euclidean":
-        return points
-    size = points.norm(dim=1, keepdim=True)
-    if metric == "correlation":
-        points = points - points.mean(dim=1, keepdim=True)
-    length = points.norm(dim=1, keepdim=True)
-    # subtracting the mean of a constant row can leave rounding
-    flat = length <= 1e-14 * size
-    if bool(flat.any()):
-        row = int(flat[:, 0].nonzero()[0, 0])
-        what = "zero" if metric == "cosine" else "constant"
-        raise InvalidInputError(
-            f"`points` has a {what} row (row {row}), without direction for metric={metric!r}. "
-            "Drop that row, or pass metric='euclidean'."
-        )
-    return points.div(length)
+    return points if metric == "euclidean" else unit_vectors(points, metric)
 
 
 def _edge_length(distance: Tensor, metric: GraphMetric) -> Tensor:

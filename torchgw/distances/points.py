@@ -74,7 +74,7 @@ class PointDistance(DistanceProvider):
         check_rows(points, "Pass one row per point; `points[:, None]` makes rows of a vector.")
         self.metric: PointMetric = metric
         self.n, self.device, self.dtype = points.shape[0], points.device, points.dtype
-        points = _unit(points, metric) if metric in ANGLES else points
+        points = unit_vectors(points, metric) if metric in ANGLES else points
         # coordinates about the mean are small; where all points coincide, rounding of the mean
         # would set them apart from it, so they become zero
         coincide = (points == points[0]).all()
@@ -184,7 +184,7 @@ def check_rows(points: Tensor, advice: str = "", least: int = 0) -> None:
 def pairwise_distances(x: Tensor, y: Tensor, metric: PointMetric) -> Tensor:
     """Compute the distances of two sets of points, (q, d) and (n, d), shape (q, n)."""
     if metric in ANGLES:
-        return _between(_unit(x, metric), _unit(y, metric), metric)
+        return _between(unit_vectors(x, metric), unit_vectors(y, metric), metric)
     centre = y.mean(dim=0)
     return _between(x - centre, y - centre, metric)
 
@@ -197,7 +197,7 @@ def _between(x: Tensor, y: Tensor, metric: PointMetric) -> Tensor:
     return distance.square() if metric == "sqeuclidean" else distance.square() / 2
 
 
-def _unit(points: Tensor, metric: PointMetric) -> Tensor:
+def unit_vectors(points: Tensor, metric: str, name: str = "points") -> Tensor:
     """Scale points, less their own mean for "correlation", to length one; refuse zero vectors."""
     # dividing by the largest entry first keeps the squares from over- and underflowing
     largest = points.abs().amax(dim=1, keepdim=True) if points.shape[1] else points.sum(1, True)
@@ -212,7 +212,7 @@ def _unit(points: Tensor, metric: PointMetric) -> Tensor:
         row = int(flat[:, 0].nonzero()[0, 0])
         what = "zero vector" if metric == "cosine" else "constant row"
         raise InvalidInputError(
-            f"`points` has a {what} in row {row}, which has no direction, and so no {metric!r} "
+            f"`{name}` has a {what} in row {row}, which has no direction, and so no {metric!r} "
             "distance. Drop that row, or take 'euclidean' distances."
         )
     points = points / largest

@@ -128,8 +128,9 @@ def draw_points(
         index = torch.arange(len(weights), device=weights.device)
         return _Drawn(_all_points(provider, weights, index), torch.stack([used, used]))
     index = torch.searchsorted(number, used.clamp(max=first + 1)[None])
-    columns = [provider.columns(index)]
-    closest, drawn = columns[0].amin(1), [weights.new_zeros(1)]
+    first_column = provider.columns(index)
+    columns = first_column.new_empty(len(weights), size)
+    columns[:, :1], closest, drawn = first_column, first_column.amin(1), [weights.new_zeros(1)]
     # after all distinct points of positive weight have been drawn, others follow
     for logarithm in uniform.log():
         share = weights * power(closest.double().clamp_min(0), SPREAD)
@@ -141,10 +142,10 @@ def draw_points(
         keys = logarithm / share
         fresh = _largest(keys, min(size - len(index), len(index)))
         drawn.append(keys[fresh])
-        index = torch.cat([index, fresh])
-        columns.append(provider.columns(fresh))
-        closest = lesser(closest, columns[-1].amin(1))
-    points = _nearest(weights, index, torch.cat(columns, dim=1))
+        here = slice(len(index), len(index) + len(fresh))
+        columns[:, here] = provider.columns(fresh)
+        index, closest = torch.cat([index, fresh]), lesser(closest, columns[:, here].amin(1))
+    points = _nearest(weights, index, columns)
     distinct = (torch.cat(drawn) > -torch.inf).sum()
     return _Drawn(points, torch.stack([used, distinct]))
 

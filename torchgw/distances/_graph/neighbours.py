@@ -89,14 +89,14 @@ def nearest(
     if len(base) * len(query) <= _SMALL_PAIRS:
         return _nearest_by_tiles(base, query, n_neighbors)
     # those that are visited in any case, before any are made
-    if not _visits_pay(min(1.0, _SEEDS / leaf_count(len(base))), base.shape[1]):
+    share = min(1.0, _SEEDS / leaf_count(len(base)))
+    listed = n_neighbors <= _MOST_LISTED and find_spec("triton") is not None
+    if not (listed and _visits_pay(share, base.shape[1])):
         return _nearest_by_products(base, query, n_neighbors)
     leaves = into_leaves(base) if leaves is None else leaves
     query_leaves = leaves if query is base else into_leaves(query)
     if _leaves_pay(leaves, query_leaves, n_neighbors):
-        if n_neighbors <= _MOST_LISTED and find_spec("triton") is not None:
-            return _nearest_by_one_launch(leaves, query_leaves, n_neighbors)
-        return _nearest_by_leaves(leaves, query_leaves, n_neighbors)
+        return _nearest_by_one_launch(leaves, query_leaves, n_neighbors)
     return _nearest_by_products(base, query, n_neighbors)
 
 
@@ -200,7 +200,7 @@ def _leaves_pay(base: Leaves, query: Leaves, n_neighbors: int) -> bool:
     probes = query.at(slice(None, None, step))
     visited = 0.0
     for part in _leaf_blocks(probes, base):
-        visited += float(_look(probes.at(part), base, n_neighbors)[1].sum())
+        visited += float(_worth_a_look(probes.at(part), base, n_neighbors).sum())
     return _visits_pay(visited / (len(probes.low) * len(base.low)), d)
 
 
@@ -218,28 +218,18 @@ def _leaf_blocks(query: Leaves, base: Leaves) -> Iterator[slice]:
     return (slice(start, start + step) for start in range(0, len(query.low), step))
 
 
-def _look(query: Leaves, base: Leaves, n_neighbors: int) -> tuple[Tensor, Tensor]:
-    """Find the squared distance to search from each query leaf, and the base leaves to visit."""
+def _worth_a_look(query: Leaves, base: Leaves, n_neighbors: int) -> Tensor:
+    """Tell which leaves of the base can hold neighbours of points of each query leaf, (q, b)."""
     # The leaves with the smallest gaps give distances that the neighbours cannot exceed. Only a
     # leaf nearer than the largest of them can hold anything nearer; those first leaves count too.
     gap = box_gaps(query, base)
     enough = -(-2 * n_neighbors // base.row.shape[1])
     seeds = gap.topk(min(max(_SEEDS, enough), len(base.low)), dim=1, largest=False).indices
-    square, _ = _select(query.points, base, seeds, n_neighbors)
-    reach = square[:, :, -1].amax(dim=1)
+    square = pair_squares(query.points, base.points[seeds].flatten(1, 2))
+    square.masked_fill_((base.row[seeds] < 0).flatten(1)[:, None], torch.inf)
+    reach = square.topk(n_neighbors, dim=2, largest=False).values[:, :, -1].amax(dim=1)
     mask = gap < reach[:, None]
-    return reach, mask.scatter_(1, seeds, torch.ones_like(seeds, dtype=torch.bool))
-
-
-def _nearest_by_leaves(base: Leaves, query: Leaves, n_neighbors: int) -> Neighbours:
-    """Visit the leaves that can hold neighbours, by operations of PyTorch."""
-    count = int(query.row.max()) + 1
-    device = base.row.device
-    distance = torch.empty(count, n_neighbors, dtype=torch.float64, device=device)
-    index = torch.empty(count, n_neighbors, dtype=torch.int64, device=device)
-    for part in _leaf_blocks(query, base):
-        _search(base, query.at(part), n_neighbors, distance, index)
-    return Neighbours(distance, index)
+    return mask.scatter_(1, seeds, torch.ones_like(seeds, dtype=torch.bool))
 
 
 def _nearest_by_one_launch(base: Leaves, query: Leaves, n_neighbors: int) -> Neighbours:
@@ -260,53 +250,6 @@ def _nearest_by_one_launch(base: Leaves, query: Leaves, n_neighbors: int) -> Nei
         distance[some] = nearest[:, :n_neighbors].sqrt()
         index[some] = row[place[some].gather(1, order[:, :n_neighbors]).long()]
     return Neighbours(distance, index)
-
-
-def _search(base: Leaves, query: Leaves, n_neighbors: int, distance: Tensor, index: Tensor) -> None:
-    """Find the neighbours of the points of some leaves, and put them into their rows."""
-    _, mask = _look(query, base, n_neighbors)
-    pair = 8 * 4 * query.row.shape[1] * base.row.shape[1]
-    visits = mask.sum(dim=1)
-    # query leaves with about the same number of visits are handled together, padded to one number
-    order = visits.argsort(descending=True)
-    lengths = visits[order].tolist()
-    start = 0
-    while start < len(order):
-        stop = start + max(1, _work_bytes(len(distance)) // (pair * lengths[start]))
-        some = order[start:stop]
-        inside, visited = mask[some].float().topk(lengths[start], dim=1)
-        visited = torch.where(inside > 0, visited, -1)
-        square, found = _select(query.points[some], base, visited, n_neighbors)
-        row = query.row[some]
-        real = row >= 0
-        distance[row[real]] = square[real].sqrt_()
-        index[row[real]] = found[real]
-        start = stop
-
-
-def _select(
-    points: Tensor, base: Leaves, leaves: Tensor, n_neighbors: int
-) -> tuple[Tensor, Tensor]:
-    """Find squared distances and rows of the points in leaves (g, c) nearest to those (g, size, d).
-
-    A leaf of -1 is none. Where leaves hold too few points, the square is infinite and the row -1.
-    """
-    groups, size, _ = points.shape
-    shape = groups, size, n_neighbors
-    best = torch.full(shape, torch.inf, dtype=torch.float64, device=points.device)
-    row = torch.full(shape, -1, device=points.device)
-    pairs = groups * size * base.row.shape[1]
-    width = max(1, _work_bytes(base.row.numel()) // (8 * 4 * pairs))
-    for part in leaves.split(width, dim=1):
-        other = base.points[part].flatten(1, 2)
-        rows = torch.where(part[:, :, None] >= 0, base.row[part], -1).flatten(1, 2)
-        square = pair_squares(points, other)
-        square.add_(torch.where(rows < 0, torch.inf, 0.0)[:, None])
-        square = torch.cat([best, square], dim=2)
-        rows = torch.cat([row, rows[:, None].expand(-1, size, -1)], dim=2)
-        best, at = square.topk(n_neighbors, dim=2, largest=False)
-        row = rows.gather(2, at)
-    return best, row
 
 
 def _nearest_by_products(base: Tensor, query: Tensor, n_neighbors: int) -> Neighbours:
