@@ -1,8 +1,9 @@
 """Nearest neighbours, exact ones and by faiss approximate ones.
 
 On a CPU exact ones are found by a KD-tree in few dimensions, and by tiles of distances in many. On
-a GPU the leaves of a tree that can hold neighbours are visited, if they are few; otherwise products
-of all pairs on the matrix units choose candidates, which exact distances confirm.
+a GPU a program visits the leaves of a tree that can hold neighbours, if they are few and so are the
+neighbours; otherwise products of all pairs on the matrix units choose candidates, which exact
+distances confirm. Without Triton it takes tiles.
 """
 
 import logging
