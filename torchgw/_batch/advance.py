@@ -352,13 +352,14 @@ def _ahead(
     """Choose how far to lead plans on whose changes shrink by the same share each time, (k,)."""
     # The answer is in units of the last `step`. It is zero where plans `stay`, or where the change
     # is not `exact`: the marginals of a plan then say more of it. It is negative where relaxed
-    # plans turn back.
+    # plans turn back: steps are halved until they do not, however short. Between two vertices that
+    # is when they are about epsilon over the range of the cost, and longer ones go to and fro.
     share = torch.ones_like(change)
     if pool.share is not None:
         assert pool.step is not None
         back = sums_of(step * pool.step[places]) < 0
         share = pool.share[places]
-        share = torch.where(back, share / 2, LENGTHENING * share).clamp(SHORTEST_STEP, 1.0)
+        share = torch.where(back, share / 2, LENGTHENING * share).clamp_max(1.0)
         pool.step[places], pool.share[places] = step, share
     exact = exact & (share == 1)
     before, rate_before = pool.change[places], pool.rate[places]

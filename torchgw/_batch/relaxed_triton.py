@@ -466,7 +466,6 @@ def _relaxed_kernel(
         step_before, step = step, tl.sum(tl.sum(moved, 0), 0)
         back = tl.sum(tl.sum(step * step_before, 1), 0) < 0
         share = tl.where(back, 0.5 * share, tl.minimum(1.2 * share, 1.0))
-        share = tl.maximum(share, 0.0625)
         settled = at_target & (change <= tol)
         # a sequence that falls by the same share goes to its limit
         exact = at_target & (error <= 0.1 * change) & (share == 1.0) & (known > 0)

@@ -15,7 +15,6 @@ from torchgw._sinkhorn.annealing import (
     MET,
     SETTLING,
     SETTLING_WINDOW,
-    SHORTEST_STEP,
     WINDOW,
     Anderson,
     Annealing,
@@ -222,7 +221,7 @@ _FIRST_HELD, _SHORTEST_HELD = 1 / 8, 1 / 1024
 class StepLength:
     """Halve a step that turns back on the one before, and lengthen the others."""
 
-    def __init__(self, first: float = 1.0, shortest: float = SHORTEST_STEP) -> None:
+    def __init__(self, first: float = 1.0, shortest: float = 0.0) -> None:
         self._share, self._shortest = first, shortest
         self._direction: Tensor | None = None
 
