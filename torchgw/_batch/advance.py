@@ -28,7 +28,7 @@ from torchgw._sinkhorn.annealing import (
     INNER_SHARE,
     LENGTHENING,
     MET,
-    SHORTEST_STEP,
+    SHORT_STEP,
     STUCK,
     STUCK_SHARE,
 )
@@ -308,8 +308,8 @@ def _plan_ahead(
     budget = pool.budget[places]
     behind = (error > ANNEALING_TOLERANCE) | (course.at_target & (error > reached.change))
     if pool.share is not None:
-        # plans that go to and fro in the shortest steps miss their marginals by as much
-        behind |= course.at_target & ~course.solved & (pool.share[places] <= SHORTEST_STEP)
+        # plans that go to and fro in short steps miss their marginals by as much
+        behind |= course.at_target & ~course.solved & (pool.share[places] <= SHORT_STEP)
     budget = torch.where(behind, 2 * budget, budget)
     budget = torch.where(course.settled | settle, rules.inner_max_iter, budget)
     pool.budget[places] = budget.clamp(max=rules.inner_max_iter)
