@@ -230,7 +230,8 @@ def _confined(search: Search, support: Tensor) -> Search:
 def _from_starts(incumbent: Incumbent) -> None:
     """Solve from all starts that were found, or left out, and are yet to be followed."""
     for rival in _starts(incumbent):
-        incumbent.follow(rival)
+        if not incumbent.proven:
+            incumbent.follow(rival)
 
 
 def _starts(incumbent: Incumbent) -> Iterator[Rival]:
