@@ -39,8 +39,8 @@ WINDOW = 5
 # A plan is settling if its smallest change in so many iterations is at most this share of the
 # smallest one before. [L178] [L391]
 SETTLING_WINDOW, SETTLING = 10, 0.5
-# A step between plans that is short enough for its linear problem to get more iterations, and how
-# much longer a step may be than the last one. [L135] [L690]
+# A step between plans that is short enough for its linear problem to get more iterations, which is
+# the shortest one of samples, and how much longer a step may be than the last one. [L135] [L690]
 SHORT_STEP, LENGTHENING = 1 / 16, 1.2
 # By how much rounding and marginal error may raise a value, as shares of its two squared terms.
 # [L293] [L391]

@@ -15,6 +15,7 @@ from torchgw._sinkhorn.annealing import (
     MET,
     SETTLING,
     SETTLING_WINDOW,
+    SHORT_STEP,
     WINDOW,
     Anderson,
     Annealing,
@@ -183,7 +184,10 @@ class NextPoint:
         self._anderson = Anderson()
         self._nesterov = Nesterov(marginals, wanted=anneal.patient)
         self._held = anneal.shortened and gradient.exact
-        self._length = StepLength(*((_FIRST_HELD, _SHORTEST_HELD) if self._held else ()))
+        # noise turns the steps of samples back, however short these are
+        shortest = 0.0 if gradient.exact else SHORT_STEP
+        held = _FIRST_HELD, _SHORTEST_HELD
+        self._length = StepLength(*(held if self._held else (1.0, shortest)))
 
     def __call__(
         self,
