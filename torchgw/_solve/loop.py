@@ -184,10 +184,11 @@ class NextPoint:
         self._anderson = Anderson()
         self._nesterov = Nesterov(marginals, wanted=anneal.patient)
         self._held = anneal.shortened and gradient.exact
-        # noise turns the steps of samples back, however short these are
-        shortest = 0.0 if gradient.exact else SHORT_STEP
-        held = _FIRST_HELD, _SHORTEST_HELD
-        self._length = StepLength(*(held if self._held else (1.0, shortest)))
+        if self._held:
+            self._length = StepLength(_FIRST_HELD, _SHORTEST_HELD)
+        else:
+            # noise turns the steps of samples back, however short these are
+            self._length = StepLength(shortest=0.0 if gradient.exact else SHORT_STEP)
 
     def __call__(
         self,
