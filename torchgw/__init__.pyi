@@ -48,10 +48,10 @@ from torchgw._results.maps import SurfaceMap as SurfaceMap
 from torchgw._results.matching import Matching as Matching
 from torchgw._results.result import GWResult as GWResult
 from torchgw._results.result import Report as Report
-from torchgw._search.alternatives import Alternative as Alternative
-from torchgw._search.chain import Trial as Trial
 from torchgw._solve.route import Route as Route
 from torchgw._solve.state import Status as Status
+from torchgw._starts.alternatives import Alternative as Alternative
+from torchgw._starts.chain import Trial as Trial
 from torchgw._typing import HessianProduct as HessianProduct
 from torchgw._typing import Iteration as Iteration
 from torchgw._variants.barycenter import BarycenterResult as BarycenterResult

@@ -248,7 +248,7 @@ def counted() -> dict[str, str]:
         f"{words(docs['algorithm.md'], 'Chains on all points', '###'):,}",
         "parameters of `solve`": str(options),
     }
-    for room in ("_search", "_solve", "_answer", "_batch", "_sinkhorn", "pot"):
+    for room in ("_starts", "_search", "_solve", "_answer", "_batch", "_sinkhorn", "pot"):
         count, edges, floors = arrows(room, texts)
         found[f"{room}: modules, floors, arrows; lines"] = (
             f"{count}, {floors}, {edges}; {rooms[room]:,}"

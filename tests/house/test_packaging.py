@@ -22,7 +22,7 @@ import structure
 
 import torchgw
 from hatch_build import write_tree
-from torchgw._search import alternatives
+from torchgw._starts import alternatives
 
 PACKAGE = Path(torchgw.__file__).parent
 
@@ -42,23 +42,24 @@ RANKS = {
     "_batch": 4,
     "_certify": 4,
     "_gradients": 4,
-    "_search": 5,
-    "_solve": 6,
-    "_answer": 7,
-    "_results": 7,
-    "_derivatives": 8,
-    "_api": 9,
-    "_many": 10,
-    "_variants": 11,
-    "torchgw": 12,
-    "pot": 13,
-    "sklearn": 13,
-    "anndata": 13,
-    "plotting": 13,
-    "backends": 13,
-    "losses": 13,
-    "cli": 14,
-    "__main__": 15,
+    "_starts": 5,
+    "_search": 6,
+    "_solve": 7,
+    "_answer": 8,
+    "_results": 8,
+    "_derivatives": 9,
+    "_api": 10,
+    "_many": 11,
+    "_variants": 12,
+    "torchgw": 13,
+    "pot": 14,
+    "sklearn": 14,
+    "anndata": 14,
+    "plotting": 14,
+    "backends": 14,
+    "losses": 14,
+    "cli": 15,
+    "__main__": 16,
 }
 # A required name at the top that belongs to a room.
 LODGERS = {"_triton_sinkhorn": "_sinkhorn"}

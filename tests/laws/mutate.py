@@ -29,7 +29,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 # Rooms whose modules are changed, and tests that notice it where no file bears a module's name.
-ROOMS = ("_answer", "_solve", "_sinkhorn", "_search", "_batch")
+ROOMS = ("_answer", "_solve", "_sinkhorn", "_search", "_starts", "_batch")
 OTHER_NAMES = {
     "_answer/passes.py": "solve/test_solve answer/test_overlap",
     "_answer/reduced.py": "laws/test_twins problem/test_preparation",
@@ -55,16 +55,9 @@ OTHER_NAMES = {
     "_batch/worth_triton.py": "batch/test_rough",
     "_many/polishing.py": "many/test_sharp_plans",
     "_search/all_points.py": "search/test_edges search/test_beliefs",
-    "_search/alternatives.py": "search/test_relation search/test_multistart",
-    "_search/chain.py": "search/test_chains search/test_repair",
-    "_search/coarse.py": "search/test_tabu search/test_multistart",
-    "_search/graphs.py": "search/test_edge_exchange search/test_chains",
     "_search/optima.py": "search/test_multistart",
     "_search/population.py": "search/test_multistart",
     "_search/stack.py": "search/test_multistart",
-    "_search/standard.py": "laws/test_twins",
-    "_search/starts.py": "search/test_congruent search/test_multistart",
-    "_search/subsample.py": "solve/test_resolution",
     "_search/world.py": "search/test_repair solve/test_forecast",
     "_sinkhorn/annealing.py": "solve/test_descent solve/test_solve sinkhorn/test_partial",
     "_sinkhorn/blocks.py": "solve/test_blocks",
@@ -92,6 +85,13 @@ OTHER_NAMES = {
     "_solve/state.py": "solve/test_checkpoint solve/test_solve solve/test_dispatch",
     "_solve/step.py": "solve/test_step solve/test_inner",
     "_solve/strategy.py": "solve/test_dispatch solve/test_areas",
+    "_starts/alternatives.py": "starts/test_relation search/test_multistart",
+    "_starts/chain.py": "search/test_chains search/test_repair",
+    "_starts/coarse.py": "search/test_tabu search/test_multistart",
+    "_starts/graphs.py": "starts/test_edge_exchange search/test_chains",
+    "_starts/guesses.py": "starts/test_congruent search/test_multistart",
+    "_starts/standard.py": "laws/test_twins",
+    "_starts/subsample.py": "solve/test_resolution",
 }
 
 

@@ -19,7 +19,7 @@ from benchmarks.quality import random_matrices
 from benchmarks.quality.problems import PROBLEMS
 from benchmarks.solves.first_use import network_pair
 from torchgw._search.population import improve
-from torchgw._search.stack import Ends
+from torchgw._starts.alternatives import Ends
 
 # Objectives within a thousandth are of one optimum: a solve ends once an iteration lowers its
 # objective by less than 1e-5 of it, and some tens more may follow.

@@ -209,7 +209,9 @@ def test_an_error_inside_a_backend_reaches_the_user(monkeypatch, error, backend,
         solve("factored", backend=backend)
 
 
-@pytest.mark.parametrize("room", ["_sinkhorn", "_plans", "_gradients", "_search", "_solve", "."])
+@pytest.mark.parametrize(
+    "room", ["_sinkhorn", "_plans", "_gradients", "_starts", "_search", "_solve", "."]
+)
 def test_nothing_catches_errors_around_a_kernel(room):
     package = Path(torchgw.__file__).parent
     # reading how much memory is free may find no such file

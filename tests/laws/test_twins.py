@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from torchgw._problem.problem import Problem
-from torchgw._search.alternatives import Alternative, Search
-from torchgw._search.standard import put_in_standard_form
 from torchgw._sinkhorn.problem import DenseCost
+from torchgw._starts.alternatives import Alternative, Search
+from torchgw._starts.standard import put_in_standard_form
 from torchgw._typing import Marginals
 from torchgw.distances.precomputed import DirectedDistance, PrecomputedDistance
 

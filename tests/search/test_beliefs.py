@@ -14,12 +14,12 @@ from torchgw._problem import limits
 from torchgw._problem.losses import SQUARE
 from torchgw._problem.problem import Problem
 from torchgw._search import all_points, beliefs, chains
-from torchgw._search.alternatives import Alternative, Search
 from torchgw._search.beliefs import Graph, believed_plan, believed_plans, match_graphs, rematched
-from torchgw._search.coarse import coarse_problem
-from torchgw._search.graphs import Edges, graphs_of, least_value
 from torchgw._search.world import World
 from torchgw._solve import begin
+from torchgw._starts.alternatives import Alternative, Search
+from torchgw._starts.coarse import coarse_problem
+from torchgw._starts.graphs import Edges, graphs_of, least_value
 from torchgw._typing import Marginals
 from torchgw.distances import DirectedDistance
 from torchgw.distances.precomputed import PrecomputedDistance

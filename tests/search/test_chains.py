@@ -16,11 +16,11 @@ from benchmarks.solves.first_use import network_pair
 from torchgw import SearchWarning
 from torchgw._errors import PerformanceWarning
 from torchgw._problem.problem import Problem
-from torchgw._search.alternatives import all_sent_apart
-from torchgw._search.chain import FIRST, Chain, agree, chain_products, enough
-from torchgw._search.coarse import coarse_problem, coarsen, is_graph
-from torchgw._search.graphs import Graphs, _heat_kernels, _slopes, heat_costs, least_value
 from torchgw._search.world import World
+from torchgw._starts.alternatives import all_sent_apart
+from torchgw._starts.chain import FIRST, Chain, agree, chain_products, enough
+from torchgw._starts.coarse import coarse_problem, coarsen, is_graph
+from torchgw._starts.graphs import Graphs, _heat_kernels, _slopes, heat_costs, least_value
 from torchgw._typing import Marginals
 from torchgw.distances.precomputed import DirectedDistance, PrecomputedDistance
 

@@ -23,12 +23,12 @@ from torchgw._plans.transport import round_to_marginals
 from torchgw._problem.losses import LOSSES
 from torchgw._problem.problem import Problem
 from torchgw._search import optima
-from torchgw._search.alternatives import Alternative, sent_apart
-from torchgw._search.coarse import coarse_problem, coarsen
 from torchgw._search.optima import agreement, find_optima
 from torchgw._sinkhorn.choose import choose_backend
 from torchgw._sinkhorn.problem import DenseCost
 from torchgw._solve.strategy import natural_scale
+from torchgw._starts.alternatives import Alternative, sent_apart
+from torchgw._starts.coarse import coarse_problem, coarsen
 from torchgw._tensors import cuda_graphs
 from torchgw._typing import Marginals
 from torchgw.distances import CallableDistance, PointDistance, PrecomputedDistance

@@ -8,7 +8,7 @@ import torch
 
 from torchgw._problem import limits
 from torchgw._search.beliefs import rematch_regions
-from torchgw._search.graphs import Edges, exchange_ends
+from torchgw._starts.graphs import Edges, exchange_ends
 
 CPU = torch.device("cpu")
 

@@ -7,11 +7,11 @@ from torch.nn.functional import one_hot
 
 from torchgw._problem.losses import find_loss
 from torchgw._problem.problem import Problem
-from torchgw._search.chain import near
 from torchgw._search.chains import Repair
-from torchgw._search.coarse import coarse_problem
 from torchgw._search.world import World
 from torchgw._sinkhorn.problem import DenseCost
+from torchgw._starts.chain import near
+from torchgw._starts.coarse import coarse_problem
 from torchgw._tensors.cuda_graphs import to_device
 from torchgw._typing import Marginals
 from torchgw.distances import DirectedDistance, PrecomputedDistance

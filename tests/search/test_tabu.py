@@ -11,7 +11,6 @@ import torchgw
 from torchgw._problem.losses import find_loss
 from torchgw._problem.problem import Problem
 from torchgw._search import tabu
-from torchgw._search.coarse import as_before, coarse_problem, coarsen, cross_terms
 from torchgw._search.tabu import (
     Assignments,
     Exchanges,
@@ -24,6 +23,7 @@ from torchgw._search.tabu import (
     search,
 )
 from torchgw._sinkhorn.problem import DenseCost
+from torchgw._starts.coarse import as_before, coarse_problem, coarsen, cross_terms
 from torchgw._typing import Marginals
 from torchgw.distances import DirectedDistance, PrecomputedDistance
 

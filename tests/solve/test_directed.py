@@ -14,7 +14,7 @@ from torchgw import GraphWarning, InvalidInputError, UnsupportedError
 from torchgw._gradients.choose import make_gradient
 from torchgw._problem.losses import find_loss
 from torchgw._problem.problem import Problem
-from torchgw._search.coarse import coarsen, with_loss
+from torchgw._starts.coarse import coarsen, with_loss
 from torchgw._typing import Marginals
 from torchgw.distances import (
     DirectedDistance,

@@ -13,12 +13,12 @@ from torchgw._errors import PerformanceWarning
 from torchgw._problem.problem import Problem
 from torchgw._search import world
 from torchgw._search.all_points import repair_found
-from torchgw._search.alternatives import Alternative, Search
 from torchgw._search.optima import find_optima
 from torchgw._search.world import World
 from torchgw._sinkhorn.eager import EagerBackend
 from torchgw._solve import forecast, route
 from torchgw._solve.forecast import Forecast
+from torchgw._starts.alternatives import Alternative, Search
 from torchgw._tensors import deadline, foretold, machine
 from torchgw._typing import Marginals
 from torchgw.distances import PointDistance, PrecomputedDistance

@@ -9,8 +9,8 @@ from problems import solve_by_name
 
 import torchgw
 from torchgw import ConvergenceWarning, InvalidInputError, UnsupportedError
-from torchgw._search.subsample import make_cells
 from torchgw._solve import resolution
+from torchgw._starts.subsample import make_cells
 from torchgw._tensors.block_order import block_order
 from torchgw.datasets import spiral, swiss_roll
 

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from torchgw._answer.passes import solve_problem
 from torchgw._problem.marginals import MarginalRule
 from torchgw._problem.support import most_mass, usable
-from torchgw._search.alternatives import WHY_NO_ELBOW, WHY_TIME, Search
-from torchgw._search.chain import BETTER
 from torchgw._solve.outcome import Asked, Outcome, Overlap
 from torchgw._solve.state import Recorder
+from torchgw._starts.alternatives import WHY_NO_ELBOW, WHY_TIME, Search
+from torchgw._starts.chain import BETTER
 from torchgw._tensors.deadline import is_over
 
 # Shares of the mass that are tried. [L1386]

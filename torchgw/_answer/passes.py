@@ -21,7 +21,20 @@ from torchgw._problem.limits import limits_of
 from torchgw._problem.marginals import MarginalRule
 from torchgw._problem.problem import Problem
 from torchgw._search.all_points import few_enough, match_edges, repair_found
-from torchgw._search.alternatives import (
+from torchgw._search.optima import LEAST_EPSILON
+from torchgw._search.population import improve
+from torchgw._search.stack import Stack, can_stack
+from torchgw._search.tabu import best_matchings, can_exchange, exchange
+from torchgw._sinkhorn.annealing import ANNEALING_TOLERANCE
+from torchgw._sinkhorn.choose import choose_backend
+from torchgw._sinkhorn.contract import Backend
+from torchgw._solve.begin import SEEDS, best_found
+from torchgw._solve.guess import Guess, from_alternative
+from torchgw._solve.outcome import Asked, Outcome
+from torchgw._solve.pipeline import WHY_NOT_A_COPY, conclude, follow, solve_once
+from torchgw._solve.state import Recorder, Status
+from torchgw._solve.strategy import Strategy
+from torchgw._starts.alternatives import (
     AGREED,
     OTHER,
     WHY_APART,
@@ -33,6 +46,7 @@ from torchgw._search.alternatives import (
     WHY_RELAXED,
     WHY_TIME,
     Alternative,
+    Ends,
     Search,
     compare_ends,
     ends_settle,
@@ -40,23 +54,10 @@ from torchgw._search.alternatives import (
     led_by,
     sent_apart,
 )
-from torchgw._search.chain import ALIKE, BETTER, COMPARED_AT, GUESS_EPSILON, Trial
-from torchgw._search.coarse import CoarseProblem, coarse_problem
-from torchgw._search.optima import LEAST_EPSILON
-from torchgw._search.population import improve
-from torchgw._search.stack import Ends, Stack, can_stack
-from torchgw._search.starts import congruent_pairs
-from torchgw._search.tabu import best_matchings, can_exchange, exchange
-from torchgw._search.turns import best_turned
-from torchgw._sinkhorn.annealing import ANNEALING_TOLERANCE
-from torchgw._sinkhorn.choose import choose_backend
-from torchgw._sinkhorn.contract import Backend
-from torchgw._solve.begin import SEEDS, best_found
-from torchgw._solve.guess import Guess, from_alternative
-from torchgw._solve.outcome import Asked, Outcome
-from torchgw._solve.pipeline import WHY_NOT_A_COPY, conclude, follow, solve_once
-from torchgw._solve.state import Recorder, Status
-from torchgw._solve.strategy import Strategy
+from torchgw._starts.chain import ALIKE, BETTER, COMPARED_AT, GUESS_EPSILON, Trial
+from torchgw._starts.coarse import CoarseProblem, coarse_problem
+from torchgw._starts.guesses import congruent_pairs
+from torchgw._starts.turns import best_turned
 from torchgw._tensors.deadline import is_over, leaves
 from torchgw._tensors.foretold import shorten
 from torchgw._tensors.machine import slowness

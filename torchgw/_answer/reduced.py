@@ -15,12 +15,12 @@ from torchgw._plans.paired import PairedPlan
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.limits import limits_of
 from torchgw._problem.reduction import Reduction
-from torchgw._search.alternatives import Search
 from torchgw._sinkhorn.problem import Cost, DenseCost, softmin
 from torchgw._solve.evaluation import Evaluation, factored_linear
 from torchgw._solve.guess import Guess, read_init
 from torchgw._solve.outcome import Asked, Outcome
 from torchgw._solve.route import Route
+from torchgw._starts.alternatives import Search
 from torchgw._typing import Marginals, Potentials
 from torchgw.distances.base import both_ways
 

@@ -15,8 +15,8 @@ from torchgw._many.solver import STATUSES
 from torchgw._results.base import Result, tracked_loss
 from torchgw._results.matching import Matching, MatchingKind
 from torchgw._results.result import GWResult
-from torchgw._search.alternatives import WHY_BATCH, WHY_UNSEARCHED
 from torchgw._solve.state import Status
+from torchgw._starts.alternatives import WHY_BATCH, WHY_UNSEARCHED
 from torchgw._typing import Array
 
 

@@ -13,13 +13,16 @@ from torchgw._batch.costs import products, units
 from torchgw._batch.packing import Packed, natural_scale
 from torchgw._batch.worth import own_squares
 from torchgw._many.spaces import Shelves
-from torchgw._search.alternatives import OTHER
-from torchgw._search.chain import AGREEING, GUESS_EPSILON, STANDS_OUT
-from torchgw._search.coarse import SQUARE_OF_FLOAT32
 from torchgw._search.optima import LEAST_EPSILON
 from torchgw._search.population import Members, exchange, improve
-from torchgw._search.stack import Ends, Stack, neighbourhoods
+from torchgw._search.stack import Stack, neighbourhoods
 from torchgw._search.tabu import has_maps, maps_where_free
+from torchgw._starts.alternatives import (
+    OTHER,
+    Ends,
+)
+from torchgw._starts.chain import AGREEING, GUESS_EPSILON, STANDS_OUT
+from torchgw._starts.coarse import SQUARE_OF_FLOAT32
 from torchgw._tensors.operations import straight, sums_of
 
 # Starts by random mixtures of quantiles of distances; random costs, at most, and entries of them;

@@ -25,11 +25,14 @@ from torchgw._many.questions import Questions
 from torchgw._many.search import Starts, search, stack_of
 from torchgw._problem.limits import limits_of
 from torchgw._problem.table import Options
-from torchgw._search.alternatives import AGREED
-from torchgw._search.chain import BETTER, GUESS_EPSILON
-from torchgw._search.stack import Ends, Stack, descend, linear_solutions
+from torchgw._search.stack import Stack, descend, linear_solutions
 from torchgw._sinkhorn.annealing import MET
 from torchgw._solve.state import Status
+from torchgw._starts.alternatives import (
+    AGREED,
+    Ends,
+)
+from torchgw._starts.chain import BETTER, GUESS_EPSILON
 from torchgw._tensors.machine import small_on_one_thread
 from torchgw._tensors.operations import EQUAL, straight, sums_of
 from torchgw._tensors.ranks import Ranks

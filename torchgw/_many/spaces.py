@@ -20,7 +20,7 @@ from torchgw._problem.named import DistanceName, ScaleName, pair_of_distances, r
 from torchgw._problem.problem import FeatureMetric, stored_matrix
 from torchgw._problem.providers import DistanceOptions, build_provider
 from torchgw._problem.table import check_options
-from torchgw._search.coarse import AXES
+from torchgw._starts.coarse import AXES
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.points import ANGLES, unit_vectors
 from torchgw.distances.profiles import distance_quantiles

@@ -24,7 +24,7 @@ from torchgw._results.confidence import Confidence
 from torchgw._results.maps import SurfaceMap
 from torchgw._results.matching import Matching
 from torchgw._results.parts import DATACLASSES, build, fields_of, stored, take_apart
-from torchgw._search.alternatives import Alternative
+from torchgw._starts.alternatives import Alternative
 from torchgw._tensors.ranks import together
 
 # Kinds of results whose modules are not imported with torchgw.

@@ -18,8 +18,8 @@ from torchgw._errors import UnsupportedError
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.limits import limits_of
 from torchgw._results.mapping import Extension
-from torchgw._search.alternatives import Alternative
-from torchgw._search.chain import GUESS_EPSILON
+from torchgw._starts.alternatives import Alternative
+from torchgw._starts.chain import GUESS_EPSILON
 from torchgw._tensors.operations import TINY
 from torchgw._typing import Array, Seed
 

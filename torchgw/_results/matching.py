@@ -25,9 +25,9 @@ from torchgw._results.mapping import Extension
 from torchgw._results.modes import embeddings
 from torchgw._results.rounding import Assignment, assign, improve, places
 from torchgw._search.beliefs import MATCHING_TRIES, rematch_regions
-from torchgw._search.graphs import Edges, graphs_of
 from torchgw._sinkhorn.blocks import RestrictedBackend
 from torchgw._sinkhorn.problem import Cost
+from torchgw._starts.graphs import Edges, graphs_of
 from torchgw._tensors.deadline import is_over
 from torchgw._tensors.machine import fits
 from torchgw._tensors.operations import EQUAL, plainly

@@ -29,13 +29,13 @@ from torchgw._plans.paired import PairedPlan
 from torchgw._plans.transport import DualPlan, TransportPlan
 from torchgw._problem.losses import LOSSES, Loss
 from torchgw._results.mapping import Extension
-from torchgw._search.alternatives import Alternative
-from torchgw._search.chain import Trial
 from torchgw._sinkhorn.blocks import Blocks, RestrictedBackend
 from torchgw._sinkhorn.eager import EagerBackend
 from torchgw._sinkhorn.entries import Entries
 from torchgw._sinkhorn.problem import DenseCost, FactoredCost
 from torchgw._solve.state import Status
+from torchgw._starts.alternatives import Alternative
+from torchgw._starts.chain import Trial
 from torchgw._tensors.operations import NOTHING, sparse_tensor
 from torchgw._typing import Indices, Iteration, Marginals, Potentials
 from torchgw.distances.base import DistanceProvider, ScaledDistance

@@ -38,12 +38,12 @@ from torchgw._results.mapping import Extension, map_new
 from torchgw._results.maps import Pairs, SpaceMap, SurfaceMap, fit_map, map_to_surface, placed_of
 from torchgw._results.matching import Matching, MatchingKind, match
 from torchgw._results.parts import stored
-from torchgw._search.alternatives import Alternative, related
-from torchgw._search.chain import Trial
-from torchgw._search.symmetries import with_images
 from torchgw._sinkhorn.problem import DenseCost
 from torchgw._solve.outcome import Outcome
 from torchgw._solve.state import Status
+from torchgw._starts.alternatives import Alternative, related
+from torchgw._starts.chain import Trial
+from torchgw._starts.symmetries import with_images
 from torchgw._tensors.deadline import within
 from torchgw._tensors.operations import plainly
 from torchgw._typing import Array, HessianProduct, Iteration, Marginals, Seed

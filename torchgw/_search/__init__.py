@@ -1,1 +1,1 @@
-"""Where optima are looked for before the outer iteration begins."""
+"""Starts are followed, improved and judged, before the outer iteration begins."""

@@ -13,7 +13,23 @@ from torchgw._plans.contract import Plan
 from torchgw._problem.limits import limits_of
 from torchgw._problem.problem import Problem, hops_of
 from torchgw._problem.table import SearchName
-from torchgw._search.alternatives import (
+from torchgw._search.beliefs import match_graphs
+from torchgw._search.chains import SMEARED, STARTS, Guess, Repair, climb
+from torchgw._search.optima import (
+    DEFAULT_STARTS,
+    LEAST_EPSILON,
+    MATCHED,
+    SEARCHED,
+    find_optima,
+    way_to_call,
+)
+from torchgw._search.stack import Stack, can_stack
+from torchgw._search.world import World
+from torchgw._sinkhorn.choose import batch_solver
+from torchgw._sinkhorn.contract import Backend
+from torchgw._sinkhorn.eager import EagerBackend
+from torchgw._sinkhorn.problem import DenseCost, softmin
+from torchgw._starts.alternatives import (
     AGREED,
     WHY_BESIDE,
     WHY_FAST,
@@ -26,8 +42,7 @@ from torchgw._search.alternatives import (
     different_optima,
     is_whole,
 )
-from torchgw._search.beliefs import match_graphs
-from torchgw._search.chain import (
+from torchgw._starts.chain import (
     AGREED_SOON,
     COMPARED_AT,
     KEPT_SOON,
@@ -37,23 +52,8 @@ from torchgw._search.chain import (
     affordable_chains,
     near,
 )
-from torchgw._search.chains import SMEARED, STARTS, Guess, Repair, climb
-from torchgw._search.coarse import Coarsened, centre, coarse_problem, is_graph, is_sparse
-from torchgw._search.optima import (
-    DEFAULT_STARTS,
-    LEAST_EPSILON,
-    MATCHED,
-    SEARCHED,
-    find_optima,
-    way_to_call,
-)
-from torchgw._search.stack import Stack, can_stack
-from torchgw._search.standard import put_in_standard_form
-from torchgw._search.world import World
-from torchgw._sinkhorn.choose import batch_solver
-from torchgw._sinkhorn.contract import Backend
-from torchgw._sinkhorn.eager import EagerBackend
-from torchgw._sinkhorn.problem import DenseCost, softmin
+from torchgw._starts.coarse import Coarsened, centre, coarse_problem, is_graph, is_sparse
+from torchgw._starts.standard import put_in_standard_form
 from torchgw._tensors.deadline import is_over
 from torchgw._tensors.foretold import say_more, say_share
 from torchgw._tensors.machine import slowness

@@ -7,6 +7,7 @@ from bad ones, and the best again at the target.
 """
 
 import itertools
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
@@ -20,7 +21,13 @@ from torchgw._problem.limits import limits_of
 from torchgw._problem.marginals import weigh_alike
 from torchgw._problem.problem import PRICE
 from torchgw._search.beliefs import SEARCH_TRIES, Graph, believed_plan, rematched
-from torchgw._search.chain import (
+from torchgw._search.population import FRESH, follow_starts, improve, name_of
+from torchgw._search.stack import Stack
+from torchgw._search.tabu import best_matchings, can_exchange
+from torchgw._search.world import World
+from torchgw._sinkhorn.eager import BatchSolver, solve_batch
+from torchgw._starts.alternatives import Ends
+from torchgw._starts.chain import (
     AGREED_SOON,
     ALIKE,
     BETTER,
@@ -43,20 +50,15 @@ from torchgw._search.chain import (
     promising,
     stacked,
     stands_out,
-    tell,
-    tell_repaired,
 )
-from torchgw._search.coarse import Coarsened, CoarseProblem, has_graphs, is_graph, is_sparse
-from torchgw._search.graphs import Edges, convex_path, graphs_of, heat_costs, least_value
-from torchgw._search.population import FRESH, follow_starts, improve, name_of
-from torchgw._search.stack import Ends, Stack
-from torchgw._search.tabu import best_matchings, can_exchange
-from torchgw._search.world import World
-from torchgw._sinkhorn.eager import BatchSolver, solve_batch
+from torchgw._starts.coarse import Coarsened, CoarseProblem, has_graphs, is_graph, is_sparse
+from torchgw._starts.graphs import Edges, convex_path, graphs_of, heat_costs, least_value
 from torchgw._tensors.cuda_graphs import Call, call_directly
 from torchgw._tensors.deadline import is_over
 from torchgw._tensors.foretold import say_share
 from torchgw.distances.base import DistanceProvider
+
+logger = logging.getLogger(__name__)
 
 # L1 distance to the product plan, at most 2, up to which an optimum is too blurred to start from:
 # .4 to .5 of random graphs with entropy, 1.7 to 2 elsewhere. [L1127]
@@ -372,7 +374,13 @@ def _from_product(found: Climb) -> None:
             if not near(chains[0], opposed[0], SAME):
                 opposed += _opposites(world, chains[1:], found.level)
             chains = sorted(chains + opposed, key=_objective)
-        tell(numbers.stop, count, perf_counter() - clock, chains[0].objective)
+        done, seconds = numbers.stop, perf_counter() - clock
+        # all chains, that is: they may agree before
+        logger.info(
+            "search: %d of at most %d chains on all points in %.1f s, best objective %.6g; at most "
+            "about %.0f s more until they are compared", done, count, seconds,
+            chains[0].objective, seconds / done * (count - done),
+        )  # fmt: skip
         # opposites of chains that were wrong together are not independent of each other
         if agree([chain for chain in chains if chain not in opposed[1:]]) or is_over():
             break
@@ -572,7 +580,10 @@ def _by_repair(found: Climb) -> None:
         found.world.finish([fresh], found.low)
         found.repaired = sorted([*found.repaired, fresh], key=_objective)
         best, done = found.repaired[:2], len(found.repaired)
-        tell_repaired(done, _REPAIRED, best[0].objective)
+        logger.info(
+            "search: %d of at most %d chains repaired, best objective %.6g", done, _REPAIRED,
+            best[0].objective,
+        )  # fmt: skip
         # chains that are no better may differ in nothing but their plans
         if len(best) > 1 and near(best[1], best[0], SAME) and len(_apart(best, 2)) == 1:
             found.agreed = True

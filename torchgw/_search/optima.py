@@ -15,7 +15,13 @@ from torchgw._problem.limits import limits_of
 from torchgw._problem.losses import SQUARE
 from torchgw._problem.marginals import weigh_alike
 from torchgw._problem.problem import Problem
-from torchgw._search.alternatives import (
+from torchgw._search.chains import climb
+from torchgw._search.world import World
+from torchgw._sinkhorn.annealing import Annealing
+from torchgw._sinkhorn.choose import BackendName, batch_solver, choose_backend
+from torchgw._sinkhorn.contract import Backend
+from torchgw._sinkhorn.eager import BatchPlans, BatchSolver, EagerBackend
+from torchgw._starts.alternatives import (
     DISTINCT,
     Alternative,
     Search,
@@ -23,9 +29,8 @@ from torchgw._search.alternatives import (
     entropy,
     first_of_each,
 )
-from torchgw._search.chain import GUESS_EPSILON, LAST_INNER, LAST_OUTER, LAST_RELAXATION
-from torchgw._search.chains import climb
-from torchgw._search.coarse import (
+from torchgw._starts.chain import GUESS_EPSILON, LAST_INNER, LAST_OUTER, LAST_RELAXATION
+from torchgw._starts.coarse import (
     COARSEST,
     Coarsened,
     CoarseProblem,
@@ -38,14 +43,9 @@ from torchgw._search.coarse import (
     represent,
     side_by_side,
 )
-from torchgw._search.isometry import ROUNDING
-from torchgw._search.standard import put_in_standard_form
-from torchgw._search.starts import Hints, find_hints, make_starts, start_costs
-from torchgw._search.world import World
-from torchgw._sinkhorn.annealing import Annealing
-from torchgw._sinkhorn.choose import BackendName, batch_solver, choose_backend
-from torchgw._sinkhorn.contract import Backend
-from torchgw._sinkhorn.eager import BatchPlans, BatchSolver, EagerBackend
+from torchgw._starts.guesses import Hints, find_hints, make_starts, start_costs
+from torchgw._starts.isometry import ROUNDING
+from torchgw._starts.standard import put_in_standard_form
 from torchgw._tensors.cuda_graphs import (
     CAPTURED_BYTES,
     Call,

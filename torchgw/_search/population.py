@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from torchgw._batch.costs import products
-from torchgw._search.chain import AGREEING, ALIKE, BETTER, SAME
-from torchgw._search.stack import Ends
 from torchgw._sinkhorn.annealing import START_NOISE
+from torchgw._starts.alternatives import Ends
+from torchgw._starts.chain import AGREEING, ALIKE, BETTER, SAME
 from torchgw._tensors.deadline import is_over
 from torchgw._tensors.operations import EQUAL, TINY, sums_of
 from torchgw._typing import Marginals

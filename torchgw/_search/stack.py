@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,8 +23,9 @@ from torchgw._batch.worth import Ended, Terms
 from torchgw._plans.transport import round_to_marginals
 from torchgw._problem.marginals import MarginalRule
 from torchgw._problem.problem import Problem
-from torchgw._search.chain import SAME
-from torchgw._search.coarse import CoarseProblem
+from torchgw._starts.alternatives import Ends
+from torchgw._starts.chain import SAME
+from torchgw._starts.coarse import CoarseProblem
 from torchgw._tensors.operations import EQUAL, sums_of
 
 # When plans of a search have settled: their objectives are then within 1e-3 of where they end.
@@ -39,22 +39,6 @@ _HOST = torch.device("cpu")
 
 # Costs with which some problems begin, and which of them do.
 Begin = Callable[[Tensor], tuple[Tensor, Tensor]]
-
-
-class Ends(NamedTuple):
-    """Where plans have led; of k plans, or of as many (B, k) of each of B problems."""
-
-    plans: Tensor  # (..., n, m) float64; of mass one but for relaxed problems
-    objectives: Tensor  # (...) with entropy, and with penalties; infinite where a number was lost
-    values: Tensor  # (...) without them
-
-    def lower(self, other: Ends) -> Ends:
-        """Take the other one of two plans where its objective is lower."""
-        less = other.objectives < self.objectives
-        return Ends(
-            torch.where(less[:, None, None], other.plans, self.plans),
-            *(torch.where(less, *both) for both in zip(other[1:], self[1:], strict=True)),
-        )
 
 
 def can_stack(problem: Problem) -> bool:

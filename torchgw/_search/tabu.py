@@ -22,8 +22,8 @@ from torch import Tensor
 
 from torchgw._problem.limits import limits_of
 from torchgw._problem.marginals import weigh_alike
-from torchgw._search.chain import AGREEING
-from torchgw._search.coarse import CoarseProblem
+from torchgw._starts.chain import AGREEING
+from torchgw._starts.coarse import CoarseProblem
 from torchgw._tensors.deadline import is_over
 from torchgw._tensors.operations import EQUAL, NOTHING
 

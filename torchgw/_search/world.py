@@ -17,7 +17,8 @@ from torch import Tensor
 from torchgw._errors import PerformanceWarning, warn_user
 from torchgw._plans.transport import round_to_marginals
 from torchgw._problem.limits import limits_of
-from torchgw._search.chain import (
+from torchgw._sinkhorn.eager import BatchPlans, BatchSolver, solve_batch
+from torchgw._starts.chain import (
     COMPARED_AT,
     FIRST,
     GUESS_EPSILON,
@@ -36,9 +37,8 @@ from torchgw._search.chain import (
     kinds_of_chains,
     stacked,
 )
-from torchgw._search.coarse import Coarsened, CoarseProblem, is_graph, side_by_side
-from torchgw._search.graphs import SparseProducts
-from torchgw._sinkhorn.eager import BatchPlans, BatchSolver, solve_batch
+from torchgw._starts.coarse import Coarsened, CoarseProblem, is_graph, side_by_side
+from torchgw._starts.graphs import SparseProducts
 from torchgw._tensors.cuda_graphs import Call, Replayer, call_directly, clone
 from torchgw._tensors.deadline import is_over
 from torchgw._tensors.machine import slowness

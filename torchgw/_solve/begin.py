@@ -20,16 +20,9 @@ from torchgw._search.all_points import (
     search_twice,
     tells_all,
 )
-from torchgw._search.alternatives import WHY_RELAXED, WHY_SUBSAMPLE, Alternative, Search, is_whole
-from torchgw._search.chain import AGREEING, GUESS_EPSILON
-from torchgw._search.coarse import coarse_table, directed_points, represent, support_of
-from torchgw._search.isometry import Isometry, match_points
 from torchgw._search.optima import DEFAULT_STARTS, LEAST_EPSILON, Searched, find_optima
 from torchgw._search.population import Ending, follow_starts, noisy_product
-from torchgw._search.stack import Ends, Stack, can_stack, neighbourhoods
-from torchgw._search.standard import StandardForm, put_in_standard_form
-from torchgw._search.starts import congruent_pairs
-from torchgw._search.subsample import Coarse
+from torchgw._search.stack import Stack, can_stack, neighbourhoods
 from torchgw._search.tabu import maps_where_free
 from torchgw._sinkhorn.annealing import ANNEALING_TOLERANCE, Annealing
 from torchgw._sinkhorn.choose import choose_backend
@@ -47,6 +40,20 @@ from torchgw._solve.guess import (
 from torchgw._solve.loop import iterate
 from torchgw._solve.state import Options, Recorder
 from torchgw._solve.strategy import Strategy, choose_strategy
+from torchgw._starts.alternatives import (
+    WHY_RELAXED,
+    WHY_SUBSAMPLE,
+    Alternative,
+    Ends,
+    Search,
+    is_whole,
+)
+from torchgw._starts.chain import AGREEING, GUESS_EPSILON
+from torchgw._starts.coarse import coarse_table, directed_points, represent, support_of
+from torchgw._starts.guesses import congruent_pairs
+from torchgw._starts.isometry import Isometry, match_points
+from torchgw._starts.standard import StandardForm, put_in_standard_form
+from torchgw._starts.subsample import Coarse
 from torchgw._typing import Marginals, Potentials
 from torchgw.distances.precomputed import DirectedDistance, PrecomputedDistance
 

@@ -14,12 +14,12 @@ import torch
 from torchgw._errors import PerformanceWarning, warn_user
 from torchgw._problem.limits import Limits, limits_of
 from torchgw._problem.problem import Facts
-from torchgw._search.alternatives import Search
 from torchgw._search.beliefs import LONG, seconds_of_regions
 from torchgw._search.optima import KEPT
 from torchgw._search.world import SOON
 from torchgw._sinkhorn.annealing import INNER_ITERATIONS
 from torchgw._solve.state import Options
+from torchgw._starts.alternatives import Search
 from torchgw._tensors.deadline import foresee
 from torchgw._tensors.foretold import correct, promise, say_more
 from torchgw._tensors.machine import slowness

@@ -11,12 +11,12 @@ from torchgw._plans.contract import Anchors, Plan
 from torchgw._plans.given import PairPlan, StoredPlan
 from torchgw._plans.transport import DualPlan, TransportPlan
 from torchgw._problem.problem import Problem, spread
-from torchgw._search.alternatives import Alternative
-from torchgw._search.chain import GUESS_EPSILON
 from torchgw._sinkhorn.annealing import ANNEALING_TOLERANCE
 from torchgw._sinkhorn.problem import Cost, DenseCost
 from torchgw._solve.state import LoopState, Options, Setting
 from torchgw._solve.step import prepare, solve_linear
+from torchgw._starts.alternatives import Alternative
+from torchgw._starts.chain import GUESS_EPSILON
 from torchgw._typing import Marginals, Potentials
 
 # Iterations of a linear problem that is solved roughly. [L297]

@@ -15,7 +15,6 @@ from torchgw._plans.paired import PairedPlan
 from torchgw._plans.transport import TransportPlan, round_to_marginals
 from torchgw._problem.limits import limits_of
 from torchgw._problem.problem import Problem
-from torchgw._search.alternatives import Search
 from torchgw._search.optima import Searched
 from torchgw._sinkhorn.choose import alone
 from torchgw._solve.evaluation import (
@@ -40,6 +39,7 @@ from torchgw._solve.state import (
 )
 from torchgw._solve.step import promised_error
 from torchgw._solve.strategy import Strategy
+from torchgw._starts.alternatives import Search
 from torchgw._tensors.deadline import is_over
 from torchgw._typing import Potentials
 from torchgw.distances.geodesics import Geodesics

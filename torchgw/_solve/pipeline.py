@@ -14,9 +14,6 @@ from torchgw._gradients.factored import FactoredGradient
 from torchgw._plans.given import SparsePlan, StoredPlan
 from torchgw._plans.transport import TransportPlan, round_to_marginals
 from torchgw._problem.limits import limits_of
-from torchgw._search.alternatives import WHY_TIME, Search
-from torchgw._search.isometry import Isometry, find_isometry
-from torchgw._search.subsample import Coarse, draw_subsample
 from torchgw._sinkhorn.annealing import ANNEALING_TOLERANCE, MET, Annealing
 from torchgw._sinkhorn.choose import alone, choose_backend
 from torchgw._solve.begin import ROUGH_TOLERANCE, best_found, first_guess, search_relaxed
@@ -49,6 +46,9 @@ from torchgw._solve.strategy import (
     choose_strategy,
     strategy_of_copies,
 )
+from torchgw._starts.alternatives import WHY_TIME, Search
+from torchgw._starts.isometry import Isometry, find_isometry
+from torchgw._starts.subsample import Coarse, draw_subsample
 from torchgw._tensors.deadline import is_over, keep_least, leaves
 from torchgw._tensors.operations import sparse_tensor
 from torchgw._typing import Marginals, Potentials

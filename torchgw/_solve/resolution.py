@@ -24,7 +24,6 @@ from torch import Tensor
 from torchgw._gradients.contract import InFactors, Read, every, none
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.limits import limits_of
-from torchgw._search.subsample import Cells, Coarse, Part, extend, make_cells, take
 from torchgw._sinkhorn.annealing import CONTRADICTION, Annealing
 from torchgw._sinkhorn.choose import alone
 from torchgw._sinkhorn.contract import PreparedProblem
@@ -45,6 +44,7 @@ from torchgw._solve.guess import LINEAR, starting_point
 from torchgw._solve.loop import iterate
 from torchgw._solve.state import RESOLVED, LoopState, Setting, Status, rounding
 from torchgw._solve.strategy import Strategy, choose_strategy
+from torchgw._starts.subsample import Cells, Coarse, Part, extend, make_cells, take
 from torchgw._tensors.block_order import Order
 from torchgw._tensors.deadline import is_over
 from torchgw._tensors.operations import TINY, inner_products, systematic_categories

@@ -15,7 +15,6 @@ from torchgw._errors import UnsupportedError
 from torchgw._gradients.choose import check_products
 from torchgw._problem.limits import LIMITS, Limits
 from torchgw._problem.problem import Facts
-from torchgw._search.chain import affordable_chains
 from torchgw._sinkhorn.choose import BackendName, skips_tiles
 from torchgw._sinkhorn.contract import Backend
 from torchgw._sinkhorn.tiles.tiling import width_of
@@ -26,6 +25,7 @@ from torchgw._solve.forecast import (
     tiled_seconds,
 )
 from torchgw._solve.state import RESOLVED, Dtypes, Options, rounding
+from torchgw._starts.chain import affordable_chains
 from torchgw._tensors.machine import slowness
 
 # Tiles are considered from so many blocks of a side on, unless they were asked for: on a GPU an

@@ -25,8 +25,6 @@ from torchgw._problem.losses import Loss
 from torchgw._problem.marginals import STRICT, MarginalRule
 from torchgw._problem.problem import Facts, Problem
 from torchgw._problem.problem import spread as linear_spread
-from torchgw._search.coarse import directed_points, mean_spread
-from torchgw._search.isometry import rounding_advice
 from torchgw._sinkhorn.annealing import Annealing
 from torchgw._sinkhorn.blocks import RestrictedBackend
 from torchgw._sinkhorn.choose import choose_backend
@@ -46,6 +44,8 @@ from torchgw._solve.route import (
     why_no_tiles,
 )
 from torchgw._solve.state import Options, Recorder, Setting
+from torchgw._starts.coarse import directed_points, mean_spread
+from torchgw._starts.isometry import rounding_advice
 from torchgw._tensors.ahead import compile_for_rank
 from torchgw._typing import Marginals
 from torchgw.distances.modes import FIRST, apart, modes

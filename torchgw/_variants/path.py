@@ -16,7 +16,7 @@ from torchgw._errors import InvalidInputError
 from torchgw._results.base import Result
 from torchgw._results.certificates import distance_correlation
 from torchgw._results.result import GWResult
-from torchgw._search.alternatives import entropy
+from torchgw._starts.alternatives import entropy
 from torchgw._tensors.deadline import countdown
 from torchgw._typing import Array
 

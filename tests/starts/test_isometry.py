@@ -18,9 +18,9 @@ from benchmarks.distances.trees import tree_and_copy
 from torchgw import UnsupportedError
 from torchgw._problem.losses import ABSOLUTE
 from torchgw._problem.problem import Problem
-from torchgw._search import isometry
-from torchgw._search.isometry import find_isometry, match_by_classes
 from torchgw._sinkhorn.problem import DenseCost
+from torchgw._starts import isometry
+from torchgw._starts.isometry import find_isometry, match_by_classes
 from torchgw._typing import Marginals
 from torchgw.distances import CurvedDistance, DirectedDistance, PointDistance, PrecomputedDistance
 from torchgw.distances.base import ScaledDistance

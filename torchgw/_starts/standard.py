@@ -20,9 +20,9 @@ from torchgw._plans.contract import Anchors
 from torchgw._plans.given import PairPlan
 from torchgw._problem.limits import limits_of
 from torchgw._problem.problem import Problem, stored_matrix
-from torchgw._search.alternatives import Alternative, Search
-from torchgw._search.isometry import ROUNDING, find_copies, put_in_order, split
 from torchgw._sinkhorn.problem import DenseCost
+from torchgw._starts.alternatives import Alternative, Search
+from torchgw._starts.isometry import ROUNDING, find_copies, put_in_order, split
 from torchgw._tensors.operations import EQUAL, NOTHING
 from torchgw._typing import Marginals, Potentials
 from torchgw.distances.base import DistanceProvider

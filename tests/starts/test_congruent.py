@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import torchgw
-from torchgw._search.starts import congruent_pairs
+from torchgw._starts.guesses import congruent_pairs
 
 
 def overlap(seed, n, shared, noise=0.0):

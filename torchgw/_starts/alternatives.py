@@ -1,5 +1,7 @@
 """What a search has found: optima, how they stand to each other, and doubts that there are more."""
 
+from __future__ import annotations
+
 import copy
 import math
 from collections.abc import Iterable, Sequence, Set
@@ -16,8 +18,8 @@ from torchgw._plans.given import PairPlan, places_in
 from torchgw._plans.transport import round_to_marginals
 from torchgw._problem.limits import limits_of
 from torchgw._problem.problem import Problem
-from torchgw._search.chain import GUESS_EPSILON, SAME, STANDS_OUT, Trial
-from torchgw._search.coarse import AXES, Coarsened, CoarseProblem, coarse_problem, eigenpairs
+from torchgw._starts.chain import GUESS_EPSILON, SAME, STANDS_OUT, Trial
+from torchgw._starts.coarse import AXES, Coarsened, CoarseProblem, coarse_problem, eigenpairs
 from torchgw._tensors.operations import same
 from torchgw._typing import Potentials
 from torchgw.distances.base import DistanceProvider
@@ -76,7 +78,7 @@ class Alternative:
         device = self.plan.device if isinstance(self.plan, Tensor) else None
         return _unpickled, (rest | {"plan": entries}, device)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Alternative":
+    def __deepcopy__(self, memo: dict[int, Any]) -> Alternative:
         """Copy the whole plan."""
         return replace(self, plan=copy.deepcopy(self.plan, memo))
 
@@ -98,6 +100,22 @@ def _unpickled(parts: dict[str, Any], device: torch.device | None) -> Alternativ
     return Alternative(**(parts | {"plan": whole}))
 
 
+class Ends(NamedTuple):
+    """Where plans have led; of k plans, or of as many (B, k) of each of B problems."""
+
+    plans: Tensor  # (..., n, m) float64; of mass one but for relaxed problems
+    objectives: Tensor  # (...) with entropy, and with penalties; infinite where a number was lost
+    values: Tensor  # (...) without them
+
+    def lower(self, other: Ends) -> Ends:
+        """Take the other one of two plans where its objective is lower."""
+        less = other.objectives < self.objectives
+        return Ends(
+            torch.where(less[:, None, None], other.plans, self.plans),
+            *(torch.where(less, *both) for both in zip(other[1:], self[1:], strict=True)),
+        )
+
+
 # An optimum may end lower than the best one unless its value is higher by more than this share, of
 # few points, or of chains on all: they do not tell more. [L1254, L1291, L1381]
 _CLOSE, _NEAR = 0.2, 0.02
@@ -117,7 +135,7 @@ class Search(NamedTuple):
     met: bool = False  # whether starts have led to the first plan, if not to its objective
     ended: bool = False  # whether the optima are those at which whole solves have ended
     settled: bool = False  # whether all plans, and the product plan, were followed to their ends
-    few: "Search | None" = None  # that of few points, where chains or messages have led elsewhere
+    few: Search | None = None  # that of few points, where chains or messages have led elsewhere
     match: PairPlan | None = None  # of distances alone, where few points leave open which is best
 
     @property

@@ -3,8 +3,8 @@ import numpy as np
 import pytest
 
 import torchgw
-from torchgw._search.alternatives import _name_of
-from torchgw._search.coarse import eigenpairs
+from torchgw._starts.alternatives import _name_of
+from torchgw._starts.coarse import eigenpairs
 
 
 def points_on(kind):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from torchgw._search.graphs import Edges, Ends, exchange_ends
+from torchgw._starts.graphs import Edges, Ends, exchange_ends
 
 
 def weighted_graph(n, rng, degree=3.0, *, equal):

@@ -25,9 +25,9 @@ from torchgw._problem.limits import CPU
 from torchgw._problem.losses import SPARSE_SHARE
 from torchgw._problem.problem import stored_matrix
 from torchgw._problem.signatures import HEAT_TIMES
-from torchgw._search.chain import INNER
-from torchgw._search.coarse import CoarseProblem, density
 from torchgw._sinkhorn.eager import SMALLEST
+from torchgw._starts.chain import INNER
+from torchgw._starts.coarse import CoarseProblem, density
 from torchgw._tensors.deadline import is_over
 from torchgw._tensors.operations import EQUAL
 from torchgw._typing import Marginals

@@ -1,7 +1,6 @@
 """One chain of plans: how it begins, how its epsilon falls, and what several tell of each other."""
 
 import itertools
-import logging
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -111,9 +110,6 @@ REFINED, _CLOSE = 4, 0.05
 KEPT_SOON, AGREED_SOON = 0.1, 0.3
 
 
-logger = logging.getLogger(__name__)
-
-
 def chain_products(n: int, m: int) -> int:
     """Count the multiplications of a chain until it is compared with others."""
     return QUICK.outer * len(QUICK.stages(COMPARED_AT)) * n * m * (n + m)
@@ -123,22 +119,6 @@ def affordable_chains(limits: Limits, how: str, n: int, m: int) -> int:
     """Count the chains between n and m points that a search may follow."""
     most = limits.chain_products * (limits.thorough if how == "thorough" else 1)
     return int(most / chain_products(n, m))
-
-
-def tell(done: int, count: int, seconds: float, objective: float) -> None:
-    """Log how far a search is, and what all its chains would take; they may agree before."""
-    logger.info(
-        "search: %d of at most %d chains on all points in %.1f s, best objective %.6g; at most "
-        "about %.0f s more until they are compared", done, count, seconds, objective,
-        seconds / done * (count - done),
-    )  # fmt: skip
-
-
-def tell_repaired(done: int, most: int, objective: float) -> None:
-    """Log how many chains have been repaired."""
-    logger.info(
-        "search: %d of at most %d chains repaired, best objective %.6g", done, most, objective
-    )
 
 
 class Trial(NamedTuple):

@@ -8,7 +8,7 @@ import torch
 
 import torchgw
 from torchgw._problem.problem import Problem
-from torchgw._search.turns import best_turned
+from torchgw._starts.turns import best_turned
 from torchgw._typing import Marginals
 from torchgw.distances import PointDistance
 

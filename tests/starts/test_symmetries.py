@@ -10,7 +10,7 @@ from scipy.sparse.csgraph import shortest_path
 from scipy.spatial.distance import cdist
 
 import torchgw
-from torchgw._search.symmetries import Symmetries
+from torchgw._starts.symmetries import Symmetries
 
 
 def ring(n, *steps):
@@ -103,5 +103,5 @@ def test_counts_are_those_of_all_permutations(size, directed):
 
 
 def test_what_takes_too_long_is_not_counted(monkeypatch):
-    monkeypatch.setattr("torchgw._search.symmetries._MOST", 3)
+    monkeypatch.setattr("torchgw._starts.symmetries._MOST", 3)
     assert Symmetries(petersen().astype(int)).count == 0

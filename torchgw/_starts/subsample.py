@@ -15,9 +15,9 @@ from torch import Tensor
 
 from torchgw._gradients.contract import Read, every
 from torchgw._problem.problem import Problem
-from torchgw._search.alternatives import Search
 from torchgw._sinkhorn.contract import Backend
 from torchgw._sinkhorn.problem import FactoredCost, LinearProblem
+from torchgw._starts.alternatives import Search
 from torchgw._tensors.block_order import Order
 from torchgw._tensors.operations import systematic_categories
 from torchgw._typing import Marginals, Potentials

@@ -21,7 +21,8 @@ from torch import Tensor
 
 from torchgw._problem.limits import limits_of
 from torchgw._problem.problem import Problem
-from torchgw._search.alternatives import (
+from torchgw._sinkhorn.duals import Array
+from torchgw._starts.alternatives import (
     AGREED,
     OTHER,
     Alternative,
@@ -30,8 +31,7 @@ from torchgw._search.alternatives import (
     among_all,
     is_whole,
 )
-from torchgw._search.coarse import CoarseProblem, coarse_problem
-from torchgw._sinkhorn.duals import Array
+from torchgw._starts.coarse import CoarseProblem, coarse_problem
 from torchgw._tensors.operations import EQUAL
 
 Colours = NDArray[np.uint64]

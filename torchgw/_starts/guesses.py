@@ -18,9 +18,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgw._search.chain import GUESS_EPSILON
-from torchgw._search.coarse import AXES, CoarseProblem, centre
 from torchgw._sinkhorn.annealing import Annealing
+from torchgw._starts.chain import GUESS_EPSILON
+from torchgw._starts.coarse import AXES, CoarseProblem, centre
 from torchgw._tensors.operations import TINY, categories_at
 from torchgw.distances.profiles import distance_quantiles
 from torchgw.distances.sampling import SpreadPoints

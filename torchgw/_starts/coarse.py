@@ -53,7 +53,7 @@ class CoarseProblem(NamedTuple):
     """Two coarse sides, with the constants of their objective (docs/algorithm.md, equation 38)."""
 
     # `x` and `y` are the doubly centred tables, one of each for the square loss and r for one that
-    # has r products (`torchgw._search.coarse`).
+    # has r products (`torchgw._starts.coarse`).
     # A plan with the marginals a, b has the value constant + <base, P> - 2 alpha <x P y, P>.
 
     source: SpreadPoints
