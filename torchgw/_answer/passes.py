@@ -76,14 +76,10 @@ ROUGHLY = 100
 _ALIKE, _ABOVE, _FORGOTTEN = 0.1, 0.015, 3
 # The part of the mass that is matched apart from the rest, on so many points a side, from so many
 # congruent pairs and from images blurred by this share of their distances. A plan is in doubt if
-# less than these shares of its cost, and of what the part costs by it, is enough for another match
-# of the part. [L1680]
-_PART, _PART_POINTS, _PART_SEEDS, _IMAGES, _LESS, _OTHERWISE = 0.85, 48, 4, 0.05, 0.25, 0.95
+# less than this share of what the part costs by it is enough for another match of the part. [L1680]
+_PART, _PART_POINTS, _PART_SEEDS, _IMAGES, _OTHERWISE = 0.85, 48, 4, 0.05, 0.95
 # Points whose distances to all others are read at once. A choice.
 _READ = 16
-# Share of the cost of the plan below which the part may come to cost so little, after one outer
-# iteration. [L1760]
-_MAY = 0.375
 # What a start is called that is a match of points by their distances to all others.
 _BY_MATCH = "distance distributions of all points"
 # Epsilon at which seeds of congruent pairs are taken up, as a share of the natural scale: plans
@@ -95,9 +91,6 @@ _CONGRUENT = 0.008
 _MET = 2
 # So many steps like the last one may be left of a path at its target. [L1291]
 _STEPS = 10
-# Value of a plan over the natural scale of the cost up to which it keeps distances so well that
-# edges are not matched, unless it is in doubt. [L1283]
-_WELL = 0.05
 
 
 class Rival(NamedTuple):
@@ -428,7 +421,8 @@ def _by_parts(incumbent: Incumbent) -> None:
             images.append(apart / sent.sum(1, keepdim=True))
         apart = torch.cat(images)
         near = torch.softmax(-apart / (_IMAGES * apart.mean()), 1) * weights[:, None]
-        for most, share in ((1, _MAY), (pairs.stack.rules.max_iter, _LESS)):
+        limits, end = limits_of(problem.source.device), pairs.stack.rules.max_iter
+        for most, share in ((1, limits.part_begun), (end, limits.part_ended)):
             rules = pairs.stack.rules._replace(max_iter=most)
             stack = replace(pairs.stack, rules=rules)
             own = pairs._replace(stack=stack).follow(near[None])
@@ -440,7 +434,7 @@ def _by_parts(incumbent: Incumbent) -> None:
         part = Alternative(costs, "part", end / end.sum(), pairs.rows, pairs.columns, shape)
         alike = sent_apart(problem, part, plan) <= OTHER
         least[alike] = min(least[alike], costs)
-    if least[False] < min(_LESS * value, _OTHERWISE * least[True]):
+    if least[False] < min(limits.part_ended * value, _OTHERWISE * least[True]):
         incumbent.say(doubt=WHY_PARTS.format(share=_PART, times=value / least[False]))
 
 
@@ -456,7 +450,8 @@ def _by_edges(incumbent: Incumbent) -> None:
     if blurred or problem.linear is not None or not few_enough(problem, options.search):
         return
     value = outcome.value
-    if value <= _WELL * outcome.strategy.scale and not search.doubt:
+    well = limits_of(problem.source.device).well
+    if value <= well * outcome.strategy.scale and not search.doubt:
         return
     plan, clock = outcome.ending.plan, perf_counter()
     with outcome.recorder.timed("multistart"):

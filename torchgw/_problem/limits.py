@@ -107,8 +107,27 @@ class Limits(NamedTuple):
     fewest_chains: int
     chain_products: float
     thorough: int
-    # Ambiguity above which few points leave open which optimum is the best. [L1270, L1274]
+    # What few points tell. Resolution above which that is little: all points are then searched,
+    # from half as many starts, if there are few enough; and one as small as does not occur for
+    # distances, but for those of very few points or on a line. Loneliness (see there) above which
+    # they say nothing about the others: 0.05 to 0.9 for curves, clouds in up to 10 dimensions,
+    # clusters; 0.9 to 14 for word vectors, networks, noise. [L109, L219, L332, L335]
+    coarsest: float
+    no_distance: float
+    lonely: float
+    # Ambiguity above which few points leave open which optimum is the best; and, where they are so
+    # far from the others that the first search was one of all points, above which chains are
+    # followed as if few points told nothing: merges of clusters have optima within optima. [L1270,
+    # L1274, L1287]
     left_open: float
+    unclear: float
+    # L1 distance to the product plan, at most 2, up to which an optimum is too blurred to start
+    # from: .4 to .5 of random graphs with entropy, 1.7 to 2 elsewhere. [L1127]
+    smeared: float
+    # Correlation of the distances among matches by distance distributions from which on these are
+    # believed, and the fewest of them. [L233, L279]
+    believed: float
+    fewest_matches: int
     # Chains between few points, where these leave open which optimum is the best: of clusters,
     # starts find others. A GPU waits for their launches. [L1688]
     few_chains: int
@@ -119,21 +138,32 @@ class Limits(NamedTuple):
     open_most: int
     # Value of a plan, as a share of the scale, up to which a small problem that few points tell
     # clearly is not searched again: chains and matchings have never found a better one. Noise of a
-    # twentieth of the size of clouds leads to half of it. [L1380]
+    # twentieth of the size of clouds leads to half of it. The same of a plan of all points that
+    # keeps all distances. [L335, L1380]
     copies: float
+    isometric: float
     # Entries of plans that advance together: a CPU does best with what its cache holds. [L333]
     together: int
     # Entries up to which a search takes next to nothing: two starts of graphs that have met do not
     # end it, and problems of a batch have one by default. [L661, L1315]
     tiny: int
-    # Entries up to which graphs are matched by their edges without a doubt. [L1283]
+    # Graphs whose plans are in no doubt are matched by their edges up to so many entries, unless
+    # the plan keeps such a share of the edges, or its value is no more than a share of the natural
+    # scale of the cost. [L1283]
     edges: float
+    kept_edges: float
+    well: float
     # Messages along the edges of graphs that are too large for chains, edges times nodes. [L1362]
     messages: float
     # The same, edges times places, where those of walks that never turn back are told too. [L1650]
     walks: float
     # Regions of a matching that are matched anew at a time: a GPU waits for launches. [L1655]
     regions: int
+
+    # Shares of the cost of a plan that a part of its mass has to cost less than, after one outer
+    # iteration and at its end, for other matches of that part to be looked for. [L1680, L1760]
+    part_begun: float
+    part_ended: float
 
     # Points of a side up to which spaces are compared by eigenvalues. [L415]
     compared_points: int
@@ -197,9 +227,12 @@ CPU = Limits(
     all_matchings=7, turned=2e6, congruent=2**17, relaxed_rounds=0,
     stacked=2**13, product=2**14, followed=40e6,
     chains=16, thorough_chains=64, fewest_chains=4, chain_products=1e12, thorough=16,
-    left_open=0.5, few_chains=8, open_chains=4, open_most=2**16, copies=2.5e-3,
+    coarsest=0.2, no_distance=0.01, lonely=0.9, left_open=0.5, unclear=0.02, smeared=1.0,
+    believed=0.7, fewest_matches=32,
+    few_chains=8, open_chains=4, open_most=2**16, copies=2.5e-3, isometric=1e-3,
     together=2**17, tiny=2**10,
-    edges=200_000, messages=2e8, walks=2**24, regions=1,
+    edges=200_000, kept_edges=0.9, well=0.05, messages=2e8, walks=2**24, regions=1,
+    part_begun=0.375, part_ended=0.25,
     compared_points=1_500, read=25_000_000,
     improved_points=1_500, improved_triples=2_000_000, matched_points=128, exchanged_rows=2_048,
     alike=0.1, whole=0.75,

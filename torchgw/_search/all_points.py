@@ -14,7 +14,7 @@ from torchgw._problem.limits import limits_of
 from torchgw._problem.problem import Problem, hops_of
 from torchgw._problem.table import SearchName
 from torchgw._search.beliefs import match_graphs
-from torchgw._search.chains import SMEARED, STARTS, Guess, Repair, climb
+from torchgw._search.chains import STARTS, Guess, Repair, climb
 from torchgw._search.optima import (
     DEFAULT_STARTS,
     LEAST_EPSILON,
@@ -63,21 +63,13 @@ from torchgw.distances.geodesics import Geodesics
 from torchgw.distances.precomputed import PrecomputedDistance
 from torchgw.distances.sampling import choose_points
 
-# Loneliness (see there) above which a few points say nothing about the others: 0.05 to 0.9 for
-# curves, clouds in up to 10 dimensions, clusters; 0.9 to 14 for word vectors, networks, noise.
-# [L332]
-_LONELY = 0.9
-# A resolution as small as this does not occur for distances, but for those of very few points or on
-# a line. [L335]
-_NO_DISTANCE = 0.01
-
 
 def tells_all(problem: Problem, first: Search) -> bool:
     """Whether the optima of few points determine where all points go."""
     # entries of adjacency matrices and similarities are no distances, and small ones abound
-    few = first.resolution > _NO_DISTANCE or is_structured(problem, first)
-    sides = problem.sides
-    return few and not any(map(_are_no_distances, sides))
+    least = limits_of(problem.source.device).no_distance
+    few = first.resolution > least or is_structured(problem, first)
+    return few and not any(map(_are_no_distances, problem.sides))
 
 
 def is_structured(problem: Problem, found: Search | None = None) -> bool:
@@ -85,7 +77,8 @@ def is_structured(problem: Problem, found: Search | None = None) -> bool:
     # The few are those of a search, if it has drawn some.
     drawn = found.points if found else (None, None)
     sides = zip(problem.sides, problem.marginals, drawn, strict=True)
-    return all(_loneliness(*side) <= _LONELY for side in sides)
+    most = limits_of(problem.source.device).lonely
+    return all(_loneliness(*side) <= most for side in sides)
 
 
 def is_smeared(problem: Problem, found: Search) -> bool:
@@ -95,7 +88,7 @@ def is_smeared(problem: Problem, found: Search) -> bool:
     if epsilon == 0:
         return False
     product = torch.outer(plan.sum(1), plan.sum(0))
-    if float((plan - product).abs().sum()) > SMEARED:
+    if float((plan - product).abs().sum()) > limits_of(plan.device).smeared:
         return False
     tables = problem.source.matrix(), problem.target.matrix()
     return all(table is not None and is_sparse(table) for table in tables)
@@ -123,14 +116,6 @@ def _loneliness(provider: DistanceProvider, weights: Tensor, drawn: Tensor | Non
     error = (columns - columns[nearest]).square().mean(1) @ weights
     variance = columns.var().clamp_min(torch.finfo(columns.dtype).tiny)
     return float((error / variance).sqrt())
-
-
-# Value of a plan of all points, as a share of the scale, up to which it keeps all distances. [L335]
-_ISOMETRIC = 1e-3
-# Where few points are so far from the others that the first search was one of all points, and the
-# best of its few starts is not far better than the others, which it is below this ambiguity, chains
-# are followed as if few points told nothing: merges of clusters have optima within optima. [L1287]
-_CLEAR = 0.02
 
 
 def search_all_points(
@@ -196,7 +181,7 @@ def search_all_points(
     guesses = [Guess(one.label, *among_all(one, coarse)) for one in first.alternatives]
     if (
         any(guess.rows is None for guess in guesses)
-        and first.alternatives[0].value <= _ISOMETRIC * whole.scale
+        and first.alternatives[0].value <= limits.isometric * whole.scale
     ):
         # nothing is better than a match that keeps all distances
         return first
@@ -261,7 +246,7 @@ def _is_unclear(problem: Problem, first: Search) -> bool:
     )
     # of more points that takes long, and optima of nearly the same value are told as ambiguous
     followed = n * m < limits.open_most or first.ambiguity <= limits.left_open
-    return needed_all and followed and first.ambiguity > _CLEAR
+    return needed_all and followed and first.ambiguity > limits.unclear
 
 
 def _holds(found: Climbed, guesses: Sequence[Guess]) -> bool:
@@ -362,8 +347,6 @@ def _affordable(problem: Problem, how: SearchName) -> int:
 # Repairs of a plan that forecasts count: four if none helps, 16 if two do; and which share of their
 # time a few chains take, which no other moves follow. [L1590]
 _REPAIRS, _BRIEF = 8, 0.5
-# Share of the edges that a plan keeps from which it is left alone, unless it is doubted. [L1283]
-_KEPT = 0.9
 # Chains of the match of edges, and by how many times more there are of few entries. [L1282, L1283]
 _CHAINS, _TIMES = {"auto": 4, "thorough": 16}, 4
 # A match is found, by whatever chain, if its value is less than this share of the second best: what
@@ -403,7 +386,7 @@ def match_edges(
     partners = torch.as_tensor(plan.argmax(1), device=x.device)
     before = _kept(x, y, partners.where(problem.marginals.a > 0, -1))
     limits = limits_of(x.device)
-    if (before >= _KEPT or len(x) * len(y) > limits.edges) and not doubted:
+    if (before >= limits.kept_edges or len(x) * len(y) > limits.edges) and not doubted:
         return None
     say_share(MATCHED, "edges are matched too, of which the plan keeps few")
     source, target = (PrecomputedDistance.unchecked(edges.to(torch.float64)) for edges in (x, y))

@@ -60,9 +60,6 @@ from torchgw.distances.base import DistanceProvider
 
 logger = logging.getLogger(__name__)
 
-# L1 distance to the product plan, at most 2, up to which an optimum is too blurred to start from:
-# .4 to .5 of random graphs with entropy, 1.7 to 2 elsewhere. [L1127]
-SMEARED = 1.0
 # The ladder after the convex start of graphs.
 _CONVEX = Ladder(0.01, 0.5, 20)
 # Epsilon and Sinkhorn iterations of the plan between signatures, whose costs have mean one. [L618]
@@ -311,7 +308,7 @@ def _have_met(world: World, chains: Sequence[Chain]) -> bool:
     product = torch.outer(*world.marginals)
     best, *others = sorted(chains, key=_objective)
     away = best.plan - product
-    if float(away.abs().sum()) <= SMEARED:
+    if float(away.abs().sum()) <= limits_of(away.device).smeared:
         return False
     moves = ((one.plan - product).flatten() for one in others)
     return any(float(torch.cosine_similarity(away.flatten(), one, 0)) > _MET for one in moves)

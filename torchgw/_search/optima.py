@@ -31,7 +31,6 @@ from torchgw._starts.alternatives import (
 )
 from torchgw._starts.chain import GUESS_EPSILON, LAST_INNER, LAST_OUTER, LAST_RELAXATION
 from torchgw._starts.coarse import (
-    COARSEST,
     Coarsened,
     CoarseProblem,
     as_before,
@@ -277,7 +276,7 @@ def find_optima(
     solve = batch_solver(backend)
     plain = problem.alpha == 1 and problem.linear is None and problem.loss.is_square
     before = made_before(problem, epsilon, count, made if plain else (), call)
-    if before is not None and before[0].resolution > COARSEST:
+    if before is not None and before[0].resolution > limits.coarsest:
         before = None
     coarse: Coarsened | None
     if rough:

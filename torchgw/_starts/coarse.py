@@ -32,9 +32,6 @@ from torchgw.distances.sampling import (
     without_surplus,
 )
 
-# Resolution above which coarse points say little about their neighbours' partners. All points are
-# then searched, from half as many starts, if there are few enough. [L109, L219]
-COARSEST = 0.2
 # Levels of a minimum between as many points as a coarse problem has, and at least: fewer points
 # leave room for more. [L278, L1448]
 _LEVELS = 16
@@ -197,7 +194,7 @@ def represent(problem: Problem, call: Call = call_directly) -> Coarsened | None:
     # few points may not be matched as their neighbours may, whose mass they have
     if problem.support is None:
         coarse = coarse_problem(problem, limits.few_points, call)
-        if coarse.resolution <= COARSEST:
+        if coarse.resolution <= limits.coarsest:
             return coarse
     if max(problem.shape) > limits.all_points:
         return None

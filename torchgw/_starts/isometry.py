@@ -435,10 +435,6 @@ def _untie(
 # Share of the partners that are looked at: those that are clearest beside their second nearest, as
 # most right ones are. [L232]
 _CLEAR_SHARE = 1 / 3
-# The partners are believed if the distances among them correlate by this; so many partners are
-# needed at least. [L233, L279]
-_BELIEVED = 0.7
-_FEWEST = 32
 
 
 def match_points(problem: Problem) -> PairPlan | None:
@@ -449,8 +445,8 @@ def match_points(problem: Problem) -> PairPlan | None:
     # otherwise, or where distances come by costly columns or a linear cost has a say, there is no
     # plan.
     sides = problem.sides
-    most = limits_of(problem.source.device).all_pairs_points
-    if problem.linear is not None or max(problem.shape) > most:
+    limits = limits_of(problem.source.device)
+    if problem.linear is not None or max(problem.shape) > limits.all_pairs_points:
         return None
     if not all(side.cheap_columns for side in sides):
         return None
@@ -459,16 +455,17 @@ def match_points(problem: Problem) -> PairPlan | None:
         _quantiles(side, weight, index)
         for side, weight, index in zip(sides, problem.marginals, used, strict=True)
     )
-    if min(len(x), len(y)) < _FEWEST:
+    if min(len(x), len(y)) < limits.fewest_matches:
         return None
     distance = torch.cdist(x, y)
     nearest, there = distance.topk(2, dim=1, largest=False)
     back = distance.argmin(0)
     mutual = (back[there[:, 0]] == torch.arange(len(x), device=x.device)).nonzero()[:, 0]
     clear = (nearest[mutual, 0] / nearest[mutual, 1].clamp_min(torch.finfo(x.dtype).tiny)).argsort()
-    chosen = mutual[clear[: max(_FEWEST, int(_CLEAR_SHARE * len(mutual)))]]
+    chosen = mutual[clear[: max(limits.fewest_matches, int(_CLEAR_SHARE * len(mutual)))]]
     pairs = Anchors(used[0][chosen], used[1][there[chosen, 0]])
-    if len(chosen) < _FEWEST or _correlation(problem, pairs) < _BELIEVED:
+    few = len(chosen) < limits.fewest_matches
+    if few or _correlation(problem, pairs) < limits.believed:
         return None
     mass = (problem.marginals.a[pairs.source] * problem.marginals.b[pairs.target]).sqrt()
     return PairPlan(pairs, mass / mass.sum(), problem.shape)
