@@ -77,8 +77,7 @@ from torchgw._solve.strategy import (
     with_penalised_areas,
 )
 from torchgw._tensors.ahead import compile_beside, compile_rest
-from torchgw._tensors.deadline import within
-from torchgw._tensors.foretold import telling
+from torchgw._tensors.deadline import telling, within
 from torchgw._tensors.machine import host_threads, small_on_one_thread
 from torchgw._tensors.preload import load_beside
 from torchgw._tensors.ranks import Ranks, check_distributed, join, share_inputs, together

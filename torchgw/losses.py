@@ -15,9 +15,8 @@ from torchgw._batch.costs import AUTO_EPSILON
 from torchgw._batch.engine import run
 from torchgw._batch.follow import Nearby, Place, begin, follow, linearised
 from torchgw._batch.packing import Packed, Stack, make_stack, natural_scale, padded_sizes
-from torchgw._batch.stopping import FLAT, Rules
 from torchgw._batch.sweep import exact_rows
-from torchgw._batch.worth import Ended
+from torchgw._batch.worth import FLAT, Ended, Rules
 from torchgw._boundary.arrays import check_shape
 from torchgw._boundary.checks import (
     check_choice,

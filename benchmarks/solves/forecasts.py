@@ -32,7 +32,7 @@ from benchmarks.quality.unseen_study import PROBLEMS
 from torchgw._answer import passes
 from torchgw._api import as_arguments
 from torchgw._solve import pipeline, state
-from torchgw._tensors import foretold, machine
+from torchgw._tensors import deadline, machine
 
 Inputs = dict[str, Any]
 Draw = Callable[[int, np.random.Generator], Inputs]
@@ -171,14 +171,14 @@ class _Said(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         message = record.getMessage()
         if re.match(r"forecast: .*(more|longer time), as ", message):
-            self.told.append((*foretold.said_last(), message.partition(", as ")[2]))
+            self.told.append((*deadline.said_last(), message.partition(", as ")[2]))
 
 
 def measured(name: str, seed: int) -> Inputs:
     """Say what one solve was said to take, and took."""
     torch.set_num_threads(1)
     # how fast the processor is, and what a solve tells itself, too, whatever else uses it
-    for module in (machine, foretold, passes, pipeline, state):
+    for module in (machine, deadline, passes, pipeline, state):
         module.perf_counter = process_time  # type: ignore[attr-defined]
     given = as_arguments(cases()[name](np.random.default_rng([seed, *name.encode()])))
     logger = logging.getLogger("torchgw")

@@ -16,9 +16,20 @@ from torchgw._batch import advance, engine
 from torchgw._batch.engine import run
 from torchgw._batch.newton import newton_step
 from torchgw._batch.packing import Packed, pack, padded_sizes
-from torchgw._batch.stopping import CONVERGED, ENDINGS, FLAT, IMPLAUSIBLE, INNER, Descent, Rules
 from torchgw._batch.sweep import TICK, exact_rows, next_relaxation, sweep
-from torchgw._batch.worth import Ended, Finish, Terms, found_numbers
+from torchgw._batch.worth import (
+    CONVERGED,
+    ENDINGS,
+    FLAT,
+    IMPLAUSIBLE,
+    INNER,
+    Descent,
+    Ended,
+    Finish,
+    Rules,
+    Terms,
+    found_numbers,
+)
 from torchgw._sinkhorn.annealing import STUCK
 
 SIZES = [(9, 16), (12, 13), (16, 16), (10, 10), (14, 11)]

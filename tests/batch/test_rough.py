@@ -14,7 +14,7 @@ from problems import distance_matrices, random_weights, skip_unless_kernels_run
 from torchgw import Status, solve_many
 from torchgw._batch import costs, engine
 from torchgw._batch.packing import ENDS, Packed, has_triton, pack
-from torchgw._batch.stopping import ENDINGS
+from torchgw._batch.worth import ENDINGS
 from torchgw._sinkhorn import choose
 from torchgw._tensors import ahead
 from torchgw.distances import PrecomputedDistance

@@ -4,6 +4,7 @@ import math
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -198,13 +199,12 @@ def test_nothing_of_the_size_of_the_plan_is_kept_for_factored_problems(monkeypat
 
 
 @pytest.mark.parametrize("case", ["sqeuclidean", "cosine", "features"])
-def test_tables_moments_and_streamed_products_solve_the_same_system(case, monkeypatch):
+def test_tables_moments_and_streamed_products_solve_the_same_system(case, monkeypatch, limited):
     given = inputs_of(case)
     _, result = solved(case, given)
     steps = direction_of(given)
     found = [result.hvp(steps)]
-    module, encoded = "torchgw._derivatives.implicit", "torchgw._derivatives.implicit"
-    left = []
+    module, left = "torchgw._derivatives.implicit", []
     for given_up in (lambda _: None, lambda found: replace(found, residual=1.0)):
         with monkeypatch.context() as saddle:
 
@@ -213,9 +213,9 @@ def test_tables_moments_and_streamed_products_solve_the_same_system(case, monkey
 
             saddle.setattr(f"{module}.by_conjugate_gradients", tried)
             left.append(result.hvp(steps).iterations)
-    changes = (module, "_FEW_OPERATIONS", -math.inf), (encoded, "MOST_NUMBERS", 0)
-    for place, name, value in changes:
-        monkeypatch.setattr(f"{place}.{name}", value)
+    dear = partial(monkeypatch.setattr, f"{module}._FEW_OPERATIONS", -math.inf)
+    for change in (dear, partial(limited, moments=0)):
+        change()
         found.append(result.hvp(steps))
         assert found[-1].converged
         assert found[-1].iterations != found[-2].iterations

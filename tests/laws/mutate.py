@@ -47,7 +47,6 @@ OTHER_NAMES = {
     "_batch/relaxed_triton.py": "batch/test_relaxed_programs",
     "_batch/rough_triton.py": "batch/test_rough",
     "_batch/settle_triton.py": "batch/test_rough",
-    "_batch/stopping.py": "batch/test_engine",
     "_batch/sweep.py": "batch/test_engine",
     "_batch/sweep_triton.py": "batch/test_rough sinkhorn/test_batch_sinkhorn",
     "_batch/tile_triton.py": "batch/test_rough batch/test_half_steps",

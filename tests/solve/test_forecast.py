@@ -19,7 +19,7 @@ from torchgw._sinkhorn.eager import EagerBackend
 from torchgw._solve import forecast, route
 from torchgw._solve.forecast import Forecast
 from torchgw._starts.alternatives import Alternative, Search
-from torchgw._tensors import deadline, foretold, machine
+from torchgw._tensors import deadline, machine
 from torchgw._typing import Marginals
 from torchgw.distances import PointDistance, PrecomputedDistance
 
@@ -396,13 +396,13 @@ def test_starts_that_are_followed_are_counted_once_the_search_has_ended(moves, c
     others = ("product" in moves) / share + ("optima" in moves) * share
     parts = forecast.slowness() * forecast._PARTS
     # what has been used is part of what is told
-    monkeypatch.setattr(foretold, "perf_counter", lambda: 0.0)
-    with caplog.at_level(logging.INFO, logger="torchgw"), foretold.telling():
-        foretold.promise(1e-6, 1.0)
+    monkeypatch.setattr(deadline, "perf_counter", lambda: 0.0)
+    with caplog.at_level(logging.INFO, logger="torchgw"), deadline.telling():
+        deadline.promise(1e-6, 1.0)
         foreseen.correct_loop(search, moves, 1.0)
-        told = foretold.said_last()[1]
+        told = deadline.said_last()[1]
         foreseen.correct_others(search, moves, 1.0, 10.0, parts=True)
-        again = foretold.said_last()[1]
+        again = deadline.said_last()[1]
     assert told == pytest.approx((1 + others) * 1.5, rel=0.1)
     # the evaluation is told too
     assert again == pytest.approx(others * 10.0 + parts, rel=0.2)

@@ -58,8 +58,7 @@ from torchgw._starts.chain import ALIKE, BETTER, COMPARED_AT, GUESS_EPSILON, Tri
 from torchgw._starts.coarse import CoarseProblem, coarse_problem
 from torchgw._starts.guesses import congruent_pairs
 from torchgw._starts.turns import best_turned
-from torchgw._tensors.deadline import is_over, leaves
-from torchgw._tensors.foretold import shorten
+from torchgw._tensors.deadline import is_over, leaves, shorten
 from torchgw._tensors.machine import slowness
 from torchgw._tensors.operations import EQUAL
 from torchgw._typing import Iteration

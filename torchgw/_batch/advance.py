@@ -20,9 +20,22 @@ from torchgw._batch.costs import (
 )
 from torchgw._batch.packing import Packed, natural_scale
 from torchgw._batch.relaxed import Relaxed, Settled
-from torchgw._batch.stopping import CONVERGED, FLAT, INNER, OUTER, Descent, Rules
 from torchgw._batch.sweep import BUDGET, DECAY, exact_rows
-from torchgw._batch.worth import Ended, Finish, Found, Terms, found_numbers, mean_of, of_mass
+from torchgw._batch.worth import (
+    CONVERGED,
+    FLAT,
+    INNER,
+    OUTER,
+    Descent,
+    Ended,
+    Finish,
+    Found,
+    Rules,
+    Terms,
+    found_numbers,
+    mean_of,
+    of_mass,
+)
 from torchgw._sinkhorn.annealing import (
     ANNEALING_TOLERANCE,
     INNER_SHARE,

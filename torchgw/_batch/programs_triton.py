@@ -13,9 +13,8 @@ from torchgw._batch.relaxed import Relaxed
 from torchgw._batch.relaxed_triton import Eased, ease
 from torchgw._batch.rough_triton import rough
 from torchgw._batch.settle_triton import settle
-from torchgw._batch.stopping import Rules
 from torchgw._batch.tile_triton import padded
-from torchgw._batch.worth import Ended, Finish, Found, Terms, found_numbers, of_mass
+from torchgw._batch.worth import Ended, Finish, Found, Rules, Terms, found_numbers, of_mass
 from torchgw._batch.worth_triton import Worth, worth
 from torchgw._tensors.ahead import compile_together
 

@@ -166,7 +166,7 @@ class _Spoken(logging.Formatter):
 
 # What a search logs comes before all iterations, and the forecast before that.
 _SHOWN = (
-    "torchgw._solve.forecast", "torchgw._search", "torchgw._tensors.foretold",
+    "torchgw._solve.forecast", "torchgw._search", "torchgw._tensors.deadline",
     "torchgw._variants.solve_rows",
 )  # fmt: skip
 

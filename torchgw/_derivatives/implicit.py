@@ -157,10 +157,6 @@ class Equation(NamedTuple):
     max_iter: int  # products with the matrix
 
 
-# The linear system of the columns is factorised up to so many columns. [L385]
-_SOLVED_COLUMNS = 8_192
-
-
 def by_conjugate_gradients(equation: Equation) -> Response | None:
     """Solve for a stored response."""
     # On plans without row and column sums -S is the inverse of epsilon diag(1 / P), and (24) is the
@@ -169,7 +165,8 @@ def by_conjugate_gradients(equation: Equation) -> Response | None:
     # apply: at saddle points, with factors, or for tables that are too large.
     density, problem, upstream, forced, tables, tol, max_iter = equation
     plan = density.plan
-    if not (tables and density.is_stored) or plan.shape[1] > _SOLVED_COLUMNS:
+    most = limits_of(plan.device).solved_columns
+    if not (tables and density.is_stored) or plan.shape[1] > most:
         return None
     gradient = DenseGradient(problem)
     table = torch.cat([block for _, block in density.blocks()])
@@ -223,8 +220,6 @@ def by_conjugate_gradients(equation: Equation) -> Response | None:
     return Response(density, u, v, cost, reached, count, growth(found, start))
 
 
-# Moments, as many as the square, are made of couplings of at most so many numbers. [L524]
-MOST_NUMBERS = 4_356
 # Columns of a product of the plan with many. [L524]
 _COLUMNS = 256
 
@@ -233,7 +228,9 @@ def by_moments(equation: Equation) -> Response | None:
     """Solve for the response between spaces with factors of small ranks; ``None`` for others."""
     density, problem, upstream, forced, _, tol, max_iter = equation
     one, two, epsilon = problem.source.factors(), problem.target.factors(), density.plan.epsilon
-    if one is None or two is None or one.signs.numel() * two.signs.numel() > MOST_NUMBERS:
+    if one is None or two is None:
+        return None
+    if one.signs.numel() * two.signs.numel() > limits_of(density.plan.device).moments:
         return None
     system = _Encoded(density, (one, two), problem.alpha)
     sums = forced[0] * density.a, forced[1] * density.b

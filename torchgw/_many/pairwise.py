@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from torchgw._batch.stopping import Rules
+from torchgw._batch.worth import Rules
 from torchgw._boundary.archive import check_writable, read_archive, write_archive
 from torchgw._boundary.arrays import resolve_device, to_numpy, to_tensor, without_tensors
 from torchgw._boundary.cache import content_key

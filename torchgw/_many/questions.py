@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from torchgw._batch.stopping import Rules
+from torchgw._batch.worth import Rules
 from torchgw._boundary.arrays import to_numpy
 from torchgw._boundary.cache import content_key
 from torchgw._errors import InvalidInputError, UnsupportedError

@@ -71,9 +71,12 @@ class Limits(NamedTuple):
     # a loss that is no product, which take a thousand times as long. [L545]
     checked: int
     checked_minima: int
-    # Entries up to which derivatives are computed by tables of that size, of which their linear
-    # system keeps sixty: 1 GB. [L492]
+    # Derivatives. Entries up to which tables of that size are kept, of which their linear system
+    # keeps sixty: 1 GB; columns up to which that of the columns is factorised; and numbers of a
+    # coupling of factors up to which moments, as many as its square, are made. [L385, L492, L524]
     differentiated: int
+    solved_columns: int
+    moments: int
 
     # The search. Points of a side of the coarse problem, up to which relaxed ones have starts of
     # their own; up to which all are searched where those say little; and up to which problems
@@ -222,7 +225,7 @@ CPU = Limits(
     float64=100_000, again=25e6, settled=100e6,
     stored_bytes=2**28, subsample=9e6, cells=4e10, precise_cells=2**28, kept_tables=25e6,
     exact=4e6, checked=2**26, checked_minima=2**20,
-    differentiated=2_000_000,
+    differentiated=2_000_000, solved_columns=8_192, moments=4_356,
     few_points=96, all_points=512, ordered_points=1_000, least_points=5, exchanged_points=64,
     all_matchings=7, turned=2e6, congruent=2**17, relaxed_rounds=0,
     stacked=2**13, product=2**14, followed=40e6,

@@ -11,8 +11,7 @@ from torch.nn.functional import pad
 
 from torchgw._batch.engine import run
 from torchgw._batch.packing import Packed, pack
-from torchgw._batch.stopping import Rules
-from torchgw._batch.worth import Ended
+from torchgw._batch.worth import Ended, Rules
 from torchgw._boundary.arrays import as_labels, make_generator
 from torchgw._errors import UnsupportedError
 from torchgw._plans.transport import TransportPlan

@@ -54,8 +54,7 @@ from torchgw._starts.chain import (
 )
 from torchgw._starts.coarse import Coarsened, centre, coarse_problem, is_graph, is_sparse
 from torchgw._starts.standard import put_in_standard_form
-from torchgw._tensors.deadline import is_over
-from torchgw._tensors.foretold import say_more, say_share
+from torchgw._tensors.deadline import is_over, say_more, say_share
 from torchgw._tensors.machine import slowness
 from torchgw._typing import Potentials
 from torchgw.distances.base import DistanceProvider

@@ -52,8 +52,7 @@ from torchgw._starts.graphs import (
     graphs_of,
 )
 from torchgw._tensors.cuda_graphs import CAPTURED_BYTES, Captured, borrow_memory
-from torchgw._tensors.deadline import is_over
-from torchgw._tensors.foretold import say_beside
+from torchgw._tensors.deadline import is_over, say_beside
 from torchgw._tensors.machine import known_free, slowness
 from torchgw._tensors.operations import EQUAL
 from torchgw._typing import Marginals

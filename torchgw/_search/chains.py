@@ -54,8 +54,7 @@ from torchgw._starts.chain import (
 from torchgw._starts.coarse import Coarsened, CoarseProblem, has_graphs, is_graph, is_sparse
 from torchgw._starts.graphs import Edges, convex_path, graphs_of, heat_costs, least_value
 from torchgw._tensors.cuda_graphs import Call, call_directly
-from torchgw._tensors.deadline import is_over
-from torchgw._tensors.foretold import say_share
+from torchgw._tensors.deadline import is_over, say_share
 from torchgw.distances.base import DistanceProvider
 
 logger = logging.getLogger(__name__)

@@ -54,8 +54,7 @@ from torchgw._tensors.cuda_graphs import (
     tensors_of,
     to_device,
 )
-from torchgw._tensors.deadline import is_over
-from torchgw._tensors.foretold import say_beside, say_share
+from torchgw._tensors.deadline import is_over, say_beside, say_share
 from torchgw._tensors.machine import slowness
 from torchgw._typing import Marginals
 from torchgw.distances.base import DistanceProvider

@@ -18,8 +18,7 @@ from torchgw._batch.costs import cross_product, units
 from torchgw._batch.engine import Scaled, run, solve_linear
 from torchgw._batch.packing import LARGEST, Packed, make_stack, padded_sizes, repad
 from torchgw._batch.relaxed import Relaxed
-from torchgw._batch.stopping import Rules
-from torchgw._batch.worth import Ended, Terms
+from torchgw._batch.worth import Ended, Rules, Terms
 from torchgw._plans.transport import round_to_marginals
 from torchgw._problem.marginals import MarginalRule
 from torchgw._problem.problem import Problem

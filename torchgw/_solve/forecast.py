@@ -20,8 +20,7 @@ from torchgw._search.world import SOON
 from torchgw._sinkhorn.annealing import INNER_ITERATIONS
 from torchgw._solve.state import Options
 from torchgw._starts.alternatives import Search
-from torchgw._tensors.deadline import foresee
-from torchgw._tensors.foretold import correct, promise, say_more
+from torchgw._tensors.deadline import correct, foresee, promise, say_more
 from torchgw._tensors.machine import slowness
 
 logger = logging.getLogger(__name__)

@@ -54,7 +54,7 @@ from torchgw._sinkhorn.tiles.tiling import Tiling, block_orders
 from torchgw._solve.evaluation import half_step, join_halves
 from torchgw._solve.resolution import how_much_finer
 from torchgw._tensors.block_order import Order
-from torchgw._tensors.foretold import say_more
+from torchgw._tensors.deadline import say_more
 from torchgw._tensors.machine import peak_memory
 from torchgw._tensors.operations import TINY, at_even_steps
 from torchgw._tensors.ranks import Alone, Distributed, Ranks, join, together

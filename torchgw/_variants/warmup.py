@@ -11,7 +11,7 @@ import torch
 from torchgw._api import solve
 from torchgw._batch.engine import run
 from torchgw._batch.packing import LARGEST_ROUGH, Packed, pack
-from torchgw._batch.stopping import Rules
+from torchgw._batch.worth import Rules
 from torchgw._boundary.arrays import resolve_device
 from torchgw._errors import TorchGWWarning, UnsupportedError
 from torchgw._problem.table import Options

@@ -4,14 +4,14 @@ import logging
 
 import pytest
 
-from torchgw._tensors import deadline, foretold
+from torchgw._tensors import deadline
 
 
 @pytest.fixture
 def clock(monkeypatch):
     """Seconds that pass as a test says."""
     now = [100.0]
-    monkeypatch.setattr(foretold, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(deadline, "perf_counter", lambda: now[0])
     return now
 
 
@@ -23,31 +23,31 @@ def _said(caplog):
 
 def test_what_holds_is_not_said_again(clock, caplog):
     caplog.set_level(logging.INFO, logger="torchgw")
-    with foretold.telling():
-        foretold.promise(10.0, 40.0)
+    with deadline.telling():
+        deadline.promise(10.0, 40.0)
         for passed in range(0, 14, 2):
             clock[0] = 100.0 + passed
-            foretold.notice()
-            foretold.correct(10.0 - passed, "nothing has changed")
+            deadline.notice()
+            deadline.correct(10.0 - passed, "nothing has changed")
     assert _said(caplog) == []
 
 
 @pytest.mark.parametrize(("left", "why"), [(30.0, "more is found"), (1.0, "it ends early")])
 def test_what_does_not_hold_is_corrected_once_with_its_reason(left, why, clock, caplog):
     caplog.set_level(logging.INFO, logger="torchgw")
-    with foretold.telling():
-        foretold.promise(10.0, 40.0)
+    with deadline.telling():
+        deadline.promise(10.0, 40.0)
         clock[0] += 2.0
         for _ in range(2):
-            foretold.correct(left, why)
+            deadline.correct(left, why)
     assert _said(caplog) == [f"forecast: about {left:.2g} s more, as {why}"]
 
 
 def test_every_phase_that_may_end_early_notices_that_it_is_late(clock, caplog):
     """However long it takes, what was said last is within a factor of two of it."""
     caplog.set_level(logging.INFO, logger="torchgw")
-    with foretold.telling():
-        foretold.promise(1.0, 1.0)
+    with deadline.telling():
+        deadline.promise(1.0, 1.0)
         total = 1.0
         for _ in range(400):
             clock[0] += 0.25
@@ -62,24 +62,24 @@ def test_every_phase_that_may_end_early_notices_that_it_is_late(clock, caplog):
 def test_nothing_is_corrected_of_which_nothing_was_said(clock, caplog):
     """As on a GPU, and outside of calls."""
     caplog.set_level(logging.INFO, logger="torchgw")
-    with foretold.telling():
+    with deadline.telling():
         clock[0] += 1000.0
-        foretold.notice()
-        foretold.correct(1000.0, "nothing was said")
-    foretold.promise(1.0, 1.0)
-    foretold.correct(1000.0, "there is no call")
+        deadline.notice()
+        deadline.correct(1000.0, "nothing was said")
+    deadline.promise(1.0, 1.0)
+    deadline.correct(1000.0, "there is no call")
     assert _said(caplog) == []
 
 
 def test_a_share_is_of_the_longer_time(clock, caplog):
     """So that what is said next is compared with it."""
     caplog.set_level(logging.INFO, logger="torchgw")
-    with foretold.telling():
-        foretold.promise(1.0, 40.0)
-        foretold.say_share(0.5, "few points say little")
-        foretold.correct(20.0, "the same was said")
+    with deadline.telling():
+        deadline.promise(1.0, 40.0)
+        deadline.say_share(0.5, "few points say little")
+        deadline.correct(20.0, "the same was said")
         clock[0] += 25.0
-        foretold.notice()
+        deadline.notice()
     assert len(_said(caplog)) == 1
 
 
