@@ -150,6 +150,11 @@ class Limits(NamedTuple):
     # Entries up to which a search takes next to nothing: two starts of graphs that have met do not
     # end it, and problems of a batch have one by default. [L661, L1315]
     tiny: int
+    # Shares of entries that are not zero up to which tables are taken for graphs; and up to which
+    # partners are exchanged along edges, and products on a CPU are sums over these. [L333, L337,
+    # L1363]
+    graph_density: float
+    edge_density: float
     # Graphs whose plans are in no doubt are matched by their edges up to so many entries, unless
     # the plan keeps such a share of the edges, or its value is no more than a share of the natural
     # scale of the cost. [L1283]
@@ -234,6 +239,7 @@ CPU = Limits(
     believed=0.7, fewest_matches=32,
     few_chains=8, open_chains=4, open_most=2**16, copies=2.5e-3, isometric=1e-3,
     together=2**17, tiny=2**10,
+    graph_density=0.2, edge_density=0.05,
     edges=200_000, kept_edges=0.9, well=0.05, messages=2e8, walks=2**24, regions=1,
     part_begun=0.375, part_ended=0.25,
     compared_points=1_500, read=25_000_000,

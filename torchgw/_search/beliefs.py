@@ -43,7 +43,6 @@ from torchgw._starts.alternatives import Alternative
 from torchgw._starts.chain import COMPARED_AT, INNER
 from torchgw._starts.coarse import is_sparse
 from torchgw._starts.graphs import (
-    FEW_EDGES,
     Array,
     Edges,
     Ends,
@@ -319,7 +318,7 @@ def rematch_regions(
 
 def seconds_of_regions(nodes: int, edges: int, most: float = math.inf) -> float:
     """Model the time on a CPU of regions of a start, all or so many, matched anew in vain."""
-    if edges > FEW_EDGES * nodes**2:
+    if edges > CPU.edge_density * nodes**2:
         return 0.0
     messages = 0.0
     for size in (min(size, nodes) for size in _SIZES):

@@ -38,8 +38,6 @@ _LEVELS = 16
 # Quantiles of the distances of a side that the spread of a loss is computed from. [L278]
 _QUANTILES = 256
 SQUARE_OF_FLOAT32 = torch.finfo(torch.float32).eps ** 2
-# Share of entries that are not zero up to which two tables are taken for graphs. [L337]
-_DENSITY = 0.2
 # Leading axes of each side, whose signs are tried in all combinations, and in which matches are
 # compared. [L224, L374]
 AXES = 3
@@ -464,7 +462,8 @@ def density(problem: CoarseProblem) -> float:
 
 def is_graph(problem: CoarseProblem) -> bool:
     """Tell whether both tables are mostly zeros, as of graphs, and nothing else has a say."""
-    return problem.linear is None and density(problem) <= _DENSITY
+    most = limits_of(problem.base.device).graph_density
+    return problem.linear is None and density(problem) <= most
 
 
 def has_graphs(problem: CoarseProblem) -> bool:
@@ -475,7 +474,7 @@ def has_graphs(problem: CoarseProblem) -> bool:
 
 def is_sparse(table: Tensor) -> bool:
     """Tell whether a table is mostly zeros."""
-    return int(table.count_nonzero()) <= _DENSITY * table.numel()
+    return int(table.count_nonzero()) <= limits_of(table.device).graph_density * table.numel()
 
 
 def eigenpairs(matrix: Any, first: int, last: int) -> tuple[Any, Any]:

@@ -59,9 +59,6 @@ _TERMS = 18
 _FIRST, _LAST = 0.4, 0.05
 # Entries of tables that are looked up, and rounds at most: a second or two. [L1363]
 _LOOKED_UP, _ROUNDS = 1.5e7, 400
-# Share of entries that are not zero up to which partners are exchanged along edges, and products on
-# a CPU are sums over these. [L333, L1363]
-FEW_EDGES = 0.05
 
 
 def least_value(problem: CoarseProblem, edges: Sequence[Edges] | None = None) -> float:
@@ -269,7 +266,7 @@ class SparseProducts:
     def of(cls, problem: CoarseProblem) -> SparseProducts | None:
         """Make it where it is worth it: on a CPU, both tables mostly zeros, the square loss."""
         on_cpu = problem.source.table.device.type == "cpu"
-        return cls(problem) if on_cpu and density(problem) <= FEW_EDGES else None
+        return cls(problem) if on_cpu and density(problem) <= CPU.edge_density else None
 
     def __call__(self, base: Tensor, plans: Tensor) -> Tensor:
         """Add the products at plans (B, s, t) to the base, one for all (s, t) or for each."""
@@ -306,7 +303,7 @@ class Edges(NamedTuple):
         """List the edges of a table, or of one for each relation; ``None`` if it is no graph."""
         n, layers, found = len(tables[0]), 2 * len(tables) if directed else 1, []
         for number, table in enumerate(tables):
-            if int(table.count_nonzero()) > FEW_EDGES * n * n:
+            if int(table.count_nonzero()) > CPU.edge_density * n * n:
                 return None
             i, j = table.nonzero().T
             weights = table[i, j].double().cpu().numpy()
