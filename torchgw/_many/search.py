@@ -17,10 +17,7 @@ from torchgw._search.optima import LEAST_EPSILON
 from torchgw._search.population import Members, exchange, improve
 from torchgw._search.stack import Stack, neighbourhoods
 from torchgw._search.tabu import has_maps, maps_where_free
-from torchgw._starts.alternatives import (
-    OTHER,
-    Ends,
-)
+from torchgw._starts.alternatives import OTHER, Ends
 from torchgw._starts.chain import AGREEING, GUESS_EPSILON, STANDS_OUT
 from torchgw._starts.coarse import SQUARE_OF_FLOAT32
 from torchgw._tensors.operations import straight, sums_of

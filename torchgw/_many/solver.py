@@ -27,10 +27,7 @@ from torchgw._problem.table import Options
 from torchgw._search.stack import Stack, descend, linear_solutions
 from torchgw._sinkhorn.annealing import MET
 from torchgw._solve.state import Status
-from torchgw._starts.alternatives import (
-    AGREED,
-    Ends,
-)
+from torchgw._starts.alternatives import AGREED, Ends
 from torchgw._starts.chain import BETTER, GUESS_EPSILON
 from torchgw._tensors.machine import small_on_one_thread
 from torchgw._tensors.operations import EQUAL, straight, sums_of
