@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -117,6 +117,13 @@ def _loneliness(provider: DistanceProvider, weights: Tensor, drawn: Tensor | Non
     return float((error / variance).sqrt())
 
 
+# How the search on all points goes on from that of few. "told": these tell where all go; "checked":
+# clearly, and their optima are followed on all, of few pairs; "full" and "brief": they leave open
+# which optimum is the best, of few pairs and of more; "unclear": so do starts on all points;
+# "chains": few points tell nothing of the others.
+Course = Literal["told", "checked", "full", "brief", "unclear", "chains"]
+
+
 def search_all_points(
     problem: Problem,
     epsilon: float,
@@ -142,17 +149,8 @@ def search_all_points(
     if first.alternatives and is_over():
         return first._replace(doubt=WHY_TIME)
     plain = how == "auto" and n_init is None
-    told_all = how != "thorough" and tells_all(problem, first)
-    unclear = told_all and plain and _is_unclear(problem, first)
-    told_all = told_all and not unclear
-    left_open = told_all and plain and first.ambiguity > limits.left_open
-    small = n * m <= limits.stacked
-    full = left_open and small
-    # what few points tell clearly is seldom wrong, and then costs no chains to put right
-    stackable = small and can_stack(problem) and is_whole(problem, first)
-    clear = told_all and plain and stackable and not left_open
-    brief = left_open and not full and n * m < limits.open_most
-    if told_all and not (brief or full or clear):
+    course = _course(problem, first, how, plain=plain)
+    if course == "told":
         if first.alternatives:
             return first
         first = search_twice(problem, how, gradient)
@@ -166,23 +164,10 @@ def search_all_points(
             # values of few points are none of all: their optima are followed beside the match
             return first._replace(alternatives=(match,), doubt=WHY_BESIDE, few=first)
         return first._replace(doubt=WHY_SINGLE["thorough" if how == "thorough" else "auto"])
-    few = first if left_open or unclear else None
     whole = coarse_problem(problem, max(n, m))
-    if epsilon >= whole.scale:
-        # there is only one plan, at which every chain would end
-        return first
-    if (full or clear) and epsilon >= COMPARED_AT * whole.scale:
-        # chains would take seconds where plans are blurred
-        return first
-    if clear and first.alternatives[0].value <= limits.copies * whole.scale:
-        return first
     coarse = whole.problem
     guesses = [Guess(one.label, *among_all(one, coarse)) for one in first.alternatives]
-    if (
-        any(guess.rows is None for guess in guesses)
-        and first.alternatives[0].value <= limits.isometric * whole.scale
-    ):
-        # nothing is better than a match that keeps all distances
+    if _is_found(whole, epsilon, first, guesses, course):
         return first
     if how == "fast":
         return first._replace(doubt=WHY_FAST)
@@ -190,11 +175,11 @@ def search_all_points(
     target = max(epsilon, LEAST_EPSILON * whole.scale)
     device = problem.source.device
     stack = None
-    if small and can_stack(problem):
+    if n * m <= limits.stacked and can_stack(problem):
         scale = None if problem.support is None else whole.scale
         stack = Stack.of(whole.problem, target, device=device, scale=scale)
     most = limits.chains_of(how)
-    if clear:
+    if course == "checked":
         assert stack is not None
         # the ends of few starts are kicked and mixed for as long as those of many
         say_share(math.sqrt(len(guesses) / most), "few points are checked on all")
@@ -204,6 +189,7 @@ def search_all_points(
             return Search(alternatives, ambiguity, found.trials, settled=True)
         ends = zip(found.trials, found.plans, strict=False)
         guesses = [Guess(trial.start, plan.to(coarse.base), None) for trial, plan in ends]
+    brief, left_open = course == "brief", course in ("brief", "full")
     count = limits.open_chains if brief else min(n_init or most, affordable)
     why = "leave open which optimum is the best" if brief else "do not tell where all go"
     searched = SEARCHED if max(n, m) > limits.few_points and is_whole(problem, first) else 0.0
@@ -232,8 +218,40 @@ def search_all_points(
         potentials = _of_whole_cost(whole, found.plans[0], found.g, target)
     return Search(
         alternatives, ambiguity, found.trials, doubt, potentials=potentials, met=found.met,
-        settled=found.settled, few=few,
+        settled=found.settled, few=first if left_open or course == "unclear" else None,
     )  # fmt: skip
+
+
+def _course(problem: Problem, first: Search, how: SearchName, *, plain: bool) -> Course:
+    """Decide how to go on from what few points have found."""
+    n, m = problem.shape
+    limits = limits_of(problem.source.device)
+    if how == "thorough" or not tells_all(problem, first):
+        return "chains"
+    if not plain:
+        return "told"
+    if _is_unclear(problem, first):
+        return "unclear"
+    small = n * m <= limits.stacked
+    if first.ambiguity > limits.left_open:
+        return "full" if small else "brief" if n * m < limits.open_most else "told"
+    # what few points tell clearly is seldom wrong, and then costs no chains to put right
+    return "checked" if small and can_stack(problem) and is_whole(problem, first) else "told"
+
+
+def _is_found(
+    whole: Coarsened, epsilon: float, first: Search, guesses: Sequence[Guess], course: Course
+) -> bool:
+    """Whether chains would come to no other plan than few points have, or to none that counts."""
+    limits = limits_of(whole.problem.base.device)
+    # at the natural scale there is only one plan, and chains would take seconds where plans are
+    # blurred
+    if epsilon >= (COMPARED_AT if course in ("full", "checked") else 1.0) * whole.scale:
+        return True
+    value = first.alternatives[0].value if first.alternatives else math.inf
+    # nothing is better than a match that keeps all distances
+    kept = any(guess.rows is None for guess in guesses) and value <= limits.isometric * whole.scale
+    return kept or (course == "checked" and value <= limits.copies * whole.scale)
 
 
 def _is_unclear(problem: Problem, first: Search) -> bool:
