@@ -17,7 +17,7 @@ from torchgw._sinkhorn.annealing import Anderson
 from torchgw._sinkhorn.contract import Backend, PreparedProblem, Sweep, Sweeper
 from torchgw._sinkhorn.problem import STRICT, LinearProblem, checked
 from torchgw._sinkhorn.tiles.tiling import Cut, Tiling, skipped_share
-from torchgw._tensors.operations import both, greater
+from torchgw._tensors.operations import EQUAL, both, greater
 from torchgw._tensors.ranks import Ranks
 from torchgw._typing import Potentials
 
@@ -34,8 +34,6 @@ _STEPS = 25
 _LAST_STEP = 0.05
 # Longest step of a log-scaling, in which the quadratic model can be trusted. [L207]
 _LONGEST = 1.0
-# Ridge over the diagonal: parts that share less mass are not scaled against each other. [L290]
-_RIDGE = 1e-9
 
 
 class Engine(Protocol):
@@ -188,7 +186,8 @@ def block_scaling(masses: Tensor, row_mass: Tensor, column_mass: Tensor) -> tupl
         hessian = scaled.T @ (scaled * negative_inverse[:, None])
         # blocks without mass on either side are left out
         used = both(columns > 0, column_mass > 0)
-        hessian.diagonal().add_(torch.where(used, (1 + _RIDGE) * columns, 1.0))
+        # parts that share less mass are not scaled against each other
+        hessian.diagonal().add_(torch.where(used, (1 + EQUAL) * columns, 1.0))
         missing = torch.where(used, column_mass - columns, 0.0)
         step, _ = torch.linalg.solve_ex(hessian, missing)
         step = step - column_mass @ step / column_mass.sum()
