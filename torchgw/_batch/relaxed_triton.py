@@ -57,7 +57,7 @@ _ROUGH_TOLERANCE, _ROUGH_ERROR = 5e-5, 1e-5
 _STUCK = {torch.float32: 32, torch.float64: STUCK}
 # Registers of a thread in float32 and in float64. [L870] [L1200]
 _REGISTERS = {torch.float32: REGISTERS, torch.float64: 255}
-# Bytes of an entry for each of the threads that share a row of a matrix, and columns of a kept kernel
+# Bytes of an entry times the threads that share a row of a matrix, and columns of a kept kernel
 # that each of them adds up. [L1225]
 _ACROSS, _WIDE = 64, 4
 # Sinkhorn iterations between two looks at the error. [L1200]
