@@ -12,8 +12,8 @@ import triton.language as tl
 
 from torchgw._batch.inner_triton import solved
 from torchgw._batch.packing import Warm
-from torchgw._batch.rough_triton import CHUNK, ENTRIES, FAR, NEAR, REGISTERS, STAGES, falls
-from torchgw._batch.sweep import BUDGET
+from torchgw._batch.rough_triton import CHUNK, ENTRIES, NEAR, REGISTERS, STAGES, falls
+from torchgw._batch.sweep import BUDGET, FAR
 from torchgw._batch.sweep_triton import keeps_falling
 from torchgw._batch.tile_triton import cross, line, problem, read, tiles_of, total, write
 from torchgw._sinkhorn.annealing import INNER_SHARE, MET

@@ -27,7 +27,7 @@ _LINEAR = 2.0
 # points have hardly a partner, scaling whole blocks does not help, and over-relaxation does. [L214]
 _MOST_RISES = 2
 # Blocks of a side above which neighbours are joined: a step solves as many equations. [L290]
-_MOST_BLOCKS = 512
+MOST_BLOCKS = 512
 # Newton steps at most; and the length of a step after which convergence, being quadratic, has made
 # the rest negligible beside the change of the next iteration. [L207]
 _STEPS = 25
@@ -173,7 +173,7 @@ def block_scaling(masses: Tensor, row_mass: Tensor, column_mass: Tensor) -> tupl
     # mass of the plan in each tile; blocks without mass are not scaled. All of it is float64, in
     # natural logarithms.
     blocks = len(row_mass)
-    height, width = (math.ceil(size / _MOST_BLOCKS) for size in masses.shape)
+    height, width = (math.ceil(size / MOST_BLOCKS) for size in masses.shape)
     row_mass, column_mass = grouped(row_mass, height), grouped(column_mass, width)
     masses = grouped(grouped(masses, height).T, width).T
     negative_inverse = _ratio(torch.full_like(row_mass, -1.0), row_mass)
