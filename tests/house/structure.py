@@ -117,7 +117,7 @@ def kinds(texts: dict[str, str]) -> dict[str, list[tuple[str, int]]]:
                 kind = "formats, and how much at once"
             elif whole and re.search("triton|/kernels/", path):
                 kind = "shapes of programs on a GPU"
-            elif path in (*_PATHS, "_solve/forecast.py", "_tensors/machine.py"):
+            elif "econds" in told or path in (*_PATHS, "_solve/forecast.py"):
                 kind = "choose a path"
             elif re.search(r"e-(?:[89]|\d\d)|e\d\d|tiny|eps", value) or "rounding" in told:
                 kind = "rounding"
