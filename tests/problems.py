@@ -36,7 +36,7 @@ def skip_unless_kernels_run(device: torch.device) -> None:
 
 
 def check_reads(plan, mask, few=(1, 5, 20)):
-    """Compare what is read of a plan with its entries, of which those outside of a mask are zero."""
+    """Compare what is read of a plan with its entries, zero outside of a mask."""
     table, rng = np.asarray(plan.to_dense()), np.random.default_rng(0)
     assert (table[~mask] == 0).all()
     values = rng.normal(size=(table.shape[1], 2))
