@@ -35,6 +35,50 @@ def skip_unless_kernels_run(device: torch.device) -> None:
         pytest.skip("Triton compiles for GPUs here")
 
 
+def check_reads(plan, mask, few=(1, 5, 20)):
+    """Compare what is read of a plan with its entries, zero outside of a mask."""
+    table, rng = np.asarray(plan.to_dense()), np.random.default_rng(0)
+    assert (table[~mask] == 0).all()
+    values = rng.normal(size=(table.shape[1], 2))
+    assert np.asarray(plan @ values) == pytest.approx(table @ values)
+    assert np.asarray(plan.rows(np.array([3, 0, 3]))) == pytest.approx(table[[3, 0, 3]])
+    for k in few:
+        best, columns = map(np.asarray, plan.topk(k))
+        assert best == pytest.approx(-np.sort(-table, 1)[:, :k])
+        assert np.take_along_axis(table, columns, 1) == pytest.approx(best)
+        assert all(len(set(row)) == k for row in columns.tolist())
+    rows, columns = map(np.asarray, plan.sample(1000, torch.Generator().manual_seed(0)))
+    assert mask[rows, columns].all()
+
+
+def check_slopes(solved, given, mode, rng):
+    """Compare derivatives with central differences in one direction of all inputs.
+
+    ``solved`` takes inputs, a mode of differentiation, and a plan to begin at. Of other modes than
+    "value" the plan counts, too.
+    """
+    init = torch.as_tensor(solved(given, None, None).plan)
+    init = init / init.sum()
+    weight = torch.from_numpy(rng.random(tuple(init.shape)))
+
+    def number(inputs):
+        result = solved(inputs, None, init)
+        plan = torch.as_tensor(result.plan)
+        return result.report.objective + (float((plan * weight).sum()) if mode != "value" else 0)
+
+    tracked = [part.clone().requires_grad_() for part in given]
+    result = solved(tracked, mode, init)
+    total = result.loss if mode == "value" else result.loss + (result.plan * weight).sum()
+    steps = [torch.from_numpy(rng.normal(size=tuple(part.shape))) for part in given]
+    ahead, behind = (
+        number([part + sign * step for part, step in zip(given, steps, strict=True)])
+        for sign in (1e-5, -1e-5)
+    )
+    slopes = torch.autograd.grad(total, tracked)
+    found = sum(float((slope * step).sum()) for slope, step in zip(slopes, steps, strict=True))
+    assert found == pytest.approx((ahead - behind) / 2e-5, rel=1e-5)
+
+
 @dataclass(frozen=True)
 class LinearProblem:
     """A cost in both forms with weights and potentials, float64."""

@@ -65,7 +65,9 @@ def test_prices_prove_nearly_the_least_cost_and_no_more():
 
 
 def test_finer_cells_are_taken_where_more_is_asked(monkeypatch):
-    monkeypatch.setattr(streamed, "_CELLS", ((8, 1.0, 1, 1.0), (80, 0.25, 4, 0.0)))
+    # of 8, 32 and, of five points each, 80 cells
+    monkeypatch.setattr(streamed, "_CELLS", 8)
+    monkeypatch.setattr(streamed, "_LEVELS", ((1.0, 1.0), (1.0, 1.0), (0.25, 0.0)))
     X, Y, a, b = clouds(400, 410)
     question = Points(X, Y, a, b)
     for _, cost, least in linear_problems(question):
@@ -86,7 +88,8 @@ def test_prices_of_cells_settle_on_thin_shapes(kind, monkeypatch):
         length = turn if kind == "spiral" else 1 + 0.1 * rng.random(1000)
         sides.append(length[:, None] * np.column_stack([np.cos(turn), np.sin(turn)]))
     monkeypatch.setattr(streamed, "_EPSILON", 0.15)
-    monkeypatch.setattr(streamed, "_CELLS", ((2000, 1.0, 1, 0.0),))
+    monkeypatch.setattr(streamed, "_CELLS", 2000)
+    monkeypatch.setattr(streamed, "_LEVELS", ((1.0, 0.0),))
     found, newton = [], streamed._newton
     monkeypatch.setattr(
         streamed, "_newton", lambda *of: found.append((of, newton(*of))) or found[-1][1]

@@ -89,7 +89,7 @@ def test_geodesics_of_a_path(path_graph):
 def test_geodesics_in_processes_are_those_in_this_one(monkeypatch, two_paths):
     monkeypatch.setattr(geodesics, "_PROCESS_PAIRS", 0)
     # A few rows at a time, so that results arrive in several parts.
-    monkeypatch.setattr(geodesics, "_ROWS_BYTES", 8 * 300 * 70)
+    monkeypatch.setattr(geodesics, "BLOCK_BYTES", 8 * 300 * 70)
     cloud = knn_graph(np.random.default_rng(0).normal(size=(300, 3)))
     with pytest.warns(_errors.GraphWarning):
         parts = connect(two_paths)

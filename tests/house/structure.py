@@ -2,7 +2,7 @@
 
 Lines and words, module-level numbers, rooms and the imports between them, cut points on n m, and
 the files that a solve enters. A count is no aim in itself; one that rises wants a reason. ``--map``
-prints what each module is instead.
+prints what each module is instead, ``--numbers`` what kind of number each constant holds.
 """
 
 from __future__ import annotations
@@ -82,6 +82,9 @@ def constants(text: str) -> dict[str, int]:
 
 def _held(node: ast.AST) -> int:
     """Count the numbers of an expression, of which one that is computed of numbers alone is one."""
+    if isinstance(node, ast.Subscript):
+        # a place is no number that is held
+        return _held(node.value)
     parts = [part for part in ast.walk(node) if isinstance(part, ast.expr)]
     kinds = ast.BinOp, ast.UnaryOp, ast.Constant
     if isinstance(node, ast.expr) and all(isinstance(part, kinds) for part in parts):
@@ -95,25 +98,37 @@ def numbers(text: str) -> int:
     return sum(constants(text).values())
 
 
-def kinds(texts: dict[str, str]) -> dict[str, int]:
-    """Count them by what they are."""
-    found: dict[str, int] = defaultdict(int)
+def kinds(texts: dict[str, str]) -> dict[str, list[tuple[str, int]]]:
+    """Divide constants by what they are, each with the numbers that it holds: by rules, roughly.
+
+    Fitted are those that choose a path and those that say how far an algorithm goes.
+    """
+    found: dict[str, list[tuple[str, int]]] = defaultdict(list)
     for path, text in texts.items():
+        sized = set().union(*_sides(text))
         for name, count in constants(text).items():
-            line = re.search(rf"^{name}\b.*", text, re.M)
+            # the constant, up to the next line without indentation, and the comment above
+            line = re.search(rf"^(?:\w+, )*{name}\b.*\n(?:[ )}}\]].*\n)*", text + "\n", re.M)
+            value = (line[0] if line else "").partition("=")[2]
             above = text[: line.start() if line else 0].rsplit("\n\n", 1)[-1]
-            if path in (*_PATHS, "_solve/forecast.py", "_tensors/machine.py"):
-                kind = "limits and rates"
-            elif re.search("triton|/kernels/|/tiles/", path):
+            told = re.split(r"^[A-Z_]", above, flags=re.M)[-1]
+            whole = not re.search(r"\d\.|e-\d", value)
+            if re.search(r"_VERSION|EXIT_", name):
+                kind = "formats, and how much at once"
+            elif whole and re.search("triton|/kernels/", path):
                 kind = "shapes of programs on a GPU"
-            elif line and re.search(r"\de-\d|tiny|eps", line[0]):
-                kind = "tolerances"
-            elif line and re.search(r"2\*\*\d", line[0]):
-                kind = "entries and bytes at once"
+            elif "econds" in told or path in (*_PATHS, "_solve/forecast.py"):
+                kind = "choose a path"
+            elif re.search(r"e-(?:[89]|\d\d)|e\d\d|tiny|eps", value) or "rounding" in told:
+                kind = "rounding"
+            elif name in sized:
+                kind = "choose a path"
+            elif re.search(r"\*\*\d|<<", value) or re.search("at once|together|kept|bytes", told):
+                kind = "formats, and how much at once"
             else:
-                kind = "fitted, in the ledger" if "[L" in above else "choices"
-            found[kind] += count
-    return {kind: count for kind, count in sorted(found.items()) if count}
+                kind = "how far an algorithm goes"
+            found[kind] += [(f"{path}: {name}", count)] if count else []
+    return dict(sorted(found.items()))
 
 
 def kinds_of_lines(text: str) -> dict[str, int]:
@@ -144,18 +159,26 @@ def kinds_of_lines(text: str) -> dict[str, int]:
     return found
 
 
-def compared(text: str) -> tuple[int, int]:
-    """Count the comparisons of a size with a limit, and with a number of the module itself."""
-    with_limits, with_own, own = 0, 0, constants(text)
+def _sides(text: str) -> list[set[str]]:
+    """List the names in each side of a comparison whose other side is a size."""
+    found = []
     for node in ast.walk(parsed(text)):
         if isinstance(node, ast.Compare) and isinstance(node.ops[0], _ORDERS):
             sides = [_names(side) for side in (node.left, *node.comparators)]
             sized = [bool(names & _SIZES) for names in sides]
-            for place, names in enumerate(sides):
-                if any(sized[:place] + sized[place + 1 :]):
-                    with_limits += bool(names & {"limits", "limits_of", "CPU"})
-                    with_own += bool(names & own.keys())
-    return with_limits, with_own
+            found += [
+                names
+                for place, names in enumerate(sides)
+                if any(sized[:place] + sized[place + 1 :])
+            ]
+    return found
+
+
+def compared(text: str) -> tuple[int, int]:
+    """Count the comparisons of a size with a limit, and with a number of the module itself."""
+    sides, own = _sides(text), constants(text)
+    with_limits = sum(bool(names & {"limits", "limits_of", "CPU"}) for names in sides)
+    return with_limits, sum(bool(names & own.keys()) for names in sides)
 
 
 def _names(tree: ast.AST) -> set[str]:
@@ -241,7 +264,7 @@ def counted() -> dict[str, str]:
         "files that compare a size with a limit; times": f"{len(limited)}; {sum(limited)}",
         "files that do with a number of their own; times": f"{len(beside)}; {sum(beside)}",
         "module-level numbers": f"{sum(map(numbers, texts.values())):,}",
-        **{f"  {kind}": f"{count:,}" for kind, count in kinds(texts).items()},
+        **{f"  {kind}": f"{sum(dict(of).values()):,}" for kind, of in kinds(texts).items()},
         "files that a solve enters, n_init=1; defaults": f"{entered(n_init=1)}; {entered()}",
         "words of `solve`; Local optima; Chains": f"{docstring:,}; "
         f"{words(docs['how-to-choose.md'], 'Local optima', '##'):,}; "
@@ -262,6 +285,13 @@ def mapped() -> dict[str, str]:
     return {name: (text or "").splitlines()[0] for name, text in known.items() if text}
 
 
+def numbered() -> dict[str, str]:
+    """Name the kind of each constant."""
+    found = kinds(modules()).items()
+    return {f"{name} ({count})": kind for kind, of in found for name, count in of}
+
+
 if __name__ == "__main__":
-    for what, amount in (mapped() if "--map" in sys.argv else counted()).items():
+    asked = {"--map": mapped, "--numbers": numbered}.get(sys.argv[-1], counted)
+    for what, amount in asked().items():
         print(f"{what:52}{amount}")

@@ -112,7 +112,11 @@ def test_the_structure_is_counted():
     found = structure.kinds(
         {"a.py": "# [L1]\n_A = 3\n\n# A choice.\n_B, _C = 1e-9, 2", "b_triton.py": text}
     )
-    assert found == {"fitted, in the ledger": 1, "tolerances": 2, "shapes of programs on a GPU": 1}
+    assert found == {
+        "how far an algorithm goes": [("a.py: _A", 1)],
+        "rounding": [("a.py: _B", 2)],
+        "shapes of programs on a GPU": [("b_triton.py: _FEW", 1)],
+    }
 
 
 def room(name: str) -> str:

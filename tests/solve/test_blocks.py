@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from problems import check_reads
 
 import torchgw
 from torchgw import InvalidInputError, Options, UnsupportedError
@@ -123,18 +124,7 @@ def test_every_way_to_read_the_plan_gives_its_entries(no_table, tmp_path):
     same = copy.deepcopy(result), pickle.loads(pickle.dumps(result)), again
     for one in (result, *same):
         for plan, mask in ((one.lazy_plan, SAME), (one.lazy_plan.T, SAME.T)):
-            table = np.asarray(plan.to_dense())
-            assert (table[~mask] == 0).all()
-            values = RNG.normal(size=(table.shape[1], 2))
-            assert np.asarray(plan @ values) == pytest.approx(table @ values)
-            assert np.asarray(plan.rows(np.array([3, 0, 3]))) == pytest.approx(table[[3, 0, 3]])
-            for k in (1, 5, 20):
-                best, columns = map(np.asarray, plan.topk(k))
-                assert best == pytest.approx(-np.sort(-table, 1)[:, :k])
-                assert np.take_along_axis(table, columns, 1) == pytest.approx(best)
-                assert all(len(set(row)) == k for row in columns.tolist())
-            rows, columns = plan.sample(1000, torch.Generator().manual_seed(0))
-            assert mask[np.asarray(rows), np.asarray(columns)].all()
+            check_reads(plan, mask)
     assert result.shard(1, 2).plan == pytest.approx(result.plan[N // 2 :])
     assert np.isfinite(result.transform(X)).all()
     assert np.asarray(again.transform(X)) == pytest.approx(result.transform(X))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 import torch
-from problems import dense_and_drawn, solve_by_name
+from problems import check_slopes, dense_and_drawn, solve_by_name
 
 import torchgw
 from torchgw import GraphWarning, InvalidInputError, UnsupportedError
@@ -332,14 +332,12 @@ def test_directed_costs_are_named_where_factors_are_missing():
 def test_derivatives_are_central_differences(mode, options, sides):
     rng = np.random.default_rng(11)
     given = [torch.from_numpy(rng.random(shape)) for shape in ((6, 6), (5, 5), (6, 5), 6, 5)]
-    weight = torch.from_numpy(rng.random((6, 5)))
     defaults = {
         "alpha": 0.8, "epsilon": 0.08, "tol": 1e-12, "objective_tol": 0, "inner_tol": 1e-14,
         "inner_max_iter": 20_000, "max_iter": 3_000, "n_init": 1,
     }  # fmt: skip
-    init = None
 
-    def solved(inputs, mode):
+    def solved(inputs, mode, init):
         A, B, M, a, b = inputs
         call = {"X": DirectedDistance(A)} if sides != "target" else {"D_X": (A + A.T) / 2}
         call |= {"Y": DirectedDistance(B)} if sides != "source" else {"D_Y": (B + B.T) / 2}
@@ -348,25 +346,7 @@ def test_derivatives_are_central_differences(mode, options, sides):
             **call, M=M, a=a, b=b, differentiable=mode, init=init, **(defaults | options)
         )
 
-    def number(inputs):
-        result = solved(inputs, None)
-        plan = torch.as_tensor(result.plan)
-        return result.report.objective + (float((plan * weight).sum()) if mode != "value" else 0)
-
-    init = torch.as_tensor(solved(given, None).plan)
-    init = init / init.sum()
-    tracked = [part.clone().requires_grad_() for part in given]
-    result = solved(tracked, mode)
-    total = result.loss if mode == "value" else result.loss + (result.plan * weight).sum()
-    # one direction of all inputs
-    steps = [torch.from_numpy(rng.normal(size=tuple(part.shape))) for part in given]
-    ahead, behind = (
-        number([part + sign * step for part, step in zip(given, steps, strict=True)])
-        for sign in (1e-5, -1e-5)
-    )
-    slopes = torch.autograd.grad(total, tracked)
-    found = sum(float((slope * step).sum()) for slope, step in zip(slopes, steps, strict=True))
-    assert found == pytest.approx((ahead - behind) / 2e-5, rel=1e-5)
+    check_slopes(solved, given, mode, rng)
 
 
 def test_products_with_the_hessian_are_differences_of_gradients():

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from problems import dense_and_drawn
+from problems import check_slopes, dense_and_drawn
 
 import torchgw
 from torchgw import InvalidInputError, UnsupportedError
@@ -195,33 +195,16 @@ def test_relations_tell_together_what_none_tells_alone():
 def test_derivatives_are_central_differences(mode):
     rng = np.random.default_rng(11)
     given = [torch.from_numpy(rng.random(shape)) for shape in ((2, 6, 6), (2, 5, 5))]
-    weight, init = torch.from_numpy(rng.random((6, 5))), None
     precise = torchgw.Options(objective_tol=0, inner_tol=1e-14, inner_max_iter=20_000)
 
-    def solved(inputs, mode):
+    def solved(inputs, mode, init):
         first, second = inputs
         return torchgw.solve(
             D_X=first, D_Y=second, epsilon=0.2, tol=1e-12, max_iter=3_000, n_init=1, init=init,
             differentiable=mode, options=precise,
         )  # fmt: skip
 
-    def number(inputs):
-        result = solved(inputs, None)
-        plan = torch.as_tensor(result.plan)
-        return result.report.objective + (float((plan * weight).sum()) if mode != "value" else 0)
-
-    init = torch.as_tensor(solved(given, None).plan)
-    tracked = [part.clone().requires_grad_() for part in given]
-    result = solved(tracked, mode)
-    total = result.loss if mode == "value" else result.loss + (result.plan * weight).sum()
-    steps = [torch.from_numpy(rng.normal(size=tuple(part.shape))) for part in given]
-    ahead, behind = (
-        number([part + sign * step for part, step in zip(given, steps, strict=True)])
-        for sign in (1e-5, -1e-5)
-    )
-    slopes = torch.autograd.grad(total, tracked)
-    found = sum(float((slope * step).sum()) for slope, step in zip(slopes, steps, strict=True))
-    assert found == pytest.approx((ahead - behind) / 2e-5, rel=1e-5)
+    check_slopes(solved, given, mode, rng)
 
 
 def test_a_file_keeps_the_relations(tmp_path):

@@ -20,7 +20,7 @@ from torchgw._batch.costs import (
 )
 from torchgw._batch.packing import Packed, natural_scale
 from torchgw._batch.relaxed import Relaxed, Settled
-from torchgw._batch.sweep import BUDGET, DECAY, exact_rows
+from torchgw._batch.sweep import BUDGET, DECAY, FAR, exact_rows
 from torchgw._batch.worth import (
     CONVERGED,
     FLAT,
@@ -176,9 +176,9 @@ def enter(problems: Packed, numbers: Tensor) -> Pool:
 # target to the next. [L392]
 _KEPT_EXCESS = 0.9
 # Column error, as a share of the change of the plan, up to which the change says how far the plan
-# has to go. Then: rates at which changes may shrink if they are to be followed to their limit, by
-# how much two rates may differ, and the change below which a plan counts as near its limit. [L465]
-_EXACT, _FASTEST, _SLOWEST, _STEADY, _NEAR = 0.1, 0.3, 0.97, 0.1, 1e-2
+# has to go. Then: rates at which changes may shrink if they are to be followed to their limit, and
+# by how much two rates may differ. [L465]
+_EXACT, _FASTEST, _SLOWEST, _STEADY = 0.1, 0.3, 0.97, 0.1
 
 
 class _Reached(NamedTuple):
@@ -378,7 +378,7 @@ def _ahead(
     before, rate_before = pool.change[places], pool.rate[places]
     rate = torch.where(exact & (before > 0), change / before, 0.0)
     steady = (rate - rate_before).abs() <= _STEADY * rate_before
-    steady &= (rate > _FASTEST) & (rate < _SLOWEST) & (change <= _NEAR) & ~stay
+    steady &= (rate > _FASTEST) & (rate < _SLOWEST) & (change <= FAR) & ~stay
     pool.change[places] = torch.where(steady, 0.0, change)
     pool.rate[places] = torch.where(steady, 0.0, rate)
     return torch.where(stay, 0.0, torch.where(steady, rate / (1 - rate), share - 1))

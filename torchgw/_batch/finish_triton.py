@@ -13,7 +13,7 @@ import triton.language as tl
 from torchgw._batch.inner_triton import solved
 from torchgw._batch.packing import Warm
 from torchgw._batch.relaxed import LARGEST_EXPONENT
-from torchgw._batch.rough_triton import NEAR, falls
+from torchgw._batch.rough_triton import NEAR, REGISTERS, falls
 from torchgw._batch.sweep import TICK
 from torchgw._batch.tile_triton import (
     by_columns,
@@ -26,13 +26,11 @@ from torchgw._batch.tile_triton import (
     total,
     write,
 )
-from torchgw._sinkhorn.annealing import MET
+from torchgw._sinkhorn.annealing import MET, WINDOW
 from torchgw._tensors.ahead import launch
 
-# Outer iterations after which the objective is looked at. [L595]
-_QUICK = 5
-# Entries of a matrix for each thread, and its registers. [L532]
-_ENTRIES, _REGISTERS = 32, 128
+# Entries of a matrix for each thread. [L532]
+_ENTRIES = 32
 
 
 class Finished(NamedTuple):
@@ -199,7 +197,7 @@ def finish(
         plan if linear is None else linear, torch.empty_like(plan), torch.empty_like(plan),
         warm.plan.new_empty(count, m, m), warm.plan.new_empty(count, 4, m), *made,
         warm.value, 0, TICK, *limits,
-        LINEAR=linear is not None, CHUNK=16, **tiles, QUICK=_QUICK, MET=MET,
-        EXPONENT=LARGEST_EXPONENT, NEAR=NEAR, num_warps=warps, num_stages=1, maxnreg=_REGISTERS,
+        LINEAR=linear is not None, CHUNK=16, **tiles, QUICK=WINDOW, MET=MET,
+        EXPONENT=LARGEST_EXPONENT, NEAR=NEAR, num_warps=warps, num_stages=1, maxnreg=REGISTERS,
     )  # fmt: skip
     return made

@@ -58,12 +58,10 @@ def has_triton(device: torch.device) -> bool:
     return device.type == "cuda" and why_not("triton", device, torch.float32) is None
 
 
-# Sizes that spaces are padded to: multiples of 16, which keep the rows of tables aligned, two for
-# each doubling. [L391]
-_SIZES = 16, 32, *(size << power for power in range(4) for size in (48, 64))
-# The same where many plans of a problem are followed on a CPU, which pays for what is padded.
-# [L1312]
-_NARROW = *range(8, 65, 8), *(size << power for power in range(1, 4) for size in range(40, 65, 8))
+# Sizes that spaces are padded to: multiples of the first number, two for each doubling. Rows of
+# tables are aligned then. And where many plans of a problem are followed on a CPU, which pays for
+# what is padded: multiples of the second, four for each doubling. [L391] [L1312]
+_WIDE, _NARROW = 16, 8
 # Points of the largest space that is packed; larger problems are solved one by one. [L391]
 LARGEST = 512
 # Spaces whose spreads are computed together: each takes twice its table in between. [L1203]
@@ -143,8 +141,10 @@ class Packed:
 
 def padded_sizes(counts: NDArray[np.int64], *, narrow: bool = False) -> NDArray[np.int64]:
     """Find the padded sizes of spaces of so many points; zero for those too large to pack."""
-    sizes = _NARROW if narrow else _SIZES
-    return np.array([*sizes, 0])[np.searchsorted(sizes, counts)]
+    least, steps = (_NARROW, 4) if narrow else (_WIDE, 2)
+    counts = np.maximum(counts, 1)
+    step = np.maximum(2 ** np.ceil(np.log2(counts)).astype(np.int64) // (2 * steps), least)
+    return np.where(counts > LARGEST, 0, -(-counts // step) * step)
 
 
 def pack(tables: Sequence[Tensor], weights: Sequence[Tensor], size: int | None = None) -> Stack:

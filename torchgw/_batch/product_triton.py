@@ -6,9 +6,9 @@ import triton.language as tl
 
 from torchgw._tensors.ahead import launch
 
-# Rows of a product that a program computes, and what of the inner dimension is read at once.
-# Choices. [L535]
-_ROWS, _CHUNK = 32, 32
+# Rows of a product that a program computes, and as much of the inner dimension is read at once. A
+# choice. [L535]
+_SIDE = 32
 
 
 @triton.jit(
@@ -65,8 +65,8 @@ def batch_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     (count, n, inner), m = left.shape, right.shape[2]
     out = torch.empty(count, n, m, dtype=left.dtype, device=left.device)
     launch(
-        _product_kernel, (count, triton.cdiv(n, _ROWS)), left, right, out, n, inner, m,
+        _product_kernel, (count, triton.cdiv(n, _SIDE)), left, right, out, n, inner, m,
         *left.stride(), *right.stride(),
-        BLOCK_N=_ROWS, BLOCK_M=max(16, triton.next_power_of_2(m)), CHUNK=_CHUNK, num_warps=4,
+        BLOCK_N=_SIDE, BLOCK_M=max(16, triton.next_power_of_2(m)), CHUNK=_SIDE, num_warps=4,
     )  # fmt: skip
     return out

@@ -17,13 +17,12 @@ from torchgw._batch.tile_triton import padded
 from torchgw._batch.worth import Ended, Finish, Found, Rules, Terms, found_numbers, of_mass
 from torchgw._batch.worth_triton import Worth, worth
 from torchgw._tensors.ahead import compile_together
+from torchgw._tensors.operations import EQUAL
 
 # Code with which a Triton program ends when a number of its problem is no longer finite.
 _LOST = ENDS.index("LOST")
 # Devices, sizes and kinds of problems whose programs have been compiled, or are being.
 _compiled: set[tuple[torch.device | int, ...]] = set()
-# Relative change of the cost below which a plan is the product plan. [L980]
-_STILL = 1e-9
 
 
 class _Made(NamedTuple):
@@ -76,7 +75,7 @@ class Programs:
         ended = Ended(numbers, plan[:, :n, :m], f[:, :n], made.g[:, :m], objective)
         # float32 keeps the symmetry of spaces whose points all look alike: the engine breaks it
         pairs = (sums.crossed, sums.product_crossed), (sums.linear, sums.product_linear)
-        still = [abs(here - there) <= _STILL * abs(there) for here, there in pairs]
+        still = [abs(here - there) <= EQUAL * abs(there) for here, there in pairs]
         known = (made.ended != _LOST) & objective.isfinite() & ~(still[0] & still[1])
         over, left = known.nonzero()[:, 0], (~known).nonzero()[:, 0]
         if len(left):

@@ -9,13 +9,11 @@ import torch
 from torch import Tensor
 
 from torchgw._plans.transport import round_to_marginals
-from torchgw._tensors.operations import sums_along, sums_of
+from torchgw._tensors.operations import NEWTON_STEPS, sums_along, sums_of
 
 # Exponents are kept within plus and minus this number, so that no row or column of a kernel is
 # empty, and exponents of points without weight are finite. [L391, L690]
 LARGEST_EXPONENT = 300.0
-# Newton steps that find the mass of a plan. [L780]
-_STEPS = 30
 
 
 class Settled(NamedTuple):
@@ -132,7 +130,7 @@ def _best_logarithm(slope: Tensor, linear: Tensor, pull: Tensor) -> tuple[Tensor
     # from there Newton steps approach it from one side
     found = (-slope / pull).maximum(least)
     if bool((linear != 0).any()):
-        for _ in range(_STEPS):
+        for _ in range(NEWTON_STEPS):
             part = linear * (-found).exp()
             rest = (slope + part + pull * found) / (pull - part).clamp_min(1e-12 * pull)
             found = (found - rest).maximum(least)

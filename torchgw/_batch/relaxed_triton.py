@@ -27,6 +27,7 @@ from torchgw._batch.rough_triton import (
     ENTRIES,
     MOMENTUM,
     NEAR,
+    REGISTERS,
     SCALE,
     WIDE_CHUNK,
     halved,
@@ -46,19 +47,19 @@ from torchgw._batch.tile_triton import (
     total,
     write,
 )
-from torchgw._sinkhorn.annealing import INNER_SHARE, MET
+from torchgw._sinkhorn.annealing import INNER_SHARE, MET, STUCK
 from torchgw._tensors.ahead import launch
 
 # Change of the plan at which float32 hands over, and the error of its linear problems. [L1141]
 _ROUGH_TOLERANCE, _ROUGH_ERROR = 5e-5, 1e-5
 # Iterations at the last epsilon after which float32 hands over, and of a settled plan that float64
 # does not bring to its marginals. [L870]
-_STUCK = {torch.float32: 32, torch.float64: 10}
+_STUCK = {torch.float32: 32, torch.float64: STUCK}
 # Registers of a thread in float32 and in float64. [L870] [L1200]
-_REGISTERS = {torch.float32: 128, torch.float64: 255}
-# Threads that share a row of a matrix, and columns of a kept kernel that each of them adds up.
-# [L1225]
-_ACROSS, _WIDE = {torch.float32: 16, torch.float64: 8}, 4
+_REGISTERS = {torch.float32: REGISTERS, torch.float64: 255}
+# Bytes of an entry times the threads that share a row of a matrix, and columns of a kept kernel
+# that each of them adds up. [L1225]
+_ACROSS, _WIDE = 64, 4
 # Sinkhorn iterations between two looks at the error. [L1200]
 _TICK = 4
 # Partial problems in float64 are led on by an inverse after so many Sinkhorn iterations, until so
@@ -560,7 +561,7 @@ def ease(
     for dtype, given in ((torch.float32, single), (torch.float64, tables)):
         final = dtype == torch.float64
         made = Eased(*(part.to(dtype) if part.is_floating_point() else part for part in made))
-        tiles, warps = tiles_of(n, m, ENTRIES, _ACROSS[dtype])
+        tiles, warps = tiles_of(n, m, ENTRIES, _ACROSS // dtype.itemsize)
         work = torch.empty_like(made.plan)
         keeps = final and partial
         lines = 4 * (n + m) + max(32 * warps * _WIDE, n + m)

@@ -11,7 +11,7 @@ import triton.language as tl
 from torchgw._batch.anneal_triton import anneal_kernel, exponentials
 from torchgw._batch.inner_triton import solved
 from torchgw._batch.packing import Warm
-from torchgw._batch.sweep import BUDGET
+from torchgw._batch.sweep import BUDGET, FAR
 from torchgw._batch.tile_triton import (
     by_columns,
     by_rows,
@@ -42,8 +42,6 @@ NEAR = 3e-2
 # Iterations of a linear problem at most, and the error from which on they are twice as many.
 # [L595]
 _MOST, _BEHIND = 2000, 1e-2
-# Change of a plan that is not near its fixed point. [L595]
-FAR = 1e-2
 # Entries of a matrix for each thread, and registers of that: two programs of 128 points share a
 # multiprocessor. And what of the inner dimension of a product is read at once, and how many of
 # these are under way; more is where epsilon falls. [L532] [L596] [L782] [L860]

@@ -12,16 +12,15 @@ import triton.language as tl
 
 from torchgw._batch.inner_triton import solved
 from torchgw._batch.packing import Warm
-from torchgw._batch.rough_triton import CHUNK, ENTRIES, FAR, NEAR, REGISTERS, STAGES, falls
+from torchgw._batch.rough_triton import CHUNK, ENTRIES, NEAR, REGISTERS, STAGES, falls
+from torchgw._batch.sweep import BUDGET, FAR
 from torchgw._batch.sweep_triton import keeps_falling
 from torchgw._batch.tile_triton import cross, line, problem, read, tiles_of, total, write
-from torchgw._sinkhorn.annealing import MET
+from torchgw._sinkhorn.annealing import INNER_SHARE, MET
 from torchgw._tensors.ahead import launch
 
-# Iterations of one linear problem at most; its column error as a share of the last change, and what
-# float32 does not go below: Newton steps remove it afterwards. [L534]
-_INNER_ITERATIONS = 48
-_SHARE, _ERROR = 0.1, 3e-6
+# Column error that float32 does not go below: Newton steps remove it afterwards. [L534]
+_ERROR = 3e-6
 
 
 @triton.jit
@@ -220,7 +219,7 @@ def settle(
     launch(
         _settle_kernel, (count,), *single, *index, alpha.float(), epsilon,
         torch.empty_like(held), torch.empty_like(held), held.new_empty(count, m, m),
-        held.new_empty(count, 4, m), held, *warm, 0, most, _INNER_ITERATIONS,
-        tol, _ERROR, _SHARE, objective_tol, CHUNK=min(CHUNK, n), MET=MET, FAR=FAR,
+        held.new_empty(count, 4, m), held, *warm, 0, most, BUDGET,
+        tol, _ERROR, INNER_SHARE, objective_tol, CHUNK=min(CHUNK, n), MET=MET, FAR=FAR,
         NEAR=NEAR, **tiles, num_warps=warps, num_stages=STAGES, maxnreg=REGISTERS,
     )  # fmt: skip

@@ -16,6 +16,8 @@ TICK = 8
 # Decay of epsilon per outer iteration: slower than in a single solve, as that ends lower. [L391]
 # [L693] [L1226]
 DECAY = 0.85
+# Change from which on a plan is not near its fixed point. [L465, L595]
+FAR = 1e-2
 # Iterations of the first linear problems. [L391]
 BUDGET = 48
 

@@ -12,8 +12,8 @@ import triton.language as tl
 from torchgw._batch.tile_triton import cross, own, problem
 from torchgw._tensors.ahead import launch
 
-# Rows that are read at once, and columns for each warp. Choices. [L535]
-_ROWS, _COLUMNS = 16, 16
+# Rows that are read at once, and as many columns for each warp. A choice. [L535]
+_ROWS = 16
 
 
 class Worth(NamedTuple):
@@ -111,6 +111,6 @@ def worth(
     launch(
         _worth_kernel, (count,), *tables, *index, plan if linear is None else linear, plan,
         *potentials, torch.empty_like(plan), masses, out, count,
-        LINEAR=linear is not None, N=n, M=m, ROWS=_ROWS, num_warps=m // _COLUMNS, num_stages=1,
+        LINEAR=linear is not None, N=n, M=m, ROWS=_ROWS, num_warps=m // _ROWS, num_stages=1,
     )  # fmt: skip
     return Worth(*(*out, masses))

@@ -32,6 +32,7 @@ from torchgw._certify.tables import Bound
 from torchgw._certify.vertices import Places, Polytope
 from torchgw._problem.limits import CPU
 from torchgw._sinkhorn.duals import Array, ProductCost, largest_pairing
+from torchgw._tensors.operations import EQUAL
 
 # Numbers whose square is followed exactly: a polytope in ten dimensions has a hundred thousand
 # vertices below the best value after a hundred cuts. And vertices at most, of a kilobyte each.
@@ -41,19 +42,12 @@ _VERTICES = 600_000
 # The part of the gap by which bounds end below the best value: it is met, not missed by rounding.
 # A choice.
 _INSIDE = 0.99
-# Numbers whose squares together matter less than this share are not followed in any case. [L1354]
-_NEGLIGIBLE = 1e-9
 # The part of the gap that what is not followed may lose at the best plan. [L1676, L1740]
 _UNFOLLOWED = 0.75
-# Cuts are lowered by random shares of this part of the range of t, so that no vertex lies on more
-# faces than there are dimensions. [L1354]
-_LOWERED = 1e-9
 # Times the gap by which a cut has to raise its vertex: less takes a better solver. [L1408]
 _DEPTH = 1.25
 # Sizes of factors of which no mass is held. A choice.
 _TINY = 1e-75
-# Relative gain that is worth another step from a plan to the next. [L1354]
-_GAIN = 1e-9
 
 
 class CuttingPlanes:
@@ -116,7 +110,7 @@ class CuttingPlanes:
         # plans above cost more than the best
         bend = float(self._k @ np.maximum(low**2, high**2)[kept])
         self._scale = max(self.value - self._constant + bend - self._heights[0], 0.0) or 1.0
-        top = np.append(np.ones(len(kept)), 1 + _LOWERED)
+        top = np.append(np.ones(len(kept)), 1 + EQUAL)
         self._polytope = Polytope(np.zeros(len(top)), top, self._costs, self._most)
         self._cut(-self._k * (low + high)[kept])
         self._descend(z[kept])
@@ -162,7 +156,8 @@ class CuttingPlanes:
             self._transport.prices = shares @ near_prices / (shares.sum() or 1.0)
         plan, f, height = self._transport.reach(cost, floor, enough)
         if self._polytope is not None:
-            height -= _LOWERED * self._scale * self._generator.random()
+            # by random shares: no vertex lies on more faces than there are dimensions
+            height -= EQUAL * self._scale * self._generator.random()
             normal = np.append(slope * self._width / self._scale, 1.0)
             raised = (height - slope @ self._low - self._heights[0]) / self._scale
             self._polytope.cut(normal, raised, self._most)
@@ -206,7 +201,7 @@ class CuttingPlanes:
     def _descend(self, z: Array | None) -> None:
         """Follow the linearised objective from z as long as plans cost less."""
         before = np.inf
-        while z is not None and self.value < before - _GAIN * abs(self.value):
+        while z is not None and self.value < before - EQUAL * abs(self.value):
             before = self.value
             z = self._cut(-2 * self._k * z)
 
@@ -289,7 +284,7 @@ def _followed(m: Array, squares: Array, lost: float) -> tuple[Any, tuple[Array, 
     large = np.argsort(-m.ravel())[:ACTIVE]
     kept = large[m.ravel()[large] > 0]
     loss, shares = _shares(m, squares, kept)
-    lost = max(loss, lost + _NEGLIGIBLE * float(m.clip(min=0).sum()))
+    lost = max(loss, lost + EQUAL * float(m.clip(min=0).sum()))
     while len(kept):
         tries = [_shares(m, squares, np.delete(kept, k)) for k in range(len(kept))]
         k = int(np.argmin([loss for loss, _ in tries]))

@@ -20,15 +20,8 @@ from numpy.typing import NDArray
 
 from torchgw._errors import NumericalError
 from torchgw._sinkhorn.duals import Array, ProductCost
+from torchgw._tensors.operations import EQUAL, NOTHING
 
-# Eigenvalues below this share of the largest one carry nothing but rounding. [L1352]
-_RANK = 1e-12
-# Values are differences of the mean squares of distances, which are exact to a larger share than
-# this. [L1375]
-_ROUNDING = 1e-12
-# What the moments of a plan and least entries may be off by, as a share of the constant part. A
-# choice.
-MOMENTS = 1e-9
 # Sums of squares of whole distances up to which values are told apart; what rounding is then, in
 # units of what they differ by. [L1377]
 _WHOLE, _SLACK = 1e9, 1e-5
@@ -142,7 +135,7 @@ class Question:
         if self.M is not None:
             open_ = self.M if self.allowed is None else self.M[self.allowed]
             own = float(np.abs(open_).max())
-        return _ROUNDING * (self.alpha * float(squares) + (1 - self.alpha) * own)
+        return NOTHING * (self.alpha * float(squares) + (1 - self.alpha) * own)
 
     def attainable(self, bound: float) -> float:
         """Raise a bound of matchings to a value that one can have, where distances are whole."""
@@ -231,7 +224,7 @@ class Points:
     @property
     def rounding(self) -> float:
         """What values may be off by: plans are read in float64, from potentials in float32."""
-        return MOMENTS * self.constant
+        return EQUAL * self.constant
 
     def value(self, plan: Moments) -> float:
         """Evaluate the objective of a plan."""
@@ -278,7 +271,7 @@ def _axes(points: Array, weights: Array) -> Factors:
     """Turn centred points to their principal axes."""
     centred = points - weights @ points
     _, sizes, turned = np.linalg.svd(centred, full_matrices=False)
-    kept = sizes > _RANK * sizes[:1]
+    kept = sizes > NOTHING * sizes[:1]
     return Factors(centred @ turned[kept].T, np.full(int(kept.sum()), -1.0))
 
 
@@ -286,5 +279,5 @@ def _eigenvectors(table: Array) -> Factors:
     values, vectors = np.linalg.eigh((table + table.T) / 2)
     order = np.argsort(-np.abs(values))
     values, vectors = values[order], vectors[:, order]
-    kept = np.abs(values) > _RANK * np.abs(values[:1])
+    kept = np.abs(values) > NOTHING * np.abs(values[:1])
     return Factors(vectors[:, kept] * np.sqrt(np.abs(values[kept])), np.sign(values[kept]))

@@ -22,12 +22,11 @@ from torch import Tensor
 
 from torchgw._certify.question import Question
 from torchgw._sinkhorn.duals import Array
+from torchgw._tensors.operations import EQUAL
 
 # Weight of what Y and V R V' differ by, over n, where the norm of L is n^2; the length of dual
 # steps; the share of L by which the dual may change at the end; and iterations at most. [L1377]
 _PENALTY, _STEP, _SETTLED, _ITERATIONS = 1 / 3, 1.618, 1e-5, 5000
-# Eigenvalues below this share of the largest are left out. [L1377]
-_LEAST = 1e-9
 
 
 class Squares(NamedTuple):
@@ -76,7 +75,7 @@ def squares(question: Question, device: torch.device, seconds: float) -> Squares
         if monotonic() > end or float(change.norm()) * beta <= _SETTLED * n**2:
             break
     values, vectors = torch.linalg.eigh(basis.T @ dual @ basis)
-    kept = values < _LEAST * float(values.min())
+    kept = values < EQUAL * float(values.min())
     sums = basis @ (vectors[:, kept] * (-values[kept] * unit).sqrt())
     # the total of X is n, and X = n P
     found: Array = (n * (sums[1:] + sums[:1] / n)).cpu().numpy()

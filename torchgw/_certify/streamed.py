@@ -14,18 +14,20 @@ import torch
 from torch import Tensor
 
 from torchgw._certify.cuts import CuttingPlanes
-from torchgw._certify.question import MOMENTS, Moments, Points
+from torchgw._certify.question import Moments, Points
 from torchgw._plans.transport import RoundedPlan, TransportPlan, round_plan
 from torchgw._sinkhorn.choose import choose_backend
 from torchgw._sinkhorn.contract import PreparedProblem
 from torchgw._sinkhorn.duals import Array, ProductCost
 from torchgw._sinkhorn.problem import FactoredCost, LinearProblem
+from torchgw._tensors.operations import EQUAL
 from torchgw._typing import Marginals, Potentials
 
-# Cells of a side, of five points at least; the part of their epsilon at which all points are
-# iterated, and how often; and what a cut is short by then, as a share of the constant part of the
-# objective: half of what it is to raise its vertex by at most. [L1741]
-_CELLS = ((500, 1.0, 1, 2e-3), (2000, 1.0, 2, 1e-4), (8000, 0.25, 4, 0.0))
+# Cells of a side, of five points at least, four times as many each time; the part of their epsilon
+# at which all points are iterated, twice as often each time; and what a cut is short by then, as a
+# share of the constant part of the objective: half of what it is to raise its vertex by at most.
+# [L1741]
+_CELLS, _LEVELS = 500, ((1.0, 2e-3), (1.0, 1e-4), (0.25, 0.0))
 # Epsilon between cells as a share of the constant part divided by their number; Newton steps at
 # each. [L1620, L1677]
 _EPSILON, _STEPS = 1.5, 12
@@ -33,8 +35,8 @@ _EPSILON, _STEPS = 1.5, 12
 # leaves no more of the mass than this missing. [L1627, L1741]
 _DECAY, _FAR = 4.0, 0.5
 # A plan that is kept is of these shares of that epsilon in turn, after so many half-steps of each
-# side; what the last leaves of the weights is moved at so many times its epsilon. [L1677]
-_SHARP, _OFTEN, _WIDTHS = (0.5, 0.25), 40, (1, 4, 16, 64)
+# side; what the last leaves of the weights is moved so many times, at wider ones. [L1677]
+_SHARP, _OFTEN, _WIDER = (0.5, 0.25), 40, 4
 # Marginal error at which Newton's method ends, what is added to its diagonal, and half-steps before
 # it. [L1620, L1622]
 _SETTLED, _RIDGE, _NEAR = 1e-3, 1e-4, 3
@@ -81,12 +83,12 @@ class Prices:
         self._backend = choose_backend("auto", device, self._dtype)
         self._weights = Marginals(*(self._on(part) for part in (question.a, question.b)))
         most = len(question.a) // 5, len(question.b) // 5
-        few = {max(2, min(count, *most)): rest for count, *rest in _CELLS}
+        few = {
+            max(2, min(_CELLS * 4**turn, *most)): (turn, *rest) for turn, rest in enumerate(_LEVELS)
+        }
         self._levels = [self._level(question, count, *rest) for count, rest in sorted(few.items())]
 
-    def _level(
-        self, question: Points, count: int, share: float, times: float, lost: float
-    ) -> "Level":
+    def _level(self, question: Points, count: int, turn: int, share: float, lost: float) -> "Level":
         """Put the points of both sides into so many cells each."""
         x, y = (
             _cells(self._on(side[0]), weight, count)
@@ -94,7 +96,7 @@ class Prices:
         )
         size = question.constant
         epsilon = _EPSILON * size / max(len(x.mass), len(y.mass))
-        return Level(x, y, epsilon, share * epsilon, int(times), lost * size)
+        return Level(x, y, epsilon, share * epsilon, 2**turn, lost * size)
 
     def _on(self, array: Array) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
@@ -128,11 +130,12 @@ class Prices:
         for share in _SHARP[:-1]:
             ready = self._ready(left, right, self._weights, share * ready.problem.epsilon)
             g = self._iterated(ready, g)
-        for width in _WIDTHS:
-            ready = self._ready(left, right, Marginals(a, b), width * epsilon)
+        for turn in range(_WIDER):
+            width = _DECAY**turn * epsilon
+            ready = self._ready(left, right, Marginals(a, b), width)
             g = self._iterated(ready, g)
-            rounded = self._rounded(left, right, Marginals(a, b), g, width * epsilon)
-            moved.append(self._question.read(rounded if width == _WIDTHS[-1] else rounded.scaled))
+            rounded = self._rounded(left, right, Marginals(a, b), g, width)
+            moved.append(self._question.read(rounded if turn == _WIDER - 1 else rounded.scaled))
             a, b = rounded.row, rounded.column * rounded.row.sum()
         return Moments(sum(part.t for part in moved), np.sum([part.z for part in moved], axis=0))
 
@@ -204,7 +207,7 @@ class Prices:
         least entries, up to epsilon log n, in float64.
         """
         even = Marginals(*(torch.full_like(part, 1 / len(part)) for part in self._weights))
-        epsilon = MOMENTS * self._question.constant
+        epsilon = EQUAL * self._question.constant
         ready = self._backend.prepare(
             LinearProblem(FactoredCost.of_products(-left, right), even, epsilon)
         )

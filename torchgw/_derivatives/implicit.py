@@ -28,12 +28,17 @@ from torchgw._gradients.factored import FactoredGradient
 from torchgw._plans.transport import TransportPlan, times
 from torchgw._problem.limits import limits_of
 from torchgw._problem.problem import Problem
-from torchgw._sinkhorn.problem import Cost, DenseCost, FactoredCost, added, exp_, row_blocks
+from torchgw._sinkhorn.problem import (
+    LEAST_EXPONENTS,
+    Cost,
+    DenseCost,
+    FactoredCost,
+    added,
+    exp_,
+    row_blocks,
+)
 from torchgw._typing import Marginals
 from torchgw.distances.base import Factors
-
-# Largest exponent: only entries between two zero weights exceed it, and these do not count. [L266]
-_LARGEST_EXPONENT = {torch.float32: 80.0, torch.float64: 600.0}
 
 
 class Density:
@@ -55,7 +60,8 @@ class Density:
         f, g = (part.to(plan.dtype) for part in plan.potentials)
         for rows in row_blocks(plan.cost):
             exponent = plan.cost.rows(rows).exponent(f[rows], g, plan.epsilon)
-            yield rows, exp_(exponent.clamp_(max=_LARGEST_EXPONENT[plan.dtype]))
+            # only entries between two zero weights exceed it, and these do not count [L266]
+            yield rows, exp_(exponent.clamp_(max=-LEAST_EXPONENTS[plan.dtype]))
 
     def times(self, values: Tensor) -> Tensor:
         """Compute plan @ values, (n, c)."""

@@ -6,14 +6,14 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
+from torchgw._sinkhorn.exact import ROUNDS, ExactTransport, prices_of
 from torchgw._sinkhorn.exact import Array as Array
-from torchgw._sinkhorn.exact import ExactTransport, prices_of
 
 # Pivots of the simplex at most: where they run out, potentials prove less. A choice. [L1376]
 _PIVOTS = 100_000_000
-# Pivots for each row of a partial problem at most, beyond which all entries are as fast; how many
-# such problems; and the share of a cut that these prices have to prove. [L1407, L1475]
-_TURNS, _TRIES, _MOST = 50, 6, 0.95
+# Pivots for each row of a partial problem at most, beyond which all entries are as fast; and the
+# share of a cut that these prices have to prove. [L1407, L1475]
+_TURNS, _MOST = 50, 0.95
 # Entries of a row and of a column, the cheapest beside earlier prices, told by every few others;
 # a point of how many in a coarse problem; and how far prices move to those of a partial one, until
 # half as far proves less. [L1475]
@@ -115,7 +115,7 @@ class Transport:
             if known.height < floor:
                 # of another problem: those of a few points are nearer
                 known = max(known, self._coarse(cost), key=lambda one: one.height)
-            for _ in range(_TRIES):
+            for _ in range(ROUNDS):
                 if known.height >= enough:
                     break
                 found = self._few(cost, known)

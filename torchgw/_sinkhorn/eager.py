@@ -15,6 +15,7 @@ from torch import Tensor
 from torchgw._sinkhorn.contract import Kernel, PreparedProblem, Sweep, Sweeper
 from torchgw._sinkhorn.problem import (
     LEAST_EXPONENTS,
+    ROUNDINGS,
     STRICT,
     DenseCost,
     EntropicPlan,
@@ -34,7 +35,7 @@ SMALLEST, LARGEST = 1e-30, 1e30
 # Smaller exponents are raised to this one. [L283]
 LEAST_EXPONENT = LEAST_EXPONENTS[torch.float32]
 # Binary digits of a factor of e.
-_DIGITS = 1 / math.log(2)
+_DIGITS = math.log2(math.e)
 # Entries of a kernel up to which a CPU iterates by NumPy. [L405, L463, L1383]
 _HOST_ENTRIES = 2**16
 
@@ -149,9 +150,6 @@ LARGEST_SCALING = 20.0
 SPARSE = 0.1
 _SPARSE_ENTRIES = (250_000, 100_000_000)
 _SLACK = 6.0
-# A row or column may lose so much mass by this, and an error of marginals is noise below, in units
-# of the rounding of the dtype. [L288, L403]
-ROUNDINGS = 16
 
 
 class EagerBackend:

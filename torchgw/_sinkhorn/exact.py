@@ -23,7 +23,7 @@ Array = NDArray[np.float64]
 LARGE = 150
 _KEPT = 8
 _EVERY = 16
-_ROUNDS = 6
+ROUNDS = 6
 _PIVOTS = 1_000_000
 # The prices of a partial problem have to prove that its value is off by at most this share. [L518]
 _EXACT = 1e-11
@@ -112,7 +112,7 @@ class ExactTransport:
         rounds = 0
         while True:
             rounds += 1
-            if rounds > _ROUNDS:
+            if rounds > ROUNDS:
                 used = np.isfinite(rest)
             places = np.flatnonzero(used)
             few = rest.reshape(-1)[places]
@@ -129,7 +129,7 @@ class ExactTransport:
             bounds = self.p @ rest.min(1).clip(max=0), self.q @ rest.min(0).clip(max=0)
             missed, wrong = -float(max(bounds)), -1e-12 * worth[1]
             proven = missed <= _EXACT * (worth[0] + value)
-            exact = proven or rounds > _ROUNDS or rest.min() >= wrong
+            exact = proven or rounds > ROUNDS or rest.min() >= wrong
             if exact or reached - value > missed:
                 return Vertex(plan, u, v)
             used |= rest < (min(wrong, _cheap(rest)) if reached > -np.inf else wrong)

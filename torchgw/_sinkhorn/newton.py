@@ -9,9 +9,10 @@ import torch
 
 from torchgw._errors import NumericalError
 from torchgw._sinkhorn.contract import PreparedProblem
-from torchgw._sinkhorn.eager import ROUNDINGS, SPARSE, entries_of
+from torchgw._sinkhorn.eager import SPARSE, entries_of
 from torchgw._sinkhorn.exact import by_scipy
-from torchgw._sinkhorn.problem import STRICT, DenseCost
+from torchgw._sinkhorn.problem import ROUNDINGS, STRICT, DenseCost
+from torchgw._tensors.operations import EQUAL
 from torchgw._typing import Potentials
 
 # Iterations after which a linear problem counts as slow, and the column error from which on a step
@@ -26,8 +27,8 @@ RIDGE = 1e-11
 # [L443] [L464]
 LARGEST_STEP = 10.0
 # On a CPU plans with more and with at most so many points on a side get steps on the entries that
-# matter; and the least density of such entries. [L564]
-_SHARP, _LEAST_DENSITY = (300, 4096), 1e-9
+# matter. [L564]
+_SHARP = 300, 4096
 # Steps on one set of entries at most; how far they may lead, in units of epsilon; the shortest step
 # that halving may come to; and the share of the tolerance that is added to the second derivative,
 # in units of the mass of a column. What that leaves undone is this share of the length of a step.
@@ -125,7 +126,7 @@ def newton_on_entries(
     # epsilons, and Sinkhorn's iteration moves them by the share of the mass that is exchanged.
     # Steps are those of `newton_step`; each is doubled as long as the dual value rises.
     problem = prepared.problem
-    found = entries_of(prepared.plan(potentials), _LEAST_DENSITY, SPARSE)
+    found = entries_of(prepared.plan(potentials), EQUAL, SPARSE)
     if found is None:
         return None
     a, b = (weight.numpy() for weight in problem.marginals)

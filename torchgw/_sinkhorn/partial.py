@@ -26,7 +26,7 @@ from torchgw._sinkhorn.newton import (
 )
 from torchgw._sinkhorn.problem import DenseCost
 from torchgw._tensors.deadline import is_over
-from torchgw._tensors.operations import TINY
+from torchgw._tensors.operations import NEWTON_STEPS, TINY
 from torchgw._typing import Marginals, Potentials
 
 
@@ -82,10 +82,9 @@ def host_level(
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
-# Steps of Newton's method at most, the shares of a step that are tried, and how far potentials may
-# move in one, in units of epsilon. [L1202]
-_STEPS, _SHARES = 30, 0.3 ** np.arange(8)
-_LONGEST = 3.0
+# The shares of a step that are tried, and how far potentials may move in one, in units of epsilon.
+# [L1202]
+_SHARES, _LONGEST = 0.3 ** np.arange(8), 3.0
 
 
 class OnBounds(NamedTuple):
@@ -135,7 +134,7 @@ def newton_on_bounds(
     # simple constraints. SIAM Journal on Control and Optimization 1982.
     dual = _Dual(plan, potentials, weights, mass)
     here, solved, far = dual.at(np.zeros_like(potentials[1])), False, False
-    for _ in range(_STEPS):
+    for _ in range(NEWTON_STEPS):
         now = plan * np.exp(here.x)[:, None] * np.exp(here.u)
         columns = dual.columns(now, here.u)
         solved = columns.error <= tol / 2

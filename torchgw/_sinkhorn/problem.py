@@ -26,6 +26,9 @@ STRICT = (1.0, 1.0)
 # Exponents below which exp() counts as zero. Results near the smallest number of a dtype take a CPU
 # ten times as long. [L13]
 LEAST_EXPONENTS = {torch.float32: -70.0, torch.float64: -600.0}
+# A row or column may lose so much mass, a bound be off by as much, and an error of marginals is
+# noise below, in units of the rounding of the dtype. [L201, L288, L403]
+ROUNDINGS = 16
 # Bytes of one (rows, m) working block. On a CPU it stays in cache from the product to the sums
 # (2 MB took 2.2 ns per entry, 8 MB 4.1); on a GPU it must be large enough to fill the device. [L12]
 _BLOCK_BYTES = {"cpu": 2**21, "cuda": 2**25}

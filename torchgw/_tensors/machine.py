@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from torchgw._tensors.operations import BLOCK_BYTES
+
 # Files in which Linux tells of memory: that of the machine and of this process; and for a
 # container, its limit, its use and the prefix of its totals, in both versions of control groups.
 _MACHINE, _PROCESS = Path("/proc/meminfo"), Path("/proc/self/status")
@@ -24,18 +26,14 @@ _CONTAINER = (
 )
 
 
-# So many bytes are taken to be free without asking, which takes half a millisecond on a GPU. [L751]
-_FREE = 2**26
-
-
 def fits(needed: int, device: torch.device) -> bool:
     """Whether so many bytes can be allocated on a device."""
-    return needed <= _FREE or needed <= free_memory(device)
+    return needed <= BLOCK_BYTES or needed <= free_memory(device)
 
 
 def known_free(needed: int, device: torch.device) -> int:
     """Count the bytes that can be allocated; so few as are taken to be free are not counted."""
-    return sys.maxsize if needed <= _FREE else free_memory(device)
+    return sys.maxsize if needed <= BLOCK_BYTES else free_memory(device)
 
 
 def free_memory(device: torch.device) -> int:

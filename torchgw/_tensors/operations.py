@@ -167,6 +167,12 @@ _PERMUTED = 2**20
 # Sums by index are made by a product on a GPU, if there are at most so many numbers times sums: the
 # sort that index_put_ needs takes 100 ms to load. A choice. [L930] [L1020]
 _TABLE = 2**24
+# Bytes of a block of a table that is made and read at once, and that are taken to be free without
+# asking, which takes half a millisecond on a GPU. [L190, L308, L751]
+BLOCK_BYTES = 2**26
+# Steps of Newton's method at most, where far fewer lead to what rounding leaves. [L246, L780]
+# [L301, L1202]
+NEWTON_STEPS = 30
 # Rows of factors that are copied at once, to float64 or weighted: 34 MB of 64. [L423, L1500]
 ROWS = 2**16
 

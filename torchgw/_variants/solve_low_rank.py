@@ -44,7 +44,7 @@ from torchgw._results.result import GWResult
 from torchgw._search.optima import agreement
 from torchgw._sinkhorn.problem import LEAST_EXPONENTS, block
 from torchgw._tensors.machine import host_threads, small_on_one_thread
-from torchgw._tensors.operations import EQUAL, NOTHING
+from torchgw._tensors.operations import EQUAL, NEWTON_STEPS, NOTHING
 from torchgw._typing import Array, Marginals, Seed
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.precomputed import PrecomputedDistance
@@ -57,8 +57,7 @@ _SHRINK, _GROW = 0.5, 1.5
 _SMALLEST_STEP = 1e-8
 # Iterations over which the value must fall by ``tol``. [L301]
 _WINDOW = 20
-# Newton steps of a projection, and the shortest of those. [L246, L301]
-_NEWTON_STEPS = 30
+# The shortest Newton step of a projection. [L246, L301]
 _SHORTEST = 1e-6
 # A projection may miss its columns by this error. [L301]
 _LARGEST_MISS = 1e-6
@@ -232,7 +231,7 @@ def project(point: Factorisation, marginals: Marginals) -> Factorisation | None:
     # x + c, y - c are the same point
     null = torch.cat([torch.ones_like(g), -torch.ones_like(g)])
     dual, parts = _dual(q, r, g, multipliers, marginals)
-    for _ in range(_NEWTON_STEPS):
+    for _ in range(NEWTON_STEPS):
         near, far, mass = parts
         sums = marginals.a @ near, marginals.b @ far
         slope = torch.cat([sums[0] - mass, sums[1] - mass])

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchgw._boundary.arrays import resolve_device
+from torchgw._boundary.arrays import BLOCK, resolve_device
 from torchgw._errors import UnsupportedError
-from torchgw._tensors.operations import ROWS, inner_products
+from torchgw._tensors.operations import BLOCK_BYTES, ROWS, inner_products
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -25,11 +25,9 @@ if TYPE_CHECKING:
 # A function that is applied to every distance on its own.
 Entrywise = Callable[[Tensor], Tensor]
 
-# Columns fetched at once by the default implementations, in bytes of the (n, s) block. [L308]
-BLOCK_BYTES = 2**26
 # Entries of a table that is made and read block by block. [L267, L271, L279, L320, L327, L329]
 # [L382, L852, L1502]
-BLOCK_ENTRIES = 2**22
+BLOCK_ENTRIES = BLOCK
 
 
 class Factors(NamedTuple):

@@ -20,7 +20,7 @@ from torchgw._boundary.console import counted
 from torchgw._tensors.cuda_graphs import GraphMemory, borrow_memory, capture
 from torchgw._tensors.deadline import foresee
 from torchgw._tensors.machine import slowness
-from torchgw._tensors.operations import quotient
+from torchgw._tensors.operations import BLOCK_BYTES, quotient
 from torchgw.distances._graph.edges import VERTICES, Edges, from_csr
 
 # Vertices above which a graph without an order is given one for relaxation. [L309]
@@ -33,8 +33,6 @@ _CLOSING_SECONDS = (3.6e-13, 3.7e-6)
 _IN_MEMORY = "/dev/shm"
 # Calls for each process: several, so that processes end together and progress shows. [L309]
 _SHARES = 4
-# Bytes of the float64 rows that one call of SciPy's Dijkstra returns. [L309]
-_ROWS_BYTES = 2**27
 # Up to so many edges the graph is laid out on the host: each of the 40 operations would take a GPU
 # longer to launch. [L86]
 _FEW_EDGES = 8_192
@@ -277,7 +275,7 @@ def _worth_jobs(tasks: Sequence[tuple[Geodesics, NDArray[np.int64]]], n_jobs: in
 def _chunk_rows(n: int, n_sources: int, n_jobs: int) -> int:
     """Choose the sources of one call: even shares, several for each job, within memory."""
     shares = n_jobs * _SHARES if n_jobs > 1 else 1
-    return max(1, min(-(-n_sources // shares), _ROWS_BYTES // (8 * n)))
+    return max(1, min(-(-n_sources // shares), BLOCK_BYTES // (8 * n)))
 
 
 # Rounds between two checks of whether anything still changes. [L148]

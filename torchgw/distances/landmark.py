@@ -20,24 +20,20 @@ from torchgw.distances.geodesics import Geodesics
 from torchgw.distances.graph import as_geodesics
 from torchgw.distances.sampling import SPREAD
 
-# Landmarks found as farthest points. [L101] [L539]
-_EXTREMES = 3
-# Landmarks of graphs of up to so many vertices. The value of a plan is too high by as much as the
+# Landmarks found as farthest points; those of a round that are drawn together, and further columns
+# that the error is estimated from: a GPU finds 16 at a time. [L101, L103] [L539]
+_EXTREMES, _PART = 3, 15
+# Vertices of graphs that get so many rounds. The value of a plan is too high by as much as the
 # errors of both sides: within 1% from 100 landmarks on. More factors cost every iteration more, but
 # little where the cost is stored, as a GPU does at this size. [L100]
-_FEW_VERTICES = 8_192
-_FEW = 123
+_FEW_VERTICES, _FEW_ROUNDS = 8_192, 8
 # Vertices up to which all are landmarks, so that the distances are exact. [L100]
 _ALL_VERTICES = 256
-# Numbers of landmarks of larger graphs at which the error is estimated. They are enough if the
-# error, relative to the distances, is at most this, or if the last step has reduced it by less than
-# this share. [L170, L311]
-_COUNTS = range(18, 79, 15)
-_TOLERANCE = 0.02
+# Rounds of larger graphs at most, after each of which the error is estimated. They are enough if
+# the error, relative to the distances, is at most this, or if the last step has reduced it by less
+# than this share. [L170, L311]
+_ROUNDS, _TOLERANCE = 5, 0.02
 _LEAST_GAIN = 0.1
-# Landmarks of a round that are drawn together, and further columns that the error is estimated
-# from; a GPU finds 16 at a time. [L101, L103]
-_PART = 15
 # Up to so many vertices the host makes the random numbers, so that they are the same as on a CPU.
 # [L790]
 _HOST_DRAWN = 2**20
@@ -142,10 +138,11 @@ class NystromDistance(FactoredDistance):
         first = rows_of(torch.cat([self.landmarks, held_out]))
         # a copy: what the error is estimated from is let go before it
         rows, exact, before = [first[:1].clone()], first[1:], math.inf
-        few = _FEW if self.n > _ALL_VERTICES else self.n
-        counts: Sequence[int] = (n_landmarks or few,)
-        if n_landmarks is None and self.n > _FEW_VERTICES:
-            counts = _COUNTS
+        large = self.n > _FEW_VERTICES
+        rounds = range(1, _ROUNDS + 1) if large else (_FEW_ROUNDS,)
+        counts = [_EXTREMES + turn * _PART for turn in rounds]
+        if n_landmarks is not None or self.n <= _ALL_VERTICES:
+            counts = [n_landmarks or self.n]
         for count in counts:
             self.landmarks = _add_landmarks(rows_of, self.landmarks, rows, exact, count, generator)
             to_landmarks, signs, self.error = _approximate(rows, self.landmarks, held_out, exact)

@@ -19,8 +19,9 @@ from torchgw._boundary.arrays import (
 )
 from torchgw._boundary.graphs import as_graph
 from torchgw._errors import GraphWarning, InvalidInputError, warn_user
+from torchgw._tensors.operations import BLOCK_BYTES
 from torchgw.distances._graph.edges import validate_graph
-from torchgw.distances.base import BLOCK_BYTES, DistanceProvider, Entrywise
+from torchgw.distances.base import DistanceProvider, Entrywise
 from torchgw.distances.geodesics import path_lengths
 from torchgw.distances.graph import as_geodesics
 

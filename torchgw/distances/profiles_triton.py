@@ -11,7 +11,7 @@ from torch import Tensor
 from torchgw._tensors.ahead import launch
 
 # Points of a program, and those that it meets at once. [L587]
-_ROWS, _COLUMNS = 32, 32
+_ROWS = 32
 _WARPS = 4
 
 
@@ -112,7 +112,7 @@ def sum_functions(table: Tensor, weights: Tensor, rate: float | None) -> Tensor:
     launch(
         _functions_kernel, (triton.cdiv(n, _ROWS),),
         table, weights, sums, table.new_tensor([rate or 0.0]), n,
-        table.shape[1] - 3, int(rate is not None), ROWS=_ROWS, COLUMNS=_COLUMNS, num_warps=_WARPS,
+        table.shape[1] - 3, int(rate is not None), ROWS=_ROWS, COLUMNS=_ROWS, num_warps=_WARPS,
     )  # fmt: skip
     return sums
 
@@ -126,6 +126,6 @@ def sum_differences(
     launch(
         _differences_kernel, (triton.cdiv(n, _ROWS),),
         source, target, weights, sums, source.new_tensor(scales), n,
-        source.shape[1] - 3, target.shape[1] - 3, ROWS=_ROWS, COLUMNS=_COLUMNS, num_warps=_WARPS,
+        source.shape[1] - 3, target.shape[1] - 3, ROWS=_ROWS, COLUMNS=_ROWS, num_warps=_WARPS,
     )  # fmt: skip
     return sums

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
 import torch
 
-from torchgw._sinkhorn.kernels.operands import interpreted
 from torchgw._sinkhorn.problem import Cost, FactoredCost, softmin
 from torchgw._typing import Marginals, Potentials
 
@@ -17,20 +13,6 @@ EPSILON = 0.37
 # Error of a potential over epsilon. float32: exponents here stay under 60 in size, so that rounding
 # (2^-24 each) of a handful of terms is under 2e-5. float64: the same times 2^-29.
 TOLERANCE = {torch.float32: 5e-5, torch.float64: 1e-12}
-
-
-DEVICES = [
-    pytest.param("cpu", marks=pytest.mark.skipif(not interpreted(), reason="not interpreted")),
-    pytest.param("cuda", marks=pytest.mark.gpu),
-]
-
-
-def poisoned_memory() -> Iterator[None]:
-    """Fill every torch.empty with NaN, so that what a kernel leaves out is seen."""
-    torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = True
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 def factored(n: int, m: int, rank: int, device: torch.device, dtype: torch.dtype) -> FactoredCost:

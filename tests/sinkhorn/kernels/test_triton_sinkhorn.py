@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
 pytest.importorskip("triton")
 
 from kernel_cases import (
-    DEVICES,
     EPSILON,
     TOLERANCE,
     assert_close,
     factored,
-    poisoned_memory,
     warm,
     weights,
     wide,
@@ -28,22 +24,10 @@ from torchgw._triton_sinkhorn import TritonBackend
 from torchgw._typing import Marginals, Potentials
 
 # The interpreter computes lanes that are masked afterwards, as the GPU does, but NumPy warns.
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.*")
-
-
-@pytest.fixture(params=DEVICES)
-def device(request: pytest.FixtureRequest) -> torch.device:
-    return torch.device(request.param)
-
-
-@pytest.fixture(autouse=True)
-def _poisoned() -> Iterator[None]:
-    yield from poisoned_memory()
-
-
-@pytest.fixture(params=[torch.float32, torch.float64], ids=["float32", "float64"])
-def dtype(request: pytest.FixtureRequest) -> torch.dtype:
-    return request.param
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.*"),
+    pytest.mark.usefixtures("poisoned"),
+]
 
 
 def side(potential: torch.Tensor, weight: torch.Tensor) -> KernelSide:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,11 +11,9 @@ import torch
 pytest.importorskip("triton")
 
 from kernel_cases import (
-    DEVICES,
     EPSILON,
     assert_close,
     factored,
-    poisoned_memory,
     warm,
     weights,
     wide,
@@ -39,22 +37,10 @@ from torchgw._triton_sinkhorn import TritonBackend, TritonProblem
 from torchgw._typing import Marginals, Potentials
 
 # The interpreter computes lanes that are masked afterwards, as the GPU does, but NumPy warns.
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.*")
-
-
-@pytest.fixture(params=DEVICES)
-def device(request: pytest.FixtureRequest) -> torch.device:
-    return torch.device(request.param)
-
-
-@pytest.fixture(autouse=True)
-def _poisoned() -> Iterator[None]:
-    yield from poisoned_memory()
-
-
-@pytest.fixture(params=[torch.float32, torch.float64], ids=["float32", "float64"])
-def dtype(request: pytest.FixtureRequest) -> torch.dtype:
-    return request.param
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.*"),
+    pytest.mark.usefixtures("poisoned"),
+]
 
 
 def prepare(

@@ -19,16 +19,17 @@ from torchgw._tensors.operations import both, inverse
 from torchgw._typing import Marginals, Potentials
 
 ProductPrecision = Literal["fp16x3", "float32", "float64"]
-# Column vectors are padded to a multiple of the widest tile. [L286]
-_PADDING = 1024
+# Vectors are padded to a multiple of the widest tile, which is a block of what sweeps do between
+# passes over a cost. [L286, L287]
+BLOCK = 1024
 # Entries from which on a kernel is compiled once more for matrices of whole vectors: their products
 # take a seventh of the time. [L364]
 _ALIGNED_ENTRIES = 2**22
-# How each precision is computed: dtype of the parts of a factor, and how many there are.
-_PARTS: dict[ProductPrecision, tuple[torch.dtype, int]] = {
-    "fp16x3": (torch.float16, 2),
-    "float32": (torch.float32, 1),
-    "float64": (torch.float64, 1),
+# The dtype in which each precision keeps a factor, in half precision with what rounding left over.
+_DTYPES: dict[ProductPrecision, torch.dtype] = {
+    "fp16x3": torch.float16,
+    "float32": torch.float32,
+    "float64": torch.float64,
 }
 
 
@@ -126,7 +127,7 @@ class Operands(NamedTuple):
             "rank": self.rank,
             "RANK": self.rank if self.rank <= self.block_rank else -1,
             "BLOCK_R": self.block_rank,
-            "PARTS": _PARTS[self.precision][1],
+            "PARTS": _parts(self.precision),
             "AXIS": self._axis,
             "ALIGNED": self._aligned,
         }
@@ -227,13 +228,18 @@ def _balanced(cost: FactoredCost, scale: float) -> tuple[Tensor, Tensor]:
     return cost.left * ratio, cost.right * (inverse(ratio) * scale)
 
 
+def _parts(precision: ProductPrecision) -> int:
+    """Count the parts of a factor."""
+    return 2 if precision == "fp16x3" else 1
+
+
 def _split(factor: Tensor, rank: int, precision: ProductPrecision) -> Tensor:
     """Round a factor to parts (parts, n, rank): padded with zeros, and what rounding left over."""
-    dtype, parts = _PARTS[precision]
-    split = torch.zeros((parts, len(factor), rank), dtype=dtype, device=factor.device)
+    shape, dtype = (_parts(precision), len(factor), rank), _DTYPES[precision]
+    split = torch.zeros(shape, dtype=dtype, device=factor.device)
     used = split[:, :, : factor.shape[1]]
     used[0] = factor
-    if parts == 2:
+    if len(split) == 2:
         used[1] = factor - used[0]
     return split
 
@@ -249,7 +255,7 @@ def _padded_rank(rank: int, precision: ProductPrecision) -> tuple[int, int]:
 
 def padded_size(size: int) -> int:
     """Compute the size of a column vector in whole tiles, so that kernels need no mask."""
-    return _PADDING * tiles_of(size, _PADDING)
+    return BLOCK * tiles_of(size, BLOCK)
 
 
 def padded(values: Tensor, fill: float) -> Tensor:

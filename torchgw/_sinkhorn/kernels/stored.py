@@ -10,7 +10,6 @@ the column sums of the programs in a fixed order and gives the new column scalin
 from bisect import bisect_left
 from typing import NamedTuple
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -20,9 +19,9 @@ from torchgw._sinkhorn.kernels.softmin import KernelSide, Rule, rescaled, update
 from torchgw._sinkhorn.problem import DenseCost
 from torchgw._tensors.ahead import launch
 
-# Widest row whose column sums fit the registers of a multiprocessor; beyond, two passes over the
-# cost are faster. [L54, L55]
-_WIDEST = {torch.float32: 32768, torch.float64: 16384}
+# Bytes of the widest row whose column sums fit the registers of a multiprocessor; beyond, two
+# passes over the cost are faster. [L54, L55]
+_WIDEST = 2**17
 # Tiles of a row that a sweep is compiled for, the last of which may be empty; more are as many as
 # there are. [L363]
 _TILES = (1, 2, 3, 4, 6, 8)
@@ -200,7 +199,7 @@ def _columns_kernel(
 
 def fits(cost: DenseCost) -> bool:
     """Whether a row's column sums fit on chip; wider matrices take two passes per iteration."""
-    return _pitch(cost.shape[1]) <= _WIDEST[cost.dtype]
+    return _pitch(cost.shape[1]) * cost.dtype.itemsize <= _WIDEST
 
 
 def sweep_shape(cost: DenseCost) -> SweepShape:

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from torchgw._sinkhorn.contract import Sweep, softmin_sweep
 from torchgw._sinkhorn.eager import EagerBackend
-from torchgw._sinkhorn.kernels.operands import KernelPlan, padded_size, scale_of
+from torchgw._sinkhorn.kernels.operands import BLOCK, KernelPlan, padded_size, scale_of
 from torchgw._sinkhorn.kernels.softmin import KernelSide, Rule, half_step_
 from torchgw._sinkhorn.kernels.stored import StoredKernel, SweepShape
-from torchgw._sinkhorn.kernels.vectors import BLOCK, Vectors, begin_, finish_, prepare_
+from torchgw._sinkhorn.kernels.vectors import Vectors, begin_, finish_, prepare_
 from torchgw._sinkhorn.problem import STRICT, DenseCost, EntropicPlan, LinearProblem
 from torchgw._tensors.cuda_graphs import GraphMemory, Idle, Replayer, borrow_memory, capture, clone
 from torchgw._typing import Marginals, Potentials

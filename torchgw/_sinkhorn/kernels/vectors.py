@@ -14,12 +14,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from torchgw._sinkhorn.kernels.operands import Blocks, launch_options
+from torchgw._sinkhorn.kernels.operands import BLOCK, Blocks, launch_options
 from torchgw._tensors.ahead import launch
 from torchgw._typing import Marginals, Potentials
-
-# Entries of a block; sides are padded to a multiple of it. [L287]
-BLOCK = 1024
 
 
 class Vectors(NamedTuple):

@@ -17,7 +17,7 @@ from torchgw._sinkhorn.annealing import Anderson
 from torchgw._sinkhorn.contract import Backend, PreparedProblem, Sweep, Sweeper
 from torchgw._sinkhorn.problem import STRICT, LinearProblem, checked
 from torchgw._sinkhorn.tiles.tiling import Cut, Tiling, skipped_share
-from torchgw._tensors.operations import both, greater
+from torchgw._tensors.operations import EQUAL, both, greater
 from torchgw._tensors.ranks import Ranks
 from torchgw._typing import Potentials
 
@@ -27,15 +27,13 @@ _LINEAR = 2.0
 # points have hardly a partner, scaling whole blocks does not help, and over-relaxation does. [L214]
 _MOST_RISES = 2
 # Blocks of a side above which neighbours are joined: a step solves as many equations. [L290]
-_MOST_BLOCKS = 512
+MOST_BLOCKS = 512
 # Newton steps at most; and the length of a step after which convergence, being quadratic, has made
 # the rest negligible beside the change of the next iteration. [L207]
 _STEPS = 25
 _LAST_STEP = 0.05
 # Longest step of a log-scaling, in which the quadratic model can be trusted. [L207]
 _LONGEST = 1.0
-# Ridge over the diagonal: parts that share less mass are not scaled against each other. [L290]
-_RIDGE = 1e-9
 
 
 class Engine(Protocol):
@@ -175,7 +173,7 @@ def block_scaling(masses: Tensor, row_mass: Tensor, column_mass: Tensor) -> tupl
     # mass of the plan in each tile; blocks without mass are not scaled. All of it is float64, in
     # natural logarithms.
     blocks = len(row_mass)
-    height, width = (math.ceil(size / _MOST_BLOCKS) for size in masses.shape)
+    height, width = (math.ceil(size / MOST_BLOCKS) for size in masses.shape)
     row_mass, column_mass = grouped(row_mass, height), grouped(column_mass, width)
     masses = grouped(grouped(masses, height).T, width).T
     negative_inverse = _ratio(torch.full_like(row_mass, -1.0), row_mass)
@@ -188,7 +186,8 @@ def block_scaling(masses: Tensor, row_mass: Tensor, column_mass: Tensor) -> tupl
         hessian = scaled.T @ (scaled * negative_inverse[:, None])
         # blocks without mass on either side are left out
         used = both(columns > 0, column_mass > 0)
-        hessian.diagonal().add_(torch.where(used, (1 + _RIDGE) * columns, 1.0))
+        # parts that share less mass are not scaled against each other
+        hessian.diagonal().add_(torch.where(used, (1 + EQUAL) * columns, 1.0))
         missing = torch.where(used, column_mass - columns, 0.0)
         step, _ = torch.linalg.solve_ex(hessian, missing)
         step = step - column_mass @ step / column_mass.sum()

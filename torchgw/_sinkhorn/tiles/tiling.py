@@ -22,21 +22,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgw._sinkhorn.problem import Cost, FactoredCost, LinearProblem
+from torchgw._sinkhorn.problem import ROUNDINGS, Cost, FactoredCost, LinearProblem
 from torchgw._tensors.block_order import Order, block_order
 from torchgw._tensors.operations import average, lengths
 from torchgw._tensors.ranks import Ranks, pieces
 from torchgw._typing import Marginals, Potentials
 
-# Skipped share of a row or column, in units of the rounding of the dtype: far less than what
-# rounding of the exponents makes of a sum. [L201]
-_DELTA = 16
 # Entries of a temporary table on its way to the bounds: there are three in float64. [L201, L1435]
 _CHUNK = {"cpu": 2**20, "cuda": 2**24}
 # Principal coordinates that points are ordered by. [L291]
 _COORDINATES = 16
-# Rounding of a bound, in units of the rounding of its largest term. [L201]
-_ROUNDING = 16
 
 
 class TileSide(NamedTuple):
@@ -207,7 +202,7 @@ def _axes(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 def skipped_share(dtype: torch.dtype) -> float:
     """Choose delta: the share of a row or column that skipping may lose."""
-    return _DELTA * torch.finfo(dtype).eps
+    return ROUNDINGS * torch.finfo(dtype).eps
 
 
 def tile_bounds(rows: TileSide, columns: TileSide, u: Tensor, v: Tensor) -> Tensor:
@@ -222,7 +217,7 @@ def tile_bounds(rows: TileSide, columns: TileSide, u: Tensor, v: Tensor) -> Tens
     size = lengths(rows.factors, 2).max() * lengths(columns.factors, 2).max()
     for potential in (u, v):
         size = size + torch.where(torch.isfinite(potential), potential, 0.0).abs().max()
-    return bound.add_(_ROUNDING * torch.finfo(dtype).eps * size)
+    return bound.add_(ROUNDINGS * torch.finfo(dtype).eps * size)
 
 
 def _largest(factors: Tensor, centres: Tensor, potential: Tensor) -> Tensor:

@@ -19,19 +19,15 @@ from torchgw._sinkhorn.kernels.softmin import Groups, KernelSide, Rule, half_ste
 from torchgw._sinkhorn.kernels.sweeps import Workspace
 from torchgw._sinkhorn.kernels.vectors import begin_
 from torchgw._sinkhorn.problem import STRICT, Cost, FactoredCost, LinearProblem
-from torchgw._sinkhorn.tiles.prepared import TiledBackend, TiledProblem, grouped
+from torchgw._sinkhorn.tiles.prepared import MOST_BLOCKS, TiledBackend, TiledProblem, grouped
 from torchgw._sinkhorn.tiles.tiling import SLACK, Cut, TileLists, TileProblem
-from torchgw._tensors.operations import both, negative, power_of_two
+from torchgw._tensors.operations import BLOCK_BYTES, both, negative, power_of_two
 from torchgw._tensors.ranks import Ranks
 from torchgw._typing import Marginals, Potentials
 
 _LOG2E = math.log2(math.e)
-# Bytes of the sums that are kept apart by groups of blocks, and groups at most: a small problem
-# has one equation for each. [L209]
+# Bytes of the sums that are kept apart by groups of blocks. [L209]
 _GROUP_BYTES = 2**29
-_MOST_GROUPS = 512
-# Bytes of those that are added up to masses at a time. [L190]
-_CHUNK_BYTES = 2**26
 
 
 class TiledTritonProblem(TiledProblem):
@@ -188,7 +184,7 @@ class _TritonEngine:
         self._prepared = prepared
         self._width = prepared.tiling.width
         self._work = Workspace((n, m), dtype, device)
-        most = min(_MOST_GROUPS, _GROUP_BYTES // (m * dtype.itemsize))
+        most = min(MOST_BLOCKS, _GROUP_BYTES // (m * dtype.itemsize))
         self._group = self._width * math.ceil(math.ceil(n / self._width) / max(most, 1))
         self._sums = torch.zeros(math.ceil(n / self._group), m, dtype=dtype, device=device)
         # where the iteration stands, as long as it has not moved since it was told
@@ -252,7 +248,7 @@ class _TritonEngine:
         return (self._work.vectors.bad == 0).reshape(())
 
     def masses(self) -> tuple[Tensor, Tensor, Tensor]:
-        rows = max(1, _CHUNK_BYTES // (len(self._feed) * self._feed.element_size()))
+        rows = max(1, BLOCK_BYTES // (len(self._feed) * self._feed.element_size()))
         masses = [
             grouped((part * self._feed).T, self._width).T.double()
             for part in self._sums.split(rows)
