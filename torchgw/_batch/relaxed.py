@@ -165,7 +165,7 @@ def _filled(weight: Tensor, full: Tensor, mass: Tensor) -> Tensor:
 # points without weight divide nothing by nothing
 @np.errstate(all="ignore")
 def _within_bounds(weight: Tensor, sums: Tensor, potential: Tensor, mass: Tensor) -> Tensor:
-    """Compute factors within bounds by NumPy, whose calls on few points take a third of the time."""
+    """Compute factors within bounds by NumPy, in a third of the time on few points."""
     w, level = weight.numpy()[:, 0], mass.numpy()[:, None]
     used, (count, n) = w > 0, w.shape
     ratio = np.where(used, w / sums.numpy()[:, 0], 1.0)
