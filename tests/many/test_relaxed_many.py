@@ -13,7 +13,7 @@ from problems import random_weights, solve_by_name
 from scipy.spatial.distance import cdist
 
 import torchgw
-from torchgw._batch.relaxed import Relaxed, _filled
+from torchgw._batch.relaxed import Relaxed, _filled, _within_bounds
 
 # of one start, whose bits and answers are those of the engine alone; searches have their own tests
 pairwise = partial(torchgw.pairwise, n_init=1)
@@ -164,8 +164,17 @@ def test_pairs_of_unequal_penalties_are_computed_both_ways():
     assert np.array_equal(partial, partial.T)
 
 
+def _filled_on_host(weight, full, mass):
+    # the factors are one where there is no weight
+    return _within_bounds(weight, weight, full, mass).where(weight > 0, 0.0)
+
+
+FILLED = pytest.mark.parametrize("filled", [_filled, _filled_on_host])
+
+
+@FILLED
 @pytest.mark.parametrize("scale", [1, 8, 300])
-def test_points_are_filled_up_to_the_mass(scale):
+def test_points_are_filled_up_to_the_mass(scale, filled):
     """Their levels may be as far apart as costs over epsilon: hundreds, as logarithms.
 
     Beyond 300 all plans ended where they began, CONVERGED.
@@ -180,7 +189,7 @@ def test_points_are_filled_up_to_the_mass(scale):
     weight[2], full[2] = 1 / 12, 0.0
     for share in (0.01, 0.5, 0.999):
         mass = torch.full((5,), share, dtype=torch.float64)
-        shares = _filled(weight, full, mass)
+        shares = filled(weight, full, mass)
         torch.testing.assert_close((weight * shares).sum((1, 2)), mass, rtol=1e-12, atol=0)
         # one level for all: below it points are full, and above it their shares tell what it is
         level = (full + shares.log()).where((shares < 1) & (weight > 0), INF)
@@ -191,7 +200,8 @@ def test_points_are_filled_up_to_the_mass(scale):
                 assert (own[part == 1] <= seen.min() + 1e-9).all()
 
 
-def test_points_that_are_full_with_nothing_left():
+@FILLED
+def test_points_that_are_full_with_nothing_left(filled):
     """The mass was that of 12 of 20 points, and rounding left the level zero: all plans ended."""
     free = torch.tensor(12 * [0.05] + 8 * [1e-25], dtype=torch.float64)
     free = free * torch.linspace(0.9, 1.1, 20, dtype=torch.float64)
@@ -199,7 +209,7 @@ def test_points_that_are_full_with_nothing_left():
     parts = torch.stack([free[torch.randperm(20, generator=generator)] for _ in range(50)])[:, None]
     weight = torch.full((50, 1, 20), 0.05, dtype=torch.float64)
     mass = torch.full((50,), 0.6, dtype=torch.float64)
-    shares = _filled(weight, (weight / parts).log(), mass)
+    shares = filled(weight, (weight / parts).log(), mass)
     np.testing.assert_allclose((weight * shares).sum((1, 2)), 0.6, rtol=1e-12)
 
 
