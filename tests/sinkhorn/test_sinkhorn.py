@@ -192,6 +192,28 @@ def test_marginals_and_reported_error(backend, kind, epsilon):
     assert abs(np.abs(plan.sum(0) - b).sum() - result.error) < 1e-13
 
 
+@pytest.mark.parametrize("kind", ["dense", "factored"])
+def test_two_points_whose_weights_float32_does_not_hold_have_no_mass(backend, kind):
+    """An exponential between them overflows: infinity times next to nothing was no number."""
+    problem = linear_problem(13, 17, 3)
+    marginals = Marginals(*(weight.clone() for weight in problem.marginals))
+    for weight in marginals:
+        weight[4] = 1e-60
+    cost = problem.cost(kind, torch.float32)
+    prepared = backend.prepare(LinearProblem(cost, marginals, 1.0))
+    found = sinkhorn(
+        prepared, Potentials(*map(torch.zeros_like, marginals)), max_iter=2000, tol=1e-5
+    )
+    assert found.converged
+    far = Potentials(*(part.clone() for part in found.potentials))
+    for potential in far:
+        potential[4] += 80
+    plan = prepared.dense(far)
+    assert plan.isfinite().all()
+    assert plan[4, 4] == 0
+    assert prepared.apply(far, torch.ones(17, 1)).isfinite().all()
+
+
 def test_over_relaxation_pays_at_small_epsilon(monkeypatch):
     # by itself
     monkeypatch.setattr(newton, "_PATIENCE", 10**9)
