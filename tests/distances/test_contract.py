@@ -146,7 +146,7 @@ CASES = {
     "manifold": manifold_case,
     "nystrom": nystrom_case,
 }
-SIZES = {name: (1, 2, 60) for name in CASES}
+SIZES = dict.fromkeys(CASES, (1, 2, 60))
 CASES |= {f"scaled-{name}": partial(scaled, case) for name, case in CASES.items()}
 
 
