@@ -35,6 +35,7 @@ def moved(given, share):
 
 def pytest_configure():
     """Move every array and tensor of float64 that the package is given, if that is asked for."""
+    gc.disable()  # until the tests are collected, which makes little garbage
     if not MOVE:
         return
     from torchgw._boundary import arrays
@@ -73,6 +74,7 @@ def pytest_collection_finish():
     """Leave what is imported out of the search for garbage, which is 6% of a run."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_unconfigure():

@@ -27,6 +27,14 @@ def solve_by_name(X=None, Y=None, **named):
     return torchgw.solve(X, Y, **as_arguments(named))
 
 
+def quick(count, values):
+    """Values of a parameter, of which those after the first few are slow cases."""
+    return [
+        value if number < count else pytest.param(value, marks=pytest.mark.slow)
+        for number, value in enumerate(values)
+    ]
+
+
 def skip_unless_kernels_run(device: torch.device) -> None:
     """Triton's kernels run on a GPU, or without one in the interpreter."""
     from torchgw._sinkhorn.kernels.operands import interpreted

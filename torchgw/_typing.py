@@ -43,16 +43,19 @@ class Marginals(NamedTuple):
         """Logarithm of b; -inf where a weight is zero."""
         return self.b.log()
 
-    def mask(self, potentials: Potentials) -> Potentials:
-        """Return the potentials with -inf where a weight is zero.
+    def unused(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Tell which weights are zero in a dtype, or nearly: it holds no digits of these."""
+        least = torch.finfo(dtype).tiny
+        return self.a < least, self.b < least
 
-        An exponential whose entry has two zero weights is bounded by nothing, and infinity times
+    def mask(self, potentials: Potentials, dtype: torch.dtype) -> Potentials:
+        """Round potentials to a dtype, with -inf where a weight is unused.
+
+        An exponential whose entry has two such weights is bounded by nothing, and infinity times
         zero is not zero.
         """
-        return Potentials(
-            torch.where(self.a > 0, potentials.f, -torch.inf),
-            torch.where(self.b > 0, potentials.g, -torch.inf),
-        )
+        pairs = zip(self.unused(dtype), potentials, strict=True)
+        return Potentials(*(part.masked_fill(none, -torch.inf).to(dtype) for none, part in pairs))
 
 
 class HessianProduct(NamedTuple):

@@ -93,6 +93,8 @@ def hops(graph):
     return np.asarray(networkx.floyd_warshall_numpy(graph))
 
 
+# half a percent of the mass, by so low a price of the rest
+@pytest.mark.filterwarnings("ignore:The plan moves:torchgw.TorchGWWarning")
 @pytest.mark.parametrize(
     ("sides", "rho", "options"),
     [
@@ -215,8 +217,14 @@ def test_the_penalty_keeps_the_digits_that_a_heavy_one_multiplies():
     assert found.log["objective"] == pytest.approx(float(wanted), rel=1e-6)
 
 
-def test_masses_that_float32_does_not_settle_end_where_the_objective_is_flat():
-    random = np.random.default_rng(2)
+@pytest.mark.filterwarnings("ignore:Rounding ends the solve:torchgw.ConvergenceWarning")
+@pytest.mark.parametrize("seed", [1, 2])
+def test_masses_that_float32_does_not_settle_end_where_the_objective_is_flat(seed):
+    """Masses of points fall below what float32 holds, in which products with them were no numbers.
+
+    The last of the solves may be at the limit of the precision.
+    """
+    random = np.random.default_rng(seed)
     points = random.normal(size=(12, 3)), random.normal(size=(14, 3))
     tables = dict(
         zip(("D_X", "D_Y"), (ot.dist(one, one, "euclidean") for one in points), strict=True)
@@ -224,7 +232,7 @@ def test_masses_that_float32_does_not_settle_end_where_the_objective_is_flat():
     options = {**tables, "unbalanced": 5.0, "unbalanced_type": "l2", "random_state": 0}
     found = solve_by_name(**options, precision="float32")
     exact = solve_by_name(**options, precision="float64")
-    assert found.status is torchgw.Status.FLAT
+    assert found.status in {torchgw.Status.FLAT, torchgw.Status.PRECISION_LIMIT}
     # objectives are compared up to the rounding of exponents in float32, 2e-4 here
     assert found.report.objective == pytest.approx(exact.report.objective, rel=2e-4)
 

@@ -285,7 +285,7 @@ def test_bits_do_not_depend_on_neighbours(order):
 def test_a_queue_longer_than_the_pool_has_the_same_bits(monkeypatch):
     problems = some(packed_problems(), [0, 1, 2, 3, 4] * 4)
     whole = run(problems, Rules())
-    monkeypatch.setitem(engine._POOL_ENTRIES, "cpu", 3 * 256)
+    monkeypatch.setitem(engine.POOL_ENTRIES, "cpu", 3 * 256)
     for mine, its in zip(run(problems, Rules()), whole, strict=True):
         assert torch.equal(mine, its)
 

@@ -30,8 +30,9 @@ def _begun_kernel(weight, sums, potential, level, mass, grown_out, N: tl.constex
 @pytest.mark.filterwarnings("ignore:overflow")  # to infinity, in comparisons
 @pytest.mark.parametrize("device", DEVICES, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("spread", [1.0, 50.0, 250.0])
-@pytest.mark.parametrize("start", [-400.0, 0.0, 400.0])
+@pytest.mark.parametrize(
+    ("start", "spread"), [(-400.0, 1.0), (-400.0, 250.0), (0.0, 50.0), (400.0, 1.0), (400.0, 250.0)]
+)
 @pytest.mark.parametrize("mass", [0.3, 54 / 60, 0.97])
 def test_partial_half_steps_are_those_of_the_engine(mass, start, spread, dtype, device):
     # 60 of 64 places are points: one mass is that of 54 of them exactly

@@ -177,11 +177,16 @@ def test_what_many_points_have_no_proof_of_is_refused(few):
         other.certify()
 
 
+@pytest.fixture(scope="module")
+def once():
+    """A solve that tests read."""
+    X, Y, a, b = clouds(150, 160)
+    return torchgw.solve(X, Y, a=a, b=b, distances="sqeuclidean", n_init=1)
+
+
 @pytest.mark.parametrize("wrong", [0.3, 1e87, np.nan])
 @pytest.mark.parametrize("which", ["t", "z"])
-def test_moments_that_no_plan_has_are_refused(which, wrong, few, monkeypatch):
-    X, Y, a, b = clouds(150, 160)
-    result = torchgw.solve(X, Y, a=a, b=b, distances="sqeuclidean", n_init=1)
+def test_moments_that_no_plan_has_are_refused(which, wrong, once, few, monkeypatch):
     read = Points.read
 
     def broken(points, plan):
@@ -192,4 +197,4 @@ def test_moments_that_no_plan_has_are_refused(which, wrong, few, monkeypatch):
 
     monkeypatch.setattr(Points, "read", broken)
     with pytest.raises(torchgw.NumericalError, match="proven"):
-        result.certify(60, gap=3e-2)
+        once.certify(60, gap=3e-2)

@@ -146,6 +146,7 @@ CASES = {
     "manifold": manifold_case,
     "nystrom": nystrom_case,
 }
+SIZES = dict.fromkeys(CASES, (1, 2, 60))
 CASES |= {f"scaled-{name}": partial(scaled, case) for name, case in CASES.items()}
 
 
@@ -154,14 +155,13 @@ def dtype(request):
     return request.param
 
 
-@pytest.fixture(params=CASES)
-def case(request):
-    return CASES[request.param]
-
-
-@pytest.fixture(params=[1, 2, 60])
-def problem(request, case, device, dtype):
-    return case(request.param, device, dtype)
+@pytest.fixture(
+    params=[(name, n) for name in CASES for n in SIZES.get(name, (60,))],
+    ids=lambda case: f"{case[0]}-{case[1]}",
+)
+def problem(request, device, dtype):
+    name, n = request.param
+    return CASES[name](n, device, dtype)
 
 
 def assert_close(value, reference, power=1):

@@ -41,7 +41,9 @@ PARAMETER_CHECKS = [
 
 # no iteration has to converge for an estimator to be well behaved
 @pytest.mark.filterwarnings("ignore::torchgw.TorchGWWarning")
-@checks.parametrize_with_checks([GWAligner(distances="euclidean", max_iter=4, random_state=0)])
+@checks.parametrize_with_checks(
+    [GWAligner(distances="euclidean", max_iter=4, n_init=1, random_state=0)]
+)
 def test_scikit_learn_checks(estimator, check):
     check(estimator)
 
@@ -315,11 +317,12 @@ def test_spaces_are_samples_of_distances_and_kernels():
     np.testing.assert_array_equal(among, among.T)
     values = torchgw.pairwise(spaces, epsilon=0.1, progress=False)
     np.testing.assert_array_equal(among**2 == 0, values <= 0)
-    np.testing.assert_allclose(among**2, values)
+    # a pair is solved from either side, which ends at the same value up to the tolerance of a solve
+    np.testing.assert_allclose(among**2, values, rtol=1e-5)
     again = kernel.fit_transform(spaces)
     others = values[~np.eye(6, dtype=bool)]
-    assert kernel.gamma_ == pytest.approx(1 / np.median(others))
-    np.testing.assert_allclose(again, np.exp(-values * kernel.gamma_))
+    assert kernel.gamma_ == pytest.approx(1 / np.median(others), rel=1e-5)
+    np.testing.assert_allclose(again, np.exp(-values * kernel.gamma_), rtol=1e-5)
     np.testing.assert_allclose(kernel.fit(spaces).transform(spaces[:1]), again[:1], rtol=1e-4)
     assert clone(GWKernel(gamma=2.0)).get_params()["gamma"] == 2.0
     with pytest.raises(NotFittedError):

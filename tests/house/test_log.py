@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -71,9 +72,13 @@ def constants(path):
         end, shared = node.end_lineno, cited
 
 
-CONSTANTS = {
-    path.relative_to(PACKAGE).as_posix(): list(constants(path)) for path in PACKAGE.rglob("*.py")
-}
+FILES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py"))
+
+
+@cache
+def constants_of(file):
+    """Constants of a module, once."""
+    return list(constants(PACKAGE / file))
 
 
 def test_rows_are_numbered():
@@ -127,13 +132,13 @@ def test_what_is_kept_is_there():
     gone = []
     for row in LEDGER.values():
         for file, names in row["constants"].items() if row["kept"] == "kept" else ():
-            known = {name for name, *_ in CONSTANTS.get(file, [])}
-            if file not in CONSTANTS or not known >= set(names):
+            known = {name for name, *_ in constants_of(file)} if file in FILES else set()
+            if file not in FILES or not known >= set(names):
                 gone.append((row["id"], file, sorted(set(names) - known)))
     assert not gone
 
 
-@pytest.mark.parametrize("file", [file for file, found in CONSTANTS.items() if found])
+@pytest.mark.parametrize("file", FILES)
 def test_tuned_constants_cite_a_row_that_names_them(file):
     """A number that a row names cites it; one that no row names is a guard, or a choice.
 
@@ -143,7 +148,7 @@ def test_tuned_constants_cite_a_row_that_names_them(file):
     for number, row in LEDGER.items():
         for name in row["constants"].get(file, ()):
             named.setdefault(name, set()).add(number)
-    for name, value, cited, told in CONSTANTS[file]:
+    for name, value, cited, told in constants_of(file):
         assert cited <= set(LEDGER), f"{name} cites what is not in the ledger: {cited}"
         if is_number(value) and not NOT_TUNED.fullmatch(name) and (cited or name in named):
             assert cited & named.get(name, set()), f"{name} cites no row that names it: {cited}"
@@ -151,11 +156,11 @@ def test_tuned_constants_cite_a_row_that_names_them(file):
             assert told, f"no comment says what {name} is"
 
 
-@pytest.mark.parametrize("file", list(CONSTANTS))
-def test_every_citation_is_in_the_ledger(file):
-    found = CITATION.findall((PACKAGE / file).read_text(encoding="utf-8"))
-    cited = {number for group in found for number in group.split(", ")}
-    assert cited <= set(LEDGER)
+def test_every_citation_is_in_the_ledger():
+    for file in FILES:
+        found = CITATION.findall((PACKAGE / file).read_text(encoding="utf-8"))
+        cited = {number for group in found for number in group.split(", ")}
+        assert cited <= set(LEDGER), file
 
 
 @pytest.mark.parametrize("page", pages.PAGES)

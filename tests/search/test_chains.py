@@ -337,6 +337,7 @@ def test_a_search_that_takes_long_says_so(monkeypatch):
     assert "more follow" in message
     assert "search='fast'" in message
     monkeypatch.setattr("torchgw._search.world.World.seconds", lambda *_: 7.0)
+    monkeypatch.setattr("torchgw._search.world.slowness", lambda: 1.0)
     (message,) = warned()
     assert "about 7 s on this CPU" in message
     assert not warned(search="fast")

@@ -15,7 +15,7 @@ import pytest
 import reference
 import scipy.stats
 import torch
-from problems import distance_matrices, isometric_copy, random_weights, solve_by_name
+from problems import distance_matrices, isometric_copy, quick, random_weights, solve_by_name
 
 import torchgw
 from torchgw._plans.given import StoredPlan
@@ -580,7 +580,7 @@ def test_large_factored_problems_search_their_subsample(monkeypatch, limited):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", quick(3, range(8)))
 def test_a_plan_that_misses_a_copy_says_so(seed, monkeypatch):
     """A copy of a network in another order is matched at no cost, or there is a warning.
 

@@ -258,6 +258,7 @@ def test_a_search_compares_values_of_both_directions(loss, sides):
     assert found == pytest.approx(_value(loss, A, B, plan), **exact)
 
 
+@pytest.mark.filterwarnings("ignore::torchgw.SearchWarning")
 @pytest.mark.parametrize("options", [{}, {"n_init": 24}, {"unbalanced": (math.inf, 0.0)}])
 def test_optima_of_a_search_have_the_values_of_their_plans(options):
     A, B = _tables(11, 9)

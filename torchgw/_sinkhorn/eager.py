@@ -197,8 +197,10 @@ class StoredSweeper:
         self.on_host = cost.device.type == "cpu"
         self.origin, weights = ([*map(self._array, pair)] for pair in (start, self.marginals))
         self.a, self.b = (self._as(self.dtype, weight) for weight in weights)
-        unused = (weight == 0 for weight in weights)
-        self.unused = [self._as(self.dtype, part) if bool(part.any()) else None for part in unused]
+        self.unused = [
+            self._array(part.to(self.dtype)) if bool(part.any()) else None
+            for part in self.marginals.unused(self.dtype)
+        ]
 
     def __call__(self, start: Potentials, count: int, relaxation: float) -> Sweep:
         """Run a sweep on log-scalings: f = origin.f + epsilon u and g = origin.g + epsilon v."""
@@ -320,7 +322,9 @@ class _StreamedKernel:
         self.cost, self.marginals, self.epsilon, self.tau = problem
         self.a, self.b = (weight.to(self.cost.dtype) for weight in self.marginals)
         # one for points of weight zero, whose sums then leave them in place
-        self.unused = Marginals(*((part == 0).to(self.cost.dtype) for part in self.marginals))
+        self.unused = Marginals(
+            *(part.to(self.cost.dtype) for part in self.marginals.unused(self.cost.dtype))
+        )
 
     def __call__(self, start: Potentials, count: int, relaxation: float) -> Sweep:
         """Run a sweep; each iteration starts a kernel of its own from the last potentials."""
@@ -346,7 +350,7 @@ class _StreamedKernel:
     def _sums(self, f: Tensor, g: Tensor, step: float) -> tuple[Tensor, Tensor]:
         """Compute the row sums of E diag(b), and the column sums of E after the rows' step."""
         pull = ((1 - self.tau[0]) / self.epsilon * f).to(self.cost.dtype)
-        f, g = (part.to(self.cost.dtype) for part in self.marginals.mask(Potentials(f, g)))
+        f, g = self.marginals.mask(Potentials(f, g), self.cost.dtype)
         row_sum = torch.empty_like(self.a)
         column_sum = self.unused.b.clone()
         for rows in row_blocks(self.cost):

@@ -210,7 +210,7 @@ class EntryProblem(RestrictedProblem):
     ) -> Tensor:
         """Compute the density of a plan at all entries, (k,), or at those of some rows."""
         cost, weights, epsilon, _ = self.problem
-        f, g = (part.to(cost.dtype) for part in (marginals or weights).mask(potentials))
+        f, g = (marginals or weights).mask(potentials, cost.dtype)
         entries, costs = self.entries, self.costs
         if rows is not None:
             entries, places = entries.of_rows(rows)

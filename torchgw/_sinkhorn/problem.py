@@ -289,7 +289,7 @@ class EntropicPlan(NamedTuple):
 
     def _finite_potentials(self) -> Potentials:
         """Round potentials to the dtype of the cost, and let no density overflow."""
-        return Potentials(*(part.to(self.dtype) for part in self.marginals.mask(self.potentials)))
+        return self.marginals.mask(self.potentials, self.dtype)
 
 
 def softmin(cost: Cost, log_weight: Tensor, potential: Tensor, epsilon: float, axis: int) -> Tensor:

@@ -505,7 +505,7 @@ def _entropy_and_linear(
         tiny = torch.finfo(plan.dtype).tiny
         logarithm = (matrix / product.clamp_min_(tiny)).clamp_min_(tiny).log_()
         return float(logarithm.mul_(matrix).sum(dtype=torch.float64)), 0.0
-    f, g = (part.to(plan.dtype) for part in plan.weights.mask(plan.potentials))
+    f, g = plan.weights.mask(plan.potentials, plan.dtype)
     for rows in row_blocks(plan.cost):
         exponent = plan.cost.rows(rows).exponent(f[rows], g, plan.epsilon)
         density = exp_(exponent)

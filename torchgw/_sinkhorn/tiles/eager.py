@@ -132,7 +132,7 @@ class _Walk:
 
     def __init__(self, prepared: TiledEagerProblem, potentials: Potentials) -> None:
         self.tiles = prepared.tiles
-        u, v = self.tiles.exponents(prepared.problem.marginals.mask(potentials))
+        u, v = self.tiles.exponents(prepared.problem.marginals.mask(potentials, torch.float64))
         self.lists = prepared.tiling.lists(self.tiles, u, v)
         self.cut = prepared.cut(self.lists)
         self.u, self.v = u.to(self.tiles.dtype), v.to(self.tiles.dtype)
