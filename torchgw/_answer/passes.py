@@ -28,7 +28,7 @@ from torchgw._search.tabu import best_matchings, can_exchange, exchange
 from torchgw._sinkhorn.annealing import ANNEALING_TOLERANCE
 from torchgw._sinkhorn.choose import choose_backend
 from torchgw._sinkhorn.contract import Backend
-from torchgw._solve.begin import SEEDS, best_found
+from torchgw._solve.begin import best_found
 from torchgw._solve.guess import Guess, from_alternative
 from torchgw._solve.outcome import Asked, Outcome
 from torchgw._solve.pipeline import WHY_NOT_A_COPY, conclude, follow, solve_once
@@ -57,6 +57,7 @@ from torchgw._starts.alternatives import (
 from torchgw._starts.chain import ALIKE, BETTER, COMPARED_AT, GUESS_EPSILON, Trial
 from torchgw._starts.coarse import CoarseProblem, coarse_problem
 from torchgw._starts.guesses import congruent_pairs
+from torchgw._starts.labels import LABELS, POINTS, few_of, label_points
 from torchgw._starts.turns import best_turned
 from torchgw._tensors.deadline import is_over, leaves, shorten
 from torchgw._tensors.machine import slowness
@@ -320,13 +321,13 @@ def _from_congruent_pairs(incumbent: Incumbent) -> None:
     with incumbent.lowest.recorder.timed("multistart"):
         assert strategy.soft_rule is not None
         pairs = _Pairs.of(problem, size, strategy.soft_rule, strategy.mass, strategy)
-        seeds = pairs.seeds(SEEDS)
+        seeds, met = pairs.labelled()
         if not len(seeds):
             return
         led = pairs.follow(seeds, limits.relaxed_rounds)
     rows, columns = pairs.rows, pairs.columns
     best = int(led.objectives.argmin())
-    label = f"congruent pairs {best + 1}" if best < len(seeds) else "rounds of congruent pairs"
+    label = f"labels {best + 1}" if best < len(seeds) else "rounds of labels"
     plan = led.plans[best]
     lowest = float(led.objectives[best])
     found = Alternative(lowest, label, plan / plan.sum(), rows, columns, (n, m))
@@ -344,7 +345,7 @@ def _from_congruent_pairs(incumbent: Incumbent) -> None:
         own, known = ends[best], sent_apart(problem, found, ending.plan) <= OTHER
     agree = torch.nn.functional.cosine_similarity(ends, own, dim=1) > ALIKE
     # few points do not vouch for an optimum that leaves some of them out
-    if not known or int(agree.sum()) + (not lower) < _MET:
+    if not known or int(met[agree[: len(seeds)]].sum()) + (not lower) < _MET:
         doubt = WHY_RELAXED
     elif whole and rule.mass is not None and float(led.values.min()) < (1 - AGREED) * value:
         doubt = WHY_BLUR
@@ -380,6 +381,27 @@ class _Pairs(NamedTuple):
         generator = torch.Generator("cpu").manual_seed(0)
         found = congruent_pairs(x, y, (a, b), self.rule.share, count, generator)
         return found.plans(len(a), len(b))
+
+    def labelled(self) -> tuple[Tensor, Tensor]:
+        """Find plans (k, s, t) by labels of some points of one side, and the seeds that met each."""
+        device, rule = self.stack.problems.device, self.rule
+        # points whose masses are strict are labelled
+        turned = math.isinf(rule.rho[1]) and not math.isinf(rule.rho[0])
+        sides = [
+            (side.table.double().to(device), side.weights.to(device)) for side in self.coarse.sides
+        ]
+        shape = [len(weights) for _, weights in sides]
+        if turned:
+            sides.reverse()
+        (x, a), (y, b) = few_of(*sides[0], POINTS), few_of(*sides[1], LABELS)
+        strict = rule.mass is None and math.inf in rule.rho
+        generator = torch.Generator("cpu").manual_seed(0)
+        labels = label_points(x, y, (a, b), 1.0 if strict else rule.share, generator)
+        few = labels.plans(len(b))
+        few = few.mT if turned else few
+        plans = few.new_zeros(len(few), *shape)
+        plans[:, : few.shape[1], : few.shape[2]] = few
+        return plans, labels.met
 
     def follow(self, plans: Tensor, rounds: int = 0) -> Ends:
         """Follow plans (k, s, t) to their ends; one more, if `rounds` of kicks find a lower one."""

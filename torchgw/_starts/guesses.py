@@ -34,7 +34,7 @@ _DRAWN, _PAIRS, _PROBES, _GROWN = 2_048, 8, 48, 4
 # at most. [L1401]
 _WIDEST = 1 / 16
 # Differences that are computed at once. [L1401]
-_TOGETHER = 2**20
+TOGETHER = 2**20
 
 
 class Starts(NamedTuple):
@@ -272,7 +272,7 @@ def _chosen(mass: Tensor, count: int, generator: torch.Generator) -> Tensor:
     return torch.randperm(len(mass), device="cpu", generator=generator)[:count].to(mass.device)
 
 
-def _differences(dx: Tensor, dy: Tensor, source: Tensor, target: Tensor) -> Tensor:
+def differences(dx: Tensor, dy: Tensor, source: Tensor, target: Tensor) -> Tensor:
     """Average squared differences of distances to pairs (S, k), (S, rows, m)."""
     found = dx.new_zeros(len(source), len(dx), len(dy))
     apart = torch.empty_like(found)
@@ -286,17 +286,23 @@ def _trimmed(
     dx: Tensor, dy: Tensor, mass: Tensor, source: Tensor, target: Tensor, share: float
 ) -> Tensor:
     """Average how well points fit pairs (S, k) at best, over the share that fits best, (S,)."""
-    step = max(1, _TOGETHER // (len(dx) * len(dy)))
+    step = max(1, TOGETHER // (len(dx) * len(dy)))
     found = []
     for start in range(0, len(source), step):
         some = slice(start, start + step)
-        least = _differences(dx, dy, source[some], target[some]).amin(2)
-        least, order = least.sort(1)
-        moved = mass[order]
-        before = moved.cumsum(1) - moved
-        inside = (share * mass.sum() - before).clamp_(min=0).minimum(moved)
+        least = differences(dx, dy, source[some], target[some]).amin(2)
+        inside = inside_share(least, mass, share * float(mass.sum()))
         found.append((least * inside).sum(1) / inside.sum(1))
     return torch.cat(found)
+
+
+def inside_share(misfits: Tensor, mass: Tensor, share: float) -> Tensor:
+    """Tell the mass of each point, (S, s), of those that fit best, which have the share of it."""
+    order = misfits.argsort(1)
+    moved = mass[order]
+    before = moved.cumsum(1) - moved
+    inside = (share - before).clamp_(min=0).minimum(moved)
+    return torch.zeros_like(misfits).scatter_(1, order, inside)
 
 
 def _grown(
@@ -310,7 +316,7 @@ def _grown(
 ) -> tuple[Tensor, Tensor]:
     """Add pairs that agree with those (S, k) that there are."""
     rows = torch.arange(len(source), device=dx.device)[:, None]
-    fits = _differences(dx, dy, source, target) * source.shape[1]
+    fits = differences(dx, dy, source, target) * source.shape[1]
     fits[rows, source] = torch.inf
     fits.mT[rows, target] = torch.inf
     while source.shape[1] < _PAIRS:
@@ -321,7 +327,7 @@ def _grown(
         place = (drawn.to(dx.device) * kept).long().clamp_(max=kept - 1)[:, None]
         new = least.argsort(dim=1, stable=True).gather(1, place)
         match = partner.gather(1, new)
-        fits += _differences(dx, dy, new, match)
+        fits += differences(dx, dy, new, match)
         fits[rows, new] = torch.inf
         fits.mT[rows, match] = torch.inf
         source, target = torch.cat([source, new], 1), torch.cat([target, match], 1)
