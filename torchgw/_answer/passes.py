@@ -383,7 +383,7 @@ class _Pairs(NamedTuple):
         return found.plans(len(a), len(b))
 
     def labelled(self) -> tuple[Tensor, Tensor]:
-        """Find plans (k, s, t) by labels of some points of one side, and the seeds that met each."""
+        """Find plans (k, s, t) by labels of some points of one side; count the seeds of each."""
         device, rule = self.stack.problems.device, self.rule
         # points whose masses are strict are labelled
         turned = math.isinf(rule.rho[1]) and not math.isinf(rule.rho[0])
