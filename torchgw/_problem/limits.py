@@ -101,8 +101,12 @@ class Limits(NamedTuple):
     # plan is followed by a whole solve. [L1291]
     stacked: int
     product: int
-    # Entries up to which every optimum that may end lower is solved from. [L1291, L1705]
+    # Entries up to which every optimum that may end lower is solved from; and by which share of the
+    # best value one may be higher, of few points, or of chains on all: they do not tell more.
+    # [L1254, L1291, L1381, L1705]
     followed: float
+    few_above: float
+    all_above: float
     # Chains of a search and of a thorough one; the fewest that are worth while; and multiplications
     # that all may take, which are so many times as many in a thorough search. [L331]
     chains: int
@@ -233,7 +237,7 @@ CPU = Limits(
     differentiated=2_000_000, solved_columns=8_192, moments=4_356,
     few_points=96, all_points=512, ordered_points=1_000, least_points=5, exchanged_points=64,
     all_matchings=7, turned=2e6, congruent=2**17, relaxed_rounds=0,
-    stacked=2**13, product=2**14, followed=40e6,
+    stacked=2**13, product=2**14, followed=40e6, few_above=0.2, all_above=0.02,
     chains=16, thorough_chains=64, fewest_chains=4, chain_products=1e12, thorough=16,
     coarsest=0.2, no_distance=0.01, lonely=0.9, left_open=0.5, unclear=0.02, smeared=1.0,
     believed=0.7, fewest_matches=32,

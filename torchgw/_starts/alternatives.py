@@ -16,7 +16,7 @@ from torchgw._boundary.arrays import to_tensor
 from torchgw._plans.contract import Plan
 from torchgw._plans.given import PairPlan, places_in
 from torchgw._plans.transport import round_to_marginals
-from torchgw._problem.limits import limits_of
+from torchgw._problem.limits import CPU, limits_of
 from torchgw._problem.problem import Problem
 from torchgw._starts.chain import GUESS_EPSILON, SAME, STANDS_OUT, Trial
 from torchgw._starts.coarse import AXES, Coarsened, CoarseProblem, coarse_problem, eigenpairs
@@ -116,11 +116,6 @@ class Ends(NamedTuple):
         )
 
 
-# An optimum may end lower than the best one unless its value is higher by more than this share, of
-# few points, or of chains on all: they do not tell more. [L1254, L1291, L1381]
-_CLOSE, _NEAR = 0.2, 0.02
-
-
 class Search(NamedTuple):
     """What a multi-start has found."""
 
@@ -141,7 +136,7 @@ class Search(NamedTuple):
     @property
     def others(self) -> list[Alternative]:
         """The optima whose values do not tell that they end above the best one."""
-        share, best = _NEAR if self.trials else _CLOSE, self.alternatives[:1]
+        share, best = CPU.all_above if self.trials else CPU.few_above, self.alternatives[:1]
         return [
             one for one in self.alternatives[1:]
             if one.value - best[0].value <= share * abs(best[0].value)
