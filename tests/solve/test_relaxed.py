@@ -263,7 +263,10 @@ def test_starts_of_a_large_relaxed_problem_are_compared_on_few_points():
     x = rng.normal(size=(300, 2)) * [1, 2]
     y = np.concatenate([x[:220] @ np.array([[0, 1], [-1, 0]]), rng.normal(size=(60, 2)) + 6])
     options = {"distances": "euclidean", "scale": "max", "mass": 0.7, "epsilon": 2e-3}
-    result = solve_by_name(x, y, **options)
+    with warnings.catch_warnings():
+        # that another plan keeps distances better
+        warnings.simplefilter("ignore", torchgw.SearchWarning)
+        result = solve_by_name(x, y, **options)
     single = solve_by_name(x, y, n_init=1, **options)
     assert result.log["objective"] <= single.log["objective"] + 1e-6
     again = solve_by_name(x, y, init=result.alternatives[0], **options)
@@ -297,7 +300,7 @@ def test_relaxed_problems_that_few_points_do_not_represent_are_solved_twice(opti
     assert "search='auto'" in fast.doubt
     assert not fast.trials
     # the plan that the second solve began with was passed by nobody
-    assert result.report.route.begin[0].chosen == "a search"
+    assert "start: a search" in result.report.route
 
 
 @pytest.mark.slow

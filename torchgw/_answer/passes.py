@@ -302,8 +302,8 @@ def _from_few(asked: Asked, found: Outcome, search: Search, first: Trial) -> Out
     return _searched_by(search, best, found)
 
 
-def _from_congruent_pairs(incumbent: Incumbent) -> None:
-    """Solve a relaxed problem from pairs of points whose distances agree, as a shared part's do."""
+def _from_labels(incumbent: Incumbent) -> None:
+    """Solve a relaxed problem from labels of few points, those that end lowest."""
     strategy, asked = incumbent.lowest.strategy, incumbent.asked
     problem, rule = asked.problem, asked.options.rule
     n, m = problem.shape
@@ -326,23 +326,29 @@ def _from_congruent_pairs(incumbent: Incumbent) -> None:
             return
         led = pairs.follow(seeds, limits.relaxed_rounds)
     rows, columns = pairs.rows, pairs.columns
-    best = int(led.objectives.argmin())
-    label = f"labels {best + 1}" if best < len(seeds) else "rounds of labels"
-    plan = led.plans[best]
-    lowest = float(led.objectives[best])
-    found = Alternative(lowest, label, plan / plan.sum(), rows, columns, (n, m))
-    if whole:
-        found = replace(found, epsilon=0.0)
-    # few iterations do not tell where small epsilons end: the best seed is followed in any case
-    lower = incumbent.follow_found(found, clock)
+    order = led.objectives.argsort(stable=True).tolist()
+    objectives, ends = led.objectives.tolist(), led.plans.flatten(1)
+    alike = torch.nn.functional.cosine_similarity(ends[:, None], ends, dim=2) > ALIKE
+    near, found, lower = objectives[order[0]], dict[int, Alternative](), False
+    near += limits.all_above * abs(near)
+    for place in order:
+        if objectives[place] > near or bool(alike[place, [*found]].any()):
+            continue
+        label = f"labels {place + 1}" if place < len(seeds) else "rounds of labels"
+        plan = led.plans[place]
+        one = Alternative(objectives[place], label, plan / plan.sum(), rows, columns, (n, m))
+        found[place] = replace(one, epsilon=0.0) if whole else one
+        # few iterations do not tell where small epsilons end: the best is followed in any case
+        lower |= incumbent.follow_found(found[place], clock)
     ending, doubt = incumbent.lowest.ending, ""
     value = incumbent.lowest.value
-    ends = led.plans.flatten(1)
     if whole:
         own, known = ending.plan.to_dense().to(ends)[rows[:, None], columns].flatten(), True
     else:
         # some points have the mass of others in their ends, and their own alone in the whole plan
-        own, known = ends[best], sent_apart(problem, found, ending.plan) <= OTHER
+        apart = {place: sent_apart(problem, one, ending.plan) for place, one in found.items()}
+        nearest = min(apart, key=apart.__getitem__)
+        own, known = ends[nearest], apart[nearest] <= OTHER
     agree = torch.nn.functional.cosine_similarity(ends, own, dim=1) > ALIKE
     # few points do not vouch for an optimum that leaves some of them out
     if not known or int(met[agree[: len(seeds)]].sum()) + (not lower) < _MET:
@@ -626,7 +632,7 @@ def _value(problem: Problem, one: Alternative) -> float:
 
 # In the order in which they are made; each looks at what the moves before it have left.
 MOVES: tuple[Callable[[Incumbent], None], ...] = (
-    _from_starts, _from_congruent_pairs, _by_edges, _by_repair, _by_turns, _by_exchanges,
+    _from_starts, _from_labels, _by_edges, _by_repair, _by_turns, _by_exchanges,
     _from_lowest_seen, _by_parts,
 )  # fmt: skip
 
