@@ -98,7 +98,6 @@ def _run(options: argparse.Namespace) -> int:
         if red is not None:
             print(f"gate: red, nothing is measured.\n{red}", file=sys.stderr)
             return 1
-    options.output.parent.mkdir(parents=True, exist_ok=True)
     settings = RunOptions(
         device=options.device,
         repeat=options.repeat,
@@ -123,7 +122,6 @@ def _quality(options: argparse.Namespace) -> int:
     runners = options.runners.split(",")
     _check_names("problem", problems, list(known))
     _check_names("runner", runners, list(SOLVERS))
-    options.out.parent.mkdir(parents=True, exist_ok=True)
     if options.data is not None:
         # solves have processes of their own
         os.environ[DATA_VARIABLE] = str(options.data.resolve())

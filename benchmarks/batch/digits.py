@@ -10,7 +10,6 @@ cross-validation. One JSON line.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +26,7 @@ from sklearn.neighbors import KNeighborsClassifier
 
 import torchgw
 from benchmarks.harness.evaluate import made_feasible
+from benchmarks.harness.harness import tell
 from benchmarks.harness.measure import MemoryProbe, synchronize
 
 _ALPHA, _EPSILON = 0.5, 0.005
@@ -156,8 +156,4 @@ def main(arguments: list[str] | None = None) -> None:
         count, torch.device(options.device), min(options.peers, count), options.seconds,
         options.jobs,
     )  # fmt: skip
-    line = json.dumps(record)
-    print(line)
-    if options.output is not None:
-        with options.output.open("a") as file:
-            file.write(line + "\n")
+    tell(record, options.output)

@@ -93,8 +93,7 @@ def measure_all(
             record |= measure_one(problem, runner, options, evaluator)
             record |= shared
             records.append(record)
-            with output.open("a") as file:
-                file.write(json.dumps(finite(record), allow_nan=False) + "\n")
+            keep(output, record)
             print(line_of(record), flush=True)
     return records
 
@@ -235,6 +234,20 @@ def finite(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
+
+
+def keep(output: Path | None, *records: dict[str, Any]) -> None:
+    """Add records to a file, if there is one, a line of JSON each."""
+    if output is not None:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with output.open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps(finite(row), allow_nan=False) + "\n" for row in records)
+
+
+def tell(record: dict[str, Any], output: Path | None) -> None:
+    """Print a record as soon as it is known, and keep it."""
+    print(json.dumps(record), flush=True)
+    keep(output, record)
 
 
 def line_of(record: dict[str, Any]) -> str:

@@ -23,7 +23,7 @@ from scipy.optimize import linear_sum_assignment
 from scipy.special import xlogy
 
 from benchmarks.harness.evaluate import gw_value, made_feasible
-from benchmarks.harness.harness import RunOptions, environment, finite
+from benchmarks.harness.harness import RunOptions, environment, keep
 from benchmarks.quality.instances import Array, Index, Instance, permutation_plan
 from benchmarks.quality.networks import MissingDataError, edges_kept
 from benchmarks.quality.problems import PROBLEMS
@@ -83,8 +83,7 @@ def sweep(
             return
         with lock:
             written += 1
-            with output.open("a") as file:
-                file.write(json.dumps(finite(record), allow_nan=False) + "\n")
+            keep(output, record)
             print(line_of(record), flush=True)
 
     with ThreadPoolExecutor(options.jobs) as pool:
