@@ -99,13 +99,9 @@ def _run(options: argparse.Namespace) -> int:
             print(f"gate: red, nothing is measured.\n{red}", file=sys.stderr)
             return 1
     settings = RunOptions(
-        device=options.device,
-        repeat=options.repeat,
-        budget_s=options.budget,
-        timeout_s=options.timeout,
-        peer_python=options.peer_python,
-        commit=options.commit,
-    )
+        device=options.device, repeat=options.repeat, budget_s=options.budget,
+        timeout_s=options.timeout, peer_python=options.peer_python, commit=options.commit,
+    )  # fmt: skip
     measure_all(problems, runners, settings, options.output)
     print(f"written {options.output}")
     return 0
@@ -126,12 +122,9 @@ def _quality(options: argparse.Namespace) -> int:
         # solves have processes of their own
         os.environ[DATA_VARIABLE] = str(options.data.resolve())
     settings = SweepOptions(
-        device=options.device,
-        jobs=options.jobs,
-        limit_s=options.limit,
-        peer_python=options.peer_python,
-        commit=options.commit,
-    )
+        device=options.device, jobs=options.jobs, limit_s=options.limit,
+        peer_python=options.peer_python, commit=options.commit,
+    )  # fmt: skip
     count = sweep(problems, runners, range(options.seeds), settings, options.out)
     print(f"{count} new records in {options.out}")
     return 0

@@ -435,17 +435,9 @@ def _hessian(rng: Generator, device: str) -> Call:
 
     def call() -> Any:
         result = torchgw.solve(
-            x,
-            y,
-            distances="sqeuclidean",
-            scale=None,
-            epsilon=5.0,
-            tol=1e-10,
-            n_init=1,
-            differentiable="implicit",
-            random_state=0,
-            options=torchgw.Options(inner_tol=1e-11),
-        )
+            x, y, distances="sqeuclidean", scale=None, epsilon=5.0, tol=1e-10, n_init=1,
+            differentiable="implicit", random_state=0, options=torchgw.Options(inner_tol=1e-11),
+        )  # fmt: skip
         return result, tuple(result.hvp({"X": step}).products.values())
 
     return call

@@ -159,14 +159,9 @@ def _run(command: list[str], where: Path, options: RunOptions) -> str | None:
         variables["CUDA_VISIBLE_DEVICES"] = ""
     try:
         done = subprocess.run(
-            command,
-            cwd=where,
-            env=variables,
-            capture_output=True,
-            text=True,
-            timeout=options.timeout_s,
-            check=False,
-        )
+            command, cwd=where, env=variables, capture_output=True, text=True,
+            timeout=options.timeout_s, check=False,
+        )  # fmt: skip
     except subprocess.TimeoutExpired:
         return f"not done after {options.timeout_s:.0f} s"
     except FileNotFoundError as error:

@@ -51,14 +51,9 @@ def _ours(problem: Problem, device: torch.device) -> Prepared:
 
         def solve(seed: int) -> torchgw.GWResult:
             return torchgw.solve(
-                clouds.x,
-                clouds.y,
-                distances=problem.distances,
-                n_neighbors=problem.n_neighbors,
-                epsilon=problem.epsilon,
-                device=device,
-                random_state=seed,
-            )
+                clouds.x, clouds.y, distances=problem.distances, n_neighbors=problem.n_neighbors,
+                epsilon=problem.epsilon, device=device, random_state=seed,
+            )  # fmt: skip
 
         return Prepared(solve, _result_rows, lambda result: _result_info(result, "whole solve"))
     return ours_linear(problem, device, "auto")

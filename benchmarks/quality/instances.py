@@ -91,15 +91,8 @@ def from_matrices(
     if weights is not None:
         inputs |= {"a": weights[0], "b": weights[1]}
     return Instance(
-        d_x,
-        d_y,
-        judge,
-        inputs,
-        answer=answer,
-        epsilon=epsilon,
-        weights=weights,
-        network=network,
-    )
+        d_x, d_y, judge, inputs, answer=answer, epsilon=epsilon, weights=weights, network=network,
+    )  # fmt: skip
 
 
 def from_geodesics(

@@ -68,15 +68,10 @@ def default_epsilon(instance: Instance, device: str = "cpu") -> float:
         # stopping is what was asked for
         warnings.simplefilter("ignore", torchgw.ConvergenceWarning)
         result = torchgw.solve(
-            D_X=instance.d_x,
-            D_Y=instance.d_y,
-            a=instance.marginals[0],
-            b=instance.marginals[1],
-            n_init=1,
-            device=device,
-            random_state=0,
+            D_X=instance.d_x, D_Y=instance.d_y, a=instance.marginals[0], b=instance.marginals[1],
+            n_init=1, device=device, random_state=0,
             options=torchgw.Options(callback=lambda iteration: True),
-        )
+        )  # fmt: skip
     return result.epsilon if instance.epsilon is None else instance.epsilon
 
 
@@ -225,13 +220,9 @@ def _peer(instance: Instance, request: Request) -> Solution:
             # it must not find a GPU
             variables["CUDA_VISIBLE_DEVICES"] = ""
         done = subprocess.run(
-            [*command, name],
-            cwd=directory,
-            env=variables,
-            capture_output=True,
-            text=True,
+            [*command, name], cwd=directory, env=variables, capture_output=True, text=True,
             check=False,
-        )
+        )  # fmt: skip
         if done.returncode:
             lines = (done.stderr or done.stdout).strip().splitlines() or ["no output"]
             raise ChildProcessError(f"exit {done.returncode}: {lines[-1][:300]}")

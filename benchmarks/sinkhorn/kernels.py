@@ -99,12 +99,9 @@ def streamed() -> None:
 
             measure(
                 f"half-step R{rank}",
-                f"{precision} {'stable' if stable else 'online'} {tuple(blocks)}",
-                run,
-                error,
-                limit=EXACT,
-                floor=floor,
-            )
+                f"{precision} {'stable' if stable else 'online'} {tuple(blocks)}", run, error,
+                limit=EXACT, floor=floor,
+            )  # fmt: skip
         measure(
             f"half-step R{rank}",
             "softmin, preparation included",

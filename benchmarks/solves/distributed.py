@@ -54,13 +54,9 @@ def solve(n: int, device: str, repeat: int, *, shared: bool) -> dict[str, object
             torch.distributed.barrier()
         begin = time.perf_counter()
         result = torchgw.solve(
-            x,
-            y,
-            epsilon=EPSILON,
-            device=device,
-            random_state=0,
+            x, y, epsilon=EPSILON, device=device, random_state=0,
             options=torchgw.Options(distributed=shared),
-        )
+        )  # fmt: skip
         calls.append((time.perf_counter() - begin, result.timings))
     digest = hashlib.sha256()
     parts = result.potential_a, result.potential_b, result.marginal_a, result.marginal_b

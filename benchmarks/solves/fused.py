@@ -64,14 +64,10 @@ def solve(data: Data, device: torch.device, options: argparse.Namespace) -> torc
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", torchgw.GraphWarning)
         return torchgw.solve(
-            *data.points,
-            features=data.features,
-            distances="landmark",
-            alpha=options.alpha,
-            device=device,
-            random_state=0,
+            *data.points, features=data.features, distances="landmark", alpha=options.alpha,
+            device=device, random_state=0,
             options=torchgw.Options(skip_tiles=False if options.all_tiles else "auto"),
-        )
+        )  # fmt: skip
 
 
 def score(result: torchgw.GWResult, data: Data, device: torch.device) -> dict[str, Any]:

@@ -173,13 +173,9 @@ def _ours(
         for side in (source, target)
     )
     result = torchgw.solve(
-        D_X=x,
-        D_Y=y,
-        epsilon=epsilon,
-        scale=None,
-        random_state=0,
+        D_X=x, D_Y=y, epsilon=epsilon, scale=None, random_state=0,
         options=torchgw.Options(resolution=resolution),
-    )
+    )  # fmt: skip
     synchronize(torch.device(device))
     found = {
         "solver": "torchgw", "device": device, "epsilon": epsilon, **_spent(clock, busy),
