@@ -58,20 +58,16 @@ _EXAMPLES = """examples:
 def add_align(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `align`, and `explain`, which takes what goes into it."""
     parser = commands.add_parser(
-        "align",
-        help="match the rows of two files",
+        "align", help="match the rows of two files",
         description="Match the rows of two files by the distances inside each.",
-        epilog=_EXAMPLES + EXIT_CODES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+        epilog=_EXAMPLES + EXIT_CODES, formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
     parser.set_defaults(run=align)
     _add_inputs(parser)
     parser.add_argument(
-        "-o",
-        "--output",
-        required=True,
+        "-o", "--output", required=True,
         help=".npz file to write, or a folder/, with its slash, for tables matched by rows",
-    )
+    )  # fmt: skip
     parser.add_argument(
         "--base", metavar="N", type=positive, help="rows of each side that tables matched by rows "
         "are known by (default: as many as a sample needs)",

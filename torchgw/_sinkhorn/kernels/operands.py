@@ -99,13 +99,9 @@ class Operands(NamedTuple):
         first, second = (self.first, self.second) if self.rank == 0 else (self.second, self.first)
         n, m = self.shape
         return self._replace(
-            first=first,
-            second=second,
-            row=self.column,
-            column=self.row,
-            shape=(m, n),
+            first=first, second=second, row=self.column, column=self.row, shape=(m, n),
             strides=self.strides[::-1],
-        )
+        )  # fmt: skip
 
     def rows(self, part: slice) -> "Operands":
         """Restrict to some rows; those of factors are copied."""
@@ -207,16 +203,9 @@ def operands(cost: Cost, epsilon: float, precision: ProductPrecision = "fp16x3")
     rank, block_rank = _padded_rank(cost.rank, precision)
     left, right = _balanced(cost, scale)
     return Operands(
-        _split(left, rank, precision),
-        _split(right, rank, precision),
-        cost.row,
-        cost.column,
-        cost.shape,
-        (0, 0),
-        rank,
-        block_rank,
-        precision,
-    )
+        _split(left, rank, precision), _split(right, rank, precision), cost.row, cost.column,
+        cost.shape, (0, 0), rank, block_rank, precision,
+    )  # fmt: skip
 
 
 def _balanced(cost: FactoredCost, scale: float) -> tuple[Tensor, Tensor]:
