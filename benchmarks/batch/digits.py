@@ -113,16 +113,10 @@ def measure(
     seconds = time.perf_counter() - began
     pairs = count * (count + 1) // 2
     record: dict[str, Any] = {
-        "digits": count,
-        "pairs": pairs,
-        "device": device.type,
-        "threads": torch.get_num_threads(),
-        "jobs": jobs,
-        "seconds": round(seconds, 3),
-        "ms_a_pair": round(1e3 * seconds / pairs, 4),
-        **probe.peak_mib(),
-        "accuracy": accuracy(values, labels),
-    }
+        "digits": count, "pairs": pairs, "device": device.type, "threads": torch.get_num_threads(),
+        "jobs": jobs, "seconds": round(seconds, 3), "ms_a_pair": round(1e3 * seconds / pairs, 4),
+        **probe.peak_mib(), "accuracy": accuracy(values, labels),
+    }  # fmt: skip
     if not compared:
         return record
     small = values[:compared, :compared]
@@ -131,13 +125,11 @@ def measure(
         theirs, each = loop(solve, digits[:compared], budget)
         seen = ~np.isnan(theirs)
         record[name] = {
-            "ms_a_pair": round(1e3 * each, 3),
-            "pairs": int(np.triu(seen).sum()),
-            "mean_value": float(theirs[seen].mean()),
-            "our_mean_value": float(small[seen].mean()),
+            "ms_a_pair": round(1e3 * each, 3), "pairs": int(np.triu(seen).sum()),
+            "mean_value": float(theirs[seen].mean()), "our_mean_value": float(small[seen].mean()),
             "ours_at_most_theirs": float((small[seen] <= theirs[seen] * (1 + 1e-4)).mean()),
             "accuracy": accuracy(theirs, labels[:compared]) if seen.all() else None,
-        }
+        }  # fmt: skip
     return record
 
 

@@ -105,13 +105,10 @@ def measure_one(
     with tempfile.TemporaryDirectory(prefix="torchgw-benchmark-") as name:
         directory = Path(name)
         config = {
-            "problem": problem.name,
-            "runner": runner.name,
-            "device": options.device,
-            "repeat": options.repeat,
-            "budget_s": options.budget_s,
+            "problem": problem.name, "runner": runner.name, "device": options.device,
+            "repeat": options.repeat, "budget_s": options.budget_s,
             "evaluations": _EVALUATIONS if problem.n * problem.m <= _SMALL_ENTRIES else 1,
-        }
+        }  # fmt: skip
         if runner.prepare is None:
             assert isinstance(problem, GWProblem)
             if options.peer_python is None:
@@ -143,12 +140,9 @@ def _prepare_peer(problem: GWProblem, config: dict[str, Any], directory: Path) -
     clouds = make_clouds(problem)
     np.savez(directory / "input.npz", x=clouds.x, y=clouds.y)
     config["arguments"] = {
-        "distance_mode": problem.distances,
-        "M": 80,
-        "epsilon": 0.005,
-        "k": problem.n_neighbors,
+        "distance_mode": problem.distances, "M": 80, "epsilon": 0.005, "k": problem.n_neighbors,
         "mixed_precision": True,
-    }
+    }  # fmt: skip
 
 
 def _run(command: list[str], where: Path, options: RunOptions) -> str | None:
@@ -185,13 +179,11 @@ def environment(options: RunOptions) -> dict[str, Any]:
     on_gpu = options.device == "cuda"
     return {
         "device": options.device,
-        "device_name": torch.cuda.get_device_name() if on_gpu else cpu_model(),
-        "cpu": cpu_model(),
-        "cores": len(os.sched_getaffinity(0)),
-        "threads": torch.get_num_threads(),
+        "device_name": torch.cuda.get_device_name() if on_gpu else cpu_model(), "cpu": cpu_model(),
+        "cores": len(os.sched_getaffinity(0)), "threads": torch.get_num_threads(),
         "commit": options.commit or commit(),
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-    }
+    }  # fmt: skip
 
 
 def cpu_model() -> str:

@@ -69,11 +69,9 @@ def _solved(a: Array, b: Array, best: float, options: argparse.Namespace) -> dic
         matched = process_time()
     cost = float((a * b[np.ix_(chosen, chosen)]).sum())
     return {
-        "gap_percent": 100 * (cost - best) / best,
-        "solve_cpu_s": solved - begin,
-        "matching_cpu_s": matched - solved,
-        "status": result.status.name,
-    }
+        "gap_percent": 100 * (cost - best) / best, "solve_cpu_s": solved - begin,
+        "matching_cpu_s": matched - solved, "status": result.status.name,
+    }  # fmt: skip
 
 
 def _summarise(rows: list[dict[str, Any]]) -> None:

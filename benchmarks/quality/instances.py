@@ -16,20 +16,9 @@ from torchgw import GraphWarning
 from torchgw.distances import connect, default_n_neighbors, geodesic_matrix, knn_graph
 
 __all__ = [
-    "Array",
-    "Index",
-    "Instance",
-    "Points",
-    "euclidean_copy",
-    "from_geodesics",
-    "from_matrices",
-    "hits",
-    "monotone_plan",
-    "no_truth",
-    "permutation_plan",
-    "rotation",
-    "uniform",
-]
+    "Array", "Index", "Instance", "Points", "euclidean_copy", "from_geodesics", "from_matrices",
+    "hits", "monotone_plan", "no_truth", "permutation_plan", "rotation", "uniform",
+]  # fmt: skip
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]

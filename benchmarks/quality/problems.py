@@ -93,10 +93,8 @@ def _rewired(percent: int) -> QualityProblem:
     return QualityProblem(
         f"erdos-renyi-500-rewired{percent}",
         lambda rng: networks.rewired(rng, 500, 4, percent / 100),
-        "edges kept / the true matching's",
-        0.98,
-        large=True,
-    )
+        "edges kept / the true matching's", 0.98, large=True,
+    )  # fmt: skip
 
 
 def _random_matrices(name: str, n: int, m: int, epsilon: float) -> QualityProblem:

@@ -72,10 +72,6 @@ def _judged(size: str, seed: int, runners: list[str]) -> dict[str, Any]:
     best = min(objectives.values())
     ratios = {name: value / best for name, value in objectives.items()}
     return {
-        "problem": size,
-        "seed": seed,
-        "epsilon": epsilon,
-        "over_best": ratios,
-        "objective": objectives,
-        "seconds": seconds,
-    }
+        "problem": size, "seed": seed, "epsilon": epsilon, "over_best": ratios,
+        "objective": objectives, "seconds": seconds,
+    }  # fmt: skip

@@ -88,13 +88,9 @@ def _ours(instance: Instance, request: Request, **options: Any) -> Solution:
         torch.cuda.synchronize()
     seconds = time.perf_counter() - begin
     says = {
-        "status": result.status.name,
-        "gradient": result.gradient,
-        "iterations": result.n_iters,
-        "value": result.value,
-        "epsilon": result.epsilon,
-        "doubt": bool(result.doubt),
-    }
+        "status": result.status.name, "gradient": result.gradient, "iterations": result.n_iters,
+        "value": result.value, "epsilon": result.epsilon, "doubt": bool(result.doubt),
+    }  # fmt: skip
     matching = None
     if instance.network:
         begin = time.perf_counter()

@@ -208,13 +208,10 @@ def attempt(task: Task, instance: Instance, epsilon: float, options: SweepOption
         return {"status": "failed", "message": "the plan is not finite", "time_s": seconds}
     found = score(instance, plan, epsilon, matching)
     return {
-        "status": "ok",
-        "success": bool(PROBLEMS[name].succeeds(found["metric"])),
-        "time_s": seconds,
-        "says": says,
-        "warnings": sorted({str(item.message)[:100] for item in caught}),
-        **found,
-    }
+        "status": "ok", "success": bool(PROBLEMS[name].succeeds(found["metric"])),
+        "time_s": seconds, "says": says,
+        "warnings": sorted({str(item.message)[:100] for item in caught}), **found,
+    }  # fmt: skip
 
 
 def score(
@@ -239,12 +236,10 @@ def score(
             found["right"] = float((match == truth).mean())
             found["right_by_arg_max"] = float((plan.argmax(1) == truth).mean())
     return {
-        "metric": instance.judge(judged),
-        "value": value,
-        "objective": value + epsilon * float(kl),
+        "metric": instance.judge(judged), "value": value, "objective": value + epsilon * float(kl),
         "marginal_error": float(max(np.abs(plan.sum(1) - a).sum(), np.abs(plan.sum(0) - b).sum())),
         **found,
-    }
+    }  # fmt: skip
 
 
 def line_of(record: Record) -> str:

@@ -99,17 +99,11 @@ def _by_defaults(instance: Instance, seed: int) -> tuple[Row, torchgw.GWResult]:
     names = {warning.category.__name__ for warning in caught}
     doubts = {"ConvergenceWarning", "SearchWarning", "AmbiguityWarning"}
     row = {
-        "status": result.status.name,
-        "said": sorted(names & doubts),
-        "ambiguity": result.ambiguity,
-        "distances": (result.report.distances or {}).get("chosen", ""),
-        "value": result.value,
-        "epsilon": result.epsilon,
-        "objective": objective(instance, plan, result.epsilon),
-        "right": instance.judge(plan),
-        "iterations": result.n_iters,
-        "cpu_s": round(seconds, 2),
-    }
+        "status": result.status.name, "said": sorted(names & doubts), "ambiguity": result.ambiguity,
+        "distances": (result.report.distances or {}).get("chosen", ""), "value": result.value,
+        "epsilon": result.epsilon, "objective": objective(instance, plan, result.epsilon),
+        "right": instance.judge(plan), "iterations": result.n_iters, "cpu_s": round(seconds, 2),
+    }  # fmt: skip
     return row, result
 
 

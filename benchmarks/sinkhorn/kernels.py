@@ -216,14 +216,9 @@ def float64() -> None:
 
 
 GROUPS = {
-    "copy": bandwidth,
-    "half": streamed,
-    "dense": dense,
-    "graphs": graphs,
-    "shapes": dense_plans,
-    "plan": read_off,
-    "float64": float64,
-}
+    "copy": bandwidth, "half": streamed, "dense": dense, "graphs": graphs, "shapes": dense_plans,
+    "plan": read_off, "float64": float64,
+}  # fmt: skip
 
 
 def main(arguments: list[str] | None = None) -> None:

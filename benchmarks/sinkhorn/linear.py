@@ -22,17 +22,9 @@ from torchgw._sinkhorn.problem import Cost, FactoredCost, LinearProblem
 from torchgw._typing import Marginals, Potentials
 
 __all__ = [
-    "Prepared",
-    "Rows",
-    "Unsupported",
-    "compiled",
-    "definition_rows",
-    "eager",
-    "flash",
-    "linear_problem",
-    "ours_linear",
-    "potentials_error",
-]
+    "Prepared", "Rows", "Unsupported", "compiled", "definition_rows", "eager", "flash",
+    "linear_problem", "ours_linear", "potentials_error",
+]  # fmt: skip
 
 Rows = Callable[[Tensor | slice], Tensor]
 

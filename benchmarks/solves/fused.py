@@ -124,12 +124,9 @@ def main(arguments: list[str] | None = None) -> int:
     synchronize(device)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     report: dict[str, Any] = {
-        "n": options.n,
-        "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
-        "noise": options.noise,
-        "alpha": options.alpha,
-        "peak_of_imports_mib": round(before, 1),
-    }
+        "n": options.n, "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
+        "noise": options.noise, "alpha": options.alpha, "peak_of_imports_mib": round(before, 1),
+    }  # fmt: skip
     calls = []
     result = None
     for _ in range(options.repeat):

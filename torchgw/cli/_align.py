@@ -317,25 +317,19 @@ def _summary(result: GWResult, settings: dict[str, Any]) -> dict[str, Any]:
         # JSON has no infinity
         settings = {**settings, "unbalanced": str(settings["unbalanced"])}
     used = {
-        **settings,
-        "random_state": result.random_state,
-        "gradient_used": result.gradient,
-        "backend_used": result.backend,
-        "precision_used": result.precision,
-        "scale_used": result.scale,
-        "torchgw": torchgw.__version__,
-    }
+        **settings, "random_state": result.random_state, "gradient_used": result.gradient,
+        "backend_used": result.backend, "precision_used": result.precision,
+        "scale_used": result.scale, "torchgw": torchgw.__version__,
+    }  # fmt: skip
     same = "value epsilon ambiguity doubt converged marginal_error marginal_a marginal_b n_iters"
     return {
         **{name: to_numpy(getattr(result, name)) for name in same.split()},
-        "f": to_numpy(result.potential_a),
-        "g": to_numpy(result.potential_b),
+        "f": to_numpy(result.potential_a), "g": to_numpy(result.potential_b),
         "matching": to_numpy(result.lazy_plan.argmax(axis=1)),
         "relations": np.asarray([item.relation for item in result.alternatives], dtype=str),
-        "status": np.asarray(result.status.name),
-        "advice": np.asarray(result.status.advice),
+        "status": np.asarray(result.status.name), "advice": np.asarray(result.status.advice),
         "settings": np.asarray(json.dumps(used)),
-    }
+    }  # fmt: skip
 
 
 def _add_plan(contents: dict[str, Any], result: GWResult, options: argparse.Namespace) -> bool:

@@ -120,13 +120,10 @@ class Operands(NamedTuple):
         """Choose what the kernel function ``exponents`` is compiled for, and its run-time rank."""
         # few classes of sizes, so that a solve of any other compiles nothing
         return {
-            "rank": self.rank,
-            "RANK": self.rank if self.rank <= self.block_rank else -1,
-            "BLOCK_R": self.block_rank,
-            "PARTS": _parts(self.precision),
-            "AXIS": self._axis,
+            "rank": self.rank, "RANK": self.rank if self.rank <= self.block_rank else -1,
+            "BLOCK_R": self.block_rank, "PARTS": _parts(self.precision), "AXIS": self._axis,
             "ALIGNED": self._aligned,
-        }
+        }  # fmt: skip
 
     @property
     def _axis(self) -> int:
