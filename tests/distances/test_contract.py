@@ -132,13 +132,20 @@ def scaled(case, n, device, dtype):
 
 CASES = {
     "euclidean": partial(point_case, "euclidean"),
-    "sqeuclidean": partial(point_case, "sqeuclidean"), "cosine": partial(point_case, "cosine"),
-    "precomputed": precomputed_case, "geodesic": geodesic_case, "dijkstra": dijkstra_case,
-    "landmark": landmark_case, "callable": callable_case,
-    "poincare": partial(curved_case, "poincare"), "lorentz": partial(curved_case, "lorentz"),
-    "sphere": partial(curved_case, "sphere"), "product": product_case, "manifold": manifold_case,
+    "sqeuclidean": partial(point_case, "sqeuclidean"),
+    "cosine": partial(point_case, "cosine"),
+    "precomputed": precomputed_case,
+    "geodesic": geodesic_case,
+    "dijkstra": dijkstra_case,
+    "landmark": landmark_case,
+    "callable": callable_case,
+    "poincare": partial(curved_case, "poincare"),
+    "lorentz": partial(curved_case, "lorentz"),
+    "sphere": partial(curved_case, "sphere"),
+    "product": product_case,
+    "manifold": manifold_case,
     "nystrom": nystrom_case,
-}  # fmt: skip
+}
 CASES |= {f"scaled-{name}": partial(scaled, case) for name, case in CASES.items()}
 
 
