@@ -98,15 +98,10 @@ def _run(options: argparse.Namespace) -> int:
         if red is not None:
             print(f"gate: red, nothing is measured.\n{red}", file=sys.stderr)
             return 1
-    options.output.parent.mkdir(parents=True, exist_ok=True)
     settings = RunOptions(
-        device=options.device,
-        repeat=options.repeat,
-        budget_s=options.budget,
-        timeout_s=options.timeout,
-        peer_python=options.peer_python,
-        commit=options.commit,
-    )
+        device=options.device, repeat=options.repeat, budget_s=options.budget,
+        timeout_s=options.timeout, peer_python=options.peer_python, commit=options.commit,
+    )  # fmt: skip
     measure_all(problems, runners, settings, options.output)
     print(f"written {options.output}")
     return 0
@@ -123,17 +118,13 @@ def _quality(options: argparse.Namespace) -> int:
     runners = options.runners.split(",")
     _check_names("problem", problems, list(known))
     _check_names("runner", runners, list(SOLVERS))
-    options.out.parent.mkdir(parents=True, exist_ok=True)
     if options.data is not None:
         # solves have processes of their own
         os.environ[DATA_VARIABLE] = str(options.data.resolve())
     settings = SweepOptions(
-        device=options.device,
-        jobs=options.jobs,
-        limit_s=options.limit,
-        peer_python=options.peer_python,
-        commit=options.commit,
-    )
+        device=options.device, jobs=options.jobs, limit_s=options.limit,
+        peer_python=options.peer_python, commit=options.commit,
+    )  # fmt: skip
     count = sweep(problems, runners, range(options.seeds), settings, options.out)
     print(f"{count} new records in {options.out}")
     return 0

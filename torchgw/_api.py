@@ -457,12 +457,9 @@ def _checked(
     tracked, given = asked.differentiable is not None, init is not None
     squares = None if str(asked.unbalanced_type).lower() == "kl" else asked.unbalanced_type
     check_distributed(
-        asked.distributed,
-        differentiable=asked.differentiable,
-        polish=asked.polish,
-        unbalanced_type=squares,
-        mass=asked.mass if isinstance(asked.mass, str) else None,
-    )
+        asked.distributed, differentiable=asked.differentiable, polish=asked.polish,
+        unbalanced_type=squares, mass=asked.mass if isinstance(asked.mass, str) else None,
+    )  # fmt: skip
     data = _Data(*share_inputs(asked.distributed, **data._asdict()))
     in_numpy = without_tensors(*data, asked.distances)
     (X, a), (Y, b) = with_area("X", data.X, data.a), with_area("Y", data.Y, data.b)

@@ -38,18 +38,9 @@ if TYPE_CHECKING:
     from torchgw._variants.path import PathResult
 
 __all__ = [
-    "plot_alternatives",
-    "plot_confusion",
-    "plot_convergence",
-    "plot_demo",
-    "plot_masses",
-    "plot_match",
-    "plot_path",
-    "plot_plan",
-    "plot_points",
-    "plot_test",
-    "plot_trials",
-]
+    "plot_alternatives", "plot_confusion", "plot_convergence", "plot_demo", "plot_masses",
+    "plot_match", "plot_path", "plot_plan", "plot_points", "plot_test", "plot_trials",
+]  # fmt: skip
 
 # Rows or columns of the largest picture of a plan. [L317]
 _LARGEST_PICTURE = 4_000

@@ -10,7 +10,6 @@ cross-validation. One JSON line.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +26,7 @@ from sklearn.neighbors import KNeighborsClassifier
 
 import torchgw
 from benchmarks.harness.evaluate import made_feasible
+from benchmarks.harness.harness import tell
 from benchmarks.harness.measure import MemoryProbe, synchronize
 
 _ALPHA, _EPSILON = 0.5, 0.005
@@ -113,16 +113,10 @@ def measure(
     seconds = time.perf_counter() - began
     pairs = count * (count + 1) // 2
     record: dict[str, Any] = {
-        "digits": count,
-        "pairs": pairs,
-        "device": device.type,
-        "threads": torch.get_num_threads(),
-        "jobs": jobs,
-        "seconds": round(seconds, 3),
-        "ms_a_pair": round(1e3 * seconds / pairs, 4),
-        **probe.peak_mib(),
-        "accuracy": accuracy(values, labels),
-    }
+        "digits": count, "pairs": pairs, "device": device.type, "threads": torch.get_num_threads(),
+        "jobs": jobs, "seconds": round(seconds, 3), "ms_a_pair": round(1e3 * seconds / pairs, 4),
+        **probe.peak_mib(), "accuracy": accuracy(values, labels),
+    }  # fmt: skip
     if not compared:
         return record
     small = values[:compared, :compared]
@@ -131,13 +125,11 @@ def measure(
         theirs, each = loop(solve, digits[:compared], budget)
         seen = ~np.isnan(theirs)
         record[name] = {
-            "ms_a_pair": round(1e3 * each, 3),
-            "pairs": int(np.triu(seen).sum()),
-            "mean_value": float(theirs[seen].mean()),
-            "our_mean_value": float(small[seen].mean()),
+            "ms_a_pair": round(1e3 * each, 3), "pairs": int(np.triu(seen).sum()),
+            "mean_value": float(theirs[seen].mean()), "our_mean_value": float(small[seen].mean()),
             "ours_at_most_theirs": float((small[seen] <= theirs[seen] * (1 + 1e-4)).mean()),
             "accuracy": accuracy(theirs, labels[:compared]) if seen.all() else None,
-        }
+        }  # fmt: skip
     return record
 
 
@@ -156,8 +148,4 @@ def main(arguments: list[str] | None = None) -> None:
         count, torch.device(options.device), min(options.peers, count), options.seconds,
         options.jobs,
     )  # fmt: skip
-    line = json.dumps(record)
-    print(line)
-    if options.output is not None:
-        with options.output.open("a") as file:
-            file.write(line + "\n")
+    tell(record, options.output)

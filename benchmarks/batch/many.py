@@ -11,7 +11,6 @@ linear cost here. One JSON line for each, then a table.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 import warnings
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from torch import Tensor
 
 import torchgw
 from benchmarks.harness.evaluate import made_feasible
+from benchmarks.harness.harness import tell
 from benchmarks.harness.measure import MemoryProbe, synchronize
 from torchgw._batch import engine
 
@@ -294,9 +294,6 @@ def main(arguments: list[str]) -> int:
                 bound = reference[: len(values)]
                 record["no_worse"] = float((values <= bound + 1e-4 * bound.abs()).double().mean())
             records.append(record)
-            print(json.dumps(record), flush=True)
-            if options.output is not None:
-                with options.output.open("a") as file:
-                    file.write(json.dumps(record) + "\n")
+            tell(record, options.output)
     print(table(records))
     return 0

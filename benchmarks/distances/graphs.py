@@ -162,11 +162,9 @@ def report(
 
 
 STAGES = {
-    "neighbours": neighbour_stage,
-    "landmarks": landmark_stage,
-    "pairs": all_pairs_stage,
+    "neighbours": neighbour_stage, "landmarks": landmark_stage, "pairs": all_pairs_stage,
     "whole": whole_stage,
-}
+}  # fmt: skip
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -435,17 +435,9 @@ def _hessian(rng: Generator, device: str) -> Call:
 
     def call() -> Any:
         result = torchgw.solve(
-            x,
-            y,
-            distances="sqeuclidean",
-            scale=None,
-            epsilon=5.0,
-            tol=1e-10,
-            n_init=1,
-            differentiable="implicit",
-            random_state=0,
-            options=torchgw.Options(inner_tol=1e-11),
-        )
+            x, y, distances="sqeuclidean", scale=None, epsilon=5.0, tol=1e-10, n_init=1,
+            differentiable="implicit", random_state=0, options=torchgw.Options(inner_tol=1e-11),
+        )  # fmt: skip
         return result, tuple(result.hvp({"X": step}).products.values())
 
     return call
@@ -506,17 +498,14 @@ def _differentiated(rng: Generator, device: str) -> Call:
 
 
 _TOGETHER: dict[str, Callable[[Generator, str], Call]] = {
-    **{what: partial(_batch, what) for what in _BATCHES},
-    "stack": partial(_stack, {}, False),
-    "stack-fused": partial(_stack, {}, True),
-    "stack-mass": partial(_stack, {"mass": 0.6}, False),
-    "stack-polished": partial(_stack, {"polish": True}, False),
-    "pairwise": partial(_pairwise, {}),
+    **{what: partial(_batch, what) for what in _BATCHES}, "stack": partial(_stack, {}, False),
+    "stack-fused": partial(_stack, {}, True), "stack-mass": partial(_stack, {"mass": 0.6}, False),
+    "stack-polished": partial(_stack, {"polish": True}, False), "pairwise": partial(_pairwise, {}),
     "pairwise-objective": partial(_pairwise, {"output": "objective", "epsilon": 0.05}),
     "pairwise-penalties": partial(_pairwise, {"unbalanced": (1.0, 0.3)}),
     "pairwise-pairs": partial(_pairwise, {"pairs": [[0, 3], [4, 1], [5, 5]]}),
     "gradients": _differentiated,
-}
+}  # fmt: skip
 
 
 # POT's calls: a function of ``ot.gromov`` and its options, among them names of what is drawn.

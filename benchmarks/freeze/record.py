@@ -127,13 +127,10 @@ def attempt(problem: Problem, device: str = "cpu") -> Row:
             found = Found(math.nan, math.nan, f"crash: {type(error).__name__}", ())
         seconds = process_time() - begin
     row = {
-        "problem": problem.name,
-        "value": found.value,
-        "objective": found.objective,
-        "status": found.status,
-        "said": sorted({warning.category.__name__ for warning in said}),
+        "problem": problem.name, "value": found.value, "objective": found.objective,
+        "status": found.status, "said": sorted({warning.category.__name__ for warning in said}),
         "s": round(seconds, 3),
-    }
+    }  # fmt: skip
     if problem.single and found.arrays:
         row["bits"] = _bits(found.arrays)
     # as they are read from a file: what is no number is None

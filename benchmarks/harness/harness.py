@@ -93,8 +93,7 @@ def measure_all(
             record |= measure_one(problem, runner, options, evaluator)
             record |= shared
             records.append(record)
-            with output.open("a") as file:
-                file.write(json.dumps(finite(record), allow_nan=False) + "\n")
+            keep(output, record)
             print(line_of(record), flush=True)
     return records
 
@@ -106,13 +105,10 @@ def measure_one(
     with tempfile.TemporaryDirectory(prefix="torchgw-benchmark-") as name:
         directory = Path(name)
         config = {
-            "problem": problem.name,
-            "runner": runner.name,
-            "device": options.device,
-            "repeat": options.repeat,
-            "budget_s": options.budget_s,
+            "problem": problem.name, "runner": runner.name, "device": options.device,
+            "repeat": options.repeat, "budget_s": options.budget_s,
             "evaluations": _EVALUATIONS if problem.n * problem.m <= _SMALL_ENTRIES else 1,
-        }
+        }  # fmt: skip
         if runner.prepare is None:
             assert isinstance(problem, GWProblem)
             if options.peer_python is None:
@@ -144,12 +140,9 @@ def _prepare_peer(problem: GWProblem, config: dict[str, Any], directory: Path) -
     clouds = make_clouds(problem)
     np.savez(directory / "input.npz", x=clouds.x, y=clouds.y)
     config["arguments"] = {
-        "distance_mode": problem.distances,
-        "M": 80,
-        "epsilon": 0.005,
-        "k": problem.n_neighbors,
+        "distance_mode": problem.distances, "M": 80, "epsilon": 0.005, "k": problem.n_neighbors,
         "mixed_precision": True,
-    }
+    }  # fmt: skip
 
 
 def _run(command: list[str], where: Path, options: RunOptions) -> str | None:
@@ -160,14 +153,9 @@ def _run(command: list[str], where: Path, options: RunOptions) -> str | None:
         variables["CUDA_VISIBLE_DEVICES"] = ""
     try:
         done = subprocess.run(
-            command,
-            cwd=where,
-            env=variables,
-            capture_output=True,
-            text=True,
-            timeout=options.timeout_s,
-            check=False,
-        )
+            command, cwd=where, env=variables, capture_output=True, text=True,
+            timeout=options.timeout_s, check=False,
+        )  # fmt: skip
     except subprocess.TimeoutExpired:
         return f"not done after {options.timeout_s:.0f} s"
     except FileNotFoundError as error:
@@ -191,13 +179,11 @@ def environment(options: RunOptions) -> dict[str, Any]:
     on_gpu = options.device == "cuda"
     return {
         "device": options.device,
-        "device_name": torch.cuda.get_device_name() if on_gpu else cpu_model(),
-        "cpu": cpu_model(),
-        "cores": len(os.sched_getaffinity(0)),
-        "threads": torch.get_num_threads(),
+        "device_name": torch.cuda.get_device_name() if on_gpu else cpu_model(), "cpu": cpu_model(),
+        "cores": len(os.sched_getaffinity(0)), "threads": torch.get_num_threads(),
         "commit": options.commit or commit(),
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-    }
+    }  # fmt: skip
 
 
 def cpu_model() -> str:
@@ -235,6 +221,20 @@ def finite(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
+
+
+def keep(output: Path | None, *records: dict[str, Any]) -> None:
+    """Add records to a file, if there is one, a line of JSON each."""
+    if output is not None:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with output.open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps(finite(row), allow_nan=False) + "\n" for row in records)
+
+
+def tell(record: dict[str, Any], output: Path | None) -> None:
+    """Print a record as soon as it is known, and keep it."""
+    print(json.dumps(record), flush=True)
+    keep(output, record)
 
 
 def line_of(record: dict[str, Any]) -> str:

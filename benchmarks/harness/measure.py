@@ -18,15 +18,9 @@ import numpy as np
 import torch
 
 __all__ = [
-    "MemoryProbe",
-    "dense_rows",
-    "first_and_repeats",
-    "save",
-    "summarise",
-    "synchronize",
-    "timed",
+    "MemoryProbe", "dense_rows", "first_and_repeats", "save", "summarise", "synchronize", "timed",
     "write_json",
-]
+]  # fmt: skip
 
 # Entries (n * m) up to which the whole plan is handed to the evaluator.
 WHOLE_PLAN_ENTRIES = 32_000_000

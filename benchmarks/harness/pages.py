@@ -19,14 +19,11 @@ from torchgw._solve.route import moves_table
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = {
-    "performance": ROOT / "docs" / "performance.md",
-    "readme": ROOT / "README.md",
-    "log": ROOT / "OPTIMIZATION_LOG.md",
-    "migrating": ROOT / "docs" / "migrating.md",
-    "how-to-choose": ROOT / "docs" / "how-to-choose.md",
-    "options": ROOT / "docs" / "options.md",
+    "performance": ROOT / "docs" / "performance.md", "readme": ROOT / "README.md",
+    "log": ROOT / "OPTIMIZATION_LOG.md", "migrating": ROOT / "docs" / "migrating.md",
+    "how-to-choose": ROOT / "docs" / "how-to-choose.md", "options": ROOT / "docs" / "options.md",
     "leaderboard": ROOT / "docs" / "leaderboard.md",
-}
+}  # fmt: skip
 _MARKED = (
     r"(<!-- table ([a-z-]+), made by: python -m benchmarks tables {} -->\n)(.*?)(<!-- end -->)"
 )
@@ -38,11 +35,9 @@ def rendered(page: str) -> str:
     """The text of a page with its tables made anew."""
     text = PAGES[page].read_text(encoding="utf-8")
     return re.sub(
-        _MARKED.format(page),
-        lambda found: f"{found[1]}\n{TABLES[found[2]]()}\n\n{found[4]}",
-        text,
+        _MARKED.format(page), lambda found: f"{found[1]}\n{TABLES[found[2]]()}\n\n{found[4]}", text,
         flags=re.S,
-    )
+    )  # fmt: skip
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -141,15 +136,8 @@ def _standing() -> str:
     """One row a goal, with what the peers reach on it."""
     rows = read("standing")
     heads = [
-        "goal",
-        "time, memory",
-        "quality beside it",
-        "peers",
-        "asked",
-        "E",
-        "commit",
-        "command",
-    ]
+        "goal", "time, memory", "quality beside it", "peers", "asked", "E", "commit", "command",
+    ]  # fmt: skip
     lines = []
     goals = dict.fromkeys((row["group"], row["goal"]) for row in rows)
     for goal in goals:

@@ -17,15 +17,9 @@ from torchgw.datasets import spiral, swiss_roll
 from torchgw.distances.graph import default_n_neighbors
 
 __all__ = [
-    "PROBLEMS",
-    "Clouds",
-    "GWProblem",
-    "HalfStepProblem",
-    "Problem",
-    "SinkhornProblem",
-    "linear_clouds",
-    "make_clouds",
-]
+    "PROBLEMS", "Clouds", "GWProblem", "HalfStepProblem", "Problem", "SinkhornProblem",
+    "linear_clouds", "make_clouds",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)

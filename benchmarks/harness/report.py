@@ -66,18 +66,13 @@ def _cells(item: Record, ours: float | None) -> list[str]:
         return [*head, f"{item['status']}: {message}", *[""] * 8, item["commit"] or ""]
     low, middle, high = (item[f"time_p{point}_s"] for point in (20, 50, 80))
     return [
-        *head,
-        f"{seconds(middle)} [{seconds(low)}, {seconds(high)}]",
-        f"{middle / ours:.2f}" if ours else "",
-        seconds(item["first_call_s"]),
-        f"{item['peak_mib']:.0f}",
-        _value(item),
-        _number(item.get("gw_value_feasible"), ".4g"),
+        *head, f"{seconds(middle)} [{seconds(low)}, {seconds(high)}]",
+        f"{middle / ours:.2f}" if ours else "", seconds(item["first_call_s"]),
+        f"{item['peak_mib']:.0f}", _value(item), _number(item.get("gw_value_feasible"), ".4g"),
         _pair(item.get("row_error_max_relative"), item.get("column_error_max_relative")),
-        _number(item.get("spearman"), "+.4f"),
-        _number(item["info"].get("exponent_error"), ".1e"),
+        _number(item.get("spearman"), "+.4f"), _number(item["info"].get("exponent_error"), ".1e"),
         item["commit"] or "",
-    ]
+    ]  # fmt: skip
 
 
 def seconds(value: float) -> str:

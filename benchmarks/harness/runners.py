@@ -51,14 +51,9 @@ def _ours(problem: Problem, device: torch.device) -> Prepared:
 
         def solve(seed: int) -> torchgw.GWResult:
             return torchgw.solve(
-                clouds.x,
-                clouds.y,
-                distances=problem.distances,
-                n_neighbors=problem.n_neighbors,
-                epsilon=problem.epsilon,
-                device=device,
-                random_state=seed,
-            )
+                clouds.x, clouds.y, distances=problem.distances, n_neighbors=problem.n_neighbors,
+                epsilon=problem.epsilon, device=device, random_state=seed,
+            )  # fmt: skip
 
         return Prepared(solve, _result_rows, lambda result: _result_info(result, "whole solve"))
     return ours_linear(problem, device, "auto")
@@ -84,18 +79,12 @@ def _result_rows(result: torchgw.GWResult) -> Rows:
 
 def _result_info(result: torchgw.GWResult, timed: str) -> dict[str, Any]:
     return {
-        "timed": timed,
-        "status": result.status.name,
-        "iterations": result.n_iters,
-        "inner_iterations": result.log["inner_iterations"],
-        "gradient": result.gradient,
-        "backend": result.backend,
-        "precision": result.precision,
-        "epsilon": result.epsilon,
-        "own_value": result.value,
-        "own_value_standard_error": result.log["value_standard_error"],
+        "timed": timed, "status": result.status.name, "iterations": result.n_iters,
+        "inner_iterations": result.log["inner_iterations"], "gradient": result.gradient,
+        "backend": result.backend, "precision": result.precision, "epsilon": result.epsilon,
+        "own_value": result.value, "own_value_standard_error": result.log["value_standard_error"],
         "phases_s": {name: round(seconds, 4) for name, seconds in result.timings.items()},
-    }
+    }  # fmt: skip
 
 
 def distance_tables(problem: GWProblem, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -18,16 +18,9 @@ from torchgw._sinkhorn.problem import FactoredCost
 from torchgw._typing import Marginals
 
 __all__ = [
-    "DEVICE",
-    "EXACT",
-    "GPU",
-    "LINES",
-    "factored",
-    "half_step_floor",
-    "measure",
-    "some_rows",
+    "DEVICE", "EXACT", "GPU", "LINES", "factored", "half_step_floor", "measure", "some_rows",
     "weights",
-]
+]  # fmt: skip
 
 GPU = torch.cuda.is_available()
 if not GPU:

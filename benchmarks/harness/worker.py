@@ -50,12 +50,9 @@ def main(directory: Path) -> None:
     report["per_call"] = prepared.per_call
     report["info"] = info
     report["versions"] = {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "triton": triton_version(),
-        **packages,
-    }
+        "python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__,
+        "triton": triton_version(), **packages,
+    }  # fmt: skip
     measure.write_json(directory, report | inputs)
 
 

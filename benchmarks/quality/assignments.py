@@ -7,7 +7,6 @@ distances A and -B. ``--most 40`` leaves larger problems out; ``--torch-threads 
 from __future__ import annotations
 
 import argparse
-import json
 import warnings
 from pathlib import Path
 from time import process_time
@@ -17,7 +16,7 @@ import numpy as np
 import torch
 
 import torchgw
-from benchmarks.harness.harness import RunOptions, environment
+from benchmarks.harness.harness import RunOptions, environment, keep
 from benchmarks.quality.instances import Array
 from benchmarks.quality.real import DATA_VARIABLE, read_data
 from torchgw.distances import DirectedDistance
@@ -36,7 +35,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("benchmarks/out/qap.jsonl"))
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.torch_threads)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
     shared = environment(RunOptions(device=options.device))
     data = read_data("qap.npz")
     names = options.names or sorted({key.split("/")[0] for key in data})
@@ -50,8 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
         rows.append(row)
         print("  ".join(f"{value:.4g}" if isinstance(value, float) else f"{value:8}"
                         for value in row.values()), flush=True)  # fmt: skip
-        with options.out.open("a") as file:
-            file.write(json.dumps(row | shared) + "\n")
+        keep(options.out, row | shared)
     _summarise(rows)
     return 0
 
@@ -72,11 +69,9 @@ def _solved(a: Array, b: Array, best: float, options: argparse.Namespace) -> dic
         matched = process_time()
     cost = float((a * b[np.ix_(chosen, chosen)]).sum())
     return {
-        "gap_percent": 100 * (cost - best) / best,
-        "solve_cpu_s": solved - begin,
-        "matching_cpu_s": matched - solved,
-        "status": result.status.name,
-    }
+        "gap_percent": 100 * (cost - best) / best, "solve_cpu_s": solved - begin,
+        "matching_cpu_s": matched - solved, "status": result.status.name,
+    }  # fmt: skip
 
 
 def _summarise(rows: list[dict[str, Any]]) -> None:

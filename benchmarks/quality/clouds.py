@@ -25,15 +25,8 @@ from benchmarks.quality.instances import (
 from torchgw.datasets import spiral, swiss_roll
 
 __all__ = [
-    "cosine_copy",
-    "fork",
-    "isometric_copy",
-    "mixture",
-    "moons",
-    "shape",
-    "spiral_to_roll",
-    "words",
-]
+    "cosine_copy", "fork", "isometric_copy", "mixture", "moons", "shape", "spiral_to_roll", "words",
+]  # fmt: skip
 
 Generator = np.random.Generator
 
@@ -66,11 +59,9 @@ def moons(rng: Generator, n: int, noise: float) -> Instance:
     d_x, d_y, match = euclidean_copy(x, y, rng)
     swap = np.roll(np.arange(n), half)
     return from_matrices(
-        d_x,
-        d_y,
-        _best_of([np.arange(n), swap], clean, match, tolerance=0.1),
+        d_x, d_y, _best_of([np.arange(n), swap], clean, match, tolerance=0.1),
         answer=permutation_plan(match),
-    )
+    )  # fmt: skip
 
 
 def shape(rng: Generator, corners: int, n: int, noise: float) -> Instance:

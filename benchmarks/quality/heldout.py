@@ -7,7 +7,7 @@ known, from random starts and with its sides swapped, at the same epsilon. One l
 from __future__ import annotations
 
 import argparse
-import json
+import itertools
 import warnings
 from pathlib import Path
 from time import process_time
@@ -19,6 +19,7 @@ from scipy.spatial import Delaunay
 from scipy.spatial.distance import cdist
 
 import torchgw
+from benchmarks.harness.harness import tell
 
 __all__ = ["FAMILIES", "main"]
 
@@ -156,16 +157,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--starts", type=int, default=3, help="random starts beside the defaults")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/out/heldout.jsonl"))
     asked = parser.parse_args(arguments)
-    asked.out.parent.mkdir(parents=True, exist_ok=True)
-    with asked.out.open("a") as out:
-        for name in asked.families or FAMILIES:
-            for n in asked.points:
-                for seed in range(asked.first_seed, asked.first_seed + asked.seeds):
-                    row = {"family": name, "n": n, "seed": seed} | _judged(
-                        name, n, seed, asked.starts
-                    )
-                    print(json.dumps(row), flush=True)
-                    out.write(json.dumps(row) + "\n")
+    seeds = range(asked.first_seed, asked.first_seed + asked.seeds)
+    for name, n, seed in itertools.product(asked.families or FAMILIES, asked.points, seeds):
+        row = _judged(name, n, seed, asked.starts)
+        tell({"family": name, "n": n, "seed": seed} | row, asked.out)
     return 0
 
 

@@ -16,20 +16,9 @@ from torchgw import GraphWarning
 from torchgw.distances import connect, default_n_neighbors, geodesic_matrix, knn_graph
 
 __all__ = [
-    "Array",
-    "Index",
-    "Instance",
-    "Points",
-    "euclidean_copy",
-    "from_geodesics",
-    "from_matrices",
-    "hits",
-    "monotone_plan",
-    "no_truth",
-    "permutation_plan",
-    "rotation",
-    "uniform",
-]
+    "Array", "Index", "Instance", "Points", "euclidean_copy", "from_geodesics", "from_matrices",
+    "hits", "monotone_plan", "no_truth", "permutation_plan", "rotation", "uniform",
+]  # fmt: skip
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
@@ -91,15 +80,8 @@ def from_matrices(
     if weights is not None:
         inputs |= {"a": weights[0], "b": weights[1]}
     return Instance(
-        d_x,
-        d_y,
-        judge,
-        inputs,
-        answer=answer,
-        epsilon=epsilon,
-        weights=weights,
-        network=network,
-    )
+        d_x, d_y, judge, inputs, answer=answer, epsilon=epsilon, weights=weights, network=network,
+    )  # fmt: skip
 
 
 def from_geodesics(

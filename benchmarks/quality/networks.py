@@ -21,16 +21,9 @@ from benchmarks.quality.instances import (
 from benchmarks.solves import snare
 
 __all__ = [
-    "MissingDataError",
-    "edges_kept",
-    "geometric",
-    "rewired",
-    "scale_free",
-    "snare_cells",
-    "snare_points",
-    "snare_scot",
-    "tree",
-]
+    "MissingDataError", "edges_kept", "geometric", "rewired", "scale_free", "snare_cells",
+    "snare_points", "snare_scot", "tree",
+]  # fmt: skip
 
 Generator = np.random.Generator
 
@@ -85,11 +78,9 @@ def rewired(rng: Generator, n: int, degree: float, share: float) -> Instance:
     tables[1] = tables[1][np.ix_(order, order)]
     most = edges_kept(tables[0], tables[1], match)
     return from_matrices(
-        *tables,
-        lambda plan: edges_kept(tables[0], tables[1], plan.argmax(1)) / most,
-        answer=permutation_plan(match),
-        network=True,
-    )
+        *tables, lambda plan: edges_kept(tables[0], tables[1], plan.argmax(1)) / most,
+        answer=permutation_plan(match), network=True,
+    )  # fmt: skip
 
 
 def edges_kept(d_x: Array, d_y: Array, match: Index) -> int:

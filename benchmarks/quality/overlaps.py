@@ -8,7 +8,6 @@ of JSON each, with POT's partial solver on the same tables beside it.
 from __future__ import annotations
 
 import argparse
-import json
 import warnings
 from pathlib import Path
 from time import process_time
@@ -18,6 +17,7 @@ import numpy as np
 from scipy.spatial.distance import cdist
 
 import torchgw
+from benchmarks.harness.harness import tell
 
 __all__ = ["clouds", "main", "slices"]
 
@@ -86,7 +86,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--pot", action="store_true", help="POT's partial solver beside")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/out/overlaps.jsonl"))
     asked = parser.parse_args(arguments)
-    asked.out.parent.mkdir(parents=True, exist_ok=True)
     seeds = range(asked.first_seed, asked.first_seed + asked.seeds)
     drawn = {
         f"{'grid' if grid else 'random'} {share:g} {seed}": slices(
@@ -101,13 +100,11 @@ def main(arguments: list[str] | None = None) -> int:
             f"cloud {seed}": clouds(np.random.default_rng([seed, 22]))
             for seed in range(first, first + 12)
         }
-    with asked.out.open("a") as out:
-        for name, one in drawn.items():
-            row = {"case": name} | _judged(one, auto=asked.auto, genes=asked.genes > 0)
-            if asked.pot:
-                row |= _by_pot(one, genes=asked.genes > 0)
-            print(json.dumps(row), flush=True)
-            out.write(json.dumps(row) + "\n")
+    for name, one in drawn.items():
+        row = {"case": name} | _judged(one, auto=asked.auto, genes=asked.genes > 0)
+        if asked.pot:
+            row |= _by_pot(one, genes=asked.genes > 0)
+        tell(row, asked.out)
     return 0
 
 

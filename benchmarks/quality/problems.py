@@ -51,12 +51,9 @@ def _network(
     threshold: float,
 ) -> QualityProblem:
     return QualityProblem(
-        f"{kind}-1000-extra{percent}",
-        lambda rng: draw(rng, percent / 100),
-        _HITS,
-        threshold,
+        f"{kind}-1000-extra{percent}", lambda rng: draw(rng, percent / 100), _HITS, threshold,
         large=True,
-    )
+    )  # fmt: skip
 
 
 def _scale_free(rng: np.random.Generator, extra: float) -> Instance:
@@ -73,53 +70,38 @@ def _shortcuts(rng: np.random.Generator, extra: float) -> Instance:
 
 def _word_layers(source: int, target: int) -> QualityProblem:
     return QualityProblem(
-        f"words-{source}-{target}",
-        lambda rng: real.word_layers(rng, source, target),
-        "P@1",
-        0.99,
+        f"words-{source}-{target}", lambda rng: real.word_layers(rng, source, target), "P@1", 0.99,
         large=True,
-    )
+    )  # fmt: skip
 
 
 def _yeast(extra: int, threshold: float) -> QualityProblem:
     return QualityProblem(
-        f"yeast-{extra}",
-        lambda rng: real.yeast(rng, extra, by_degree=False),
-        "nodes of the matching right",
-        threshold,
-        large=True,
-    )
+        f"yeast-{extra}", lambda rng: real.yeast(rng, extra, by_degree=False),
+        "nodes of the matching right", threshold, large=True,
+    )  # fmt: skip
 
 
 def _yeast_by_degree(extra: int) -> QualityProblem:
     return QualityProblem(
-        f"yeast-{extra}-degree",
-        lambda rng: real.yeast(rng, extra, by_degree=True),
-        _HITS,
-        0.5,
+        f"yeast-{extra}-degree", lambda rng: real.yeast(rng, extra, by_degree=True), _HITS, 0.5,
         large=True,
-    )
+    )  # fmt: skip
 
 
 def _rewired(percent: int) -> QualityProblem:
     return QualityProblem(
         f"erdos-renyi-500-rewired{percent}",
         lambda rng: networks.rewired(rng, 500, 4, percent / 100),
-        "edges kept / the true matching's",
-        0.98,
-        large=True,
-    )
+        "edges kept / the true matching's", 0.98, large=True,
+    )  # fmt: skip
 
 
 def _random_matrices(name: str, n: int, m: int, epsilon: float) -> QualityProblem:
     return QualityProblem(
-        name,
-        lambda rng: random_matrices.independent(rng, n, m, epsilon),
-        "objective / best of 64 descents",
-        1 + 1e-4,
-        lower_is_better=True,
-        large=True,
-    )
+        name, lambda rng: random_matrices.independent(rng, n, m, epsilon),
+        "objective / best of 64 descents", 1 + 1e-4, lower_is_better=True, large=True,
+    )  # fmt: skip
 
 
 def _digits(n: int) -> QualityProblem:

@@ -29,13 +29,9 @@ def independent(rng: np.random.Generator, n: int, m: int, epsilon: float) -> Ins
     answer = min(found, key=lambda plan: objective(instance, plan, epsilon))
     best = objective(instance, answer, epsilon)
     return from_matrices(
-        d_x,
-        d_y,
-        lambda plan: objective(instance, plan, epsilon) / best,
-        answer=made_feasible(answer, uniform(n), uniform(m)),
-        epsilon=epsilon,
-        divided=False,
-    )
+        d_x, d_y, lambda plan: objective(instance, plan, epsilon) / best,
+        answer=made_feasible(answer, uniform(n), uniform(m)), epsilon=epsilon, divided=False,
+    )  # fmt: skip
 
 
 def _symmetric(n: int, rng: np.random.Generator) -> Array:

@@ -7,14 +7,13 @@ its entropic objective over the lowest of all runners and of 64 descents.
 from __future__ import annotations
 
 import argparse
-import json
 import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.harness.harness import RunOptions, environment
+from benchmarks.harness.harness import RunOptions, environment, keep
 from benchmarks.quality import random_matrices
 from benchmarks.quality.problems import PROBLEMS, RANDOM_MATRICES
 from benchmarks.quality.solvers import SOLVERS, Request
@@ -33,7 +32,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--runners", default="ours,ours-64", help="comma-separated")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/out/random.jsonl"))
     options = parser.parse_args(arguments)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
     # one thread, as in a sweep of several jobs
     torch.set_num_threads(1)
     shared = environment(RunOptions(device="cpu"))
@@ -47,8 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
             for name in runners:
                 if row["over_best"][name] > 1 + _TOLERANCE:
                     missed[name].append(f"{size} seed {seed}: {row['over_best'][name]:.4f}")
-            with options.out.open("a") as file:
-                file.write(json.dumps(row | shared) + "\n")
+            keep(options.out, row | shared)
             shown = "  ".join(f"{name} {ratio:.5f}" for name, ratio in row["over_best"].items())
             print(f"{size} {seed:3d}  {shown}", flush=True)
     for name, found in missed.items():
@@ -75,10 +72,6 @@ def _judged(size: str, seed: int, runners: list[str]) -> dict[str, Any]:
     best = min(objectives.values())
     ratios = {name: value / best for name, value in objectives.items()}
     return {
-        "problem": size,
-        "seed": seed,
-        "epsilon": epsilon,
-        "over_best": ratios,
-        "objective": objectives,
-        "seconds": seconds,
-    }
+        "problem": size, "seed": seed, "epsilon": epsilon, "over_best": ratios,
+        "objective": objectives, "seconds": seconds,
+    }  # fmt: skip

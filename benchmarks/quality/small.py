@@ -80,14 +80,9 @@ def _noisy_copy(rng: Generator) -> Instance:
 
 
 SMALL: dict[str, Draw] = {
-    "hollow-12": _tables(_hollow, 12),
-    "uniform-12": _tables(_uniform, 12),
-    "sparse-16": _tables(_sparse, 16),
-    "edges-30": _tables(_edges, 30),
-    "cloud-14": _tables(_cloud(3), 14),
-    "cloud-50": _tables(_cloud(3), 50),
-    "cloud-in-5-32": _tables(_cloud(5), 32),
-    "cloud-in-5-100": _tables(_cloud(5), 100),
-    "cloud-24-31": _tables(_cloud(3), 24, 31),
-    "copy-30": _noisy_copy,
-}
+    "hollow-12": _tables(_hollow, 12), "uniform-12": _tables(_uniform, 12),
+    "sparse-16": _tables(_sparse, 16), "edges-30": _tables(_edges, 30),
+    "cloud-14": _tables(_cloud(3), 14), "cloud-50": _tables(_cloud(3), 50),
+    "cloud-in-5-32": _tables(_cloud(5), 32), "cloud-in-5-100": _tables(_cloud(5), 100),
+    "cloud-24-31": _tables(_cloud(3), 24, 31), "copy-30": _noisy_copy,
+}  # fmt: skip

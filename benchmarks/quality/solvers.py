@@ -68,15 +68,10 @@ def default_epsilon(instance: Instance, device: str = "cpu") -> float:
         # stopping is what was asked for
         warnings.simplefilter("ignore", torchgw.ConvergenceWarning)
         result = torchgw.solve(
-            D_X=instance.d_x,
-            D_Y=instance.d_y,
-            a=instance.marginals[0],
-            b=instance.marginals[1],
-            n_init=1,
-            device=device,
-            random_state=0,
+            D_X=instance.d_x, D_Y=instance.d_y, a=instance.marginals[0], b=instance.marginals[1],
+            n_init=1, device=device, random_state=0,
             options=torchgw.Options(callback=lambda iteration: True),
-        )
+        )  # fmt: skip
     return result.epsilon if instance.epsilon is None else instance.epsilon
 
 
@@ -93,13 +88,9 @@ def _ours(instance: Instance, request: Request, **options: Any) -> Solution:
         torch.cuda.synchronize()
     seconds = time.perf_counter() - begin
     says = {
-        "status": result.status.name,
-        "gradient": result.gradient,
-        "iterations": result.n_iters,
-        "value": result.value,
-        "epsilon": result.epsilon,
-        "doubt": bool(result.doubt),
-    }
+        "status": result.status.name, "gradient": result.gradient, "iterations": result.n_iters,
+        "value": result.value, "epsilon": result.epsilon, "doubt": bool(result.doubt),
+    }  # fmt: skip
     matching = None
     if instance.network:
         begin = time.perf_counter()
@@ -225,13 +216,9 @@ def _peer(instance: Instance, request: Request) -> Solution:
             # it must not find a GPU
             variables["CUDA_VISIBLE_DEVICES"] = ""
         done = subprocess.run(
-            [*command, name],
-            cwd=directory,
-            env=variables,
-            capture_output=True,
-            text=True,
+            [*command, name], cwd=directory, env=variables, capture_output=True, text=True,
             check=False,
-        )
+        )  # fmt: skip
         if done.returncode:
             lines = (done.stderr or done.stdout).strip().splitlines() or ["no output"]
             raise ChildProcessError(f"exit {done.returncode}: {lines[-1][:300]}")

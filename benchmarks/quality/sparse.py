@@ -115,11 +115,9 @@ def proteins(g: Generator, n: int = 7_393, edges: int = 25_569) -> Array:
 # Networks that are drawn, with the shares of nodes that were published for those they stand for, of
 # 10 and 20% of the edges lost.
 DRAWN: dict[str, tuple[Callable[[Generator], Array], float, float]] = {
-    "email": (email, 0.955, 0.932),
-    "collaborations": (collaborations, 0.73, 0.66),
-    "power grid": (power_grid, 0.78, 0.45),
-    "proteins": (proteins, 0.80, 0.765),
-}
+    "email": (email, 0.955, 0.932), "collaborations": (collaborations, 0.73, 0.66),
+    "power grid": (power_grid, 0.78, 0.45), "proteins": (proteins, 0.80, 0.765),
+}  # fmt: skip
 _READ = {"inf-euroroad": (0.739, 0.283), "ca-netscience": (0.654, 0.591)}
 
 

@@ -23,7 +23,7 @@ from scipy.optimize import linear_sum_assignment
 from scipy.special import xlogy
 
 from benchmarks.harness.evaluate import gw_value, made_feasible
-from benchmarks.harness.harness import RunOptions, environment, finite
+from benchmarks.harness.harness import RunOptions, environment, keep
 from benchmarks.quality.instances import Array, Index, Instance, permutation_plan
 from benchmarks.quality.networks import MissingDataError, edges_kept
 from benchmarks.quality.problems import PROBLEMS
@@ -83,8 +83,7 @@ def sweep(
             return
         with lock:
             written += 1
-            with output.open("a") as file:
-                file.write(json.dumps(finite(record), allow_nan=False) + "\n")
+            keep(output, record)
             print(line_of(record), flush=True)
 
     with ThreadPoolExecutor(options.jobs) as pool:
@@ -209,13 +208,10 @@ def attempt(task: Task, instance: Instance, epsilon: float, options: SweepOption
         return {"status": "failed", "message": "the plan is not finite", "time_s": seconds}
     found = score(instance, plan, epsilon, matching)
     return {
-        "status": "ok",
-        "success": bool(PROBLEMS[name].succeeds(found["metric"])),
-        "time_s": seconds,
-        "says": says,
-        "warnings": sorted({str(item.message)[:100] for item in caught}),
-        **found,
-    }
+        "status": "ok", "success": bool(PROBLEMS[name].succeeds(found["metric"])),
+        "time_s": seconds, "says": says,
+        "warnings": sorted({str(item.message)[:100] for item in caught}), **found,
+    }  # fmt: skip
 
 
 def score(
@@ -240,12 +236,10 @@ def score(
             found["right"] = float((match == truth).mean())
             found["right_by_arg_max"] = float((plan.argmax(1) == truth).mean())
     return {
-        "metric": instance.judge(judged),
-        "value": value,
-        "objective": value + epsilon * float(kl),
+        "metric": instance.judge(judged), "value": value, "objective": value + epsilon * float(kl),
         "marginal_error": float(max(np.abs(plan.sum(1) - a).sum(), np.abs(plan.sum(0) - b).sum())),
         **found,
-    }
+    }  # fmt: skip
 
 
 def line_of(record: Record) -> str:

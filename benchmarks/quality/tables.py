@@ -114,11 +114,9 @@ def _problem_table(name: str, device: str, group: list[Record]) -> str:
     sign = "<=" if problem.lower_is_better else ">="
     values, objectives = relative(group, "value"), relative(group, "objective")
     lines = [
-        f"**{name}** ({device}): {problem.metric}, success {sign} {problem.threshold:g}",
-        "",
-        _row(_HEAD),
-        _row(["---"] * len(_HEAD)),
-    ]
+        f"**{name}** ({device}): {problem.metric}, success {sign} {problem.threshold:g}", "",
+        _row(_HEAD), _row(["---"] * len(_HEAD)),
+    ]  # fmt: skip
     for runner in sorted({record["runner"] for record in group}, key=list(SOLVERS).index):
         mine = [index for index, record in enumerate(group) if record["runner"] == runner]
         lines.append(_row(_cells(runner, mine, group, values, objectives)))
@@ -144,15 +142,12 @@ def _cells(
         return [*head, *[""] * 6, shown]
     done = [group[index] for index in ok]
     return [
-        *head,
-        f"{_median(objectives, ok):.4f}" if SOLVERS[runner].entropic else "",
-        f"{_median(values, ok):.4f}",
-        f"{max(values[index] or 0 for index in ok):.4f}",
+        *head, f"{_median(objectives, ok):.4f}" if SOLVERS[runner].entropic else "",
+        f"{_median(values, ok):.4f}", f"{max(values[index] or 0 for index in ok):.4f}",
         f"{np.median([row['metric'] for row in done]):.4f}",
         f"{max(row['marginal_error'] for row in done):.0e}",
-        seconds(float(np.median([row["time_s"] for row in done]))),
-        shown,
-    ]
+        seconds(float(np.median([row["time_s"] for row in done]))), shown,
+    ]  # fmt: skip
 
 
 def _median(values: list[float | None], index: list[int]) -> float:

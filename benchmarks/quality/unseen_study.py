@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 import torchgw
-from benchmarks.harness.harness import RunOptions, environment, finite
+from benchmarks.harness.harness import RunOptions, environment, keep
 from benchmarks.quality.communities import COMMUNITIES, PATHS
 from benchmarks.quality.instances import Array, Instance
 from benchmarks.quality.random_matrices import objective
@@ -59,7 +59,6 @@ def main(arguments: list[str] | None = None) -> int:
     unknown = set(names) - set(PROBLEMS)
     if unknown:
         parser.error(f"unknown problems {sorted(unknown)}; known: {', '.join(PROBLEMS)}")
-    options.out.parent.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
     shared = environment(RunOptions(device="cpu"))
     known = {}
@@ -73,8 +72,7 @@ def main(arguments: list[str] | None = None) -> int:
             row = _judged(name, seed, instance, known.get((name, seed)))
             row["kept_aside"] = name in KEPT_ASIDE
             found.append(row)
-            with options.out.open("a") as file:
-                file.write(json.dumps(finite(row | shared), allow_nan=False) + "\n")
+            keep(options.out, row | shared)
             print(_line(row), flush=True)
     print(_summary(found))
     return 0
@@ -101,17 +99,11 @@ def _by_defaults(instance: Instance, seed: int) -> tuple[Row, torchgw.GWResult]:
     names = {warning.category.__name__ for warning in caught}
     doubts = {"ConvergenceWarning", "SearchWarning", "AmbiguityWarning"}
     row = {
-        "status": result.status.name,
-        "said": sorted(names & doubts),
-        "ambiguity": result.ambiguity,
-        "distances": (result.report.distances or {}).get("chosen", ""),
-        "value": result.value,
-        "epsilon": result.epsilon,
-        "objective": objective(instance, plan, result.epsilon),
-        "right": instance.judge(plan),
-        "iterations": result.n_iters,
-        "cpu_s": round(seconds, 2),
-    }
+        "status": result.status.name, "said": sorted(names & doubts), "ambiguity": result.ambiguity,
+        "distances": (result.report.distances or {}).get("chosen", ""), "value": result.value,
+        "epsilon": result.epsilon, "objective": objective(instance, plan, result.epsilon),
+        "right": instance.judge(plan), "iterations": result.n_iters, "cpu_s": round(seconds, 2),
+    }  # fmt: skip
     return row, result
 
 

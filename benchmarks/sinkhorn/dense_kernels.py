@@ -49,13 +49,10 @@ class Problem(NamedTuple):
         """Gate and time one sweep; what all sweeps share is prepared before."""
         sweeper = backend.prepare(self.linear).sweeper(self.start)
         measure(
-            self.group,
-            f"{count} iterations, {name}",
-            lambda: sweeper(self.start, count, 1.0),
-            lambda: self.error(sweeper(self.start, 3, 1.0)),
-            limit=EXACT,
+            self.group, f"{count} iterations, {name}", lambda: sweeper(self.start, count, 1.0),
+            lambda: self.error(sweeper(self.start, 3, 1.0)), limit=EXACT,
             floor=1e3 * count * self.cost.matrix.nbytes / 4.3e12,
-        )
+        )  # fmt: skip
 
 
 def problem(n: int, m: int, dtype: torch.dtype) -> Problem:
@@ -86,12 +83,9 @@ def dense_steps(case: Problem) -> None:
     backend, exact = TritonBackend(), EagerBackend()
     case.time(f"default {plan_text(stored.sweep_shape(case.cost))}", backend)
     measure(
-        case.group,
-        "sweeper made and 10 iterations",
-        lambda: backend.prepare(case.linear).sweep(case.start, 10),
-        lambda: 0.0,
-        limit=0.0,
-    )
+        case.group, "sweeper made and 10 iterations",
+        lambda: backend.prepare(case.linear).sweep(case.start, 10), lambda: 0.0, limit=0.0,
+    )  # fmt: skip
     case.time("eager", exact)
     softmins(case)
 

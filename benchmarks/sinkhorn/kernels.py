@@ -99,12 +99,9 @@ def streamed() -> None:
 
             measure(
                 f"half-step R{rank}",
-                f"{precision} {'stable' if stable else 'online'} {tuple(blocks)}",
-                run,
-                error,
-                limit=EXACT,
-                floor=floor,
-            )
+                f"{precision} {'stable' if stable else 'online'} {tuple(blocks)}", run, error,
+                limit=EXACT, floor=floor,
+            )  # fmt: skip
         measure(
             f"half-step R{rank}",
             "softmin, preparation included",
@@ -219,14 +216,9 @@ def float64() -> None:
 
 
 GROUPS = {
-    "copy": bandwidth,
-    "half": streamed,
-    "dense": dense,
-    "graphs": graphs,
-    "shapes": dense_plans,
-    "plan": read_off,
-    "float64": float64,
-}
+    "copy": bandwidth, "half": streamed, "dense": dense, "graphs": graphs, "shapes": dense_plans,
+    "plan": read_off, "float64": float64,
+}  # fmt: skip
 
 
 def main(arguments: list[str] | None = None) -> None:

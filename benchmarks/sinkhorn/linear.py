@@ -22,17 +22,9 @@ from torchgw._sinkhorn.problem import Cost, FactoredCost, LinearProblem
 from torchgw._typing import Marginals, Potentials
 
 __all__ = [
-    "Prepared",
-    "Rows",
-    "Unsupported",
-    "compiled",
-    "definition_rows",
-    "eager",
-    "flash",
-    "linear_problem",
-    "ours_linear",
-    "potentials_error",
-]
+    "Prepared", "Rows", "Unsupported", "compiled", "definition_rows", "eager", "flash",
+    "linear_problem", "ours_linear", "potentials_error",
+]  # fmt: skip
 
 Rows = Callable[[Tensor | slice], Tensor]
 
@@ -100,12 +92,9 @@ def ours_linear(problem: Problem, device: torch.device, backend_name: Any) -> Pr
         def call(seed: int) -> Solved:
             del seed
             inner = sinkhorn(
-                backend.prepare(LinearProblem(cost, marginals, epsilon)),
-                None,
-                max_iter=count,
-                tol=0.0,
-                check_every=count,
-            )
+                backend.prepare(LinearProblem(cost, marginals, epsilon)), None, max_iter=count,
+                tol=0.0, check_every=count,
+            )  # fmt: skip
             return Solved(cost, marginals, inner.potentials, epsilon)
 
         return Prepared(call, _solved_rows, _solved_info(backend.name, "iterations, one check"))
@@ -198,14 +187,9 @@ def flash(problem: Problem, device: torch.device, *, tf32: bool) -> Prepared:
     half_steps = isinstance(problem, HalfStepProblem)
     count = problem.half_steps // 2 if half_steps else problem.iterations
     loss = SamplesLoss(
-        "sinkhorn",
-        backend="alternating",
-        use_epsilon_scaling=False,
-        eps=epsilon,
-        n_iters=count,
-        potentials=True,
-        allow_tf32=tf32,
-    )
+        "sinkhorn", backend="alternating", use_epsilon_scaling=False, eps=epsilon, n_iters=count,
+        potentials=True, allow_tf32=tf32,
+    )  # fmt: skip
 
     def call(seed: int) -> Solved:
         del seed

@@ -48,14 +48,9 @@ def main(arguments: list[str] | None = None) -> None:
             for _ in range(options.repeat + 1):
                 started = time.perf_counter()
                 result = torchgw.solve(
-                    x,
-                    y,
-                    distances="landmark",
-                    n_neighbors=5,
-                    epsilon=5e-4,
-                    random_state=0,
+                    x, y, distances="landmark", n_neighbors=5, epsilon=5e-4, random_state=0,
                     options=torchgw.Options(precision=precision, storage=options.storage),
-                )
+                )  # fmt: skip
                 synchronize(device)
                 seconds.append(time.perf_counter() - started)
         plan = torch.as_tensor(result.plan).double()

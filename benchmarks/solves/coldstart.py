@@ -26,6 +26,8 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness.harness import keep
+
 ROOT = Path(__file__).resolve().parents[2]
 SIZES = "400x500,4000x5000,20000x25000,100000x100000,1000000x1000000"
 _AGAIN = 3
@@ -197,10 +199,8 @@ def main(arguments: list[str] | None = None) -> int:
                 for variant in record["variants"] if options.variants else ():
                     print(f"{size} {state}: {variant}")
                 records.append(record)
-                if options.output:
-                    kept = {name: value for name, value in record.items() if name != "variants"}
-                    with options.output.open("a", encoding="utf-8") as file:
-                        file.write(json.dumps(kept) + "\n")
+                kept = {name: value for name, value in record.items() if name != "variants"}
+                keep(options.output, kept)
     if options.record:
         record_kernels(records)
     print(table(records))

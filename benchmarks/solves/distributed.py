@@ -54,13 +54,9 @@ def solve(n: int, device: str, repeat: int, *, shared: bool) -> dict[str, object
             torch.distributed.barrier()
         begin = time.perf_counter()
         result = torchgw.solve(
-            x,
-            y,
-            epsilon=EPSILON,
-            device=device,
-            random_state=0,
+            x, y, epsilon=EPSILON, device=device, random_state=0,
             options=torchgw.Options(distributed=shared),
-        )
+        )  # fmt: skip
         calls.append((time.perf_counter() - begin, result.timings))
     digest = hashlib.sha256()
     parts = result.potential_a, result.potential_b, result.marginal_a, result.marginal_b
@@ -73,15 +69,11 @@ def solve(n: int, device: str, repeat: int, *, shared: bool) -> dict[str, object
         return None
     seconds, timings = min(calls[1:] or calls, key=lambda call: call[0])
     return {
-        "first_s": calls[0][0],
-        "seconds": seconds,
+        "first_s": calls[0][0], "seconds": seconds,
         "phases": {name: timings.get(name, 0.0) for name in PHASES},
-        "bits": digest.hexdigest()[:12],
-        "value": result.value,
-        "error": result.marginal_error,
-        "status": result.status.name,
-        "threads": torch.get_num_threads(),
-    }
+        "bits": digest.hexdigest()[:12], "value": result.value, "error": result.marginal_error,
+        "status": result.status.name, "threads": torch.get_num_threads(),
+    }  # fmt: skip
 
 
 class Work(NamedTuple):
@@ -186,11 +178,9 @@ def simulate(
         alone = spend(kinds[name], one, ())
         shares = [spend(kinds[name], ranks, one.joined) for ranks in others]
         row[name] = {
-            "alone_s": alone,
-            "slowest_s": max(shares),
-            "efficiency": alone / (size * max(shares)),
+            "alone_s": alone, "slowest_s": max(shares), "efficiency": alone / (size * max(shares)),
             "imbalance": max(shares) * size / sum(shares),
-        }
+        }  # fmt: skip
     return {**row, "same_bits": all(ranks.same for ranks in others)}
 
 

@@ -197,15 +197,11 @@ def run(name: str, case: Callable[[int], Answer], seed: int) -> dict[str, Any]:
     given = answer.seconds, answer.cpu_seconds
     seconds, cpu = (own if one is None else one for own, one in zip(taken, given, strict=True))
     return {
-        "case": name,
-        "seed": seed,
-        "right": round(answer.right, 4),
-        "status": answer.status,
+        "case": name, "seed": seed, "right": round(answer.right, 4), "status": answer.status,
         "warned": sorted({warning.category.__name__ for warning in said}),
-        "seconds": round(seconds, 2),
-        "cpu_seconds": round(cpu, 2),
+        "seconds": round(seconds, 2), "cpu_seconds": round(cpu, 2),
         "threads": torch.get_num_threads(),
-    }
+    }  # fmt: skip
 
 
 def main(arguments: list[str]) -> int:

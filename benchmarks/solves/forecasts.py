@@ -112,23 +112,15 @@ def _trees(n: int, rng: np.random.Generator) -> Inputs:
 
 # Kinds of calls, with the fewest and the most points of which sizes are drawn.
 KINDS: dict[str, tuple[Draw, int, int]] = {
-    "cloud in 3": (_cloud, 5, 1600),
-    "cloud in 10": (partial(_cloud, d=10), 5, 1600),
+    "cloud in 3": (_cloud, 5, 1600), "cloud in 10": (partial(_cloud, d=10), 5, 1600),
     "plane": (partial(_cloud, d=2), 5, 1000),
     "squared": (partial(_cloud, distances="sqeuclidean"), 10, 3000),
     "landmarks": (partial(_cloud, distances="landmark"), 500, 3000),
-    "clusters": (_clusters, 5, 2500),
-    "copies": (_copies, 5, 1600),
-    "spirals": (_spirals, 20, 2500),
-    "tables": (_tables, 10, 300),
-    "graphs": (_graphs, 20, 600),
-    "trees": (_trees, 20, 600),
-    "hops": (_hops, 20, 200),
-    "small world": (partial(_hops, kind="rings"), 20, 200),
-    "fused": (_fused, 10, 1000),
-    "fused, .9": (partial(_fused, alpha=0.9), 10, 600),
-    "groups": (_groups, 10, 1000),
-    "pairs": (_pairs, 20, 1500),
+    "clusters": (_clusters, 5, 2500), "copies": (_copies, 5, 1600), "spirals": (_spirals, 20, 2500),
+    "tables": (_tables, 10, 300), "graphs": (_graphs, 20, 600), "trees": (_trees, 20, 600),
+    "hops": (_hops, 20, 200), "small world": (partial(_hops, kind="rings"), 20, 200),
+    "fused": (_fused, 10, 1000), "fused, .9": (partial(_fused, alpha=0.9), 10, 600),
+    "groups": (_groups, 10, 1000), "pairs": (_pairs, 20, 1500),
     "mass .7": (partial(_cloud, mass=0.7), 10, 600),
     "penalties": (partial(_cloud, unbalanced=0.1), 10, 600),
     "squares": (partial(_cloud, unbalanced=0.1, unbalanced_type="l2"), 10, 200),
@@ -143,7 +135,7 @@ KINDS: dict[str, tuple[Draw, int, int]] = {
     "proximal": (partial(_cloud, regularization="proximal"), 10, 200),
     "sharp": (partial(_cloud, epsilon=1e-3), 10, 400),
     "blurred": (partial(_cloud, epsilon=0.5), 10, 1600),
-}
+}  # fmt: skip
 
 
 def _drawn(name: str, rng: np.random.Generator) -> Inputs:

@@ -64,14 +64,10 @@ def solve(data: Data, device: torch.device, options: argparse.Namespace) -> torc
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", torchgw.GraphWarning)
         return torchgw.solve(
-            *data.points,
-            features=data.features,
-            distances="landmark",
-            alpha=options.alpha,
-            device=device,
-            random_state=0,
+            *data.points, features=data.features, distances="landmark", alpha=options.alpha,
+            device=device, random_state=0,
             options=torchgw.Options(skip_tiles=False if options.all_tiles else "auto"),
-        )
+        )  # fmt: skip
 
 
 def score(result: torchgw.GWResult, data: Data, device: torch.device) -> dict[str, Any]:
@@ -128,12 +124,9 @@ def main(arguments: list[str] | None = None) -> int:
     synchronize(device)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     report: dict[str, Any] = {
-        "n": options.n,
-        "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
-        "noise": options.noise,
-        "alpha": options.alpha,
-        "peak_of_imports_mib": round(before, 1),
-    }
+        "n": options.n, "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
+        "noise": options.noise, "alpha": options.alpha, "peak_of_imports_mib": round(before, 1),
+    }  # fmt: skip
     calls = []
     result = None
     for _ in range(options.repeat):

@@ -59,13 +59,10 @@ def measure(method: str, n: int, rank: int, max_iter: int, device: torch.device)
         call = full if method == "full" else lambda seed: low_rank(start)
         seconds, result = timed(call, 0, device)
     return {
-        "time_s": round(seconds, 3),
-        **probe.peak_mib(),
-        "value": result.value,
-        "marginal_error": result.marginal_error,
-        "converged": result.converged,
+        "time_s": round(seconds, 3), **probe.peak_mib(), "value": result.value,
+        "marginal_error": result.marginal_error, "converged": result.converged,
         "iterations": len(result.history),
-    }
+    }  # fmt: skip
 
 
 def _pot(
@@ -87,12 +84,10 @@ def _pot(
 
     seconds, (q, r, g, log) = timed(call, 0, torch.device("cpu"))
     return {
-        "time_s": round(seconds, 3),
-        **probe.peak_mib(),
-        "value": value_of(q, r, g, scaled),
+        "time_s": round(seconds, 3), **probe.peak_mib(), "value": value_of(q, r, g, scaled),
         "value_reported": float(log["value"]),
         "marginal_error": float(np.abs((q / g) @ r.sum(0) - 1 / len(x)).sum()),
-    }
+    }  # fmt: skip
 
 
 def value_of(

@@ -43,19 +43,13 @@ def solve(n: int, m: int, epsilon: float | str) -> dict[str, object]:
             random_state=0,
         )
     return {
-        "n": n,
-        "m": m,
-        "time_s": time.perf_counter() - begin,
-        **probe.peak_mib(),
-        "peak_of_imports_mib": round(before, 1),
-        "status": result.status.name,
-        "value": result.value,
-        "marginal_error": result.marginal_error,
-        "iterations": result.n_iters,
-        "epsilon": result.epsilon,
+        "n": n, "m": m, "time_s": time.perf_counter() - begin, **probe.peak_mib(),
+        "peak_of_imports_mib": round(before, 1), "status": result.status.name,
+        "value": result.value, "marginal_error": result.marginal_error,
+        "iterations": result.n_iters, "epsilon": result.epsilon,
         "rank": getattr(result.lazy_plan.cost, "rank", None),
         "phases_s": {name: round(spent, 3) for name, spent in result.timings.items()},
-    }
+    }  # fmt: skip
 
 
 def main(arguments: list[str] | None = None) -> int:

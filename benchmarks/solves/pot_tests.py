@@ -237,11 +237,9 @@ def pytest_runtest_call(item: Any) -> Iterator[None]:
     where = Path(item.fspath)
     record = {
         "file": f"{where.parent.name}/{where.name}" if where.parent.name != "test" else where.name,
-        "test": item.name,
-        "outcome": ended,
-        "calls": _CALLS.count,
+        "test": item.name, "outcome": ended, "calls": _CALLS.count,
         "reason": " ".join(reason.split())[:300],
-    }
+    }  # fmt: skip
     with open(os.environ[_OUTPUT], "a", encoding="utf-8") as file:
         file.write(json.dumps(record) + "\n")
 

@@ -37,22 +37,18 @@ from torchgw.distances import connect, knn_graph
 from torchgw.distances.graph import default_n_neighbors
 
 ROWS: dict[str, dict[str, Any]] = {
-    "exact": {},
-    "exact, KL loss": {"loss": "KL"},
-    "fused exact": {"M": True},
+    "exact": {}, "exact, KL loss": {"loss": "KL"}, "fused exact": {"M": True},
     "semi-relaxed exact": {"unbalanced_type": "semirelaxed"},
     "partial .7, exact": {"unbalanced_type": "partial", "unbalanced": 0.7},
     "entropic, reg .05": {"reg": 0.05},
-}
+}  # fmt: skip
 # With entropy, by each of the weights that are asked for.
 ENTROPIC: dict[str, dict[str, Any]] = {
-    "square": {},
-    "KL loss": {"loss": "KL"},
-    "fused": {"M": True},
+    "square": {}, "KL loss": {"loss": "KL"}, "fused": {"M": True},
     "semi-relaxed": {"unbalanced_type": "semirelaxed"},
     "partial .7": {"unbalanced_type": "partial", "unbalanced": 0.7},
     "penalties .3": {"unbalanced": 0.3},
-}
+}  # fmt: skip
 # Seconds after which a call is not repeated.
 _LONG = 1.0
 

@@ -15,7 +15,6 @@ not tried, and a setting that passes ``--limit`` seconds is ended. One JSON line
 from __future__ import annotations
 
 import argparse
-import json
 import subprocess
 import sys
 import time
@@ -33,6 +32,7 @@ from scipy.sparse.csgraph import dijkstra
 from scipy.stats import spearmanr
 
 import torchgw
+from benchmarks.harness.harness import tell
 from benchmarks.harness.measure import synchronize
 from torchgw.datasets import spiral, swiss_roll
 from torchgw.distances import LandmarkDistance
@@ -173,13 +173,9 @@ def _ours(
         for side in (source, target)
     )
     result = torchgw.solve(
-        D_X=x,
-        D_Y=y,
-        epsilon=epsilon,
-        scale=None,
-        random_state=0,
+        D_X=x, D_Y=y, epsilon=epsilon, scale=None, random_state=0,
         options=torchgw.Options(resolution=resolution),
-    )
+    )  # fmt: skip
     synchronize(torch.device(device))
     found = {
         "solver": "torchgw", "device": device, "epsilon": epsilon, **_spent(clock, busy),
@@ -218,23 +214,15 @@ def main(arguments: list[str] | None = None) -> int:
         torch.set_num_threads(1)
         resolution = None if options.all_points else "auto"
         for record in measure(sizes[0], counts[0], epsilons, resolution, options.device):
-            _tell(record, options.output)
+            tell(record, options.output)
         return 0
     for n in sizes:
         for parts in counts:
             why = _apart(n, parts, epsilons[:1] if parts else epsilons, options)
             if why is not None:
                 told = {"n": n, "solver": "POT, quantized" if parts else "torchgw", "parts": parts}
-                _tell(told | {"error": why}, options.output)
+                tell(told | {"error": why}, options.output)
     return 0
-
-
-def _tell(record: dict[str, Any], output: Path | None) -> None:
-    """Print a record as soon as it is known, and add it to a file."""
-    print(line := json.dumps(record), flush=True)
-    if output is not None:
-        with output.open("a") as file:
-            file.write(line + "\n")
 
 
 def _apart(n: int, parts: int, epsilons: list[float], options: argparse.Namespace) -> str | None:

@@ -237,11 +237,8 @@ def main(arguments: list[str] | None = None) -> int:
                     inside = ["-m", "benchmarks", "rows", "--inside", name, "--base", str(base)]
                     inside += ["--device", options.device, "--space", options.space]
                     inside += [
-                        "--calls",
-                        str(options.calls),
-                        "--epsilon",
-                        str(options.epsilon or 0),
-                    ]
+                        "--calls", str(options.calls), "--epsilon", str(options.epsilon or 0),
+                    ]  # fmt: skip
                     done = subprocess.run(
                         [sys.executable, *launch, *inside], stdout=subprocess.PIPE, text=True,
                         check=False, env={"OMP_NUM_THREADS": "1", **os.environ},

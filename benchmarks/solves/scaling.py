@@ -25,6 +25,7 @@ import torch
 from scipy.stats import spearmanr
 
 import torchgw
+from benchmarks.harness.harness import tell
 from benchmarks.harness.measure import MemoryProbe, synchronize
 from benchmarks.solves.scaling_model import report
 from torchgw._boundary.arrays import to_numpy
@@ -191,11 +192,7 @@ def main(arguments: list[str] | None = None) -> int:
         if done.returncode != 0:
             print(f"{n}: {done.stderr}", file=sys.stderr)
             return done.returncode
-        line = done.stdout.splitlines()[-1]
-        print(line, flush=True)
-        if options.output is not None:
-            with options.output.open("a") as file:
-                file.write(line + "\n")
-        records.append(json.loads(line))
+        records.append(json.loads(done.stdout.splitlines()[-1]))
+        tell(records[-1], options.output)
     print(table(records))
     return 0

@@ -94,11 +94,9 @@ def predict(rates: dict[str, float], n: float, gpus: int, pairs: float) -> dict[
     speed = math.inf if gpus == 1 else _NVLINK if gpus <= _HOST else _NETWORK
     return {
         "preparation": rates["preparation"] * n ** rates["power"] / min(gpus, 2),
-        "cells": rates["cells"],
-        "points and cells": rates["pair"] * pairs / gpus,
-        "exchange": 2 * n * (8 * _GATHERED + _SENT) / speed,
-        "bytes": rates["bytes"] * n,
-    }
+        "cells": rates["cells"], "points and cells": rates["pair"] * pairs / gpus,
+        "exchange": 2 * n * (8 * _GATHERED + _SENT) / speed, "bytes": rates["bytes"] * n,
+    }  # fmt: skip
 
 
 def report(path: Path) -> str:

@@ -11,7 +11,6 @@ the least of all kinds and of a solve from the true matching.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 import warnings
 from collections.abc import Iterator
@@ -26,6 +25,7 @@ import torch
 from scipy.stats import spearmanr
 
 import torchgw
+from benchmarks.harness.harness import keep
 from torchgw._boundary.arrays import to_numpy
 from torchgw._plans.transport import round_to_marginals
 from torchgw.datasets import spiral, swiss_roll
@@ -160,10 +160,8 @@ def main(arguments: list[str] | None = None) -> None:
             run = pool.map
         for batch in run(_run, work):
             records += batch
-            if options.output is not None:
-                # one seed after the other: what is cut off keeps what it has
-                with options.output.open("a") as file:
-                    file.writelines(json.dumps(record) + "\n" for record in batch)
+            # one seed after the other: what is cut off keeps what it has
+            keep(options.output, *batch)
     print(f"{options.size}, {options.seeds} seeds, epsilon {options.epsilon:g}, {options.device}")
     print("\n".join(summarise(records)), flush=True)
 

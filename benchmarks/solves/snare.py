@@ -7,7 +7,6 @@ is shuffled by a fixed permutation first, so that no solver scores by index orde
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import time
@@ -22,6 +21,7 @@ from scipy.spatial.distance import cdist
 
 import torchgw
 from benchmarks.harness.evaluate import gw_value, made_feasible, marginal_errors
+from benchmarks.harness.harness import keep
 from torchgw.metrics import foscttm, label_accuracy
 
 __all__ = ["Snare", "align", "load", "ours", "ours_raw", "pot", "score"]
@@ -184,7 +184,5 @@ def main(arguments: list[str] | None = None) -> int:
     ]
     if options.pot:
         records.append(align("POT, SCOT distances", lambda item: pot(item, epsilon), data))
-    if options.output is not None:
-        with options.output.open("a") as file:
-            file.writelines(json.dumps(record) + "\n" for record in records)
+    keep(options.output, *records)
     return 0

@@ -16,12 +16,10 @@ from torchgw._typing import Marginals
 
 N, M = 6, 4
 RULES = {
-    "penalties": MarginalRule((0.5, 0.3)),
-    "free": MarginalRule((math.inf, 0.0)),
-    "other free": MarginalRule((0.0, math.inf)),
-    "one penalty": MarginalRule((math.inf, 0.3)),
+    "penalties": MarginalRule((0.5, 0.3)), "free": MarginalRule((math.inf, 0.0)),
+    "other free": MarginalRule((0.0, math.inf)), "one penalty": MarginalRule((math.inf, 0.3)),
     "bounds": MarginalRule(mass=0.6),
-}
+}  # fmt: skip
 
 
 def stacked(rule, count=3):

@@ -152,16 +152,9 @@ def test_second_derivatives_that_are_not_defined_say_so():
     with pytest.raises(torchgw.UnsupportedError, match="once"):
         first.sum().backward()
     sampled = torchgw.solve(
-        x,
-        given["Y"],
-        distances="sqeuclidean",
-        gradient="sampled",
-        epsilon=1.5,
-        differentiable="value",
-        random_state=0,
-        max_iter=2,
-        options=torchgw.Options(min_iter=1),
-    )
+        x, given["Y"], distances="sqeuclidean", gradient="sampled", epsilon=1.5,
+        differentiable="value", random_state=0, max_iter=2, options=torchgw.Options(min_iter=1),
+    )  # fmt: skip
     with pytest.raises(torchgw.UnsupportedError, match="sampled"):
         sampled.hvp(torch.ones_like(x))
 
@@ -299,15 +292,9 @@ def test_sampled_gradient_estimates_the_exact_one():
     for name in ("dense", "sampled"):
         x, y = require([given["X"], given["Y"]])
         result = torchgw.solve(
-            x,
-            y,
-            distances="euclidean",
-            epsilon=2.0,
-            gradient=name,
-            differentiable="value",
-            random_state=0,
-            options=torchgw.Options(n_anchors=5_000),
-        )
+            x, y, distances="euclidean", epsilon=2.0, gradient=name, differentiable="value",
+            random_state=0, options=torchgw.Options(n_anchors=5_000),
+        )  # fmt: skip
         gradients[name] = torch.autograd.grad(result.loss, [x, y])
     for exact, sampled in zip(gradients["dense"], gradients["sampled"], strict=True):
         # noise of the plan and of the estimate, seen for several seeds: 0.1 to 0.2
@@ -324,15 +311,9 @@ def test_nothing_of_the_size_of_the_plan(monkeypatch, limited):
     x, y = require([given["X"], given["Y"]])
     with LargestTensor() as largest:
         result = torchgw.solve(
-            x,
-            y,
-            distances="sqeuclidean",
-            epsilon=2.0,
-            differentiable="implicit",
-            tol=1e-3,
-            n_init=1,
-            options=torchgw.Options(storage="streamed", precision="float64"),
-        )
+            x, y, distances="sqeuclidean", epsilon=2.0, differentiable="implicit", tol=1e-3,
+            n_init=1, options=torchgw.Options(storage="streamed", precision="float64"),
+        )  # fmt: skip
         total = result.loss + (result.lazy_plan @ y).square().sum()
         total.backward()
     assert x.grad.norm() > 0

@@ -9,13 +9,10 @@ from torch.autograd import gradcheck, gradgradcheck
 
 EXACT = {"tol": 1e-12, "inner_tol": 1e-13, "max_iter": 4000, "inner_max_iter": 20_000}
 KINDS = {
-    "balanced": {},
-    "fused": {},
-    "unbalanced": {"unbalanced": 1.0},
-    "semi-relaxed": {"unbalanced": (math.inf, 0.5)},
-    "partial": {"mass": 0.7},
+    "balanced": {}, "fused": {}, "unbalanced": {"unbalanced": 1.0},
+    "semi-relaxed": {"unbalanced": (math.inf, 0.5)}, "partial": {"mass": 0.7},
     "fused partial": {"mass": 0.6},
-}
+}  # fmt: skip
 
 
 def normal(*shape, seed):

@@ -10,17 +10,14 @@ import torchgw
 
 EXACT = {"tol": 1e-12, "inner_tol": 1e-13, "max_iter": 4000, "inner_max_iter": 20_000, "n_init": 1}
 CASES = {
-    "unbalanced": {"unbalanced": 1.0},
-    "weights of any sum": {"unbalanced": (0.5, 2.0)},
+    "unbalanced": {"unbalanced": 1.0}, "weights of any sum": {"unbalanced": (0.5, 2.0)},
     "one side strict": {"unbalanced": (1.0, math.inf)},
     "semi-relaxed": {"unbalanced": (math.inf, 0.0), "distances": "euclidean", "epsilon": 0.6},
-    "fused semi-relaxed": {"unbalanced": (math.inf, 0.5)},
-    "fused unbalanced": {"unbalanced": 1.0},
+    "fused semi-relaxed": {"unbalanced": (math.inf, 0.5)}, "fused unbalanced": {"unbalanced": 1.0},
     "linear unbalanced": {"unbalanced": (0.5, 2.0)},
-    "linear semi-relaxed": {"unbalanced": (math.inf, 0.5)},
-    "partial": {"mass": 0.7},
+    "linear semi-relaxed": {"unbalanced": (math.inf, 0.5)}, "partial": {"mass": 0.7},
     "fused partial": {"mass": 0.6},
-}
+}  # fmt: skip
 
 
 def normal(*shape, seed):
@@ -31,11 +28,8 @@ def normal(*shape, seed):
 def inputs_of(case):
     a, b = (normal(size, seed=size).abs() + 0.5 for size in (7, 6))
     given = {
-        "X": normal(7, 2, seed=0),
-        "Y": normal(6, 3, seed=1),
-        "a": a / a.sum(),
-        "b": b / b.sum(),
-    }
+        "X": normal(7, 2, seed=0), "Y": normal(6, 3, seed=1), "a": a / a.sum(), "b": b / b.sum(),
+    }  # fmt: skip
     if case == "weights of any sum":
         given["a"] = 1.3 * given["a"]
     if case.startswith(("fused", "linear")):

@@ -183,14 +183,9 @@ def test_nothing_of_the_size_of_the_plan_is_kept_for_factored_problems(monkeypat
     generator = torch.Generator().manual_seed(0)
     X, Y = (torch.randn(n, 2, generator=generator, dtype=torch.float64) for n in (100, 80))
     result = torchgw.solve(
-        X.requires_grad_(),
-        Y,
-        distances="sqeuclidean",
-        epsilon=5.0,
-        differentiable="value",
-        n_init=1,
-        options=torchgw.Options(storage="streamed", precision="float64"),
-    )
+        X.requires_grad_(), Y, distances="sqeuclidean", epsilon=5.0, differentiable="value",
+        n_init=1, options=torchgw.Options(storage="streamed", precision="float64"),
+    )  # fmt: skip
     with LargestTensor() as largest:
         found = result.hvp(torch.randn(X.shape, generator=generator, dtype=torch.float64))
     assert found.converged
@@ -249,15 +244,9 @@ def test_points_matched_one_to_one_do_not_slow_the_system():
     y = x + 0.3 * scale * torch.randn(200, 20, generator=generator, dtype=torch.float64)
     epsilon = 0.02 * float(torch.cdist(x, x).square().mean()) ** 2
     result = torchgw.solve(
-        x.requires_grad_(),
-        y,
-        distances="sqeuclidean",
-        epsilon=epsilon,
-        n_init=1,
-        gradient="factored",
-        differentiable="value",
-        options=torchgw.Options(storage="streamed"),
-    )
+        x.requires_grad_(), y, distances="sqeuclidean", epsilon=epsilon, n_init=1,
+        gradient="factored", differentiable="value", options=torchgw.Options(storage="streamed"),
+    )  # fmt: skip
     # with columns scaled by their weights 1,001 products left 8e-6
     found = result.hvp(torch.ones_like(x).cumsum(0))
     assert found.residual < 1e-9

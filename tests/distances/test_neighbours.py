@@ -24,22 +24,16 @@ def cloud(n, d, seed=0):
 
 # Name: points and the number of neighbours, a point itself among them.
 POINTS = {
-    "one point": (cloud(1, 3), 1),
-    "fewer than a leaf": (cloud(7, 3), 7),
-    "line": (cloud(150, 1), 9),
-    "plane": (cloud(150, 2), 16),
-    "many dimensions": (cloud(90, 33), 5),
-    "all the others": (cloud(40, 3), 40),
-    "ties": (cloud(150, 2).round(), 6),
-    "wide": (cloud(230, 3), 9),
-    "ties, wide": (cloud(230, 2).round(1), 9),
-    "equal": (np.ones((70, 3)), 4),
-    "few different": (np.repeat(cloud(5, 4), 30, axis=0), 8),
+    "one point": (cloud(1, 3), 1), "fewer than a leaf": (cloud(7, 3), 7),
+    "line": (cloud(150, 1), 9), "plane": (cloud(150, 2), 16), "many dimensions": (cloud(90, 33), 5),
+    "all the others": (cloud(40, 3), 40), "ties": (cloud(150, 2).round(), 6),
+    "wide": (cloud(230, 3), 9), "ties, wide": (cloud(230, 2).round(1), 9),
+    "equal": (np.ones((70, 3)), 4), "few different": (np.repeat(cloud(5, 4), 30, axis=0), 8),
     "far from zero": (cloud(120, 3) + 1e6, 6),
     "unequal scales": (cloud(120, 3) * [1e-6, 1.0, 1e6], 6),
     "outliers": (cloud(120, 3) * np.where(np.arange(120) % 40 == 0, 1e4, 1.0)[:, None], 6),
     "tight clusters": (np.repeat(cloud(6, 20) * 1e4, 20, axis=0) + cloud(120, 20), 6),
-}
+}  # fmt: skip
 
 
 WAYS = {

@@ -42,12 +42,9 @@ def star_graph(n):
 
 
 GRAPHS = {
-    "in pieces": random_graph(30, 0.06),
-    "dense": random_graph(16, 0.5),
-    "path": path_graph(20),
-    "hub": star_graph(40),
-    "one vertex": csr_matrix((1, 1)),
-}
+    "in pieces": random_graph(30, 0.06), "dense": random_graph(16, 0.5), "path": path_graph(20),
+    "hub": star_graph(40), "one vertex": csr_matrix((1, 1)),
+}  # fmt: skip
 
 
 def small_tiles(monkeypatch):

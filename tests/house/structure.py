@@ -150,7 +150,8 @@ def kinds_of_lines(text: str) -> dict[str, int]:
             mark("imports", node.lineno, node.end_lineno or 0)
         if isinstance(node, ast.FunctionDef):
             last = node.body[0].lineno - 1
-            while last > node.lineno and not lines[last - 1].rstrip().endswith(":"):
+            # the last line of a signature may be marked
+            while last > node.lineno and not re.search(r":(  # fmt: skip)?$", lines[last - 1]):
                 last -= 1
             mark("signatures", node.lineno, last)
     for number, line in enumerate(lines, start=1):

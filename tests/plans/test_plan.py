@@ -38,11 +38,9 @@ def pair(request, monkeypatch):
     cost = problem.cost(request.param)
     start = Potentials(*map(torch.zeros_like, problem.marginals))
     solved = sinkhorn(
-        EagerBackend().prepare(LinearProblem(cost, problem.marginals, EPSILON)),
-        start,
-        max_iter=500,
-        tol=1e-12,
-    )
+        EagerBackend().prepare(LinearProblem(cost, problem.marginals, EPSILON)), start,
+        max_iter=500, tol=1e-12,
+    )  # fmt: skip
     plan = TransportPlan(cost, solved.potentials, problem.marginals, EPSILON)
     a, b = (w.numpy() for w in problem.marginals)
     potentials = (p.numpy() for p in solved.potentials)

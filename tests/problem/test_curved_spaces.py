@@ -73,14 +73,9 @@ def test_each_side_has_a_curvature():
     # the same points in balls of other sizes: distances are those of unit curvature over sqrt(c)
     X = points_of("poincare", 20)
     pair = torchgw.solve(
-        X,
-        X / 2,
-        distances="poincare",
-        scale=None,
-        epsilon=0.01,
-        random_state=0,
+        X, X / 2, distances="poincare", scale=None, epsilon=0.01, random_state=0,
         options=torchgw.Options(curvature=(1.0, 4.0)),
-    )
+    )  # fmt: skip
     given = torchgw.solve(
         CurvedDistance(X), CurvedDistance(X / 2, curvature=4.0), epsilon=0.01, random_state=0
     )
@@ -101,16 +96,9 @@ def test_gradients_in_the_points(model, mode):
 
     def function(x):
         result = torchgw.solve(
-            x,
-            Y,
-            distances=model,
-            epsilon=0.6,
-            differentiable=mode,
-            tol=1e-9,
-            max_iter=400,
-            n_init=1,
-            options=torchgw.Options(curvature=1.0, inner_tol=1e-10),
-        )
+            x, Y, distances=model, epsilon=0.6, differentiable=mode, tol=1e-9, max_iter=400,
+            n_init=1, options=torchgw.Options(curvature=1.0, inner_tol=1e-10),
+        )  # fmt: skip
         return result.loss if mode == "value" else result.lazy_plan.T @ weights
 
     def free(x):
@@ -168,13 +156,9 @@ def test_factors_from_landmarks_have_no_gradient():
     X = points_of("poincare", 12).requires_grad_()
     with pytest.raises(torchgw.UnsupportedError, match="Drop `n_landmarks`"):
         torchgw.solve(
-            X,
-            X.detach(),
-            distances="poincare",
-            epsilon=0.5,
-            differentiable="value",
+            X, X.detach(), distances="poincare", epsilon=0.5, differentiable="value",
             options=torchgw.Options(n_landmarks=9),
-        )
+        )  # fmt: skip
 
 
 def test_the_command_line_and_the_estimator(tmp_path, monkeypatch):

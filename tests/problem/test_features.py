@@ -125,17 +125,10 @@ def test_features_have_gradients(metric, mode):
 
     def run(source, target):
         result = torchgw.solve(
-            x,
-            y,
-            features=(source, target),
-            distances="sqeuclidean",
-            alpha=0.5,
-            epsilon=1.5,
-            tol=1e-9,
-            differentiable=mode,
-            n_init=1,
+            x, y, features=(source, target), distances="sqeuclidean", alpha=0.5, epsilon=1.5,
+            tol=1e-9, differentiable=mode, n_init=1,
             options=torchgw.Options(feature_metric=metric, inner_tol=1e-10),
-        )
+        )  # fmt: skip
         plan = result.lazy_plan @ torch.ones(6).double() if mode == "value" else result.plan
         return result.loss + plan.square().sum() * 10
 

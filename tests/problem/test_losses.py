@@ -262,14 +262,9 @@ def test_odd_distances(loss):
                 # six points that all look alike may stay at the product plan
                 warnings.simplefilter("ignore", torchgw.SearchWarning)
                 result = torchgw.solve(
-                    D_X=d_x,
-                    D_Y=d_y,
-                    loss=loss,
-                    gradient=gradient,
-                    max_iter=40,
-                    random_state=0,
+                    D_X=d_x, D_Y=d_y, loss=loss, gradient=gradient, max_iter=40, random_state=0,
                     options=torchgw.Options(n_anchors=64 if gradient == "sampled" else None),
-                )
+                )  # fmt: skip
             plan = np.asarray(result.plan, np.float64)
             assert np.isfinite(plan).all()
             assert result.value == pytest.approx(
@@ -373,15 +368,9 @@ def test_columns_on_demand(loss):
     few = pytest.warns(torchgw.ConvergenceWarning, match="shows too little")
     with few if loss == "kl" else contextlib.nullcontext():
         result = torchgw.solve(
-            x,
-            y,
-            distances="dijkstra",
-            n_neighbors=6,
-            loss=loss,
-            epsilon=5e-3,
-            random_state=0,
+            x, y, distances="dijkstra", n_neighbors=6, loss=loss, epsilon=5e-3, random_state=0,
             options=torchgw.Options(n_anchors=256),
-        )
+        )  # fmt: skip
     assert result.gradient == "sampled"
     assert result.status.converged == (loss != "kl")
     dense = torchgw.solve(

@@ -315,11 +315,9 @@ def test_every_array_comes_as_the_input_was_given(tmp_path):
                 assert again.value == pytest.approx(result.value, abs=1e-3)
         # tensors come back as tensors from either
         parts = [
-            plan @ given,
-            given.T @ plan,
-            plan.T.barycentric(given),
+            plan @ given, given.T @ plan, plan.T.barycentric(given),
             plan.rows(torch.tensor([0, 3])),
-        ]
+        ]  # fmt: skip
         assert {type(part) for part in parts} == {torch.Tensor}
         np.testing.assert_array_equal(plan.argmax(), np.arange(30))
         np.testing.assert_array_equal(np.asarray(plan), result.plan)

@@ -69,8 +69,6 @@ def test_a_backend_takes_its_own_file_and_an_entry(monkeypatch):
         torchgw.solve(x, x, options=torchgw.Options(backend="even"))
     with pytest.raises(torchgw.UnsupportedError, match="backend='odd' has no form that skips"):
         torchgw.solve(
-            x,
-            2 * x,
-            distances="sqeuclidean",
+            x, 2 * x, distances="sqeuclidean",
             options=torchgw.Options(backend="odd", skip_tiles=True, storage="streamed"),
-        )
+        )  # fmt: skip

@@ -178,10 +178,8 @@ def test_marginals_and_reported_error(backend, kind, epsilon):
     cost = problem.cost(kind)
     result = sinkhorn(
         backend.prepare(LinearProblem(cost, problem.marginals, epsilon)),
-        Potentials(*map(torch.zeros_like, problem.marginals)),
-        max_iter=5000,
-        tol=1e-10,
-    )
+        Potentials(*map(torch.zeros_like, problem.marginals)), max_iter=5000, tol=1e-10,
+    )  # fmt: skip
     assert result.converged
     a, b = (w.numpy() for w in problem.marginals)
     plan = reference.plan(
@@ -330,11 +328,9 @@ def test_underflow_of_a_sweep_is_redone_safely():
     assert not bool(sweep.check[0])
     for start in (far, zero):
         result = sinkhorn(
-            EagerBackend().prepare(LinearProblem(cost, problem.marginals, 0.05)),
-            start,
-            max_iter=3000,
-            tol=1e-5,
-        )
+            EagerBackend().prepare(LinearProblem(cost, problem.marginals, 0.05)), start,
+            max_iter=3000, tol=1e-5,
+        )  # fmt: skip
         assert result.converged
 
 

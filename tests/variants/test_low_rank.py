@@ -56,11 +56,9 @@ def test_gradients_are_those_of_the_objective(epsilon):
     x, y = clouds(7, 6)
     features = np.random.default_rng(1).normal(size=(13, 2))
     sides = build_providers(
-        (Passed("X", x), Passed("Y", y)),
-        "sqeuclidean",
-        DistanceOptions(None, None, None, "stitch"),
-        torch.device("cpu"),
-    )
+        (Passed("X", x), Passed("Y", y)), "sqeuclidean",
+        DistanceOptions(None, None, None, "stitch"), torch.device("cpu"),
+    )  # fmt: skip
     cost = feature_cost(*torch.from_numpy(features).split([7, 6]), "cosine")
     uniform = [torch.full((size,), 1 / size, dtype=torch.float64) for size in (7, 6)]
     problem = Problem(*sides.providers, Marginals(*uniform), 0.6, cost)

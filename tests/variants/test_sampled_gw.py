@@ -128,13 +128,9 @@ def test_tables_weights_and_starts_by_the_names_of_the_design():
     call = {"M": 200, "epsilon": 0.05, "random_state": 0, "max_iter": 5, "tol": 1e-3}
     with pytest.warns(torchgw.ConvergenceWarning):
         found = torchgw.sampled_gw(
-            dist_source=table,
-            dist_target=table,
-            p=weights,
-            q=weights,
-            T_init=np.eye(40) / 40,
+            dist_source=table, dist_target=table, p=weights, q=weights, T_init=np.eye(40) / 40,
             **call,
-        )
+        )  # fmt: skip
     assert (np.asarray(found.lazy_plan.argmax()) == np.arange(40)).mean() > 0.9
     with pytest.raises(torchgw.InvalidInputError, match="go together"):
         torchgw.sampled_gw(points, points, dist_source=table)

@@ -150,14 +150,9 @@ def solve_linear(problems: Packed, tol: float, most: int) -> Scaled:
 def _tick(pool: Pool) -> Tensor:
     """Iterate all problems once; tell which linear problems are done, (A,) bool."""
     made = sweep(
-        pool.cost,
-        (pool.a, pool.b),
-        (pool.f_next, pool.g),
-        pool.epsilon,
-        pool.relaxation,
-        pool.plan,
-        pool.relaxed(),
-    )
+        pool.cost, (pool.a, pool.b), (pool.f_next, pool.g), pool.epsilon, pool.relaxation,
+        pool.plan, pool.relaxed(),
+    )  # fmt: skip
     pool.f, pool.f_next, pool.g = made.f, made.f_next, made.g
     previous, pool.error = pool.error, made.error
     pool.spent, pool.inner = pool.spent + TICK, pool.inner + TICK

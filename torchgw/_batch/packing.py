@@ -123,16 +123,11 @@ class Packed:
         """Take problems (k,), some perhaps several times, that begin with costs at an epsilon."""
         linear = self.linear
         return replace(
-            self,
-            i=self.i[which],
-            j=self.j[which],
-            alpha=self.alpha[which],
-            epsilon=self.epsilon[which],
-            first=first,
-            linear=None if linear is None else lambda some: linear(which[some]),
-            begin=begin,
+            self, i=self.i[which], j=self.j[which], alpha=self.alpha[which],
+            epsilon=self.epsilon[which], first=first,
+            linear=None if linear is None else lambda some: linear(which[some]), begin=begin,
             relaxed=None if self.relaxed is None else self.relaxed.of(which),
-        )
+        )  # fmt: skip
 
     def damped(self) -> Packed:
         """Take shorter steps where strict plans turn back, as relaxed ones do."""

@@ -622,10 +622,7 @@ def _pairing(u: Array, a: Array, v: Array, b: Array) -> float:
 
 
 _METHODS = {
-    "squares": _squares,
-    "distances in order": _in_order,
-    "eigenvalues": _eigenvalues,
-    "first level of liftings": _lifting,
-    "semidefinite relaxation": _lifting,
+    "squares": _squares, "distances in order": _in_order, "eigenvalues": _eigenvalues,
+    "first level of liftings": _lifting, "semidefinite relaxation": _lifting,
     "cutting planes": _cutting_planes,
-}
+}  # fmt: skip

@@ -5,12 +5,12 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from torchgw._sinkhorn.duals import Array
+from torchgw._sinkhorn.duals import TOGETHER, Array
 
 Places = NDArray[np.int64]
 
-# Numbers that are computed together, and a slack that is rounding, in units of the box. Choices.
-_TOGETHER, _LEAST = 2**18, 1e-15
+# A slack that is rounding, in units of the box. A choice.
+_LEAST = 1e-15
 
 
 class Polytope:
@@ -68,7 +68,7 @@ class Polytope:
 
     def _change(self, kept: NDArray[np.bool_], faces: Places, most: float) -> None:
         """Leave out vertices, and add others by their faces (N, D)."""
-        step = max(1, _TOGETHER // self.normals.size)
+        step = max(1, TOGETHER // self.normals.size)
         made = [(self.faces[kept], self.costs[kept], self._points[kept])]
         for part in np.split(faces, range(step, len(faces), step)):
             # rows lead along edges

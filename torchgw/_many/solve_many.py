@@ -400,16 +400,9 @@ def solve_many(
     spaces, places = [*read[0], *read[1]], (np.arange(count), np.arange(count, 2 * count))
     wanted = read_sharpening(regularization, polish, wanted, spaces, places)
     asked = Questions(
-        Shelves(spaces, searched=n_init is None),
-        *places,
-        shares,
-        epsilons(epsilon, count),
-        linear,
-        squared=feature_metric != "euclidean",
-        n_init=n_init,
-        rules=rules,
-        wanted=wanted,
-    )
+        Shelves(spaces, searched=n_init is None), *places, shares, epsilons(epsilon, count), linear,
+        squared=feature_metric != "euclidean", n_init=n_init, rules=rules, wanted=wanted,
+    )  # fmt: skip
     if differentiable:
         inputs = {"X": sides[0], "Y": sides[1], "M": M, "a": a, "b": b}
         return _solve_tracked(asked, where, ranks, inputs, distances, plans=plans)
@@ -508,15 +501,9 @@ def solve_batch(
     places = np.arange(count), np.arange(count, 2 * count)
     wanted = read_sharpening(regularization, polish, wanted, shelves.spaces, places)
     asked = Questions(
-        shelves,
-        *places,
-        shares,
-        epsilons(epsilon, count),
-        costs,
-        n_init=n_init,
-        rules=rules,
+        shelves, *places, shares, epsilons(epsilon, count), costs, n_init=n_init, rules=rules,
         wanted=wanted,
-    )
+    )  # fmt: skip
     if not differentiable:
         result, _ = _solve(asked, where, ranks, plans=plans)
         return result.in_numpy() if without_tensors(D_X, D_Y, M, a, b) else result

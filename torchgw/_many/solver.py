@@ -537,14 +537,10 @@ def _solve_alone(asked: Questions, number: int, found: Numbers, keep: Keep | Non
         warnings.simplefilter("ignore", ConvergenceWarning)
         warnings.simplefilter("ignore", SearchWarning)
         result = solve(
-            **asked.arguments(number),
-            **asked.wanted.sharpness(number),
-            epsilon="auto" if math.isnan(epsilon) else epsilon,
-            n_init=asked.n_init or 1,
-            search="fast",
-            random_state=0,
-            options=Options(**asked.rules._asdict()),
-        )
+            **asked.arguments(number), **asked.wanted.sharpness(number),
+            epsilon="auto" if math.isnan(epsilon) else epsilon, n_init=asked.n_init or 1,
+            search="fast", random_state=0, options=Options(**asked.rules._asdict()),
+        )  # fmt: skip
     values = (
         result.value_quad, result.value_linear, result.report.objective, result.marginal_error,
         result.epsilon, result.ambiguity, STATUSES.index(result.status), result.n_iters,

@@ -29,18 +29,14 @@ from torchgw._tensors.ranks import together
 
 # Kinds of results whose modules are not imported with torchgw.
 _ELSEWHERE = {
-    "GWResult": "torchgw._results.result",
-    "BatchResult": "torchgw._many.result",
+    "GWResult": "torchgw._results.result", "BatchResult": "torchgw._many.result",
     "AllResult": "torchgw._variants.several",
     "RepresentationMatch": "torchgw._variants.representations",
-    "MatchTest": "torchgw._many.permutation",
-    "PairwiseTest": "torchgw._many.permutation",
+    "MatchTest": "torchgw._many.permutation", "PairwiseTest": "torchgw._many.permutation",
     "BarycenterResult": "torchgw._variants.barycenter",
-    "JointEmbedding": "torchgw._variants.embedding",
-    "PathResult": "torchgw._variants.path",
-    "LowRankResult": "torchgw._variants.solve_low_rank",
-    "OTResult": "torchgw.pot",
-}
+    "JointEmbedding": "torchgw._variants.embedding", "PathResult": "torchgw._variants.path",
+    "LowRankResult": "torchgw._variants.solve_low_rank", "OTResult": "torchgw.pot",
+}  # fmt: skip
 # The kind of a file that names others, each with some rows of all arrays.
 _PARTS = "parts"
 # Arrays of a result that have a row for each source point.

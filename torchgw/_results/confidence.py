@@ -146,12 +146,10 @@ def _read(extension: Extension, plan: TransportPlan, epsilon: float) -> _Problem
         for side in sides
     )
     return _Problem(
-        (first, second),
-        (plan.weights.a.to(device, double), plan.weights.b.to(device, double)),
-        float(known.alpha),
-        None if cost is None else cost.dense().matrix.to(device, double),
+        (first, second), (plan.weights.a.to(device, double), plan.weights.b.to(device, double)),
+        float(known.alpha), None if cost is None else cost.dense().matrix.to(device, double),
         epsilon if epsilon > 0 else float("nan"),
-    )
+    )  # fmt: skip
 
 
 def _alike(problem: _Problem) -> Tensor:

@@ -224,17 +224,11 @@ def fit_map(
         placed = fit(replace(pairs, weights=weights))
     linear = placed if isinstance(placed, _Linear) else None
     return SpaceMap(
-        kind,
-        None if linear is None else linear.matrix,
-        None if linear is None else linear.offset,
-        float("nan") if linear is None else linear.scale,
-        pairs.source,
-        pairs.target,
-        pairs.missed(placed),
-        weights,
-        float(chosen) if kind == "thin_plate" else float("nan"),
+        kind, None if linear is None else linear.matrix, None if linear is None else linear.offset,
+        float("nan") if linear is None else linear.scale, pairs.source, pairs.target,
+        pairs.missed(placed), weights, float(chosen) if kind == "thin_plate" else float("nan"),
         placed,
-    )
+    )  # fmt: skip
 
 
 def _check_spread(pairs: Pairs, d: int) -> None:

@@ -293,15 +293,10 @@ def _build_extension(**parts: Any) -> Extension:
     in_factors = any(side.reference is not None for side in (source, target))
     guess = "sampled" if source.mean is not None else "factored" if in_factors else "dense"
     known = Linearised(
-        parts.get("gradient", guess),
-        (source.provider, target.provider),
-        coupling,
-        parts["alpha"],
-        parts["loss"],
-        (source.reference, target.reference),
-        (source.mean, target.mean),
+        parts.get("gradient", guess), (source.provider, target.provider), coupling, parts["alpha"],
+        parts["loss"], (source.reference, target.reference), (source.mean, target.mean),
         parts["own"],
-    )
+    )  # fmt: skip
     # older files lack some, which have defaults
     kept = {name: parts[name] for name in _EXTENSION if name in parts}
     return Extension(spaces, known, **kept)

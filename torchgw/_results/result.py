@@ -766,13 +766,9 @@ class GWResult(Result):
         # copies, so that the memory of the whole can be freed
         own = (part[rows] + 0 for part in (self.potential_a, self.marginal_a))
         return replace(
-            self,
-            lazy_plan=plan.part(rows),
-            potential_a=next(own),
-            marginal_a=next(own),
-            alternatives=(),
-            extension=None,
-        )
+            self, lazy_plan=plan.part(rows), potential_a=next(own), marginal_a=next(own),
+            alternatives=(), extension=None,
+        )  # fmt: skip
 
     def _divisible(self, advice: str) -> TransportPlan:
         """Give the plan; refuse one that processes cannot share."""

@@ -18,8 +18,8 @@ _TURNS, _MOST = 50, 0.95
 # a point of how many in a coarse problem; and how far prices move to those of a partial one, until
 # half as far proves less. [L1475]
 _KEPT, _EVERY, _COARSE, _SHARES = 24, 8, 4, (0.5, 0.25)
-# Entries that are computed together: they stay in the cache. [L1475]
-_TOGETHER = 2**16
+# Entries that are computed together: they stay in the cache. [L1475, L1806]
+TOGETHER = 2**18
 
 
 class ProductCost(NamedTuple):
@@ -43,7 +43,7 @@ class ProductCost(NamedTuple):
     def lifted(self, prices: Array) -> tuple[Array, Array]:
         """Raise prices (m,) as far as they go, beside the potentials f (n,) that they leave."""
         n, m = len(self.left), len(self.right)
-        f, lifted, rows = np.empty(n), np.full(m, np.inf), max(1, _TOGETHER // m)
+        f, lifted, rows = np.empty(n), np.full(m, np.inf), max(1, TOGETHER // m)
         for start in range(0, n, rows):
             part = slice(start, start + rows)
             block = self.left[part] @ self.right.T

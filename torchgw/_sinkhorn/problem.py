@@ -179,11 +179,9 @@ class FactoredCost(NamedTuple):
         left_mean, right_mean = average(self.left), average(self.right)
         left, right = self.left - left_mean, self.right - right_mean
         return FactoredCost(
-            left,
-            right,
-            self.row - left @ right_mean - left_mean @ right_mean,
+            left, right, self.row - left @ right_mean - left_mean @ right_mean,
             self.column - right @ left_mean,
-        )
+        )  # fmt: skip
 
 
 Cost = DenseCost | FactoredCost

@@ -40,17 +40,10 @@ _THREADS = 8
 # Python's lock. [L1021]
 _COMPILING = 0.15
 _DTYPES: Mapping[str, torch.dtype] = {
-    "*fp64": torch.float64,
-    "*fp32": torch.float32,
-    "*fp16": torch.float16,
-    "*bf16": torch.bfloat16,
-    "*i64": torch.int64,
-    "*i32": torch.int32,
-    "*i16": torch.int16,
-    "*i8": torch.int8,
-    "*u8": torch.uint8,
-    "*i1": torch.bool,
-}
+    "*fp64": torch.float64, "*fp32": torch.float32, "*fp16": torch.float16, "*bf16": torch.bfloat16,
+    "*i64": torch.int64, "*i32": torch.int32, "*i16": torch.int16, "*i8": torch.int8,
+    "*u8": torch.uint8, "*i1": torch.bool,
+}  # fmt: skip
 
 
 class Variant(NamedTuple):

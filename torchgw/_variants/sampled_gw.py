@@ -20,22 +20,11 @@ from torchgw.distances.graph import knn_graph
 
 # Names of arguments of ``solve`` in this design.
 _NAMES = {
-    "X": "X_source",
-    "Y": "X_target",
-    "D_X": "dist_source",
-    "D_Y": "dist_target",
-    "distances": "distance_mode",
-    "a": "p",
-    "b": "q",
-    "init": "T_init",
-    "M": "C_linear",
-    "n_anchors": "M",
-    "redraw": "alpha",
-    "n_neighbors": "k",
-    "min_iter": "min_iter_before_converge",
-    "unbalanced": "rho",
-    "differentiable": "grad_mode",
-}
+    "X": "X_source", "Y": "X_target", "D_X": "dist_source", "D_Y": "dist_target",
+    "distances": "distance_mode", "a": "p", "b": "q", "init": "T_init", "M": "C_linear",
+    "n_anchors": "M", "redraw": "alpha", "n_neighbors": "k", "min_iter": "min_iter_before_converge",
+    "unbalanced": "rho", "differentiable": "grad_mode",
+}  # fmt: skip
 
 
 @reject_unknown

@@ -468,16 +468,12 @@ curvature, scale, device
         )
     errors = ((mass - weight).abs().sum() for mass, weight in zip(masses, marginals, strict=True))
     result = LowRankResult(
-        lazy_plan=plan,
-        value_quad=problem.alpha * outcome.quadratic,
-        value_linear=(1 - problem.alpha) * outcome.linear,
-        marginal_a=masses[0],
-        marginal_b=masses[1],
-        marginal_error=max(map(float, errors)),
-        scale=(sides.origins[0].scale, sides.origins[1].scale),
-        converged=outcome.converged,
+        lazy_plan=plan, value_quad=problem.alpha * outcome.quadratic,
+        value_linear=(1 - problem.alpha) * outcome.linear, marginal_a=masses[0],
+        marginal_b=masses[1], marginal_error=max(map(float, errors)),
+        scale=(sides.origins[0].scale, sides.origins[1].scale), converged=outcome.converged,
         history=outcome.history,
-    )
+    )  # fmt: skip
     in_numpy = without_tensors(X, Y, distances, D_X, D_Y, M, a, b, features)
     return result.in_numpy() if in_numpy else result
 

@@ -211,12 +211,9 @@ def align(
         use_rep=use_rep, use_obsp=use_obsp, joint_rep=joint_rep, recipe=recipe, metric=metric
     )
     problem.solve(
-        tau_a=tau_a,
-        tau_b=tau_b,
-        groups_key=groups_key,
-        pairs_key=pairs_key,
+        tau_a=tau_a, tau_b=tau_b, groups_key=groups_key, pairs_key=pairs_key,
         solve_options=solve_options,
-    )
+    )  # fmt: skip
     problem.write(labels=names, key_added=key_added, sparse_topk=sparse_topk)
     result = next(iter(problem.solutions.values()))
     if places is not None:

@@ -355,13 +355,9 @@ class TranslationProblem:
         """
         start, end, _ = self._pair(source, target)
         return self.push(
-            end.name,
-            start.name,
-            data,
-            subset,
-            scale_by_marginals=scale_by_marginals,
+            end.name, start.name, data, subset, scale_by_marginals=scale_by_marginals,
             key_added=key_added,
-        )
+        )  # fmt: skip
 
     def cell_transition(
         self,
@@ -445,13 +441,10 @@ class TranslationProblem:
             )
         sources, target = self._sources, self._spaces[self._reference]
         joint = joint_embedding(
-            [self._spaces[name].value for name in sources],
-            target.value,
-            [self.solutions[name, self._reference] for name in sources],
-            dimension=dimension,
-            n_neighbors=n_neighbors,
-            coupling=coupling,
-        )
+            [self._spaces[name].value for name in sources], target.value,
+            [self.solutions[name, self._reference] for name in sources], dimension=dimension,
+            n_neighbors=n_neighbors, coupling=coupling,
+        )  # fmt: skip
         coordinates = map(to_numpy, (*joint.sources, joint.anchor))
         found = dict(zip([*sources, self._reference], coordinates, strict=True))
         self._store.put_points(key_added, found)

@@ -281,15 +281,13 @@ def figures(result: GWResult, warned: list[str], kept: float) -> dict[str, Any]:
     same = "value epsilon alpha converged marginal_error gradient ambiguity doubt"
     others = result.alternatives
     about = {
-        **{name: getattr(result, name) for name in same.split()},
-        "status": result.status.name,
-        "mass": float(result.marginal_a.sum()),
-        "plan_mass_kept": kept,
+        **{name: getattr(result, name) for name in same.split()}, "status": result.status.name,
+        "mass": float(result.marginal_a.sum()), "plan_mass_kept": kept,
         "random_state": str(result.random_state),
         "alternative_values": np.array([other.value for other in others]),
         "alternative_relations": np.array([other.relation for other in others], object),
         "warnings": "\n".join(warned),
-    }
+    }  # fmt: skip
     decided = result.log["distances"]
     if decided:
         about["distances"] = f"{decided['chosen']}: {decided['why']}"

@@ -58,20 +58,16 @@ _EXAMPLES = """examples:
 def add_align(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `align`, and `explain`, which takes what goes into it."""
     parser = commands.add_parser(
-        "align",
-        help="match the rows of two files",
+        "align", help="match the rows of two files",
         description="Match the rows of two files by the distances inside each.",
-        epilog=_EXAMPLES + EXIT_CODES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+        epilog=_EXAMPLES + EXIT_CODES, formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
     parser.set_defaults(run=align)
     _add_inputs(parser)
     parser.add_argument(
-        "-o",
-        "--output",
-        required=True,
+        "-o", "--output", required=True,
         help=".npz file to write, or a folder/, with its slash, for tables matched by rows",
-    )
+    )  # fmt: skip
     parser.add_argument(
         "--base", metavar="N", type=positive, help="rows of each side that tables matched by rows "
         "are known by (default: as many as a sample needs)",
@@ -321,25 +317,19 @@ def _summary(result: GWResult, settings: dict[str, Any]) -> dict[str, Any]:
         # JSON has no infinity
         settings = {**settings, "unbalanced": str(settings["unbalanced"])}
     used = {
-        **settings,
-        "random_state": result.random_state,
-        "gradient_used": result.gradient,
-        "backend_used": result.backend,
-        "precision_used": result.precision,
-        "scale_used": result.scale,
-        "torchgw": torchgw.__version__,
-    }
+        **settings, "random_state": result.random_state, "gradient_used": result.gradient,
+        "backend_used": result.backend, "precision_used": result.precision,
+        "scale_used": result.scale, "torchgw": torchgw.__version__,
+    }  # fmt: skip
     same = "value epsilon ambiguity doubt converged marginal_error marginal_a marginal_b n_iters"
     return {
         **{name: to_numpy(getattr(result, name)) for name in same.split()},
-        "f": to_numpy(result.potential_a),
-        "g": to_numpy(result.potential_b),
+        "f": to_numpy(result.potential_a), "g": to_numpy(result.potential_b),
         "matching": to_numpy(result.lazy_plan.argmax(axis=1)),
         "relations": np.asarray([item.relation for item in result.alternatives], dtype=str),
-        "status": np.asarray(result.status.name),
-        "advice": np.asarray(result.status.advice),
+        "status": np.asarray(result.status.name), "advice": np.asarray(result.status.advice),
         "settings": np.asarray(json.dumps(used)),
-    }
+    }  # fmt: skip
 
 
 def _add_plan(contents: dict[str, Any], result: GWResult, options: argparse.Namespace) -> bool:

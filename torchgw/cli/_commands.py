@@ -217,11 +217,9 @@ def _score(options: argparse.Namespace) -> int:
     """Score a result."""
     result = _alignment(options.result)
     scores: dict[str, Any] = {
-        "value": result.value,
-        "marginal_error": result.marginal_error,
-        "status": result.status.name,
-        "ambiguity": result.ambiguity,
-    }
+        "value": result.value, "marginal_error": result.marginal_error,
+        "status": result.status.name, "ambiguity": result.ambiguity,
+    }  # fmt: skip
     spaces = _spaces(result)
     target = spaces[1].points if spaces else None
     projected = None if target is None else result.lazy_plan.barycentric(target)
@@ -374,16 +372,12 @@ def _benchmark(options: argparse.Namespace) -> int:
         partners = to_numpy(result.lazy_plan.argmax())
         seconds.append(time.perf_counter() - start)
     figures = {
-        "n": options.n,
-        "m": options.m,
-        "seconds": float(np.median(seconds[1:] or seconds)),
+        "n": options.n, "m": options.m, "seconds": float(np.median(seconds[1:] or seconds)),
         "abs_spearman": abs(_correlation(angles, partners)),
-        "marginal_error": result.marginal_error,
-        "value": result.value,
-        "backend": result.backend,
+        "marginal_error": result.marginal_error, "value": result.value, "backend": result.backend,
         "status": result.status.name,
         "phases": {name: round(value, 4) for name, value in result.timings.items()},
-    }
+    }  # fmt: skip
     _print_figures(figures, options.json, width=16, digits=5)
     return 0 if result.converged else 1
 

@@ -91,13 +91,9 @@ class DijkstraDistance(DistanceProvider):
         if self._lies_at(device, dtype):
             return self
         return DijkstraDistance(
-            self.geodesics,
-            device=device,
-            dtype=dtype,
-            cache_size=self.cache_size,
-            cache_bytes=self.cache_bytes,
-            n_jobs=self.n_jobs,
-        )
+            self.geodesics, device=device, dtype=dtype, cache_size=self.cache_size,
+            cache_bytes=self.cache_bytes, n_jobs=self.n_jobs,
+        )  # fmt: skip
 
     def maximum(self) -> float:
         """Find a lower bound of the largest distance, exact on trees.

@@ -403,11 +403,9 @@ class LandmarkDistance(NystromDistance):
     def state(self) -> dict[str, Any]:
         """Give what :meth:`restore` needs besides the graph."""
         return {
-            "landmarks": self.landmarks,
-            "error": self.error,
-            "largest": self._largest,
+            "landmarks": self.landmarks, "error": self.error, "largest": self._largest,
             "factors": tuple(self._factors),
-        }
+        }  # fmt: skip
 
     @classmethod
     def restore(cls, graph: Geodesics | None, state: dict[str, Any]) -> "LandmarkDistance":

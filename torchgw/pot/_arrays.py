@@ -114,11 +114,9 @@ class Arrays:
 
 
 _NUMPY = {
-    torch.float64: np.float64,
-    torch.float32: np.float32,
-    torch.float16: np.float16,
+    torch.float64: np.float64, torch.float32: np.float32, torch.float16: np.float16,
     torch.bfloat16: np.float32,
-}
+}  # fmt: skip
 
 
 def _torch_dtype(array: Tensor | NDArray[Any]) -> torch.dtype:

@@ -492,11 +492,8 @@ def result_of(arrays: Arrays, found: Found, value: Any) -> OTResult:
     give = arrays.give
     pair = found.potentials
     return OTResult(
-        plan=give(found.plan),
-        value=value,
-        value_linear=give(found.linear),
+        plan=give(found.plan), value=value, value_linear=give(found.linear),
         value_quad=give(found.quadratic),
         potentials=None if pair is None else (give(pair[0]), give(pair[1])),
-        status=Status.CONVERGED if found.converged else Status.OUTER_LIMIT,
-        log=found.log,
-    )
+        status=Status.CONVERGED if found.converged else Status.OUTER_LIMIT, log=found.log,
+    )  # fmt: skip

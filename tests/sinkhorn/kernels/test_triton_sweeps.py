@@ -138,13 +138,10 @@ def test_relaxed_fixed_point(kind: str, device: torch.device) -> None:
 
 PLAN = SweepShape(width=64, warps=4, programs=4, ahead=0, held=True)
 PLANS = {
-    "held": PLAN,
-    "one tile": PLAN._replace(width=256),
-    "a tile ahead": PLAN._replace(ahead=1),
-    "a row ahead": PLAN._replace(ahead=3),
-    "reread": PLAN._replace(held=False),
+    "held": PLAN, "one tile": PLAN._replace(width=256), "a tile ahead": PLAN._replace(ahead=1),
+    "a row ahead": PLAN._replace(ahead=3), "reread": PLAN._replace(held=False),
     "reread, two tiles ahead": PLAN._replace(held=False, ahead=2),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PLANS)

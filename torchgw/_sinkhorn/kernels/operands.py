@@ -99,13 +99,9 @@ class Operands(NamedTuple):
         first, second = (self.first, self.second) if self.rank == 0 else (self.second, self.first)
         n, m = self.shape
         return self._replace(
-            first=first,
-            second=second,
-            row=self.column,
-            column=self.row,
-            shape=(m, n),
+            first=first, second=second, row=self.column, column=self.row, shape=(m, n),
             strides=self.strides[::-1],
-        )
+        )  # fmt: skip
 
     def rows(self, part: slice) -> "Operands":
         """Restrict to some rows; those of factors are copied."""
@@ -124,13 +120,10 @@ class Operands(NamedTuple):
         """Choose what the kernel function ``exponents`` is compiled for, and its run-time rank."""
         # few classes of sizes, so that a solve of any other compiles nothing
         return {
-            "rank": self.rank,
-            "RANK": self.rank if self.rank <= self.block_rank else -1,
-            "BLOCK_R": self.block_rank,
-            "PARTS": _parts(self.precision),
-            "AXIS": self._axis,
+            "rank": self.rank, "RANK": self.rank if self.rank <= self.block_rank else -1,
+            "BLOCK_R": self.block_rank, "PARTS": _parts(self.precision), "AXIS": self._axis,
             "ALIGNED": self._aligned,
-        }
+        }  # fmt: skip
 
     @property
     def _axis(self) -> int:
@@ -207,16 +200,9 @@ def operands(cost: Cost, epsilon: float, precision: ProductPrecision = "fp16x3")
     rank, block_rank = _padded_rank(cost.rank, precision)
     left, right = _balanced(cost, scale)
     return Operands(
-        _split(left, rank, precision),
-        _split(right, rank, precision),
-        cost.row,
-        cost.column,
-        cost.shape,
-        (0, 0),
-        rank,
-        block_rank,
-        precision,
-    )
+        _split(left, rank, precision), _split(right, rank, precision), cost.row, cost.column,
+        cost.shape, (0, 0), rank, block_rank, precision,
+    )  # fmt: skip
 
 
 def _balanced(cost: FactoredCost, scale: float) -> tuple[Tensor, Tensor]:

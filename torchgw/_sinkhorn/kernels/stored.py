@@ -212,12 +212,10 @@ def sweep_shape(cost: DenseCost) -> SweepShape:
     row = _pitch(m) * size
     warps = 4 if row <= 2**13 else 8 if row <= 2**15 else 16
     return SweepShape(
-        width=warps * 32 * (16 // size),
-        warps=warps,
+        width=warps * 32 * (16 // size), warps=warps,
         programs=min(n, multiprocessors(cost.device) * (1 if warps == 16 else 2)),
-        ahead=16 if row <= 2**16 else 4,
-        held=row <= 96 * 2**10,
-    )
+        ahead=16 if row <= 2**16 else 4, held=row <= 96 * 2**10,
+    )  # fmt: skip
 
 
 class StoredKernel:

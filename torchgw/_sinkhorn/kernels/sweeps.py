@@ -47,18 +47,11 @@ class Workspace:
         exact = partial(torch.zeros, dtype=torch.float64, device=device)
         zeros = partial(torch.zeros, dtype=dtype, device=device)
         self.vectors = Vectors(
-            scale=exact(1),
-            given=exact(length),
-            origin=exact(length),
-            start=zeros(length),
-            weight=zeros(length),
-            feed=zeros(length),
-            scalings=zeros(2, length),
-            bad=torch.zeros(1, dtype=torch.int32, device=device),
-            result=exact(2 * length + 2),
-            partial=exact(length // BLOCK),
-            split=split,
-        )
+            scale=exact(1), given=exact(length), origin=exact(length), start=zeros(length),
+            weight=zeros(length), feed=zeros(length), scalings=zeros(2, length),
+            bad=torch.zeros(1, dtype=torch.int32, device=device), result=exact(2 * length + 2),
+            partial=exact(length // BLOCK), split=split,
+        )  # fmt: skip
         self.shift = zeros(length)
         # tau and relaxation of each side, relaxed and plain; rows of 16 bytes or more
         self.control = torch.ones(2, 2, 4, dtype=dtype, device=device)

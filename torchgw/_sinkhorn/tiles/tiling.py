@@ -156,13 +156,9 @@ def tile_problem(
     """Bring a cost into blocks."""
     a, b = marginals
     return TileProblem(
-        TileSide.of(orders[0], cost.left, a, epsilon),
-        TileSide.of(orders[1], cost.right, b),
-        cost.row.double(),
-        cost.column.double(),
-        epsilon,
-        ranks,
-    )
+        TileSide.of(orders[0], cost.left, a, epsilon), TileSide.of(orders[1], cost.right, b),
+        cost.row.double(), cost.column.double(), epsilon, ranks,
+    )  # fmt: skip
 
 
 def block_orders(cost: FactoredCost, widths: tuple[int, int]) -> tuple[Order, Order]:

@@ -106,13 +106,7 @@ def close_(distance: Tensor) -> Tensor:
             _panel_kernel, (tiles,), distance, first, whole, PIVOT=_PIVOT, TILE=_TILE, num_warps=8
         )
         launch(
-            _update_kernel,
-            (tiles, tiles),
-            distance,
-            first,
-            whole,
-            PIVOT=_PIVOT,
-            TILE=_TILE,
+            _update_kernel, (tiles, tiles), distance, first, whole, PIVOT=_PIVOT, TILE=_TILE,
             num_warps=8,
-        )
+        )  # fmt: skip
     return distance[:n, :n].contiguous()

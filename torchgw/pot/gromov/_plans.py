@@ -54,14 +54,9 @@ def _entropic_answer(call: Call) -> Any:
         raise InvalidInputError(f"`solver` must be 'PGD' or 'PPA'; got {call.solver!r}.")
     call.check_known("numItermax", "stopThr", "method", "warn")
     return entropic_answer(
-        call,
-        "balanced",
-        "gw_dist",
-        "epsilon",
-        sharp=call.solver == "PPA",
-        most=int(call.kwargs.get("numItermax", 1000)),
-        tol=float(call.kwargs.get("stopThr", 1e-9)),
-    )
+        call, "balanced", "gw_dist", "epsilon", sharp=call.solver == "PPA",
+        most=int(call.kwargs.get("numItermax", 1000)), tol=float(call.kwargs.get("stopThr", 1e-9)),
+    )  # fmt: skip
 
 
 @takes(_entropic_answer)

@@ -79,13 +79,10 @@ class Problem(NamedTuple):
         of_rows, of_columns = np.ix_(first, first), np.ix_(second, second)
         parts = Transformed(f1[of_rows], f2[of_columns], h1[of_rows], h2[of_columns])
         return self._replace(
-            term=self.term._replace(parts=parts),
-            C1=self.C1[of_rows],
-            C2=self.C2[of_columns],
-            p=self.p[first],
-            q=self.q[second],
+            term=self.term._replace(parts=parts), C1=self.C1[of_rows], C2=self.C2[of_columns],
+            p=self.p[first], q=self.q[second],
             M=None if self.M is None else self.M[np.ix_(first, second)],
-        )
+        )  # fmt: skip
 
 
 def scalar(value: Any) -> Any:
@@ -172,16 +169,9 @@ def read_problem(
     n, m = len(first), len(second)
     linear = None if M is None else arrays.read("M", M, (n, m))
     return Problem(
-        arrays,
-        loss,
-        quadratic(first, second, loss, symmetric),
-        first,
-        second,
-        arrays.weights("p", p, n),
-        arrays.weights("q", q, m),
-        linear,
-        check_share(alpha),
-    )
+        arrays, loss, quadratic(first, second, loss, symmetric), first, second,
+        arrays.weights("p", p, n), arrays.weights("q", q, m), linear, check_share(alpha),
+    )  # fmt: skip
 
 
 def read_start(problem: Problem, start: Any, *, exact: bool = True) -> Array:

@@ -256,18 +256,13 @@ def exact_answer(call: Call, kind: Kind, name: str, *known: str, **log: Any) -> 
     problem, more = call.problem(), call.kwargs
     check_limits(alpha_min=more.get("alpha_min"), alpha_max=more.get("alpha_max"))
     found = exact(
-        problem,
-        kind,
-        call.G0,
-        call.get("m"),
-        call.get("random_state"),
+        problem, kind, call.G0, call.get("m"), call.get("random_state"),
         max_iter=int(call.get("max_iter", call.get("numItermax"))),
-        tol_rel=call.get("tol_rel", call.get("tol")),
-        tol_abs=call.get("tol_abs", 0.0),
+        tol_rel=call.get("tol_rel", call.get("tol")), tol_abs=call.get("tol_abs", 0.0),
         armijo=call.get("armijo", more.get("armijo", False)),
         limits=(more.get("alpha_min"), more.get("alpha_max")),
         verbose=call.get("verbose", more.get("verbose", False)),
-    )
+    )  # fmt: skip
     pair = found.potentials if kind == "balanced" else None
     if pair is not None:
         log["u"], log["v"] = pair
