@@ -19,7 +19,7 @@ from torchgw._plans.transport import round_to_marginals
 from torchgw._problem.limits import limits_of
 from torchgw._problem.marginals import weigh_alike
 from torchgw._problem.problem import PRICE
-from torchgw._search.beliefs import SEARCH_TRIES, Graph, believed_plan, rematched
+from torchgw._search.beliefs import SEARCH_TRIES, believed_plan, rematched
 from torchgw._search.chain import (
     AGREED_SOON,
     ALIKE,
@@ -47,7 +47,7 @@ from torchgw._search.chain import (
     tell_repaired,
 )
 from torchgw._search.coarse import Coarsened, CoarseProblem, has_graphs, is_graph, is_sparse
-from torchgw._search.graphs import Edges, convex_path, graphs_of, heat_costs, least_value
+from torchgw._search.graphs import Edges, Graph, convex_path, graphs_of, heat_costs, least_value
 from torchgw._search.population import FRESH, follow_starts, improve, name_of
 from torchgw._search.stack import Ends, Stack
 from torchgw._search.tabu import best_matchings, can_exchange
