@@ -28,6 +28,7 @@ from torchgw._errors import UnsupportedError
 from torchgw._plans.contract import Plan
 from torchgw._problem.limits import limits_of
 from torchgw._problem.losses import Cross, Loss, MinimumCross, ProductCross, mean_of
+from torchgw._search.candidates import assign_listed
 from torchgw._search.tabu import Assignments, Exchanges, search
 from torchgw._solve.polish import best_length, take_steps
 from torchgw._tensors.deadline import is_over
@@ -38,9 +39,6 @@ from torchgw.distances.base import BLOCK_ENTRIES
 # most. [L325]
 _ENTRIES_PER_ROW = 32
 _MOST_ENTRIES = 50_000_000
-# Cost of leaving a row without a partner at first, where entries cost from 1 (the largest) to 2
-# (zero). [L325]
-_LEAVING = 4.0
 # Conditional gradient steps of one descent at most, and the share of the objective that a step has
 # to save. [L326]
 _STEPS = 30
@@ -115,23 +113,14 @@ def _assign_largest(plan: Plan, slots: NDArray[np.int64]) -> NDArray[np.int64]:
             f"A matching of {n:,} with {m:,} points would weigh {total:,} pairs, which is limited "
             f"to {_MOST_ENTRIES:,}. Take `lazy_plan.argmax()`, the likeliest partner of each point."
         )
-    # every row also has a place of its own, which means that its partner is chosen later
     ends = copies.cumsum()
     within = np.arange(total) - np.repeat(ends - copies, copies)
     rows = np.repeat(np.repeat(np.arange(n), count), copies)
     place = np.repeat(first[columns.ravel()], copies) + within
     cost = np.repeat(2 - values.ravel().astype(np.float64) / values.max(), copies)
-    own = np.arange(n)
-    entries = (
-        np.concatenate([cost, np.full(n, _LEAVING)]),
-        (np.concatenate([rows, own]), np.concatenate([place, len(slots) + own])),
-    )
-    graph = scipy.sparse.csr_array(entries, shape=(n, len(slots) + n))
-    found = scipy.sparse.csgraph.min_weight_full_bipartite_matching(graph)[1]
-    chosen = np.full(n, -1, dtype=np.int64)
-    placed = found < len(slots)
-    chosen[placed] = slots[found[placed]]
-    return chosen
+    # rows that are left out get a partner later
+    found = assign_listed(rows, place, cost, n, len(slots))
+    return np.where(found < 0, -1, slots[found])
 
 
 class Assignment(NamedTuple):

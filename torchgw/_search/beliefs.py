@@ -39,10 +39,27 @@ from torchgw._errors import PerformanceWarning, warn_user
 from torchgw._problem.limits import CPU, limits_of
 from torchgw._problem.marginals import weigh_alike
 from torchgw._problem.problem import Problem, stored_matrix
+<<<<<<< HEAD
 from torchgw._starts.alternatives import Alternative
 from torchgw._starts.chain import COMPARED_AT, INNER
 from torchgw._starts.coarse import is_sparse
 from torchgw._starts.graphs import Array, Edges, Ends, SparseRows, exchange_ends, graphs_of
+=======
+from torchgw._search.alternatives import Alternative
+from torchgw._search.candidates import LOST, match_by_candidates
+from torchgw._search.chain import COMPARED_AT, INNER
+from torchgw._search.coarse import is_sparse
+from torchgw._search.graphs import (
+    FEW_EDGES,
+    Array,
+    Edges,
+    Ends,
+    Graph,
+    SparseRows,
+    exchange_ends,
+    graphs_of,
+)
+>>>>>>> ffc7fcc3
 from torchgw._tensors.cuda_graphs import CAPTURED_BYTES, Captured, borrow_memory
 from torchgw._tensors.deadline import is_over, say_beside
 from torchgw._tensors.machine import known_free, slowness
@@ -50,10 +67,10 @@ from torchgw._tensors.operations import EQUAL
 from torchgw._typing import Marginals
 from torchgw.distances.base import both_ways
 
-# Odds of a lost edge, for one of the nodes that its end might be at; rounds of messages, of which
-# the first leave beliefs free; what beliefs then add to their own evidence in each round, so that
-# of equally good partners one is chosen; and noise in which these differ. [L1362]
-_LOST, _ROUNDS, _FREE, _REINFORCED, _NOISE = 0.1, 60, 20, 0.1, 0.1
+# Rounds of messages, of which the first leave beliefs free; what beliefs then add to their own
+# evidence in each round, so that of equally good partners one is chosen; and noise in which these
+# differ. [L1362]
+_ROUNDS, _FREE, _REINFORCED, _NOISE = 60, 20, 0.1, 0.1
 # Change of a node's largest belief, a share of it, at which rounds are over. [L1654]
 _STILL = 0.01
 # Share of a message that is kept in the next round; without it they go to and fro. [L1362]
@@ -74,70 +91,6 @@ _SIZES, _TRIED = (60, 120, 240), 3
 SEARCH_TRIES, MATCHING_TRIES = 0.1, 0.02
 # Seconds of a message in a round between regions. [L1599]
 _IN_REGION = 1.1e-8
-
-
-class Graph(NamedTuple):
-    """A graph by its edges, both directions of each; weights are at most one."""
-
-    rows: Tensor  # (e,) int64 in order
-    columns: Tensor  # (e,) int64
-    weights: Tensor  # (e, layers) float32, as the node of the row sees them
-    nodes: int
-
-    @classmethod
-    def of(cls, table: Tensor, largest: float) -> Graph:
-        """Collect the edges of a symmetric table (n, n), whose signs do not matter."""
-        rows, columns = table.nonzero().T
-        weights = (table[rows, columns].abs() / largest).float()
-        return cls(rows, columns, weights[:, None], len(table))
-
-    @classmethod
-    def together(cls, parts: list[Edges], device: torch.device) -> Graph:
-        """Put graphs beside each other, whose weights are at most one."""
-        first, sides = np.cumsum([0, *(part.n for part in parts)]), []
-        for part, start in zip(parts, first, strict=False):
-            # edges between two nodes are one, with a weight in each layer
-            keys, pair = np.unique(part.keys // part.layers, return_inverse=True)
-            layers = np.zeros((len(keys), part.layers))
-            layers[pair, part.layer] = part.weights
-            sides.append((keys // part.n + start, keys % part.n + start, layers))
-        rows, columns, weights = (
-            torch.from_numpy(np.concatenate(side)).to(device) for side in zip(*sides, strict=True)
-        )
-        return cls(rows, columns, weights.float(), int(first[-1]))
-
-    @classmethod
-    def both(
-        cls, graphs: tuple[Edges, Edges] | None, tables: tuple[Tensor, Tensor]
-    ) -> tuple[Graph, Graph]:
-        """Collect the edges of both sides: of graphs with their directions, or else of tables."""
-        if graphs is None:
-            largest = max(float(table.abs().max()) for table in tables)
-            near, far = (cls.of(table, largest) for table in tables)
-            return near, far
-        largest = max(float(side.weights.max(initial=0.0)) for side in graphs)
-        near, far = (
-            cls.together([side._replace(weights=side.weights / largest)], tables[0].device)
-            for side in graphs
-        )
-        return near, far
-
-    @property
-    def degrees(self) -> Tensor:
-        """Sum the weights of each node by layers, (n, layers)."""
-        none = self.weights.new_zeros(self.nodes, self.weights.shape[1])
-        return none.index_add_(0, self.rows, self.weights)
-
-    @property
-    def starts(self) -> Tensor:
-        """Where the edges of each node begin, (n + 1,)."""
-        every = torch.arange(self.nodes + 1, device=self.rows.device)
-        return torch.searchsorted(self.rows, every)
-
-    @property
-    def reverse(self) -> Tensor:
-        """Where the other direction of each edge is, (e,)."""
-        return torch.argsort(self.columns * self.nodes + self.rows)
 
 
 class Places(NamedTuple):
@@ -161,10 +114,7 @@ class Places(NamedTuple):
         within, room = _numbered(rows // m, count)
         node, owned = torch.cat([every, rows]), torch.cat([every % m, m + within])
         place = node // m * (m + room) + owned
-        counts, starts = graph.starts.diff()[node], graph.starts
-        owner = torch.repeat_interleave(counts)
-        rank = torch.arange(len(owner), device=owner.device) - (counts.cumsum(0) - counts)[owner]
-        edge = starts[node[owner]] + rank
+        owner, edge = graph.beside(node)
         # a place does not look along the edge that it is of
         other = edge != owner - nodes
         owner, edge = place[owner[other]], edge[other]
@@ -207,7 +157,7 @@ def believed_plans(
     # Weights of nodes are float32 of sum one, and positive.
     (a, b), n, m = marginals, len(marginals.a), len(marginals.b)
     count, edges = source.nodes // n, len(source.rows)
-    odds = _LOST / m
+    odds = LOST / m
     if lost is None:
         # an edge that must be lost has two ends
         degrees = source.degrees.view(count, n, -1), target.degrees.view(count, m, -1)
@@ -292,8 +242,8 @@ def rematch_regions(
 ) -> Array:
     """Find partners (n,), an order of the same ones, that keep no less weight of edges.
 
-    Ends of edges are exchanged, and regions matched anew by messages on a device, so many `tries`
-    for each node at most.
+    Ends of edges are exchanged, all nodes are matched anew where more edges are lost than messages
+    expect, and then regions, by messages on a device, so many `tries` for each node at most.
     """
     if not (len(near.keys) and len(far.keys)):
         return partners
@@ -328,6 +278,10 @@ def _repaired(
     far = far.tabled()
     draw, idle, best = np.random.default_rng(0), 0, Ends(near, far, partners)
     left = math.ceil(tries * near.n)
+    if left and best.share_lost() > LOST:
+        other = best.moved(match_by_candidates(near, far, device))
+        other.run()
+        best = best.moved(max(best, other, key=lambda state: state.most).best)
     most = min(left, _TRIED * np.count_nonzero(best.lost().clip(min=0)) / 2)
     if most and device.type == "cpu":
         seconds = slowness() * seconds_of_regions(near.n, len(near.keys), most)
@@ -435,30 +389,54 @@ def match_graphs(problem: Problem) -> Alternative | None:
         return None
     graphs = graphs_of(problem.sides)
     source, target = Graph.both(graphs, (x, y))
-    marginals = Marginals(*(weight.float() for weight in problem.marginals))
     count = min(len(source.rows) * target.nodes, len(target.rows) * source.nodes)
+    graphs = graphs if weigh_alike(problem.marginals) else None
+    found = list[tuple[float, Tensor]]()
+    if graphs is not None:
+        # by their degrees at first, which keeps so few edges that all nodes are matched anew
+        orders = [side.degrees.sum(1).argsort() for side in graphs]
+        partners = np.empty_like(orders[0])
+        partners[orders[0]] = orders[1]
+        partners = rematch_regions(*graphs, partners, MATCHING_TRIES, x.device)
+        found.append(_matching(problem, torch.from_numpy(partners)))
     needed = 4 * (count + 4 * problem.source.n * problem.target.n)
-    if count > limits_of(x.device).messages or needed > known_free(needed, x.device):
+    told = count <= limits_of(x.device).messages and needed <= known_free(needed, x.device)
+    if told and not (graphs is not None and _keeps_all(*graphs, partners)):
+        seconds = 0.0 if x.is_cuda else _MESSAGE * _ROUNDS * count
+        if seconds > LONG:
+            warn_user(
+                f"Messages along the edges of these graphs take about {seconds:.0f} s on this CPU. "
+                "search='fast' leaves them out, and a start that is known (`init`) needs none.",
+                PerformanceWarning,
+            )
+        marginals = Marginals(*(weight.float() for weight in problem.marginals))
+        plan = believed_plan(source, target, marginals)
+        plan = plan.where(plan > _LEAST * plan.amax(1, keepdim=True), 0.0)
+        plan /= plan.sum()
+        found.append((_value(problem, plan), plan))
+        if graphs is not None:
+            found.append(_matching(problem, rematched(*graphs, plan)))
+    if not found:
         return None
-    seconds = 0.0 if x.is_cuda else _MESSAGE * _ROUNDS * count
-    if seconds > LONG:
-        warn_user(
-            f"Messages along the edges of these graphs take about {seconds:.0f} s on this CPU. "
-            "search='fast' leaves them out, and a start that is known (`init`) needs none.",
-            PerformanceWarning,
-        )
-    plan = believed_plan(source, target, marginals)
-    plan = plan.where(plan > _LEAST * plan.amax(1, keepdim=True), 0.0)
-    plan /= plan.sum()
-    value = _value(problem, plan)
-    if weigh_alike(problem.marginals) and graphs is not None:
-        partners = rematched(*graphs, plan)
-        matching = torch.zeros_like(plan).scatter_(1, partners[:, None], 1 / len(plan))
-        other = _value(problem, matching)
-        value, plan = min((value, plan), (other, matching), key=lambda found: found[0])
+    value, plan = min(found, key=lambda each: each[0])
     rows, columns = (torch.arange(size, device=plan.device) for size in plan.shape)
     shape = (source.nodes, target.nodes)
     return Alternative(value, "beliefs", plan, rows, columns, shape, epsilon=COMPARED_AT)
+
+
+def _keeps_all(near: Edges, far: Edges, partners: Array) -> bool:
+    """Tell whether no edge of the graph that has fewer could lie on a heavier one."""
+    if len(near.keys) > len(far.keys):
+        near, far, partners = far, near, partners.argsort()
+    return Ends(near, far, partners).share_lost() == 0
+
+
+def _matching(problem: Problem, partners: Tensor) -> tuple[float, Tensor]:
+    """Make a plan (n, n) float32 of partners (n,), and compute its objective."""
+    n, device = len(partners), problem.source.device
+    plan = torch.zeros(n, n, device=device)
+    plan.scatter_(1, partners.to(device)[:, None], 1 / n)
+    return _value(problem, plan), plan
 
 
 def rematched(near: Edges, far: Edges, plan: Tensor, tries: float = SEARCH_TRIES) -> Tensor:

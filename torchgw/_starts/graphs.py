@@ -399,6 +399,82 @@ class Edges(NamedTuple):
         return owner, self.starts[nodes[owner]] + within
 
 
+class Graph(NamedTuple):
+    """A graph by its edges, both directions of each; weights are at most one."""
+
+    rows: Tensor  # (e,) int64 in order
+    columns: Tensor  # (e,) int64
+    weights: Tensor  # (e, layers) float32, as the node of the row sees them
+    nodes: int
+
+    @classmethod
+    def of(cls, table: Tensor, largest: float) -> Graph:
+        """Collect the edges of a symmetric table (n, n), whose signs do not matter."""
+        rows, columns = table.nonzero().T
+        weights = (table[rows, columns].abs() / largest).float()
+        return cls(rows, columns, weights[:, None], len(table))
+
+    @classmethod
+    def together(cls, parts: list[Edges], device: torch.device) -> Graph:
+        """Put graphs beside each other, whose weights are at most one."""
+        first, sides = np.cumsum([0, *(part.n for part in parts)]), []
+        for part, start in zip(parts, first, strict=False):
+            # edges between two nodes are one, with a weight in each layer
+            keys, pair = np.unique(part.keys // part.layers, return_inverse=True)
+            layers = np.zeros((len(keys), part.layers))
+            layers[pair, part.layer] = part.weights
+            sides.append((keys // part.n + start, keys % part.n + start, layers))
+        rows, columns, weights = (
+            torch.from_numpy(np.concatenate(side)).to(device) for side in zip(*sides, strict=True)
+        )
+        return cls(rows, columns, weights.float(), int(first[-1]))
+
+    @classmethod
+    def both(
+        cls, graphs: tuple[Edges, Edges] | None, tables: tuple[Tensor, Tensor]
+    ) -> tuple[Graph, Graph]:
+        """Collect the edges of both sides: of graphs with their directions, or else of tables."""
+        if graphs is None:
+            largest = max(float(table.abs().max()) for table in tables)
+            near, far = (cls.of(table, largest) for table in tables)
+            return near, far
+        largest = max(float(side.weights.max(initial=0.0)) for side in graphs)
+        near, far = (
+            cls.together([side._replace(weights=side.weights / largest)], tables[0].device)
+            for side in graphs
+        )
+        return near, far
+
+    @property
+    def degrees(self) -> Tensor:
+        """Sum the weights of each node by layers, (n, layers)."""
+        none = self.weights.new_zeros(self.nodes, self.weights.shape[1])
+        return none.index_add_(0, self.rows, self.weights)
+
+    @property
+    def starts(self) -> Tensor:
+        """Where the edges of each node begin, (n + 1,)."""
+        every = torch.arange(self.nodes + 1, device=self.rows.device)
+        return torch.searchsorted(self.rows, every)
+
+    @property
+    def reverse(self) -> Tensor:
+        """Where the other direction of each edge is, (e,)."""
+        return torch.argsort(self.columns * self.nodes + self.rows)
+
+    def beside(self, nodes: Tensor) -> tuple[Tensor, Tensor]:
+        """List all edges of some nodes: which of these it belongs to, and which edge it is."""
+        starts = self.starts
+        return spread(starts[nodes], starts.diff()[nodes])
+
+
+def spread(first: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+    """List so many numbers from each first one on: of which it is, and the number."""
+    owner = torch.repeat_interleave(counts)
+    within = torch.arange(len(owner), device=owner.device) - (counts.cumsum(0) - counts)[owner]
+    return owner, first[owner] + within
+
+
 def graphs_of(sides: Sequence[DistanceProvider]) -> tuple[Edges, Edges] | None:
     """List the edges of both sides of a problem; ``None`` if a side is no graph."""
     ways = [side.relations() for side in sides]
@@ -452,6 +528,10 @@ class Ends:
         most = self.heaviest[self.partners[self.near.columns], self.back]
         lost: Array = self.near.weights * (most - self.here())
         return lost
+
+    def share_lost(self) -> float:
+        """Compute the share of the weight of edges that is lost."""
+        return float(self.lost().clip(min=0).sum() / self.near.weights.sum())
 
     def kept(self) -> float:
         """Sum up what is kept."""
