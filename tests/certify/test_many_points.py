@@ -132,7 +132,7 @@ def few(monkeypatch):
 
 
 def test_many_points_have_a_proof_that_is_verified(few, tmp_path):
-    X, Y, a, b = clouds(110, 120)
+    X, Y, a, b = clouds(150, 160)
     result = torchgw.solve(X, Y, a=a, b=b, distances="sqeuclidean", random_state=0)
     # in no time it is known that squares are not negative
     rough = result.certify(0)
