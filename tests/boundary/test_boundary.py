@@ -32,7 +32,7 @@ PARAMETERS = (*DATA, *TABLE)
 # A number in the environment asks for as many new examples; the usual ones are always the same.
 EXAMPLES = os.environ.get("BOUNDARY_EXAMPLES")
 profile = settings(
-    max_examples=int(EXAMPLES or 40),
+    max_examples=int(EXAMPLES or 25),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
     derandomize=EXAMPLES is None,

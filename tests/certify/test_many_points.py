@@ -50,7 +50,7 @@ def linear_problems(question):
 
 
 def test_prices_prove_nearly_the_least_cost_and_no_more():
-    X, Y, a, b = clouds(150, 160)
+    X, Y, a, b = clouds(110, 120)
     question = Points(X, Y, a, b)
     prices = Prices(question, torch.device("cpu"))
     for slope, cost, least in linear_problems(question):
@@ -168,7 +168,7 @@ def test_many_points_have_a_proof_that_is_verified(few, tmp_path):
 
 
 def test_what_many_points_have_no_proof_of_is_refused(few):
-    X, Y, _, _ = clouds(150, 150)
+    X, Y, _, _ = clouds(110, 110)
     squared = torchgw.solve(X, Y, distances="sqeuclidean", n_init=1)
     with pytest.raises(torchgw.UnsupportedError, match="plans"):
         squared.certify(kind="one_to_one")
@@ -180,7 +180,7 @@ def test_what_many_points_have_no_proof_of_is_refused(few):
 @pytest.fixture(scope="module")
 def once():
     """A solve that tests read."""
-    X, Y, a, b = clouds(150, 160)
+    X, Y, a, b = clouds(110, 120)
     return torchgw.solve(X, Y, a=a, b=b, distances="sqeuclidean", n_init=1)
 
 

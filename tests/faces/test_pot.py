@@ -296,6 +296,7 @@ def test_partial_plans_move_the_share_however_few_steps_there_are(steps):
 
 
 @pytest.mark.filterwarnings("ignore:numItermax reached")
+@pytest.mark.filterwarnings("ignore::torchgw.SearchWarning")
 @pytest.mark.parametrize("seed", [3, 12, 15])
 def test_partial_plans_are_worth_what_pots_are_or_less(seed):
     """Of these 100 points POT moves .76 in one; in two its unfinished linear problems help it."""

@@ -59,6 +59,8 @@ def missing(code):
 
 
 @pytest.mark.filterwarnings("ignore::torchgw.GraphWarning")
+# starts between clouds drawn at random may end apart, which is told
+@pytest.mark.filterwarnings("ignore::torchgw.SearchWarning")
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("page", PAGES, ids=str)

@@ -18,7 +18,7 @@ from torchgw._problem import named
 from torchgw.datasets import spiral, swiss_roll
 from torchgw.distances import connect, geodesic_matrix, knn_graph
 
-FAST = {"epsilon": 5e-2, "max_iter": 3, "tol": 1e-2, "random_state": 0}
+FAST = {"epsilon": 5e-2, "max_iter": 3, "tol": 1e-2, "random_state": 0, "n_init": 1}
 
 
 @pytest.fixture
@@ -90,17 +90,17 @@ def test_auto_takes_landmarks_that_are_as_good_as_all_pairs(limited):
     limited(landmark_points=300)
     curves, few = ((spiral(n, 0)[0], swiss_roll(n, 1)[0]) for n in (300, 299))
     cloud = curves[0], np.random.default_rng(0).normal(size=(300, 3))
-    found = solve(curves, n_init=1)
+    found = solve(curves)
     assert found.gradient == "factored"
     assert max(side["error"] for side in found.log["landmarks"].values()) <= 0.005
     # the error of one side is enough to take neither, and exact stays what was asked for as exact
-    others = [solve(points, n_init=1) for points in (few, cloud, cloud[::-1])]
-    others += [solve(curves, n_init=1, gradient="dense"), solve(curves, n_init=1, polish=True)]
-    others += [solve(curves, n_init=1, loss="kl")]
+    others = [solve(points) for points in (few, cloud, cloud[::-1])]
+    others += [solve(curves, gradient="dense"), solve(curves, polish=True)]
+    others += [solve(curves, loss="kl")]
     for other in others:
         assert other.gradient == "dense"
         assert other.log["landmarks"] is None
-    assert solve((curves[0], None), n_init=1, D_Y=1 - np.eye(5)).log["landmarks"] is None
+    assert solve((curves[0], None), D_Y=1 - np.eye(5)).log["landmarks"] is None
 
 
 def test_accurate_landmarks_keep_the_value(limited):
