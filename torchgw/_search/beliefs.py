@@ -39,18 +39,11 @@ from torchgw._errors import PerformanceWarning, warn_user
 from torchgw._problem.limits import CPU, limits_of
 from torchgw._problem.marginals import weigh_alike
 from torchgw._problem.problem import Problem, stored_matrix
-<<<<<<< HEAD
+from torchgw._search.candidates import LOST, match_by_candidates
 from torchgw._starts.alternatives import Alternative
 from torchgw._starts.chain import COMPARED_AT, INNER
 from torchgw._starts.coarse import is_sparse
-from torchgw._starts.graphs import Array, Edges, Ends, SparseRows, exchange_ends, graphs_of
-=======
-from torchgw._search.alternatives import Alternative
-from torchgw._search.candidates import LOST, match_by_candidates
-from torchgw._search.chain import COMPARED_AT, INNER
-from torchgw._search.coarse import is_sparse
-from torchgw._search.graphs import (
-    FEW_EDGES,
+from torchgw._starts.graphs import (
     Array,
     Edges,
     Ends,
@@ -59,7 +52,6 @@ from torchgw._search.graphs import (
     exchange_ends,
     graphs_of,
 )
->>>>>>> ffc7fcc3
 from torchgw._tensors.cuda_graphs import CAPTURED_BYTES, Captured, borrow_memory
 from torchgw._tensors.deadline import is_over, say_beside
 from torchgw._tensors.machine import known_free, slowness

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from torchgw._problem.limits import limits_of
-from torchgw._search.graphs import Array, Edges, Graph, SparseRows, spread
+from torchgw._starts.graphs import Array, Edges, Graph, SparseRows, spread
 from torchgw._tensors.deadline import is_over
 
 # Odds of a lost edge, for one of the nodes that its end might be at. [L1362]

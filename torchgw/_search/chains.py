@@ -20,8 +20,7 @@ from torchgw._plans.transport import round_to_marginals
 from torchgw._problem.limits import limits_of
 from torchgw._problem.marginals import weigh_alike
 from torchgw._problem.problem import PRICE
-<<<<<<< HEAD
-from torchgw._search.beliefs import SEARCH_TRIES, Graph, believed_plan, rematched
+from torchgw._search.beliefs import SEARCH_TRIES, believed_plan, rematched
 from torchgw._search.population import FRESH, follow_starts, improve, name_of
 from torchgw._search.stack import Stack
 from torchgw._search.tabu import best_matchings, can_exchange
@@ -29,10 +28,6 @@ from torchgw._search.world import World
 from torchgw._sinkhorn.eager import BatchSolver, solve_batch
 from torchgw._starts.alternatives import Ends
 from torchgw._starts.chain import (
-=======
-from torchgw._search.beliefs import SEARCH_TRIES, believed_plan, rematched
-from torchgw._search.chain import (
->>>>>>> ffc7fcc3
     AGREED_SOON,
     ALIKE,
     BETTER,
@@ -56,18 +51,8 @@ from torchgw._search.chain import (
     stacked,
     stands_out,
 )
-<<<<<<< HEAD
 from torchgw._starts.coarse import Coarsened, CoarseProblem, has_graphs, is_graph, is_sparse
-from torchgw._starts.graphs import Edges, convex_path, graphs_of, heat_costs, least_value
-=======
-from torchgw._search.coarse import Coarsened, CoarseProblem, has_graphs, is_graph, is_sparse
-from torchgw._search.graphs import Edges, Graph, convex_path, graphs_of, heat_costs, least_value
-from torchgw._search.population import FRESH, follow_starts, improve, name_of
-from torchgw._search.stack import Ends, Stack
-from torchgw._search.tabu import best_matchings, can_exchange
-from torchgw._search.world import World
-from torchgw._sinkhorn.eager import BatchSolver, solve_batch
->>>>>>> ffc7fcc3
+from torchgw._starts.graphs import Edges, Graph, convex_path, graphs_of, heat_costs, least_value
 from torchgw._tensors.cuda_graphs import Call, call_directly
 from torchgw._tensors.deadline import is_over, say_share
 from torchgw.distances.base import DistanceProvider
