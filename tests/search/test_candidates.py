@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from torchgw._search.graphs import Edges, Graph
+from torchgw._starts.graphs import Edges, Graph
 
 from torchgw._problem import limits
 from torchgw._problem.problem import Problem
