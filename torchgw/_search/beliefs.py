@@ -85,6 +85,8 @@ _SIZES, _TRIED = (60, 120, 240), 3
 SEARCH_TRIES, MATCHING_TRIES = 0.1, 0.02
 # Seconds of a message in a round between regions. [L1599]
 _IN_REGION = 1.1e-8
+# Seconds of messages among candidates for each edge and direction. [L1816]
+_BY_CANDIDATES = 1.6e-4
 
 
 class Places(NamedTuple):
@@ -268,11 +270,14 @@ def seconds_of_regions(nodes: int, edges: int, most: float = math.inf) -> float:
 def _repaired(
     near: Edges, far: Edges, partners: Array, tries: float, device: torch.device
 ) -> Array:
-    """Match regions around lost edges anew, until each of these was tried in vain."""
+    """Match all nodes and regions around lost edges anew, until each of these was tried in vain."""
     far = far.tabled()
     draw, idle, best = np.random.default_rng(0), 0, Ends(near, far, partners)
     left = math.ceil(tries * near.n)
-    if left and best.share_lost() > LOST:
+    if best.share_lost() > LOST and not is_over():
+        if device.type == "cpu":
+            seconds = slowness() * _BY_CANDIDATES * len(near.keys)
+            say_beside(seconds, "all nodes are matched by few candidates of each")
         other = best.moved(match_by_candidates(near, far, device))
         other.run()
         best = best.moved(max(best, other, key=lambda state: state.most).best)
@@ -375,8 +380,7 @@ def match_graphs(problem: Problem) -> Alternative | None:
     """
     if not (problem.linear is None and problem.support is None and problem.loss.is_square):
         return None
-    tables = [side.matrix() for side in problem.sides]
-    x, y = tables
+    x, y = (side.matrix() for side in problem.sides)
     if x is None or y is None or not (is_sparse(x) and is_sparse(y)):
         return None
     if min(float(table.min()) for table in (x, y)) < 0:
@@ -386,15 +390,18 @@ def match_graphs(problem: Problem) -> Alternative | None:
     count = min(len(source.rows) * target.nodes, len(target.rows) * source.nodes)
     graphs = graphs if weigh_alike(problem.marginals) else None
     found = list[tuple[float, Tensor]]()
+    tables = 16 * problem.source.n * problem.target.n
+    if tables > known_free(tables, x.device):
+        return None
+    needed = 4 * count + tables
+    told = count <= limits_of(x.device).messages and needed <= known_free(needed, x.device)
     if graphs is not None:
         # by their degrees at first, which keeps so few edges that all nodes are matched anew
         orders = [side.degrees.sum(1).argsort() for side in graphs]
         partners = np.empty_like(orders[0])
         partners[orders[0]] = orders[1]
-        partners = rematch_regions(*graphs, partners, MATCHING_TRIES, x.device)
+        partners = rematch_regions(*graphs, partners, 0.0 if told else MATCHING_TRIES, x.device)
         found.append(_matching(problem, torch.from_numpy(partners)))
-    needed = 4 * (count + 4 * problem.source.n * problem.target.n)
-    told = count <= limits_of(x.device).messages and needed <= known_free(needed, x.device)
     if told and not (graphs is not None and _keeps_all(*graphs, partners)):
         seconds = 0.0 if x.is_cuda else _MESSAGE * _ROUNDS * count
         if seconds > LONG:
