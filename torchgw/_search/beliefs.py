@@ -234,12 +234,19 @@ def believed_plans(
 
 
 def rematch_regions(
-    near: Edges, far: Edges, partners: Array, tries: float, device: torch.device
+    near: Edges,
+    far: Edges,
+    partners: Array,
+    tries: float,
+    device: torch.device,
+    *,
+    anew: bool = False,
 ) -> Array:
     """Find partners (n,), an order of the same ones, that keep no less weight of edges.
 
-    Ends of edges are exchanged, all nodes are matched anew where more edges are lost than messages
-    expect, and then regions, by messages on a device, so many `tries` for each node at most.
+    Ends of edges are exchanged, and regions matched anew by messages on a device, so many `tries`
+    for each node at most; before, if asked for, all nodes, where more edges are lost than messages
+    expect.
     """
     if not (len(near.keys) and len(far.keys)):
         return partners
@@ -250,9 +257,9 @@ def rematch_regions(
     largest = max(near.weights.max(), far.weights.max())
     near, far = (side._replace(weights=side.weights / largest) for side in (near, far))
     if len(near.keys) <= len(far.keys):
-        return used[_repaired(near, far, partners, tries, device)]
+        return used[_repaired(near, far, partners, tries, device, anew)]
     # only of the graph that has fewer can all edges be kept
-    return used[_repaired(far, near, partners.argsort(), tries, device).argsort()]
+    return used[_repaired(far, near, partners.argsort(), tries, device, anew).argsort()]
 
 
 def seconds_of_regions(nodes: int, edges: int, most: float = math.inf) -> float:
@@ -268,13 +275,13 @@ def seconds_of_regions(nodes: int, edges: int, most: float = math.inf) -> float:
 
 
 def _repaired(
-    near: Edges, far: Edges, partners: Array, tries: float, device: torch.device
+    near: Edges, far: Edges, partners: Array, tries: float, device: torch.device, anew: bool
 ) -> Array:
     """Match all nodes and regions around lost edges anew, until each of these was tried in vain."""
     far = far.tabled()
     draw, idle, best = np.random.default_rng(0), 0, Ends(near, far, partners)
     left = math.ceil(tries * near.n)
-    if best.share_lost() > LOST and not is_over():
+    if anew and best.share_lost() > LOST and not is_over():
         if device.type == "cpu":
             seconds = slowness() * _BY_CANDIDATES * len(near.keys)
             say_beside(seconds, "all nodes are matched by few candidates of each")
@@ -400,7 +407,8 @@ def match_graphs(problem: Problem) -> Alternative | None:
         orders = [side.degrees.sum(1).argsort() for side in graphs]
         partners = np.empty_like(orders[0])
         partners[orders[0]] = orders[1]
-        partners = rematch_regions(*graphs, partners, 0.0 if told else MATCHING_TRIES, x.device)
+        tries = 0.0 if told else MATCHING_TRIES
+        partners = rematch_regions(*graphs, partners, tries, x.device, anew=True)
         found.append(_matching(problem, torch.from_numpy(partners)))
     if told and not (graphs is not None and _keeps_all(*graphs, partners)):
         seconds = 0.0 if x.is_cuda else _MESSAGE * _ROUNDS * count
