@@ -311,7 +311,8 @@ def _by_edges(
     near, far = graphs
     chosen = rows.cpu().numpy()
     near = near if len(chosen) == near.n else near.among(chosen)
-    found = rematch_regions(near, far, partners.cpu().numpy(), MATCHING_TRIES, device)
+    before = partners.cpu().numpy()
+    found = rematch_regions(near, far, before, MATCHING_TRIES, device, anew=True)
     return torch.from_numpy(found).to(partners.device)
 
 

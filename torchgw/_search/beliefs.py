@@ -83,6 +83,8 @@ _SIZES, _TRIED = (60, 120, 240), 3
 SEARCH_TRIES, MATCHING_TRIES = 0.1, 0.02
 # Seconds of a message in a round between regions. [L1599]
 _IN_REGION = 1.1e-8
+# Seconds of messages among candidates for each edge and direction. [L1816]
+_BY_CANDIDATES = 1.6e-4
 
 
 class Places(NamedTuple):
@@ -230,12 +232,19 @@ def believed_plans(
 
 
 def rematch_regions(
-    near: Edges, far: Edges, partners: Array, tries: float, device: torch.device
+    near: Edges,
+    far: Edges,
+    partners: Array,
+    tries: float,
+    device: torch.device,
+    *,
+    anew: bool = False,
 ) -> Array:
     """Find partners (n,), an order of the same ones, that keep no less weight of edges.
 
-    Ends of edges are exchanged, all nodes are matched anew where more edges are lost than messages
-    expect, and then regions, by messages on a device, so many `tries` for each node at most.
+    Ends of edges are exchanged, and regions matched anew by messages on a device, so many `tries`
+    for each node at most; before, if asked for, all nodes, where more edges are lost than messages
+    expect.
     """
     if not (len(near.keys) and len(far.keys)):
         return partners
@@ -246,9 +255,9 @@ def rematch_regions(
     largest = max(near.weights.max(), far.weights.max())
     near, far = (side._replace(weights=side.weights / largest) for side in (near, far))
     if len(near.keys) <= len(far.keys):
-        return used[_repaired(near, far, partners, tries, device)]
+        return used[_repaired(near, far, partners, tries, device, anew)]
     # only of the graph that has fewer can all edges be kept
-    return used[_repaired(far, near, partners.argsort(), tries, device).argsort()]
+    return used[_repaired(far, near, partners.argsort(), tries, device, anew).argsort()]
 
 
 def seconds_of_regions(nodes: int, edges: int, most: float = math.inf) -> float:
@@ -264,13 +273,16 @@ def seconds_of_regions(nodes: int, edges: int, most: float = math.inf) -> float:
 
 
 def _repaired(
-    near: Edges, far: Edges, partners: Array, tries: float, device: torch.device
+    near: Edges, far: Edges, partners: Array, tries: float, device: torch.device, anew: bool
 ) -> Array:
-    """Match regions around lost edges anew, until each of these was tried in vain."""
+    """Match all nodes and regions around lost edges anew, until each of these was tried in vain."""
     far = far.tabled()
     draw, idle, best = np.random.default_rng(0), 0, Ends(near, far, partners)
     left = math.ceil(tries * near.n)
-    if left and best.share_lost() > LOST:
+    if anew and best.share_lost() > LOST and not is_over():
+        if device.type == "cpu":
+            seconds = slowness() * _BY_CANDIDATES * len(near.keys)
+            say_beside(seconds, "all nodes are matched by few candidates of each")
         other = best.moved(match_by_candidates(near, far, device))
         other.run()
         best = best.moved(max(best, other, key=lambda state: state.most).best)
@@ -373,8 +385,7 @@ def match_graphs(problem: Problem) -> Alternative | None:
     """
     if not (problem.linear is None and problem.support is None and problem.loss.is_square):
         return None
-    tables = [side.matrix() for side in problem.sides]
-    x, y = tables
+    x, y = (side.matrix() for side in problem.sides)
     if x is None or y is None or not (is_sparse(x) and is_sparse(y)):
         return None
     if min(float(table.min()) for table in (x, y)) < 0:
@@ -384,15 +395,19 @@ def match_graphs(problem: Problem) -> Alternative | None:
     count = min(len(source.rows) * target.nodes, len(target.rows) * source.nodes)
     graphs = graphs if weigh_alike(problem.marginals) else None
     found = list[tuple[float, Tensor]]()
+    tables = 16 * problem.source.n * problem.target.n
+    if tables > known_free(tables, x.device):
+        return None
+    needed = 4 * count + tables
+    told = count <= limits_of(x.device).messages and needed <= known_free(needed, x.device)
     if graphs is not None:
         # by their degrees at first, which keeps so few edges that all nodes are matched anew
         orders = [side.degrees.sum(1).argsort() for side in graphs]
         partners = np.empty_like(orders[0])
         partners[orders[0]] = orders[1]
-        partners = rematch_regions(*graphs, partners, MATCHING_TRIES, x.device)
+        tries = 0.0 if told else MATCHING_TRIES
+        partners = rematch_regions(*graphs, partners, tries, x.device, anew=True)
         found.append(_matching(problem, torch.from_numpy(partners)))
-    needed = 4 * (count + 4 * problem.source.n * problem.target.n)
-    told = count <= limits_of(x.device).messages and needed <= known_free(needed, x.device)
     if told and not (graphs is not None and _keeps_all(*graphs, partners)):
         seconds = 0.0 if x.is_cuda else _MESSAGE * _ROUNDS * count
         if seconds > LONG:

@@ -38,6 +38,8 @@ _BALANCED, _KEPT, _NOISE = 3, 0.3, 0.1
 # Classes of degrees, steps of the walks that count them, and the weight of each further step.
 # [L1816]
 _CLASSES, _STEPS, _FADING = 12, 3, 0.6
+# Messages among all nodes that take as long as a square. [L1816]
+_AS_LONG = 4
 # Logarithms relative to the largest of a node: others are none, or as large. A choice.
 _RANGE = 30.0
 # Entries of tables that are computed at a time: little memory. A choice.
@@ -243,6 +245,12 @@ class _Candidates:
         listed.messages.lerp_(said, 1 - _KEPT)
         listed.less.lerp_(less, 1 - _KEPT)
 
+    @property
+    def costly(self) -> bool:
+        """Whether messages among all nodes would take less."""
+        squares = len(self.listed.squares.far)
+        return _AS_LONG * squares > len(self.near.rows) * self.far.nodes
+
     def kept(self) -> float:
         """Sum up what the likeliest partners keep of the edges."""
         first = _first(self.beliefs.values, self.listed.i, 1)
@@ -323,7 +331,7 @@ def match_by_candidates(near: Edges, far: Edges, device: torch.device) -> Array:
             most = max(most, kept)
             state.propose()
             state.beliefs = state.believe()
-        if is_over():
+        if is_over() or state.costly:
             break
         state.tell()
         state.beliefs = state.believe()
