@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from torchgw._starts.graphs import Edges, Graph
 
 from torchgw._problem import limits
 from torchgw._problem.problem import Problem
 from torchgw._search import beliefs, candidates
 from torchgw._search.beliefs import match_graphs, rematch_regions
 from torchgw._search.candidates import _Candidates, _Squares, match_by_candidates
+from torchgw._starts.graphs import Edges, Graph
 from torchgw._typing import Marginals
 from torchgw.distances.precomputed import PrecomputedDistance
 
