@@ -737,11 +737,12 @@ def judge(name: str, n: int, seed: int, budget: float) -> dict[str, Any]:
     turned = swapped(given)
     again, took, warned = _solved(turned, random_state=0)
     ends["swapped"] = again.report.objective
-    row["swapped"] = [again.report.objective, said(again, warned), took, again.epsilon / epsilon]
+    row["swapped"] = [again.report.objective, said(again, warned), took]
     plans = {"swapped plan": np.asarray(again.plan).T.copy()}
     if truth is not None:
         plans["truth"] = truth
-    given = given | {"epsilon": epsilon}
+    # a sharp plan has none
+    given = given | ({"epsilon": epsilon} if epsilon else {})
 
     def follow(label: str, init: Any) -> None:
         try:
