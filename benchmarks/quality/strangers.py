@@ -473,7 +473,9 @@ def partial(g: Generator, n: int) -> Problem:
     """Two shapes that share a part."""
     part = round(0.7 * n)
     x = g.normal(size=(n, 3)) * [2, 1.2, 0.8]
-    y = np.concatenate([x[:part] + 0.03 * g.normal(size=(part, 3)), 3 + g.normal(size=(n - part, 3))])
+    y = np.concatenate(
+        [x[:part] + 0.03 * g.normal(size=(part, 3)), 3 + g.normal(size=(n - part, 3))]
+    )
     order = g.permutation(n)
     truth = (np.arange(n)[:, None] == order) * (order < part) / n
     given = {"D_X": cdist(x, x), "D_Y": cdist(y[order], y[order]), "mass": part / n}
