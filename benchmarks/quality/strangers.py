@@ -1,6 +1,6 @@
 """Families unlike those of the other suites, and the law of the search on them.
 
-``python -m benchmarks.quality.strangers``: each problem is solved by defaults, for three seeds and
+``python -m benchmarks strangers``: each problem is solved by defaults, for three seeds and
 with its sides swapped, and beside these from the truth, from plans that are listed, from random
 plans, and from where POT's conditional gradient and SciPy's FAQ end. All are followed to the same
 epsilon. One line of JSON each; problems that the file has are not solved again.
@@ -845,7 +845,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the study; return the exit code."""
     import multiprocessing
 
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks strangers", description=__doc__)
     parser.add_argument("families", nargs="*")
     parser.add_argument("--turns", type=int, default=9, help="problems of each family")
     parser.add_argument("--first", type=int, default=0, help="number of the first of these")
@@ -866,7 +866,3 @@ def main(arguments: list[str] | None = None) -> int:
     for worker in workers:
         worker.join()
     return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
