@@ -52,6 +52,7 @@ STUDIES = {
     "scaling": ("solves.scaling", "whole calls from 1e3 to 1e6 points"),
     "seeds": ("solves.seeds", "is the better optimum found? many seeds of one problem"),
     "snare": ("solves.snare", "SNARE-seq, beside POT"),
+    "strangers": ("quality.strangers", "families unlike those, and the law of the search on them"),
     "tiles": ("sinkhorn.tiles", "what skipping tiles saves, by cloud and epsilon"),
     "log-tables": ("harness.studies", "print what a study measured as Markdown"),
     "tables": ("harness.pages", "write the tables of a documentation page from what was measured"),

@@ -15,7 +15,7 @@ from scipy.spatial.distance import cdist, squareform
 from sklearn import datasets
 
 import torchgw
-from benchmarks.quality import random_matrices
+from benchmarks.quality import random_matrices, strangers
 from benchmarks.quality.problems import PROBLEMS
 from benchmarks.solves.first_use import network_pair
 from torchgw._search.population import improve
@@ -366,6 +366,19 @@ def test_listed_objectives_of_relaxed_problems_have_all_of_the_linear_cost(optio
     cost = 3 + g.random((14, 17))
     found = quietly(X=x, Y=y, M=cost, alpha=0.5, epsilon=0.05, **options)
     assert found.alternatives[0].value == pytest.approx(found.report.objective, rel=SAME)
+
+
+@pytest.mark.parametrize(
+    "seed", [pytest.param(3), *(pytest.param(k, marks=pytest.mark.slow) for k in (0, 8))]
+)
+def test_words_with_frequencies_are_no_higher_than_random_starts_or_say_so(seed):
+    """Starts agreed on an optimum from which two words of unequal weights had to be exchanged."""
+    given, _ = strangers.make("frequent_words", 14, seed)
+    found = quietly(**given)
+    g = RNG(seed)
+    starts = [strangers.random_plan(g, given["a"], given["b"]) for _ in range(6)]
+    ends = [ends_at(given | {"epsilon": found.epsilon}, start) for start in starts]
+    assert says_so(found) or found.report.objective <= min(ends) * (1 + SAME)
 
 
 class Landscape:

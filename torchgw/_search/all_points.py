@@ -52,7 +52,14 @@ from torchgw._starts.chain import (
     affordable_chains,
     near,
 )
-from torchgw._starts.coarse import Coarsened, centre, coarse_problem, is_graph, is_sparse
+from torchgw._starts.coarse import (
+    Coarsened,
+    CoarseProblem,
+    centre,
+    coarse_problem,
+    is_graph,
+    is_sparse,
+)
 from torchgw._starts.standard import put_in_standard_form
 from torchgw._tensors.deadline import is_over, say_more, say_share
 from torchgw._tensors.machine import slowness
@@ -187,30 +194,39 @@ def search_all_points(
         if found.agreed:
             alternatives, ambiguity = different_optima(whole, found.trials, found.plans, (n, m))
             return Search(alternatives, ambiguity, found.trials, settled=True)
-        ends = zip(found.trials, found.plans, strict=False)
-        guesses = [Guess(trial.start, plan.to(coarse.base), None) for trial, plan in ends]
+        guesses = _ends(found, coarse)
     brief, left_open = course == "brief", course in ("brief", "full")
-    count = limits.open_chains if brief else min(n_init or most, affordable)
-    why = "leave open which optimum is the best" if brief else "do not tell where all go"
-    searched = SEARCHED if max(n, m) > limits.few_points and is_whole(problem, first) else 0.0
-    share = min(1.0, searched + count / most)
-    soon = KEPT_SOON if is_graph(whole.problem) else AGREED_SOON if stack is None else 1.0
-    # a few chains have no moves that follow them
-    say_share(_BRIEF * share if brief else soon * share, f"few points {why}")
+    why = "leave open which optimum is the best" if left_open else "do not tell where all go"
     read = whole.problem.x, whole.problem.y, whole.problem.base
-    found = climb(
-        whole, target, count, guesses, count if brief else 2 * affordable,
-        solver=batch_solver(backend), told=told, sharpened=sharpened and plain,
-        # few points have told where clusters go
-        repair=not left_open,
-        stack=stack,
-        share=share if soon < 1 and not brief else 0.0,
-        call=way_to_call("chains", device, backend, read),
-        sides=problem.sides,
-    )  # fmt: skip
+    call = way_to_call("chains", device, backend, read)
+    if brief:
+        # a few chains have no moves that follow them
+        say_share(_BRIEF * min(1.0, limits.open_chains / most), f"few points {why}")
+        found = climb(
+            whole, target, limits.open_chains, guesses, limits.open_chains,
+            solver=batch_solver(backend), told=told, repair=False, call=call, sides=problem.sides,
+        )  # fmt: skip
+    if not (brief and (found.agreed or _is_met(found, guesses))):
+        guesses = _ends(found, coarse) if brief else guesses
+        count = min(n_init or most, affordable)
+        searched = SEARCHED if max(n, m) > limits.few_points and is_whole(problem, first) else 0.0
+        share = min(1.0, searched + count / most)
+        soon = KEPT_SOON if is_graph(whole.problem) else AGREED_SOON if stack is None else 1.0
+        say_share(soon * share, f"few points {why}")
+        found = climb(
+            whole, target, count, guesses, 2 * affordable,
+            solver=batch_solver(backend), told=told, sharpened=sharpened and plain,
+            # few points have told where clusters go
+            repair=not left_open or brief,
+            stack=stack,
+            share=share if soon < 1 else 0.0,
+            call=call,
+            sides=problem.sides,
+        )  # fmt: skip
     alternatives, ambiguity = different_optima(whole, found.trials, found.plans, (n, m))
     stands_out = ambiguity < STANDS_OUT and not found.alone
-    certain = found.agreed or stands_out or (left_open and _holds(found, guesses))
+    known = _holds(found, guesses) if course == "full" else brief and _is_met(found, guesses)
+    certain = found.agreed or stands_out or known
     doubt = "" if certain else WHY_OPEN[how].format(count=len(found.trials))
     potentials = None
     # smaller problems are solved in no time, and a few iterations more make them more exact
@@ -254,6 +270,12 @@ def _is_found(
     return kept or (course == "checked" and value <= limits.copies * whole.scale)
 
 
+def _ends(found: Climbed, coarse: CoarseProblem) -> list[Guess]:
+    """Take the plans of a search as guesses of another one."""
+    ends = zip(found.trials, found.plans, strict=False)
+    return [Guess(trial.start, plan.to(coarse.base), None) for trial, plan in ends]
+
+
 def _is_unclear(problem: Problem, first: Search) -> bool:
     """Whether starts on all points, made where few points say little, leave the best one open."""
     n, m = problem.shape
@@ -271,6 +293,15 @@ def _holds(found: Climbed, guesses: Sequence[Guess]) -> bool:
     names, best = {guess.name for guess in guesses}, found.trials[0].objective
     own = (trial.objective for trial in found.trials if trial.start in names)
     return min(own, default=math.inf) - best <= AGREED * abs(best)
+
+
+def _is_met(found: Climbed, guesses: Sequence[Guess]) -> bool:
+    """Tell whether a guess and a chain, which know nothing of each other, have led to the best."""
+    names, best = {guess.name for guess in guesses}, found.trials[0].objective
+    ends = {True: math.inf, False: math.inf}
+    for trial in found.trials:
+        ends[trial.start in names] = min(ends[trial.start in names], trial.objective)
+    return max(ends.values()) - best <= AGREED * abs(best)
 
 
 def search_twice(

@@ -172,13 +172,16 @@ def follow_starts(
     rounds: int,
     blurred: float | None = None,
     related: Sequence[str] = (),
+    *,
+    checked: bool = False,
 ) -> Found:
     """Follow named plans (n, m) of one problem, and the annealed product; improve where they lead.
 
     Every other one is of the same group, and so are all whose names are ``related``: those that
     know nothing of each other are to take turns.
     Each is also followed from a larger epsilon, if they are ``blurred``, at which it may come to
-    another optimum.
+    another optimum; and rows and columns of the lowest are exchanged then. So they are where groups
+    agree, if that is ``checked``.
     """
     a, b = marginals
     tables = [plan.double() for _, plan in starts] + [noisy_product(a, b)]
@@ -199,7 +202,7 @@ def follow_starts(
     ends = stack.follow(alone, plans, plans.new_tensor(first))
     given = Ends(*(part[None] for part in ends))
     found = improve(stack, given, rounds, families)
-    if blurred is not None and rounds:
+    if rounds and (blurred is not None or (checked and bool(found.agreed))):
         found = exchange(stack, given, found)
     members = found.members.alone()
     # solves go on from there: what has not settled leads twins of a problem to different optima

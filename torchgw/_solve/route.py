@@ -446,7 +446,8 @@ MOVES = (
             and (limits.few_chains > 0 or facts.entries < limits.open_most)
         ),
         lambda limits: f"{limits.few_chains} between few; {limits.open_chains} on all, "
-        f"below {limits.open_most:,} pairs; all chains up to {limits.stacked:,}",
+        f"below {limits.open_most:,} pairs, then all chains unless one meets the best of few; all "
+        f"chains up to {limits.stacked:,}",
     ),
     Move(
         "exchanges", "tabu search over matchings, or entries that exchange partners",
