@@ -102,6 +102,8 @@ def _sweep(
         sent = dy[labels] * mass[:, :, None]  # (k, s, t)
         for block in blocks:
             cost = torch.bmm(mass[:, None], squares[labels]) - 2 * dx[block] @ sent
+            # how far a point is from its own label says nothing
+            cost -= squares[labels[:, block]] * mass[:, block, None]
             labels[:, block] = cost.argmin(2)
             sent[:, block] = dy[labels[:, block]] * mass[:, block, None]
 
