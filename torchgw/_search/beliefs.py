@@ -59,10 +59,10 @@ from torchgw._tensors.operations import EQUAL
 from torchgw._typing import Marginals
 from torchgw.distances.base import both_ways
 
-# Rounds of messages, of which the first leave beliefs free; what beliefs then add to their own
-# evidence in each round, so that of equally good partners one is chosen; and noise in which these
-# differ. [L1362]
-_ROUNDS, _FREE, _REINFORCED, _NOISE = 60, 20, 0.1, 0.1
+# Rounds of messages, the first share of which leaves beliefs free; what beliefs then add to their
+# own evidence in each round, so that of equally good partners one is chosen; and noise in which
+# these differ. [L1362]
+_ROUNDS, _FREE, _REINFORCED, _NOISE = 60, 1 / 3, 0.1, 0.1
 # Change of a node's largest belief, a share of it, at which rounds are over. [L1654]
 _STILL = 0.01
 # Share of a message that is kept in the next round; without it they go to and fro. [L1362]
@@ -77,6 +77,8 @@ _MESSAGE, LONG = 2e-8, 20.0
 # Entries of messages that are computed at a time: what a cache holds, or little memory. [L1362]
 _CACHED, _AT_ONCE = 2**18, 2**26
 
+# Rounds of messages in a region. [L1817]
+_BRIEF = 30
 # Nodes of a region, by chance; and how often each lost edge is tried in vain in a row. [L1535]
 _SIZES, _TRIED = (60, 120, 240), 3
 # Tries for each node in a search and in a matching. [L1535]
@@ -144,7 +146,12 @@ def believed_plan(source: Graph, target: Graph, marginals: Marginals) -> Tensor:
 
 
 def believed_plans(
-    source: Graph, target: Graph, marginals: Marginals, seed: int = 0, lost: Tensor | None = None
+    source: Graph,
+    target: Graph,
+    marginals: Marginals,
+    seed: int = 0,
+    lost: Tensor | None = None,
+    rounds: int = _ROUNDS,
 ) -> Tensor:
     """Find plans (k, n, m) float32 between k graphs a side by messages along edges of the first."""
     # `lost` (k, n, m) are the edges that each pair must lose, less those that it keeps for sure.
@@ -217,14 +224,14 @@ def believed_plans(
     if messages.is_cuda and messages.nbytes <= CAPTURED_BYTES:
         memory = borrow_memory(believe, messages.device)
         steps = [Captured(step, memory, in_place=1) for step in steps]
-    for number in range(_ROUNDS):
+    for number in range(rounds):
         sums, still = steps[0]()
         if is_over():
             break
         rests = bool(still)
         if rests and not free:
             break
-        free = free and not rests and number < _FREE
+        free = free and not rests and number < _FREE * rounds
         if not free:
             evidence.add_(before.log(), alpha=_REINFORCED)
         steps[1](sums)
@@ -269,7 +276,7 @@ def seconds_of_regions(nodes: int, edges: int, most: float = math.inf) -> float:
         told = edges / nodes * size
         turns = told * (size + told) <= CPU.walks
         messages += told * (size + told * turns) / len(_SIZES)
-    return min(math.ceil(SEARCH_TRIES * nodes), most) * _ROUNDS * _IN_REGION * messages
+    return min(math.ceil(SEARCH_TRIES * nodes), most) * _BRIEF * _IN_REGION * messages
 
 
 def _repaired(
@@ -352,7 +359,8 @@ def _anew(state: Ends, regions: Array, seed: int, device: torch.device) -> list[
     share = torch.full((size,), 1 / size, device=device)
     lost = np.stack([_lost(state, *nodes) for nodes in zip(regions, there, strict=True)])
     evidence = torch.from_numpy(lost).float().to(device)
-    plans = believed_plans(source, target, Marginals(share, share), seed, evidence).cpu()
+    weights = Marginals(share, share)
+    plans = believed_plans(source, target, weights, seed, evidence, _BRIEF).cpu()
     chosen = (linear_sum_assignment(plan, maximize=True)[1] for plan in plans)
     return [old[place] for old, place in zip(there, chosen, strict=True)]
 
