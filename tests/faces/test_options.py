@@ -84,7 +84,7 @@ def test_solve_has_the_parameters_that_people_use():
         assert parameters[name].default == TABLE[name].default
         assert hints[name] == TABLE[name].type, "the type in the signature is that of the table"
     assert inspect.signature(torchgw.explain).parameters == parameters
-    documented = re.findall(r"^    ([\w, ]+) : ", solve.__doc__, flags=re.M)
+    documented = re.findall(r"^([\w, ]+) : ", inspect.getdoc(solve), flags=re.M)
     assert set(", ".join(documented).split(", ")) == {*DATA, *COMMON, "options"}
 
 
@@ -242,4 +242,4 @@ def test_documentation_has_a_row(name):
     option = TABLE[name]
     for part in (f"`{option.default!r}`", option.flag or "", spelled(option.type)):
         assert part in row
-    assert f"\n    {name} : " in Options.__doc__
+    assert f"\n{name} : " in Options.__doc__

@@ -75,7 +75,7 @@ CASES["wide neighbours"] = CASES["neighbours"] | {
 }
 CASES["geodesic"] = {"X": X, "Y": Y, "distances": "precomputed", "gradient": "dense"}
 # what ranks but the first are not given, or get in shards
-SCATTERED = {"one has it": {**DENSE, "features": (X, Y[:, :2])}, "shards": DENSE}
+SCATTERED = {"one has it": {**DENSE, "features": (X, Y[:, :2]), "epsilon": 0.05}, "shards": DENSE}
 CASES |= SCATTERED
 CASES["cells"] = {**STREAMED, "resolution": 0.5, "epsilon": 0.05}
 # in Triton's interpreter where there is no GPU

@@ -547,14 +547,13 @@ def spelled(kind: Any) -> str:
 
 def _documented(option: Option) -> str:
     """Write a row as numpydoc has parameters."""
-    head = f"    {option.name} : {spelled(option.type)}, by default {option.default!r}"
-    return "\n".join([head, *textwrap.wrap(option.doc, 92, initial_indent=8 * " ",
-                      subsequent_indent=8 * " ")])  # fmt: skip
+    head = f"{option.name} : {spelled(option.type)}, by default {option.default!r}"
+    return "\n".join([head, *textwrap.wrap(option.doc, 88, initial_indent=4 * " ",
+                      subsequent_indent=4 * " ")])  # fmt: skip
 
 
-Options.__doc__ = (Options.__doc__ or "").replace(
-    "    Raises\n",
-    "\n".join(
-        ["    Parameters", "    ----------", *map(_documented, TABLE.values()), "", "    Raises\n"]
-    ),
+# from Python 3.13 on docstrings have no indentation
+Options.__doc__ = inspect.cleandoc(Options.__doc__ or "").replace(
+    "Raises\n",
+    "\n".join(["Parameters", "----------", *map(_documented, TABLE.values()), "", "Raises\n"]),
 )
