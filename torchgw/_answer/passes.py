@@ -428,22 +428,15 @@ def _by_parts(incumbent: Incumbent) -> None:
             images.append(apart / sent.sum(1, keepdim=True))
         apart = torch.cat(images)
         near = torch.softmax(-apart / (_IMAGES * apart.mean()), 1) * weights[:, None]
-        costs, fall = math.inf, (_MAY - _LESS) * value / _STEPS
-        for most in (1, 2):
+        for most, share in ((1, _MAY), (pairs.stack.rules.max_iter, _LESS)):
             rules = pairs.stack.rules._replace(max_iter=most)
-            begun = pairs._replace(stack=replace(pairs.stack, rules=rules)).follow(near[None])
-            before, costs = costs, float(begun.values)
-            # what is left of a fall that slows down, which is not known at first [L1813]
-            fall = fall if most == 1 else max(before - costs, 0.0)
-            if costs - _LESS * value >= _STEPS * fall or is_over():
+            stack = replace(pairs.stack, rules=rules)
+            own = pairs._replace(stack=stack).follow(near[None])
+            if float(own.values) >= share * value or is_over():
                 return
-        seeds = pairs.seeds(_PART_SEEDS)
-        led = pairs.follow(torch.cat([near[None].to(seeds), seeds]))
-    own, *others = led.values.tolist()
-    if own >= _LESS * value:
-        return
-    shape, least = problem.shape, {True: own, False: math.inf}
-    for end, costs in zip(led.plans[1:], others, strict=True):
+        led = pairs.follow(pairs.seeds(_PART_SEEDS))
+    shape, least = problem.shape, {True: float(own.values), False: math.inf}
+    for end, costs in zip(led.plans, led.values.tolist(), strict=True):
         part = Alternative(costs, "part", end / end.sum(), pairs.rows, pairs.columns, shape)
         alike = sent_apart(problem, part, plan) <= OTHER
         least[alike] = min(least[alike], costs)
