@@ -52,6 +52,7 @@ def sinkhorn(
     check_every: int = CHECK_EVERY,
     min_iter: int = 0,
     from_above: bool = True,
+    falling: bool = False,
 ) -> SinkhornResult:
     """Run over-relaxed Sinkhorn iterations from warm potentials until the columns are met."""
     # Stops when the L1 column error, sum_j |q_j - b_j|, is at most tol, or at most what rounding in
@@ -68,7 +69,7 @@ def sinkhorn(
     # grows.
     # Where the error stays a small problem begins anew at the prices of the one without entropy; if
     # it stays again, and at once for others, the problem is solved from larger epsilons down, once,
-    # unless ``from_above`` is false.
+    # unless ``from_above`` is false. Without a start it begins so if epsilon is ``falling``.
     problem = prepared.problem
     current, (rows, columns) = start, map(torch.zeros_like, problem.marginals)
     tol = attainable(tol, problem.cost.dtype)
@@ -78,6 +79,7 @@ def sinkhorn(
     each: float | None = None  # seconds of an iteration
     slowest = _SLOWEST[problem.cost.device.type] * math.prod(problem.cost.shape)
     before: tuple[Potentials, float] | None = None  # potentials and error before it began anew
+    again = partial(sinkhorn, from_above=False)
     while done < max_iter:
         # each iteration of two levels leaves a tenth of the error
         every = 1 if prepared.two_level else check_every
@@ -89,6 +91,10 @@ def sinkhorn(
             current = Potentials(rows, columns)
         elif current is None:
             current = prepared.half_steps(columns)
+            if falling:
+                current, done = from_larger_epsilon(
+                    prepared, current, max_iter - every, again, _RISE
+                )
         previous, clock = error, perf_counter()
         sweep, error = _sweep(prepared, current, count, relaxation, safe=cut)
         each = (perf_counter() - clock) / count
@@ -118,7 +124,6 @@ def sinkhorn(
                 current = prices
                 plateau.again()
             else:
-                again = partial(sinkhorn, from_above=False)
                 current, used = from_larger_epsilon(prepared, before[0], most, again, _RISE)
             done, error, relaxation = done + used, float("inf"), 1.0
     prepared.end_sweeps()

@@ -333,7 +333,11 @@ def iterate(setting: Setting, state: LoopState, most: int | None = None) -> Loop
         with recorder.timed("sinkhorn"):
             prepared = prepare(setting, cost, epsilon)
             max_iter, tol = pace.limits(wanted, at_target=at_target, first=first)
-            inner = solve_linear(setting, prepared, state.start, max_iter=max_iter, tol=tol)
+            # at the target at once, potentials of nothing are far away [L1812]
+            falling = first and at_target
+            inner = solve_linear(
+                setting, prepared, state.start, max_iter=max_iter, tol=tol, falling=falling
+            )
             if at_target:
                 inner = pace.until_met(inner, prepared)
         with recorder.timed("coupling"):

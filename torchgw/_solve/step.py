@@ -96,14 +96,17 @@ def solve_linear(
     max_iter: int,
     tol: float,
     min_iter: int = 0,
+    falling: bool = False,
 ) -> SinkhornResult:
     """Solve a linear problem, for strict or relaxed marginals."""
+    # Without a start strict ones are led to its epsilon from larger ones, if these are `falling`.
     if isinstance(prepared, BlockProblem):
         return _solve_blocks(prepared, start, max_iter=max_iter, min_iter=min_iter, tol=tol)
     mass = None if setting.rule is None else setting.rule.mass
     if mass is not None:
         return partial_sinkhorn(prepared, start, mass=mass, max_iter=max_iter, tol=tol)
-    return sinkhorn(prepared, start, max_iter=max_iter, min_iter=min_iter, tol=tol)
+    falling &= setting.rule is None
+    return sinkhorn(prepared, start, max_iter=max_iter, min_iter=min_iter, tol=tol, falling=falling)
 
 
 def _solve_blocks(
