@@ -69,3 +69,11 @@ def test_graphs_without_edges_stay_as_they_are():
     empty, some = (sparse_graph(90, np.random.default_rng(0), degree) for degree in (0.0, 2.0))
     found = rematch_regions(edges(empty), edges(some), np.arange(90), 1.0, CPU)
     assert list(found) == list(range(90))
+
+
+def test_partners_that_no_edge_joins_stay_as_they_are():
+    y = np.zeros((90, 90))
+    y[0, 1] = y[1, 0] = 1.0
+    near = Edges.listed(3, np.array([1, 3]), np.ones(2))
+    found = rematch_regions(near, edges(y), np.array([7, 5, 6]), 1.0, CPU)
+    assert list(found) == [7, 5, 6]

@@ -253,11 +253,11 @@ def rematch_regions(
     for each node at most; before, if asked for, all nodes, where more edges are lost than messages
     expect.
     """
-    if not (len(near.keys) and len(far.keys)):
-        return partners
     partners = exchange_ends(near, far, partners)
     used = np.sort(partners)
     far = far if len(used) == far.n else far.among(used)
+    if not (len(near.keys) and len(far.keys)):
+        return partners
     partners = np.searchsorted(used, partners)
     largest = max(near.weights.max(), far.weights.max())
     near, far = (side._replace(weights=side.weights / largest) for side in (near, far))

@@ -489,11 +489,11 @@ def graphs_of(sides: Sequence[DistanceProvider]) -> tuple[Edges, Edges] | None:
 def exchange_ends(near: Edges, far: Edges, partners: Array) -> Array:
     """Find partners (n,), an order of the same ones, that keep no less weight of edges."""
     # What is kept is the sum of products of the weights of edges that lie on each other.
-    if not (len(near.keys) and len(far.keys)):
-        return partners
     used = np.sort(partners)
     if len(used) < far.n:
         far = far.among(used)
+    if not (len(near.keys) and len(far.keys)):
+        return partners
     state = Ends(near, far.tabled(), np.searchsorted(used, partners))
     state.run()
     return used[state.best]
