@@ -273,7 +273,8 @@ def _is_found(
 def _ends(found: Climbed, coarse: CoarseProblem) -> list[Guess]:
     """Take the plans of a search as guesses of another one."""
     ends = zip(found.trials, found.plans, strict=False)
-    return [Guess(trial.start, plan.to(coarse.base), None) for trial, plan in ends]
+    # copied: plans may lie in the memory of graphs, which other chains replay
+    return [Guess(trial.start, plan.to(coarse.base, copy=True), None) for trial, plan in ends]
 
 
 def _is_unclear(problem: Problem, first: Search) -> bool:

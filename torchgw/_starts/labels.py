@@ -34,7 +34,7 @@ class Labelled(NamedTuple):
     partners: Tensor  # (S, s) int64, of each point
     masses: Tensor  # (S, s) that each point sends there; points that are left out send none
     costs: Tensor  # (S,) sum over pairs of points of squared differences of distances
-    met: Tensor  # (S,) int64, seeds that have come to each, or near it
+    met: Tensor  # (S,) float64, seeds that have come to each, or near it
 
     def plans(self, m: int) -> Tensor:
         """Write plans (S, s, m) of mass one."""
@@ -63,7 +63,7 @@ def label_points(
         found.append(differences(dx, dy, *pairs).argmin(2))
     partners = torch.cat(found)
     masses = inside_share(_misfits(dx, dy, partners, mass.expand(partners.shape)), mass, share)
-    met = torch.ones_like(partners[:, 0])
+    met = partners.new_ones(len(partners), dtype=torch.float64)
     for sweeps, kept in _STAGES:
         for _ in range(sweeps):
             before = partners.clone()
@@ -83,8 +83,7 @@ def label_points(
 def few_of(table: Tensor, weights: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Take the first ``count`` points, which are spread out, each with the mass nearest to it."""
     nearest = table[:, :count].argmin(1)
-    mass = weights.new_zeros(min(count, len(table)))
-    return table[:count, :count], mass.index_add_(0, nearest, weights)
+    return table[:count, :count], accumulate(nearest, weights, min(count, len(table)))
 
 
 def _together(dx: Tensor, dy: Tensor, *parts: Tensor) -> Iterator[tuple[Tensor, ...]]:
