@@ -535,7 +535,7 @@ MOVES = (
         lambda limits: f"{limits.few_points} points a side",
     ),
     Move(
-        "pairs", "pairs at equal distances followed to their ends, a solve from the best",
+        "pairs", "partners of few points by equal distances, improved and followed, then solves",
         "with `unbalanced` or `mass`, where few points were searched",
         lambda facts, options, limits: (
             _searched(facts, options) and options.rule is not None and facts.plain
