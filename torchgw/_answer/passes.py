@@ -283,8 +283,7 @@ def _from_few(asked: Asked, found: Outcome, search: Search, first: Trial) -> Out
         with _aside(asked, found) as aside:
             clock = perf_counter()
             if asked.options.regularization == "entropic":
-                room = AGREED * abs(found.objective)
-                aside.callback = _NoLower(found, alike=apart <= OTHER, room=room)
+                aside.callback = _NoLower(found, alike=apart <= OTHER)
             followed = follow(begun, aside)
             aside.callback = None
             if followed.state.status is Status.STOPPED:
@@ -646,10 +645,9 @@ def _batches(asked: Asked) -> Backend:
 class _NoLower:
     """Whether a solve will come to no lower objective than an earlier one, by those on its path."""
 
-    def __init__(self, earlier: Outcome, *, alike: bool, room: float) -> None:
+    def __init__(self, earlier: Outcome, *, alike: bool) -> None:
         path = earlier.recorder.history
         # if both are `alike` they lead to the same optimum, or to ones next to each other
-        self._room = room  # how far above the earlier end, or below, another one is yet told
         last = {step.epsilon: step.objective for step in path}
         self._falls, self._objectives = [-math.log(epsilon) for epsilon in last], [*last.values()]
         self._target, self._alike, self._above = path[-1].epsilon, alike, math.inf
@@ -663,9 +661,9 @@ class _NoLower:
         if now.iteration < _FORGOTTEN:
             return False
         above = now.objective - self._lowest
-        if now.epsilon <= self._target and above > self._room:
+        if now.epsilon <= self._target and above > AGREED * abs(self._lowest):
             # what is left of a fall that slows down
-            return above - min(self._room, 0.0) > _STEPS * max(fall, 0.0)
+            return above > _STEPS * max(fall, 0.0)
         if now.epsilon > self._start:
             # a solve that began with a sharp plan has no path to compare with
             return False
@@ -725,16 +723,12 @@ def _no_higher_than(searched: Outcome, again: Rival) -> Outcome:
     if again.way == "optimum":
         # a mirror image of the plan ends at the same objective, up to the tolerances
         nothing = max(nothing, AGREED * abs(searched.objective))
-    rule, steps = asked.options.rule, searched.strategy.options.regularization
-    # whether the objectives of both fall evenly: others rise by chance, or fall for long
-    exact = rule is None and searched.noise is None
-    even = exact and asked.options.regularization == steps == "entropic"
+    rule = asked.options.rule
     if _costs_nothing(searched):
         return searched
     with _aside(asked, searched) as aside:
-        if again.way == "optimum" or (even and again.way == "start"):
-            room = -nothing if even else AGREED * abs(searched.objective)
-            aside.callback = _NoLower(searched, alike=False, room=room)
+        if again.way == "optimum":
+            aside.callback = _NoLower(searched, alike=False)
         if again.way == "search":
             other = _solve_searched(asked, aside)
         else:
