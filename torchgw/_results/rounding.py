@@ -28,9 +28,9 @@ from torchgw._errors import UnsupportedError
 from torchgw._plans.contract import Plan
 from torchgw._problem.limits import limits_of
 from torchgw._problem.losses import Cross, Loss, MinimumCross, ProductCross, mean_of
-from torchgw._search.candidates import assign_listed
 from torchgw._search.tabu import Assignments, Exchanges, search
 from torchgw._solve.polish import best_length, take_steps
+from torchgw._starts.candidates import assign_listed
 from torchgw._tensors.deadline import is_over
 from torchgw._tensors.operations import EQUAL
 from torchgw.distances.base import BLOCK_ENTRIES

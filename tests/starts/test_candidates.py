@@ -8,9 +8,10 @@ import torch
 
 from torchgw._problem import limits
 from torchgw._problem.problem import Problem
-from torchgw._search import beliefs, candidates
+from torchgw._search import beliefs
 from torchgw._search.beliefs import match_graphs, rematch_regions
-from torchgw._search.candidates import _Candidates, _Squares, match_by_candidates
+from torchgw._starts import candidates
+from torchgw._starts.candidates import _Candidates, _Squares, match_by_candidates
 from torchgw._starts.graphs import Edges, Graph
 from torchgw._typing import Marginals
 from torchgw.distances.precomputed import PrecomputedDistance
