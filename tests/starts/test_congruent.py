@@ -1,5 +1,7 @@
 """Seeds of pairs at equal distances, and the relaxed searches that begin with them."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -122,3 +124,22 @@ def test_a_part_finds_its_place_in_a_whole_of_which_some_points_are_looked_at():
     found = torchgw.solve(x, y, distances="euclidean", mass=0.5, random_state=0)
     assert np.linalg.norm(y[found.plan.argmax(1)] - y[partner], axis=1).mean() < 0.1
     assert not found.doubt
+
+
+@pytest.mark.slow
+def test_spots_that_are_given_in_order_are_looked_at_all_over():
+    """Two windows of spots in order: the first of 300 lie in a corner, which the other lacks."""
+    rng = np.random.default_rng(0)
+    spots = np.stack(np.meshgrid(np.arange(30), np.arange(14)), -1).reshape(-1, 2)
+    spots = spots + 0.25 * rng.normal(size=spots.shape)
+    spots = spots[spots[:, 0].argsort()]
+    x, y = spots[:300] + 0.03 * rng.normal(size=(300, 2)), spots[120:] @ [[0, 1], [1, 0]]
+    options = {"distances": "euclidean", "mass": 0.6, "random_state": 0}
+    truth = np.zeros((300, 300))
+    truth[np.arange(120, 300), np.arange(180)] = 1 / 300
+    known = torchgw.solve(x, y, init=truth, **options)
+    with warnings.catch_warnings():
+        # that starts led to different optima
+        warnings.simplefilter("ignore", torchgw.SearchWarning)
+        found = torchgw.solve(x, y, **options)
+    assert found.report.objective <= known.report.objective * (1 + 1e-3)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from torchgw._starts.labels import few_of, label_points
+from torchgw._starts.labels import label_points
 
 
 def part_of_cloud(seed, n, m):
@@ -59,12 +59,3 @@ def test_too_few_points_have_no_labels():
     x, y, _ = part_of_cloud(0, 5, 6)
     found = label(x, y)
     assert found.plans(6).shape == (0, 5, 6)
-
-
-def test_mass_goes_to_the_nearest_of_few_points():
-    x, _, _ = part_of_cloud(1, 30, 40)
-    weights = torch.arange(1.0, 31, dtype=torch.float64) / 465
-    table, mass = few_of(x, weights, 10)
-    assert torch.equal(table, x[:10, :10])
-    expected = [float(weights[x[:, :10].argmin(1) == place].sum()) for place in range(10)]
-    assert mass.tolist() == pytest.approx(expected)

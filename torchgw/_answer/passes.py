@@ -57,13 +57,15 @@ from torchgw._starts.alternatives import (
 from torchgw._starts.chain import ALIKE, BETTER, COMPARED_AT, GUESS_EPSILON, Trial
 from torchgw._starts.coarse import CoarseProblem, coarse_problem
 from torchgw._starts.guesses import congruent_pairs
-from torchgw._starts.labels import LABELS, POINTS, few_of, label_points
+from torchgw._starts.labels import LABELS, POINTS, label_points
 from torchgw._starts.turns import best_turned
 from torchgw._tensors.deadline import is_over, leaves, shorten
 from torchgw._tensors.machine import slowness
 from torchgw._tensors.operations import EQUAL
 from torchgw._typing import Iteration
 from torchgw.distances.base import BLOCK_ENTRIES
+from torchgw.distances.precomputed import PrecomputedDistance
+from torchgw.distances.sampling import choose_points
 
 # Masses that are tried where a linear cost depends on the mass; and by how many times `tol` two may
 # differ where the cost is sampled. [L576]
@@ -393,20 +395,24 @@ class _Pairs(NamedTuple):
         device, rule = self.stack.problems.device, self.rule
         # points whose masses are strict are labelled
         turned = math.isinf(rule.rho[1]) and not math.isinf(rule.rho[0])
-        sides = [
-            (side.table.double().to(device), side.weights.to(device)) for side in self.coarse.sides
-        ]
-        shape = [len(weights) for _, weights in sides]
-        if turned:
-            sides.reverse()
-        (x, a), (y, b) = few_of(*sides[0], POINTS), few_of(*sides[1], LABELS)
+        # where all points are looked at they lie as they were given
+        counts = (LABELS, POINTS) if turned else (POINTS, LABELS)
+        few = [
+            choose_points(
+                PrecomputedDistance.unchecked(side.table.double().to(device)),
+                side.weights.to(device), count,
+            )
+            for side, count in zip(self.coarse.sides, counts, strict=True)
+        ]  # fmt: skip
+        x, y = few[::-1] if turned else few
         strict = rule.mass is None and math.inf in rule.rho
         generator = torch.Generator("cpu").manual_seed(0)
-        labels = label_points(x, y, (a, b), 1.0 if strict else rule.share, generator)
-        few = labels.plans(len(b))
-        few = few.mT if turned else few
-        plans = few.new_zeros(len(few), *shape)
-        plans[:, : few.shape[1], : few.shape[2]] = few
+        share = 1.0 if strict else rule.share
+        labels = label_points(x.table, y.table, (x.weights, y.weights), share, generator)
+        found = labels.plans(len(y.weights))
+        plans = found.new_zeros(len(found), len(self.rows), len(self.columns))
+        rows, columns = (side.indices for side in few)
+        plans[:, rows[:, None], columns] = found.mT if turned else found
         return plans, labels.met
 
     def follow(self, plans: Tensor, rounds: int = 0) -> Ends:

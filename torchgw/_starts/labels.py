@@ -80,12 +80,6 @@ def label_points(
     return Labelled(partners, masses, costs, met)
 
 
-def few_of(table: Tensor, weights: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Take the first ``count`` points, which are spread out, each with the mass nearest to it."""
-    nearest = table[:, :count].argmin(1)
-    return table[:count, :count], accumulate(nearest, weights, min(count, len(table)))
-
-
 def _together(dx: Tensor, dy: Tensor, *parts: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Divide seeds into those of which tables (k, s, t) are held at once."""
     step = max(1, TOGETHER // (len(dx) * len(dy)))
