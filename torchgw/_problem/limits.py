@@ -169,6 +169,9 @@ class Limits(NamedTuple):
     messages: float
     # The same, edges times places, where those of walks that never turn back are told too. [L1650]
     walks: float
+    # Those among all nodes that take as long as one among candidates, which give way to them where
+    # there would be more. [L1816]
+    squares: int
     # Regions of a matching that are matched anew at a time: a GPU waits for launches. [L1655]
     regions: int
 
@@ -244,7 +247,8 @@ CPU = Limits(
     few_chains=8, open_chains=4, open_most=2**16, copies=2.5e-3, isometric=1e-3,
     together=2**17, tiny=2**10,
     graph_density=0.2, edge_density=0.05,
-    edges=200_000, kept_edges=0.9, well=0.05, messages=2e8, walks=2**24, regions=1,
+    edges=200_000, kept_edges=0.9, well=0.05, messages=2e8, walks=2**24,
+    squares=4, regions=1,
     part_begun=0.375, part_ended=0.25,
     compared_points=1_500, read=25_000_000,
     improved_points=1_500, improved_triples=2_000_000, matched_points=128, exchanged_rows=2_048,

@@ -38,8 +38,6 @@ _BALANCED, _KEPT, _NOISE = 3, 0.3, 0.1
 # Classes of degrees, steps of the walks that count them, and the weight of each further step.
 # [L1816]
 _CLASSES, _STEPS, _FADING = 12, 3, 0.6
-# Messages among all nodes that take as long as a square. [L1816]
-_AS_LONG = 4
 # Logarithms relative to the largest of a node: others are none, or as large. A choice.
 _RANGE = 30.0
 # Entries of tables that are computed at a time: little memory. A choice.
@@ -248,8 +246,8 @@ class _Candidates:
     @property
     def costly(self) -> bool:
         """Whether messages among all nodes would take less."""
-        squares = len(self.listed.squares.far)
-        return _AS_LONG * squares > len(self.near.rows) * self.far.nodes
+        squares = limits_of(self.near.rows.device).squares * len(self.listed.squares.far)
+        return squares > len(self.near.rows) * self.far.nodes
 
     def kept(self) -> float:
         """Sum up what the likeliest partners keep of the edges."""
