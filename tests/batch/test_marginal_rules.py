@@ -10,7 +10,7 @@ import scipy
 import torch
 from problems import random_weights
 
-from torchgw._batch.relaxed import Relaxed, _best_logarithm
+from torchgw._batch.sweep import Relaxed, _best_logarithm
 from torchgw._problem.marginals import MarginalRule
 from torchgw._typing import Marginals
 

@@ -15,7 +15,7 @@ from scipy.spatial.distance import cdist
 
 import torchgw
 from torchgw._batch.packing import Packed
-from torchgw._batch.relaxed import Relaxed
+from torchgw._batch.sweep import Relaxed
 from torchgw._many import search, solver
 from torchgw._many.search import stack_of
 from torchgw._many.solver import Numbers, warn_of_failures

@@ -10,7 +10,7 @@ from torchgw._plans.given import StoredPlan
 from torchgw._problem import limits
 from torchgw._results.maps import _least, map_to_surface
 from torchgw.distances import Surface
-from torchgw.distances.new_points import Space
+from torchgw.distances.points import Space
 
 
 def mesh(n, seed):

@@ -24,14 +24,13 @@ from torchgw._search.all_points import few_enough, match_edges, repair_found
 from torchgw._search.optima import LEAST_EPSILON
 from torchgw._search.population import improve
 from torchgw._search.stack import Stack, can_stack
-from torchgw._search.tabu import best_matchings, can_exchange, exchange
+from torchgw._search.tabu import best_matchings, exchange
 from torchgw._sinkhorn.annealing import ANNEALING_TOLERANCE
 from torchgw._sinkhorn.choose import choose_backend
 from torchgw._sinkhorn.contract import Backend
-from torchgw._solve.begin import best_found
-from torchgw._solve.guess import Guess, from_alternative
-from torchgw._solve.outcome import Asked, Outcome
-from torchgw._solve.pipeline import WHY_NOT_A_COPY, conclude, follow, solve_once
+from torchgw._solve.begin import best_found, from_alternative
+from torchgw._solve.loop import Guess
+from torchgw._solve.pipeline import WHY_NOT_A_COPY, Asked, Outcome, conclude, follow, solve_once
 from torchgw._solve.state import Recorder, Status
 from torchgw._solve.strategy import Strategy
 from torchgw._starts.alternatives import (
@@ -55,7 +54,7 @@ from torchgw._starts.alternatives import (
     sent_apart,
 )
 from torchgw._starts.chain import ALIKE, BETTER, COMPARED_AT, GUESS_EPSILON, Trial
-from torchgw._starts.coarse import CoarseProblem, coarse_problem
+from torchgw._starts.coarse import CoarseProblem, can_exchange, coarse_problem
 from torchgw._starts.guesses import congruent_pairs
 from torchgw._starts.labels import LABELS, POINTS, label_points
 from torchgw._starts.turns import best_turned

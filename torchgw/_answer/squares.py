@@ -18,7 +18,7 @@ from torchgw._errors import NumericalError
 from torchgw._problem.marginals import is_usable_sum
 from torchgw._sinkhorn.annealing import WINDOW, Anderson
 from torchgw._solve.evaluation import ERRORS
-from torchgw._solve.outcome import Asked, Outcome
+from torchgw._solve.pipeline import Asked, Outcome
 from torchgw._solve.state import Recorder, Status, rounding
 from torchgw._tensors.operations import EQUAL, TINY
 from torchgw._typing import Marginals, Potentials

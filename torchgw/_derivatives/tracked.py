@@ -26,9 +26,9 @@ from torchgw._sinkhorn.problem import Cost, DenseCost
 from torchgw._solve.state import Options
 from torchgw._typing import Marginals
 from torchgw.distances.base import BLOCK_ENTRIES, DistanceProvider, both_ways
-from torchgw.distances.curved import CurvedDistance, CurvedModel
+from torchgw.distances.curved import CurvedDistance
 from torchgw.distances.landmark import LandmarkDistance, NystromDistance
-from torchgw.distances.points import PointDistance
+from torchgw.distances.points import CurvedModel, PointDistance
 from torchgw.distances.precomputed import DirectedDistance, PrecomputedDistance
 
 

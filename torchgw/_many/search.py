@@ -9,8 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgw._batch.costs import products, units
-from torchgw._batch.packing import Packed, natural_scale
+from torchgw._batch.packing import Packed, natural_scale, products, units
 from torchgw._batch.worth import own_squares
 from torchgw._many.spaces import Shelves
 from torchgw._search.optima import LEAST_EPSILON

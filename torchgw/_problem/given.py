@@ -24,7 +24,7 @@ from torchgw._tensors.machine import fits, free_memory
 from torchgw._tensors.operations import at_even_steps
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.geodesics import Geodesics
-from torchgw.distances.new_points import Space
+from torchgw.distances.points import Space
 from torchgw.distances.precomputed import DirectedDistance, PrecomputedDistance, are_tables
 from torchgw.distances.surface import Surface, as_surface
 

@@ -28,7 +28,8 @@ from torchgw._solve.step import confined
 from torchgw._tensors.deadline import countdown
 from torchgw._typing import Marginals
 from torchgw.distances.base import DistanceProvider
-from torchgw.distances.new_points import Space
+from torchgw.distances.new_points import straight_distances
+from torchgw.distances.points import Space
 from torchgw.distances.precomputed import DirectedDistance
 
 # What `solve(certify=True)` proves, as a share of the value, and in how many seconds beyond the
@@ -225,7 +226,7 @@ def _side(extension: Extension, place: int) -> tuple[Array, Array | None]:
         return np.ascontiguousarray(to_numpy(read)), None
     assert space.points is not None
     points = to_numpy(space.points).astype(np.float64)
-    table = to_numpy(space.between(space.points, space.points)) * space.scale
+    table = to_numpy(straight_distances(space, space.points, space.points)) * space.scale
     # a distance is that of (i, k) and of (k, i), to the last bit
     table = np.maximum(table, table.T)
     if metric == "euclidean":

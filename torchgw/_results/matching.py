@@ -33,7 +33,7 @@ from torchgw._tensors.machine import fits
 from torchgw._tensors.operations import EQUAL, plainly
 from torchgw._typing import Marginals
 from torchgw.distances.base import BLOCK_ENTRIES, DistanceProvider
-from torchgw.distances.new_points import Space
+from torchgw.distances.points import Space
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from torchgw._batch.costs import AUTO_EPSILON
+from torchgw._batch.packing import AUTO_EPSILON
 from torchgw._plans.contract import Plan
 from torchgw._problem.limits import limits_of
 from torchgw._problem.problem import Problem, hops_of

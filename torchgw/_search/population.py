@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from torchgw._batch.costs import products
+from torchgw._batch.packing import products
 from torchgw._sinkhorn.annealing import START_NOISE
 from torchgw._starts.alternatives import Ends
 from torchgw._starts.chain import AGREEING, ALIKE, BETTER, SAME

@@ -14,10 +14,17 @@ import torch
 from torch import Tensor
 
 from torchgw._batch import packing
-from torchgw._batch.costs import cross_product, units
 from torchgw._batch.engine import Scaled, run, solve_linear
-from torchgw._batch.packing import LARGEST, Packed, make_stack, padded_sizes, repad
-from torchgw._batch.relaxed import Relaxed
+from torchgw._batch.packing import (
+    LARGEST,
+    Packed,
+    cross_product,
+    make_stack,
+    padded_sizes,
+    repad,
+    units,
+)
+from torchgw._batch.sweep import Relaxed
 from torchgw._batch.worth import Ended, Rules, Terms
 from torchgw._plans.transport import round_to_marginals
 from torchgw._problem.marginals import MarginalRule

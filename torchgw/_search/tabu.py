@@ -20,8 +20,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from torchgw._problem.limits import limits_of
-from torchgw._problem.marginals import weigh_alike
 from torchgw._starts.chain import AGREEING
 from torchgw._starts.coarse import CoarseProblem
 from torchgw._tensors.deadline import is_over
@@ -232,13 +230,6 @@ class Assignments(NamedTuple):
         """Bound what an exchange can add."""
         near, far = self.near.abs().sum(2).amax(1), self.far.abs().amax((1, 2))
         return 4 * float(self.linear.abs().max() + 2 * near @ far)
-
-
-def can_exchange(problem: CoarseProblem) -> bool:
-    """Whether plans may be matchings, of not too many points."""
-    weights = problem.source.weights
-    few = len(weights) <= limits_of(weights.device).exchanged_points
-    return few and weigh_alike(problem.weights)
 
 
 def best_matchings(

@@ -13,7 +13,7 @@ from torch import Tensor
 from torchgw._sinkhorn.annealing import Anderson
 from torchgw._sinkhorn.contract import PreparedProblem
 from torchgw._sinkhorn.eager import LARGEST_SCALING, EagerBackend
-from torchgw._sinkhorn.newton import (
+from torchgw._sinkhorn.loop import (
     CHECK_EVERY,
     FURTHEST,
     NEWTON_BELOW,

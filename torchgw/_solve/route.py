@@ -12,8 +12,8 @@ from typing import NamedTuple
 import torch
 
 from torchgw._errors import UnsupportedError
-from torchgw._gradients.choose import check_products
 from torchgw._problem.limits import LIMITS, Limits
+from torchgw._problem.losses import check_products
 from torchgw._problem.problem import Facts
 from torchgw._sinkhorn.choose import BackendName, skips_tiles
 from torchgw._sinkhorn.contract import Backend

@@ -33,13 +33,12 @@ from torchgw._sinkhorn.annealing import (
 )
 from torchgw._sinkhorn.blocks import BlockProblem
 from torchgw._sinkhorn.contract import Backend, PreparedProblem
-from torchgw._sinkhorn.loop import sinkhorn
-from torchgw._sinkhorn.newton import SinkhornResult
+from torchgw._sinkhorn.loop import SinkhornResult, sinkhorn
 from torchgw._sinkhorn.partial import partial_sinkhorn
 from torchgw._sinkhorn.problem import Cost, DenseCost, LinearProblem
 from torchgw._solve.state import RESOLVED, Setting
-from torchgw._tensors.cuda_graphs import CAPTURED_BYTES, Captured, GraphMemory, borrow_memory, clone
-from torchgw._tensors.operations import inverse
+from torchgw._tensors.cuda_graphs import CAPTURED_BYTES, Captured, GraphMemory, borrow_memory
+from torchgw._tensors.operations import clone, inverse
 from torchgw._typing import Marginals, Potentials
 
 # Column error that linear problems aim at after a patient annealing, whose plans keep moving for

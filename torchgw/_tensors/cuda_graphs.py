@@ -13,7 +13,8 @@ from collections.abc import Callable, Hashable
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
-from torch import Tensor
+
+from torchgw._tensors.operations import clone, copy, tensors_of
 
 T = TypeVar("T")
 
@@ -26,16 +27,6 @@ _broken = set[Any]()
 CAPTURED_BYTES = 2**25
 # Kinds of problems whose graphs are kept from solve to solve, in each memory. [L88]
 _KEPT = 8
-
-
-# A way to call functions: (name, function, *arguments, in_place=0) -> function(*arguments); see
-# :class:`Captured` for ``in_place``.
-Call = Callable[..., Any]
-
-
-def call_directly(name: str, function: Callable[..., T], *arguments: Any, in_place: int = 0) -> T:
-    """Call function(*arguments)."""
-    return function(*arguments)
 
 
 class GraphMemory(NamedTuple):
@@ -186,47 +177,6 @@ class Replayer:
             self._functions[name] = clone(item)
         held: T = self._functions[name]
         return held
-
-
-def copy(pairs: list[tuple[Tensor, Tensor]]) -> None:
-    """Copy the second tensors of pairs to where the first ones lie, by few launches."""
-    if pairs:
-        torch._foreach_copy_([pair[0] for pair in pairs], [pair[1] for pair in pairs])
-
-
-def clone(item: T) -> T:
-    """Copy the tensors of a tuple, which may be nested and named, by few launches."""
-    made: T = _made_like(item)
-    copy(list(zip(*map(tensors_of, (made, item)), strict=True)))
-    return made
-
-
-def _made_like(item: Any) -> Any:
-    """Make tensors of the same kind."""
-    if isinstance(item, Tensor):
-        return torch.empty_like(item)
-    return mapped(_made_like, item) if isinstance(item, tuple) else item
-
-
-def mapped(function: Callable[[Any], Any], item: tuple[Any, ...]) -> Any:
-    """Apply a function to the parts of a tuple, which may be named."""
-    parts = map(function, item)
-    return type(item)(*parts) if hasattr(item, "_fields") else tuple(parts)
-
-
-def to_device(item: Any, device: torch.device) -> Any:
-    """Move a tensor, or a tuple of them, which may be nested and named, to a device."""
-    if isinstance(item, tuple):
-        return mapped(lambda part: to_device(part, device), item)
-    return item if item is None else item.to(device)
-
-
-def tensors_of(item: Any) -> tuple[Tensor, ...]:
-    """List the tensors of a tuple, which may be nested and named, in order."""
-    if isinstance(item, Tensor):
-        return (item,)
-    parts = item if isinstance(item, tuple) else ()
-    return tuple(part for inner in parts for part in tensors_of(inner))
 
 
 class Idle(Generic[T]):

@@ -1,4 +1,4 @@
-"""Operations that all rooms share: loading the code of one takes long, draws and sums by index.
+"""Operations that all rooms share: draws, sums by index, tuples of tensors.
 
 On a GPU PyTorch loads the code of a source file at the first launch of any operation in it, a
 millisecond or two for each megabyte. [L1020, L1216] Sparse tensors are constructed here, too, where
@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import reduce
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
+
+T = TypeVar("T")
 
 # Two numbers of float64 are the same, but for rounding, if they differ by no more than this share
 # of themselves, or of the largest of their kind. [L1443]
@@ -254,3 +257,54 @@ def inner_products(first: Tensor, second: Tensor) -> Tensor:
     for rows, others in zip(first.split(ROWS), second.split(ROWS), strict=True):
         total = total + rows.double().T @ others.double()
     return total.to(torch.promote_types(first.dtype, second.dtype))
+
+
+# A way to call functions: (name, function, *arguments, in_place=0) -> function(*arguments); see
+# :class:`Captured` for ``in_place``.
+Call = Callable[..., Any]
+
+
+def call_directly(name: str, function: Callable[..., T], *arguments: Any, in_place: int = 0) -> T:
+    """Call function(*arguments)."""
+    return function(*arguments)
+
+
+def copy(pairs: list[tuple[Tensor, Tensor]]) -> None:
+    """Copy the second tensors of pairs to where the first ones lie, by few launches."""
+    if pairs:
+        torch._foreach_copy_([pair[0] for pair in pairs], [pair[1] for pair in pairs])
+
+
+def clone(item: T) -> T:
+    """Copy the tensors of a tuple, which may be nested and named, by few launches."""
+    made: T = _made_like(item)
+    copy(list(zip(*map(tensors_of, (made, item)), strict=True)))
+    return made
+
+
+def _made_like(item: Any) -> Any:
+    """Make tensors of the same kind."""
+    if isinstance(item, Tensor):
+        return torch.empty_like(item)
+    return mapped(_made_like, item) if isinstance(item, tuple) else item
+
+
+def mapped(function: Callable[[Any], Any], item: tuple[Any, ...]) -> Any:
+    """Apply a function to the parts of a tuple, which may be named."""
+    parts = map(function, item)
+    return type(item)(*parts) if hasattr(item, "_fields") else tuple(parts)
+
+
+def to_device(item: Any, device: torch.device) -> Any:
+    """Move a tensor, or a tuple of them, which may be nested and named, to a device."""
+    if isinstance(item, tuple):
+        return mapped(lambda part: to_device(part, device), item)
+    return item if item is None else item.to(device)
+
+
+def tensors_of(item: Any) -> tuple[Tensor, ...]:
+    """List the tensors of a tuple, which may be nested and named, in order."""
+    if isinstance(item, Tensor):
+        return (item,)
+    parts = item if isinstance(item, tuple) else ()
+    return tuple(part for inner in parts for part in tensors_of(inner))
