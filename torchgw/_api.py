@@ -25,12 +25,13 @@ from torchgw._errors import UnsupportedError
 from torchgw._problem.given import Passed, warn_of_angles, with_area, with_relations
 from torchgw._problem.limits import limits_of
 from torchgw._problem.losses import Loss, LossName, check_loss, find_loss
-from torchgw._problem.marginals import check_marginal_rule, divide_by_totals
 from torchgw._problem.named import DistanceName, ScaleName
 from torchgw._problem.problem import (
     Problem,
     check_alpha,
     check_features,
+    check_marginal_rule,
+    divide_by_totals,
     is_fused,
     linear_cost,
     without_structure,

@@ -11,7 +11,7 @@ import torch
 from problems import random_weights
 
 from torchgw._batch.sweep import Relaxed, _best_logarithm
-from torchgw._problem.marginals import MarginalRule
+from torchgw._problem.problem import MarginalRule
 from torchgw._typing import Marginals
 
 N, M = 6, 4

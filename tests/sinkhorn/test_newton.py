@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import torchgw
-from torchgw._problem.marginals import MarginalRule
+from torchgw._problem.problem import MarginalRule
 from torchgw._sinkhorn import loop
 from torchgw._sinkhorn.eager import EagerBackend
 from torchgw._sinkhorn.loop import Plateau, _longest, from_larger_epsilon, newton_step

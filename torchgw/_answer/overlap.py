@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchgw._answer.passes import solve_problem
-from torchgw._problem.marginals import MarginalRule
+from torchgw._problem.problem import MarginalRule
 from torchgw._problem.support import most_mass, usable
 from torchgw._solve.pipeline import Asked, Outcome, Overlap
 from torchgw._solve.state import Recorder

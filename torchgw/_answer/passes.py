@@ -18,8 +18,7 @@ from torch import Tensor
 
 from torchgw._gradients.contract import own_value
 from torchgw._problem.limits import limits_of
-from torchgw._problem.marginals import MarginalRule
-from torchgw._problem.problem import Problem
+from torchgw._problem.problem import MarginalRule, Problem
 from torchgw._search.all_points import few_enough, match_edges, repair_found
 from torchgw._search.optima import LEAST_EPSILON
 from torchgw._search.population import improve

@@ -15,7 +15,7 @@ from torch.special import xlogy
 
 from torchgw._answer.passes import ROUGHLY, solve_problem
 from torchgw._errors import NumericalError
-from torchgw._problem.marginals import is_usable_sum
+from torchgw._problem.problem import is_usable_sum
 from torchgw._sinkhorn.annealing import WINDOW, Anderson
 from torchgw._solve.evaluation import ERRORS
 from torchgw._solve.pipeline import Asked, Outcome

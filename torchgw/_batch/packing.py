@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from torchgw._batch.sweep import Relaxed, exact_rows
-from torchgw._problem.marginals import STRICT
+from torchgw._problem.problem import STRICT
 from torchgw._sinkhorn.annealing import START_NOISE
 from torchgw._sinkhorn.choose import why_not
 from torchgw._tensors.operations import sums_along, sums_of

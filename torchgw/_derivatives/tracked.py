@@ -18,9 +18,8 @@ from torch.utils.checkpoint import checkpoint
 from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw._problem.limits import limits_of
 from torchgw._problem.losses import Loss
-from torchgw._problem.marginals import MarginalRule
 from torchgw._problem.named import ScaleName
-from torchgw._problem.problem import FeatureMetric, Problem, feature_cost
+from torchgw._problem.problem import FeatureMetric, MarginalRule, Problem, feature_cost
 from torchgw._problem.table import Differentiable
 from torchgw._sinkhorn.problem import Cost, DenseCost
 from torchgw._solve.state import Options

@@ -25,8 +25,7 @@ from torchgw._errors import (
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.limits import limits_of
 from torchgw._problem.losses import LOSSES
-from torchgw._problem.marginals import MarginalRule
-from torchgw._problem.problem import Problem
+from torchgw._problem.problem import MarginalRule, Problem
 from torchgw._problem.providers import Spaces
 from torchgw._problem.reduction import Reduction, count_allowed
 from torchgw._problem.support import KnownPairs

@@ -18,8 +18,7 @@ from torch import Tensor
 
 from torchgw._plans.transport import round_to_marginals
 from torchgw._problem.limits import limits_of
-from torchgw._problem.marginals import weigh_alike
-from torchgw._problem.problem import PRICE
+from torchgw._problem.problem import PRICE, weigh_alike
 from torchgw._search.beliefs import SEARCH_TRIES, believed_plan, rematched
 from torchgw._search.population import FRESH, follow_starts, improve, name_of
 from torchgw._search.stack import Stack

@@ -13,8 +13,7 @@ from torchgw._batch.packing import AUTO_EPSILON
 from torchgw._plans.transport import round_to_marginals
 from torchgw._problem.limits import limits_of
 from torchgw._problem.losses import SQUARE
-from torchgw._problem.marginals import weigh_alike
-from torchgw._problem.problem import Problem
+from torchgw._problem.problem import Problem, weigh_alike
 from torchgw._search.chains import climb
 from torchgw._search.world import World
 from torchgw._sinkhorn.annealing import Annealing

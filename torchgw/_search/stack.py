@@ -27,8 +27,7 @@ from torchgw._batch.packing import (
 from torchgw._batch.sweep import Relaxed
 from torchgw._batch.worth import Ended, Rules, Terms
 from torchgw._plans.transport import round_to_marginals
-from torchgw._problem.marginals import MarginalRule
-from torchgw._problem.problem import Problem
+from torchgw._problem.problem import MarginalRule, Problem
 from torchgw._starts.alternatives import Ends
 from torchgw._starts.chain import SAME
 from torchgw._starts.coarse import CoarseProblem

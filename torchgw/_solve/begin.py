@@ -14,8 +14,7 @@ from torchgw._plans.contract import Anchors
 from torchgw._plans.given import PairPlan, StoredPlan
 from torchgw._plans.transport import DualPlan
 from torchgw._problem.limits import limits_of
-from torchgw._problem.marginals import MarginalRule
-from torchgw._problem.problem import Problem
+from torchgw._problem.problem import MarginalRule, Problem
 from torchgw._search.all_points import (
     is_smeared,
     is_structured,

@@ -19,7 +19,7 @@ from torchgw._errors import NumericalError
 from torchgw._gradients.contract import Coupling, Gradient
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.limits import limits_of
-from torchgw._problem.marginals import MarginalRule
+from torchgw._problem.problem import MarginalRule
 from torchgw._sinkhorn.annealing import (
     ANNEALING_TOLERANCE,
     CONTRADICTION,

@@ -22,8 +22,7 @@ from torchgw._gradients.sampled import SampledGradient
 from torchgw._problem import table
 from torchgw._problem.limits import CPU, limits_of
 from torchgw._problem.losses import Loss, check_products
-from torchgw._problem.marginals import STRICT, MarginalRule
-from torchgw._problem.problem import Facts, Problem
+from torchgw._problem.problem import STRICT, Facts, MarginalRule, Problem
 from torchgw._problem.problem import spread as linear_spread
 from torchgw._sinkhorn.annealing import Annealing
 from torchgw._sinkhorn.blocks import RestrictedBackend

@@ -17,8 +17,7 @@ from torchgw._boundary.arrays import SAME_DISTANCE
 from torchgw._gradients.contract import Levels, SampledLoss
 from torchgw._problem.limits import CPU, limits_of
 from torchgw._problem.losses import SQUARE, Loss
-from torchgw._problem.marginals import weigh_alike
-from torchgw._problem.problem import Problem
+from torchgw._problem.problem import Problem, weigh_alike
 from torchgw._sinkhorn.problem import Cost, block
 from torchgw._tensors.operations import EQUAL, Call, call_directly
 from torchgw._typing import Marginals
