@@ -284,9 +284,6 @@ def check_finite(objective: float, error: float, epsilon: float) -> None:
 
 logger = logging.getLogger(__name__)
 
-# Bytes of tables up to which graphs are kept from solve to solve, with a copy of the tables. [L85]
-_KEPT_BYTES = 2**25
-
 
 class Updated(NamedTuple):
     """The coupling of a new plan, and what the loop is told about it."""
@@ -386,7 +383,7 @@ class CapturedStep:
         # memory that is lent to this solve, until this object is gone
         memory = borrow_memory(self, step.marginals.a.device) if replay else None
         size = sum(table.nbytes for table in step.gradient.tables())
-        if memory is not None and 0 < size <= _KEPT_BYTES:
+        if memory is not None and 0 < size <= CAPTURED_BYTES:
             self._ends = _recall(step, memory)
         else:
             self._ends = _Ends(step, memory)

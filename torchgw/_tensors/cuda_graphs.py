@@ -23,7 +23,8 @@ _capturing = threading.Lock()
 # Pools that PyTorch still records into, as a capture has failed: it refuses their next one.
 _broken = set[Any]()
 # Bytes of what a function reads up to which it is captured. Beyond, it takes as long as its
-# launches, and graphs keep copies of their own. [L75] [L82]
+# launches, and graphs keep copies of their own; so do those that are kept from solve to solve.
+# [L75] [L82] [L85]
 CAPTURED_BYTES = 2**25
 # Kinds of problems whose graphs are kept from solve to solve, in each memory. [L88]
 _KEPT = 8

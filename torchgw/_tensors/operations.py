@@ -165,11 +165,16 @@ def csr_tensor(start: Tensor, column: Tensor, values: Tensor, shape: tuple[int, 
 
 # torch.multinomial refuses more categories than this. [L300]
 _MULTINOMIAL_LIMIT = 2**24
-# Numbers that are permuted to draw some of them: 10 ms for a million, 300 for ten. [L701]
-_PERMUTED = 2**20
-# Sums by index are made by a product on a GPU, if there are at most so many numbers times sums: the
-# sort that index_put_ needs takes 100 ms to load. A choice. [L930] [L1020]
-_TABLE = 2**24
+# Up to so many pairs of points all are compared: the first call of a process then need not import
+# SciPy's trees, which takes longer; all distances among them take less time than a launch.
+# [L406, L447, L881, L930]
+FEW_PAIRS = 2**18
+# Up to so many random numbers are made on the host, as are those of a CPU, and permuted to draw
+# some of them: 10 ms for a million, 300 for ten. [L701, L790]
+HOST_DRAWN = 2**20
+# Up to so many pairs of points or numbers a GPU takes all: that needs fewer launches than any other
+# way to neighbours, and no sort, which takes 35 to 100 ms to load. [L303, L930, L1020]
+ALL_PAIRS = 2**24
 # Bytes of a block of a table that is made and read at once, and that are taken to be free without
 # asking, which takes half a millisecond on a GPU. [L190, L308, L751]
 BLOCK_BYTES = 2**26
@@ -182,7 +187,7 @@ ROWS = 2**16
 
 def distinct(n: int, count: int, generator: torch.Generator) -> Tensor:
     """Draw distinct numbers below n, (count,), in random order on the CPU."""
-    if n > _PERMUTED:
+    if n > HOST_DRAWN:
         drawn = torch.randint(n, (2 * count,), generator=generator, device="cpu")
         first = np.unique(drawn.numpy(), return_index=True)[1]
         # nearly all draws are distinct, unless most of the numbers are asked for
@@ -231,7 +236,7 @@ def categories_at(weights: Tensor, places: Tensor) -> Tensor:
 
 def accumulate(index: Tensor, values: Tensor, size: int) -> Tensor:
     """Add up the values (p, ...) that share an index (p,), shape (size, ...), in a fixed order."""
-    if values.is_cuda and size * len(index) <= _TABLE:
+    if values.is_cuda and size * len(index) <= ALL_PAIRS:
         chosen = values.new_zeros(size, len(index))
         one, number = values.new_ones(()), torch.arange(len(index), device=index.device)
         return chosen.index_put_((index, number), one) @ values

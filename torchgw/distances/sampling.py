@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchgw._tensors.operations import NOTHING, accumulate, lesser, power
+from torchgw._tensors.operations import ALL_PAIRS, FEW_PAIRS, NOTHING, accumulate, lesser, power
 from torchgw.distances.base import DistanceProvider, Factors, ScaledDistance
 from torchgw.distances.curved import CurvedDistance
 from torchgw.distances.points import PointDistance
@@ -17,14 +17,9 @@ from torchgw.distances.points import PointDistance
 # A point is drawn in proportion to this power of its distance to the points so far: large enough to
 # spread them evenly, small enough not to collect outliers. [L108, L311]
 SPREAD = 4
-# All distances among so few points are computed to draw some of them. A choice. [L447]
-_STORED_POINTS = 512
 # Among so few points some are drawn by random numbers of the host, so that they are the same on a
 # GPU; so many are also looked at where distances are decided on. [L610]
-_SAME_POINTS = 1_000
-# So few keys are compared all with all on a GPU: to load topk, and the sort it ends with, takes 35
-# to 45 ms. A choice. [L1020]
-_COMPARED = 2**11
+SAME_POINTS = 1_000
 
 
 class StoredColumns(NamedTuple):
@@ -64,7 +59,7 @@ def column_reader(provider: DistanceProvider) -> ColumnReader:
         return StoredColumns(matrix)
     factors = provider.factors()
     # all straight distances of few points take less time than a launch
-    few = isinstance(provider, PointDistance) and provider.n <= _STORED_POINTS
+    few = isinstance(provider, PointDistance) and provider.n**2 <= FEW_PAIRS
     if factors is None and few:
         return StoredColumns(provider.columns(torch.arange(provider.n, device=provider.device)))
     return factors or provider
@@ -115,7 +110,7 @@ def uniform_draws(provider: DistanceProvider, size: int, seed: int) -> Tensor:
     """Make the random numbers that draw at most ``size`` points, (rounds, n) float64."""
     rounds = math.ceil(math.log2(size)) if provider.n > size else 0
     # the numbers for few points are the same on every device
-    device = provider.device if provider.n > _SAME_POINTS else torch.device("cpu")
+    device = provider.device if provider.n > SAME_POINTS else torch.device("cpu")
     generator = torch.Generator(device=device).manual_seed(seed)
     drawn = torch.rand(rounds, provider.n, dtype=torch.float64, device=device, generator=generator)
     return drawn.to(provider.device)
@@ -156,7 +151,7 @@ def draw_points(
 
 def _largest(keys: Tensor, count: int) -> Tensor:
     """Find the places of the largest keys, (count,), the largest first."""
-    if not keys.is_cuda or len(keys) > _COMPARED:
+    if not keys.is_cuda or len(keys) ** 2 > ALL_PAIRS:
         return keys.topk(count).indices
     # by the number of keys that come before each; those that are equal stay in order
     number = torch.arange(len(keys), device=keys.device)
