@@ -19,12 +19,11 @@ from torchgw._search.tabu import (
     Sides,
     best_maps,
     best_matchings,
-    can_exchange,
     exchange,
     search,
 )
 from torchgw._sinkhorn.problem import DenseCost
-from torchgw._starts.coarse import as_before, coarse_problem, coarsen, cross_terms
+from torchgw._starts.coarse import as_before, can_exchange, coarse_problem, coarsen, cross_terms
 from torchgw._typing import Marginals
 from torchgw.distances import DirectedDistance, PrecomputedDistance
 
