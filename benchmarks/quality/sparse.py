@@ -201,8 +201,7 @@ def main(arguments: list[str] | None = None) -> int:
             f"{pair.name:24}{pair.n:6}{pair.fewer.shape[1]:7}{np.mean(partners == truth):7.3f}"
             f"{pair.asked:7.3f}{_kept(pair.fewer, there, partners):7}"
             f"{_kept(pair.fewer, there, truth):7}{solved - start:9.1f}{ended - solved:11.1f}"
-            f"{pair.seconds:12.1f}  "
-            + "; ".join(str(one.message)[:50] for one in told),
+            f"{pair.seconds:12.1f}  " + "; ".join(str(one.message)[:50] for one in told),
             flush=True,
         )
         del x, y, found
