@@ -65,14 +65,15 @@ def sweep(
     no_rows, no_columns = ((part == 0).to(part.dtype) for part in (rows, columns))
     rows, columns = rows + no_rows, columns + no_columns
     sides = ((no_rows, rows, turned), (no_columns, columns, plan))
+    steps = None if relaxed is None else [
+        relaxed.half_step(side, weight[:, None, :], (potential / unit)[:, None, :], epsilon)
+        for side, (weight, potential) in enumerate(((a, f), (b, g)))
+    ]
 
     def scaling(side: int, other: Tensor) -> Tensor:
         none, weight, table = sides[side]
         sums = _sums(none, other, table)
-        if relaxed is None:
-            return weight / sums
-        start = ((f, g)[side] / unit)[:, None, :]
-        return relaxed.scaling(side, (a, b)[side][:, None, :], sums, start, epsilon)
+        return weight / sums if steps is None else steps[side](sums)
 
     one = torch.ones_like(unit)[:, :, None]
 
