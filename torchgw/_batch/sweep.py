@@ -65,10 +65,14 @@ def sweep(
     no_rows, no_columns = ((part == 0).to(part.dtype) for part in (rows, columns))
     rows, columns = rows + no_rows, columns + no_columns
     sides = ((no_rows, rows, turned), (no_columns, columns, plan))
-    steps = None if relaxed is None else [
-        relaxed.half_step(side, weight[:, None, :], (potential / unit)[:, None, :], epsilon)
-        for side, (weight, potential) in enumerate(((a, f), (b, g)))
-    ]
+    steps = (
+        None
+        if relaxed is None
+        else [
+            relaxed.half_step(side, weight[:, None, :], (potential / unit)[:, None, :], epsilon)
+            for side, (weight, potential) in enumerate(((a, f), (b, g)))
+        ]
+    )
 
     def scaling(side: int, other: Tensor) -> Tensor:
         none, weight, table = sides[side]
