@@ -1,6 +1,7 @@
 """Where Sinkhorn's iteration is slow: Newton steps, exact prices to begin at, larger epsilons."""
 
 import math
+import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -96,6 +97,7 @@ def newton_step(prepared: PreparedProblem, potentials: Potentials) -> Potentials
     """
     problem, (f, g) = prepared.problem, potentials
     if _is_recorded(problem):
+        _make_handle(g.device)
         epsilon, backend = problem.epsilon, prepared.backend
         call = Replayer(g.device, ("newton", type(backend), problem.cost.shape, g.dtype))
         # in units of epsilon, which a graph would take for a constant
@@ -114,6 +116,17 @@ def newton_step(prepared: PreparedProblem, potentials: Potentials) -> Potentials
 def _is_recorded(problem: LinearProblem) -> bool:
     """Whether a step is a CUDA graph: its forty launches take longer to make than to run."""
     return problem.cost.device.type == "cuda" and problem.tau == STRICT
+
+
+_handles = threading.local()
+
+
+def _make_handle(device: torch.device) -> None:
+    """Let cuSOLVER begin, once in each thread: it may not do so while a graph is recorded."""
+    made = _handles.__dict__.setdefault("devices", set())
+    if device not in made:
+        torch.linalg.cholesky_ex(torch.ones(1, 1, dtype=torch.float64, device=device))
+        made.add(device)
 
 
 def _step_in_units(
