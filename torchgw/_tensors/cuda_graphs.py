@@ -126,7 +126,8 @@ class Captured:
         self._in_place = in_place
         self._warm = False
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._arguments: list[Any] = []
+        self._arguments: tuple[Any, ...] = ()
+        self._read: tuple[Tensor, ...] = ()  # of the arguments
         self._result: Any = None
 
     def __call__(self, *arguments: Any) -> Any:
@@ -137,15 +138,12 @@ class Captured:
         if self._graph is None:
             count = self._in_place
             copies = (clone(argument) for argument in arguments[count:])
-            self._arguments = [*arguments[:count], *copies]
+            self._arguments = (*arguments[:count], *copies)
+            self._read = tensors_of(self._arguments)
             stream, pool, *_ = self._memory
             self._graph = capture(self._record, stream, pool=pool, generator=self._generator)
         else:
-            pairs = [
-                pair
-                for kept, argument in zip(self._arguments, arguments, strict=True)
-                for pair in zip(tensors_of(kept), tensors_of(argument), strict=True)
-            ]
+            pairs = list(zip(self._read, tensors_of(arguments), strict=True))
             if any(ours.shape != given.shape for ours, given in pairs):
                 return self._function(*arguments)
             copy([pair for pair in pairs if pair[0] is not pair[1]])
@@ -225,8 +223,7 @@ def tensors_of(item: Any) -> tuple[Tensor, ...]:
     """List the tensors of a tuple, which may be nested and named, in order."""
     if isinstance(item, Tensor):
         return (item,)
-    parts = item if isinstance(item, tuple) else ()
-    return tuple(part for inner in parts for part in tensors_of(inner))
+    return sum(map(tensors_of, item), ()) if isinstance(item, tuple) else ()
 
 
 class Idle(Generic[T]):
