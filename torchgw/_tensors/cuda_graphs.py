@@ -221,9 +221,17 @@ def to_device(item: Any, device: torch.device) -> Any:
 
 def tensors_of(item: Any) -> tuple[Tensor, ...]:
     """List the tensors of a tuple, which may be nested and named, in order."""
+    found: list[Tensor] = []
+    _collect(item, found)
+    return tuple(found)
+
+
+def _collect(item: Any, found: list[Tensor]) -> None:
     if isinstance(item, Tensor):
-        return (item,)
-    return sum(map(tensors_of, item), ()) if isinstance(item, tuple) else ()
+        found.append(item)
+    elif isinstance(item, tuple):
+        for part in item:
+            _collect(part, found)
 
 
 class Idle(Generic[T]):
