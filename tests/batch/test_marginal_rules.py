@@ -143,7 +143,7 @@ def test_half_steps_are_those_of_the_definition(name):
     relaxed, rng = stacked(rule), np.random.default_rng(4)
     sums, potential = (torch.from_numpy(rng.random((3, 1, N)) + 0.1) for _ in range(2))
     unit = torch.full((3,), epsilon, dtype=torch.float64)
-    factor = relaxed.scaling(0, a[:, None, :], sums, potential, unit)
+    factor = relaxed.half_step(0, a[:, None, :], potential, unit)(sums)
     used = (a > 0)[:, None, :]
     assert (factor[~used] == 1).all()
     filled = (factor * sums).where(used, 0.0)

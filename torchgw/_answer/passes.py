@@ -452,16 +452,18 @@ def _by_parts(incumbent: Incumbent) -> None:
             images.append(apart / sent.sum(1, keepdim=True))
         apart = torch.cat(images)
         near = torch.softmax(-apart / (_IMAGES * apart.mean()), 1) * weights[:, None]
-        limits, end = limits_of(problem.source.device), pairs.stack.rules.max_iter
-        for most, share in ((1, limits.part_begun), (end, limits.part_ended)):
-            rules = pairs.stack.rules._replace(max_iter=most)
-            stack = replace(pairs.stack, rules=rules)
-            own = pairs._replace(stack=stack).follow(near[None])
-            if float(own.values) >= share * value or is_over():
-                return
-        led = pairs.follow(pairs.seeds(_PART_SEEDS))
-    shape, least = problem.shape, {True: float(own.values), False: math.inf}
-    for end, costs in zip(led.plans, led.values.tolist(), strict=True):
+        limits = limits_of(problem.source.device)
+        stack = replace(pairs.stack, rules=pairs.stack.rules._replace(max_iter=1))
+        begun = pairs._replace(stack=stack).follow(near[None])
+        if float(begun.values) >= limits.part_begun * value or is_over():
+            return
+        # side by side, as five take little longer than one
+        led = pairs.follow(torch.cat([near[None], pairs.seeds(_PART_SEEDS).to(near)]))
+    own, *others = zip(led.plans, led.values.tolist(), strict=True)
+    if own[1] >= limits.part_ended * value:
+        return
+    shape, least = problem.shape, {True: own[1], False: math.inf}
+    for end, costs in others:
         part = Alternative(costs, "part", end / end.sum(), pairs.rows, pairs.columns, shape)
         alike = sent_apart(problem, part, plan) <= OTHER
         least[alike] = min(least[alike], costs)
