@@ -25,7 +25,7 @@ from torchgw._tensors.operations import EQUAL, straight, sums_of
 # Starts by random mixtures of quantiles of distances; random costs, at most, and entries of them;
 # and rounds that improve the best of all starts, at most. [L1311]
 _MIXTURES, _RANDOM, _RANDOM_ENTRIES, _ROUNDS = 7, 48, 2**14, 6
-# Matchings that are followed. A choice.
+# Matchings that are followed. [L1850]
 _MATCHINGS = 8
 # Optima of a search from which solves go on: those within this share of the lowest. [L1311]
 _NEAR = 2e-3
