@@ -403,10 +403,8 @@ class _Pairs(NamedTuple):
             for side, count in zip(self.coarse.sides, counts, strict=True)
         ]  # fmt: skip
         x, y = few[::-1] if turned else few
-        strict = rule.mass is None and math.inf in rule.rho
         generator = torch.Generator("cpu").manual_seed(0)
-        share = 1.0 if strict else rule.share
-        labels = label_points(x.table, y.table, (x.weights, y.weights), share, generator)
+        labels = label_points(x.table, y.table, (x.weights, y.weights), rule.share, generator)
         found = labels.plans(len(y.weights))
         plans = found.new_zeros(len(found), len(self.rows), len(self.columns))
         rows, columns = (side.indices for side in few)
@@ -493,8 +491,12 @@ def _by_edges(incumbent: Incumbent) -> None:
         )
     if match is None:
         return
-    if match.keeps_more:
-        incumbent.follow_found(match.found, clock)
+    lower = match.keeps_more and incumbent.follow_found(match.found, clock)
+    if not match.of_edges:
+        # other entries have a say too, and vouch for no plan; but starts differ then
+        if lower:
+            incumbent.doubt(WHY_OPEN["auto"].format(count=len(search.trials) + 1))
+        return
     assert incumbent.lowest.search is not None
     doubt = incumbent.lowest.search.doubt
     # a match that is not certain vouches for no plan that came from it

@@ -160,6 +160,9 @@ class Limits(NamedTuple):
     # L1363]
     graph_density: float
     edge_density: float
+    # Share of the squares of a table, about the median, that entries hold which matter: where they
+    # are as few as edges, starts by them alone are followed too. [L1851]
+    matter: float
     # Graphs whose plans are in no doubt are matched by their edges up to so many entries, unless
     # the plan keeps such a share of the edges, or its value is no more than a share of the natural
     # scale of the cost. [L1283]
@@ -246,7 +249,7 @@ CPU = Limits(
     believed=0.7, fewest_matches=32,
     few_chains=8, open_chains=4, open_most=2**16, copies=2.5e-3, isometric=1e-3,
     together=2**17, tiny=2**10,
-    graph_density=0.2, edge_density=0.05,
+    graph_density=0.2, edge_density=0.05, matter=0.95,
     edges=200_000, kept_edges=0.9, well=0.05, messages=2e8, walks=2**24,
     squares=4, regions=1,
     part_begun=0.375, part_ended=0.25,
