@@ -46,13 +46,14 @@ from torchgw._starts.alternatives import (
     WHY_RELAXED,
     WHY_TIME,
     Alternative,
+    End,
     Ends,
     Search,
     compare_ends,
     ends_settle,
     entropy,
-    led_by,
     sent_apart,
+    with_end,
 )
 from torchgw._starts.chain import ALIKE, BETTER, COMPARED_AT, GUESS_EPSILON, Trial
 from torchgw._starts.coarse import CoarseProblem, coarse_problem
@@ -161,7 +162,7 @@ class Incumbent:
         before = self.lowest
         if not is_over():
             self.lowest = _no_higher_than(before, rival)
-        return self.lowest is not before
+        return self.lowest.ending is not before.ending
 
     def follow_found(self, better: Alternative, clock: float, rival: Rival | None = None) -> bool:
         """Solve from a plan that was searched for since ``clock``, and report that search."""
@@ -721,7 +722,7 @@ def _told(start: str, outcome: Outcome, seconds: float) -> Trial:
 
 
 def _no_higher_than(searched: Outcome, again: Rival) -> Outcome:
-    """Solve in another way as well, if there was a search, and return what is lower."""
+    """Solve in another way as well, if there was a search; return what is lower, list the other."""
     search, asked, problem = searched.search, again.asked, again.asked.problem
     if search is None or not search.alternatives or searched.ending.status is Status.STOPPED:
         return searched
@@ -745,27 +746,28 @@ def _no_higher_than(searched: Outcome, again: Rival) -> Outcome:
     # a polished plan has its marginals, whether its steps have come to an end or not
     status = other.ending.status
     comparable = status.converged or status is Status.POLISH_LIMIT
-    if not comparable or other.objective >= searched.objective - nothing:
+    if not comparable:
         return searched
+    lower = other.objective < searched.objective - nothing
     found = other.search or Search((), math.nan, doubt=search.doubt)
+    label = found.alternatives[0].label if found.alternatives else again.label
+    told = searched, search.alternatives[0].label
+    both = ((other, label), told) if lower else (told, (other, label))
+    # relaxed plans are listed by their objectives
+    ends = [
+        End(one.ending.plan, one.value if rule is None else one.objective, name)
+        for one, name in both
+    ]
+    search = with_end(search, problem, (ends[0], ends[1]), new=int(not lower))
+    if rule is not None:
+        search = search._replace(ambiguity=math.nan)
+    if not lower:
+        return searched._replace(search=search)
     doubt = found.doubt
     if again.way == "search" and doubt != WHY_NOT_A_COPY:
         # the longer search has ended at another plan
         doubt = WHY_OPEN["thorough"].format(count=len(search.trials))
-    label = found.alternatives[0].label if found.alternatives else again.label
-    plan = other.ending.plan.to_dense()
-    if rule is not None:
-        # optima are listed by their objectives and at a mass of one
-        search = led_by(search, problem, plan / plan.sum(), other.objective, label)
-        search = search._replace(ambiguity=math.nan, doubt=doubt)
-        return other._replace(search=search, recorder=aside)
-    # what is said of the plan itself: it stands beside the other one, not beside the rough plan
-    # that the other began from
-    first, *others = search.alternatives
-    first = replace(first, value=searched.value)
-    search = search._replace(alternatives=(first, *others))
-    search = led_by(search, problem, plan, other.value, label)._replace(doubt=doubt)
-    return other._replace(search=search, recorder=aside)
+    return other._replace(search=search._replace(doubt=doubt), recorder=aside)
 
 
 def _costs_nothing(outcome: Outcome) -> bool:
