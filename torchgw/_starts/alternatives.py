@@ -343,7 +343,9 @@ def sent_apart(problem: Problem, few: Alternative, plan: Plan) -> float:
         float(a @ (one * another) @ b)
         for one, another in ((ours, ours), (theirs, theirs), (ours, theirs))
     )
-    return (min(own, other) - both) / float(b @ columns[few.target].square() @ b)
+    # points without distances are nowhere apart
+    spread = float(b @ columns[few.target].square() @ b)
+    return (min(own, other) - both) / max(spread, torch.finfo(b.dtype).tiny)
 
 
 def with_end(search: Search, problem: Problem, ends: tuple[End, End], new: int) -> Search:
