@@ -78,9 +78,8 @@ ROUGHLY = 100
 # the few. [L1205]
 _ALIKE, _ABOVE, _FORGOTTEN = 0.1, 0.015, 3
 # The part of the mass that is matched apart from the rest, on so many points a side, from so many
-# congruent pairs and from images blurred by this share of their distances. A plan is in doubt if
-# less than this share of what the part costs by it is enough for another match of the part. [L1680]
-_PART, _PART_POINTS, _PART_SEEDS, _IMAGES, _OTHERWISE = 0.85, 48, 4, 0.05, 0.95
+# congruent pairs and from images blurred by this share of their distances. [L1680]
+_PART, _PART_POINTS, _PART_SEEDS, _IMAGES = 0.85, 48, 4, 0.05
 # Points whose distances to all others are read at once. A choice.
 _READ = 16
 # What a start is called that is a match of points by their distances to all others.
@@ -90,8 +89,6 @@ _BY_MATCH = "distance distributions of all points"
 _SEEDED = 0.01
 # Seconds in which congruent pairs are found and taken up, for each point. [L1594]
 _CONGRUENT = 0.008
-# Ends with the lowest objective that are enough to be sure of it. [L1401]
-_MET = 2
 # So many steps like the last one may be left of a path at its target. [L1291]
 _STEPS = 10
 
@@ -354,7 +351,7 @@ def _from_labels(incumbent: Incumbent) -> None:
         own, known = ends[nearest], apart[nearest] <= OTHER
     agree = torch.nn.functional.cosine_similarity(ends, own, dim=1) > ALIKE
     # few points do not vouch for an optimum that leaves some of them out
-    if not known or int(met[agree[: len(seeds)]].sum()) + (not lower) < _MET:
+    if not known or int(met[agree[: len(seeds)]].sum()) + (not lower) < limits.relaxed_met:
         doubt = WHY_RELAXED
     elif whole and rule.mass is not None and float(led.values.min()) < (1 - AGREED) * value:
         doubt = WHY_BLUR
@@ -468,7 +465,8 @@ def _by_parts(incumbent: Incumbent) -> None:
         part = Alternative(costs, "part", end / end.sum(), pairs.rows, pairs.columns, shape)
         alike = sent_apart(problem, part, plan) <= OTHER
         least[alike] = min(least[alike], costs)
-    if least[False] < min(limits.part_ended * value, _OTHERWISE * least[True]):
+    enough = min(limits.part_ended * value, limits.part_otherwise * least[True])
+    if least[False] < enough:
         incumbent.say(doubt=WHY_PARTS.format(share=_PART, times=value / least[False]))
 
 
