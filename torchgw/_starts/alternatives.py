@@ -38,7 +38,8 @@ class Alternative:
     ----------
     value : float
         Objective without entropy of the coarse plan, which has exact marginals. Comparable among
-        the alternatives of one result; the whole problem's value is usually a little lower. Of a
+        the alternatives of one result; the whole problem's value is usually a little lower. Where
+        solves from several have ended, the values of these, and the others in proportion. Of a
         relaxed problem: with penalty and entropy, which decide what its mass is.
     label : str
         The start that found it.
