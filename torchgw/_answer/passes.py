@@ -44,13 +44,14 @@ from torchgw._starts.alternatives import (
     WHY_RELAXED,
     WHY_TIME,
     Alternative,
+    End,
     Ends,
     Search,
     compare_ends,
     ends_settle,
     entropy,
-    led_by,
     sent_apart,
+    with_end,
 )
 from torchgw._starts.chain import ALIKE, BETTER, COMPARED_AT, GUESS_EPSILON, Trial
 from torchgw._starts.coarse import CoarseProblem, can_exchange, coarse_problem
@@ -75,9 +76,8 @@ ROUGHLY = 100
 # the few. [L1205]
 _ALIKE, _ABOVE, _FORGOTTEN = 0.1, 0.015, 3
 # The part of the mass that is matched apart from the rest, on so many points a side, from so many
-# congruent pairs and from images blurred by this share of their distances. A plan is in doubt if
-# less than this share of what the part costs by it is enough for another match of the part. [L1680]
-_PART, _PART_POINTS, _PART_SEEDS, _IMAGES, _OTHERWISE = 0.85, 48, 4, 0.05, 0.95
+# congruent pairs and from images blurred by this share of their distances. [L1680]
+_PART, _PART_POINTS, _PART_SEEDS, _IMAGES = 0.85, 48, 4, 0.05
 # Points whose distances to all others are read at once. A choice.
 _READ = 16
 # What a start is called that is a match of points by their distances to all others.
@@ -87,8 +87,6 @@ _BY_MATCH = "distance distributions of all points"
 _SEEDED = 0.01
 # Seconds in which congruent pairs are found and taken up, for each point. [L1594]
 _CONGRUENT = 0.008
-# Ends with the lowest objective that are enough to be sure of it. [L1401]
-_MET = 2
 # So many steps like the last one may be left of a path at its target. [L1291]
 _STEPS = 10
 
@@ -159,7 +157,7 @@ class Incumbent:
         before = self.lowest
         if not is_over():
             self.lowest = _no_higher_than(before, rival)
-        return self.lowest is not before
+        return self.lowest.ending is not before.ending
 
     def follow_found(self, better: Alternative, clock: float, rival: Rival | None = None) -> bool:
         """Solve from a plan that was searched for since ``clock``, and report that search."""
@@ -351,7 +349,7 @@ def _from_labels(incumbent: Incumbent) -> None:
         own, known = ends[nearest], apart[nearest] <= OTHER
     agree = torch.nn.functional.cosine_similarity(ends, own, dim=1) > ALIKE
     # few points do not vouch for an optimum that leaves some of them out
-    if not known or int(met[agree[: len(seeds)]].sum()) + (not lower) < _MET:
+    if not known or int(met[agree[: len(seeds)]].sum()) + (not lower) < limits.relaxed_met:
         doubt = WHY_RELAXED
     elif whole and rule.mass is not None and float(led.values.min()) < (1 - AGREED) * value:
         doubt = WHY_BLUR
@@ -465,7 +463,8 @@ def _by_parts(incumbent: Incumbent) -> None:
         part = Alternative(costs, "part", end / end.sum(), pairs.rows, pairs.columns, shape)
         alike = sent_apart(problem, part, plan) <= OTHER
         least[alike] = min(least[alike], costs)
-    if least[False] < min(limits.part_ended * value, _OTHERWISE * least[True]):
+    enough = min(limits.part_ended * value, limits.part_otherwise * least[True])
+    if least[False] < enough:
         incumbent.say(doubt=WHY_PARTS.format(share=_PART, times=value / least[False]))
 
 
@@ -723,7 +722,7 @@ def _told(start: str, outcome: Outcome, seconds: float) -> Trial:
 
 
 def _no_higher_than(searched: Outcome, again: Rival) -> Outcome:
-    """Solve in another way as well, if there was a search, and return what is lower."""
+    """Solve in another way as well, if there was a search; return what is lower, list the other."""
     search, asked, problem = searched.search, again.asked, again.asked.problem
     if search is None or not search.alternatives or searched.ending.status is Status.STOPPED:
         return searched
@@ -747,27 +746,28 @@ def _no_higher_than(searched: Outcome, again: Rival) -> Outcome:
     # a polished plan has its marginals, whether its steps have come to an end or not
     status = other.ending.status
     comparable = status.converged or status is Status.POLISH_LIMIT
-    if not comparable or other.objective >= searched.objective - nothing:
+    if not comparable:
         return searched
+    lower = other.objective < searched.objective - nothing
     found = other.search or Search((), math.nan, doubt=search.doubt)
+    label = found.alternatives[0].label if found.alternatives else again.label
+    told = searched, search.alternatives[0].label
+    both = ((other, label), told) if lower else (told, (other, label))
+    # relaxed plans are listed by their objectives
+    ends = [
+        End(one.ending.plan, one.value if rule is None else one.objective, name)
+        for one, name in both
+    ]
+    search = with_end(search, problem, (ends[0], ends[1]), new=int(not lower))
+    if rule is not None:
+        search = search._replace(ambiguity=math.nan)
+    if not lower:
+        return searched._replace(search=search)
     doubt = found.doubt
     if again.way == "search" and doubt != WHY_NOT_A_COPY:
         # the longer search has ended at another plan
         doubt = WHY_OPEN["thorough"].format(count=len(search.trials))
-    label = found.alternatives[0].label if found.alternatives else again.label
-    plan = other.ending.plan.to_dense()
-    if rule is not None:
-        # optima are listed by their objectives and at a mass of one
-        search = led_by(search, problem, plan / plan.sum(), other.objective, label)
-        search = search._replace(ambiguity=math.nan, doubt=doubt)
-        return other._replace(search=search, recorder=aside)
-    # what is said of the plan itself: it stands beside the other one, not beside the rough plan
-    # that the other began from
-    first, *others = search.alternatives
-    first = replace(first, value=searched.value)
-    search = search._replace(alternatives=(first, *others))
-    search = led_by(search, problem, plan, other.value, label)._replace(doubt=doubt)
-    return other._replace(search=search, recorder=aside)
+    return other._replace(search=search._replace(doubt=doubt), recorder=aside)
 
 
 def _costs_nothing(outcome: Outcome) -> bool:

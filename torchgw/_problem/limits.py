@@ -179,10 +179,20 @@ class Limits(NamedTuple):
     # Regions of a matching that are matched anew at a time: a GPU waits for launches. [L1655]
     regions: int
 
-    # Shares of the cost of a plan that a part of its mass has to cost less than, after one outer
-    # iteration and at its end, for other matches of that part to be looked for. [L1680, L1760]
+    # Doubts. Shares of the cost of a plan that a part of its mass has to cost less than, after one
+    # outer iteration and at its end, for other matches of that part to be looked for; and share of
+    # what the part costs by the plan that is enough for one of these. [L1680, L1760]
     part_begun: float
     part_ended: float
+    part_otherwise: float
+    # Ends of relaxed problems with the lowest objective that are enough to be sure of it; share of
+    # the second best value below which a match of edges is found, by whatever chain: what two
+    # graphs have in common is kept as a whole or not at all; and by how many times what two lines
+    # leave the cost of more mass has to rise at a break that is clear: where nothing matches costs
+    # rise everywhere, and not more evenly. [L1401, L1283, L1386]
+    relaxed_met: int
+    edges_found: float
+    clear_break: float
 
     # Points of a side up to which work that grows with the cube of it is done: spaces are compared
     # by eigenvalues, and matchings improved. [L326, L415]
@@ -252,7 +262,8 @@ CPU = Limits(
     graph_density=0.2, edge_density=0.05, matter=0.95,
     edges=200_000, kept_edges=0.9, well=0.05, messages=2e8, walks=2**24,
     squares=4, regions=1,
-    part_begun=0.375, part_ended=0.25,
+    part_begun=0.375, part_ended=0.25, part_otherwise=0.95,
+    relaxed_met=2, edges_found=0.7, clear_break=7.5,
     cubed_points=1_500, read=25_000_000,
     improved_triples=2_000_000, matched_points=128, exchanged_rows=2_048,
     alike=0.1, whole=0.75,

@@ -398,9 +398,6 @@ def _affordable(problem: Problem, how: SearchName) -> int:
 _REPAIRS, _BRIEF = 8, 0.5
 # Chains of the match of edges, and by how many times more there are of few entries. [L1282, L1283]
 _CHAINS, _TIMES = {"auto": 4, "thorough": 16}, 4
-# A match is found, by whatever chain, if its value is less than this share of the second best: what
-# two graphs have in common is kept as a whole or not at all. [L1283]
-_FOUND = 0.7
 
 
 class EdgeMatch(NamedTuple):
@@ -457,7 +454,7 @@ def match_edges(
         solver=batch_solver(backend), sides=of_edges.sides, moves=moves,
     )  # fmt: skip
     optima, ambiguity = different_optima(whole, chains.trials, chains.plans, shape)
-    best, certain = optima[0], chains.agreed or ambiguity < _FOUND
+    best, certain = optima[0], chains.agreed or ambiguity < limits.edges_found
     best = best if standard is None else standard.lift_optimum(best)
     partners = torch.full_like(partners, -1)
     partners[best.source] = best.target[best.plan.argmax(1)]
