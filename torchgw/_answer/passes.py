@@ -31,7 +31,7 @@ from torchgw._sinkhorn.contract import Backend
 from torchgw._solve.begin import best_found
 from torchgw._solve.guess import Guess, from_alternative
 from torchgw._solve.outcome import Asked, Outcome
-from torchgw._solve.pipeline import WHY_NOT_A_COPY, conclude, follow, solve_once
+from torchgw._solve.pipeline import WHY_NOT_A_COPY, conclude, follow, solve_once, strategy_of
 from torchgw._solve.state import Recorder, Status
 from torchgw._solve.strategy import Strategy
 from torchgw._starts.alternatives import (
@@ -106,8 +106,8 @@ class Rival(NamedTuple):
 class Incumbent:
     """The lowest end that the solves of a problem have come to, and what was found before."""
 
-    def __init__(self, asked: Asked, lowest: Outcome) -> None:
-        self.asked, self.lowest = asked, lowest
+    def __init__(self, asked: Asked, lowest: Outcome, led: "_Led | None" = None) -> None:
+        self.asked, self.lowest, self.led = asked, lowest, led
         self.first = lowest.search  # what the first search has found
         self.moves: Set[str] = {move.what for move in lowest.route.begin}
 
@@ -190,9 +190,13 @@ def solve_problem(asked: Asked, recorder: Recorder) -> Outcome:
     masses_differ = rule is not None and not rule.fixed_mass
     if masses_differ and problem.linear is not None and 0 < problem.alpha < 1:
         return _solve_for_mass(asked, recorder)
+    led, found = _labels(asked, recorder), None
+    if led is not None and led.sure:
+        found = Search(tuple(led.found.values()), math.nan)
     clock = perf_counter()
-    outcome = _solve_searched(asked, recorder)
-    incumbent = Incumbent(asked, outcome)
+    # few points are searched where labels do not agree on what is lowest
+    outcome = _solve_searched(asked._replace(found=found), recorder)
+    incumbent = Incumbent(asked, outcome, led)
     seconds = perf_counter() - clock - recorder.timings.get("multistart", 0.0)
     if asked.options.told == "nothing":
         of_others = incumbent.first, *outcome.route.tried, seconds
@@ -304,58 +308,97 @@ def _from_few(asked: Asked, found: Outcome, search: Search, first: Trial) -> Out
     return _searched_by(search, best, found)
 
 
-def _from_labels(incumbent: Incumbent) -> None:
-    """Solve a relaxed problem from labels of few points, those that end lowest."""
-    strategy, asked = incumbent.lowest.strategy, incumbent.asked
-    problem, rule = asked.problem, asked.options.rule
-    n, m = problem.shape
-    limits, clock = limits_of(problem.source.device), perf_counter()
-    # smaller problems have begun with them
-    if not ("pairs" in incumbent.moves and incumbent.goes_on and incumbent.searched):
-        return
-    assert rule is not None
-    # of larger ones some points are looked at
+class _Led(NamedTuple):
+    """Where labels of few points have led."""
+
+    pairs: "_Pairs"
+    ends: Ends
+    whole: bool  # whether these are all points of weight
+    met: Tensor  # (k,) seeds that have come to the first k ends
+    found: dict[int, Alternative]  # the lowest ends that differ, by their places, in order
+
+    def agreeing(self, plan: Tensor) -> int:
+        """Count the seeds that have led to a plan of these points."""
+        plans = self.ends.plans[: len(self.met)].flatten(1)
+        alike = torch.nn.functional.cosine_similarity(plans, plan.flatten(), dim=1) > ALIKE
+        return int(self.met[alike].sum())
+
+    @property
+    def sure(self) -> bool:
+        """Whether few points need not be searched: seeds have met in the lowest end."""
+        # where some points of both sides are left out, others may be, and end lower [L1860]
+        lowest = next(iter(self.found), None)
+        whole = lowest is not None and self.pairs.rule.mass is None
+        return whole and self.agreeing(self.ends.plans[lowest]) >= _MET
+
+
+def _labels(asked: Asked, recorder: Recorder) -> _Led | None:
+    """Follow labels of few points of a relaxed problem; ``None`` if it has none, or no time."""
+    problem, options = asked.problem, asked.options
+    alone = asked.checkpoint is None and options.ranks is None
+    by_default = options.n_init is None and options.search != "fast"
+    if options.rule is None or not (alone and by_default):
+        return None
+    strategy, limits = strategy_of(asked), limits_of(problem.source.device)
+    moves, (n, m) = {move.what for move in strategy.route.begin}, problem.shape
+    # of larger problems some points are looked at
     whole = n * m <= limits.congruent and can_stack(problem)
     size = max(n, m) if whole else math.isqrt(limits.congruent)
-    if not leaves(slowness() * _CONGRUENT * size):
-        incumbent.doubt(WHY_TIME)
-        return
-    with incumbent.lowest.recorder.timed("multistart"):
+    if "pairs" not in moves or not leaves(slowness() * _CONGRUENT * size):
+        return None
+    with recorder.timed("multistart"):
         assert strategy.soft_rule is not None
         pairs = _Pairs.of(problem, size, strategy.soft_rule, strategy.mass, strategy)
         seeds, met = pairs.labelled()
-        if not len(seeds):
-            return
-        led = pairs.follow(seeds, limits.relaxed_rounds)
-    rows, columns = pairs.rows, pairs.columns
-    order = led.objectives.argsort(stable=True).tolist()
-    objectives, ends = led.objectives.tolist(), led.plans.flatten(1)
-    alike = torch.nn.functional.cosine_similarity(ends[:, None], ends, dim=2) > ALIKE
-    near, found, lower = objectives[order[0]], dict[int, Alternative](), False
-    near += limits.all_above * abs(near)
+        ends = pairs.follow(seeds, limits.relaxed_rounds * bool(len(seeds)))
+    order = ends.objectives.argsort(stable=True).tolist()
+    objectives, plans, found = (
+        ends.objectives.tolist(),
+        ends.plans.flatten(1),
+        dict[int, Alternative](),
+    )
+    alike = torch.nn.functional.cosine_similarity(plans[:, None], plans, dim=2) > ALIKE
     for place in order:
+        near = objectives[order[0]] + limits.all_above * abs(objectives[order[0]])
         if objectives[place] > near or bool(alike[place, [*found]].any()):
             continue
         label = f"labels {place + 1}" if place < len(seeds) else "rounds of labels"
-        plan = led.plans[place]
-        one = Alternative(objectives[place], label, plan / plan.sum(), rows, columns, (n, m))
+        plan = ends.plans[place]
+        one = Alternative(
+            objectives[place], label, plan / plan.sum(), pairs.rows, pairs.columns, (n, m)
+        )
         found[place] = replace(one, epsilon=0.0) if whole else one
-        # few iterations do not tell where small epsilons end: the best is followed in any case
-        lower |= incumbent.follow_found(found[place], clock)
-    ending, doubt = incumbent.lowest.ending, ""
-    value = incumbent.lowest.value
-    if whole:
-        own, known = ending.plan.to_dense().to(ends)[rows[:, None], columns].flatten(), True
+    return _Led(pairs, ends, whole, met, found)
+
+
+def _from_labels(incumbent: Incumbent) -> None:
+    """Solve a relaxed problem from labels of few points, those that end lowest."""
+    led, problem, rule = incumbent.led, incumbent.asked.problem, incumbent.asked.options.rule
+    # smaller problems have begun with them
+    if not ("pairs" in incumbent.moves and incumbent.goes_on and incumbent.searched):
+        return
+    if led is None:
+        incumbent.doubt(WHY_TIME)
+    if led is None or not led.found:
+        return
+    assert rule is not None
+    clock, lower = perf_counter(), False
+    # few iterations do not tell where small epsilons end: the best is followed in any case
+    for one in [*led.found.values()][led.sure :]:
+        lower |= incumbent.follow_found(one, clock)
+    ending, doubt, value = incumbent.lowest.ending, "", incumbent.lowest.value
+    rows, columns, ends = led.pairs.rows, led.pairs.columns, led.ends.plans
+    if led.whole:
+        own, known = ending.plan.to_dense().to(ends)[rows[:, None], columns], True
     else:
         # some points have the mass of others in their ends, and their own alone in the whole plan
-        apart = {place: sent_apart(problem, one, ending.plan) for place, one in found.items()}
+        apart = {place: sent_apart(problem, one, ending.plan) for place, one in led.found.items()}
         nearest = min(apart, key=apart.__getitem__)
         own, known = ends[nearest], apart[nearest] <= OTHER
-    agree = torch.nn.functional.cosine_similarity(ends, own, dim=1) > ALIKE
     # few points do not vouch for an optimum that leaves some of them out
-    if not known or int(met[agree[: len(seeds)]].sum()) + (not lower) < _MET:
+    if not known or led.agreeing(own) + (not (led.sure or lower)) < _MET:
         doubt = WHY_RELAXED
-    elif whole and rule.mass is not None and float(led.values.min()) < (1 - AGREED) * value:
+    elif led.whole and rule.mass and float(led.ends.values.min()) < (1 - AGREED) * value:
         doubt = WHY_BLUR
     incumbent.doubt(doubt)
 

@@ -55,13 +55,14 @@ class Asked(NamedTuple):
     graphs: tuple[Geodesics | None, Geodesics | None]  # given, whose paths are compared
     checkpoint: Checkpoint | None = None
     made: Sequence[Searched] = ()  # searches that decided on distances
+    found: Search | None = None  # by a search of this problem that went before
 
     def again(self, init: Any = None, **options: Any) -> "Asked":
         """Ask for one more solve of the same call, by another search or from a start."""
         if init is not None:
             options["n_init"] = None
-        options = {"told": "all", **options}
-        return self._replace(options=replace(self.options, **options), init=init, made=())
+        fresh = replace(self.options, **{"told": "all", **options})
+        return self._replace(options=fresh, init=init, made=(), found=None)
 
 
 class Ending(NamedTuple):

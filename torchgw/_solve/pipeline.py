@@ -22,6 +22,7 @@ from torchgw._solve.guess import (
     LINEAR,
     PRODUCT,
     Guess,
+    from_alternative,
     named_start,
     read_init,
     searchable,
@@ -145,6 +146,9 @@ def find_start(asked: Asked, strategy: Strategy, match: Isometry | None) -> Star
     if not searchable(problem, asked.init, options):
         mass = options.rule.fixed_mass if options.rule else 1.0
         return Start(read_init(asked.init, problem.marginals, mass), None, sample)
+    if asked.found is not None:
+        best = asked.found.alternatives[0]
+        return Start(from_alternative(best, problem.source.device), asked.found, sample)
     if options.rule is not None:
         guess, others = search_relaxed(problem, strategy, asked.generator, again)
         return Start(guess, others, sample)
