@@ -56,7 +56,7 @@ from torchgw._starts.alternatives import (
 )
 from torchgw._starts.chain import ALIKE, BETTER, COMPARED_AT, GUESS_EPSILON, Trial
 from torchgw._starts.coarse import CoarseProblem, coarse_problem
-from torchgw._starts.guesses import congruent_pairs
+from torchgw._starts.guesses import congruent_pairs, nearest
 from torchgw._starts.labels import LABELS, POINTS, label_points
 from torchgw._starts.turns import best_turned
 from torchgw._tensors.deadline import is_over, leaves, shorten
@@ -438,20 +438,21 @@ class _Pairs(NamedTuple):
         device, rule = self.stack.problems.device, self.rule
         # points whose masses are strict are labelled
         turned = math.isinf(rule.rho[1]) and not math.isinf(rule.rho[0])
+        tables = [side.table.double().to(device) for side in self.coarse.sides]
         # where all points are looked at they lie as they were given
         counts = (LABELS, POINTS) if turned else (POINTS, LABELS)
         few = [
-            choose_points(
-                PrecomputedDistance.unchecked(side.table.double().to(device)),
-                side.weights.to(device), count,
-            )
-            for side, count in zip(self.coarse.sides, counts, strict=True)
-        ]  # fmt: skip
-        x, y = few[::-1] if turned else few
+            choose_points(PrecomputedDistance.unchecked(table), side.weights.to(device), count)
+            for table, side, count in zip(tables, self.coarse.sides, counts, strict=True)
+        ]
+        # what surrounds a point is the same within a shared part, but not among some points of it
+        near = [part[side.indices] for part, side in zip(nearest(*tables), few, strict=True)]
+        (x, around), (y, there) = list(zip(few, near, strict=True))[:: -1 if turned else 1]
         strict = rule.mass is None and math.inf in rule.rho
         generator = torch.Generator("cpu").manual_seed(0)
         share = 1.0 if strict else rule.share
-        labels = label_points(x.table, y.table, (x.weights, y.weights), share, generator)
+        weights = x.weights, y.weights
+        labels = label_points(x.table, y.table, weights, share, generator, (around, there))
         found = labels.plans(len(y.weights))
         plans = found.new_zeros(len(found), len(self.rows), len(self.columns))
         rows, columns = (side.indices for side in few)

@@ -188,12 +188,14 @@ def congruent_pairs(
     share: float,
     count: int,
     generator: torch.Generator,
+    near: tuple[Tensor, Tensor] | None = None,
 ) -> Congruent:
     """Find few pairs of points at equal distances, those first that most others would agree with.
 
     ``share`` is how much of the source's mass is to find a partner; distances x (n, n), y (m, m)
-    and weights (n,), (m,) are float64 on one device, the generator is of the CPU. None are found
-    between fewer points than pairs.
+    and weights (n,), (m,) are float64 on one device, the generator is of the CPU. Where these are
+    some of more points, ``near`` is what :func:`nearest` has read of all. None are found between
+    fewer points than pairs.
     """
     used, there = (side.nonzero()[:, 0] for side in weights)
     if min(len(used), len(there)) < _PAIRS:
@@ -201,7 +203,8 @@ def congruent_pairs(
         return Congruent(nothing, nothing, x.new_zeros(0))
     dx, dy = x[used[:, None], used], y[there[:, None], there]
     mass = weights[0][used]
-    drawn = _drawn(dx, dy, mass, generator), _alike_nearby(dx, dy, mass, generator)
+    around = nearest(dx, dy) if near is None else (near[0][used], near[1][there])
+    drawn = _drawn(dx, dy, mass, generator), _alike_nearby(dx, dy, around, mass, generator)
     source, target = (torch.cat(parts) for parts in zip(*drawn, strict=True))
     probes = _chosen(mass, min(_PROBES, len(mass)), generator)
     # most disagree with a few of the probes already
@@ -240,16 +243,25 @@ def _drawn(
     return torch.stack([first, second, third], 1), torch.stack([one, other, fits.argmin(1)], 1)
 
 
+def nearest(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Read how far the points of both sides are from the nearest others, (n, k) and (m, k)."""
+    count = min(_PAIRS, len(x) - 1, len(y) - 1)
+    near, there = (table.sort(1).values[:, 1 : count + 1] for table in (x, y))
+    return near, there
+
+
 def _alike_nearby(
-    dx: Tensor, dy: Tensor, mass: Tensor, generator: torch.Generator
+    dx: Tensor,
+    dy: Tensor,
+    around: tuple[Tensor, Tensor],
+    mass: Tensor,
+    generator: torch.Generator,
 ) -> tuple[Tensor, Tensor]:
     """Draw source points, partners whose nearest points are as far, and two more pairs that fit."""
     # Among many points few pairs are as far apart as two given ones by no chance; what surrounds a
     # point is left to chance less, and is the same within a shared part but at its rim.
     m, device = len(dy), dx.device
-    count = min(_PAIRS, len(dx) - 1, m - 1)
-    near, there = (table.sort(1).values[:, 1 : count + 1] for table in (dx, dy))
-    unlike = torch.cdist(near, there).square_() / count
+    unlike = torch.cdist(*around).square_() / around[0].shape[1]
     uniform = torch.rand(4, _DRAWN, device="cpu", generator=generator, dtype=torch.float64)
     uniform = uniform.to(device)
     source = categories_at(mass, uniform[:3]).T
