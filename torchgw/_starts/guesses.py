@@ -27,9 +27,10 @@ from torchgw.distances.sampling import SpreadPoints
 
 # How far below the target a ladder goes before it comes back, as a share of it. [L281]
 _LADDER = 0.25
-# Pairs of pairs that are drawn; pairs that each grows to; points by which seeds are judged first;
-# and how many times as many seeds grow as are wanted. [L1401]
-_DRAWN, _PAIRS, _PROBES, _GROWN = 2_048, 8, 48, 4
+# Pairs of pairs that are drawn at least, and for each seed that is wanted; pairs that each seed
+# grows to; points by which seeds are judged first; and how many times as many seeds grow as are
+# wanted. [L1401, L1861]
+_DRAWN, _EACH, _PAIRS, _PROBES, _GROWN = 2_048, 32, 8, 48, 4
 # Share of the pairs of target points that counts as being as far apart as a pair of source points,
 # at most. [L1401]
 _WIDEST = 1 / 16
@@ -204,11 +205,16 @@ def congruent_pairs(
     dx, dy = x[used[:, None], used], y[there[:, None], there]
     mass = weights[0][used]
     around = nearest(dx, dy) if near is None else (near[0][used], near[1][there])
-    drawn = _drawn(dx, dy, mass, generator), _alike_nearby(dx, dy, around, mass, generator)
+    many = max(_DRAWN, _EACH * count)
+    drawn = (
+        _drawn(dx, dy, mass, many, generator),
+        _alike_nearby(dx, dy, around, mass, many, generator),
+    )
     source, target = (torch.cat(parts) for parts in zip(*drawn, strict=True))
     probes = _chosen(mass, min(_PROBES, len(mass)), generator)
     # most disagree with a few of the probes already
-    for some, kept in ((probes[: _PROBES // 4], _DRAWN // 4), (probes, _GROWN * count)):
+    some_kept = (probes[: _PROBES // 4], many // 4), (probes, min(_GROWN * count, _DRAWN // 4))
+    for some, kept in some_kept:
         errors = _trimmed(dx[some], dy, mass[some], source, target, share)
         best = errors.argsort(stable=True)[:kept]
         source, target = source[best], target[best]
@@ -219,11 +225,11 @@ def congruent_pairs(
 
 
 def _drawn(
-    dx: Tensor, dy: Tensor, mass: Tensor, generator: torch.Generator
+    dx: Tensor, dy: Tensor, mass: Tensor, many: int, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
     """Draw pairs of source points, as many that are as far apart, and a third that fits these."""
     n, m, device = len(dx), len(dy), dx.device
-    uniform = torch.rand(5, _DRAWN, device="cpu", generator=generator, dtype=torch.float64)
+    uniform = torch.rand(5, many, device="cpu", generator=generator, dtype=torch.float64)
     uniform = uniform.to(device)
     first, second, third = categories_at(mass, uniform[:3])
     second = torch.where(second == first, (second + 1) % n, second)
@@ -238,7 +244,7 @@ def _drawn(
     one, other = order[place] // m, order[place] % m
     fits = (dx[third, first][:, None] - dy[one]).square_()
     fits += (dx[third, second][:, None] - dy[other]).square_()
-    rows = torch.arange(_DRAWN, device=device)
+    rows = torch.arange(many, device=device)
     fits[rows, one] = fits[rows, other] = torch.inf
     return torch.stack([first, second, third], 1), torch.stack([one, other, fits.argmin(1)], 1)
 
@@ -255,6 +261,7 @@ def _alike_nearby(
     dy: Tensor,
     around: tuple[Tensor, Tensor],
     mass: Tensor,
+    many: int,
     generator: torch.Generator,
 ) -> tuple[Tensor, Tensor]:
     """Draw source points, partners whose nearest points are as far, and two more pairs that fit."""
@@ -262,13 +269,13 @@ def _alike_nearby(
     # point is left to chance less, and is the same within a shared part but at its rim.
     m, device = len(dy), dx.device
     unlike = torch.cdist(*around).square_() / around[0].shape[1]
-    uniform = torch.rand(4, _DRAWN, device="cpu", generator=generator, dtype=torch.float64)
+    uniform = torch.rand(4, many, device="cpu", generator=generator, dtype=torch.float64)
     uniform = uniform.to(device)
     source = categories_at(mass, uniform[:3]).T
     # how much is alike is not known: partners are drawn from all ranks, those first most often
     rank = torch.exp(uniform[3] * math.log(max(2.0, _WIDEST * m))).long() - 1
     target = unlike.argsort(dim=1, stable=True)[source[:, 0], rank][:, None]
-    rows = torch.arange(_DRAWN, device=device)[:, None]
+    rows = torch.arange(many, device=device)[:, None]
     for place in (1, 2):
         new, before = source[:, place], source[:, :place]
         fits = unlike[new].clone()
