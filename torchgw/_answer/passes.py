@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
 from dataclasses import replace
+from operator import itemgetter
 from time import perf_counter
 from typing import Any, Literal, NamedTuple
 
@@ -22,7 +23,6 @@ from torchgw._problem.marginals import MarginalRule
 from torchgw._problem.problem import Problem
 from torchgw._search.all_points import few_enough, match_edges, repair_found
 from torchgw._search.optima import LEAST_EPSILON
-from torchgw._search.population import improve
 from torchgw._search.stack import Stack, can_stack
 from torchgw._search.tabu import best_matchings, can_exchange, exchange
 from torchgw._sinkhorn.annealing import ANNEALING_TOLERANCE
@@ -54,7 +54,7 @@ from torchgw._starts.alternatives import (
     led_by,
     sent_apart,
 )
-from torchgw._starts.chain import ALIKE, BETTER, COMPARED_AT, GUESS_EPSILON, Trial
+from torchgw._starts.chain import ALIKE, COMPARED_AT, GUESS_EPSILON, Trial
 from torchgw._starts.coarse import CoarseProblem, coarse_problem
 from torchgw._starts.guesses import congruent_pairs, nearest
 from torchgw._starts.labels import LABELS, POINTS, label_points
@@ -350,23 +350,19 @@ def _labels(asked: Asked, recorder: Recorder) -> _Led | None:
         assert strategy.soft_rule is not None
         pairs = _Pairs.of(problem, size, strategy.soft_rule, strategy.mass, strategy)
         seeds, met = pairs.labelled()
-        ends = pairs.follow(seeds, limits.relaxed_rounds * bool(len(seeds)))
-    order = ends.objectives.argsort(stable=True).tolist()
-    objectives, plans, found = (
-        ends.objectives.tolist(),
-        ends.plans.flatten(1),
-        dict[int, Alternative](),
-    )
+        if not len(seeds):
+            return _Led(pairs, Ends(seeds, met, met), whole, met, {})
+        ends = pairs.follow(seeds)
+    plans, found = ends.plans.flatten(1), dict[int, Alternative]()
     alike = torch.nn.functional.cosine_similarity(plans[:, None], plans, dim=2) > ALIKE
-    for place in order:
-        near = objectives[order[0]] + limits.all_above * abs(objectives[order[0]])
-        if objectives[place] > near or bool(alike[place, [*found]].any()):
+    lowest = float(ends.objectives.min())
+    near = lowest + limits.all_above * abs(lowest)
+    for place, objective in sorted(enumerate(ends.objectives.tolist()), key=itemgetter(1)):
+        # the lowest labels are solved from wherever few iterations have led them [L1862]
+        if (place and objective > near) or bool(alike[place, [*found]].any()):
             continue
-        label = f"labels {place + 1}" if place < len(seeds) else "rounds of labels"
-        plan = ends.plans[place]
-        one = Alternative(
-            objectives[place], label, plan / plan.sum(), pairs.rows, pairs.columns, (n, m)
-        )
+        plan = ends.plans[place] / ends.plans[place].sum()
+        one = Alternative(objective, f"labels {place + 1}", plan, pairs.rows, pairs.columns, (n, m))
         found[place] = replace(one, epsilon=0.0) if whole else one
     return _Led(pairs, ends, whole, met, found)
 
@@ -459,17 +455,11 @@ class _Pairs(NamedTuple):
         plans[:, rows[:, None], columns] = found.mT if turned else found
         return plans, labels.met
 
-    def follow(self, plans: Tensor, rounds: int = 0) -> Ends:
-        """Follow plans (k, s, t) to their ends; one more, if `rounds` of kicks find a lower one."""
+    def follow(self, plans: Tensor) -> Ends:
+        """Follow plans (k, s, t) to their ends."""
         device, (count, s, t) = self.stack.problems.device, plans.shape
         alone = torch.zeros(count, dtype=torch.int64, device=device)
         led = self.stack.follow(alone, self.stack.padded(plans.to(device)), _SEEDED)
-        if rounds:
-            better = improve(self.stack, Ends(*(part[None] for part in led)), rounds)
-            lowest, least = better.members.alone(), float(led.objectives.min())
-            if float(lowest.objectives[0]) < least - BETTER * abs(least):
-                pairs = zip(led, lowest, strict=False)
-                led = Ends(*(torch.cat([part, fresh[:1]]) for part, fresh in pairs))
         return led._replace(plans=led.plans[:, :s, :t].to(self.rows.device))
 
 
