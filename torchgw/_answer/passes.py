@@ -314,14 +314,28 @@ class _Led(NamedTuple):
     pairs: "_Pairs"
     ends: Ends
     whole: bool  # whether these are all points of weight
-    met: Tensor  # (k,) seeds that have come to the first k ends
+    costs: Tensor  # (k,) of the labels that have led to the ends, the lowest first
+    met: Tensor  # (k,) float64, seeds that have come to each
     found: dict[int, Alternative]  # the lowest ends that differ, by their places, in order
+
+    def alike(self, plan: Tensor) -> Tensor:
+        """Tell which ends are like a plan of these points, (k,)."""
+        ends = self.ends.plans.flatten(1)
+        return torch.nn.functional.cosine_similarity(ends, plan.flatten(), dim=1) > ALIKE
 
     def agreeing(self, plan: Tensor) -> int:
         """Count the seeds that have led to a plan of these points."""
-        plans = self.ends.plans[: len(self.met)].flatten(1)
-        alike = torch.nn.functional.cosine_similarity(plans, plan.flatten(), dim=1) > ALIKE
-        return int(self.met[alike].sum())
+        return int(self.met[self.alike(plan)].sum())
+
+    def ambiguity(self, plan: Tensor) -> float:
+        """Compare the cost of the labels of a plan with the least of others."""
+        # labels have no entropy, which would be most of both
+        alike = self.alike(plan)
+        own, other = (
+            float(self.costs[some].min()) if bool(some.any()) else math.nan
+            for some in (alike, ~alike)
+        )
+        return 0.0 if math.isnan(other) else own / max(own, other)
 
     @property
     def sure(self) -> bool:
@@ -349,9 +363,9 @@ def _labels(asked: Asked, recorder: Recorder) -> _Led | None:
     with recorder.timed("multistart"):
         assert strategy.soft_rule is not None
         pairs = _Pairs.of(problem, size, strategy.soft_rule, strategy.mass, strategy)
-        seeds, met = pairs.labelled()
+        seeds, costs, met = pairs.labelled()
         if not len(seeds):
-            return _Led(pairs, Ends(seeds, met, met), whole, met, {})
+            return _Led(pairs, Ends(seeds, met, met), whole, costs, met, {})
         ends = pairs.follow(seeds)
     plans, found = ends.plans.flatten(1), dict[int, Alternative]()
     alike = torch.nn.functional.cosine_similarity(plans[:, None], plans, dim=2) > ALIKE
@@ -364,7 +378,7 @@ def _labels(asked: Asked, recorder: Recorder) -> _Led | None:
         plan = ends.plans[place] / ends.plans[place].sum()
         one = Alternative(objective, f"labels {place + 1}", plan, pairs.rows, pairs.columns, (n, m))
         found[place] = replace(one, epsilon=0.0) if whole else one
-    return _Led(pairs, ends, whole, met, found)
+    return _Led(pairs, ends, whole, costs, met, found)
 
 
 def _from_labels(incumbent: Incumbent) -> None:
@@ -397,6 +411,14 @@ def _from_labels(incumbent: Incumbent) -> None:
     elif led.whole and rule.mass and float(led.ends.values.min()) < (1 - AGREED) * value:
         doubt = WHY_BLUR
     incumbent.doubt(doubt)
+    search = incumbent.lowest.search
+    if led.whole and search is not None:
+        # few points may not have known the others
+        label, mine = search.alternatives[0].label, incumbent.lowest
+        search = search._replace(alternatives=tuple(led.found.values()))
+        search = led_by(search, problem, mine.plan, mine.objective, label)
+        incumbent.say(alternatives=search.alternatives)
+    incumbent.say(ambiguity=led.ambiguity(own))
 
 
 class _Pairs(NamedTuple):
@@ -429,8 +451,8 @@ class _Pairs(NamedTuple):
         found = congruent_pairs(x, y, (a, b), self.rule.share, count, generator)
         return found.plans(len(a), len(b))
 
-    def labelled(self) -> tuple[Tensor, Tensor]:
-        """Find plans (k, s, t) by labels of some points of one side; count the seeds of each."""
+    def labelled(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Find plans (k, s, t) by labels of some points of one side, their costs and seeds."""
         device, rule = self.stack.problems.device, self.rule
         # points whose masses are strict are labelled
         turned = math.isinf(rule.rho[1]) and not math.isinf(rule.rho[0])
@@ -453,7 +475,7 @@ class _Pairs(NamedTuple):
         plans = found.new_zeros(len(found), len(self.rows), len(self.columns))
         rows, columns = (side.indices for side in few)
         plans[:, rows[:, None], columns] = found.mT if turned else found
-        return plans, labels.met
+        return plans, labels.costs, labels.met
 
     def follow(self, plans: Tensor) -> Ends:
         """Follow plans (k, s, t) to their ends."""
