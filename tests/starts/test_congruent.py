@@ -174,3 +174,21 @@ def test_where_a_side_is_free_points_of_both_are_labelled_before_few_are_searche
     truth[np.arange(120), partner] = 1 / 120
     known = torchgw.solve(x, y, init=truth, **options)
     assert found.report.objective <= known.report.objective * (1 + 1e-3)
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_a_part_that_lies_in_the_whole_in_two_ways_is_ambiguous(symmetric):
+    rng = np.random.default_rng(5)
+    half = rng.normal(size=(120, 3)) * [2, 1, 1] + [0, 0, 2]
+    whole = np.concatenate([half, half * [1, 1, -1]])
+    if not symmetric:
+        whole = rng.normal(size=(240, 3)) * [2, 1, 1]
+    part = whole[whole[:, 0].argsort()[:120]] + 0.02 * rng.normal(size=(120, 3))
+    options = {"distances": "euclidean", "unbalanced": (float("inf"), 0.0), "random_state": 0}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", torchgw.AmbiguityWarning)
+        found = torchgw.solve(part, whole, **options)
+    assert found.is_ambiguous == symmetric
+    assert (found.ambiguity > 0.9) == symmetric
+    if symmetric:
+        assert len({one.relation for one in found.alternatives}) > 1
