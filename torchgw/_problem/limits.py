@@ -96,8 +96,6 @@ class Limits(NamedTuple):
     # Entries up to which relaxed problems are also begun at pairs at equal distances of all points;
     # of larger ones some points, with as many entries, are looked at. [L1394, L1468]
     congruent: int
-    # Rounds that improve what these lead to: a GPU takes seconds. [L1586]
-    relaxed_rounds: int
     # Entries up to which plans are followed to their ends side by side; and up to which the product
     # plan is followed by a whole solve. [L1291]
     stacked: int
@@ -252,7 +250,7 @@ CPU = Limits(
     exact=4e6, checked=2**26, checked_minima=2**20,
     differentiated=2_000_000, solved_columns=8_192, moments=4_356,
     few_points=96, all_points=512, ordered_points=1_000, least_points=5, exchanged_points=64,
-    all_matchings=7, turned=2e6, congruent=2**17, relaxed_rounds=0,
+    all_matchings=7, turned=2e6, congruent=2**17,
     stacked=2**13, product=2**14, followed=40e6, few_above=0.2, all_above=0.02,
     chains=16, fewest_chains=4, chain_products=1e12, thorough=4,
     coarsest=0.2, no_distance=0.01, lonely=0.9, left_open=0.5, unclear=0.02, smeared=1.0,
@@ -275,7 +273,7 @@ CUDA = CPU._replace(
     float64=2e6, settled=1e9,
     stored_bytes=2**31, cells=1e11, kept_tables=200e6,
     chain_products=1.2e13, messages=1e10, walks=5e8, regions=16, few_chains=0, open_chains=16,
-    relaxed_rounds=4, together=2**28,
+    together=2**28,
 )  # fmt: skip
 LIMITS = {"cpu": CPU, "cuda": CUDA}
 
