@@ -40,6 +40,7 @@ from torchgw._starts.chain import (
     REFINE,
     REFINED,
     SAME,
+    Begun,
     Chain,
     Climbed,
     Ladder,
@@ -117,6 +118,7 @@ class Climb:
     repair: bool  # whether regions may be wrong
     share: float  # of the longer forecast, if starts do not agree soon; zero says nothing
     edges: tuple[Edges, Edges] | None  # of both sides, along which partners are exchanged
+    begun: Begun  # chains that another search has followed before
     best: list[Chain] = field(default_factory=list)  # at the target
     behind: list[Chain] = field(default_factory=list)  # that were left on their way
     compared: list[Chain] = field(default_factory=list)  # copies, at the first comparison
@@ -157,7 +159,7 @@ class Climb:
         alone = not self.agreed and all(chain in self.repaired for chain in own)
         return Climbed(
             self.world.rounded(best), tuple(trials), self.agreed, self.met, best[0].g[0], alone,
-            self.settled,
+            self.settled, self.begun,
         )  # fmt: skip
 
 
@@ -177,6 +179,7 @@ def climb(
     call: Call = call_directly,
     sides: Sequence[DistanceProvider] = (),
     moves: Sequence[Callable[[Climb], None]] | None = None,
+    begun: Begun = Begun(),
 ) -> Climbed:
     """Search all points move by move, down to an epsilon, until what is independent agrees."""
     # At most `count` chains begin near the product plan, none if that is zero; up to `affordable`
@@ -186,11 +189,12 @@ def climb(
     # is over once two starts have the same plan but for its entropy. Regions are only put right if
     # they are to be (`repair`). Plans are followed to their ends on a `stack`, if there is one.
     # All moves take a `share` of the longer forecast, which is said once starts do not agree. The
-    # `sides` are those of the whole problem. All `moves` are made unless some are named.
+    # `sides` are those of the whole problem. All `moves` are made unless some are named. Chains that
+    # have `begun` in another search between the same points are not followed again.
     world = World(coarse, solver, call)
     low, edges = target / coarse.scale, _edges(coarse.problem, sides)
     found = Climb(
-        world, low, count, affordable, guesses, stack, told, sharpened, repair, share, edges
+        world, low, count, affordable, guesses, stack, told, sharpened, repair, share, edges, begun
     )  # fmt: skip
     for move in moves or MOVES:
         if found.agreed or (found.best and is_over()):
@@ -348,10 +352,14 @@ def _convex(found: Climb) -> Chain:
 def _from_product(found: Climb) -> None:
     """Follow independent chains by groups until the best ones agree, and these to the target."""
     world, count = found.world, found.count
-    chains, opposed, clock = list[Chain](), list[Chain](), perf_counter()
-    kinds = kinds_of_chains()
+    (chains, opposed), clock = map(list, found.begun), perf_counter()
+    kinds = itertools.islice(kinds_of_chains(), len(chains) - len(opposed), None)
     told = found.told or (count > 0 and world.warn_if_long(count, found.low))
     while len(chains) - len(opposed) < count:
+        # opposites of chains that were wrong together are not independent of each other
+        independent = [chain for chain in chains if chain not in opposed[1:]]
+        if chains and (is_over() or agree(independent)):
+            break
         done = len(chains) - len(opposed)
         if done == len(FIRST) and not told:
             world.warn_if_more(count, found.low)
@@ -377,12 +385,12 @@ def _from_product(found: Climb) -> None:
             "about %.0f s more until they are compared", done, count, seconds,
             chains[0].objective, seconds / done * (count - done),
         )  # fmt: skip
-        # opposites of chains that were wrong together are not independent of each other
-        if agree([chain for chain in chains if chain not in opposed[1:]]) or is_over():
-            break
     if not chains:
         return
-    found.compared += map(replace, chains)
+    # copies, as the best go on
+    copies = {chain: replace(chain) for chain in chains}
+    found.begun = Begun([*copies.values()], [copies[chain] for chain in opposed])
+    found.compared += found.begun.chains
     best = promising(chains)
     if found.sharp:
         world.descend(best, world.refine, found.low)

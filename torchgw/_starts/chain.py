@@ -171,6 +171,13 @@ class Chain:
         return Trial(self.name, self.epsilon, self.objective, self.value, self.seconds, status)
 
 
+class Begun(NamedTuple):
+    """Chains that began near the product plan, as they were first compared, the best first."""
+
+    chains: Sequence[Chain] = ()
+    opposed: Sequence[Chain] = ()  # those of them that are opposites of others
+
+
 class Climbed(NamedTuple):
     """What the chains have found, the best first."""
 
@@ -181,6 +188,7 @@ class Climbed(NamedTuple):
     g: Tensor  # (t,) potential of the first plan, as of the coarse cost
     alone: bool  # whether one repair has led to the best plan, and nothing else
     settled: bool = False  # whether all plans were followed to their ends
+    begun: Begun = Begun()
 
 
 def near(chain: Chain, best: Chain, share: float) -> bool:
