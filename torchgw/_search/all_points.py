@@ -210,14 +210,16 @@ def search_all_points(
         )  # fmt: skip
         begun = found.begun
     if not (brief and (found.agreed or _is_met(found, guesses))):
-        guesses = _ends(found, coarse) if brief else guesses
+        if brief:
+            # they have been followed to the target
+            guesses = _ends(found, coarse)
         count = min(n_init or most, affordable)
         searched = SEARCHED if max(n, m) > limits.few_points and is_whole(problem, first) else 0.0
         share = min(1.0, searched + count / most)
         soon = KEPT_SOON if is_graph(whole.problem) else AGREED_SOON if stack is None else 1.0
         say_share(soon * share, f"few points {why}")
         found = climb(
-            whole, target, count, guesses, 2 * affordable,
+            whole, target, count, () if brief else guesses, 2 * affordable,
             solver=batch_solver(backend), told=told, sharpened=sharpened and plain,
             # few points have told where clusters go
             repair=not left_open or brief,

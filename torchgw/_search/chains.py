@@ -159,7 +159,7 @@ class Climb:
         alone = not self.agreed and all(chain in self.repaired for chain in own)
         return Climbed(
             self.world.rounded(best), tuple(trials), self.agreed, self.met, best[0].g[0], alone,
-            self.settled, self.begun,
+            self.settled, self.begun._replace(ended=best),
         )  # fmt: skip
 
 
@@ -189,8 +189,8 @@ def climb(
     # is over once two starts have the same plan but for its entropy. Regions are only put right if
     # they are to be (`repair`). Plans are followed to their ends on a `stack`, if there is one.
     # All moves take a `share` of the longer forecast, which is said once starts do not agree. The
-    # `sides` are those of the whole problem. All `moves` are made unless some are named. Chains that
-    # have `begun` in another search between the same points are not followed again.
+    # `sides` are those of the whole problem. All `moves` are made unless some are named. What
+    # another search between the same points has `begun` is not followed again.
     world = World(coarse, solver, call)
     low, edges = target / coarse.scale, _edges(coarse.problem, sides)
     found = Climb(
@@ -352,7 +352,7 @@ def _convex(found: Climb) -> Chain:
 def _from_product(found: Climb) -> None:
     """Follow independent chains by groups until the best ones agree, and these to the target."""
     world, count = found.world, found.count
-    (chains, opposed), clock = map(list, found.begun), perf_counter()
+    (chains, opposed), clock = map(list, found.begun[:2]), perf_counter()
     kinds = itertools.islice(kinds_of_chains(), len(chains) - len(opposed), None)
     told = found.told or (count > 0 and world.warn_if_long(count, found.low))
     while len(chains) - len(opposed) < count:
@@ -389,15 +389,18 @@ def _from_product(found: Climb) -> None:
         return
     # copies, as the best go on
     copies = {chain: replace(chain) for chain in chains}
-    found.begun = Begun([*copies.values()], [copies[chain] for chain in opposed])
-    found.compared += found.begun.chains
-    best = promising(chains)
+    found.begun = found.begun._replace(
+        chains=[*copies.values()], opposed=[copies[chain] for chain in opposed]
+    )
+    found.compared += copies.values()
+    ended = [chain.name for chain in found.begun.ended]
+    best = [chain for chain in promising(chains) if chain.name not in ended]
     if found.sharp:
         world.descend(best, world.refine, found.low)
         # unequal weights are met late: chains of one optimum differ until they are [L438]
         world.settle(best, found.low)
     found.best += best
-    found.behind += [chain for chain in chains if chain not in best]
+    found.behind += [chain for chain in chains if chain not in best and chain.name not in ended]
 
 
 def _opposites(world: World, chains: Sequence[Chain], above: float) -> list[Chain]:
@@ -432,6 +435,7 @@ def _from_guesses(found: Climb) -> None:
     if found.sharp:
         world.settle(lifted, low)
     found.best += lifted
+    found.best += found.begun.ended
     # what is followed to its end is judged there
     found.agreed = found.stack is None and found.sharp and enough(found.best)
 

@@ -172,10 +172,11 @@ class Chain:
 
 
 class Begun(NamedTuple):
-    """Chains that began near the product plan, as they were first compared, the best first."""
+    """How far a search has come, from which one between the same points goes on."""
 
-    chains: Sequence[Chain] = ()
+    chains: Sequence[Chain] = ()  # from near the product plan, as they were first compared
     opposed: Sequence[Chain] = ()  # those of them that are opposites of others
+    ended: Sequence[Chain] = ()  # at the target
 
 
 class Climbed(NamedTuple):
