@@ -46,9 +46,9 @@ from torchgw._starts.chain import (
     AGREED_SOON,
     COMPARED_AT,
     KEPT_SOON,
+    NOTHING_BEGUN,
     SAME,
     STANDS_OUT,
-    Begun,
     Climbed,
     affordable_chains,
     near,
@@ -200,7 +200,7 @@ def search_all_points(
     why = "leave open which optimum is the best" if left_open else "do not tell where all go"
     read = whole.problem.x, whole.problem.y, whole.problem.base
     call = way_to_call("chains", device, backend, read)
-    begun = Begun()
+    begun = NOTHING_BEGUN
     if brief:
         # a few chains have no moves that follow them
         say_share(_BRIEF * min(1.0, limits.open_chains / most), f"few points {why}")
@@ -210,15 +210,14 @@ def search_all_points(
         )  # fmt: skip
         begun = found.begun
     if not (brief and (found.agreed or _is_met(found, guesses))):
-        if brief:
-            # they have been followed to the target
-            guesses = _ends(found, coarse)
+        guesses = _ends(found, coarse) if brief else guesses
         count = min(n_init or most, affordable)
         searched = SEARCHED if max(n, m) > limits.few_points and is_whole(problem, first) else 0.0
         share = min(1.0, searched + count / most)
         soon = KEPT_SOON if is_graph(whole.problem) else AGREED_SOON if stack is None else 1.0
         say_share(soon * share, f"few points {why}")
         found = climb(
+            # ends of the few chains are at the target [L1866]
             whole, target, count, () if brief else guesses, 2 * affordable,
             solver=batch_solver(backend), told=told, sharpened=sharpened and plain,
             # few points have told where clusters go

@@ -36,6 +36,7 @@ from torchgw._starts.chain import (
     INNER,
     LONG,
     MOMENTUM,
+    NOTHING_BEGUN,
     QUICK,
     REFINE,
     REFINED,
@@ -118,7 +119,7 @@ class Climb:
     repair: bool  # whether regions may be wrong
     share: float  # of the longer forecast, if starts do not agree soon; zero says nothing
     edges: tuple[Edges, Edges] | None  # of both sides, along which partners are exchanged
-    begun: Begun  # chains that another search has followed before
+    begun: Begun  # what another search between the same points has followed
     best: list[Chain] = field(default_factory=list)  # at the target
     behind: list[Chain] = field(default_factory=list)  # that were left on their way
     compared: list[Chain] = field(default_factory=list)  # copies, at the first comparison
@@ -152,7 +153,7 @@ class Climb:
 
     def report(self) -> Climbed:
         """Report what was found, the best first."""
-        best = sorted(self.best, key=_objective)
+        best = sorted(dict.fromkeys([*self.best, *self.begun.ended]), key=_objective)
         trials = [chain.trial("refined") for chain in best]
         trials += [chain.trial("left behind") for chain in self.behind]
         own = [chain for chain in best if near(chain, best[0], SAME)]
@@ -179,7 +180,7 @@ def climb(
     call: Call = call_directly,
     sides: Sequence[DistanceProvider] = (),
     moves: Sequence[Callable[[Climb], None]] | None = None,
-    begun: Begun = Begun(),
+    begun: Begun = NOTHING_BEGUN,
 ) -> Climbed:
     """Search all points move by move, down to an epsilon, until what is independent agrees."""
     # At most `count` chains begin near the product plan, none if that is zero; up to `affordable`
@@ -197,7 +198,7 @@ def climb(
         world, low, count, affordable, guesses, stack, told, sharpened, repair, share, edges, begun
     )  # fmt: skip
     for move in moves or MOVES:
-        if found.agreed or (found.best and is_over()):
+        if found.agreed or ((found.best or begun.ended) and is_over()):
             break
         move(found)
     return found.report()

@@ -179,6 +179,9 @@ class Begun(NamedTuple):
     ended: Sequence[Chain] = ()  # at the target
 
 
+NOTHING_BEGUN = Begun()
+
+
 class Climbed(NamedTuple):
     """What the chains have found, the best first."""
 
@@ -189,7 +192,7 @@ class Climbed(NamedTuple):
     g: Tensor  # (t,) potential of the first plan, as of the coarse cost
     alone: bool  # whether one repair has led to the best plan, and nothing else
     settled: bool = False  # whether all plans were followed to their ends
-    begun: Begun = Begun()
+    begun: Begun = NOTHING_BEGUN
 
 
 def near(chain: Chain, best: Chain, share: float) -> bool:
