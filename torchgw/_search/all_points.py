@@ -46,6 +46,7 @@ from torchgw._starts.chain import (
     AGREED_SOON,
     COMPARED_AT,
     KEPT_SOON,
+    NOTHING_BEGUN,
     SAME,
     STANDS_OUT,
     Climbed,
@@ -199,6 +200,7 @@ def search_all_points(
     why = "leave open which optimum is the best" if left_open else "do not tell where all go"
     read = whole.problem.x, whole.problem.y, whole.problem.base
     call = way_to_call("chains", device, backend, read)
+    begun = NOTHING_BEGUN
     if brief:
         # a few chains have no moves that follow them
         say_share(_BRIEF * min(1.0, limits.open_chains / most), f"few points {why}")
@@ -206,6 +208,7 @@ def search_all_points(
             whole, target, limits.open_chains, guesses, limits.open_chains,
             solver=batch_solver(backend), told=told, repair=False, call=call, sides=problem.sides,
         )  # fmt: skip
+        begun = found.begun
     if not (brief and (found.agreed or _is_met(found, guesses))):
         guesses = _ends(found, coarse) if brief else guesses
         count = min(n_init or most, affordable)
@@ -214,7 +217,8 @@ def search_all_points(
         soon = KEPT_SOON if is_graph(whole.problem) else AGREED_SOON if stack is None else 1.0
         say_share(soon * share, f"few points {why}")
         found = climb(
-            whole, target, count, guesses, 2 * affordable,
+            # ends of the few chains are at the target [L1866]
+            whole, target, count, () if brief else guesses, 2 * affordable,
             solver=batch_solver(backend), told=told, sharpened=sharpened and plain,
             # few points have told where clusters go
             repair=not left_open or brief,
@@ -222,6 +226,7 @@ def search_all_points(
             share=share if soon < 1 else 0.0,
             call=call,
             sides=problem.sides,
+            begun=begun,
         )  # fmt: skip
     alternatives, ambiguity = different_optima(whole, found.trials, found.plans, (n, m))
     stands_out = ambiguity < STANDS_OUT and not found.alone
