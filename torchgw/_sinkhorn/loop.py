@@ -6,7 +6,6 @@ cannot.
 """
 
 import math
-import threading
 from collections.abc import Callable
 from functools import partial
 from time import perf_counter
@@ -14,17 +13,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from torchgw._errors import NumericalError
-from torchgw._sinkhorn.contract import Backend, PreparedProblem, Sweep
+from torchgw._sinkhorn.contract import PreparedProblem, Sweep
 from torchgw._sinkhorn.eager import SPARSE, entries_of
 from torchgw._sinkhorn.exact import by_scipy
-from torchgw._sinkhorn.problem import ROUNDINGS, STRICT, Cost, DenseCost, LinearProblem
-from torchgw._tensors.cuda_graphs import Replayer
+from torchgw._sinkhorn.problem import ROUNDINGS, STRICT, DenseCost, LinearProblem
 from torchgw._tensors.deadline import fitting, is_over, step_took
 from torchgw._tensors.operations import EQUAL
-from torchgw._typing import Marginals, Potentials
+from torchgw._typing import Potentials
 
 # Iterations after which a linear problem counts as slow, and the column error from which on a step
 # may lead near its solution. [L443] [L464]
@@ -103,54 +100,11 @@ def newton_step(prepared: PreparedProblem, potentials: Potentials) -> Potentials
        transport. arXiv:1710.06635.
     """
     problem, (f, g) = prepared.problem, potentials
-    if _is_recorded(problem):
-        _make_handle(g.device)
-        epsilon, backend = problem.epsilon, prepared.backend
-        call = Replayer(g.device, ("newton", type(backend), problem.cost.shape, g.dtype))
-        # in units of epsilon, which a graph would take for a constant
-        cost = DenseCost(problem.cost.dense().matrix / epsilon)
-        units = Potentials(f / epsilon, g / epsilon)
-        step, told = call("step", partial(_step_in_units, backend), cost, problem.marginals, units)
-    else:
-        step, told = _step_of(prepared, potentials)
-    wrong, size = told.tolist()
-    # NaN compares as false
-    if wrong or not size <= LARGEST_STEP:
-        return None
-    return Potentials(f, g + problem.epsilon * step.to(g.dtype))
-
-
-def _is_recorded(problem: LinearProblem) -> bool:
-    """Whether a step is a CUDA graph: its forty launches take longer to make than to run."""
-    return problem.cost.device.type == "cuda" and problem.tau == STRICT
-
-
-_handles = threading.local()
-
-
-def _make_handle(device: torch.device) -> None:
-    """Let cuSOLVER begin, once in each thread: it may not do so while a graph is recorded."""
-    made = _handles.__dict__.setdefault("devices", set())
-    if device not in made:
-        torch.linalg.cholesky_ex(torch.ones(1, 1, dtype=torch.float64, device=device))
-        made.add(device)
-
-
-def _step_in_units(
-    backend: Backend, cost: Cost, marginals: Marginals, potentials: Potentials
-) -> tuple[Tensor, Tensor]:
-    return _step_of(backend.prepare(LinearProblem(cost, marginals, 1.0)), potentials)
-
-
-def _step_of(prepared: PreparedProblem, potentials: Potentials) -> tuple[Tensor, Tensor]:
-    """Compute a step (m,) over epsilon; and whether it failed, and its size, (2,)."""
-    problem = prepared.problem
-    (a, b), tau = problem.marginals, problem.tau
+    a, b = problem.marginals
     plan = prepared.dense(potentials).double()
-    columns, strict = plan.sum(0), tau == STRICT
-    asked = b
-    if not strict:
-        asked = b * (potentials.g.double() * ((1 - 1 / tau[1]) / problem.epsilon)).exp()
+    columns, tau = plan.sum(0), problem.tau
+    strict = tau == STRICT
+    asked = b if strict else b * (g.double() * ((1 - 1 / tau[1]) / problem.epsilon)).exp()
     rows = a if strict else plan.sum(1)
     # a row of weight zero is zero, and a column of weight zero stays where it is
     shared = plan.T @ (plan * (tau[0] / rows.clamp_min(torch.finfo(a.dtype).tiny))[:, None])
@@ -158,7 +112,11 @@ def _step_of(prepared: PreparedProblem, potentials: Potentials) -> tuple[Tensor,
     curvature.diagonal().add_((1 + RIDGE) * columns).add_((1 / tau[1] - 1) * asked).add_(b == 0)
     factor, failed = torch.linalg.cholesky_ex(curvature)
     step = torch.cholesky_solve((asked - columns)[:, None], factor)[:, 0]
-    return step, torch.stack([failed.double(), step.abs().amax()])
+    wrong, size = torch.stack([failed.double(), step.abs().amax()]).tolist()
+    # NaN compares as false
+    if wrong or not size <= LARGEST_STEP:
+        return None
+    return Potentials(f, g + problem.epsilon * step.to(g.dtype))
 
 
 def may_be_sharp(prepared: PreparedProblem) -> bool:
