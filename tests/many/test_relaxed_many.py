@@ -166,7 +166,7 @@ def test_pairs_of_unequal_penalties_are_computed_both_ways():
 
 def _filled_on_host(weight, full, mass):
     # the factors are one where there is no weight
-    return _within_bounds(weight, weight, full, mass).where(weight > 0, 0.0)
+    return _within_bounds(weight, full, mass)(weight).where(weight > 0, 0.0)
 
 
 FILLED = pytest.mark.parametrize("filled", [_filled, _filled_on_host])

@@ -283,7 +283,7 @@ def first_rows(
     if relaxed is None:
         return rows
     rows_now, mass = (rows / unit[:, None])[:, None, :], a[:, None, :]
-    return rows + unit[:, None] * relaxed.scaling(0, mass, mass, rows_now, unit)[:, 0].log()
+    return rows + unit[:, None] * relaxed.half_step(0, mass, rows_now, unit)(mass)[:, 0].log()
 
 
 def products(left: Tensor, right: Tensor) -> Tensor:

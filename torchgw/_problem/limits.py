@@ -96,8 +96,6 @@ class Limits(NamedTuple):
     # Entries up to which relaxed problems are also begun at pairs at equal distances of all points;
     # of larger ones some points, with as many entries, are looked at. [L1394, L1468]
     congruent: int
-    # Rounds that improve what these lead to: a GPU takes seconds. [L1586]
-    relaxed_rounds: int
     # Entries up to which plans are followed to their ends side by side; and up to which the product
     # plan is followed by a whole solve. [L1291]
     stacked: int
@@ -160,6 +158,9 @@ class Limits(NamedTuple):
     # L1363]
     graph_density: float
     edge_density: float
+    # Share of the squares of a table, about the median, that entries hold which matter: where they
+    # are as few as edges, starts by them alone are followed too. [L1851]
+    matter: float
     # Graphs whose plans are in no doubt are matched by their edges up to so many entries, unless
     # the plan keeps such a share of the edges, or its value is no more than a share of the natural
     # scale of the cost. [L1283]
@@ -176,10 +177,20 @@ class Limits(NamedTuple):
     # Regions of a matching that are matched anew at a time: a GPU waits for launches. [L1655]
     regions: int
 
-    # Shares of the cost of a plan that a part of its mass has to cost less than, after one outer
-    # iteration and at its end, for other matches of that part to be looked for. [L1680, L1760]
+    # Doubts. Shares of the cost of a plan that a part of its mass has to cost less than, after one
+    # outer iteration and at its end, for other matches of that part to be looked for; and share of
+    # what the part costs by the plan that is enough for one of these. [L1680, L1760]
     part_begun: float
     part_ended: float
+    part_otherwise: float
+    # Ends of relaxed problems with the lowest objective that are enough to be sure of it; share of
+    # the second best value below which a match of edges is found, by whatever chain: what two
+    # graphs have in common is kept as a whole or not at all; and by how many times what two lines
+    # leave the cost of more mass has to rise at a break that is clear: where nothing matches costs
+    # rise everywhere, and not more evenly. [L1401, L1283, L1386]
+    relaxed_met: int
+    edges_found: float
+    clear_break: float
 
     # Points of a side up to which work that grows with the cube of it is done: spaces are compared
     # by eigenvalues, and matchings improved. [L326, L415]
@@ -239,17 +250,18 @@ CPU = Limits(
     exact=4e6, checked=2**26, checked_minima=2**20,
     differentiated=2_000_000, solved_columns=8_192, moments=4_356,
     few_points=96, all_points=512, ordered_points=1_000, least_points=5, exchanged_points=64,
-    all_matchings=7, turned=2e6, congruent=2**17, relaxed_rounds=0,
+    all_matchings=7, turned=2e6, congruent=2**17,
     stacked=2**13, product=2**14, followed=40e6, few_above=0.2, all_above=0.02,
     chains=16, fewest_chains=4, chain_products=1e12, thorough=4,
     coarsest=0.2, no_distance=0.01, lonely=0.9, left_open=0.5, unclear=0.02, smeared=1.0,
     believed=0.7, fewest_matches=32,
     few_chains=8, open_chains=4, open_most=2**16, copies=2.5e-3, isometric=1e-3,
     together=2**17, tiny=2**10,
-    graph_density=0.2, edge_density=0.05,
+    graph_density=0.2, edge_density=0.05, matter=0.95,
     edges=200_000, kept_edges=0.9, well=0.05, messages=2e8, walks=2**24,
     squares=4, regions=1,
-    part_begun=0.375, part_ended=0.25,
+    part_begun=0.375, part_ended=0.25, part_otherwise=0.95,
+    relaxed_met=2, edges_found=0.7, clear_break=7.5,
     cubed_points=1_500, read=25_000_000,
     improved_triples=2_000_000, matched_points=128, exchanged_rows=2_048,
     alike=0.1, whole=0.75,
@@ -261,7 +273,7 @@ CUDA = CPU._replace(
     float64=2e6, settled=1e9,
     stored_bytes=2**31, cells=1e11, kept_tables=200e6,
     chain_products=1.2e13, messages=1e10, walks=5e8, regions=16, few_chains=0, open_chains=16,
-    relaxed_rounds=4, together=2**28,
+    together=2**28,
 )  # fmt: skip
 LIMITS = {"cpu": CPU, "cuda": CUDA}
 

@@ -83,8 +83,8 @@ class MarginalRule:
 
     @property
     def share(self) -> float:
-        """Share of the mass that is sure to move; half where penalties or free marginals decide."""
-        return _FIRST if self.mass is None else self.mass
+        """Share of the mass that is sure to move; half where penalties alone decide."""
+        return _FIRST if self.fixed_mass is None else self.fixed_mass
 
     @property
     def polyhedral(self) -> bool:

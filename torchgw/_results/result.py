@@ -271,7 +271,8 @@ class GWResult(Result):
     ambiguity : float
         Value of the best alternative over that of the second best, in [0, 1]: near 1 two optima
         cannot be told apart, as on symmetric spaces; 0 if only one was found. NaN where there are
-        none, and for relaxed problems, whose values have no common zero. With a linear cost both
+        none, and for relaxed problems of few points, whose values have no common zero: of more
+        points it compares the partners of some of them, without entropy. With a linear cost both
         values count from the least that its entries could cost.
     trials : tuple of Trial
         What each start that a search followed on all points (a chain) came to, the best one first:

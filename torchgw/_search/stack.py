@@ -143,7 +143,7 @@ class Stack:
 
     def judged(self, which: Tensor, plans: Tensor) -> Ends:
         """Round plans (k, n, m) of problems (k,) to their marginals, and evaluate them."""
-        (x, y), (a, b) = self._tables(which), self.weights(which)
+        (x, y), (a, b) = self.tables(which), self.weights(which)
         linear, epsilon, _, relaxed = units(self.problems, which)
         plans = plans / sums_of(plans)[:, None, None]
         if relaxed is None:
@@ -169,7 +169,7 @@ class Stack:
 
     def _costs(self, which: Tensor, plans: Tensor) -> Tensor:
         """Linearise at plans, without what the engine adds."""
-        (x, y), (a, b) = self._tables(which), self.weights(which)
+        (x, y), (a, b) = self.tables(which), self.weights(which)
         plans = plans / sums_of(plans)[:, None, None]
         costs = -4 * cross_product(x, y, plans)
         if self.problems.relaxed is None:
@@ -195,7 +195,7 @@ class Stack:
         """Count the rows of plans that belong to points, (k,)."""
         return self.problems.x.sizes[self.problems.i[which]]
 
-    def _tables(self, which: Tensor) -> tuple[Tensor, Tensor]:
+    def tables(self, which: Tensor) -> tuple[Tensor, Tensor]:
         """Take the distances of both sides."""
         x, y, i, j = self.problems.x, self.problems.y, self.problems.i, self.problems.j
         return x.tables[i[which]], y.tables[j[which]]

@@ -322,11 +322,11 @@ class World:
         stir = torch.randn(plans.shape, device=plans.device, generator=generator)
         stir = stir.mul_(_STIR).add_(1).clamp_(0.5)
         for share in stages:
-            moving = _Moving(plans * stir, g)
+            moving, epsilon = _Moving(plans * stir, g), self._exactly(share)
             left, last = ladder.outer, math.inf
             while left and not is_over():
                 count = min(left, self._looks_every)
-                moving, changes = self._advanced(moving, ladder, share, count)
+                moving, changes = self._advanced(moving, ladder, share, count, epsilon)
                 left -= count
                 for change in changes.tolist():
                     # a change that grows means that the plan leaves a saddle point, so the stage
@@ -343,13 +343,15 @@ class World:
         judged = self._judged(moving, ladder.step, stages[-1], 1, ladder.meeting)
         self._record(chains, judged, stages[-1] * self.scale, clock)
 
-    def _advanced(self, moving: _Moving, ladder: Ladder, share: float, count: int) -> _Advanced:
+    def _advanced(
+        self, moving: _Moving, ladder: Ladder, share: float, count: int, epsilon: Tensor
+    ) -> _Advanced:
         """Take some outer iterations; also return how far each has moved the plans."""
         how = ladder.step, ladder.momentum, ladder.relaxation
         step = partial(_advance, self.solver, self._costs_at(share), how, count)
         fresh = moving.costs is None, moving.push is None
         name = f"advance {count} {how} {fresh} {moving.plans.shape} {self.base.shape}"
-        given = self._tables, self.base, moving, self._exactly(share)
+        given = self._tables, self.base, moving, epsilon
         found: _Advanced = self._call(name, step, *given, in_place=1)
         return found
 

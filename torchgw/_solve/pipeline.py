@@ -26,6 +26,7 @@ from torchgw._solve.begin import (
     ROUGH_TOLERANCE,
     best_found,
     first_guess,
+    from_alternative,
     named_start,
     read_init,
     search_relaxed,
@@ -90,13 +91,14 @@ class Asked(NamedTuple):
     graphs: tuple[Geodesics | None, Geodesics | None]  # given, whose paths are compared
     checkpoint: Checkpoint | None = None
     made: Sequence[Searched] = ()  # searches that decided on distances
+    found: Search | None = None  # by a search of this problem that went before
 
     def again(self, init: Any = None, **options: Any) -> "Asked":
         """Ask for one more solve of the same call, by another search or from a start."""
         if init is not None:
             options["n_init"] = None
-        options = {"told": "all", **options}
-        return self._replace(options=replace(self.options, **options), init=init, made=())
+        fresh = replace(self.options, **{"told": "all", **options})
+        return self._replace(options=fresh, init=init, made=(), found=None)
 
 
 class Ending(NamedTuple):
@@ -344,6 +346,9 @@ def find_start(asked: Asked, strategy: Strategy, match: Isometry | None) -> Star
     if not searchable(problem, asked.init, options):
         mass = options.rule.fixed_mass if options.rule else 1.0
         return Start(read_init(asked.init, problem.marginals, mass), None, sample)
+    if asked.found is not None:
+        best = asked.found.alternatives[0]
+        return Start(from_alternative(best, problem.source.device), asked.found, sample)
     if options.rule is not None:
         guess, others = search_relaxed(problem, strategy, asked.generator, again)
         return Start(guess, others, sample)

@@ -536,16 +536,13 @@ MOVES = (
     ),
     Move(
         "pairs", "partners of few points by equal distances, improved and followed, then solves",
-        "with `unbalanced` or `mass`, where few points were searched",
+        "with `unbalanced` or `mass`; few points are searched where it is not sure, or with `mass`",
         lambda facts, options, limits: (
             _searched(facts, options) and options.rule is not None and facts.plain
             and facts.linear is None
             and facts.larger > limits.few_points and limits.stores(facts.n, facts.m)
         ),
-        lambda limits: (
-            f"{limits.kept_tables:,.0f} pairs; some points beyond {limits.congruent:,}"
-            + f"; kicked and mixed for {limits.relaxed_rounds} rounds" * (limits.relaxed_rounds > 0)
-        ),
+        lambda limits: f"{limits.kept_tables:,.0f} pairs; some points beyond {limits.congruent:,}",
     ),
     Move(
         "parts", "85% of the mass matched on a few points, which may leave the plan in doubt",

@@ -13,6 +13,7 @@ from collections.abc import Callable, Hashable
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
+from torch import Tensor
 
 from torchgw._tensors.operations import clone, copy, tensors_of
 
@@ -118,7 +119,8 @@ class Captured:
         self._in_place = in_place
         self._warm = False
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._arguments: list[Any] = []
+        self._arguments: tuple[Any, ...] = ()
+        self._read: tuple[Tensor, ...] = ()  # of the arguments
         self._result: Any = None
 
     def __call__(self, *arguments: Any) -> Any:
@@ -129,15 +131,12 @@ class Captured:
         if self._graph is None:
             count = self._in_place
             copies = (clone(argument) for argument in arguments[count:])
-            self._arguments = [*arguments[:count], *copies]
+            self._arguments = (*arguments[:count], *copies)
+            self._read = tensors_of(self._arguments)
             stream, pool, *_ = self._memory
             self._graph = capture(self._record, stream, pool=pool, generator=self._generator)
         else:
-            pairs = [
-                pair
-                for kept, argument in zip(self._arguments, arguments, strict=True)
-                for pair in zip(tensors_of(kept), tensors_of(argument), strict=True)
-            ]
+            pairs = list(zip(self._read, tensors_of(arguments), strict=True))
             if any(ours.shape != given.shape for ours, given in pairs):
                 return self._function(*arguments)
             copy([pair for pair in pairs if pair[0] is not pair[1]])

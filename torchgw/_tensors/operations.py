@@ -309,7 +309,14 @@ def to_device(item: Any, device: torch.device) -> Any:
 
 def tensors_of(item: Any) -> tuple[Tensor, ...]:
     """List the tensors of a tuple, which may be nested and named, in order."""
+    found: list[Tensor] = []
+    _collect(item, found)
+    return tuple(found)
+
+
+def _collect(item: Any, found: list[Tensor]) -> None:
     if isinstance(item, Tensor):
-        return (item,)
-    parts = item if isinstance(item, tuple) else ()
-    return tuple(part for inner in parts for part in tensors_of(inner))
+        found.append(item)
+    elif isinstance(item, tuple):
+        for part in item:
+            _collect(part, found)
