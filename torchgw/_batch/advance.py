@@ -9,18 +9,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchgw._batch.costs import (
+from torchgw._batch.packing import (
     AUTO_EPSILON,
+    Packed,
     cross_product,
     first_rows,
     gradient,
+    natural_scale,
     start_noise,
     units,
     whole,
 )
-from torchgw._batch.packing import Packed, natural_scale
-from torchgw._batch.relaxed import Relaxed, Settled
-from torchgw._batch.sweep import BUDGET, DECAY, FAR, exact_rows
+from torchgw._batch.sweep import BUDGET, DECAY, FAR, Relaxed, Settled, exact_rows
 from torchgw._batch.worth import (
     CONVERGED,
     FLAT,

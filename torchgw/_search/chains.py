@@ -18,12 +18,11 @@ from torch import Tensor
 
 from torchgw._plans.transport import round_to_marginals
 from torchgw._problem.limits import limits_of
-from torchgw._problem.marginals import weigh_alike
-from torchgw._problem.problem import PRICE
+from torchgw._problem.problem import PRICE, weigh_alike
 from torchgw._search.beliefs import SEARCH_TRIES, believed_plan, rematched
 from torchgw._search.population import FRESH, follow_starts, improve, name_of
 from torchgw._search.stack import Stack
-from torchgw._search.tabu import best_matchings, can_exchange
+from torchgw._search.tabu import best_matchings
 from torchgw._search.world import World
 from torchgw._sinkhorn.eager import BatchSolver, solve_batch
 from torchgw._starts.alternatives import Ends
@@ -53,10 +52,17 @@ from torchgw._starts.chain import (
     stacked,
     stands_out,
 )
-from torchgw._starts.coarse import Coarsened, CoarseProblem, has_graphs, is_graph, is_sparse
+from torchgw._starts.coarse import (
+    Coarsened,
+    CoarseProblem,
+    can_exchange,
+    has_graphs,
+    is_graph,
+    is_sparse,
+)
 from torchgw._starts.graphs import Edges, Graph, convex_path, graphs_of, heat_costs, least_value
-from torchgw._tensors.cuda_graphs import Call, call_directly
 from torchgw._tensors.deadline import is_over, say_share
+from torchgw._tensors.operations import Call, call_directly
 from torchgw.distances.base import DistanceProvider
 
 logger = logging.getLogger(__name__)

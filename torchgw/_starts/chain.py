@@ -117,7 +117,7 @@ def chain_products(n: int, m: int) -> int:
 
 def affordable_chains(limits: Limits, how: str, n: int, m: int) -> int:
     """Count the chains between n and m points that a search may follow."""
-    most = limits.chain_products * (limits.thorough if how == "thorough" else 1)
+    most = limits.chain_products * (limits.thorough**2 if how == "thorough" else 1)
     return int(most / chain_products(n, m))
 
 
