@@ -687,8 +687,9 @@ def _to_ends(found: Climb) -> None:
     chains = [*found.behind, *sorted(found.best, key=_objective)]
     weights = world.problem.weights
     starts = [(chain.name, chain.plan) for chain in chains]
-    # where plans may be matchings, tabu search has exchanged their partners
-    checked = not can_exchange(world.problem)
+    # where plans may be matchings, tabu search has exchanged their partners; of more points too few
+    # exchanges are looked at to tell anything [L1867]
+    checked = world.tiny and not can_exchange(world.problem)
     ends = follow_starts(stack, starts, weights, _ROUNDS, related=found.related, checked=checked)
     seconds = (perf_counter() - clock) / ends.followed
     plans = round_to_marginals(ends.plans, *weights)
