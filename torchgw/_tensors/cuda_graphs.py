@@ -8,7 +8,7 @@ the generator, the place in its random numbers: a replay draws what a call would
 import gc
 import threading
 import weakref
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Hashable
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -188,8 +188,14 @@ class Replayer:
 
 def copy(pairs: list[tuple[Tensor, Tensor]]) -> None:
     """Copy the second tensors of pairs to where the first ones lie, by few launches."""
-    if pairs:
-        torch._foreach_copy_([pair[0] for pair in pairs], [pair[1] for pair in pairs])
+    # one launch for those of a dtype that are laid out alike; a list of others has one for each
+    alike: defaultdict[Hashable, tuple[list[Tensor], list[Tensor]]] = defaultdict(lambda: ([], []))
+    for ours, given in pairs:
+        some = alike[ours.dtype, given.dtype, given.device, ours.stride() == given.stride()]
+        some[0].append(ours)
+        some[1].append(given)
+    for some in alike.values():
+        torch._foreach_copy_(*some)
 
 
 def clone(item: T) -> T:
