@@ -6,7 +6,7 @@ import pytest
 import torch
 from problems import skip_unless_kernels_run
 
-from torchgw._batch.relaxed import Relaxed
+from torchgw._batch.sweep import Relaxed
 
 pytest.importorskip("triton")
 import triton

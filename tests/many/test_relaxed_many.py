@@ -13,7 +13,7 @@ from problems import random_weights, solve_by_name
 from scipy.spatial.distance import cdist
 
 import torchgw
-from torchgw._batch.relaxed import Relaxed, _filled, _within_bounds
+from torchgw._batch.sweep import Relaxed, _filled, _within_bounds
 
 # of one start, whose bits and answers are those of the engine alone; searches have their own tests
 pairwise = partial(torchgw.pairwise, n_init=1)

@@ -24,7 +24,7 @@ from torchgw._starts.coarse import is_sparse
 from torchgw._tensors.operations import centred
 from torchgw.distances.base import BLOCK_ENTRIES, DistanceProvider
 from torchgw.distances.precomputed import PrecomputedDistance
-from torchgw.distances.profiles import decays, differences, distance_quantiles, moments
+from torchgw.distances.sampling import decays, differences, distance_quantiles, moments
 
 # Sums count as the same if they differ by at most this share of their spread over random numbers.
 # A choice. [L1273]

@@ -8,12 +8,14 @@ the generator, the place in its random numbers: a replay draws what a call would
 import gc
 import threading
 import weakref
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
+
+from torchgw._tensors.operations import clone, copy, tensors_of
 
 T = TypeVar("T")
 
@@ -22,20 +24,11 @@ _capturing = threading.Lock()
 # Pools that PyTorch still records into, as a capture has failed: it refuses their next one.
 _broken = set[Any]()
 # Bytes of what a function reads up to which it is captured. Beyond, it takes as long as its
-# launches, and graphs keep copies of their own. [L75] [L82]
+# launches, and graphs keep copies of their own; so do those that are kept from solve to solve.
+# [L75] [L82] [L85]
 CAPTURED_BYTES = 2**25
 # Kinds of problems whose graphs are kept from solve to solve, in each memory. [L88]
 _KEPT = 8
-
-
-# A way to call functions: (name, function, *arguments, in_place=0) -> function(*arguments); see
-# :class:`Captured` for ``in_place``.
-Call = Callable[..., Any]
-
-
-def call_directly(name: str, function: Callable[..., T], *arguments: Any, in_place: int = 0) -> T:
-    """Call function(*arguments)."""
-    return function(*arguments)
 
 
 class GraphMemory(NamedTuple):
@@ -79,9 +72,6 @@ def capture(
     # capture does not allow, and must read nothing back from the device.
     # torch.cuda.graph would also synchronise and give all cached memory back
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.device(stream.device):
-        # each thread has a handle of cuBLAS, which it may not make while it records
-        torch.cuda.current_blas_handle()
     stream.wait_stream(torch.cuda.current_stream(stream.device))
     with _capturing, torch.cuda.stream(stream):
         if generator is not None:
@@ -187,60 +177,6 @@ class Replayer:
             self._functions[name] = clone(item)
         held: T = self._functions[name]
         return held
-
-
-def copy(pairs: list[tuple[Tensor, Tensor]]) -> None:
-    """Copy the second tensors of pairs to where the first ones lie, by few launches."""
-    # one launch for those of a dtype that are laid out alike; a list of others has one for each
-    alike: defaultdict[Hashable, tuple[list[Tensor], list[Tensor]]] = defaultdict(lambda: ([], []))
-    for ours, given in pairs:
-        some = alike[ours.dtype, given.dtype, given.device, ours.stride() == given.stride()]
-        some[0].append(ours)
-        some[1].append(given)
-    for some in alike.values():
-        torch._foreach_copy_(*some)
-
-
-def clone(item: T) -> T:
-    """Copy the tensors of a tuple, which may be nested and named, by few launches."""
-    made: T = _made_like(item)
-    copy(list(zip(*map(tensors_of, (made, item)), strict=True)))
-    return made
-
-
-def _made_like(item: Any) -> Any:
-    """Make tensors of the same kind."""
-    if isinstance(item, Tensor):
-        return torch.empty_like(item)
-    return mapped(_made_like, item) if isinstance(item, tuple) else item
-
-
-def mapped(function: Callable[[Any], Any], item: tuple[Any, ...]) -> Any:
-    """Apply a function to the parts of a tuple, which may be named."""
-    parts = map(function, item)
-    return type(item)(*parts) if hasattr(item, "_fields") else tuple(parts)
-
-
-def to_device(item: Any, device: torch.device) -> Any:
-    """Move a tensor, or a tuple of them, which may be nested and named, to a device."""
-    if isinstance(item, tuple):
-        return mapped(lambda part: to_device(part, device), item)
-    return item if item is None else item.to(device)
-
-
-def tensors_of(item: Any) -> tuple[Tensor, ...]:
-    """List the tensors of a tuple, which may be nested and named, in order."""
-    found: list[Tensor] = []
-    _collect(item, found)
-    return tuple(found)
-
-
-def _collect(item: Any, found: list[Tensor]) -> None:
-    if isinstance(item, Tensor):
-        found.append(item)
-    elif isinstance(item, tuple):
-        for part in item:
-            _collect(part, found)
 
 
 class Idle(Generic[T]):
