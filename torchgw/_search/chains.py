@@ -21,7 +21,7 @@ from torchgw._problem.limits import limits_of
 from torchgw._problem.marginals import weigh_alike
 from torchgw._problem.problem import PRICE
 from torchgw._search.beliefs import SEARCH_TRIES, believed_plan, rematched
-from torchgw._search.population import FRESH, follow_starts, improve, name_of
+from torchgw._search.population import FRESH, follow_starts, improve_again, name_of
 from torchgw._search.stack import Stack
 from torchgw._search.tabu import best_matchings, can_exchange
 from torchgw._search.world import World
@@ -640,7 +640,7 @@ def _by_rounds(found: Climb) -> None:
     if rounds > 0 and some and not stands_out(found.best):
         starts = sorted(found.compared if found.sharp else found.best, key=_objective)
         ends = Ends(*(part[None] for part in ends_of(starts)))
-        improved = improve(_Level(world, found.level), ends, rounds)
+        improved = improve_again(_Level(world, found.level), ends, rounds)
         members = improved.members.alone()
         fresh = [
             replace(world.take(name_of(origin, ()), plan), objective=objective, value=value)

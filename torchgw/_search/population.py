@@ -94,8 +94,10 @@ class Population(NamedTuple):
     met: Tensor  # (B,) int64, how many of the plans that were given have led to the lowest
 
 
-def improve(stack: Followed, starts: Ends, rounds: int, families: Sequence[int] = ()) -> Population:
-    """Improve the starts (B, S) of all problems of a stack for some rounds.
+def improve(
+    stack: Followed, starts: Ends, rounds: int, families: Sequence[int] = (), turn: int = 0
+) -> Population:
+    """Improve the starts (B, S) of all problems of a stack for some rounds, by the draws of a turn.
 
     Each is of a family, whose members know of each other: ``_RELATED`` if one search has made them.
     Every other family belongs to the same group. Each group is improved apart, so that groups which
@@ -103,7 +105,7 @@ def improve(stack: Followed, starts: Ends, rounds: int, families: Sequence[int] 
     """
     numbers = families or range(1, starts.objectives.shape[1] + 1)
     family = torch.tensor(numbers, device=starts.objectives.device)
-    teams = _Teams(stack, starts, family % _GROUPS)
+    teams = _Teams(stack, starts, family % _GROUPS, turn)
     for _ in range(rounds):
         if is_over() or not teams.advance():
             break
@@ -115,6 +117,27 @@ def improve(stack: Followed, starts: Ends, rounds: int, families: Sequence[int] 
     alone = family != _RELATED
     met = (met & alone).sum(1) + (met & ~alone).any(1)
     return Population(members, agreed, teams.followed, met)
+
+
+def improve_again(
+    stack: Followed, starts: Ends, rounds: int, families: Sequence[int] = (), enough: int = AGREEING
+) -> Population:
+    """Improve the starts of a problem that is alone, by other draws once more where these differ.
+
+    What was found is sure if the groups of both turns but one have led to it.
+    """
+    first = improve(stack, starts, rounds, families)
+    if bool(first.agreed) or int(first.met) >= enough or is_over():
+        return first
+    again = improve(stack, starts, rounds, families, turn=1)
+    members = distinct(first.members.beside(again.members), first.members.objectives.shape[1])
+    lowest = Ends(*(part[:, :1] for part in members[:3]))
+    both = (Ends(*(part[:, :1] for part in one.members[:3])) for one in (first, again))
+    same = torch.cat([_same(one, lowest) for one in both], 1).all(1)
+    return Population(
+        members, again.agreed & same, first.followed + again.followed,
+        torch.maximum(first.met, again.met),
+    )  # fmt: skip
 
 
 def exchange(stack: Followed, starts: Ends, found: Population) -> Population:
@@ -201,7 +224,7 @@ def follow_starts(
     alone = torch.zeros(len(plans), dtype=torch.int64, device=plans.device)
     ends = stack.follow(alone, plans, plans.new_tensor(first))
     given = Ends(*(part[None] for part in ends))
-    found = improve(stack, given, rounds, families)
+    found = improve_again(stack, given, rounds, families, ways * AGREEING)
     if rounds and (blurred is not None or (checked and bool(found.agreed))):
         found = exchange(stack, given, found)
     members = found.members.alone()
@@ -231,10 +254,10 @@ def name_of(origin: int, labels: Sequence[str]) -> str:
 class _Teams:
     """Two groups of plans for each problem; the rows of one problem's follow each other."""
 
-    def __init__(self, stack: Followed, starts: Ends, group: Tensor) -> None:
+    def __init__(self, stack: Followed, starts: Ends, group: Tensor, turn: int) -> None:
         self.stack = stack
         device, (count, self.starts) = starts.objectives.device, starts.objectives.shape
-        self.generator = torch.Generator("cpu").manual_seed(0)
+        self.generator = torch.Generator("cpu").manual_seed(turn)
         every = torch.arange(self.starts, device=device).expand(count, -1)
         given = Members(*starts, every)
         # a group without starts has none that could agree
