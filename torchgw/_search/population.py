@@ -130,8 +130,7 @@ def improve_again(
     if bool(first.agreed) or int(first.met) >= enough or is_over():
         return first
     again = improve(stack, starts, rounds, families, turn=1)
-    both = first.members.beside(again.members)
-    members = distinct(both, both.objectives.shape[1])
+    members = distinct(first.members.beside(again.members), first.members.objectives.shape[1])
     lowest = Ends(*(part[:, :1] for part in members[:3]))
     each = (Ends(*(part[:, :1] for part in one.members[:3])) for one in (first, again))
     same = torch.cat([_same(one, lowest) for one in each], 1).all(1)
