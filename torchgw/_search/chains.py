@@ -21,7 +21,7 @@ from torchgw._problem.limits import limits_of
 from torchgw._problem.marginals import weigh_alike
 from torchgw._problem.problem import PRICE
 from torchgw._search.beliefs import SEARCH_TRIES, believed_plan, rematched
-from torchgw._search.population import FRESH, follow_starts, improve_again, name_of
+from torchgw._search.population import FRESH, follow_starts, improve, name_of
 from torchgw._search.stack import Stack
 from torchgw._search.tabu import best_matchings, can_exchange
 from torchgw._search.world import World
@@ -116,6 +116,7 @@ class Climb:
     sharpened: bool  # whether the plan is sharpened afterwards
     repair: bool  # whether regions may be wrong
     share: float  # of the longer forecast, if starts do not agree soon; zero says nothing
+    turn: int  # whose draws are made
     edges: tuple[Edges, Edges] | None  # of both sides, along which partners are exchanged
     best: list[Chain] = field(default_factory=list)  # at the target
     behind: list[Chain] = field(default_factory=list)  # that were left on their way
@@ -177,6 +178,7 @@ def climb(
     call: Call = call_directly,
     sides: Sequence[DistanceProvider] = (),
     moves: Sequence[Callable[[Climb], None]] | None = None,
+    turn: int = 0,
 ) -> Climbed:
     """Search all points move by move, down to an epsilon, until what is independent agrees."""
     # At most `count` chains begin near the product plan, none if that is zero; up to `affordable`
@@ -186,11 +188,12 @@ def climb(
     # is over once two starts have the same plan but for its entropy. Regions are only put right if
     # they are to be (`repair`). Plans are followed to their ends on a `stack`, if there is one.
     # All moves take a `share` of the longer forecast, which is said once starts do not agree. The
-    # `sides` are those of the whole problem. All `moves` are made unless some are named.
+    # `sides` are those of the whole problem. All `moves` are made unless some are named. What is
+    # drawn differs from `turn` to turn.
     world = World(coarse, solver, call)
     low, edges = target / coarse.scale, _edges(coarse.problem, sides)
     found = Climb(
-        world, low, count, affordable, guesses, stack, told, sharpened, repair, share, edges
+        world, low, count, affordable, guesses, stack, told, sharpened, repair, share, turn, edges
     )  # fmt: skip
     for move in moves or MOVES:
         if found.agreed or (found.best and is_over()):
@@ -358,7 +361,10 @@ def _from_product(found: Climb) -> None:
         # one chain is needed, to be compared
         some = 1 if is_over() else len(FIRST)
         numbers = range(done, min(count, done + some))
-        fresh = [world.begin(kind, number) for number, kind in zip(numbers, kinds, strict=False)]
+        fresh = [
+            world.begin(kind, found.turn * count + number)
+            for number, kind in zip(numbers, kinds, strict=False)
+        ]
         for ladder in dict.fromkeys(chain.kind.ladder for chain in fresh):
             some_of = [one for one in fresh if one.kind.ladder == ladder]
             world.descend(some_of, ladder, found.level)
@@ -640,7 +646,7 @@ def _by_rounds(found: Climb) -> None:
     if rounds > 0 and some and not stands_out(found.best):
         starts = sorted(found.compared if found.sharp else found.best, key=_objective)
         ends = Ends(*(part[None] for part in ends_of(starts)))
-        improved = improve_again(_Level(world, found.level), ends, rounds)
+        improved = improve(_Level(world, found.level), ends, rounds, turn=found.turn)
         members = improved.members.alone()
         fresh = [
             replace(world.take(name_of(origin, ()), plan), objective=objective, value=value)
@@ -688,6 +694,8 @@ def _to_ends(found: Climb) -> None:
 
 # The starts that know of edges, and those that know of nothing.
 STARTS = _from_graphs, _from_product
+# What is made again by other draws: the others draw nothing.
+AGAIN = _from_product, _by_repair, _by_rounds
 # In the order in which they are made, until what is independent agrees.
 MOVES = (
     _from_graphs, _from_product, _from_guesses, _say_that_starts_differ, _by_exchanges, _by_repair,
