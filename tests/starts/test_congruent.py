@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import torchgw
-from torchgw._starts.guesses import congruent_pairs
+from torchgw._starts.guesses import congruent_pairs, nearest
 
 
 def overlap(seed, n, shared, noise=0.0):
@@ -52,6 +52,25 @@ def test_seeds_of_many_points_lie_in_the_part_that_is_shared():
         found = congruent_pairs(table(x), table(y), (weights, weights), 0.5, 4, generator)
         right.append((found.source[0] == found.target[0] + 75).double().mean())
     assert float(torch.stack(right).mean()) > 0.7
+
+
+def test_some_points_are_told_by_what_surrounds_them_among_all():
+    """Two windows that share half: a third of the spots of one have other neighbours than all."""
+    n, few, right = 180, 60, {True: 0, False: 0}
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        spots = rng.uniform(size=(270, 2)) * [27, 10]
+        spots = spots[spots[:, 0].argsort()]
+        x, y = table(spots[:n] + 0.03 * rng.normal(size=(n, 2))), table(spots[n // 2 :])
+        some = torch.from_numpy(rng.permutation(n)[:few])
+        weights = (torch.full((size,), 1 / size, dtype=torch.float64) for size in (few, n))
+        question = x[some[:, None], some], y, tuple(weights), 0.5, 64
+        around, there = nearest(x, y)
+        for near in (None, (around[some], there)):
+            found = congruent_pairs(*question, torch.Generator("cpu").manual_seed(0), near)
+            pairs = some[found.source] == found.target + n // 2
+            right[near is not None] += int((pairs.double().mean(1) > 0.5).sum())
+    assert right[True] > 5 * right[False] + 10
 
 
 def test_few_points_have_no_seeds():
@@ -143,3 +162,33 @@ def test_spots_that_are_given_in_order_are_looked_at_all_over():
         warnings.simplefilter("ignore", torchgw.SearchWarning)
         found = torchgw.solve(x, y, **options)
     assert found.report.objective <= known.report.objective * (1 + 1e-3)
+
+
+def test_where_a_side_is_free_points_of_both_are_labelled_before_few_are_searched():
+    x, y, partner = part_of_whole(3, 240)
+    options = {"distances": "euclidean", "unbalanced": (float("inf"), 0.0), "random_state": 0}
+    found = torchgw.solve(x, y, **options)
+    assert found.alternatives[0].label.startswith("labels")
+    assert not found.doubt
+    truth = np.zeros((120, 240))
+    truth[np.arange(120), partner] = 1 / 120
+    known = torchgw.solve(x, y, init=truth, **options)
+    assert found.report.objective <= known.report.objective * (1 + 1e-3)
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_a_part_that_lies_in_the_whole_in_two_ways_is_ambiguous(symmetric):
+    rng = np.random.default_rng(5)
+    half = rng.normal(size=(120, 3)) * [2, 1, 1] + [0, 0, 2]
+    whole = np.concatenate([half, half * [1, 1, -1]])
+    if not symmetric:
+        whole = rng.normal(size=(240, 3)) * [2, 1, 1]
+    part = whole[whole[:, 0].argsort()[:120]] + 0.02 * rng.normal(size=(120, 3))
+    options = {"distances": "euclidean", "unbalanced": (float("inf"), 0.0), "random_state": 0}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", torchgw.AmbiguityWarning)
+        found = torchgw.solve(part, whole, **options)
+    assert found.is_ambiguous == symmetric
+    assert (found.ambiguity > 0.9) == symmetric
+    if symmetric:
+        assert len({one.relation for one in found.alternatives}) > 1

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from torchgw._answer.passes import solve_problem
 from torchgw._problem.limits import limits_of
-from torchgw._problem.marginals import MarginalRule
+from torchgw._problem.problem import MarginalRule
 from torchgw._problem.support import most_mass, usable
-from torchgw._solve.outcome import Asked, Outcome, Overlap
+from torchgw._solve.pipeline import Asked, Outcome, Overlap
 from torchgw._solve.state import Recorder
 from torchgw._starts.alternatives import WHY_NO_ELBOW, WHY_TIME, Search
 from torchgw._starts.chain import BETTER

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
 from dataclasses import replace
+from operator import itemgetter
 from time import perf_counter
 from typing import Any, Literal, NamedTuple
 
@@ -18,20 +19,25 @@ from torch import Tensor
 
 from torchgw._gradients.contract import own_value
 from torchgw._problem.limits import limits_of
-from torchgw._problem.marginals import MarginalRule
-from torchgw._problem.problem import Problem
+from torchgw._problem.problem import MarginalRule, Problem
 from torchgw._search.all_points import few_enough, match_edges, repair_found
 from torchgw._search.optima import LEAST_EPSILON
-from torchgw._search.population import improve
 from torchgw._search.stack import Stack, can_stack
-from torchgw._search.tabu import best_matchings, can_exchange, exchange
+from torchgw._search.tabu import best_matchings, exchange
 from torchgw._sinkhorn.annealing import ANNEALING_TOLERANCE
 from torchgw._sinkhorn.choose import choose_backend
 from torchgw._sinkhorn.contract import Backend
-from torchgw._solve.begin import best_found
-from torchgw._solve.guess import Guess, from_alternative
-from torchgw._solve.outcome import Asked, Outcome
-from torchgw._solve.pipeline import WHY_NOT_A_COPY, conclude, follow, solve_once
+from torchgw._solve.begin import best_found, from_alternative
+from torchgw._solve.loop import Guess
+from torchgw._solve.pipeline import (
+    WHY_NOT_A_COPY,
+    Asked,
+    Outcome,
+    conclude,
+    follow,
+    solve_once,
+    strategy_of,
+)
 from torchgw._solve.state import Recorder, Status
 from torchgw._solve.strategy import Strategy
 from torchgw._starts.alternatives import (
@@ -55,9 +61,9 @@ from torchgw._starts.alternatives import (
     sent_apart,
     with_end,
 )
-from torchgw._starts.chain import ALIKE, BETTER, COMPARED_AT, GUESS_EPSILON, Trial
-from torchgw._starts.coarse import CoarseProblem, coarse_problem
-from torchgw._starts.guesses import congruent_pairs
+from torchgw._starts.chain import ALIKE, COMPARED_AT, GUESS_EPSILON, Trial
+from torchgw._starts.coarse import CoarseProblem, can_exchange, coarse_problem
+from torchgw._starts.guesses import congruent_pairs, nearest
 from torchgw._starts.labels import LABELS, POINTS, label_points
 from torchgw._starts.turns import best_turned
 from torchgw._tensors.deadline import is_over, leaves, shorten
@@ -104,8 +110,8 @@ class Rival(NamedTuple):
 class Incumbent:
     """The lowest end that the solves of a problem have come to, and what was found before."""
 
-    def __init__(self, asked: Asked, lowest: Outcome) -> None:
-        self.asked, self.lowest = asked, lowest
+    def __init__(self, asked: Asked, lowest: Outcome, led: "_Led | None" = None) -> None:
+        self.asked, self.lowest, self.led = asked, lowest, led
         self.first = lowest.search  # what the first search has found
         self.moves: Set[str] = {move.what for move in lowest.route.begin}
 
@@ -188,9 +194,13 @@ def solve_problem(asked: Asked, recorder: Recorder) -> Outcome:
     masses_differ = rule is not None and not rule.fixed_mass
     if masses_differ and problem.linear is not None and 0 < problem.alpha < 1:
         return _solve_for_mass(asked, recorder)
+    led, found = _labels(asked, recorder), None
+    if led is not None and led.sure:
+        found = Search(tuple(led.found.values()), math.nan)
     clock = perf_counter()
-    outcome = _solve_searched(asked, recorder)
-    incumbent = Incumbent(asked, outcome)
+    # few points are searched where labels do not agree on what is lowest
+    outcome = _solve_searched(asked._replace(found=found), recorder)
+    incumbent = Incumbent(asked, outcome, led)
     seconds = perf_counter() - clock - recorder.timings.get("multistart", 0.0)
     if asked.options.told == "nothing":
         of_others = incumbent.first, *outcome.route.tried, seconds
@@ -302,60 +312,119 @@ def _from_few(asked: Asked, found: Outcome, search: Search, first: Trial) -> Out
     return _searched_by(search, best, found)
 
 
+class _Led(NamedTuple):
+    """Where labels of few points have led."""
+
+    pairs: "_Pairs"
+    ends: Ends
+    whole: bool  # whether these are all points of weight
+    costs: Tensor  # (k,) of the labels that have led to the ends, the lowest first
+    met: Tensor  # (k,) float64, seeds that have come to each
+    found: dict[int, Alternative]  # the lowest ends that differ, by their places, in order
+
+    def alike(self, plan: Tensor) -> Tensor:
+        """Tell which ends are like a plan of these points, (k,)."""
+        ends = self.ends.plans.flatten(1)
+        return torch.nn.functional.cosine_similarity(ends, plan.flatten(), dim=1) > ALIKE
+
+    def agreeing(self, plan: Tensor) -> int:
+        """Count the seeds that have led to a plan of these points."""
+        return int(self.met[self.alike(plan)].sum())
+
+    def ambiguity(self, plan: Tensor) -> float:
+        """Compare the cost of the labels of a plan with the least of others."""
+        # labels have no entropy, which would be most of both
+        alike = self.alike(plan)
+        own, other = (
+            float(self.costs[some].min()) if bool(some.any()) else math.nan
+            for some in (alike, ~alike)
+        )
+        return 0.0 if math.isnan(other) else own / max(own, other)
+
+    @property
+    def sure(self) -> bool:
+        """Whether few points need not be searched: seeds have met in the lowest end."""
+        # where some points of both sides are left out, others may be, and end lower [L1860]
+        lowest = next(iter(self.found), None)
+        whole = lowest is not None and self.pairs.rule.mass is None
+        enough = limits_of(self.pairs.rows.device).relaxed_met
+        return whole and self.agreeing(self.ends.plans[lowest]) >= enough
+
+
+def _labels(asked: Asked, recorder: Recorder) -> _Led | None:
+    """Follow labels of few points of a relaxed problem; ``None`` if it has none, or no time."""
+    problem, options = asked.problem, asked.options
+    alone = asked.checkpoint is None and options.ranks is None
+    by_default = options.n_init is None and options.search != "fast"
+    if options.rule is None or not (alone and by_default):
+        return None
+    strategy, limits = strategy_of(asked), limits_of(problem.source.device)
+    moves, (n, m) = {move.what for move in strategy.route.begin}, problem.shape
+    # of larger problems some points are looked at
+    whole = n * m <= limits.congruent and can_stack(problem)
+    size = max(n, m) if whole else math.isqrt(limits.congruent)
+    if "pairs" not in moves or not leaves(slowness() * _CONGRUENT * size):
+        return None
+    with recorder.timed("multistart"):
+        assert strategy.soft_rule is not None
+        pairs = _Pairs.of(problem, size, strategy.soft_rule, strategy.mass, strategy)
+        seeds, costs, met = pairs.labelled()
+        if not len(seeds):
+            return _Led(pairs, Ends(seeds, met, met), whole, costs, met, {})
+        ends = pairs.follow(seeds)
+    plans, found = ends.plans.flatten(1), dict[int, Alternative]()
+    alike = torch.nn.functional.cosine_similarity(plans[:, None], plans, dim=2) > ALIKE
+    lowest = float(ends.objectives.min())
+    near = lowest + limits.all_above * abs(lowest)
+    for place, objective in sorted(enumerate(ends.objectives.tolist()), key=itemgetter(1)):
+        # the lowest labels are solved from wherever few iterations have led them [L1862]
+        if (place and objective > near) or bool(alike[place, [*found]].any()):
+            continue
+        plan = ends.plans[place] / ends.plans[place].sum()
+        one = Alternative(objective, f"labels {place + 1}", plan, pairs.rows, pairs.columns, (n, m))
+        found[place] = replace(one, epsilon=0.0) if whole else one
+    return _Led(pairs, ends, whole, costs, met, found)
+
+
 def _from_labels(incumbent: Incumbent) -> None:
     """Solve a relaxed problem from labels of few points, those that end lowest."""
-    strategy, asked = incumbent.lowest.strategy, incumbent.asked
-    problem, rule = asked.problem, asked.options.rule
-    n, m = problem.shape
-    limits, clock = limits_of(problem.source.device), perf_counter()
+    led, problem, rule = incumbent.led, incumbent.asked.problem, incumbent.asked.options.rule
     # smaller problems have begun with them
     if not ("pairs" in incumbent.moves and incumbent.goes_on and incumbent.searched):
         return
-    assert rule is not None
-    # of larger ones some points are looked at
-    whole = n * m <= limits.congruent and can_stack(problem)
-    size = max(n, m) if whole else math.isqrt(limits.congruent)
-    if not leaves(slowness() * _CONGRUENT * size):
+    if led is None:
         incumbent.doubt(WHY_TIME)
+    if led is None or not led.found:
         return
-    with incumbent.lowest.recorder.timed("multistart"):
-        assert strategy.soft_rule is not None
-        pairs = _Pairs.of(problem, size, strategy.soft_rule, strategy.mass, strategy)
-        seeds, met = pairs.labelled()
-        if not len(seeds):
-            return
-        led = pairs.follow(seeds, limits.relaxed_rounds)
-    rows, columns = pairs.rows, pairs.columns
-    order = led.objectives.argsort(stable=True).tolist()
-    objectives, ends = led.objectives.tolist(), led.plans.flatten(1)
-    alike = torch.nn.functional.cosine_similarity(ends[:, None], ends, dim=2) > ALIKE
-    near, found, lower = objectives[order[0]], dict[int, Alternative](), False
-    near += limits.all_above * abs(near)
-    for place in order:
-        if objectives[place] > near or bool(alike[place, [*found]].any()):
-            continue
-        label = f"labels {place + 1}" if place < len(seeds) else "rounds of labels"
-        plan = led.plans[place]
-        one = Alternative(objectives[place], label, plan / plan.sum(), rows, columns, (n, m))
-        found[place] = replace(one, epsilon=0.0) if whole else one
-        # few iterations do not tell where small epsilons end: the best is followed in any case
-        lower |= incumbent.follow_found(found[place], clock)
-    ending, doubt = incumbent.lowest.ending, ""
-    value = incumbent.lowest.value
-    if whole:
-        own, known = ending.plan.to_dense().to(ends)[rows[:, None], columns].flatten(), True
+    assert rule is not None
+    clock, lower = perf_counter(), False
+    # few iterations do not tell where small epsilons end: the best is followed in any case
+    for one in [*led.found.values()][led.sure :]:
+        lower |= incumbent.follow_found(one, clock)
+    ending, doubt, value = incumbent.lowest.ending, "", incumbent.lowest.value
+    rows, columns, ends = led.pairs.rows, led.pairs.columns, led.ends.plans
+    if led.whole:
+        own, known = ending.plan.to_dense().to(ends)[rows[:, None], columns], True
     else:
         # some points have the mass of others in their ends, and their own alone in the whole plan
-        apart = {place: sent_apart(problem, one, ending.plan) for place, one in found.items()}
+        apart = {place: sent_apart(problem, one, ending.plan) for place, one in led.found.items()}
         nearest = min(apart, key=apart.__getitem__)
         own, known = ends[nearest], apart[nearest] <= OTHER
-    agree = torch.nn.functional.cosine_similarity(ends, own, dim=1) > ALIKE
     # few points do not vouch for an optimum that leaves some of them out
-    if not known or int(met[agree[: len(seeds)]].sum()) + (not lower) < limits.relaxed_met:
+    limits = limits_of(problem.source.device)
+    if not known or led.agreeing(own) + (not (led.sure or lower)) < limits.relaxed_met:
         doubt = WHY_RELAXED
-    elif whole and rule.mass is not None and float(led.values.min()) < (1 - AGREED) * value:
+    elif led.whole and rule.mass and float(led.ends.values.min()) < (1 - AGREED) * value:
         doubt = WHY_BLUR
     incumbent.doubt(doubt)
+    search, alike = incumbent.lowest.search, led.alike(own)
+    if led.whole and search is not None:
+        # few points may not have known the others
+        label, objective = search.alternatives[0].label, incumbent.lowest.objective
+        mine = Alternative(objective, label, own / own.sum(), rows, columns, problem.shape)
+        others = (one for place, one in led.found.items() if not bool(alike[place]))
+        incumbent.say(alternatives=(replace(mine, epsilon=0.0), *others))
+    incumbent.say(ambiguity=led.ambiguity(own))
 
 
 class _Pairs(NamedTuple):
@@ -388,42 +457,35 @@ class _Pairs(NamedTuple):
         found = congruent_pairs(x, y, (a, b), self.rule.share, count, generator)
         return found.plans(len(a), len(b))
 
-    def labelled(self) -> tuple[Tensor, Tensor]:
-        """Find plans (k, s, t) by labels of some points of one side; count the seeds of each."""
+    def labelled(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Find plans (k, s, t) by labels of some points of one side, their costs and seeds."""
         device, rule = self.stack.problems.device, self.rule
         # points whose masses are strict are labelled
         turned = math.isinf(rule.rho[1]) and not math.isinf(rule.rho[0])
+        tables = [side.table.double().to(device) for side in self.coarse.sides]
         # where all points are looked at they lie as they were given
         counts = (LABELS, POINTS) if turned else (POINTS, LABELS)
         few = [
-            choose_points(
-                PrecomputedDistance.unchecked(side.table.double().to(device)),
-                side.weights.to(device), count,
-            )
-            for side, count in zip(self.coarse.sides, counts, strict=True)
-        ]  # fmt: skip
-        x, y = few[::-1] if turned else few
-        strict = rule.mass is None and math.inf in rule.rho
+            choose_points(PrecomputedDistance.unchecked(table), side.weights.to(device), count)
+            for table, side, count in zip(tables, self.coarse.sides, counts, strict=True)
+        ]
+        # what surrounds a point is the same within a shared part, but not among some points of it
+        near = [part[side.indices] for part, side in zip(nearest(*tables), few, strict=True)]
+        (x, around), (y, there) = list(zip(few, near, strict=True))[:: -1 if turned else 1]
         generator = torch.Generator("cpu").manual_seed(0)
-        share = 1.0 if strict else rule.share
-        labels = label_points(x.table, y.table, (x.weights, y.weights), share, generator)
+        weights = x.weights, y.weights
+        labels = label_points(x.table, y.table, weights, rule.share, generator, (around, there))
         found = labels.plans(len(y.weights))
         plans = found.new_zeros(len(found), len(self.rows), len(self.columns))
         rows, columns = (side.indices for side in few)
         plans[:, rows[:, None], columns] = found.mT if turned else found
-        return plans, labels.met
+        return plans, labels.costs, labels.met
 
-    def follow(self, plans: Tensor, rounds: int = 0) -> Ends:
-        """Follow plans (k, s, t) to their ends; one more, if `rounds` of kicks find a lower one."""
+    def follow(self, plans: Tensor) -> Ends:
+        """Follow plans (k, s, t) to their ends."""
         device, (count, s, t) = self.stack.problems.device, plans.shape
         alone = torch.zeros(count, dtype=torch.int64, device=device)
         led = self.stack.follow(alone, self.stack.padded(plans.to(device)), _SEEDED)
-        if rounds:
-            better = improve(self.stack, Ends(*(part[None] for part in led)), rounds)
-            lowest, least = better.members.alone(), float(led.objectives.min())
-            if float(lowest.objectives[0]) < least - BETTER * abs(least):
-                pairs = zip(led, lowest, strict=False)
-                led = Ends(*(torch.cat([part, fresh[:1]]) for part, fresh in pairs))
         return led._replace(plans=led.plans[:, :s, :t].to(self.rows.device))
 
 
@@ -452,16 +514,18 @@ def _by_parts(incumbent: Incumbent) -> None:
             images.append(apart / sent.sum(1, keepdim=True))
         apart = torch.cat(images)
         near = torch.softmax(-apart / (_IMAGES * apart.mean()), 1) * weights[:, None]
-        limits, end = limits_of(problem.source.device), pairs.stack.rules.max_iter
-        for most, share in ((1, limits.part_begun), (end, limits.part_ended)):
-            rules = pairs.stack.rules._replace(max_iter=most)
-            stack = replace(pairs.stack, rules=rules)
-            own = pairs._replace(stack=stack).follow(near[None])
-            if float(own.values) >= share * value or is_over():
-                return
-        led = pairs.follow(pairs.seeds(_PART_SEEDS))
-    shape, least = problem.shape, {True: float(own.values), False: math.inf}
-    for end, costs in zip(led.plans, led.values.tolist(), strict=True):
+        limits = limits_of(problem.source.device)
+        stack = replace(pairs.stack, rules=pairs.stack.rules._replace(max_iter=1))
+        begun = pairs._replace(stack=stack).follow(near[None])
+        if float(begun.values) >= limits.part_begun * value or is_over():
+            return
+        # side by side, as five take little longer than one
+        led = pairs.follow(torch.cat([near[None], pairs.seeds(_PART_SEEDS).to(near)]))
+    own, *others = zip(led.plans, led.values.tolist(), strict=True)
+    if own[1] >= limits.part_ended * value:
+        return
+    shape, least = problem.shape, {True: own[1], False: math.inf}
+    for end, costs in others:
         part = Alternative(costs, "part", end / end.sum(), pairs.rows, pairs.columns, shape)
         alike = sent_apart(problem, part, plan) <= OTHER
         least[alike] = min(least[alike], costs)
@@ -492,8 +556,12 @@ def _by_edges(incumbent: Incumbent) -> None:
         )
     if match is None:
         return
-    if match.keeps_more:
-        incumbent.follow_found(match.found, clock)
+    lower = match.keeps_more and incumbent.follow_found(match.found, clock)
+    if not match.of_edges:
+        # other entries have a say too, and vouch for no plan; but starts differ then
+        if lower:
+            incumbent.doubt(WHY_OPEN["auto"].format(count=len(search.trials) + 1))
+        return
     assert incumbent.lowest.search is not None
     doubt = incumbent.lowest.search.doubt
     # a match that is not certain vouches for no plan that came from it

@@ -15,10 +15,10 @@ from torch.special import xlogy
 
 from torchgw._answer.passes import ROUGHLY, solve_problem
 from torchgw._errors import NumericalError
-from torchgw._problem.marginals import is_usable_sum
+from torchgw._problem.problem import is_usable_sum
 from torchgw._sinkhorn.annealing import WINDOW, Anderson
 from torchgw._solve.evaluation import ERRORS
-from torchgw._solve.outcome import Asked, Outcome
+from torchgw._solve.pipeline import Asked, Outcome
 from torchgw._solve.state import Recorder, Status, rounding
 from torchgw._starts.alternatives import Search
 from torchgw._tensors.operations import EQUAL, TINY

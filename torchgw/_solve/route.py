@@ -12,8 +12,8 @@ from typing import NamedTuple
 import torch
 
 from torchgw._errors import UnsupportedError
-from torchgw._gradients.choose import check_products
 from torchgw._problem.limits import LIMITS, Limits
+from torchgw._problem.losses import check_products
 from torchgw._problem.problem import Facts
 from torchgw._sinkhorn.choose import BackendName, skips_tiles
 from torchgw._sinkhorn.contract import Backend
@@ -269,12 +269,12 @@ def choose_dtypes(facts: Facts, name: str, limits: Limits, gradient: str) -> Dty
         return Dtypes(torch.float64, torch.float64, again=False)
     if facts.restricted:
         # float32 has no exact zeros where plans underflow
-        return Dtypes(torch.float32, torch.float64, again=facts.entries <= limits.again)
+        return Dtypes(torch.float32, torch.float64, again=facts.entries <= limits.kept_tables)
     # float32 would leave a plan that is not resolved, and its last linear problem, which takes a
     # few of all iterations, can be solved in float64
     coarse = facts.spread > 0 and rounding(facts.spread, facts.epsilon, torch.float32) > RESOLVED
     if name == "mixed" and ((coarse and gradient == "factored") or facts.entries <= limits.settled):
-        return Dtypes(torch.float32, torch.float64, again=facts.entries <= limits.again)
+        return Dtypes(torch.float32, torch.float64, again=facts.entries <= limits.kept_tables)
     return Dtypes(torch.float32, torch.float32, again=False)
 
 
@@ -536,16 +536,13 @@ MOVES = (
     ),
     Move(
         "pairs", "partners of few points by equal distances, improved and followed, then solves",
-        "with `unbalanced` or `mass`, where few points were searched",
+        "with `unbalanced` or `mass`; few points are searched where it is not sure, or with `mass`",
         lambda facts, options, limits: (
             _searched(facts, options) and options.rule is not None and facts.plain
             and facts.linear is None
             and facts.larger > limits.few_points and limits.stores(facts.n, facts.m)
         ),
-        lambda limits: (
-            f"{limits.kept_tables:,.0f} pairs; some points beyond {limits.congruent:,}"
-            + f"; kicked and mixed for {limits.relaxed_rounds} rounds" * (limits.relaxed_rounds > 0)
-        ),
+        lambda limits: f"{limits.kept_tables:,.0f} pairs; some points beyond {limits.congruent:,}",
     ),
     Move(
         "parts", "85% of the mass matched on a few points, which may leave the plan in doubt",

@@ -22,14 +22,14 @@ from torchgw._sinkhorn.annealing import Annealing
 from torchgw._starts.chain import GUESS_EPSILON
 from torchgw._starts.coarse import AXES, CoarseProblem, centre
 from torchgw._tensors.operations import TINY, categories_at
-from torchgw.distances.profiles import distance_quantiles
-from torchgw.distances.sampling import SpreadPoints
+from torchgw.distances.sampling import SpreadPoints, distance_quantiles
 
 # How far below the target a ladder goes before it comes back, as a share of it. [L281]
 _LADDER = 0.25
-# Pairs of pairs that are drawn; pairs that each grows to; points by which seeds are judged first;
-# and how many times as many seeds grow as are wanted. [L1401]
-_DRAWN, _PAIRS, _PROBES, _GROWN = 2_048, 8, 48, 4
+# Pairs of pairs that are drawn at least, and for each seed that is wanted; pairs that each seed
+# grows to; points by which seeds are judged first; and how many times as many seeds grow as are
+# wanted. [L1401, L1861]
+_DRAWN, _EACH, _PAIRS, _PROBES, _GROWN = 2_048, 32, 8, 48, 4
 # Share of the pairs of target points that counts as being as far apart as a pair of source points,
 # at most. [L1401]
 _WIDEST = 1 / 16
@@ -188,12 +188,14 @@ def congruent_pairs(
     share: float,
     count: int,
     generator: torch.Generator,
+    near: tuple[Tensor, Tensor] | None = None,
 ) -> Congruent:
     """Find few pairs of points at equal distances, those first that most others would agree with.
 
     ``share`` is how much of the source's mass is to find a partner; distances x (n, n), y (m, m)
-    and weights (n,), (m,) are float64 on one device, the generator is of the CPU. None are found
-    between fewer points than pairs.
+    and weights (n,), (m,) are float64 on one device, the generator is of the CPU. Where these are
+    some of more points, ``near`` is what :func:`nearest` has read of all. None are found between
+    fewer points than pairs.
     """
     used, there = (side.nonzero()[:, 0] for side in weights)
     if min(len(used), len(there)) < _PAIRS:
@@ -201,11 +203,17 @@ def congruent_pairs(
         return Congruent(nothing, nothing, x.new_zeros(0))
     dx, dy = x[used[:, None], used], y[there[:, None], there]
     mass = weights[0][used]
-    drawn = _drawn(dx, dy, mass, generator), _alike_nearby(dx, dy, mass, generator)
+    around = nearest(dx, dy) if near is None else (near[0][used], near[1][there])
+    many = max(_DRAWN, _EACH * count)
+    drawn = (
+        _drawn(dx, dy, mass, many, generator),
+        _alike_nearby(dx, dy, around, mass, many, generator),
+    )
     source, target = (torch.cat(parts) for parts in zip(*drawn, strict=True))
     probes = _chosen(mass, min(_PROBES, len(mass)), generator)
     # most disagree with a few of the probes already
-    for some, kept in ((probes[: _PROBES // 4], _DRAWN // 4), (probes, _GROWN * count)):
+    some_kept = (probes[: _PROBES // 4], many // 4), (probes, min(_GROWN * count, _DRAWN // 4))
+    for some, kept in some_kept:
         errors = _trimmed(dx[some], dy, mass[some], source, target, share)
         best = errors.argsort(stable=True)[:kept]
         source, target = source[best], target[best]
@@ -216,11 +224,11 @@ def congruent_pairs(
 
 
 def _drawn(
-    dx: Tensor, dy: Tensor, mass: Tensor, generator: torch.Generator
+    dx: Tensor, dy: Tensor, mass: Tensor, many: int, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
     """Draw pairs of source points, as many that are as far apart, and a third that fits these."""
     n, m, device = len(dx), len(dy), dx.device
-    uniform = torch.rand(5, _DRAWN, device="cpu", generator=generator, dtype=torch.float64)
+    uniform = torch.rand(5, many, device="cpu", generator=generator, dtype=torch.float64)
     uniform = uniform.to(device)
     first, second, third = categories_at(mass, uniform[:3])
     second = torch.where(second == first, (second + 1) % n, second)
@@ -235,28 +243,38 @@ def _drawn(
     one, other = order[place] // m, order[place] % m
     fits = (dx[third, first][:, None] - dy[one]).square_()
     fits += (dx[third, second][:, None] - dy[other]).square_()
-    rows = torch.arange(_DRAWN, device=device)
+    rows = torch.arange(many, device=device)
     fits[rows, one] = fits[rows, other] = torch.inf
     return torch.stack([first, second, third], 1), torch.stack([one, other, fits.argmin(1)], 1)
 
 
+def nearest(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Read how far the points of both sides are from the nearest others, (n, k) and (m, k)."""
+    count = min(_PAIRS, len(x) - 1, len(y) - 1)
+    near, there = (table.sort(1).values[:, 1 : count + 1] for table in (x, y))
+    return near, there
+
+
 def _alike_nearby(
-    dx: Tensor, dy: Tensor, mass: Tensor, generator: torch.Generator
+    dx: Tensor,
+    dy: Tensor,
+    around: tuple[Tensor, Tensor],
+    mass: Tensor,
+    many: int,
+    generator: torch.Generator,
 ) -> tuple[Tensor, Tensor]:
     """Draw source points, partners whose nearest points are as far, and two more pairs that fit."""
     # Among many points few pairs are as far apart as two given ones by no chance; what surrounds a
     # point is left to chance less, and is the same within a shared part but at its rim.
     m, device = len(dy), dx.device
-    count = min(_PAIRS, len(dx) - 1, m - 1)
-    near, there = (table.sort(1).values[:, 1 : count + 1] for table in (dx, dy))
-    unlike = torch.cdist(near, there).square_() / count
-    uniform = torch.rand(4, _DRAWN, device="cpu", generator=generator, dtype=torch.float64)
+    unlike = torch.cdist(*around).square_() / around[0].shape[1]
+    uniform = torch.rand(4, many, device="cpu", generator=generator, dtype=torch.float64)
     uniform = uniform.to(device)
     source = categories_at(mass, uniform[:3]).T
     # how much is alike is not known: partners are drawn from all ranks, those first most often
     rank = torch.exp(uniform[3] * math.log(max(2.0, _WIDEST * m))).long() - 1
     target = unlike.argsort(dim=1, stable=True)[source[:, 0], rank][:, None]
-    rows = torch.arange(_DRAWN, device=device)[:, None]
+    rows = torch.arange(many, device=device)[:, None]
     for place in (1, 2):
         new, before = source[:, place], source[:, :place]
         fits = unlike[new].clone()

@@ -49,13 +49,15 @@ def label_points(
     weights: tuple[Tensor, Tensor],
     share: float,
     generator: torch.Generator,
+    near: tuple[Tensor, Tensor] | None = None,
 ) -> Labelled:
     """Find the labels of lowest cost, from seeds of pairs at equal distances.
 
     ``share`` is how much of the source's mass is to find a partner; distances x (s, s), y (t, t)
-    and weights (s,), (t,) are float64 on one device, the generator is of the CPU.
+    and weights (s,), (t,) are float64 on one device, the generator is of the CPU. What surrounds
+    the points may be ``near``, as for :func:`congruent_pairs`.
     """
-    seeds = congruent_pairs(x, y, weights, share, _SEEDS, generator)
+    seeds = congruent_pairs(x, y, weights, share, _SEEDS, generator, near)
     # which labels cost less is told in float32, and plans are followed in float64
     mass, dx, dy = (part.float() for part in (weights[0], x, y))
     found = [seeds.source.new_zeros(0, len(dx))]
