@@ -166,7 +166,7 @@ class GWLoss(torch.nn.Module):
     --------
     >>> import torch
     >>> from torchgw.losses import GWLoss
-    >>> shape = torch.randn(12, 3, generator=torch.Generator().manual_seed(0))
+    >>> shape = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
     >>> points = torch.nn.Parameter(shape[:, :2].clone())
     >>> loss, optimiser = GWLoss(epsilon=0.1), torch.optim.SGD([points], lr=0.1)
     >>> values = []
