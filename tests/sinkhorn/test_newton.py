@@ -1,7 +1,5 @@
 """Newton steps on small linear problems."""
 
-import threading
-
 import numpy as np
 import pytest
 import torch
@@ -66,31 +64,6 @@ def test_the_error_is_squared(tau):
         after < max(100 * before**2, 1e-14)
         for before, after in zip(errors, errors[1:], strict=False)
     )
-
-
-@pytest.mark.gpu
-def test_steps_on_a_gpu_are_those_of_a_cpu_in_any_thread():
-    """What they solve is made by calls, then recorded, then replayed; a thread may record it."""
-    given, found = slow_problem(epsilon=0.01), []
-    state = loop.sinkhorn(given, None, max_iter=20, tol=0.0).potentials
-    expected = newton_step(given, state)
-    cost, marginals, *rest = given.problem
-    there = DenseCost(cost.matrix.cuda()), Marginals(*(part.cuda() for part in marginals))
-    prepared = EagerBackend().prepare(LinearProblem(*there, *rest))
-    start = Potentials(*(part.cuda() for part in state))
-
-    def step():
-        found.append(newton_step(prepared, start).g)
-
-    step()
-    for _ in range(3):
-        thread = threading.Thread(target=step)
-        thread.start()
-        thread.join()
-    step()
-    assert len(found) == 5
-    for each in found:
-        torch.testing.assert_close(each.cpu(), expected.g, rtol=0, atol=1e-9)
 
 
 def test_points_of_no_weight_stay():

@@ -13,17 +13,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from torchgw._errors import NumericalError
-from torchgw._sinkhorn.contract import Backend, PreparedProblem, Sweep
+from torchgw._sinkhorn.contract import PreparedProblem, Sweep
 from torchgw._sinkhorn.eager import SPARSE, entries_of
 from torchgw._sinkhorn.exact import by_scipy
-from torchgw._sinkhorn.problem import ROUNDINGS, STRICT, Cost, DenseCost, LinearProblem
-from torchgw._tensors.cuda_graphs import Replayer
+from torchgw._sinkhorn.problem import ROUNDINGS, STRICT, DenseCost, LinearProblem
 from torchgw._tensors.deadline import fitting, is_over, step_took
-from torchgw._tensors.operations import EQUAL, inverse
-from torchgw._typing import Marginals, Potentials
+from torchgw._tensors.operations import EQUAL
+from torchgw._typing import Potentials
 
 # Iterations after which a linear problem counts as slow, and the column error from which on a step
 # may lead near its solution. [L443] [L464]
@@ -102,51 +100,23 @@ def newton_step(prepared: PreparedProblem, potentials: Potentials) -> Potentials
        transport. arXiv:1710.06635.
     """
     problem, (f, g) = prepared.problem, potentials
-    if _is_recorded(problem):
-        backend = prepared.backend
-        call = Replayer(g.device, ("newton", type(backend), problem.cost.shape, g.dtype))
-        unit = torch.full((), problem.epsilon, dtype=g.dtype, device=g.device)
-        given = problem.cost, problem.marginals, potentials, unit
-        curvature, missing = call("system", partial(_system_in_units, backend), *given)
-    else:
-        curvature, missing = _system(prepared, potentials)
-    # not recorded: a thread's first factors allocate, which no capture allows [L1847]
-    factor, failed = torch.linalg.cholesky_ex(curvature)
-    step = torch.cholesky_solve(missing[:, None], factor)[:, 0]
-    wrong, size = torch.stack([failed.double(), step.abs().amax()]).tolist()
-    # NaN compares as false
-    if wrong or not size <= LARGEST_STEP:
-        return None
-    return Potentials(f, g + problem.epsilon * step.to(g.dtype))
-
-
-def _is_recorded(problem: LinearProblem) -> bool:
-    """Whether what a step solves is made by a CUDA graph: launches take longer than to run."""
-    return problem.cost.device.type == "cuda" and problem.tau == STRICT
-
-
-def _system_in_units(
-    backend: Backend, cost: Cost, marginals: Marginals, potentials: Potentials, unit: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Do the same in units of epsilon, (), which a graph would take for a constant."""
-    problem = LinearProblem(cost.scaled(inverse(unit)), marginals, 1.0)
-    return _system(backend.prepare(problem), Potentials(*(part / unit for part in potentials)))
-
-
-def _system(prepared: PreparedProblem, potentials: Potentials) -> tuple[Tensor, Tensor]:
-    """Compute the curvature (m, m) over epsilon, and what columns miss, (m,)."""
-    problem = prepared.problem
-    (a, b), tau = problem.marginals, problem.tau
+    a, b = problem.marginals
     plan = prepared.dense(potentials).double()
-    columns, strict, asked = plan.sum(0), tau == STRICT, b
-    if not strict:
-        asked = b * (potentials.g.double() * ((1 - 1 / tau[1]) / problem.epsilon)).exp()
+    columns, tau = plan.sum(0), problem.tau
+    strict = tau == STRICT
+    asked = b if strict else b * (g.double() * ((1 - 1 / tau[1]) / problem.epsilon)).exp()
     rows = a if strict else plan.sum(1)
     # a row of weight zero is zero, and a column of weight zero stays where it is
     shared = plan.T @ (plan * (tau[0] / rows.clamp_min(torch.finfo(a.dtype).tiny))[:, None])
     curvature = (torch.outer(columns, columns) if strict else 0) - shared
     curvature.diagonal().add_((1 + RIDGE) * columns).add_((1 / tau[1] - 1) * asked).add_(b == 0)
-    return curvature, asked - columns
+    factor, failed = torch.linalg.cholesky_ex(curvature)
+    step = torch.cholesky_solve((asked - columns)[:, None], factor)[:, 0]
+    wrong, size = torch.stack([failed.double(), step.abs().amax()]).tolist()
+    # NaN compares as false
+    if wrong or not size <= LARGEST_STEP:
+        return None
+    return Potentials(f, g + problem.epsilon * step.to(g.dtype))
 
 
 def may_be_sharp(prepared: PreparedProblem) -> bool:

@@ -72,9 +72,6 @@ def capture(
     # capture does not allow, and must read nothing back from the device.
     # torch.cuda.graph would also synchronise and give all cached memory back
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.device(stream.device):
-        # each thread has a handle of cuBLAS, which it may not make while it records
-        torch.cuda.current_blas_handle()
     stream.wait_stream(torch.cuda.current_stream(stream.device))
     with _capturing, torch.cuda.stream(stream):
         if generator is not None:
