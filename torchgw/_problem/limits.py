@@ -273,8 +273,8 @@ CUDA = CPU._replace(
     all_rows_points=6_000, dense=40e6, triples=2e9, most_triples=1e11, half=2e6,
     float64=2e6, settled=1e9,
     stored_bytes=2**31, cells=1e11, kept_tables=200e6,
-    chain_products=1.2e13, messages=1e10, walks=5e8, regions=16, few_chains=0, open_chains=16,
-    together=2**28,
+    chain_products=1.2e13, messages=1e10, walks=5e8, regions=16, few_chains=0,
+    open_chains=CPU.chains, together=2**28,
 )  # fmt: skip
 LIMITS = {"cpu": CPU, "cuda": CUDA}
 
