@@ -504,9 +504,11 @@ def _edges(provider: DistanceProvider, given: Geodesics | None) -> Tensor | None
 
 def _that_matter(provider: DistanceProvider) -> Tensor | None:
     """Return how far the entries (n, n) that matter of a table lie from most of the others."""
-    # of graphs they have led chains
+    # of graphs they have led chains, and of few points partners have been exchanged
     table, limits = provider.matrix(), limits_of(provider.device)
-    if table is None or provider.directed or table.numel() > limits.edges or is_sparse(table):
+    if table is None or provider.directed or is_sparse(table):
+        return None
+    if len(table) <= limits.exchanged_points or table.numel() > limits.edges:
         return None
     away = (table - table.median()).abs().fill_diagonal_(0)
     squares, order = away.square().flatten().sort(descending=True)

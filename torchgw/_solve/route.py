@@ -504,7 +504,8 @@ MOVES = (
         lambda limits: f"any number, from {limits.subsample:,.0f} pairs on",
     ),
     Move(
-        "edges", "a match of the edges of two graphs", "where the plan keeps less than 90% of them",
+        "edges", "a match of the edges of two graphs, or of the few entries that matter of tables",
+        "where the plan keeps less than 90% of them",
         lambda facts, options, limits: _follows(facts, options, limits) and facts.hops,
         lambda limits: f"{limits.edges:,} pairs; more where the plan is in doubt",
     ),
