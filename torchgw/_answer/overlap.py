@@ -44,9 +44,14 @@ def solve_overlap(asked: Asked, recorder: Recorder) -> Outcome:
         most = most_mass(support, asked.problem.marginals)
         shares = tuple(share for share in SHARES if share <= most)
     level: float | None = None
-    # a search begins at the mass of the rule and at all of it
-    for first in dict.fromkeys((min(rule.mass, shares[-1]), shares[-1])):
+    # a search begins at the mass of the rule and at all of it; and, where these lead to no clear
+    # break, at half of the first: of more than the overlap another part may match as well [L1865]
+    begun = min(rule.mass, shares[-1])
+    half = next(share for share in shares if share >= begun / 2)
+    for first in dict.fromkeys((begun, shares[-1], half)):
         if ends and is_over():
+            break
+        if first < begun and _elbow(ends, asked.problem.alpha).contrast >= _CLEAR:
             break
         _take(ends, first, solve_problem(_moving(asked, first, level), Recorder()))
         if level is None and asked.options.epsilon == "auto":
