@@ -13,9 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import torchgw
 from torchgw._api import as_arguments
-from torchgw._gradients.choose import make_gradient
 from torchgw._plans.given import StoredPlan
 from torchgw._sinkhorn.problem import DenseCost, FactoredCost
+from torchgw._solve.strategy import make_gradient
 from torchgw._typing import Marginals, Potentials
 
 # Real data beside the checkout; tests that need it are skipped where it is absent.

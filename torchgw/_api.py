@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
@@ -25,12 +25,13 @@ from torchgw._errors import UnsupportedError
 from torchgw._problem.given import Passed, warn_of_angles, with_area, with_relations
 from torchgw._problem.limits import limits_of
 from torchgw._problem.losses import Loss, LossName, check_loss, find_loss
-from torchgw._problem.marginals import check_marginal_rule, divide_by_totals
 from torchgw._problem.named import DistanceName, ScaleName
 from torchgw._problem.problem import (
     Problem,
     check_alpha,
     check_features,
+    check_marginal_rule,
+    divide_by_totals,
     is_fused,
     linear_cost,
     without_structure,
@@ -65,8 +66,7 @@ from torchgw._results.certified import certified_solve, check_covered
 from torchgw._results.handedness import without_reflections
 from torchgw._results.result import GWResult, make_result, warn_of_little_mass
 from torchgw._search.optima import Searched, agreement
-from torchgw._solve.outcome import Asked, Outcome
-from torchgw._solve.pipeline import strategy_of
+from torchgw._solve.pipeline import Asked, Outcome, strategy_of
 from torchgw._solve.route import Route
 from torchgw._solve.state import Checkpoint, Recorder
 from torchgw._solve.state import Options as SolverOptions
@@ -536,7 +536,9 @@ def _running(call: _Call, ranks: Ranks | None) -> Iterator[Recorder]:
     """Set what holds while a call is answered, and yield what records it."""
     asked, device = call.asked, call.device
     first = ranks is None or ranks.rank == 0
-    shown = progress(asked.verbose and first, asked.max_iter, asked.tol, pause=0.0)
+    shown: Any = nullcontext()
+    if asked.verbose and first:
+        shown = progress(True, asked.max_iter, asked.tol, pause=0.0)
     # no graph grows over the iterations, even if tensors of a provider require gradients; and no
     # autocast of the caller rounds products in here
     exactly = torch.autocast(device.type, enabled=False)

@@ -11,10 +11,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from torchgw._batch.costs import AUTO_EPSILON
 from torchgw._batch.engine import run
 from torchgw._batch.follow import Nearby, Place, begin, follow, linearised
-from torchgw._batch.packing import Packed, Stack, make_stack, natural_scale, padded_sizes
+from torchgw._batch.packing import (
+    AUTO_EPSILON,
+    Packed,
+    Stack,
+    make_stack,
+    natural_scale,
+    padded_sizes,
+)
 from torchgw._batch.sweep import exact_rows
 from torchgw._batch.worth import FLAT, Ended, Rules
 from torchgw._boundary.arrays import check_shape
@@ -38,15 +44,16 @@ from torchgw._many.solve_many import Envelope, slopes, solve_batch
 from torchgw._problem.limits import limits_of
 from torchgw._problem.problem import check_alpha
 from torchgw._problem.table import check_options
-from torchgw._tensors.cuda_graphs import (
-    CAPTURED_BYTES,
+from torchgw._tensors.cuda_graphs import CAPTURED_BYTES, Replayer
+from torchgw._tensors.operations import (
+    TINY,
     Call,
-    Replayer,
     call_directly,
     clone,
+    plainly,
+    straight,
     tensors_of,
 )
-from torchgw._tensors.operations import TINY, plainly, straight
 
 __all__ = ["GWLoss"]
 

@@ -176,6 +176,8 @@ def test_points_and_features_by_defaults():
     assert found.converged
     assert 0.5 < found.report.mass < 1
     assert found.report.penalty > 0
+    # what the search of the first penalties has found
+    assert found.alternatives
     moved = found.transform(X[:2], F_new=X[:2, :1])
     np.testing.assert_allclose(moved, found.lazy_plan.barycentric(Y)[:2], atol=1e-6)
 

@@ -10,8 +10,8 @@ import scipy
 import torch
 from problems import random_weights
 
-from torchgw._batch.relaxed import Relaxed, _best_logarithm
-from torchgw._problem.marginals import MarginalRule
+from torchgw._batch.sweep import Relaxed, _best_logarithm
+from torchgw._problem.problem import MarginalRule
 from torchgw._typing import Marginals
 
 N, M = 6, 4
@@ -143,7 +143,7 @@ def test_half_steps_are_those_of_the_definition(name):
     relaxed, rng = stacked(rule), np.random.default_rng(4)
     sums, potential = (torch.from_numpy(rng.random((3, 1, N)) + 0.1) for _ in range(2))
     unit = torch.full((3,), epsilon, dtype=torch.float64)
-    factor = relaxed.scaling(0, a[:, None, :], sums, potential, unit)
+    factor = relaxed.half_step(0, a[:, None, :], potential, unit)(sums)
     used = (a > 0)[:, None, :]
     assert (factor[~used] == 1).all()
     filled = (factor * sums).where(used, 0.0)
@@ -158,3 +158,14 @@ def test_half_steps_are_those_of_the_definition(name):
         after = potential + factor.log()
         strict = potential + (a[:, None, :] / sums).log()
         assert torch.allclose(after[used], tau * strict[used])
+
+
+@pytest.mark.parametrize(
+    ("rule", "share"),
+    [
+        (MarginalRule((math.inf, 0.0)), 1.0), (MarginalRule((0.3, math.inf)), 1.0),
+        (MarginalRule((0.5, 0.3)), 0.5), (MarginalRule(mass=0.6), 0.6),
+    ],
+)  # fmt: skip
+def test_all_of_the_mass_of_a_strict_side_is_sure_to_move(rule, share):
+    assert rule.share == share

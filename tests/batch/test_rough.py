@@ -12,7 +12,7 @@ import torch
 from problems import distance_matrices, random_weights, skip_unless_kernels_run
 
 from torchgw import Status, solve_many
-from torchgw._batch import costs, engine
+from torchgw._batch import engine, packing
 from torchgw._batch.packing import ENDS, Packed, has_triton, pack
 from torchgw._batch.worth import ENDINGS
 from torchgw._sinkhorn import choose
@@ -49,7 +49,7 @@ def first_iterations(problems):
     from torchgw._batch.tile_triton import padded
 
     numbers = torch.arange(len(problems), device=problems.device)
-    linear, target, first, _ = costs.units(problems, numbers)
+    linear, target, first, _ = packing.units(problems, numbers)
     rows, columns = (1 << (size - 1).bit_length() for size in problems.shape)
     sides = (problems.x, rows), (problems.y, columns)
     tables = (
@@ -57,7 +57,7 @@ def first_iterations(problems):
         *(padded(stack.weights, size) for stack, size in sides),
     )
     single = tuple(part.float() for part in tables)
-    noise = padded(costs.start_noise(problems.shape, problems.device), rows, columns)
+    noise = padded(packing.start_noise(problems.shape, problems.device), rows, columns)
     linear = None if linear is None else padded(linear, rows, columns)
     index = problems.i, problems.j
     limits = 100, engine.Rules().objective_tol

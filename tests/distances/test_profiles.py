@@ -6,7 +6,7 @@ from problems import skip_unless_kernels_run
 
 from torchgw.distances import CurvedDistance, PointDistance, PrecomputedDistance
 from torchgw.distances.base import ScaledDistance
-from torchgw.distances.profiles import decays, differences, moments
+from torchgw.distances.sampling import decays, differences, moments
 
 
 def hyperbolic(model, n=70, d=3, curvature=1.0, seed=0):
@@ -27,7 +27,7 @@ def weights(n, seed=1):
 
 @pytest.mark.parametrize("metric", ["euclidean", "stored"])
 def test_sums_are_those_of_the_table(metric, monkeypatch):
-    monkeypatch.setattr("torchgw.distances.profiles._BLOCK_ELEMENTS", {"cpu": 100})
+    monkeypatch.setattr("torchgw.distances.sampling._BLOCK_ELEMENTS", {"cpu": 100})
     points, a = hyperbolic("poincare"), weights(70)
     table = torch.cdist(points, points)
     side = PointDistance(points) if metric == "euclidean" else PrecomputedDistance(table)

@@ -32,6 +32,8 @@ _LINES = "statements", "signatures", "imports", "docstrings", "comments", "blank
 # Files that hold the numbers of paths. A number that a size is compared with anywhere else is to
 # choose between two programs that compute the same, or to say how much is done at once.
 _PATHS = "_problem/limits.py", "_solve/route.py"
+# What is shown and said.
+_SHOWN = "plotting", "cli/", "_boundary/console"
 _ORDERS = ast.Lt, ast.LtE, ast.Gt, ast.GtE
 _ENTERED = """
 import json, sys, warnings
@@ -76,7 +78,10 @@ def constants(text: str) -> dict[str, int]:
             if isinstance(part, ast.Name)
         ]
         if names and all(name.strip("_").isupper() for name in names):
-            found |= dict.fromkeys(names, 0) | {names[0]: _held(node)}
+            # a name for each of several values, or the first for all of them
+            values = getattr(node.value, "elts", [])
+            each = map(_held, values) if len(values) == len(names) > 1 else [_held(node)]
+            found |= dict.fromkeys(names, 0) | dict(zip(names, each, strict=False))
     return found
 
 
@@ -104,8 +109,10 @@ def kinds(texts: dict[str, str]) -> dict[str, list[tuple[str, int]]]:
     Fitted are those that choose a path and those that say how far an algorithm goes.
     """
     found: dict[str, list[tuple[str, int]]] = defaultdict(list)
+    of_all = {name for text in texts.values() for name in set().union(*_sides(text))}
     for path, text in texts.items():
-        sized = set().union(*_sides(text))
+        # other modules may compare what has no underscore
+        own, public = set().union(*_sides(text)), {name for name in of_all if name[0] != "_"}
         for name, count in constants(text).items():
             # the constant, up to the next line without indentation, and the comment above
             line = re.search(rf"^(?:\w+, )*{name}\b.*\n(?:[ )}}\]].*\n)*", text + "\n", re.M)
@@ -117,11 +124,14 @@ def kinds(texts: dict[str, str]) -> dict[str, list[tuple[str, int]]]:
                 kind = "formats, and how much at once"
             elif whole and re.search("triton|/kernels/", path):
                 kind = "shapes of programs on a GPU"
+            elif path.startswith(_SHOWN) or re.search(r'", "|, "\w+"\)', value):
+                # a table of words, such as those of units
+                kind = "formats, and how much at once"
             elif "econds" in told or path in (*_PATHS, "_solve/forecast.py"):
                 kind = "choose a path"
             elif re.search(r"e-(?:[89]|\d\d)|e\d\d|tiny|eps", value) or "rounding" in told:
                 kind = "rounding"
-            elif name in sized:
+            elif name in own or (name in public and "at once" not in told):
                 kind = "choose a path"
             elif re.search(r"\*\*\d|<<", value) or re.search("at once|together|kept|bytes", told):
                 kind = "formats, and how much at once"

@@ -114,7 +114,7 @@ def test_the_structure_is_counted():
     )
     assert found == {
         "how far an algorithm goes": [("a.py: _A", 1)],
-        "rounding": [("a.py: _B", 2)],
+        "rounding": [("a.py: _B", 1), ("a.py: _C", 1)],
         "shapes of programs on a GPU": [("b_triton.py: _FEW", 1)],
     }
 

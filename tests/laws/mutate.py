@@ -5,9 +5,9 @@ the tests of that module are run beside it. Tests that still pass would have not
 mutant has survived. Tests that fail with nothing changed are left out. Mutants are drawn from a
 seed; each outcome is a line of ``--out``. Without a GPU Triton's interpreter runs its kernels.
 
-    python tests/laws/mutate.py --only _batch/relaxed.py --count 10 --seed 3
+    python tests/laws/mutate.py --only _batch/sweep.py --count 10 --seed 3
     python tests/laws/mutate.py --only triton,kernels --slow
-    python tests/laws/mutate.py --show _batch/relaxed.py:3
+    python tests/laws/mutate.py --show _batch/sweep.py:3
 """
 
 from __future__ import annotations
@@ -35,19 +35,17 @@ OTHER_NAMES = {
     "_answer/reduced.py": "laws/test_twins problem/test_preparation",
     "_batch/advance.py": "batch/test_engine many/test_relaxed_many",
     "_batch/anneal_triton.py": "batch/test_rough",
-    "_batch/costs.py": "batch/test_engine batch/test_rough",
     "_batch/finish_triton.py": "batch/test_rough",
     "_batch/half_step_triton.py": "batch/test_half_steps",
     "_batch/inner_triton.py": "batch/test_scaled_kernels batch/test_rough",
     "_batch/newton.py": "batch/test_engine",
-    "_batch/packing.py": "batch/test_engine many/test_solve_many",
+    "_batch/packing.py": "batch/test_engine batch/test_rough many/test_solve_many",
     "_batch/product_triton.py": "batch/test_rough",
     "_batch/programs_triton.py": "batch/test_rough batch/test_relaxed_programs",
-    "_batch/relaxed.py": "batch/test_marginal_rules",
     "_batch/relaxed_triton.py": "batch/test_relaxed_programs",
     "_batch/rough_triton.py": "batch/test_rough",
     "_batch/settle_triton.py": "batch/test_rough",
-    "_batch/sweep.py": "batch/test_engine",
+    "_batch/sweep.py": "batch/test_engine batch/test_marginal_rules",
     "_batch/sweep_triton.py": "batch/test_rough sinkhorn/test_batch_sinkhorn",
     "_batch/tile_triton.py": "batch/test_rough batch/test_half_steps",
     "_batch/worth.py": "batch/test_engine",
@@ -73,12 +71,10 @@ OTHER_NAMES = {
     "_sinkhorn/tiles/prepared.py": "sinkhorn/tiles/test_tiles",
     "_sinkhorn/tiles/tiling.py": "sinkhorn/tiles/test_tiles",
     "_sinkhorn/tiles/triton.py": "sinkhorn/tiles/test_tiles",
-    "_solve/begin.py": "solve/test_solve",
     "_solve/evaluation.py": "laws/test_truth solve/test_solve solve/test_relaxed",
-    "_solve/guess.py": "solve/test_solve",
+    "_solve/begin.py": "solve/test_solve",
     "_solve/loop.py": "solve/test_descent",
-    "_solve/outcome.py": "solve/test_solve solve/test_proximal",
-    "_solve/pipeline.py": "solve/test_solve solve/test_memory",
+    "_solve/pipeline.py": "solve/test_solve solve/test_proximal solve/test_memory",
     "_solve/polish.py": "solve/test_frank_wolfe",
     "_solve/route.py": "solve/test_dispatch",
     "_solve/state.py": "solve/test_checkpoint solve/test_solve solve/test_dispatch",

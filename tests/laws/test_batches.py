@@ -15,12 +15,12 @@ from scipy.spatial.distance import cdist
 
 import torchgw
 from torchgw._batch.packing import Packed
-from torchgw._batch.relaxed import Relaxed
+from torchgw._batch.sweep import Relaxed
 from torchgw._many import search, solver
 from torchgw._many.search import stack_of
 from torchgw._many.solver import Numbers, warn_of_failures
 from torchgw._many.spaces import Shelves, Space
-from torchgw._problem.marginals import MarginalRule
+from torchgw._problem.problem import MarginalRule
 from torchgw._search import population
 from torchgw._search.stack import descend
 from torchgw._typing import Marginals

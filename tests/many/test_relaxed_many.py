@@ -13,7 +13,7 @@ from problems import random_weights, solve_by_name
 from scipy.spatial.distance import cdist
 
 import torchgw
-from torchgw._batch.relaxed import Relaxed, _filled, _within_bounds
+from torchgw._batch.sweep import Relaxed, _filled, _within_bounds
 
 # of one start, whose bits and answers are those of the engine alone; searches have their own tests
 pairwise = partial(torchgw.pairwise, n_init=1)
@@ -166,7 +166,7 @@ def test_pairs_of_unequal_penalties_are_computed_both_ways():
 
 def _filled_on_host(weight, full, mass):
     # the factors are one where there is no weight
-    return _within_bounds(weight, weight, full, mass).where(weight > 0, 0.0)
+    return _within_bounds(weight, full, mass)(weight).where(weight > 0, 0.0)
 
 
 FILLED = pytest.mark.parametrize("filled", [_filled, _filled_on_host])

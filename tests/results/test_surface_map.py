@@ -10,7 +10,7 @@ from torchgw._plans.given import StoredPlan
 from torchgw._problem import limits
 from torchgw._results.maps import _least, map_to_surface
 from torchgw.distances import Surface
-from torchgw.distances.new_points import Space
+from torchgw.distances.points import Space
 
 
 def mesh(n, seed):
@@ -145,7 +145,7 @@ def test_modes_say_nothing_of_other_shapes_of_few_points_and_of_parts(source, ta
 
 def test_matchings_go_by_the_modes_where_these_cost_less(monkeypatch):
     # without the steps that improve matchings of few points
-    monkeypatch.setitem(limits.LIMITS, "cpu", limits.CPU._replace(improved_points=0))
+    monkeypatch.setitem(limits.LIMITS, "cpu", limits.CPU._replace(cubed_points=0))
     source, target = mesh(500, 0), mesh(500, 1)
     nearest = (source[2] @ target[2].T).argmax(1)
     result = torchgw.solve(source[:2], target[:2], init=nearest, n_init=1)

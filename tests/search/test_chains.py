@@ -16,6 +16,7 @@ from benchmarks.solves.first_use import network_pair
 from torchgw import SearchWarning
 from torchgw._errors import PerformanceWarning
 from torchgw._problem.problem import Problem
+from torchgw._search.chains import climb
 from torchgw._search.world import World
 from torchgw._starts.alternatives import all_sent_apart
 from torchgw._starts.chain import FIRST, Chain, agree, chain_products, enough
@@ -96,6 +97,18 @@ def test_the_same_answer_twice():
     x, y = words(80, 0.05)
     values = [torchgw.solve(D_X=x, D_Y=y, random_state=seed).value for seed in (0, 1)]
     assert values[0] == values[1]
+
+
+def test_a_search_follows_nothing_again_that_an_earlier_one_has_followed():
+    whole = coarse_problem(problem_of(*unrelated_tables()), 100)
+    target = 0.0025 * whole.scale
+    few = climb(whole, target, 4, told=True, repair=False)
+    more = climb(whole, target, 8, told=True, repair=False, begun=few.begun)
+    names = [trial.start for trial in more.trials]
+    assert len(set(names)) == len(names)
+    assert {trial.start for trial in few.trials} <= set(names)
+    # an end is kept as it is
+    assert more.trials[0].objective <= few.trials[0].objective
 
 
 def test_disagreement_is_said():

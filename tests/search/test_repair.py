@@ -12,7 +12,7 @@ from torchgw._search.world import World
 from torchgw._sinkhorn.problem import DenseCost
 from torchgw._starts.chain import near
 from torchgw._starts.coarse import coarse_problem
-from torchgw._tensors.cuda_graphs import to_device
+from torchgw._tensors.operations import to_device
 from torchgw._typing import Marginals
 from torchgw.distances import DirectedDistance, PrecomputedDistance
 

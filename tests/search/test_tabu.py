@@ -19,12 +19,12 @@ from torchgw._search.tabu import (
     Sides,
     best_maps,
     best_matchings,
-    can_exchange,
     exchange,
+    matchings_of_many,
     search,
 )
 from torchgw._sinkhorn.problem import DenseCost
-from torchgw._starts.coarse import as_before, coarse_problem, coarsen, cross_terms
+from torchgw._starts.coarse import as_before, can_exchange, coarse_problem, coarsen, cross_terms
 from torchgw._typing import Marginals
 from torchgw.distances import DirectedDistance, PrecomputedDistance
 
@@ -242,6 +242,37 @@ def test_no_matching_is_better(kind, seed):
     assert agreed
     least = float(problem.value(plans_of(every)).min())
     assert float(problem.value(plans_of(found[:1]))[0]) == pytest.approx(least, rel=1e-9)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("linear", [False, True])
+def test_no_matching_of_many_problems_is_better(linear, device):
+    """Of sizes of their own, beside each other; and the bits are those of each alone."""
+    rng, sizes = np.random.default_rng(0), [4, 7, 6, 1, 7]
+    tables = torch.zeros(3, len(sizes), 7, 7, dtype=torch.float64)
+    for number, k in enumerate(sizes):
+        drawn = torch.from_numpy(rng.normal(size=(3, k, k)))
+        tables[:, number, :k, :k] = torch.cat([drawn[:2] + drawn[:2].mT, drawn[2:]])
+    near, far, cost = tables
+
+    def searched(some):
+        near, far, cost = tables[:, some].to(device)
+        used = torch.tensor(sizes[some], device=device)
+        return matchings_of_many(near, far, cost if linear else None, used).cpu()
+
+    found = searched(slice(None))
+    for number, k in enumerate(sizes):
+        every = torch.tensor(list(itertools.permutations(range(k))))
+
+        def values(partners, number=number, k=k):
+            there = far[number][partners[:, :, None], partners[:, None]]
+            alone = cost[number][torch.arange(k), partners].sum(1) if linear else 0
+            return (near[number, :k, :k] * there).sum((1, 2)) + alone
+
+        best = found[number, :, :k]
+        assert bool((best.sort(1).values == torch.arange(k)).all())
+        assert float(values(best)[0]) == pytest.approx(float(values(every).min()), rel=1e-9)
+        torch.testing.assert_close(searched(slice(number, number + 1))[0, :, :k], best)
 
 
 def test_what_is_found_is_distinct_and_the_best_comes_first():

@@ -5,10 +5,10 @@ import pytest
 import torch
 
 import torchgw
-from torchgw._problem.marginals import MarginalRule
-from torchgw._sinkhorn import loop, newton
+from torchgw._problem.problem import MarginalRule
+from torchgw._sinkhorn import loop
 from torchgw._sinkhorn.eager import EagerBackend
-from torchgw._sinkhorn.newton import Plateau, _longest, from_larger_epsilon, newton_step
+from torchgw._sinkhorn.loop import Plateau, _longest, from_larger_epsilon, newton_step
 from torchgw._sinkhorn.problem import STRICT, DenseCost, LinearProblem
 from torchgw._typing import Marginals, Potentials
 
@@ -28,7 +28,7 @@ def slow_problem(n=40, m=50, epsilon=1e-3, tau=STRICT):
 def with_and_without(prepared, monkeypatch, steps, **options):
     """Solve with Newton steps, and without those that a function says to pay."""
     found = loop.sinkhorn(prepared, None, **options)
-    monkeypatch.setattr(newton, steps, lambda _: False)
+    monkeypatch.setattr(loop, steps, lambda _: False)
     plain = loop.sinkhorn(prepared, None, **options)
     assert found.converged
     assert plain.converged
@@ -92,15 +92,15 @@ def test_parts_that_share_nothing_do_not_hinder_a_step():
 def test_other_problems_are_iterated(change):
     prepared = slow_problem()
     problem = prepared.problem
-    assert newton.is_small(prepared)
+    assert loop.is_small(prepared)
     if change == "float32":
         problem = problem._replace(cost=problem.cost.to(torch.float32))
     elif change == "free":
         problem = problem._replace(tau=(0.9, 0.0))
     else:
-        prepared = slow_problem(n=20, m=newton._MOST_POINTS + 1)
+        prepared = slow_problem(n=20, m=loop._MOST_POINTS + 1)
         problem = prepared.problem
-    assert not newton.is_small(EagerBackend().prepare(problem))
+    assert not loop.is_small(EagerBackend().prepare(problem))
 
 
 def clusters(n=310, epsilon=0.004):
@@ -117,8 +117,8 @@ def clusters(n=310, epsilon=0.004):
 
 def test_sharp_plans_in_fewer_iterations(monkeypatch):
     prepared = clusters(epsilon=5e-4)
-    assert newton.may_be_sharp(prepared)
-    monkeypatch.setattr(newton, "SPARSE", 0.6)
+    assert loop.may_be_sharp(prepared)
+    monkeypatch.setattr(loop, "SPARSE", 0.6)
     options = {"max_iter": 20_000, "tol": 1e-9}
     found, plain = with_and_without(prepared, monkeypatch, "may_be_sharp", **options)
     # 120 for 2,120
@@ -130,19 +130,19 @@ def test_sharp_plans_in_fewer_iterations(monkeypatch):
 def test_wide_plans_have_no_few_entries():
     prepared = clusters(epsilon=1.0)
     zero = torch.zeros_like(prepared.problem.marginals.b)
-    assert newton.newton_on_entries(prepared, prepared.half_steps(zero), 1e-9) is None
-    assert not newton.may_be_sharp(slow_problem())
+    assert loop.newton_on_entries(prepared, prepared.half_steps(zero), 1e-9) is None
+    assert not loop.may_be_sharp(slow_problem())
 
 
 def test_steps_on_entries_raise_the_dual_value_and_meet_columns(monkeypatch):
-    monkeypatch.setattr(newton, "SPARSE", 1.0)
+    monkeypatch.setattr(loop, "SPARSE", 1.0)
     prepared = clusters()
     state = prepared.half_steps(torch.zeros_like(prepared.problem.marginals.b))
     a, b = prepared.problem.marginals
     for _ in range(4):
         state = prepared.half_steps(state.g)
     before = Potentials(prepared.softmin_rows(state.g), state.g)
-    after = newton.newton_on_entries(prepared, before, 1e-8)
+    after = loop.newton_on_entries(prepared, before, 1e-8)
     assert a @ after.f + b @ after.g > a @ before.f + b @ before.g
     missing = [(prepared.dense(each).sum(0) - b).abs().sum() for each in (before, after)]
     assert missing[1] < 1e-3 * missing[0]
@@ -155,11 +155,11 @@ def test_penalties_are_the_same_while_epsilon_rises_and_falls(rho):
 
     def solve(at, start, *, max_iter, tol):
         tried.append(at.problem)
-        return newton.SinkhornResult(start, 0.0, 1, converged=len(tried) > 2)
+        return loop.SinkhornResult(start, 0.0, 1, converged=len(tried) > 2)
 
     start = Potentials(*map(torch.zeros_like, problem.marginals))
     given = prepared.backend.prepare(problem)
-    found, used = newton.from_larger_epsilon(given, start, 100, solve, 4.0)
+    found, used = loop.from_larger_epsilon(given, start, 100, solve, 4.0)
     assert found is start
     assert used == len(tried)
     # up until one is solved at once, and down again

@@ -6,7 +6,7 @@ import scipy
 import torch
 
 from torchgw._sinkhorn.eager import EagerBackend
-from torchgw._sinkhorn.newton import FURTHEST
+from torchgw._sinkhorn.loop import FURTHEST
 from torchgw._sinkhorn.partial import device_level, host_level, newton_on_bounds, partial_sinkhorn
 from torchgw._sinkhorn.problem import DenseCost, LinearProblem
 from torchgw._typing import Marginals

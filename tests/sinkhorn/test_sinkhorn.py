@@ -10,7 +10,7 @@ import reference
 import torch
 from problems import linear_problem, quick
 
-from torchgw._sinkhorn import compiled, newton
+from torchgw._sinkhorn import compiled, loop
 from torchgw._sinkhorn.compiled import CompiledBackend
 from torchgw._sinkhorn.contract import softmin_sweep
 from torchgw._sinkhorn.eager import EagerBackend, EagerProblem, sparse_sweeper
@@ -215,8 +215,8 @@ def test_two_points_whose_weights_float32_does_not_hold_have_no_mass(backend, ki
 
 def test_over_relaxation_pays_at_small_epsilon(monkeypatch):
     # by itself
-    monkeypatch.setattr(newton, "_PATIENCE", 10**9)
-    monkeypatch.setattr(newton, "NEWTON_BELOW", 0.0)
+    monkeypatch.setattr(loop, "_PATIENCE", 10**9)
+    monkeypatch.setattr(loop, "NEWTON_BELOW", 0.0)
     x = torch.linspace(0, 1, 60, dtype=torch.float64)[:, None]
     cost = linear_problem(60, 60, 1).factored._replace(
         left=2 * x, right=x**2, row=x[:, 0] ** 2, column=x[:, 0] ** 4

@@ -15,7 +15,6 @@ from sklearn.neighbors import kneighbors_graph
 
 import torchgw
 from benchmarks.quality.problems import PROBLEMS
-from torchgw._gradients.choose import make_gradient
 from torchgw._problem.problem import Problem, stored_matrix
 from torchgw._sinkhorn.annealing import Annealing
 from torchgw._sinkhorn.choose import choose_backend
@@ -24,6 +23,7 @@ from torchgw._sinkhorn.problem import DenseCost, LinearProblem
 from torchgw._solve.loop import Descent, Nesterov, Verdict
 from torchgw._solve.state import Status
 from torchgw._solve.step import Step
+from torchgw._solve.strategy import make_gradient
 from torchgw._typing import Marginals
 from torchgw.distances import PointDistance, PrecomputedDistance
 

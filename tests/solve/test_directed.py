@@ -11,9 +11,9 @@ from problems import check_slopes, dense_and_drawn, solve_by_name
 
 import torchgw
 from torchgw import GraphWarning, InvalidInputError, UnsupportedError
-from torchgw._gradients.choose import make_gradient
 from torchgw._problem.losses import find_loss
 from torchgw._problem.problem import Problem
+from torchgw._solve.strategy import make_gradient
 from torchgw._starts.coarse import coarsen, with_loss
 from torchgw._typing import Marginals
 from torchgw.distances import (

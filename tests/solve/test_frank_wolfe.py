@@ -10,7 +10,7 @@ import torch
 from problems import random_weights
 from scipy.optimize import linprog
 
-from torchgw._problem.marginals import MarginalRule
+from torchgw._problem.problem import MarginalRule
 from torchgw._sinkhorn.exact import LARGE, by_scipy
 from torchgw._solve.polish import (
     _vertices,

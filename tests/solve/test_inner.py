@@ -11,7 +11,7 @@ from problems import solve_by_name
 import torchgw
 from benchmarks.quality.unseen import LOOKED_AT
 from torchgw._sinkhorn.annealing import STUCK
-from torchgw._sinkhorn.newton import SinkhornResult
+from torchgw._sinkhorn.loop import SinkhornResult
 from torchgw._solve.step import ANNEALING_TOLERANCE, Pace, is_behind
 
 

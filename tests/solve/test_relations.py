@@ -10,9 +10,9 @@ from problems import check_slopes, dense_and_drawn
 
 import torchgw
 from torchgw import InvalidInputError, UnsupportedError
-from torchgw._gradients.choose import make_gradient
 from torchgw._problem.losses import find_loss
 from torchgw._problem.problem import Problem
+from torchgw._solve.strategy import make_gradient
 from torchgw._starts.coarse import coarsen, with_loss
 from torchgw._typing import Marginals
 from torchgw.distances import DirectedDistance

@@ -15,7 +15,7 @@ from problems import linear_problem, random_weights, solve_by_name
 
 import torchgw
 from torchgw import InvalidInputError, UnsupportedError
-from torchgw._problem.marginals import quadratic_divergence, relative_entropy
+from torchgw._problem.problem import quadratic_divergence, relative_entropy
 from torchgw._sinkhorn import partial
 from torchgw._sinkhorn.compiled import CompiledBackend
 from torchgw._sinkhorn.contract import softmin_sweep

@@ -427,7 +427,7 @@ def test_results_are_told_apart_and_go_into_sets():
 
 def test_what_float32_leaves_unresolved_is_settled_in_float64(limited):
     # the rules for problems that are too large for anything but float32
-    limited(float64=0, again=0, settled=0)
+    limited(float64=0, kept_tables=0, settled=0)
     x, y = (torch.linspace(0, 1, 150, dtype=torch.float64)[:, None] ** p for p in (1, 1.2))
     given = {"distances": "sqeuclidean", "gradient": "factored", "storage": "streamed"}
     with pytest.warns(ConvergenceWarning):

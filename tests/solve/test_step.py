@@ -11,7 +11,6 @@ from problems import isometric_copy, random_weights, solve_by_name
 from scipy.sparse import csr_matrix
 
 import torchgw
-from torchgw._gradients.choose import make_gradient
 from torchgw._plans.contract import Anchors
 from torchgw._problem.problem import Problem
 from torchgw._sinkhorn.choose import choose_backend
@@ -20,8 +19,9 @@ from torchgw._sinkhorn.problem import DenseCost, LinearProblem
 from torchgw._solve import loop
 from torchgw._solve import step as steps
 from torchgw._solve.step import CapturedStep, Step, choose_step
+from torchgw._solve.strategy import make_gradient
 from torchgw._tensors import cuda_graphs
-from torchgw._tensors.cuda_graphs import clone, tensors_of
+from torchgw._tensors.operations import clone, tensors_of
 from torchgw._typing import Marginals
 from torchgw.distances import CallableDistance, DijkstraDistance, PointDistance
 

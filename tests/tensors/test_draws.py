@@ -11,7 +11,7 @@ from torchgw._tensors.operations import at_even_steps
 
 @pytest.mark.parametrize("count", [1, 40, 99, 100])
 def test_distinct_numbers_are_drawn_alike(monkeypatch, count):
-    monkeypatch.setattr(operations, "_PERMUTED", 10)
+    monkeypatch.setattr(operations, "HOST_DRAWN", 10)
     generator = torch.Generator().manual_seed(0)
     tally = torch.zeros(2, 100)
     for _ in range(400):

@@ -23,7 +23,7 @@ from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw._problem.limits import CPU
 from torchgw._problem.problem import Problem
 from torchgw._sinkhorn.problem import DenseCost
-from torchgw._solve.outcome import Asked, Outcome
+from torchgw._solve.pipeline import Asked, Outcome
 from torchgw._solve.state import Recorder, Status
 from torchgw._starts.alternatives import Search
 from torchgw._tensors.deadline import is_over

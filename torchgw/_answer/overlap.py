@@ -14,9 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchgw._answer.passes import solve_problem
-from torchgw._problem.marginals import MarginalRule
+from torchgw._problem.limits import limits_of
+from torchgw._problem.problem import MarginalRule
 from torchgw._problem.support import most_mass, usable
-from torchgw._solve.outcome import Asked, Outcome, Overlap
+from torchgw._solve.pipeline import Asked, Outcome, Overlap
 from torchgw._solve.state import Recorder
 from torchgw._starts.alternatives import WHY_NO_ELBOW, WHY_TIME, Search
 from torchgw._starts.chain import BETTER
@@ -26,9 +27,8 @@ from torchgw._tensors.deadline import is_over
 SHARES = tuple(k / 20 for k in range(2, 21))
 # Costs that differ by no more than this factor are on one level: all of the mass matches. [L1386]
 _FLAT = 4.0
-# A break is clear if the logarithm rises there by so many times what the two lines leave, which is
-# this at least: where nothing matches costs rise everywhere, and not more evenly. [L1386]
-_CLEAR, _EXACT = 7.5, 0.01
+# What two lines leave of the logarithm at least. [L1386]
+_EXACT = 0.01
 # Costs below this share of the largest are no different from it: logarithms of nothing. [L1386]
 _LEAST = 1e-4
 
@@ -46,12 +46,12 @@ def solve_overlap(asked: Asked, recorder: Recorder) -> Outcome:
     level: float | None = None
     # a search begins at the mass of the rule and at all of it; and, where these lead to no clear
     # break, at half of the first: of more than the overlap another part may match as well [L1865]
-    begun = min(rule.mass, shares[-1])
+    begun, clear = min(rule.mass, shares[-1]), limits_of(asked.problem.source.device).clear_break
     half = next(share for share in shares if share >= begun / 2)
     for first in dict.fromkeys((begun, shares[-1], half)):
         if ends and is_over():
             break
-        if first < begun and _elbow(ends, asked.problem.alpha).contrast >= _CLEAR:
+        if first < begun and _elbow(ends, asked.problem.alpha).contrast >= clear:
             break
         _take(ends, first, solve_problem(_moving(asked, first, level), Recorder()))
         if level is None and asked.options.epsilon == "auto":
@@ -74,7 +74,7 @@ def solve_overlap(asked: Asked, recorder: Recorder) -> Outcome:
     doubt = ""
     if len(ends) < len(shares):
         doubt = WHY_TIME
-    elif found.contrast < _CLEAR:
+    elif found.contrast < clear:
         doubt = WHY_NO_ELBOW.format(share=found.chosen)
     if doubt:
         search = best.search or Search((), math.nan)

@@ -19,19 +19,25 @@ from torch import Tensor
 
 from torchgw._gradients.contract import own_value
 from torchgw._problem.limits import limits_of
-from torchgw._problem.marginals import MarginalRule
-from torchgw._problem.problem import Problem
+from torchgw._problem.problem import MarginalRule, Problem
 from torchgw._search.all_points import few_enough, match_edges, repair_found
 from torchgw._search.optima import LEAST_EPSILON
 from torchgw._search.stack import Stack, can_stack
-from torchgw._search.tabu import best_matchings, can_exchange, exchange
+from torchgw._search.tabu import best_matchings, exchange
 from torchgw._sinkhorn.annealing import ANNEALING_TOLERANCE
 from torchgw._sinkhorn.choose import choose_backend
 from torchgw._sinkhorn.contract import Backend
-from torchgw._solve.begin import best_found
-from torchgw._solve.guess import Guess, from_alternative
-from torchgw._solve.outcome import Asked, Outcome
-from torchgw._solve.pipeline import WHY_NOT_A_COPY, conclude, follow, solve_once, strategy_of
+from torchgw._solve.begin import best_found, from_alternative
+from torchgw._solve.loop import Guess
+from torchgw._solve.pipeline import (
+    WHY_NOT_A_COPY,
+    Asked,
+    Outcome,
+    conclude,
+    follow,
+    solve_once,
+    strategy_of,
+)
 from torchgw._solve.state import Recorder, Status
 from torchgw._solve.strategy import Strategy
 from torchgw._starts.alternatives import (
@@ -46,16 +52,17 @@ from torchgw._starts.alternatives import (
     WHY_RELAXED,
     WHY_TIME,
     Alternative,
+    End,
     Ends,
     Search,
     compare_ends,
     ends_settle,
     entropy,
-    led_by,
     sent_apart,
+    with_end,
 )
 from torchgw._starts.chain import ALIKE, COMPARED_AT, GUESS_EPSILON, STANDS_OUT, Trial
-from torchgw._starts.coarse import CoarseProblem, coarse_problem
+from torchgw._starts.coarse import CoarseProblem, can_exchange, coarse_problem
 from torchgw._starts.guesses import congruent_pairs, nearest
 from torchgw._starts.labels import LABELS, POINTS, label_points
 from torchgw._starts.turns import best_turned
@@ -77,9 +84,8 @@ ROUGHLY = 100
 # the few. [L1205]
 _ALIKE, _ABOVE, _FORGOTTEN = 0.1, 0.015, 3
 # The part of the mass that is matched apart from the rest, on so many points a side, from so many
-# congruent pairs and from images blurred by this share of their distances. A plan is in doubt if
-# less than this share of what the part costs by it is enough for another match of the part. [L1680]
-_PART, _PART_POINTS, _PART_SEEDS, _IMAGES, _OTHERWISE = 0.85, 48, 4, 0.05, 0.95
+# congruent pairs and from images blurred by this share of their distances. [L1680]
+_PART, _PART_POINTS, _PART_SEEDS, _IMAGES = 0.85, 48, 4, 0.05
 # Points whose distances to all others are read at once. A choice.
 _READ = 16
 # What a start is called that is a match of points by their distances to all others.
@@ -89,8 +95,6 @@ _BY_MATCH = "distance distributions of all points"
 _SEEDED = 0.01
 # Seconds in which congruent pairs are found and taken up, for each point. [L1594]
 _CONGRUENT = 0.008
-# Ends with the lowest objective that are enough to be sure of it. [L1401]
-_MET = 2
 # So many steps like the last one may be left of a path at its target. [L1291]
 _STEPS = 10
 
@@ -161,7 +165,7 @@ class Incumbent:
         before = self.lowest
         if not is_over():
             self.lowest = _no_higher_than(before, rival)
-        return self.lowest is not before
+        return self.lowest.ending is not before.ending
 
     def follow_found(self, better: Alternative, clock: float, rival: Rival | None = None) -> bool:
         """Solve from a plan that was searched for since ``clock``, and report that search."""
@@ -343,7 +347,8 @@ class _Led(NamedTuple):
         # where some points of both sides are left out, others may be, and end lower [L1860]
         first = next(iter(self.found), None)
         told = first is not None and (self.pairs.rule.mass is None or _stand_out(self.costs))
-        return told and self.agreeing(self.ends.plans[first]) >= _MET
+        enough = limits_of(self.pairs.rows.device).relaxed_met
+        return told and self.agreeing(self.ends.plans[first]) >= enough
 
 
 def _stand_out(costs: Tensor) -> bool:
@@ -414,18 +419,19 @@ def _from_labels(incumbent: Incumbent) -> None:
         nearest = min(apart, key=apart.__getitem__)
         own, known = ends[nearest], apart[nearest] <= OTHER
     # few points do not vouch for an optimum that leaves some of them out
-    if not known or led.agreeing(own) + (not (led.sure or lower)) < _MET:
+    limits = limits_of(problem.source.device)
+    if not known or led.agreeing(own) + (not (led.sure or lower)) < limits.relaxed_met:
         doubt = WHY_RELAXED
     elif led.whole and rule.mass and float(led.ends.values.min()) < (1 - AGREED) * value:
         doubt = WHY_BLUR
     incumbent.doubt(doubt)
-    search = incumbent.lowest.search
+    search, alike = incumbent.lowest.search, led.alike(own)
     if led.whole and search is not None:
         # few points may not have known the others
-        label, mine = search.alternatives[0].label, incumbent.lowest
-        search = search._replace(alternatives=tuple(led.found.values()))
-        search = led_by(search, problem, mine.plan, mine.objective, label)
-        incumbent.say(alternatives=search.alternatives)
+        label, objective = search.alternatives[0].label, incumbent.lowest.objective
+        mine = Alternative(objective, label, own / own.sum(), rows, columns, problem.shape)
+        others = (one for place, one in led.found.items() if not bool(alike[place]))
+        incumbent.say(alternatives=(replace(mine, epsilon=0.0), *others))
     incumbent.say(ambiguity=led.ambiguity(own))
 
 
@@ -474,11 +480,9 @@ class _Pairs(NamedTuple):
         # what surrounds a point is the same within a shared part, but not among some points of it
         near = [part[side.indices] for part, side in zip(nearest(*tables), few, strict=True)]
         (x, around), (y, there) = list(zip(few, near, strict=True))[:: -1 if turned else 1]
-        strict = rule.mass is None and math.inf in rule.rho
         generator = torch.Generator("cpu").manual_seed(0)
-        share = 1.0 if strict else rule.share
         weights = x.weights, y.weights
-        labels = label_points(x.table, y.table, weights, share, generator, (around, there))
+        labels = label_points(x.table, y.table, weights, rule.share, generator, (around, there))
         found = labels.plans(len(y.weights))
         plans = found.new_zeros(len(found), len(self.rows), len(self.columns))
         rows, columns = (side.indices for side in few)
@@ -518,20 +522,23 @@ def _by_parts(incumbent: Incumbent) -> None:
             images.append(apart / sent.sum(1, keepdim=True))
         apart = torch.cat(images)
         near = torch.softmax(-apart / (_IMAGES * apart.mean()), 1) * weights[:, None]
-        limits, end = limits_of(problem.source.device), pairs.stack.rules.max_iter
-        for most, share in ((1, limits.part_begun), (end, limits.part_ended)):
-            rules = pairs.stack.rules._replace(max_iter=most)
-            stack = replace(pairs.stack, rules=rules)
-            own = pairs._replace(stack=stack).follow(near[None])
-            if float(own.values) >= share * value or is_over():
-                return
-        led = pairs.follow(pairs.seeds(_PART_SEEDS))
-    shape, least = problem.shape, {True: float(own.values), False: math.inf}
-    for end, costs in zip(led.plans, led.values.tolist(), strict=True):
+        limits = limits_of(problem.source.device)
+        stack = replace(pairs.stack, rules=pairs.stack.rules._replace(max_iter=1))
+        begun = pairs._replace(stack=stack).follow(near[None])
+        if float(begun.values) >= limits.part_begun * value or is_over():
+            return
+        # side by side, as five take little longer than one
+        led = pairs.follow(torch.cat([near[None], pairs.seeds(_PART_SEEDS).to(near)]))
+    own, *others = zip(led.plans, led.values.tolist(), strict=True)
+    if own[1] >= limits.part_ended * value:
+        return
+    shape, least = problem.shape, {True: own[1], False: math.inf}
+    for end, costs in others:
         part = Alternative(costs, "part", end / end.sum(), pairs.rows, pairs.columns, shape)
         alike = sent_apart(problem, part, plan) <= OTHER
         least[alike] = min(least[alike], costs)
-    if least[False] < min(limits.part_ended * value, _OTHERWISE * least[True]):
+    enough = min(limits.part_ended * value, limits.part_otherwise * least[True])
+    if least[False] < enough:
         incumbent.say(doubt=WHY_PARTS.format(share=_PART, times=value / least[False]))
 
 
@@ -557,8 +564,12 @@ def _by_edges(incumbent: Incumbent) -> None:
         )
     if match is None:
         return
-    if match.keeps_more:
-        incumbent.follow_found(match.found, clock)
+    lower = match.keeps_more and incumbent.follow_found(match.found, clock)
+    if not match.of_edges:
+        # other entries have a say too, and vouch for no plan; but starts differ then
+        if lower:
+            incumbent.doubt(WHY_OPEN["auto"].format(count=len(search.trials) + 1))
+        return
     assert incumbent.lowest.search is not None
     doubt = incumbent.lowest.search.doubt
     # a match that is not certain vouches for no plan that came from it
@@ -785,7 +796,7 @@ def _told(start: str, outcome: Outcome, seconds: float) -> Trial:
 
 
 def _no_higher_than(searched: Outcome, again: Rival) -> Outcome:
-    """Solve in another way as well, if there was a search, and return what is lower."""
+    """Solve in another way as well, if there was a search; return what is lower, list the other."""
     search, asked, problem = searched.search, again.asked, again.asked.problem
     if search is None or not search.alternatives or searched.ending.status is Status.STOPPED:
         return searched
@@ -809,27 +820,28 @@ def _no_higher_than(searched: Outcome, again: Rival) -> Outcome:
     # a polished plan has its marginals, whether its steps have come to an end or not
     status = other.ending.status
     comparable = status.converged or status is Status.POLISH_LIMIT
-    if not comparable or other.objective >= searched.objective - nothing:
+    if not comparable:
         return searched
+    lower = other.objective < searched.objective - nothing
     found = other.search or Search((), math.nan, doubt=search.doubt)
+    label = found.alternatives[0].label if found.alternatives else again.label
+    told = searched, search.alternatives[0].label
+    both = ((other, label), told) if lower else (told, (other, label))
+    # relaxed plans are listed by their objectives
+    ends = [
+        End(one.ending.plan, one.value if rule is None else one.objective, name)
+        for one, name in both
+    ]
+    search = with_end(search, problem, (ends[0], ends[1]), new=int(not lower))
+    if rule is not None:
+        search = search._replace(ambiguity=math.nan)
+    if not lower:
+        return searched._replace(search=search)
     doubt = found.doubt
     if again.way == "search" and doubt != WHY_NOT_A_COPY:
         # the longer search has ended at another plan
         doubt = WHY_OPEN["thorough"].format(count=len(search.trials))
-    label = found.alternatives[0].label if found.alternatives else again.label
-    plan = other.ending.plan.to_dense()
-    if rule is not None:
-        # optima are listed by their objectives and at a mass of one
-        search = led_by(search, problem, plan / plan.sum(), other.objective, label)
-        search = search._replace(ambiguity=math.nan, doubt=doubt)
-        return other._replace(search=search, recorder=aside)
-    # what is said of the plan itself: it stands beside the other one, not beside the rough plan
-    # that the other began from
-    first, *others = search.alternatives
-    first = replace(first, value=searched.value)
-    search = search._replace(alternatives=(first, *others))
-    search = led_by(search, problem, plan, other.value, label)._replace(doubt=doubt)
-    return other._replace(search=search, recorder=aside)
+    return other._replace(search=search._replace(doubt=doubt), recorder=aside)
 
 
 def _costs_nothing(outcome: Outcome) -> bool:

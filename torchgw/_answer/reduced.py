@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from torchgw._errors import InvalidInputError, UnsupportedError
-from torchgw._gradients.choose import make_gradient
 from torchgw._gradients.contract import Coupling, Gradient, Linearised, QuadraticValue
 from torchgw._plans.given import PairPlan, StoredPlan
 from torchgw._plans.paired import PairedPlan
@@ -16,10 +15,12 @@ from torchgw._plans.transport import TransportPlan
 from torchgw._problem.limits import limits_of
 from torchgw._problem.reduction import Reduction
 from torchgw._sinkhorn.problem import Cost, DenseCost, softmin
+from torchgw._solve.begin import read_init
 from torchgw._solve.evaluation import Evaluation, factored_linear
-from torchgw._solve.guess import Guess, read_init
-from torchgw._solve.outcome import Asked, Outcome
+from torchgw._solve.loop import Guess
+from torchgw._solve.pipeline import Asked, Outcome
 from torchgw._solve.route import Route
+from torchgw._solve.strategy import make_gradient
 from torchgw._starts.alternatives import Search
 from torchgw._typing import Marginals, Potentials
 from torchgw.distances.base import both_ways

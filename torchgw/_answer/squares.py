@@ -15,11 +15,12 @@ from torch.special import xlogy
 
 from torchgw._answer.passes import ROUGHLY, solve_problem
 from torchgw._errors import NumericalError
-from torchgw._problem.marginals import is_usable_sum
+from torchgw._problem.problem import is_usable_sum
 from torchgw._sinkhorn.annealing import WINDOW, Anderson
 from torchgw._solve.evaluation import ERRORS
-from torchgw._solve.outcome import Asked, Outcome
+from torchgw._solve.pipeline import Asked, Outcome
 from torchgw._solve.state import Recorder, Status, rounding
+from torchgw._starts.alternatives import Search
 from torchgw._tensors.operations import EQUAL, TINY
 from torchgw._typing import Marginals, Potentials
 
@@ -43,6 +44,7 @@ def solve_squares(asked: Asked, recorder: Recorder) -> Outcome:
     point, far, mixer, firm = torch.cat(given), False, Anderson(), 1.0
     best: Outcome | None = None
     idle, last, stretch = 0, math.inf, 0.0
+    search: Search | None = None
     for _ in range(_MOST):
         totals = [_usable(float(stand.weights.sum())) for stand in stands]
         weights = [stand.weights / total for stand, total in zip(stands, totals, strict=True)]
@@ -56,7 +58,10 @@ def solve_squares(asked: Asked, recorder: Recorder) -> Outcome:
             ),
             recorder,
         )
+        # of the first penalties; the others begin where those ended
+        search = search or outcome.search
         outcome = _as_asked(outcome, rule.rho, given, stands, problem.marginals)
+        outcome = outcome._replace(search=search)
         ending, found = outcome.ending, torch.cat(outcome.ending.evaluation.masses)
         if ending.status is Status.STOPPED:
             return outcome

@@ -9,18 +9,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchgw._batch.costs import (
+from torchgw._batch.packing import (
     AUTO_EPSILON,
+    Packed,
     cross_product,
     first_rows,
     gradient,
+    natural_scale,
     start_noise,
     units,
     whole,
 )
-from torchgw._batch.packing import Packed, natural_scale
-from torchgw._batch.relaxed import Relaxed, Settled
-from torchgw._batch.sweep import BUDGET, DECAY, FAR, exact_rows
+from torchgw._batch.sweep import BUDGET, DECAY, FAR, Relaxed, Settled, exact_rows
 from torchgw._batch.worth import (
     CONVERGED,
     FLAT,
@@ -138,16 +138,19 @@ def enter(problems: Packed, numbers: Tensor) -> Pool:
     zero, count = torch.zeros_like(alpha), torch.zeros_like(i)
     point = a[:, :, None] * b[:, None, :]
     g = torch.zeros_like(b)
-    noise = start_noise(problems.shape, problems.device)
-    cost = gradient(cross_product(x, y, point * noise), alpha, None)
+    chosen = None
     if problems.begin is not None:
         given, chosen = problems.begin(numbers)
-        cost = torch.where(chosen[:, None, None], given * alpha[:, None, None], cost)
+        cost = given * alpha[:, None, None]
+    if chosen is None or not bool(chosen.all()):
+        noise = start_noise(problems.shape, problems.device)
+        product = gradient(cross_product(x, y, point * noise), alpha, None)
+        cost = product if chosen is None else torch.where(chosen[:, None, None], cost, product)
     if linear is not None:
         cost += linear
     f_next = exact_rows(cost, b, g, epsilon)
     tol, budget = torch.full_like(alpha, ANNEALING_TOLERANCE), torch.full_like(i, BUDGET)
-    if problems.begin is not None:
+    if chosen is not None:
         begun = chosen & (epsilon <= target)
         tol[begun], budget[begun] = _BEGUN_TOLERANCE, _BEGUN_BUDGET
         # columns that no row prefers are beyond what exponents of a sweep are kept within

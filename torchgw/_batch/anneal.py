@@ -10,11 +10,10 @@ import math
 import torch
 from torch import Tensor
 
-from torchgw._batch.costs import start_noise, units
 from torchgw._batch.engine import FEWEST, POOL_ENTRIES
 from torchgw._batch.follow import Nearby, linearised, objective
 from torchgw._batch.newton import newton_step
-from torchgw._batch.packing import Packed
+from torchgw._batch.packing import Packed, start_noise, units
 from torchgw._batch.sweep import DECAY, exact_rows, sweep
 
 # Exponents of a plan, less the largest of its row, that float32 holds in sums and ratios of two

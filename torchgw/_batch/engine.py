@@ -18,8 +18,7 @@ from torchgw._batch.newton import newton_step
 from torchgw._batch.packing import Packed, may_begin, on_chip
 from torchgw._batch.sweep import TICK, next_relaxation, sweep
 from torchgw._batch.worth import Ended, Found, Rules
-from torchgw._sinkhorn.loop import MOST_RESTARTS, MOST_ROUNDING
-from torchgw._sinkhorn.newton import NEWTON_BELOW
+from torchgw._sinkhorn.loop import MOST_RESTARTS, MOST_ROUNDING, NEWTON_BELOW
 from torchgw._sinkhorn.partial import newton_on_bounds
 from torchgw._tensors.deadline import is_over
 

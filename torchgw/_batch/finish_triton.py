@@ -12,9 +12,8 @@ import triton.language as tl
 
 from torchgw._batch.inner_triton import solved
 from torchgw._batch.packing import Warm
-from torchgw._batch.relaxed import LARGEST_EXPONENT
 from torchgw._batch.rough_triton import NEAR, REGISTERS, falls
-from torchgw._batch.sweep import TICK
+from torchgw._batch.sweep import LARGEST_EXPONENT, TICK
 from torchgw._batch.tile_triton import (
     by_columns,
     by_rows,

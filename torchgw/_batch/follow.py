@@ -12,9 +12,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgw._batch.costs import cross_product, gradient
 from torchgw._batch.newton import column_step
-from torchgw._batch.relaxed import LARGEST_EXPONENT
+from torchgw._batch.packing import cross_product, gradient
+from torchgw._batch.sweep import LARGEST_EXPONENT
 from torchgw._batch.worth import own_squares
 from torchgw._tensors.operations import TINY
 

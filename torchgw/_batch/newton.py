@@ -5,8 +5,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgw._batch.costs import products
-from torchgw._sinkhorn.newton import LARGEST_STEP
+from torchgw._batch.packing import products
+from torchgw._sinkhorn.loop import LARGEST_STEP
 
 # Ridge against rounding: the share of the mass of a column that is added to its second derivative.
 # [L464]
@@ -23,7 +23,7 @@ class NewtonStep(NamedTuple):
 
 def newton_step(plan: Tensor, a: Tensor, b: Tensor) -> NewtonStep:
     """Take steps of the dual in g from at least two plans (k, n, m) with row masses a (k, n)."""
-    # one plan alone would have other bits; for a single problem see `_sinkhorn/newton.py`
+    # one plan alone would have other bits; for a single problem see `_sinkhorn/loop.py`
     columns, light = plan.sum(1), torch.where(a > 0, a, 1.0)
     step, taken = column_step(plan, light, columns, b, (b == 0).to(b.dtype))
     sums = (plan * step.exp()[:, None, :]).sum(2)

@@ -6,13 +6,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgw._batch.costs import start_noise, units
 from torchgw._batch.finish_triton import Finished, finish
-from torchgw._batch.packing import ENDS, Packed, Stack
-from torchgw._batch.relaxed import Relaxed
+from torchgw._batch.packing import ENDS, Packed, Stack, start_noise, units
 from torchgw._batch.relaxed_triton import Eased, ease
 from torchgw._batch.rough_triton import rough
 from torchgw._batch.settle_triton import settle
+from torchgw._batch.sweep import Relaxed
 from torchgw._batch.tile_triton import padded
 from torchgw._batch.worth import Ended, Finish, Found, Rules, Terms, found_numbers, of_mass
 from torchgw._batch.worth_triton import Worth, worth

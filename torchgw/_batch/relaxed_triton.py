@@ -20,7 +20,6 @@ from torchgw._batch.half_step_triton import (
     through,
 )
 from torchgw._batch.inner_triton import invert, stepped
-from torchgw._batch.relaxed import Relaxed
 from torchgw._batch.rough_triton import (
     CHUNK,
     DAMPING,
@@ -32,7 +31,7 @@ from torchgw._batch.rough_triton import (
     WIDE_CHUNK,
     halved,
 )
-from torchgw._batch.sweep import BUDGET, DECAY
+from torchgw._batch.sweep import BUDGET, DECAY, Relaxed
 from torchgw._batch.sweep_triton import keeps_falling, next_relaxation
 from torchgw._batch.tile_triton import (
     by_columns,

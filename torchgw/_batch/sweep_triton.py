@@ -10,8 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from torchgw._batch.relaxed import LARGEST_EXPONENT
-from torchgw._batch.sweep import TICK
+from torchgw._batch.sweep import LARGEST_EXPONENT, TICK
 from torchgw._tensors.ahead import launch
 
 # Entries of a plan for each warp, and columns of a block: eight threads by two. [L402]

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgw._batch.relaxed import Relaxed, Settled
+from torchgw._batch.sweep import Relaxed, Settled
 from torchgw._sinkhorn.annealing import (
     CONTRADICTION,
     SETTLING,

@@ -25,9 +25,10 @@ _PLAN_TOLERANCE = 1e-3
 _LARGEST_ENTRY = 1e15
 # So many numbers are checked or compared at a time, as a copy of all may not fit. A choice. [L852]
 BLOCK = 2**22
-# Up to so many numbers on a GPU are copied to the host to be checked: the code that would check
-# them there takes longer to load. A choice. [L930]
-_FEW = 2**17
+# Up to so many numbers on a GPU are copied to the host to be checked, as the code that would check
+# them takes longer to load, or to be solved with: each iteration would take sixty launches.
+# [L548, L930]
+FEW_NUMBERS = 2**17
 # Devices on which every path is tested. Others lack float64 or a random generator.
 _DEVICE_TYPES = ("cpu", "cuda")
 
@@ -363,7 +364,7 @@ def _largest(tensor: Tensor) -> float:
     """Find the largest magnitude, NaN or infinite if an entry is, in one pass."""
     if not tensor.numel():
         return 0.0
-    if tensor.numel() <= _FEW:
+    if tensor.numel() <= FEW_NUMBERS:
         tensor = tensor.cpu()
     low, high = torch.stack(torch.aminmax(tensor)).tolist()
     return float(max(-low, high))

@@ -151,7 +151,7 @@ class CuttingPlanes:
                 [away[near].T, np.full(len(near), np.abs(away[near]).max(initial=0.0) or 1.0)]
             )
             right = np.append(np.zeros(len(slope)), sums[-1, 0])
-            shares = np.linalg.lstsq(sums, right)[0].clip(min=0)
+            shares = np.linalg.lstsq(sums, right, rcond=None)[0].clip(min=0)
             near_prices = np.array([self._prices[k] for k in near])
             self._transport.prices = shares @ near_prices / (shares.sum() or 1.0)
         plan, f, height = self._transport.reach(cost, floor, enough)

@@ -18,7 +18,7 @@ from torchgw._derivatives.krylov import MOST_PRODUCTS, gmres
 from torchgw._derivatives.loss import Solved, System, derivatives
 from torchgw._derivatives.tracked import Model
 from torchgw._errors import ConvergenceWarning, warn_user
-from torchgw._problem.marginals import MarginalRule
+from torchgw._problem.problem import MarginalRule
 from torchgw._tensors.operations import EQUAL
 
 # Smaller entries are zero in every sum, but would be divided by. [L492]

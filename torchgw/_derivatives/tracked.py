@@ -18,17 +18,16 @@ from torch.utils.checkpoint import checkpoint
 from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw._problem.limits import limits_of
 from torchgw._problem.losses import Loss
-from torchgw._problem.marginals import MarginalRule
 from torchgw._problem.named import ScaleName
-from torchgw._problem.problem import FeatureMetric, Problem, feature_cost
+from torchgw._problem.problem import FeatureMetric, MarginalRule, Problem, feature_cost
 from torchgw._problem.table import Differentiable
 from torchgw._sinkhorn.problem import Cost, DenseCost
 from torchgw._solve.state import Options
 from torchgw._typing import Marginals
 from torchgw.distances.base import BLOCK_ENTRIES, DistanceProvider, both_ways
-from torchgw.distances.curved import CurvedDistance, CurvedModel
+from torchgw.distances.curved import CurvedDistance
 from torchgw.distances.landmark import LandmarkDistance, NystromDistance
-from torchgw.distances.points import PointDistance
+from torchgw.distances.points import CurvedModel, PointDistance
 from torchgw.distances.precomputed import DirectedDistance, PrecomputedDistance
 
 

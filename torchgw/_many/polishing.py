@@ -7,7 +7,7 @@ from torch import Tensor
 
 from torchgw._batch.worth import Terms
 from torchgw._many.questions import Questions
-from torchgw._problem.marginals import MarginalRule, check_marginal_rule
+from torchgw._problem.problem import MarginalRule, check_marginal_rule
 from torchgw._search.tabu import exchange
 from torchgw._sinkhorn.annealing import VALUE_ROUNDING
 from torchgw._solve.polish import descend

@@ -18,8 +18,7 @@ from torchgw._boundary.arrays import to_numpy
 from torchgw._boundary.cache import content_key
 from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw._many.spaces import Shelves, Space, per_problem
-from torchgw._problem.marginals import MarginalRule, check_marginal_rule
-from torchgw._problem.problem import check_alpha
+from torchgw._problem.problem import MarginalRule, check_alpha, check_marginal_rule
 from torchgw._problem.table import check_options
 from torchgw._solve.polish import can_polish, check_polish
 from torchgw._tensors.operations import straight

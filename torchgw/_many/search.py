@@ -9,22 +9,23 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgw._batch.costs import products, units
-from torchgw._batch.packing import Packed, natural_scale
+from torchgw._batch.packing import Packed, inside_of, natural_scale, products, units
 from torchgw._batch.worth import own_squares
 from torchgw._many.spaces import Shelves
 from torchgw._search.optima import LEAST_EPSILON
 from torchgw._search.population import Members, exchange, improve
 from torchgw._search.stack import Stack, neighbourhoods
-from torchgw._search.tabu import has_maps, maps_where_free
+from torchgw._search.tabu import has_maps, maps_where_free, matchings_of_many
 from torchgw._starts.alternatives import OTHER, Ends
 from torchgw._starts.chain import AGREEING, GUESS_EPSILON, STANDS_OUT
 from torchgw._starts.coarse import SQUARE_OF_FLOAT32
-from torchgw._tensors.operations import straight, sums_of
+from torchgw._tensors.operations import EQUAL, straight, sums_of
 
 # Starts by random mixtures of quantiles of distances; random costs, at most, and entries of them;
 # and rounds that improve the best of all starts, at most. [L1311]
 _MIXTURES, _RANDOM, _RANDOM_ENTRIES, _ROUNDS = 7, 48, 2**14, 6
+# Matchings that are followed. [L1850]
+_MATCHINGS = 8
 # Optima of a search from which solves go on: those within this share of the lowest. [L1311]
 _NEAR = 2e-3
 
@@ -132,6 +133,8 @@ def search(stack: Stack, starts: Starts, plans: Tensor) -> Searched:
         more = torch.cat([strict_plans, balls], 1)
         groups.append(stack.follow(every.repeat_interleave(more.shape[1]), more.flatten(0, 1)))
         groups += _maps(stack, plans)
+    else:
+        groups += _matchings(stack, every)
     ends = Ends(
         *(
             torch.cat([part.view(count, -1, *part.shape[1:]) for part in parts], 1)
@@ -147,6 +150,35 @@ def search(stack: Stack, starts: Starts, plans: Tensor) -> Searched:
         certain = found.met >= 2 * AGREEING
     certain |= ambiguity < STANDS_OUT
     return Searched(found.members, ambiguity, ~certain)
+
+
+def _matchings(stack: Stack, every: Tensor) -> list[Ends]:
+    """Follow the best matchings (B, k) of the problems whose points weigh alike."""
+    # As a search of one problem does; the others have no such end, and an infinite objective there.
+    problems = stack.problems
+    (x, y), weights = stack.tables(every), stack.weights(every)
+    n, sizes = x.shape[1], stack.rows(every)
+    if weights[0].shape != weights[1].shape:
+        return []
+    alike = sizes == problems.y.sizes[problems.j]
+    for side in weights:
+        other = (side * sizes[:, None] - 1).abs() > EQUAL
+        alike &= ~(other & inside_of(n, sizes)).any(1)
+    which = alike.nonzero()[:, 0]
+    if not len(which):
+        return []
+    few, linear = sizes[which], units(problems, which)[0]
+    near = (-2 * problems.alpha[which] / few.square())[:, None, None] * x[which]
+    linear = None if linear is None else linear / few[:, None, None]
+    partners = matchings_of_many(near, y[which], linear, few)[:, :_MATCHINGS]
+    matched = torch.nn.functional.one_hot(partners, n) * weights[0][which, None, :, None]
+    plans = x.new_zeros(len(every), _MATCHINGS, n, n)
+    nowhere = x.new_full(plans.shape[:2], math.inf)
+    ends = Ends(plans, nowhere, nowhere.clone())
+    led = stack.follow(which.repeat_interleave(_MATCHINGS), matched.flatten(0, 1))
+    for part, mine in zip(ends, led, strict=True):
+        part[which] = mine.view(len(which), *part.shape[1:])
+    return [Ends(*(part.flatten(0, 1) for part in ends))]
 
 
 def _maps(stack: Stack, plans: Tensor) -> list[Ends]:

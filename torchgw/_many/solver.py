@@ -15,7 +15,7 @@ from torch import Tensor
 from torchgw._api import solve
 from torchgw._batch.engine import Solved, run
 from torchgw._batch.packing import LARGEST, Packed, inside_of, natural_scale, repad
-from torchgw._batch.relaxed import Relaxed
+from torchgw._batch.sweep import Relaxed
 from torchgw._batch.worth import ENDINGS, Ended, Rules, meets
 from torchgw._boundary.checks import first_of
 from torchgw._errors import ConvergenceWarning, SearchWarning, warn_user

@@ -23,7 +23,7 @@ from torchgw._problem.table import check_options
 from torchgw._starts.coarse import AXES
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.points import ANGLES, unit_vectors
-from torchgw.distances.profiles import distance_quantiles
+from torchgw.distances.sampling import distance_quantiles
 from torchgw.distances.surface import Surface
 
 # What users call the lists beside the spaces, by side.

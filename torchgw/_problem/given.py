@@ -24,7 +24,7 @@ from torchgw._tensors.machine import fits, free_memory
 from torchgw._tensors.operations import at_even_steps
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.geodesics import Geodesics
-from torchgw.distances.new_points import Space
+from torchgw.distances.points import Space
 from torchgw.distances.precomputed import DirectedDistance, PrecomputedDistance, are_tables
 from torchgw.distances.surface import Surface, as_surface
 
@@ -219,7 +219,7 @@ def are_copies(problem: Problem) -> bool:
     """Tell whether weights and distances of both spaces are the same, by weighted eigenvalues."""
     sides = problem.sides
     a, b = problem.marginals
-    many = len(a) > limits_of(a.device).compared_points
+    many = len(a) > limits_of(a.device).cubed_points
     if len(a) != len(b) or many or not all(side.cheap_columns for side in sides):
         return False
     if not torch.allclose(a.sort().values, b.sort().values, rtol=SAME_DISTANCE, atol=0):

@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import torch
 
+from torchgw.distances.sampling import SAME_POINTS
+
 
 class Limits(NamedTuple):
     """Where paths part; entries are pairs of points, n m, unless something else is said."""
@@ -42,12 +44,10 @@ class Limits(NamedTuple):
     # [L298]
     half: float
 
-    # Precision. Entries up to which float64 throughout costs less than settling in it; up to which
-    # a mixed solve goes on in float64 once float32 has settled; and up to which marginals settle
-    # in float64 whatever its rounding, and those that may hold mass are listed where a table of all
-    # is not kept: some 80 bytes each. [L89, L296, L1459]
+    # Precision. Entries up to which float64 throughout costs less than settling in it; and up to
+    # which marginals settle in float64 whatever its rounding, and those that may hold mass are
+    # listed where a table of all is not kept: some 80 bytes each. [L89, L1459]
     float64: float
-    again: float
     settled: float
 
     # Storage. Bytes of a cost up to which it is stored where that is faster: the memory of
@@ -61,7 +61,8 @@ class Limits(NamedTuple):
     # fixed point. [L424]
     precise_cells: int
     # Entries of a table that no factors stand for up to which it is kept: Euclidean distances
-    # between features, densities of plans that derivatives read again and again. [L266, L273]
+    # between features, densities of plans that derivatives read again and again. Up to as many a
+    # mixed solve goes on in float64 once float32 has settled. [L266, L273, L296]
     kept_tables: float
 
     # Ends. Entries up to which linear problems are solved exactly unless that is refused: those of
@@ -105,10 +106,10 @@ class Limits(NamedTuple):
     followed: float
     few_above: float
     all_above: float
-    # Chains of a search and of a thorough one; the fewest that are worth while; and multiplications
-    # that all may take, which are so many times as many in a thorough search. [L331]
+    # Chains of a search; the fewest that are worth while; multiplications that all may take; and
+    # how many times as many chains a thorough search has, each of which may take as much more.
+    # [L331]
     chains: int
-    thorough_chains: int
     fewest_chains: int
     chain_products: float
     thorough: int
@@ -157,6 +158,9 @@ class Limits(NamedTuple):
     # L1363]
     graph_density: float
     edge_density: float
+    # Share of the squares of a table, about the median, that entries hold which matter: where they
+    # are as few as edges, starts by them alone are followed too. [L1851]
+    matter: float
     # Graphs whose plans are in no doubt are matched by their edges up to so many entries, unless
     # the plan keeps such a share of the edges, or its value is no more than a share of the natural
     # scale of the cost. [L1283]
@@ -173,23 +177,33 @@ class Limits(NamedTuple):
     # Regions of a matching that are matched anew at a time: a GPU waits for launches. [L1655]
     regions: int
 
-    # Shares of the cost of a plan that a part of its mass has to cost less than, after one outer
-    # iteration and at its end, for other matches of that part to be looked for. [L1680, L1760]
+    # Doubts. Shares of the cost of a plan that a part of its mass has to cost less than, after one
+    # outer iteration and at its end, for other matches of that part to be looked for; and share of
+    # what the part costs by the plan that is enough for one of these. [L1680, L1760]
     part_begun: float
     part_ended: float
+    part_otherwise: float
+    # Ends of relaxed problems with the lowest objective that are enough to be sure of it; share of
+    # the second best value below which a match of edges is found, by whatever chain: what two
+    # graphs have in common is kept as a whole or not at all; and by how many times what two lines
+    # leave the cost of more mass has to rise at a break that is clear: where nothing matches costs
+    # rise everywhere, and not more evenly. [L1401, L1283, L1386]
+    relaxed_met: int
+    edges_found: float
+    clear_break: float
 
-    # Points of a side up to which spaces are compared by eigenvalues. [L415]
-    compared_points: int
+    # Points of a side up to which work that grows with the cube of it is done: spaces are compared
+    # by eigenvalues, and matchings improved. [L326, L415]
+    cubed_points: int
 
     # Results. Entries of a table, or of the square of the larger side, up to which all are read:
-    # sorted for a bound, correlated, or assigned exactly, in some seconds each. [L324, L328, L329]
+    # sorted for a bound, correlated, assigned exactly or certified, in some seconds each. [L324,
+    # L328, L329]
     read: int
 
-    # Matchings. Points of a side up to which a matching is improved, and triples of points up to
-    # which it is for a loss that is no product; points up to which all matchings are searched, and
-    # beyond, rows up to which partners are exchanged: that takes products of tables. [L326, L327,
-    # L1341, L1589]
-    improved_points: int
+    # Matchings. Triples of points up to which one is improved for a loss that is no product; points
+    # up to which all matchings are searched, and beyond, rows up to which partners are exchanged:
+    # that takes products of tables. [L327, L1341, L1589]
     improved_triples: int
     matched_points: int
     exchanged_rows: int
@@ -200,11 +214,10 @@ class Limits(NamedTuple):
     alike: float
     whole: float
 
-    # Certificates. Points of a side at most; points up to which distances are sorted and
-    # decomposed, pairs of points up to which they are lifted, and points up to which matchings have
-    # a semidefinite relaxation; products of factors up to which cutting planes are tried, and up to
-    # which cuts need not be deep: in more dimensions vertices are dearer. [L1355, L1377, L1551]
-    certified_points: int
+    # Certificates. Points up to which distances are sorted and decomposed, pairs of points up to
+    # which they are lifted, and points up to which matchings have a semidefinite relaxation;
+    # products of factors up to which cutting planes are tried, and up to which cuts need not be
+    # deep: in more dimensions vertices are dearer. [L1355, L1377, L1551]
     sorted_points: int
     lifted: int
     semidefinite: int
@@ -221,42 +234,43 @@ class Limits(NamedTuple):
 
     def certifies(self, n: int, m: int) -> bool:
         """Whether so many points may have a certificate."""
-        return max(n, m) <= self.certified_points
+        return max(n, m) ** 2 <= self.read
 
     def chains_of(self, how: str) -> int:
         """Count the chains of a search of some name."""
-        return self.thorough_chains if how == "thorough" else self.chains
+        return self.chains * (self.thorough if how == "thorough" else 1)
 
 
 CPU = Limits(
-    looked_at=1_000, doubted_points=200, untold_points=20, all_pairs_points=3_000,
+    looked_at=SAME_POINTS, doubted_points=200, untold_points=20, all_pairs_points=3_000,
     landmark_points=1_000, all_rows_points=1_000, unstructured=36e6,
     dense=12e6, triples=10e6, most_triples=1e9, half=float("inf"),
-    float64=100_000, again=25e6, settled=100e6,
+    float64=100_000, settled=100e6,
     stored_bytes=2**28, subsample=9e6, cells=4e10, precise_cells=2**28, kept_tables=25e6,
     exact=4e6, checked=2**26, checked_minima=2**20,
     differentiated=2_000_000, solved_columns=8_192, moments=4_356,
     few_points=96, all_points=512, ordered_points=1_000, least_points=5, exchanged_points=64,
     all_matchings=7, turned=2e6, congruent=2**17,
     stacked=2**13, product=2**14, followed=40e6, few_above=0.2, all_above=0.02,
-    chains=16, thorough_chains=64, fewest_chains=4, chain_products=1e12, thorough=16,
+    chains=16, fewest_chains=4, chain_products=1e12, thorough=4,
     coarsest=0.2, no_distance=0.01, lonely=0.9, left_open=0.5, unclear=0.02, smeared=1.0,
     believed=0.7, fewest_matches=32,
     few_chains=8, open_chains=4, open_most=2**16, copies=2.5e-3, isometric=1e-3,
     together=2**17, tiny=2**10,
-    graph_density=0.2, edge_density=0.05,
+    graph_density=0.2, edge_density=0.05, matter=0.95,
     edges=200_000, kept_edges=0.9, well=0.05, messages=2e8, walks=2**24,
     squares=4, regions=1,
-    part_begun=0.375, part_ended=0.25,
-    compared_points=1_500, read=25_000_000,
-    improved_points=1_500, improved_triples=2_000_000, matched_points=128, exchanged_rows=2_048,
+    part_begun=0.375, part_ended=0.25, part_otherwise=0.95,
+    relaxed_met=2, edges_found=0.7, clear_break=7.5,
+    cubed_points=1_500, read=25_000_000,
+    improved_triples=2_000_000, matched_points=128, exchanged_rows=2_048,
     alike=0.1, whole=0.75,
-    certified_points=5_000, sorted_points=2_500, lifted=3_600, semidefinite=30, cut_products=144,
+    sorted_points=2_500, lifted=3_600, semidefinite=30, cut_products=144,
     shallow_cuts=4,
 )  # fmt: skip
 CUDA = CPU._replace(
     all_rows_points=6_000, dense=40e6, triples=2e9, most_triples=1e11, half=2e6,
-    float64=2e6, again=200e6, settled=1e9,
+    float64=2e6, settled=1e9,
     stored_bytes=2**31, cells=1e11, kept_tables=200e6,
     chain_products=1.2e13, messages=1e10, walks=5e8, regions=16, few_chains=0, open_chains=16,
     together=2**28,

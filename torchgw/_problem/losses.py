@@ -325,3 +325,12 @@ class MinimumCross:
 # the weights a x b, ``block(rows, columns)``, its part for some points of either side, and
 # ``tables()``, the tensors that it reads.
 Cross = AllWays | ProductCross | MinimumCross
+
+
+def check_products(name: str, loss: str, *, products: bool) -> None:
+    """Refuse factors for a loss that has none."""
+    if name == "factored" and not products:
+        raise UnsupportedError(
+            f"`gradient='factored'` needs a loss that is made of products, and loss={loss!r} "
+            "is not. Pass gradient='auto', 'dense' or 'sampled'."
+        )

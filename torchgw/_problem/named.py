@@ -23,7 +23,7 @@ from torchgw._errors import InvalidInputError
 from torchgw._tensors.operations import EQUAL
 from torchgw._tensors.ranks import Ranks
 from torchgw.distances.base import BLOCK_ENTRIES, DistanceProvider
-from torchgw.distances.curved import CurvedDistance, CurvedModel
+from torchgw.distances.curved import CurvedDistance
 from torchgw.distances.dijkstra import DijkstraDistance
 from torchgw.distances.geodesics import Geodesics, path_lengths
 from torchgw.distances.graph import (
@@ -33,7 +33,7 @@ from torchgw.distances.graph import (
     neighbour_geodesics,
 )
 from torchgw.distances.landmark import LandmarkDistance, NystromDistance
-from torchgw.distances.points import ANGLES, PointDistance, PointMetric
+from torchgw.distances.points import ANGLES, CurvedModel, PointDistance, PointMetric
 from torchgw.distances.precomputed import PrecomputedDistance
 
 ScaleName = Literal["auto", "max", "mean"]

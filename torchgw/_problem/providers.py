@@ -46,8 +46,7 @@ from torchgw.distances.base import DistanceProvider, refuse_directed
 from torchgw.distances.geodesics import Geodesics
 from torchgw.distances.graph import ConnectPolicy, Neighbourhood, default_n_neighbors
 from torchgw.distances.landmark import LandmarkDistance, NystromDistance
-from torchgw.distances.new_points import Space
-from torchgw.distances.points import ANGLES, PointMetric
+from torchgw.distances.points import ANGLES, PointMetric, Space
 from torchgw.distances.precomputed import PrecomputedDistance
 from torchgw.distances.surface import Surface
 

@@ -23,7 +23,7 @@ from torchgw._boundary.arrays import as_labels, is_sparse, to_numpy, to_tensor
 from torchgw._boundary.checks import first_of
 from torchgw._errors import InvalidInputError, InvalidTypeError, UnsupportedError
 from torchgw._problem.limits import limits_of
-from torchgw._problem.marginals import LEAST_SHARE, MarginalRule
+from torchgw._problem.problem import LEAST_SHARE, MarginalRule
 from torchgw._sinkhorn.blocks import Blocks, Restriction
 from torchgw._sinkhorn.entries import Entries
 from torchgw._tensors.operations import EQUAL

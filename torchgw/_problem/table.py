@@ -22,9 +22,8 @@ from torchgw._boundary.cache import open_cache
 from torchgw._boundary.checks import both, check_choice, check_count, check_positive, named_fields
 from torchgw._errors import InvalidInputError, InvalidTypeError, UnsupportedError, warn_user
 from torchgw._problem.losses import LossName, find_loss
-from torchgw._problem.marginals import check_marginal_rule, check_penalty
 from torchgw._problem.named import DistanceName, ScaleName, pair_of_distances
-from torchgw._problem.problem import FeatureMetric, check_alpha
+from torchgw._problem.problem import FeatureMetric, check_alpha, check_marginal_rule, check_penalty
 from torchgw._sinkhorn.choose import BackendName, check_backend
 from torchgw._sinkhorn.contract import Backend
 from torchgw._tensors.ranks import Distributed, check_distributed

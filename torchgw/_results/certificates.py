@@ -22,8 +22,7 @@ from torchgw._certify.tables import PARTS, quantile_means
 from torchgw._plans.contract import Plan
 from torchgw._problem.limits import limits_of
 from torchgw._problem.losses import LOSSES
-from torchgw._problem.marginals import is_assignment
-from torchgw._problem.problem import stored_matrix
+from torchgw._problem.problem import is_assignment, stored_matrix
 from torchgw._results.mapping import Extension
 from torchgw._sinkhorn.annealing import Annealing
 from torchgw._sinkhorn.eager import EagerBackend

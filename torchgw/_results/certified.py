@@ -28,7 +28,8 @@ from torchgw._solve.step import confined
 from torchgw._tensors.deadline import countdown
 from torchgw._typing import Marginals
 from torchgw.distances.base import DistanceProvider
-from torchgw.distances.new_points import Space
+from torchgw.distances.new_points import straight_distances
+from torchgw.distances.points import Space
 from torchgw.distances.precomputed import DirectedDistance
 
 # What `solve(certify=True)` proves, as a share of the value, and in how many seconds beyond the
@@ -64,7 +65,7 @@ def certify(
     known, (x, y) = extension.known, extension.spaces
     relaxed = known.own is not None or extension.mass != 1.0
     check_covered(known.loss.name, relaxed, (x, y), (known.distances(0), known.distances(1)))
-    if max(solved.shape) > limits_of(solved.device).certified_points:
+    if not limits_of(solved.device).certifies(*solved.shape):
         if known.alpha < 1 or extension.allowed() is not None or matchings:
             raise UnsupportedError(
                 "`certify` of so many points is for plans without a linear cost and pairs that are "
@@ -180,14 +181,14 @@ def check_covered(
             "`certify` is for strict marginals; this solve had `unbalanced` or `mass`. Solve "
             "without them to certify the balanced problem."
         )
-    most, (n, m) = limits_of(providers[0].device).certified_points, (part.n for part in providers)
+    limits, (n, m) = limits_of(providers[0].device), (part.n for part in providers)
     squared = all(_metric(space) == "sqeuclidean" for space in spaces)
     products = math.prod(space.points.shape[1] for space in spaces if space.points is not None)
-    if max(n, m) > most and not (squared and products <= ACTIVE):
+    if not limits.certifies(n, m) and not (squared and products <= ACTIVE):
         raise UnsupportedError(
-            f"`certify` takes up to {most:,} points a side, or squared Euclidean distances with up "
-            f"to {ACTIVE} products of coordinates; here are {n:,} and {m:,}. Use "
-            "`result.lower_bound`, or certify a sample of the points."
+            f"`certify` takes up to {math.isqrt(limits.read):,} points a side, or squared "
+            f"Euclidean distances with up to {ACTIVE} products of coordinates; here are {n:,} and "
+            f"{m:,}. Use `result.lower_bound`, or certify a sample of the points."
         )
     for name, space, provider in zip("XY", spaces, providers, strict=True):
         if len(provider.relations()) > 1:
@@ -225,7 +226,7 @@ def _side(extension: Extension, place: int) -> tuple[Array, Array | None]:
         return np.ascontiguousarray(to_numpy(read)), None
     assert space.points is not None
     points = to_numpy(space.points).astype(np.float64)
-    table = to_numpy(space.between(space.points, space.points)) * space.scale
+    table = to_numpy(straight_distances(space, space.points, space.points)) * space.scale
     # a distance is that of (i, k) and of (k, i), to the last bit
     table = np.maximum(table, table.T)
     if metric == "euclidean":

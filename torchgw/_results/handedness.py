@@ -23,7 +23,7 @@ from torchgw._problem.table import Options
 from torchgw._results.base import as_numpy
 from torchgw._starts.alternatives import Alternative, related
 from torchgw._tensors.deadline import countdown
-from torchgw.distances.new_points import Space
+from torchgw.distances.points import Space
 from torchgw.distances.surface import Surface
 
 

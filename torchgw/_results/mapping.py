@@ -15,8 +15,10 @@ from torch import Tensor
 
 from torchgw._boundary.arrays import check_linear_cost, check_points, check_shape, to_tensor
 from torchgw._errors import InvalidInputError, UnsupportedError
-from torchgw._gradients.choose import cost_rows
-from torchgw._gradients.contract import Linearised
+from torchgw._gradients.contract import CostRows, Linearised
+from torchgw._gradients.dense import DenseGradient
+from torchgw._gradients.factored import FactoredGradient
+from torchgw._gradients.sampled import SampledGradient
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.limits import limits_of
 from torchgw._problem.problem import feature_cost
@@ -25,7 +27,8 @@ from torchgw._sinkhorn.problem import Cost, DenseCost, added
 from torchgw._tensors.operations import plainly
 from torchgw._typing import Indices
 from torchgw.distances.base import DistanceProvider, refuse_directed
-from torchgw.distances.new_points import CrossDistance, Space
+from torchgw.distances.new_points import CrossDistance
+from torchgw.distances.points import Space
 from torchgw.distances.precomputed import PrecomputedDistance
 
 
@@ -267,3 +270,9 @@ def _read_linear_cost(other: Space, table: Any, features: Any, shape: tuple[int,
     new = check_points("F_new", features).to(known.device).double()
     check_shape("F_new", new, (shape[0], known.shape[1]), "the features of each new point")
     return feature_cost(new, known.double(), other.feature_metric)
+
+
+def cost_rows(known: Linearised, side: int) -> CostRows:
+    """Make the cost of new points of the source (0) or the target (1)."""
+    kinds = {kind.name: kind for kind in (DenseGradient, FactoredGradient, SampledGradient)}
+    return kinds[known.gradient].rows_at(known, side)

@@ -21,7 +21,7 @@ from torchgw._tensors.machine import fits
 from torchgw._tensors.operations import sparse_tensor
 from torchgw.distances.base import BLOCK_ENTRIES
 from torchgw.distances.graph import given_geodesics
-from torchgw.distances.new_points import Space
+from torchgw.distances.points import Space
 from torchgw.distances.surface import Surface
 
 MapKind = Literal["rigid", "affine", "thin_plate"]

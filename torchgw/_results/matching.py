@@ -33,7 +33,7 @@ from torchgw._tensors.machine import fits
 from torchgw._tensors.operations import EQUAL, plainly
 from torchgw._typing import Marginals
 from torchgw.distances.base import BLOCK_ENTRIES, DistanceProvider
-from torchgw.distances.new_points import Space
+from torchgw.distances.points import Space
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -322,7 +322,7 @@ def _small(task: _Task) -> bool:
     limits = limits_of(task.plan.device)
     cheap = task.near.distances.cheap_columns and task.far.distances.cheap_columns
     products = task.loss.cross is not None or k * l * min(k, l) <= limits.improved_triples
-    return cheap and products and max(k, l) <= limits.improved_points
+    return cheap and products and max(k, l) <= limits.cubed_points
 
 
 def _improved(

@@ -10,7 +10,7 @@ from torchgw._plans.contract import Plan
 from torchgw._problem.limits import CPU
 from torchgw.distances.base import BLOCK_ENTRIES
 from torchgw.distances.modes import FIRST, apart, modes
-from torchgw.distances.new_points import Space
+from torchgw.distances.points import Space
 from torchgw.distances.surface import Surface
 
 # How often a map is made anew, with more modes each time. [L1532]

@@ -39,12 +39,11 @@ from torchgw._starts.chain import Trial
 from torchgw._tensors.operations import NOTHING, sparse_tensor
 from torchgw._typing import Indices, Iteration, Marginals, Potentials
 from torchgw.distances.base import DistanceProvider, ScaledDistance
-from torchgw.distances.curved import CurvedDistance, CurvedModel
+from torchgw.distances.curved import CurvedDistance
 from torchgw.distances.dijkstra import DijkstraDistance
 from torchgw.distances.factored import FactoredDistance
 from torchgw.distances.geodesics import Geodesics
-from torchgw.distances.new_points import Space
-from torchgw.distances.points import PointDistance, PointMetric
+from torchgw.distances.points import CurvedModel, PointDistance, PointMetric, Space
 from torchgw.distances.precomputed import DirectedDistance, PrecomputedDistance
 
 Kind = TypeVar("Kind", bound=type)

@@ -23,9 +23,9 @@ from torchgw._errors import (
     warn_user,
 )
 from torchgw._plans.transport import TransportPlan
+from torchgw._problem.limits import limits_of
 from torchgw._problem.losses import LOSSES
-from torchgw._problem.marginals import MarginalRule
-from torchgw._problem.problem import Problem
+from torchgw._problem.problem import MarginalRule, Problem
 from torchgw._problem.providers import Spaces
 from torchgw._problem.reduction import Reduction, count_allowed
 from torchgw._problem.support import KnownPairs
@@ -39,7 +39,7 @@ from torchgw._results.maps import Pairs, SpaceMap, SurfaceMap, fit_map, map_to_s
 from torchgw._results.matching import Matching, MatchingKind, match
 from torchgw._results.parts import stored
 from torchgw._sinkhorn.problem import DenseCost
-from torchgw._solve.outcome import Outcome
+from torchgw._solve.pipeline import Outcome
 from torchgw._solve.state import Status
 from torchgw._starts.alternatives import Alternative, related
 from torchgw._starts.chain import Trial
@@ -1102,7 +1102,8 @@ def make_result(
     """
     ending, strategy, search = outcome.ending, outcome.strategy, outcome.search
     found, recorder = ending.evaluation, outcome.recorder
-    search = search and with_images(search, problem)
+    if search and max(problem.shape) <= limits_of(problem.source.device).few_points:
+        search = with_images(search, problem)
     if not ending.status.converged:
         advice = ending.status.advice
         # what was rounded has the plan before that beside it

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from torchgw._batch.costs import AUTO_EPSILON
+from torchgw._batch.packing import AUTO_EPSILON
 from torchgw._plans.contract import Plan
 from torchgw._problem.limits import limits_of
 from torchgw._problem.problem import Problem, hops_of
@@ -46,6 +46,7 @@ from torchgw._starts.chain import (
     AGREED_SOON,
     COMPARED_AT,
     KEPT_SOON,
+    NOTHING_BEGUN,
     SAME,
     STANDS_OUT,
     Climbed,
@@ -199,6 +200,7 @@ def search_all_points(
     why = "leave open which optimum is the best" if left_open else "do not tell where all go"
     read = whole.problem.x, whole.problem.y, whole.problem.base
     call = way_to_call("chains", device, backend, read)
+    begun = NOTHING_BEGUN
     if brief:
         # a few chains have no moves that follow them
         say_share(_BRIEF * min(1.0, limits.open_chains / most), f"few points {why}")
@@ -206,6 +208,7 @@ def search_all_points(
             whole, target, limits.open_chains, guesses, limits.open_chains,
             solver=batch_solver(backend), told=told, repair=False, call=call, sides=problem.sides,
         )  # fmt: skip
+        begun = found.begun
     if not (brief and (found.agreed or _is_met(found, guesses))):
         guesses = _ends(found, coarse) if brief else guesses
         count = min(n_init or most, affordable)
@@ -214,7 +217,8 @@ def search_all_points(
         soon = KEPT_SOON if is_graph(whole.problem) else AGREED_SOON if stack is None else 1.0
         say_share(soon * share, f"few points {why}")
         found = climb(
-            whole, target, count, guesses, 2 * affordable,
+            # ends of the few chains are at the target [L1866]
+            whole, target, count, () if brief else guesses, 2 * affordable,
             solver=batch_solver(backend), told=told, sharpened=sharpened and plain,
             # few points have told where clusters go
             repair=not left_open or brief,
@@ -222,6 +226,7 @@ def search_all_points(
             share=share if soon < 1 else 0.0,
             call=call,
             sides=problem.sides,
+            begun=begun,
         )  # fmt: skip
     alternatives, ambiguity = different_optima(whole, found.trials, found.plans, (n, m))
     stands_out = ambiguity < STANDS_OUT and not found.alone
@@ -398,17 +403,15 @@ def _affordable(problem: Problem, how: SearchName) -> int:
 _REPAIRS, _BRIEF = 8, 0.5
 # Chains of the match of edges, and by how many times more there are of few entries. [L1282, L1283]
 _CHAINS, _TIMES = {"auto": 4, "thorough": 16}, 4
-# A match is found, by whatever chain, if its value is less than this share of the second best: what
-# two graphs have in common is kept as a whole or not at all. [L1283]
-_FOUND = 0.7
 
 
 class EdgeMatch(NamedTuple):
-    """The best match of two graphs by their edges alone."""
+    """The best match of two graphs by their edges, or of tables by the entries that matter."""
 
     found: Alternative
+    of_edges: bool
     certain: bool  # whether several chains have led to it, or it is better by far
-    keeps_more: bool  # than the plan does, of the edges
+    keeps_more: bool  # than the plan does, of the edges; entries differ in how much they matter
 
 
 def match_edges(
@@ -422,14 +425,15 @@ def match_edges(
     """Match two graphs by their edges alone: those given, or those that hops tell of.
 
     Few nodes stand for the others, as distances go, but arcs of a ring or groups of one size may be
-    sent to wrong places at little cost. Edges tell more of where a node belongs.
+    sent to wrong places at little cost. Edges tell more of where a node belongs. So do the few
+    entries that matter of tables such as heat kernels, whose others are nearly equal.
 
     ``None`` if there are none, and if a plan (n, m) is not ``doubted`` and keeps most of them, or
     is large.
     """
     x = _edges(problem.source, graphs[0])
     y = None if x is None else _edges(problem.target, graphs[1])
-    if x is None or y is None:
+    if x is None or y is None or x.dtype != y.dtype:
         return None
     # nodes without weight have no partner, and chains leave them out
     partners = torch.as_tensor(plan.argmax(1), device=x.device)
@@ -447,32 +451,49 @@ def match_edges(
     low, count = AUTO_EPSILON * whole.scale, _CHAINS[how]
     count *= _TIMES if len(x) * len(y) <= limits.open_most else 1
     # plans are not followed to their ends by edges, nor improved: the objective judges what they
-    # lead to [L1687, L1774]
+    # lead to [L1687, L1774]; from the entries that matter of a table all moves are needed [L1851]
+    given = x.dtype == torch.bool
+    moves, affordable = (STARTS, 0) if given else (None, 2 * _affordable(of_edges, how))
     chains = climb(
-        whole, low, count, solver=batch_solver(backend), sides=of_edges.sides, moves=STARTS
-    )
+        whole, low, count, (), affordable,
+        solver=batch_solver(backend), sides=of_edges.sides, moves=moves,
+    )  # fmt: skip
     optima, ambiguity = different_optima(whole, chains.trials, chains.plans, shape)
-    best, certain = optima[0], chains.agreed or ambiguity < _FOUND
+    best, certain = optima[0], chains.agreed or ambiguity < limits.edges_found
     best = best if standard is None else standard.lift_optimum(best)
     partners = torch.full_like(partners, -1)
     partners[best.source] = best.target[best.plan.argmax(1)]
-    return EdgeMatch(replace(best, label="edges"), certain, _kept(x, y, partners) > before)
+    found = replace(best, label="edges" if given else "entries that matter")
+    return EdgeMatch(found, given, certain, not given or _kept(x, y, partners) > before)
 
 
 def _edges(provider: DistanceProvider, given: Geodesics | None) -> Tensor | None:
-    """Return the edges (n, n) of a given graph, or the pairs at the least distance, if hops."""
+    """Return edges (n, n): of a given graph, of hops, or the entries that matter of a table."""
     if given is not None:
         start, vertex = given.edges.source, given.edges.vertex
         edges = torch.zeros(given.shape, dtype=torch.bool, device=provider.device)
         edges[start.to(edges.device), vertex.to(edges.device)] = True
         return edges if is_sparse(edges) and bool(edges.any()) else None
-    hops = hops_of(provider)
-    return hops if hops is not None and is_sparse(hops) else None
+    told = hops_of(provider)
+    told = _that_matter(provider) if told is None else told
+    return told if told is not None and is_sparse(told) and bool(told.any()) else None
+
+
+def _that_matter(provider: DistanceProvider) -> Tensor | None:
+    """Return how far the entries (n, n) that matter of a table lie from most of the others."""
+    # of graphs they have led chains
+    table, limits = provider.matrix(), limits_of(provider.device)
+    if table is None or provider.directed or table.numel() > limits.edges or is_sparse(table):
+        return None
+    away = (table - table.median()).abs().fill_diagonal_(0)
+    squares, order = away.square().flatten().sort(descending=True)
+    least = int((squares.cumsum(0) < limits.matter * squares.sum()).sum())
+    return away.flatten().index_fill(0, order[least + 1 :], 0).view_as(away)
 
 
 def _kept(x: Tensor, y: Tensor, partners: Tensor) -> float:
     """Share of the edges x (n, n) whose ends have partners (n,), not -1, with an edge in y."""
     i, j = partners[x.nonzero().T]
     matched = (i >= 0) & (j >= 0)
-    kept = y[i[matched], j[matched]]
+    kept = y[i[matched], j[matched]] != 0
     return float(kept.double().mean()) if len(kept) else 1.0

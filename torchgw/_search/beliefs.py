@@ -37,8 +37,7 @@ from torch import Tensor
 
 from torchgw._errors import PerformanceWarning, warn_user
 from torchgw._problem.limits import CPU, limits_of
-from torchgw._problem.marginals import weigh_alike
-from torchgw._problem.problem import Problem, stored_matrix
+from torchgw._problem.problem import Problem, stored_matrix, weigh_alike
 from torchgw._starts.alternatives import Alternative
 from torchgw._starts.candidates import LOST, match_by_candidates
 from torchgw._starts.chain import COMPARED_AT, INNER

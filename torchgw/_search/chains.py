@@ -18,12 +18,11 @@ from torch import Tensor
 
 from torchgw._plans.transport import round_to_marginals
 from torchgw._problem.limits import limits_of
-from torchgw._problem.marginals import weigh_alike
-from torchgw._problem.problem import PRICE
+from torchgw._problem.problem import PRICE, weigh_alike
 from torchgw._search.beliefs import SEARCH_TRIES, believed_plan, rematched
 from torchgw._search.population import FRESH, follow_starts, improve, name_of
 from torchgw._search.stack import Stack
-from torchgw._search.tabu import best_matchings, can_exchange
+from torchgw._search.tabu import best_matchings
 from torchgw._search.world import World
 from torchgw._sinkhorn.eager import BatchSolver, solve_batch
 from torchgw._starts.alternatives import Ends
@@ -36,10 +35,12 @@ from torchgw._starts.chain import (
     INNER,
     LONG,
     MOMENTUM,
+    NOTHING_BEGUN,
     QUICK,
     REFINE,
     REFINED,
     SAME,
+    Begun,
     Chain,
     Climbed,
     Ladder,
@@ -51,10 +52,17 @@ from torchgw._starts.chain import (
     stacked,
     stands_out,
 )
-from torchgw._starts.coarse import Coarsened, CoarseProblem, has_graphs, is_graph, is_sparse
+from torchgw._starts.coarse import (
+    Coarsened,
+    CoarseProblem,
+    can_exchange,
+    has_graphs,
+    is_graph,
+    is_sparse,
+)
 from torchgw._starts.graphs import Edges, Graph, convex_path, graphs_of, heat_costs, least_value
-from torchgw._tensors.cuda_graphs import Call, call_directly
 from torchgw._tensors.deadline import is_over, say_share
+from torchgw._tensors.operations import Call, call_directly
 from torchgw.distances.base import DistanceProvider
 
 logger = logging.getLogger(__name__)
@@ -117,6 +125,7 @@ class Climb:
     repair: bool  # whether regions may be wrong
     share: float  # of the longer forecast, if starts do not agree soon; zero says nothing
     edges: tuple[Edges, Edges] | None  # of both sides, along which partners are exchanged
+    begun: Begun  # what another search between the same points has followed
     best: list[Chain] = field(default_factory=list)  # at the target
     behind: list[Chain] = field(default_factory=list)  # that were left on their way
     compared: list[Chain] = field(default_factory=list)  # copies, at the first comparison
@@ -150,14 +159,14 @@ class Climb:
 
     def report(self) -> Climbed:
         """Report what was found, the best first."""
-        best = sorted(self.best, key=_objective)
+        best = sorted(dict.fromkeys([*self.best, *self.begun.ended]), key=_objective)
         trials = [chain.trial("refined") for chain in best]
         trials += [chain.trial("left behind") for chain in self.behind]
         own = [chain for chain in best if near(chain, best[0], SAME)]
         alone = not self.agreed and all(chain in self.repaired for chain in own)
         return Climbed(
             self.world.rounded(best), tuple(trials), self.agreed, self.met, best[0].g[0], alone,
-            self.settled,
+            self.settled, self.begun._replace(ended=best),
         )  # fmt: skip
 
 
@@ -177,6 +186,7 @@ def climb(
     call: Call = call_directly,
     sides: Sequence[DistanceProvider] = (),
     moves: Sequence[Callable[[Climb], None]] | None = None,
+    begun: Begun = NOTHING_BEGUN,
 ) -> Climbed:
     """Search all points move by move, down to an epsilon, until what is independent agrees."""
     # At most `count` chains begin near the product plan, none if that is zero; up to `affordable`
@@ -186,14 +196,15 @@ def climb(
     # is over once two starts have the same plan but for its entropy. Regions are only put right if
     # they are to be (`repair`). Plans are followed to their ends on a `stack`, if there is one.
     # All moves take a `share` of the longer forecast, which is said once starts do not agree. The
-    # `sides` are those of the whole problem. All `moves` are made unless some are named.
+    # `sides` are those of the whole problem. All `moves` are made unless some are named. What
+    # another search between the same points has `begun` is not followed again.
     world = World(coarse, solver, call)
     low, edges = target / coarse.scale, _edges(coarse.problem, sides)
     found = Climb(
-        world, low, count, affordable, guesses, stack, told, sharpened, repair, share, edges
+        world, low, count, affordable, guesses, stack, told, sharpened, repair, share, edges, begun
     )  # fmt: skip
     for move in moves or MOVES:
-        if found.agreed or (found.best and is_over()):
+        if found.agreed or ((found.best or begun.ended) and is_over()):
             break
         move(found)
     return found.report()
@@ -348,10 +359,14 @@ def _convex(found: Climb) -> Chain:
 def _from_product(found: Climb) -> None:
     """Follow independent chains by groups until the best ones agree, and these to the target."""
     world, count = found.world, found.count
-    chains, opposed, clock = list[Chain](), list[Chain](), perf_counter()
-    kinds = kinds_of_chains()
+    (chains, opposed), clock = map(list, found.begun[:2]), perf_counter()
+    kinds = itertools.islice(kinds_of_chains(), len(chains) - len(opposed), None)
     told = found.told or (count > 0 and world.warn_if_long(count, found.low))
     while len(chains) - len(opposed) < count:
+        # opposites of chains that were wrong together are not independent of each other
+        independent = [chain for chain in chains if chain not in opposed[1:]]
+        if chains and (is_over() or agree(independent)):
+            break
         done = len(chains) - len(opposed)
         if done == len(FIRST) and not told:
             world.warn_if_more(count, found.low)
@@ -377,19 +392,22 @@ def _from_product(found: Climb) -> None:
             "about %.0f s more until they are compared", done, count, seconds,
             chains[0].objective, seconds / done * (count - done),
         )  # fmt: skip
-        # opposites of chains that were wrong together are not independent of each other
-        if agree([chain for chain in chains if chain not in opposed[1:]]) or is_over():
-            break
     if not chains:
         return
-    found.compared += map(replace, chains)
-    best = promising(chains)
+    # copies, as the best go on
+    copies = {chain: replace(chain) for chain in chains}
+    found.begun = found.begun._replace(
+        chains=[*copies.values()], opposed=[copies[chain] for chain in opposed]
+    )
+    found.compared += copies.values()
+    ended = [chain.name for chain in found.begun.ended]
+    best = [chain for chain in promising(chains) if chain.name not in ended]
     if found.sharp:
         world.descend(best, world.refine, found.low)
         # unequal weights are met late: chains of one optimum differ until they are [L438]
         world.settle(best, found.low)
     found.best += best
-    found.behind += [chain for chain in chains if chain not in best]
+    found.behind += [chain for chain in chains if chain not in best and chain.name not in ended]
 
 
 def _opposites(world: World, chains: Sequence[Chain], above: float) -> list[Chain]:
@@ -424,6 +442,7 @@ def _from_guesses(found: Climb) -> None:
     if found.sharp:
         world.settle(lifted, low)
     found.best += lifted
+    found.best += found.begun.ended
     # what is followed to its end is judged there
     found.agreed = found.stack is None and found.sharp and enough(found.best)
 

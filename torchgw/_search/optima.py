@@ -9,12 +9,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchgw._batch.costs import AUTO_EPSILON
+from torchgw._batch.packing import AUTO_EPSILON
 from torchgw._plans.transport import round_to_marginals
 from torchgw._problem.limits import limits_of
 from torchgw._problem.losses import SQUARE
-from torchgw._problem.marginals import weigh_alike
-from torchgw._problem.problem import Problem
+from torchgw._problem.problem import Problem, weigh_alike
 from torchgw._search.chains import climb
 from torchgw._search.world import World
 from torchgw._sinkhorn.annealing import Annealing
@@ -45,17 +44,10 @@ from torchgw._starts.coarse import (
 from torchgw._starts.guesses import Hints, find_hints, make_starts, start_costs
 from torchgw._starts.isometry import ROUNDING
 from torchgw._starts.standard import put_in_standard_form
-from torchgw._tensors.cuda_graphs import (
-    CAPTURED_BYTES,
-    Call,
-    Replayer,
-    call_directly,
-    clone,
-    tensors_of,
-    to_device,
-)
+from torchgw._tensors.cuda_graphs import CAPTURED_BYTES, Replayer
 from torchgw._tensors.deadline import is_over, say_beside, say_share
 from torchgw._tensors.machine import slowness
+from torchgw._tensors.operations import Call, call_directly, clone, tensors_of, to_device
 from torchgw._typing import Marginals
 from torchgw.distances.base import DistanceProvider
 from torchgw.distances.sampling import SpreadPoints, column_reader

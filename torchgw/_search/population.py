@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from torchgw._batch.costs import products
+from torchgw._batch.packing import products
 from torchgw._sinkhorn.annealing import START_NOISE
 from torchgw._starts.alternatives import Ends
 from torchgw._starts.chain import AGREEING, ALIKE, BETTER, SAME
@@ -101,8 +101,7 @@ def improve(stack: Followed, starts: Ends, rounds: int, families: Sequence[int] 
     Every other family belongs to the same group. Each group is improved apart, so that groups which
     agree say that there is nothing better; where they do not they are put together.
     """
-    numbers = families or range(1, starts.objectives.shape[1] + 1)
-    family = torch.tensor(numbers, device=starts.objectives.device)
+    family = _family(starts, families)
     teams = _Teams(stack, starts, family % _GROUPS)
     for _ in range(rounds):
         if is_over() or not teams.advance():
@@ -110,14 +109,25 @@ def improve(stack: Followed, starts: Ends, rounds: int, families: Sequence[int] 
     agreed = teams.agreed | teams.agree()
     every = torch.arange(len(agreed), device=agreed.device)
     members = distinct(teams.together(every), 2 * _KEPT)
+    return Population(members, agreed, teams.followed, _met(starts, members, family))
+
+
+def _family(starts: Ends, families: Sequence[int]) -> Tensor:
+    """Give each start (B, S) the number of its family, all different unless told, (S,)."""
+    numbers = families or range(1, starts.objectives.shape[1] + 1)
+    return torch.tensor(numbers, device=starts.objectives.device)
+
+
+def _met(starts: Ends, members: Members, family: Tensor) -> Tensor:
+    """Count the starts that have led to the lowest, (B,); those that are related count once."""
     met = _same(starts, Ends(*(part[:, :1] for part in members[:3])))
-    # those that are related have met it once
     alone = family != _RELATED
-    met = (met & alone).sum(1) + (met & ~alone).any(1)
-    return Population(members, agreed, teams.followed, met)
+    return (met & alone).sum(1) + (met & ~alone).any(1)
 
 
-def exchange(stack: Followed, starts: Ends, found: Population) -> Population:
+def exchange(
+    stack: Followed, starts: Ends, found: Population, families: Sequence[int] = ()
+) -> Population:
     """Exchange two rows or two columns of the lowest plan of each problem while that helps.
 
     Of an optimum that is only found so, groups that had agreed on another one know nothing.
@@ -142,7 +152,7 @@ def exchange(stack: Followed, starts: Ends, found: Population) -> Population:
         some, lower = some[better], Ends(*(part[better] for part in lower))
         fresh = Members(*lower, torch.full_like(some, _EXCHANGED)[:, None])
         members.put(some, distinct(members.of(some).beside(fresh), members.plans.shape[1]))
-    met = _same(starts, Ends(*(part[:, :1] for part in members[:3]))).sum(1)
+    met = _met(starts, members, _family(starts, families))
     return Population(members, agreed, followed, met)
 
 
@@ -203,7 +213,7 @@ def follow_starts(
     given = Ends(*(part[None] for part in ends))
     found = improve(stack, given, rounds, families)
     if rounds and (blurred is not None or (checked and bool(found.agreed))):
-        found = exchange(stack, given, found)
+        found = exchange(stack, given, found, families)
     members = found.members.alone()
     # solves go on from there: what has not settled leads twins of a problem to different optima
     if len(members.plans) and not is_over():

@@ -14,14 +14,20 @@ import torch
 from torch import Tensor
 
 from torchgw._batch import packing
-from torchgw._batch.costs import cross_product, units
 from torchgw._batch.engine import Scaled, run, solve_linear
-from torchgw._batch.packing import LARGEST, Packed, make_stack, padded_sizes, repad
-from torchgw._batch.relaxed import Relaxed
+from torchgw._batch.packing import (
+    LARGEST,
+    Packed,
+    cross_product,
+    make_stack,
+    padded_sizes,
+    repad,
+    units,
+)
+from torchgw._batch.sweep import Relaxed
 from torchgw._batch.worth import Ended, Rules, Terms
 from torchgw._plans.transport import round_to_marginals
-from torchgw._problem.marginals import MarginalRule
-from torchgw._problem.problem import Problem
+from torchgw._problem.problem import MarginalRule, Problem
 from torchgw._starts.alternatives import Ends
 from torchgw._starts.chain import SAME
 from torchgw._starts.coarse import CoarseProblem
@@ -137,7 +143,7 @@ class Stack:
 
     def judged(self, which: Tensor, plans: Tensor) -> Ends:
         """Round plans (k, n, m) of problems (k,) to their marginals, and evaluate them."""
-        (x, y), (a, b) = self._tables(which), self.weights(which)
+        (x, y), (a, b) = self.tables(which), self.weights(which)
         linear, epsilon, _, relaxed = units(self.problems, which)
         plans = plans / sums_of(plans)[:, None, None]
         if relaxed is None:
@@ -163,7 +169,7 @@ class Stack:
 
     def _costs(self, which: Tensor, plans: Tensor) -> Tensor:
         """Linearise at plans, without what the engine adds."""
-        (x, y), (a, b) = self._tables(which), self.weights(which)
+        (x, y), (a, b) = self.tables(which), self.weights(which)
         plans = plans / sums_of(plans)[:, None, None]
         costs = -4 * cross_product(x, y, plans)
         if self.problems.relaxed is None:
@@ -189,7 +195,7 @@ class Stack:
         """Count the rows of plans that belong to points, (k,)."""
         return self.problems.x.sizes[self.problems.i[which]]
 
-    def _tables(self, which: Tensor) -> tuple[Tensor, Tensor]:
+    def tables(self, which: Tensor) -> tuple[Tensor, Tensor]:
         """Take the distances of both sides."""
         x, y, i, j = self.problems.x, self.problems.y, self.problems.i, self.problems.j
         return x.tables[i[which]], y.tables[j[which]]

@@ -20,8 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from torchgw._problem.limits import limits_of
-from torchgw._problem.marginals import weigh_alike
+from torchgw._batch.packing import products
 from torchgw._starts.chain import AGREEING
 from torchgw._starts.coarse import CoarseProblem
 from torchgw._tensors.deadline import is_over
@@ -234,13 +233,6 @@ class Assignments(NamedTuple):
         return 4 * float(self.linear.abs().max() + 2 * near @ far)
 
 
-def can_exchange(problem: CoarseProblem) -> bool:
-    """Whether plans may be matchings, of not too many points."""
-    weights = problem.source.weights
-    few = len(weights) <= limits_of(weights.device).exchanged_points
-    return few and weigh_alike(problem.weights)
-
-
 def best_matchings(
     problem: CoarseProblem, plans: Tensor, times: float = 1.0
 ) -> tuple[Tensor, bool]:
@@ -283,6 +275,63 @@ def exchange(near: Tensor, far: Tensor, cost: Tensor, plan: Tensor) -> Tensor | 
     better[rows, columns] -= moved.flatten()[place]
     better[rows, columns.flip(0)] += moved.flatten()[place]
     return better
+
+
+# Matchings of each of many problems, and exchanges of each for every point. [L1850]
+_STATES, _EXCHANGES = 16, 4
+
+
+def matchings_of_many(near: Tensor, far: Tensor, linear: Tensor | None, sizes: Tensor) -> Tensor:
+    """Search matchings (B, k, n) of B problems side by side, on their device, the best first."""
+    # Problems are as `Assignments`, of one pair of symmetric tables each, (B, n, n), of which the
+    # first points (B,) are used. All changes are computed anew in each step, and states, drawn
+    # alike for all problems, are never kicked: there are few points.
+    (count, n, _), device = far.shape, far.device
+    generator, steps = torch.Generator("cpu").manual_seed(0), _EXCHANGES * n
+
+    def drawn(*shape: int) -> Tensor:
+        uniform = torch.rand(*shape, device="cpu", generator=generator, dtype=torch.float64)
+        return uniform.to(device)
+
+    diagonals = [side.diagonal(dim1=1, dim2=2) for side in (near, far)]
+    own = diagonals[0][:, :, None] * diagonals[1][:, None]
+    linear = (own if linear is None else own + linear)[:, None].expand(-1, _STATES, -1, -1)
+    near, far = near - diagonals[0].diag_embed(), far - diagonals[1].diag_embed()
+    near = near[:, None].expand_as(linear)
+    beyond = torch.arange(n, device=device) >= sizes[:, None]
+    closed = (beyond[:, None] | beyond[:, :, None] | torch.eye(n, device=device).bool())[:, None]
+    partners = (drawn(_STATES, n) + 2 * beyond[:, None]).argsort(2)
+    least, most = Exchanges.tenure
+    tenures = least + (most - least) * drawn(steps, 2, 1, _STATES)
+    # when a point may have a partner again
+    waits = torch.zeros(linear.shape, dtype=torch.int32, device=device)
+    at = torch.arange(count, device=device)[:, None, None]
+    best, lowest = partners, torch.full_like(linear[:, :, 0, 0], torch.inf)
+    for step in range(steps):
+        columns = partners[:, :, None].expand_as(waits)
+        there = far[at, partners].gather(3, columns)
+        costs = 2 * products(near.flatten(0, 1), there.flatten(0, 1)).view_as(there)
+        values = costs.diagonal(dim1=2, dim2=3).sum(2) / 2
+        costs += linear.gather(3, columns)
+        own = costs.diagonal(dim1=2, dim2=3)
+        values = own.sum(2) - values
+        changes = costs + costs.mT - own[:, :, :, None] - own[:, :, None] + 4 * near * there
+        enough = lowest - NOTHING * lowest.abs().where(lowest.isfinite(), 0.0)
+        best = partners.where((values < enough)[:, :, None], best)
+        lowest = values.where(values < enough, lowest)
+        # one that has to wait is made where it leads below all before, or where all have to
+        until = waits.gather(3, columns)
+        waiting = closed | (until.minimum(until.mT) > step)
+        waiting &= changes >= (enough.minimum(lowest) - values)[:, :, None, None]
+        waiting &= ~waiting.flatten(2).all(2)[:, :, None, None]
+        place = changes.masked_fill(closed | waiting, torch.inf).flatten(2).argmin(2)
+        pair = torch.stack([place // n, place % n], 2)
+        before = partners.gather(2, pair)
+        until = (step + 1 + (sizes[:, None] * tenures[step]).round()).movedim(0, 2)
+        waits.flatten(2).scatter_(2, n * pair + before, until.int())
+        partners = partners.scatter(2, pair, before.flip(2))
+    order = lowest.argsort(dim=1, stable=True)
+    return best.gather(1, order[:, :, None].expand_as(best))
 
 
 class Exchanges(Walk):

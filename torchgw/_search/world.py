@@ -16,7 +16,7 @@ from torch import Tensor
 
 from torchgw._errors import PerformanceWarning, warn_user
 from torchgw._plans.transport import round_to_marginals
-from torchgw._problem.limits import limits_of
+from torchgw._problem.limits import CPU, limits_of
 from torchgw._sinkhorn.eager import BatchPlans, BatchSolver, solve_batch
 from torchgw._starts.chain import (
     COMPARED_AT,
@@ -37,11 +37,12 @@ from torchgw._starts.chain import (
     kinds_of_chains,
     stacked,
 )
-from torchgw._starts.coarse import Coarsened, CoarseProblem, is_graph, side_by_side
+from torchgw._starts.coarse import Coarsened, CoarseProblem, density, is_graph, side_by_side
 from torchgw._starts.graphs import SparseProducts
-from torchgw._tensors.cuda_graphs import Call, Replayer, call_directly, clone
+from torchgw._tensors.cuda_graphs import Replayer
 from torchgw._tensors.deadline import is_over
 from torchgw._tensors.machine import slowness
+from torchgw._tensors.operations import Call, call_directly, clone
 from torchgw._typing import Marginals
 
 # Growth of a pair of modes in an outer iteration below which it is left out. [L1171]
@@ -183,7 +184,10 @@ class World:
         self.x = (-4 * problem.alpha * problem.x).float()
         self.y = problem.y.float()
         self.column = problem.column.float()
-        self.sparse = SparseProducts.of(problem)
+        # where both tables are mostly zeros
+        on_cpu = problem.source.table.device.type == "cpu"
+        mostly = on_cpu and density(problem) <= CPU.edge_density
+        self.sparse = SparseProducts(problem) if mostly else None
         self.modes = Modes.of(problem) if self.sparse is None else None
         entries, limits = self.base.numel(), limits_of(self.base.device)
         self.tiny = entries <= limits.tiny
@@ -318,11 +322,11 @@ class World:
         stir = torch.randn(plans.shape, device=plans.device, generator=generator)
         stir = stir.mul_(_STIR).add_(1).clamp_(0.5)
         for share in stages:
-            moving = _Moving(plans * stir, g)
+            moving, epsilon = _Moving(plans * stir, g), self._exactly(share)
             left, last = ladder.outer, math.inf
             while left and not is_over():
                 count = min(left, self._looks_every)
-                moving, changes = self._advanced(moving, ladder, share, count)
+                moving, changes = self._advanced(moving, ladder, share, count, epsilon)
                 left -= count
                 for change in changes.tolist():
                     # a change that grows means that the plan leaves a saddle point, so the stage
@@ -339,13 +343,15 @@ class World:
         judged = self._judged(moving, ladder.step, stages[-1], 1, ladder.meeting)
         self._record(chains, judged, stages[-1] * self.scale, clock)
 
-    def _advanced(self, moving: _Moving, ladder: Ladder, share: float, count: int) -> _Advanced:
+    def _advanced(
+        self, moving: _Moving, ladder: Ladder, share: float, count: int, epsilon: Tensor
+    ) -> _Advanced:
         """Take some outer iterations; also return how far each has moved the plans."""
         how = ladder.step, ladder.momentum, ladder.relaxation
         step = partial(_advance, self.solver, self._costs_at(share), how, count)
         fresh = moving.costs is None, moving.push is None
         name = f"advance {count} {how} {fresh} {moving.plans.shape} {self.base.shape}"
-        given = self._tables, self.base, moving, self._exactly(share)
+        given = self._tables, self.base, moving, epsilon
         found: _Advanced = self._call(name, step, *given, in_place=1)
         return found
 

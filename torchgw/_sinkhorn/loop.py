@@ -6,25 +6,287 @@ cannot.
 """
 
 import math
+from collections.abc import Callable
 from functools import partial
 from time import perf_counter
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
+from torchgw._errors import NumericalError
 from torchgw._sinkhorn.contract import PreparedProblem, Sweep
-from torchgw._sinkhorn.newton import (
-    CHECK_EVERY,
-    NEWTON_AFTER,
-    NewtonSteps,
-    Plateau,
-    SinkhornResult,
-    attainable,
-    exact_prices,
-    from_larger_epsilon,
-)
-from torchgw._sinkhorn.problem import STRICT, LinearProblem
+from torchgw._sinkhorn.eager import SPARSE, entries_of
+from torchgw._sinkhorn.exact import by_scipy
+from torchgw._sinkhorn.problem import ROUNDINGS, STRICT, DenseCost, LinearProblem
 from torchgw._tensors.deadline import fitting, is_over, step_took
+from torchgw._tensors.operations import EQUAL
 from torchgw._typing import Potentials
+
+# Iterations after which a linear problem counts as slow, and the column error from which on a step
+# may lead near its solution. [L443] [L464]
+NEWTON_AFTER, NEWTON_BELOW = 20, 1e-3
+# Up to so many points per side a step takes no longer than some ten iterations. [L443]
+_MOST_POINTS = 256
+# Ridge: the share of the mass of a column that is added to its second derivative. Between parts of
+# a plan that share no mass the derivative is nothing but rounding. [L841]
+RIDGE = 1e-11
+# Largest change of a potential, over epsilon, for which quadratic convergence can be expected.
+# [L443] [L464]
+LARGEST_STEP = 10.0
+# On a CPU plans with more and with at most so many points on a side get steps on the entries that
+# matter. [L564]
+_SHARP = 300, 4096
+# Steps on one set of entries at most; how far they may lead, in units of epsilon; the shortest step
+# that halving may come to; and the share of the tolerance that is added to the second derivative,
+# in units of the mass of a column. What that leaves undone is this share of the length of a step.
+# [L564]
+_STEPS, FURTHEST, _SHORTEST, _BLUR = 8, 30.0, 1e-3, 0.01
+# Steps on the entries of a plan take as long as so many iterations. [L564]
+_SLOW = 200
+
+
+class NewtonSteps:
+    """The steps of one linear problem, taken where they take less time than iterations."""
+
+    def __init__(self, prepared: PreparedProblem, tol: float) -> None:
+        self._prepared, self._tol, self._near = prepared, tol, NEWTON_BELOW
+        self._small, self._sharp = is_small(prepared), may_be_sharp(prepared)
+
+    def step(self, reached: Potentials, error: float, left: float) -> Potentials | None:
+        """Go on by Newton's method, if so many iterations that are ``left`` take longer."""
+        if not (self._small or (self._sharp and left > _SLOW)) or error > self._near:
+            return None
+        if self._small:
+            nearer = newton_step(self._prepared, reached)
+        else:
+            nearer = newton_on_entries(self._prepared, reached, self._tol)
+            self._near = error / 2
+            if nearer is not None:
+                # these steps lead beyond the potentials for which a kernel of few entries
+                # is good
+                self._prepared.end_sweeps()
+        if nearer is None:
+            self._near = error / 10
+        return nearer
+
+
+def is_small(prepared: PreparedProblem) -> bool:
+    """Whether Newton steps are possible and may pay."""
+    cost = prepared.problem.cost
+    # a streamed cost must not lead to tables as large as the plan
+    stored = isinstance(cost, DenseCost) and cost.dtype == torch.float64
+    # a side that is free has the same potential throughout
+    bound = min(prepared.problem.tau) > 0
+    return _is_alone(prepared) and bound and stored and max(cost.shape) <= _MOST_POINTS
+
+
+def _is_alone(prepared: PreparedProblem) -> bool:
+    """Whether no other process has a part of the problem."""
+    return getattr(prepared.backend, "ranks", None) is None
+
+
+def newton_step(prepared: PreparedProblem, potentials: Potentials) -> Potentials | None:
+    """Take a Newton step of the dual in g, at potentials whose plan has exact rows, if it is short.
+
+    Where f follows g, the dual has the gradient b - q, with q the column sums of the plan P, and
+    the Hessian -(diag(q) - P' diag(1 / a) P) / epsilon [1]_. A constant changes nothing; a step is
+    orthogonal to q. The next iteration takes f from g. With penalties b is what the penalty asks of
+    columns at g, which falls as g rises, and f moves by tau as far.
+
+    References
+    ----------
+    .. [1] C. Brauer, C. Clason, D. Lorenz, B. Wirth. A Sinkhorn-Newton method for entropic optimal
+       transport. arXiv:1710.06635.
+    """
+    problem, (f, g) = prepared.problem, potentials
+    a, b = problem.marginals
+    plan = prepared.dense(potentials).double()
+    columns, tau = plan.sum(0), problem.tau
+    strict = tau == STRICT
+    asked = b if strict else b * (g.double() * ((1 - 1 / tau[1]) / problem.epsilon)).exp()
+    rows = a if strict else plan.sum(1)
+    # a row of weight zero is zero, and a column of weight zero stays where it is
+    shared = plan.T @ (plan * (tau[0] / rows.clamp_min(torch.finfo(a.dtype).tiny))[:, None])
+    curvature = (torch.outer(columns, columns) if strict else 0) - shared
+    curvature.diagonal().add_((1 + RIDGE) * columns).add_((1 / tau[1] - 1) * asked).add_(b == 0)
+    factor, failed = torch.linalg.cholesky_ex(curvature)
+    step = torch.cholesky_solve((asked - columns)[:, None], factor)[:, 0]
+    wrong, size = torch.stack([failed.double(), step.abs().amax()]).tolist()
+    # NaN compares as false
+    if wrong or not size <= LARGEST_STEP:
+        return None
+    return Potentials(f, g + problem.epsilon * step.to(g.dtype))
+
+
+def may_be_sharp(prepared: PreparedProblem) -> bool:
+    """Whether Newton steps are possible on the entries that matter, if they are few."""
+    cost, (least, most) = prepared.problem.cost, _SHARP
+    here = cost.device.type == "cpu" and all(least < n <= most for n in cost.shape)
+    return here and _is_alone(prepared) and prepared.problem.tau == STRICT
+
+
+def newton_on_entries(
+    prepared: PreparedProblem, potentials: Potentials, tol: float
+) -> Potentials | None:
+    """Take Newton steps on the entries of a plan that matter, until their columns are met."""
+    # Between parts of a sharp plan that exchange little mass potentials have to move by some
+    # epsilons, and Sinkhorn's iteration moves them by the share of the mass that is exchanged.
+    # Steps are those of `newton_step`; each is doubled as long as the dual value rises.
+    problem = prepared.problem
+    found = entries_of(prepared.plan(potentials), EQUAL, SPARSE)
+    if found is None:
+        return None
+    a, b = (weight.numpy() for weight in problem.marginals)
+    plan = found.astype(np.float64) * b
+    mass = plan.sum(1)
+    used, moved, rises = b > 0, np.zeros_like(b), True
+    for left in reversed(range(_STEPS)):
+        # rows of mass one
+        plan = plan.multiply(1 / np.where(mass > 0, mass, 1.0)[:, None]).tocsr()
+        columns = plan.T @ a
+        met = float(abs(columns - b).sum()) <= tol / 2
+        if met or left == 0 or not rises or abs(moved).max() > FURTHEST:
+            break
+        curvature = torch.from_numpy((plan.T @ plan.multiply(a[:, None])).toarray()).neg_()
+        # a column of weight zero stays where it is
+        diagonal = np.where(used, (1 + _BLUR * tol) * columns, 1.0)
+        curvature.diagonal().add_(torch.from_numpy(diagonal))
+        factor, failed = torch.linalg.cholesky_ex(curvature)
+        if failed:
+            break
+        missing = torch.from_numpy(np.where(used, b - columns, 0.0))
+        step = torch.cholesky_solve(missing[:, None], factor)[:, 0].numpy()
+        step, mass, rises = _longest(plan, a, b, step - b @ step / b.sum())
+        plan, moved = plan.multiply(np.exp(step)), moved + step
+    if not moved.any():
+        return None
+    g = potentials.g + problem.epsilon * torch.from_numpy(moved).to(potentials.g.dtype)
+    return Potentials(prepared.softmin_rows(g), g)
+
+
+def _longest(plan: Any, a: Any, b: Any, step: Any) -> tuple[Any, Any, bool]:
+    """Double or halve a step by the dual value; return it, the mass of rows, whether it rises."""
+
+    def rise(step: Any) -> tuple[float, Any]:
+        mass = plan @ np.exp(step)
+        return b @ step - a @ np.log(np.where(mass > 0, mass, 1.0)), mass
+
+    step = step * min(1.0, LARGEST_STEP / abs(step).max())
+    value, mass = rise(step)
+    factor = 2.0 if value > 0 else 0.5
+    while _SHORTEST < abs(factor * step).max() < FURTHEST:
+        following, then = rise(factor * step)
+        if value > 0 and not following > value:
+            break
+        step, value, mass = factor * step, following, then
+    return (step, mass, True) if value > 0 else (np.zeros_like(step), plan.sum(1), False)
+
+
+# An error stays if a sweep changes it by less than this share; it counts only above this multiple
+# of the tolerance, which excludes what is left at the end. [L453]
+_STAYS, _ABOVE = 0.02, 10
+# An error has to stay for so many iterations before a larger epsilon is tried: the linear problems
+# of most outer iterations end earlier. [L471]
+_PATIENCE = 100
+# How epsilon rises and falls then: in how many iterations up and down, of which the last have to be
+# left; the error at which it falls; and the largest epsilon, as a multiple of the one asked for.
+# [L471]
+_RISING, _FALLING, _FALLS, _HIGHEST = 50, 400, 1e-4, 1e9
+# Entries up to which a problem without entropy is solved in the time of some thousand iterations.
+# [L1334]
+_MOST_EXACT = 2**14
+
+
+class SinkhornResult(NamedTuple):
+    """Outcome of the inner loop."""
+
+    potentials: Potentials  # rows of their plan have mass a
+    error: float  # L1 distance of the column marginal to b
+    n_iters: int
+    converged: bool
+
+
+# Iterations between two looks at the error. [L289]
+CHECK_EVERY = 10
+
+
+def attainable(tol: float, dtype: torch.dtype) -> float:
+    """Raise a tolerance of marginal errors to what rounding leaves."""
+    return max(tol, ROUNDINGS * torch.finfo(dtype).eps)
+
+
+class Plateau:
+    """Whether the error of a linear problem has stayed for long enough to begin elsewhere."""
+
+    # While a point has yet to change partners the error stays, and each sweep moves the potentials
+    # by a multiple of epsilon. Problems begin elsewhere once, or twice if from exact prices first.
+
+    def __init__(self, tol: float, *, wanted: bool) -> None:
+        self._tol, self._wanted, self._stayed = tol, wanted, 0
+
+    def reached(self, before: float, error: float, count: int, most: int) -> bool:
+        """Learn of the error after ``count`` iterations, where at most ``most`` are left."""
+        stays = abs(error - before) <= _STAYS * error and error > _ABOVE * self._tol
+        self._stayed = self._stayed + count if stays else 0
+        found = self._wanted and self._stayed >= _PATIENCE and most >= _FALLING
+        self._wanted = self._wanted and not found
+        return found
+
+    def again(self) -> None:
+        """Let the error stay once more."""
+        self._wanted, self._stayed = True, 0
+
+
+def exact_prices(prepared: PreparedProblem) -> Potentials | None:
+    """Solve a small problem without entropy, whose prices are near the potentials at small epsilon.
+
+    ``None`` if it is not small, or cannot be solved.
+    """
+    a, b = (weights.cpu() for weights in prepared.problem.marginals)
+    strict = prepared.problem.tau == STRICT
+    if not (strict and is_small(prepared)) or len(a) * len(b) > _MOST_EXACT:
+        return None
+    rows, columns = a > 0, b > 0
+    cost = prepared.problem.cost.dense().matrix.cpu()[rows][:, columns]
+    try:
+        found = by_scipy(a[rows].numpy(), b[columns].numpy(), cost.numpy())
+    except NumericalError:
+        return None
+    g = torch.zeros_like(b)
+    g[columns] = torch.from_numpy(found.v).to(g)
+    return prepared.half_steps(g.to(prepared.problem.marginals.b.device))
+
+
+def from_larger_epsilon(
+    prepared: PreparedProblem,
+    start: Potentials,
+    most: int,
+    solve: Callable[..., SinkhornResult],
+    factor: float,
+) -> tuple[Potentials, int]:
+    """Let epsilon rise until a problem is solved at once, and fall again; count iterations."""
+    # Where epsilon is large points change partners soon, and nearly for those of the next problem:
+    # B. Schmitzer. Stabilized sparse scaling algorithms for entropy regularized transport problems.
+    # SIAM Journal on Scientific Computing 2019. ``solve`` is given ``max_iter`` and ``tol``.
+    problem, used = prepared.problem, 0
+    level, falling = 1, False
+    while level > 0:
+        above = factor**level
+        # the penalty of a marginal, from which tau follows, is the same at every epsilon
+        tau = (part / (part + (1 - part) * above) for part in problem.tau)
+        at = problem._replace(epsilon=above * problem.epsilon, tau=(next(tau), next(tau)))
+        budget = min(_FALLING if falling else _RISING, most - used)
+        if budget <= 0:
+            break
+        found = solve(prepared.backend.prepare(at), start, max_iter=budget, tol=_FALLS)
+        if not math.isfinite(found.error):
+            break
+        start, used = found.potentials, used + found.n_iters
+        falling = falling or found.converged or above >= _HIGHEST
+        level += -1 if falling else 1
+    return start, used
+
 
 # Increases of the error after which what is left of it is taken to be rounding. [L15] [L391]
 MOST_RESTARTS = 5

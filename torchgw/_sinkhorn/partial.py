@@ -10,10 +10,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from torchgw._boundary.arrays import FEW_NUMBERS
 from torchgw._sinkhorn.annealing import Anderson
 from torchgw._sinkhorn.contract import PreparedProblem
 from torchgw._sinkhorn.eager import LARGEST_SCALING, EagerBackend
-from torchgw._sinkhorn.newton import (
+from torchgw._sinkhorn.loop import (
     CHECK_EVERY,
     FURTHEST,
     NEWTON_BELOW,
@@ -217,9 +218,6 @@ class _Dual:
 # After so many kernels whose potentials turn out too far away, softmins are computed without one.
 # [L289]
 _MOST_FAILURES = 3
-# Entries of a cost on a GPU up to which the host solves the problem: an iteration takes sixty
-# launches there, and a tenth of their time here. [L548]
-_ON_HOST = 2**17
 # After so many iterations Newton's method goes on with a small problem; where it does not solve it,
 # four times as many iterations come before it is tried again. [L1202] [L1245]
 _SLOW, _PATIENCE = 50, 4
@@ -259,7 +257,7 @@ def partial_sinkhorn(
     # it was made from. Where the error stays the problem is solved from larger epsilons down, once,
     # unless ``from_above`` is false.
     cost, marginals, epsilon, _ = prepared.problem
-    if marginals.a.device.type != "cpu" and math.prod(cost.shape) <= _ON_HOST:
+    if marginals.a.device.type != "cpu" and math.prod(cost.shape) <= FEW_NUMBERS:
         return _on_host(prepared, start, mass=mass, max_iter=max_iter, tol=tol)
     storable = isinstance(cost, DenseCost)
     g = torch.zeros_like(marginals.b) if start is None else start.g.clamp_max(0.0)

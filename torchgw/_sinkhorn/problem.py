@@ -32,6 +32,9 @@ ROUNDINGS = 16
 # Bytes of one (rows, m) working block. On a CPU it stays in cache from the product to the sums
 # (2 MB took 2.2 ns per entry, 8 MB 4.1); on a GPU it must be large enough to fill the device. [L12]
 _BLOCK_BYTES = {"cpu": 2**21, "cuda": 2**25}
+# Bytes of the widest row of a cost whose column sums fit the registers of a GPU's multiprocessor;
+# beyond, two passes over the cost are faster. [L54, L55, L91]
+ROW_BYTES = 2**17
 
 
 def exp_(exponent: Tensor) -> Tensor:

@@ -1,18 +1,20 @@
-"""The search for where a solve begins, of strict and of relaxed problems."""
+"""Where a solve begins: what the user passed, or what a search has found."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from torchgw._boundary.arrays import check_plan, to_tensor
+from torchgw._errors import InvalidInputError, InvalidTypeError
 from torchgw._plans.contract import Anchors
 from torchgw._plans.given import PairPlan, StoredPlan
+from torchgw._plans.transport import DualPlan
 from torchgw._problem.limits import limits_of
-from torchgw._problem.marginals import MarginalRule
-from torchgw._problem.problem import Problem
+from torchgw._problem.problem import MarginalRule, Problem
 from torchgw._search.all_points import (
     is_smeared,
     is_structured,
@@ -28,16 +30,7 @@ from torchgw._sinkhorn.annealing import ANNEALING_TOLERANCE, Annealing
 from torchgw._sinkhorn.choose import choose_backend
 from torchgw._sinkhorn.problem import DenseCost
 from torchgw._solve.evaluation import evaluate_relaxed, settle
-from torchgw._solve.guess import (
-    INNER,
-    LINEAR,
-    PATIENT,
-    PRODUCT,
-    Guess,
-    from_alternative,
-    starting_point,
-)
-from torchgw._solve.loop import iterate
+from torchgw._solve.loop import INNER, LINEAR, PATIENT, PRODUCT, Guess, iterate, starting_point
 from torchgw._solve.state import Options, Recorder
 from torchgw._solve.strategy import Strategy, choose_strategy
 from torchgw._starts.alternatives import (
@@ -56,6 +49,139 @@ from torchgw._starts.standard import StandardForm, put_in_standard_form
 from torchgw._starts.subsample import Coarse
 from torchgw._typing import Marginals, Potentials
 from torchgw.distances.precomputed import DirectedDistance, PrecomputedDistance
+
+
+def named_start(init: Any) -> str:
+    """Say what was passed as ``init``; nothing is empty."""
+    if init is None:
+        return ""
+    if isinstance(init, Guess):
+        return init.named
+    if isinstance(init, tuple) and not isinstance(init, Anchors):
+        return "potentials"
+    return "an optimum of a search" if isinstance(init, Alternative) else "a plan or a matching"
+
+
+def searchable(problem: Problem, init: Any, options: Options) -> bool:
+    """Whether to search for a start: none is given, and there may be several optima."""
+    if init is not None and (options.n_init or 1) > 1:
+        raise InvalidInputError(
+            f"`init` says where to start, so `n_init={options.n_init}` starts have no use. Pass "
+            "one of them."
+        )
+    trivial = problem.alpha == 0 or min(problem.shape) == 1
+    # few points say little of what others may be matched with, or of how groups stand to each other
+    trivial |= problem.restriction is not None
+    trivial |= options.rule is None and problem.has_one_plan
+    return init is None and options.n_init != 1 and not trivial
+
+
+def read_init(init: Any, marginals: Marginals, mass: float | None = 1.0) -> Guess:
+    """Read the start that ``init`` asks for, of a problem whose plans have a mass, or any."""
+    if isinstance(init, Guess):
+        return init
+    return _as_guess(init, marginals, mass)._replace(named=named_start(init))
+
+
+def _as_guess(init: Any, marginals: Marginals, mass: float | None) -> Guess:
+    # A plan is continued at the target epsilon. Pairs and optima of a coarse problem are rough:
+    # they are taken up at a larger epsilon, which smooths them without forgetting them.
+    device = marginals.a.device
+    shape = (len(marginals.a), len(marginals.b))
+    if init is None:
+        return PRODUCT
+    if isinstance(init, Alternative):
+        _check_shape(init.shape, shape)
+        return from_alternative(init, device)
+    if isinstance(init, tuple) and not isinstance(init, Anchors):
+        return Guess(None, _potentials(init, shape, device), 0.0, whole=True)
+    plan = getattr(init, "lazy_plan", init)
+    if isinstance(plan, DualPlan):
+        _check_shape(plan.shape, shape)
+        here, name = plan.potentials.f.device, "init" if plan is init else "init.lazy_plan"
+        if here != device:
+            raise InvalidInputError(
+                f"`init` lies on {here}, the problem on {device}. Pass `device={str(here)!r}` or "
+                f"`init={name}.to_dense()`."
+            )
+        return Guess(plan.giving(in_numpy=False), plan.potentials, 0.0)
+    if hasattr(plan, "to_dense") and not isinstance(plan, Tensor):
+        name = "init" if plan is init else "init.lazy_plan"
+        raise InvalidTypeError(
+            f"`{name}` is a {type(plan).__name__}, which is read by products alone. Pass "
+            f"`{name}.to_dense()`."
+        )
+    table = to_tensor("init", init)
+    if not table.dtype.is_floating_point and table.dtype is not torch.bool:
+        return Guess(_matching(table.to(device).long(), marginals), None, GUESS_EPSILON)
+    return Guess(StoredPlan(check_plan(table, shape, mass).to(device)), None, 0.0)
+
+
+def from_alternative(found: Alternative, device: torch.device) -> Guess:
+    """Turn an optimum of a coarse problem into a start for the whole one."""
+    parts = found.plan, found.source, found.target
+    plan, source, target = (to_tensor("init", part) for part in parts)
+    s, t = plan.shape
+    pairs = Anchors(source.repeat_interleave(t), target.repeat(s))
+    mass = plan.flatten()
+    used = mass > 0
+    pairs = Anchors(*(side[used].to(device) for side in pairs))
+    distinct = all(len(set(side.tolist())) == len(side) for side in (source, target))
+    pair_plan = PairPlan(pairs, mass[used].to(device), found.shape, distinct=distinct)
+    return Guess(pair_plan, None, found.epsilon)
+
+
+def _potentials(init: tuple[Any, ...], shape: tuple[int, int], device: torch.device) -> Potentials:
+    if len(init) != 2:
+        raise InvalidInputError(
+            f"`init` as a tuple must be a pair of potentials (f, g); got {len(init)} items. "
+            "Pass a plan or a matching as an array."
+        )
+    parts = []
+    for name, value, size in zip("fg", init, shape, strict=True):
+        part = to_tensor("init", value).to(device, torch.float64)
+        if tuple(part.shape) != (size,):
+            raise InvalidInputError(
+                f"`init` as a pair of potentials (f, g) must have shapes ({shape[0]},) and "
+                f"({shape[1]},); got {tuple(part.shape)} for {name}."
+            )
+        if not bool(torch.isfinite(part).all()):
+            raise InvalidInputError(f"`init` has NaN or infinity in the potential {name}.")
+        parts.append(part)
+    return Potentials(*parts)
+
+
+def _matching(table: Tensor, marginals: Marginals) -> PairPlan:
+    """Make the coupling of a matching: a partner of each source point, or pairs of indices."""
+    a, b = marginals
+    n, m = len(a), len(b)
+    if table.ndim == 2 and table.shape[1] == 2 and len(table):
+        source, target = table.unbind(1)
+        mass = a.new_full((len(table),), 1 / len(table))
+    elif tuple(table.shape) == (n,):
+        source = (table != -1).nonzero()[:, 0]
+        target = table[source]
+        mass = a[source] / a[source].sum()
+    else:
+        raise InvalidInputError(
+            f"`init` as a matching must be integers of shape ({n},), the target of each source "
+            f"point or -1 for none, or (pairs, 2); got shape {tuple(table.shape)}. A plan has "
+            "floating-point entries."
+        )
+    for name, index, size in (("source", source, n), ("target", target, m)):
+        if len(index) and not 0 <= int(index.min()) <= int(index.max()) < size:
+            raise InvalidInputError(
+                f"`init` as a matching must have {name} indices within 0 and {size - 1}; got "
+                f"{int(index.min())} to {int(index.max())}."
+            )
+    if not len(mass) or not bool(torch.isfinite(mass).all()):
+        raise InvalidInputError("`init` as a matching must match at least one point with weight.")
+    return PairPlan(Anchors(source, target), mass, (n, m))
+
+
+def _check_shape(got: tuple[int, int], expected: tuple[int, int]) -> None:
+    if got != expected:
+        raise InvalidInputError(f"`init` must be a plan of shape {expected}; got {got}.")
 
 
 def first_guess(

@@ -14,15 +14,15 @@ from torchgw._gradients.relaxed import RelaxedGradient, normalise
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.given import are_copies
 from torchgw._problem.limits import limits_of
-from torchgw._problem.marginals import (
+from torchgw._problem.problem import (
     MarginalRule,
     ObjectiveTerms,
+    Problem,
     best_mass,
     divergence,
     quadratic_divergence,
     relative_entropy,
 )
-from torchgw._problem.problem import Problem
 from torchgw._sinkhorn.annealing import CONTRADICTION, MET, VALUE_PER_MARGINAL, VALUE_ROUNDING
 from torchgw._sinkhorn.contract import PreparedProblem
 from torchgw._sinkhorn.problem import Cost, DenseCost, FactoredCost, exp_, row_blocks

@@ -18,6 +18,7 @@ from torchgw._search.beliefs import LONG, seconds_of_regions
 from torchgw._search.optima import KEPT
 from torchgw._search.world import SOON
 from torchgw._sinkhorn.annealing import INNER_ITERATIONS
+from torchgw._sinkhorn.problem import ROW_BYTES
 from torchgw._solve.state import Options
 from torchgw._starts.alternatives import Search
 from torchgw._tensors.deadline import correct, foresee, promise, say_more
@@ -41,12 +42,15 @@ class _Rates(NamedTuple):
 
 
 # The time of a stored and of a streamed problem is a sum of these. On a GPU a row of up to
-# 2^17 bytes is read once per iteration, and launches bound small streamed problems. [L91]
+# `ROW_BYTES` is read once per iteration, and launches bound small streamed problems. [L91]
+_CPU, _GPU = _Rates(6.5e3, 650.0, 1500.0, 30.0), _Rates(12.0, 1.1, 0.55, 0.018, 2.0, 2.0e8, 1.2e9)
 _RATES = {
-    ("cuda", torch.float32): _Rates(12.0, 1.1, 0.55, 0.018, 2.0, 2.0e8, 1.2e9),
-    ("cuda", torch.float64): _Rates(18.0, 2.25, 4.0, 0.1, 5.2, 2.0e8, 1.2e9),
-    ("cpu", torch.float32): _Rates(6.5e3, 650.0, 1500.0, 30.0),
-    ("cpu", torch.float64): _Rates(1.4e4, 1200.0, 2900.0, 75.0),
+    ("cuda", torch.float32): _GPU,
+    ("cuda", torch.float64): _GPU._replace(
+        make=18.0, read=2.25, exponential=4.0, product=0.1, wide=5.2
+    ),
+    ("cpu", torch.float32): _CPU,
+    ("cpu", torch.float64): _Rates(*(2 * rate for rate in _CPU)),  # of twice the bytes [L1872]
 }
 # Time of a streamed problem on a CPU if tiles are skipped: half the tiles are kept over five
 # iterations of two levels. On a curve a fifth are kept, in fewer iterations. On a cloud nearly all
@@ -54,8 +58,6 @@ _RATES = {
 # extra seconds for streaming. [L99, L211]
 _TILED_SHARE = 0.125
 _TILED_SECONDS = 2.7e-2
-# Bytes of a row that the one-read iteration holds on chip. [L91]
-_ROW_BYTES = 2**17
 
 
 def tiled_seconds(streamed: float, problems: int = 1) -> float:
@@ -69,7 +71,7 @@ def problem_seconds(
     """Model the time of one linear problem, stored and streamed."""
     rates = _RATES[device, dtype]
     entries = shape[0] * shape[1]
-    wide = shape[1] * dtype.itemsize > _ROW_BYTES
+    wide = shape[1] * dtype.itemsize > ROW_BYTES
     stored = entries * (rates.make + INNER_ITERATIONS[False] * max(rates.read, rates.wide * wide))
     each = max(rates.launch, entries * (rates.exponential + rates.product * rank))
     return 1e-12 * stored, 1e-12 * (rates.prepare + INNER_ITERATIONS[False] * each)
@@ -115,9 +117,8 @@ _PERTURBED_INNER, _BOUNDED = 200, 4.0
 _FOUND = 0.5
 # Seconds of a solve beside its iterations, and of a search on few points; of starts that are
 # followed on all points, and of these for each point of the larger side; by how many times these
-# take longer with relaxed marginals, and how many solves a relaxed problem has that is too large
-# for starts of its own. [L1379, L1560, L1590]
-_START, _COARSE, _FOLLOWED, _POINT, _RELAXED, _SOLVES = 0.01, 0.05, 0.5, 0.021, 4.0, 2
+# take longer with relaxed marginals. [L1379, L1560, L1590]
+_START, _COARSE, _FOLLOWED, _POINT, _RELAXED = 0.01, 0.05, 0.5, 0.021, 4.0
 # How many times the longer time, beside repairs, a solve takes at most whose starts do not agree:
 # others are repaired, and edges of graphs are matched. [L1642]
 _TIMES = 3.0
@@ -203,8 +204,8 @@ class Forecast(NamedTuple):
         times = slow * (1.0 if rule is None else _RELAXED)
         times *= limits.chains_of(self.options.search) / limits.chains
         if rule is not None:
-            # few points are searched in any case
-            seconds *= _SOLVES if strict_too else 1
+            # few points are searched in any case, and more of them solved from two starts
+            seconds *= 1 + strict_too
             seconds += times * (_FOLLOWED + _POINT * min(facts.larger, limits.few_points))
             times *= strict_too
         return seconds, seconds + times * (_FOLLOWED + _POINT * facts.larger)

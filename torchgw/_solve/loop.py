@@ -1,4 +1,4 @@
-"""The outer loop: linearise at the current plan, solve the linear problem, repeat."""
+"""The outer loop: from a guess on linearise at the plan, solve the linear problem, repeat."""
 
 import math
 from time import perf_counter
@@ -10,7 +10,9 @@ from torch import Tensor
 from torchgw._gradients.contract import Coupling, Gradient
 from torchgw._plans.contract import Plan
 from torchgw._plans.transport import TransportPlan
+from torchgw._problem.problem import spread
 from torchgw._sinkhorn.annealing import (
+    ANNEALING_TOLERANCE,
     LENGTHENING,
     MET,
     SETTLING,
@@ -21,8 +23,8 @@ from torchgw._sinkhorn.annealing import (
     Annealing,
 )
 from torchgw._sinkhorn.contract import PreparedProblem
-from torchgw._sinkhorn.newton import SinkhornResult
-from torchgw._sinkhorn.problem import FactoredCost
+from torchgw._sinkhorn.loop import SinkhornResult
+from torchgw._sinkhorn.problem import Cost, DenseCost, FactoredCost
 from torchgw._solve.evaluation import SETTLE_ITERATIONS, evaluate
 from torchgw._solve.state import RESOLVED, LoopState, Setting, Solved, Status
 from torchgw._solve.step import (
@@ -36,8 +38,9 @@ from torchgw._solve.step import (
     prepare,
     solve_linear,
 )
+from torchgw._starts.chain import GUESS_EPSILON
 from torchgw._tensors.deadline import is_over, keep
-from torchgw._typing import Iteration, Marginals
+from torchgw._typing import Iteration, Marginals, Potentials
 
 # Standard deviations of a moving average that count as progress at least. [L125]
 _NOISE = 2.0
@@ -460,3 +463,68 @@ class _Ending:
         if drift is None or drift.tol == 0 or not (self.positive and due and reached.met):
             return False
         return reached.look(self.setting)[1] <= drift.tol * drift.least
+
+
+# Iterations of a linear problem that is solved roughly. [L297]
+INNER = 200
+
+
+class Guess(NamedTuple):
+    """Where a solve begins."""
+
+    plan: Plan | None  # None is the product plan
+    potentials: Potentials | None  # of the linear problem at that plan
+    epsilon: float  # at which annealing begins, as a share of the natural scale
+    patient: bool = False  # annealing is slow, as it is the only search
+    whole: bool = False  # potentials are of the whole cost, not of the reduced one
+    sharp: bool = False  # proximal steps go on from the plan itself, if they lead to polishing
+    ended: bool = False  # the plan is one at which a search has ended, which steps are not to leave
+    linear: bool = False  # the plan is the best for the linear cost alone
+    named: str = ""  # what it was passed as, if it was passed
+
+
+# Annealing from the natural scale of the cost forgets every plan but the product plan; slowly where
+# nothing else tells where to start.
+PRODUCT = Guess(None, None, 1.0)
+PATIENT = PRODUCT._replace(patient=True)
+LINEAR = Guess(None, None, GUESS_EPSILON, linear=True)
+
+
+def starting_point(setting: Setting, guess: Guess) -> LoopState:
+    """Make the state of the loop from which a guess starts."""
+    gradient, support = setting.gradient, setting.problem.support
+    if guess.linear:
+        coupling = gradient.update(_best_linear(setting, guess.epsilon), None, setting.generator)
+    elif guess.plan is None and support is not None:
+        coupling = gradient.update(_most_even(setting, support), None, setting.generator)
+        coupling = coupling.perturbed()
+    elif guess.plan is None:
+        coupling = gradient.start().perturbed()
+    else:
+        coupling = gradient.update(guess.plan, None, setting.generator)
+    # potentials of strict marginals are of little use to relaxed ones
+    potentials = guess.potentials if setting.rule is None else None
+    if potentials is not None and guess.whole:
+        potentials = Potentials(potentials.f - gradient.row, potentials.g - gradient.column)
+    return LoopState(coupling, coupling, potentials, potentials)
+
+
+def _most_even(setting: Setting, support: Tensor) -> Plan:
+    """Compute the plan nearest to a x b on a support, roughly."""
+    nothing = torch.zeros(support.shape, dtype=setting.dtype, device=support.device)
+    return _rough(setting, DenseCost(nothing), 1.0)
+
+
+def _best_linear(setting: Setting, share: float) -> Plan:
+    """Compute the best plan for the linear cost alone, at a share of its spread, roughly."""
+    cost = setting.problem.linear
+    assert cost is not None
+    scale = spread(cost) or 1.0
+    return _rough(setting, cost.to(setting.dtype), share * scale)
+
+
+def _rough(setting: Setting, cost: Cost, epsilon: float) -> Plan:
+    """Solve a linear problem, roughly."""
+    prepared = prepare(setting, cost, epsilon)
+    inner = solve_linear(setting, prepared, None, max_iter=INNER, tol=ANNEALING_TOLERANCE)
+    return TransportPlan.of(prepared, inner.potentials)

@@ -27,7 +27,7 @@ from torchgw._gradients.contract import Gradient
 from torchgw._plans.contract import Plan
 from torchgw._plans.given import StoredPlan
 from torchgw._plans.transport import TransportPlan, round_to_marginals
-from torchgw._problem.marginals import MarginalRule, is_assignment
+from torchgw._problem.problem import MarginalRule, is_assignment
 from torchgw._sinkhorn.exact import Array, LinearSolver, one_sided, partial_transport, transport
 from torchgw._sinkhorn.problem import DenseCost
 from torchgw._solve.step import confined

@@ -40,8 +40,7 @@ from torchgw._solve.evaluation import (
     moved_linear,
     settle,
 )
-from torchgw._solve.guess import LINEAR, starting_point
-from torchgw._solve.loop import iterate
+from torchgw._solve.loop import LINEAR, iterate, starting_point
 from torchgw._solve.state import RESOLVED, LoopState, Setting, Status, rounding
 from torchgw._solve.strategy import Strategy, choose_strategy
 from torchgw._starts.subsample import Cells, Coarse, Part, extend, make_cells, take

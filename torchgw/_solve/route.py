@@ -12,8 +12,8 @@ from typing import NamedTuple
 import torch
 
 from torchgw._errors import UnsupportedError
-from torchgw._gradients.choose import check_products
 from torchgw._problem.limits import LIMITS, Limits
+from torchgw._problem.losses import check_products
 from torchgw._problem.problem import Facts
 from torchgw._sinkhorn.choose import BackendName, skips_tiles
 from torchgw._sinkhorn.contract import Backend
@@ -269,12 +269,12 @@ def choose_dtypes(facts: Facts, name: str, limits: Limits, gradient: str) -> Dty
         return Dtypes(torch.float64, torch.float64, again=False)
     if facts.restricted:
         # float32 has no exact zeros where plans underflow
-        return Dtypes(torch.float32, torch.float64, again=facts.entries <= limits.again)
+        return Dtypes(torch.float32, torch.float64, again=facts.entries <= limits.kept_tables)
     # float32 would leave a plan that is not resolved, and its last linear problem, which takes a
     # few of all iterations, can be solved in float64
     coarse = facts.spread > 0 and rounding(facts.spread, facts.epsilon, torch.float32) > RESOLVED
     if name == "mixed" and ((coarse and gradient == "factored") or facts.entries <= limits.settled):
-        return Dtypes(torch.float32, torch.float64, again=facts.entries <= limits.again)
+        return Dtypes(torch.float32, torch.float64, again=facts.entries <= limits.kept_tables)
     return Dtypes(torch.float32, torch.float32, again=False)
 
 

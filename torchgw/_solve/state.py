@@ -24,8 +24,7 @@ from torchgw._gradients.relaxed import RelaxedCoupling
 from torchgw._gradients.sampled import AnchorCoupling
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem import table
-from torchgw._problem.marginals import MarginalRule
-from torchgw._problem.problem import Problem
+from torchgw._problem.problem import MarginalRule, Problem
 from torchgw._problem.table import Precision, check_options
 from torchgw._sinkhorn.annealing import Annealing
 from torchgw._sinkhorn.contract import Backend

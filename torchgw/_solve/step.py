@@ -19,7 +19,7 @@ from torchgw._errors import NumericalError
 from torchgw._gradients.contract import Coupling, Gradient
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.limits import limits_of
-from torchgw._problem.marginals import MarginalRule
+from torchgw._problem.problem import MarginalRule
 from torchgw._sinkhorn.annealing import (
     ANNEALING_TOLERANCE,
     CONTRADICTION,
@@ -33,13 +33,12 @@ from torchgw._sinkhorn.annealing import (
 )
 from torchgw._sinkhorn.blocks import BlockProblem
 from torchgw._sinkhorn.contract import Backend, PreparedProblem
-from torchgw._sinkhorn.loop import sinkhorn
-from torchgw._sinkhorn.newton import SinkhornResult
+from torchgw._sinkhorn.loop import SinkhornResult, sinkhorn
 from torchgw._sinkhorn.partial import partial_sinkhorn
 from torchgw._sinkhorn.problem import Cost, DenseCost, LinearProblem
 from torchgw._solve.state import RESOLVED, Setting
-from torchgw._tensors.cuda_graphs import CAPTURED_BYTES, Captured, GraphMemory, borrow_memory, clone
-from torchgw._tensors.operations import inverse
+from torchgw._tensors.cuda_graphs import CAPTURED_BYTES, Captured, GraphMemory, borrow_memory
+from torchgw._tensors.operations import clone, inverse
 from torchgw._typing import Marginals, Potentials
 
 # Column error that linear problems aim at after a patient annealing, whose plans keep moving for
@@ -285,9 +284,6 @@ def check_finite(objective: float, error: float, epsilon: float) -> None:
 
 logger = logging.getLogger(__name__)
 
-# Bytes of tables up to which graphs are kept from solve to solve, with a copy of the tables. [L85]
-_KEPT_BYTES = 2**25
-
 
 class Updated(NamedTuple):
     """The coupling of a new plan, and what the loop is told about it."""
@@ -387,7 +383,7 @@ class CapturedStep:
         # memory that is lent to this solve, until this object is gone
         memory = borrow_memory(self, step.marginals.a.device) if replay else None
         size = sum(table.nbytes for table in step.gradient.tables())
-        if memory is not None and 0 < size <= _KEPT_BYTES:
+        if memory is not None and 0 < size <= CAPTURED_BYTES:
             self._ends = _recall(step, memory)
         else:
             self._ends = _Ends(step, memory)

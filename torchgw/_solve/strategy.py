@@ -11,19 +11,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchgw._batch.costs import AUTO_EPSILON, AUTO_STEP
-from torchgw._batch.packing import LEAST_WEIGHT, OWN_SHARE
+from torchgw._batch.packing import AUTO_EPSILON, AUTO_STEP, LEAST_WEIGHT, OWN_SHARE
 from torchgw._boundary.arrays import MASS_TOLERANCE
 from torchgw._errors import InvalidInputError, TorchGWWarning, UnsupportedError, warn_user
-from torchgw._gradients.choose import check_products, make_gradient
 from torchgw._gradients.contract import Gradient, distance_spread, visible
-from torchgw._gradients.dense import HalfGradient
+from torchgw._gradients.dense import DenseGradient, HalfGradient
+from torchgw._gradients.factored import FactoredGradient
 from torchgw._gradients.relaxed import RelaxedGradient
+from torchgw._gradients.sampled import SampledGradient
 from torchgw._problem import table
 from torchgw._problem.limits import CPU, limits_of
-from torchgw._problem.losses import Loss
-from torchgw._problem.marginals import STRICT, MarginalRule
-from torchgw._problem.problem import Facts, Problem
+from torchgw._problem.losses import Loss, check_products
+from torchgw._problem.problem import STRICT, Facts, MarginalRule, Problem
 from torchgw._problem.problem import spread as linear_spread
 from torchgw._sinkhorn.annealing import Annealing
 from torchgw._sinkhorn.blocks import RestrictedBackend
@@ -362,3 +361,12 @@ def with_penalised_areas(x: Any, y: Any, asked: table.Options) -> table.Options:
         TorchGWWarning,
     )
     return asked.replace(unbalanced=_AREAS, scale="max")
+
+
+def make_gradient(name: str, problem: Problem, n_anchors: int, redraw: float) -> Gradient:
+    """Build a gradient by name."""
+    if name == "dense":
+        return DenseGradient(problem)
+    if name == "factored":
+        return FactoredGradient(problem)
+    return SampledGradient(problem, n_anchors, redraw)

@@ -38,7 +38,8 @@ class Alternative:
     ----------
     value : float
         Objective without entropy of the coarse plan, which has exact marginals. Comparable among
-        the alternatives of one result; the whole problem's value is usually a little lower. Of a
+        the alternatives of one result; the whole problem's value is usually a little lower. Where
+        solves from several have ended, the values of these, and the others in proportion. Of a
         relaxed problem: with penalty and entropy, which decide what its mass is.
     label : str
         The start that found it.
@@ -114,6 +115,14 @@ class Ends(NamedTuple):
             torch.where(less[:, None, None], other.plans, self.plans),
             *(torch.where(less, *both) for both in zip(other[1:], self[1:], strict=True)),
         )
+
+
+class End(NamedTuple):
+    """Where a whole solve has ended."""
+
+    plan: Plan
+    value: float  # as that of an alternative
+    label: str  # of its start
 
 
 class Search(NamedTuple):
@@ -335,20 +344,45 @@ def sent_apart(problem: Problem, few: Alternative, plan: Plan) -> float:
         float(a @ (one * another) @ b)
         for one, another in ((ours, ours), (theirs, theirs), (ours, theirs))
     )
-    return (min(own, other) - both) / float(b @ columns[few.target].square() @ b)
+    # points without distances are nowhere apart
+    spread = float(b @ columns[few.target].square() @ b)
+    return (min(own, other) - both) / max(spread, torch.finfo(b.dtype).tiny)
 
 
-def led_by(search: Search, problem: Problem, plan: Tensor, value: float, label: str) -> Search:
-    """Put the plan (n, m) of a solve first among the optima of a search on the same points."""
-    first = search.alternatives[0]
-    plan = plan[first.source[:, None], first.target].to(first.plan)
-    mine = replace(first, value=value, label=label, plan=plan, epsilon=0.0)
-    whole = coarse_problem(problem, max(problem.shape))
-    both = mine, *search.alternatives
-    apart = whole.problem.distances(torch.stack([among_all(one, whole.problem)[0] for one in both]))
-    alternatives = tuple(both[i] for i in first_of_each(range(len(both)), apart.tolist()))
-    ambiguity = ambiguity_of(whole, alternatives)
-    return search._replace(alternatives=alternatives, ambiguity=ambiguity)
+def with_end(search: Search, problem: Problem, ends: tuple[End, End], new: int) -> Search:
+    """List the ends of two solves, the lower first, of which one is ``new`` to a search (0 or 1).
+
+    The other one is the answer so far, for which the first optimum stands. What few points, or
+    chains, have found is listed in its proportion to that, as whole solves end at other values.
+    """
+    first, *others = search.alternatives
+    whole = coarse_problem(problem, max(first.plan.shape))
+    nothing = whole.problem.rounding()
+    before, known = first.value - whole.floor, ends[1 - new].value - whole.floor
+    unit = known / before if min(before, known) > nothing else 1.0
+    lowest, other = (_listed_as(first, problem, end) for end in ends)
+    others = [
+        replace(one, value=whole.floor + unit * (one.value - whole.floor))
+        for one in others
+        if sent_apart(problem, one, ends[new].plan) > OTHER
+    ]
+    if sent_apart(problem, lowest, ends[1].plan) > OTHER:
+        others.append(other)
+    alternatives = (lowest, *sorted(others, key=lambda one: one.value))
+    return search._replace(alternatives=alternatives, ambiguity=ambiguity_of(whole, alternatives))
+
+
+def _listed_as(like: Alternative, problem: Problem, end: End) -> Alternative:
+    """Describe the plan of a solve by the points of an optimum."""
+    rows, weights = end.plan.rows(like.source).to(like.plan), like.plan.sum(1, keepdim=True)
+    plan = rows[:, like.target]
+    if max(like.plan.shape) < max(problem.shape):
+        # each point stands for those next to it
+        nearest = problem.target.columns(like.target).argmin(1)
+        plan = torch.zeros_like(plan).index_add_(1, nearest, rows)
+        plan *= weights / plan.sum(1, keepdim=True)
+    plan = plan / plan.sum()
+    return replace(like, value=end.value, label=end.label, plan=plan, epsilon=0.0)
 
 
 def all_sent_apart(problem: CoarseProblem, plans: Tensor) -> Tensor:

@@ -117,7 +117,7 @@ def chain_products(n: int, m: int) -> int:
 
 def affordable_chains(limits: Limits, how: str, n: int, m: int) -> int:
     """Count the chains between n and m points that a search may follow."""
-    most = limits.chain_products * (limits.thorough if how == "thorough" else 1)
+    most = limits.chain_products * (limits.thorough**2 if how == "thorough" else 1)
     return int(most / chain_products(n, m))
 
 
@@ -171,6 +171,17 @@ class Chain:
         return Trial(self.name, self.epsilon, self.objective, self.value, self.seconds, status)
 
 
+class Begun(NamedTuple):
+    """How far a search has come, from which one between the same points goes on."""
+
+    chains: Sequence[Chain] = ()  # from near the product plan, as they were first compared
+    opposed: Sequence[Chain] = ()  # those of them that are opposites of others
+    ended: Sequence[Chain] = ()  # at the target
+
+
+NOTHING_BEGUN = Begun()
+
+
 class Climbed(NamedTuple):
     """What the chains have found, the best first."""
 
@@ -181,6 +192,7 @@ class Climbed(NamedTuple):
     g: Tensor  # (t,) potential of the first plan, as of the coarse cost
     alone: bool  # whether one repair has led to the best plan, and nothing else
     settled: bool = False  # whether all plans were followed to their ends
+    begun: Begun = NOTHING_BEGUN
 
 
 def near(chain: Chain, best: Chain, share: float) -> bool:

@@ -17,10 +17,9 @@ from torchgw._boundary.arrays import SAME_DISTANCE
 from torchgw._gradients.contract import Levels, SampledLoss
 from torchgw._problem.limits import CPU, limits_of
 from torchgw._problem.losses import SQUARE, Loss
-from torchgw._problem.problem import Problem
+from torchgw._problem.problem import Problem, weigh_alike
 from torchgw._sinkhorn.problem import Cost, block
-from torchgw._tensors.cuda_graphs import Call, call_directly
-from torchgw._tensors.operations import EQUAL
+from torchgw._tensors.operations import EQUAL, Call, call_directly
 from torchgw._typing import Marginals
 from torchgw.distances.sampling import (
     ColumnReader,
@@ -485,3 +484,10 @@ def eigenpairs(matrix: Any, first: int, last: int) -> tuple[Any, Any]:
         values, vectors = scipy.linalg.eigh(matrix, driver="evd")
         values, vectors = values[first : last + 1], vectors[:, first : last + 1]
     return values, vectors
+
+
+def can_exchange(problem: CoarseProblem) -> bool:
+    """Whether plans may be matchings, of not too many points."""
+    weights = problem.source.weights
+    few = len(weights) <= limits_of(weights.device).exchanged_points
+    return few and weigh_alike(problem.weights)

@@ -27,7 +27,7 @@ from torchgw._problem.problem import stored_matrix
 from torchgw._problem.signatures import HEAT_TIMES
 from torchgw._sinkhorn.eager import SMALLEST
 from torchgw._starts.chain import INNER
-from torchgw._starts.coarse import CoarseProblem, density
+from torchgw._starts.coarse import CoarseProblem
 from torchgw._tensors.deadline import is_over
 from torchgw._tensors.operations import EQUAL
 from torchgw._typing import Marginals
@@ -261,12 +261,6 @@ class SparseProducts:
         self.mean = [float(w @ mean) for w, mean in zip(weights, means, strict=True)]
         self.graphs = Graphs(problem)
         self.weight = float(-4 * problem.alpha)
-
-    @classmethod
-    def of(cls, problem: CoarseProblem) -> SparseProducts | None:
-        """Make it where it is worth it: on a CPU, both tables mostly zeros, the square loss."""
-        on_cpu = problem.source.table.device.type == "cpu"
-        return cls(problem) if on_cpu and density(problem) <= CPU.edge_density else None
 
     def __call__(self, base: Tensor, plans: Tensor) -> Tensor:
         """Add the products at plans (B, s, t) to the base, one for all (s, t) or for each."""

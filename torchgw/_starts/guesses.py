@@ -22,8 +22,7 @@ from torchgw._sinkhorn.annealing import Annealing
 from torchgw._starts.chain import GUESS_EPSILON
 from torchgw._starts.coarse import AXES, CoarseProblem, centre
 from torchgw._tensors.operations import TINY, categories_at
-from torchgw.distances.profiles import distance_quantiles
-from torchgw.distances.sampling import SpreadPoints
+from torchgw.distances.sampling import SpreadPoints, distance_quantiles
 
 # How far below the target a ladder goes before it comes back, as a share of it. [L281]
 _LADDER = 0.25

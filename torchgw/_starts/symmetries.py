@@ -19,7 +19,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from torchgw._problem.limits import limits_of
 from torchgw._problem.problem import Problem
 from torchgw._sinkhorn.duals import Array
 from torchgw._starts.alternatives import (
@@ -156,9 +155,7 @@ def with_images(search: Search, problem: Problem) -> Search:
 
     Those are what it has found of the same cost and with the same entries, or one that leads far.
     """
-    largest = max(problem.shape)
-    few = largest <= limits_of(problem.source.device).few_points
-    if not few or not is_whole(problem, search) or problem.restriction is not None:
+    if not is_whole(problem, search) or problem.restriction is not None:
         return search
     first, *others = search.alternatives
     plan = first.plan.cpu().numpy()
@@ -173,7 +170,7 @@ def with_images(search: Search, problem: Problem) -> Search:
     if count == 1:
         return search
     first, entries = replace(first, images=count), np.sort(plan, axis=None)
-    whole = coarse_problem(problem, largest).problem
+    whole = coarse_problem(problem, max(problem.shape)).problem
     highest = first.value + AGREED * abs(first.value) + whole.rounding()
     found, rest = [], []
     for each in others:

@@ -15,6 +15,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from torchgw._tensors.operations import clone, copy, tensors_of
+
 T = TypeVar("T")
 
 # PyTorch can capture one graph at a time.
@@ -22,20 +24,11 @@ _capturing = threading.Lock()
 # Pools that PyTorch still records into, as a capture has failed: it refuses their next one.
 _broken = set[Any]()
 # Bytes of what a function reads up to which it is captured. Beyond, it takes as long as its
-# launches, and graphs keep copies of their own. [L75] [L82]
+# launches, and graphs keep copies of their own; so do those that are kept from solve to solve.
+# [L75] [L82] [L85]
 CAPTURED_BYTES = 2**25
 # Kinds of problems whose graphs are kept from solve to solve, in each memory. [L88]
 _KEPT = 8
-
-
-# A way to call functions: (name, function, *arguments, in_place=0) -> function(*arguments); see
-# :class:`Captured` for ``in_place``.
-Call = Callable[..., Any]
-
-
-def call_directly(name: str, function: Callable[..., T], *arguments: Any, in_place: int = 0) -> T:
-    """Call function(*arguments)."""
-    return function(*arguments)
 
 
 class GraphMemory(NamedTuple):
@@ -126,7 +119,8 @@ class Captured:
         self._in_place = in_place
         self._warm = False
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._arguments: list[Any] = []
+        self._arguments: tuple[Any, ...] = ()
+        self._read: tuple[Tensor, ...] = ()  # of the arguments
         self._result: Any = None
 
     def __call__(self, *arguments: Any) -> Any:
@@ -137,15 +131,12 @@ class Captured:
         if self._graph is None:
             count = self._in_place
             copies = (clone(argument) for argument in arguments[count:])
-            self._arguments = [*arguments[:count], *copies]
+            self._arguments = (*arguments[:count], *copies)
+            self._read = tensors_of(self._arguments)
             stream, pool, *_ = self._memory
             self._graph = capture(self._record, stream, pool=pool, generator=self._generator)
         else:
-            pairs = [
-                pair
-                for kept, argument in zip(self._arguments, arguments, strict=True)
-                for pair in zip(tensors_of(kept), tensors_of(argument), strict=True)
-            ]
+            pairs = list(zip(self._read, tensors_of(arguments), strict=True))
             if any(ours.shape != given.shape for ours, given in pairs):
                 return self._function(*arguments)
             copy([pair for pair in pairs if pair[0] is not pair[1]])
@@ -186,47 +177,6 @@ class Replayer:
             self._functions[name] = clone(item)
         held: T = self._functions[name]
         return held
-
-
-def copy(pairs: list[tuple[Tensor, Tensor]]) -> None:
-    """Copy the second tensors of pairs to where the first ones lie, by few launches."""
-    if pairs:
-        torch._foreach_copy_([pair[0] for pair in pairs], [pair[1] for pair in pairs])
-
-
-def clone(item: T) -> T:
-    """Copy the tensors of a tuple, which may be nested and named, by few launches."""
-    made: T = _made_like(item)
-    copy(list(zip(*map(tensors_of, (made, item)), strict=True)))
-    return made
-
-
-def _made_like(item: Any) -> Any:
-    """Make tensors of the same kind."""
-    if isinstance(item, Tensor):
-        return torch.empty_like(item)
-    return mapped(_made_like, item) if isinstance(item, tuple) else item
-
-
-def mapped(function: Callable[[Any], Any], item: tuple[Any, ...]) -> Any:
-    """Apply a function to the parts of a tuple, which may be named."""
-    parts = map(function, item)
-    return type(item)(*parts) if hasattr(item, "_fields") else tuple(parts)
-
-
-def to_device(item: Any, device: torch.device) -> Any:
-    """Move a tensor, or a tuple of them, which may be nested and named, to a device."""
-    if isinstance(item, tuple):
-        return mapped(lambda part: to_device(part, device), item)
-    return item if item is None else item.to(device)
-
-
-def tensors_of(item: Any) -> tuple[Tensor, ...]:
-    """List the tensors of a tuple, which may be nested and named, in order."""
-    if isinstance(item, Tensor):
-        return (item,)
-    parts = item if isinstance(item, tuple) else ()
-    return tuple(part for inner in parts for part in tensors_of(inner))
 
 
 class Idle(Generic[T]):

@@ -1,4 +1,4 @@
-"""Operations that all rooms share: loading the code of one takes long, draws and sums by index.
+"""Operations that all rooms share: draws, sums by index, tuples of tensors.
 
 On a GPU PyTorch loads the code of a source file at the first launch of any operation in it, a
 millisecond or two for each megabyte. [L1020, L1216] Sparse tensors are constructed here, too, where
@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import reduce
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
+
+T = TypeVar("T")
 
 # Two numbers of float64 are the same, but for rounding, if they differ by no more than this share
 # of themselves, or of the largest of their kind. [L1443]
@@ -162,11 +165,16 @@ def csr_tensor(start: Tensor, column: Tensor, values: Tensor, shape: tuple[int, 
 
 # torch.multinomial refuses more categories than this. [L300]
 _MULTINOMIAL_LIMIT = 2**24
-# Numbers that are permuted to draw some of them: 10 ms for a million, 300 for ten. [L701]
-_PERMUTED = 2**20
-# Sums by index are made by a product on a GPU, if there are at most so many numbers times sums: the
-# sort that index_put_ needs takes 100 ms to load. A choice. [L930] [L1020]
-_TABLE = 2**24
+# Up to so many pairs of points all are compared: the first call of a process then need not import
+# SciPy's trees, which takes longer; all distances among them take less time than a launch.
+# [L406, L447, L881, L930]
+FEW_PAIRS = 2**18
+# Up to so many random numbers are made on the host, as are those of a CPU, and permuted to draw
+# some of them: 10 ms for a million, 300 for ten. [L701, L790]
+HOST_DRAWN = 2**20
+# Up to so many pairs of points or numbers a GPU takes all: that needs fewer launches than any other
+# way to neighbours, and no sort, which takes 35 to 100 ms to load. [L303, L930, L1020]
+ALL_PAIRS = 2**24
 # Bytes of a block of a table that is made and read at once, and that are taken to be free without
 # asking, which takes half a millisecond on a GPU. [L190, L308, L751]
 BLOCK_BYTES = 2**26
@@ -179,7 +187,7 @@ ROWS = 2**16
 
 def distinct(n: int, count: int, generator: torch.Generator) -> Tensor:
     """Draw distinct numbers below n, (count,), in random order on the CPU."""
-    if n > _PERMUTED:
+    if n > HOST_DRAWN:
         drawn = torch.randint(n, (2 * count,), generator=generator, device="cpu")
         first = np.unique(drawn.numpy(), return_index=True)[1]
         # nearly all draws are distinct, unless most of the numbers are asked for
@@ -228,7 +236,7 @@ def categories_at(weights: Tensor, places: Tensor) -> Tensor:
 
 def accumulate(index: Tensor, values: Tensor, size: int) -> Tensor:
     """Add up the values (p, ...) that share an index (p,), shape (size, ...), in a fixed order."""
-    if values.is_cuda and size * len(index) <= _TABLE:
+    if values.is_cuda and size * len(index) <= ALL_PAIRS:
         chosen = values.new_zeros(size, len(index))
         one, number = values.new_ones(()), torch.arange(len(index), device=index.device)
         return chosen.index_put_((index, number), one) @ values
@@ -254,3 +262,61 @@ def inner_products(first: Tensor, second: Tensor) -> Tensor:
     for rows, others in zip(first.split(ROWS), second.split(ROWS), strict=True):
         total = total + rows.double().T @ others.double()
     return total.to(torch.promote_types(first.dtype, second.dtype))
+
+
+# A way to call functions: (name, function, *arguments, in_place=0) -> function(*arguments); see
+# :class:`Captured` for ``in_place``.
+Call = Callable[..., Any]
+
+
+def call_directly(name: str, function: Callable[..., T], *arguments: Any, in_place: int = 0) -> T:
+    """Call function(*arguments)."""
+    return function(*arguments)
+
+
+def copy(pairs: list[tuple[Tensor, Tensor]]) -> None:
+    """Copy the second tensors of pairs to where the first ones lie, by few launches."""
+    if pairs:
+        torch._foreach_copy_([pair[0] for pair in pairs], [pair[1] for pair in pairs])
+
+
+def clone(item: T) -> T:
+    """Copy the tensors of a tuple, which may be nested and named, by few launches."""
+    made: T = _made_like(item)
+    copy(list(zip(*map(tensors_of, (made, item)), strict=True)))
+    return made
+
+
+def _made_like(item: Any) -> Any:
+    """Make tensors of the same kind."""
+    if isinstance(item, Tensor):
+        return torch.empty_like(item)
+    return mapped(_made_like, item) if isinstance(item, tuple) else item
+
+
+def mapped(function: Callable[[Any], Any], item: tuple[Any, ...]) -> Any:
+    """Apply a function to the parts of a tuple, which may be named."""
+    parts = map(function, item)
+    return type(item)(*parts) if hasattr(item, "_fields") else tuple(parts)
+
+
+def to_device(item: Any, device: torch.device) -> Any:
+    """Move a tensor, or a tuple of them, which may be nested and named, to a device."""
+    if isinstance(item, tuple):
+        return mapped(lambda part: to_device(part, device), item)
+    return item if item is None else item.to(device)
+
+
+def tensors_of(item: Any) -> tuple[Tensor, ...]:
+    """List the tensors of a tuple, which may be nested and named, in order."""
+    found: list[Tensor] = []
+    _collect(item, found)
+    return tuple(found)
+
+
+def _collect(item: Any, found: list[Tensor]) -> None:
+    if isinstance(item, Tensor):
+        found.append(item)
+    elif isinstance(item, tuple):
+        for part in item:
+            _collect(part, found)

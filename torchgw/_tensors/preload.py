@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from torchgw._tensors.machine import most_points
+from torchgw._tensors.operations import FEW_PAIRS
 
 logger = logging.getLogger(__name__)
 
@@ -83,17 +84,15 @@ def _stored(x: Tensor) -> None:
 
 
 _PARTS = (_spaces, _search)
-# Points up to which a CPU finds the neighbours, and up to which plans are stored and none of
-# ``_leaves`` is needed.
-# Choices. [L881] [L930]
-_FEWEST, _FEW = 512, 1_000
+# Points up to which plans are stored and none of ``_leaves`` is needed. A choice. [L881] [L930]
+_FEW = 1_000
 
 
 def load_beside(device: torch.device, *given: Any) -> None:
     """Begin to load, once, the operations that a solve of these inputs launches on a GPU."""
     if device.type == "cuda":
         most = most_points(given)
-        _begin(device, most > _FEWEST, most > _FEW)
+        _begin(device, most**2 > FEW_PAIRS, most > _FEW)
 
 
 @cache

@@ -57,7 +57,7 @@ from torchgw._variants.several import (
     file_of,
     partners,
 )
-from torchgw.distances.new_points import Space as Origin
+from torchgw.distances.points import Space as Origin
 
 # Small pairs that are solved in one call; finished calls are kept. A choice. [L1416]
 _TOGETHER = 64

@@ -28,7 +28,7 @@ from torchgw.metrics import foscttm, label_accuracy
 
 if TYPE_CHECKING:
     from torchgw._results.result import GWResult
-    from torchgw.distances.new_points import Space
+    from torchgw.distances.points import Space
 
 _OPTIONAL = ("matplotlib", "scikit-learn", "anndata", "pandas", "pyarrow", "networkx")
 _KINDS = ("plan", "clouds", "convergence", "confusion", "alternatives")

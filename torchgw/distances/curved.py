@@ -15,7 +15,7 @@ close together or near the border; arcosh(1 + x) and artanh would. On the sphere
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -25,9 +25,13 @@ from torchgw._boundary.checks import check_choice, check_positive
 from torchgw._errors import InvalidInputError
 from torchgw._tensors.operations import LARGEST_LOGARITHM, straight
 from torchgw.distances.base import DistanceProvider
-from torchgw.distances.points import EXACT_MAXIMUM_POINTS, check_rows, farthest_pair, walk
-
-CurvedModel = Literal["poincare", "lorentz", "sphere"]
+from torchgw.distances.points import (
+    EXACT_MAXIMUM_POINTS,
+    CurvedModel,
+    check_rows,
+    farthest_pair,
+    walk,
+)
 
 # Points may miss their constraint by this relative error, in roundings of their dtype, which is
 # rounding. [L381]

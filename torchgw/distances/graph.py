@@ -14,7 +14,7 @@ from torch import Tensor
 from torchgw._boundary.arrays import to_tensor
 from torchgw._boundary.checks import check_choice, check_within
 from torchgw._errors import GraphWarning, InvalidInputError, warn_user
-from torchgw._tensors.operations import straight
+from torchgw._tensors.operations import FEW_PAIRS, straight
 from torchgw._tensors.ranks import Ranks
 from torchgw.distances._graph.edges import (
     Edges,
@@ -26,7 +26,7 @@ from torchgw.distances._graph.edges import (
     with_edges,
 )
 from torchgw.distances._graph.leaves import Leaves, into_leaves, pair_squares
-from torchgw.distances._graph.neighbours import FEW_PAIRS, nearest_others
+from torchgw.distances._graph.neighbours import nearest_others
 from torchgw.distances.geodesics import Geodesics, largest_path
 from torchgw.distances.points import check_rows, unit_vectors
 from torchgw.distances.surface import Surface

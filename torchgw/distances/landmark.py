@@ -11,7 +11,7 @@ from torch import Tensor
 from torchgw._boundary.arrays import resolve_device
 from torchgw._boundary.checks import check_within
 from torchgw._errors import GraphWarning, UnsupportedError, warn_user
-from torchgw._tensors.operations import TINY, distinct, greater, lesser, power
+from torchgw._tensors.operations import HOST_DRAWN, TINY, distinct, greater, lesser, power
 from torchgw._tensors.ranks import Ranks
 from torchgw.distances._graph.edges import VERTICES, components
 from torchgw.distances.base import DistanceProvider, Factors
@@ -34,9 +34,6 @@ _ALL_VERTICES = 256
 # than this share. [L170, L311]
 _ROUNDS, _TOLERANCE = 5, 0.02
 _LEAST_GAIN = 0.1
-# Up to so many vertices the host makes the random numbers, so that they are the same as on a CPU.
-# [L790]
-_HOST_DRAWN = 2**20
 # A smaller rank may have this error, relative to the least. [L194]
 _RANK_SLACK = 1.05
 
@@ -233,7 +230,7 @@ def _draw_spread(closest: Tensor, size: int, generator: torch.Generator) -> Tens
     # The largest of log(u) / weight are a draw without replacement (Efraimidis and Spirakis 2006).
     # Landmarks and their duplicates have weight zero and come last.
     device = torch.device("cpu")
-    if len(closest) > _HOST_DRAWN and closest.is_cuda:
+    if len(closest) > HOST_DRAWN and closest.is_cuda:
         device = closest.device
         seed = int(torch.randint(2**62, (), generator=generator, device="cpu"))
         generator = torch.Generator(device).manual_seed(seed)

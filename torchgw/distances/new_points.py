@@ -1,6 +1,6 @@
 """Distances between points that a provider has not seen and the points that it knows."""
 
-from typing import NamedTuple, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -9,59 +9,15 @@ from torchgw._errors import InvalidInputError
 from torchgw._tensors.operations import NOTHING, at_even_steps
 from torchgw.distances._graph.neighbours import nearest
 from torchgw.distances.base import BLOCK_ENTRIES, DistanceProvider, ScaledDistance
-from torchgw.distances.curved import CurvedModel, curved_distances
-from torchgw.distances.geodesics import Geodesics
+from torchgw.distances.curved import curved_distances
 from torchgw.distances.landmark import NystromDistance
-from torchgw.distances.points import PointMetric, pairwise_distances
+from torchgw.distances.points import CurvedModel, PointMetric, Space, pairwise_distances
 
 # Points that determine the factors of a new point: at least so many, and so many per factor. [L312]
 _REFERENCE_POINTS = 2_000
 _REFERENCE_PER_FACTOR = 4
 # Known points next to a new one whose factors are averaged. [L1665]
 _NEAR = 8
-
-
-class Space(NamedTuple):
-    """The points or the graph of one side of a problem, and how new points are measured."""
-
-    points: Tensor | None  # (n, d), not scaled; None for a graph, a matrix or a provider
-    # metric between points; None for geodesics and given distances
-    metric: PointMetric | CurvedModel | None
-    geodesics: Geodesics | None
-    n_neighbors: int  # known points that a new one is joined to in the graph
-    scale: float  # factor that distances are multiplied by
-    features: Tensor | None = None  # (n, f), from which the linear cost was computed
-    feature_metric: PointMetric = "sqeuclidean"
-    curvature: float | None = None  # of a space of constant curvature
-    faces: Tensor | None = None  # (k, 3) int64, triangles between the points of a surface
-
-    @property
-    def given_graph(self) -> Geodesics | None:
-        """The graph whose paths are compared, if it was given and not made from points."""
-        return self.geodesics if self.points is None else None
-
-    def to(self, device: torch.device) -> "Space":
-        """Move the points to another device."""
-        if self.points is None:
-            return self
-        faces = None if self.faces is None else self.faces.to(device)
-        return self._replace(points=self.points.to(device), faces=faces)
-
-    def between(self, new: Tensor, known: Tensor) -> Tensor:
-        """Compute the distances of new points and known ones, (q, s) float64, not scaled."""
-        assert self.metric is not None
-        if self.curvature is not None:
-            # in the given dtype, from which follows how far rounding may move a point out of its
-            # space
-            return curved_distances(new, known, cast(CurvedModel, self.metric), self.curvature)
-        return pairwise_distances(new.double(), known.double(), cast(PointMetric, self.metric))
-
-    def copy(self) -> "Space":
-        """Copy points and features, so that nobody else can change them."""
-        points, features = (
-            None if part is None else part.clone() for part in (self.points, self.features)
-        )
-        return self._replace(points=points, features=features)
 
 
 class CrossDistance:
@@ -98,7 +54,7 @@ class CrossDistance:
         new, known = self._points[block], space.points
         if space.metric is not None:
             chosen = known if index is None else known[index]
-            return space.between(new, chosen) * space.scale
+            return straight_distances(space, new, chosen) * space.scale
         new = new.to(dtype)
         return self._through_neighbours(new, known, index)
 
@@ -113,7 +69,7 @@ class CrossDistance:
         assert self._space.points is not None
         new, known = self._points[block], self._space.points
         if self._space.metric is not None:
-            return self._space.between(new, known)
+            return straight_distances(self._space, new, known)
         return pairwise_distances(new.double(), known.double(), "euclidean")
 
     def _through_neighbours(self, new: Tensor, known: Tensor, index: Tensor | None) -> Tensor:
@@ -135,6 +91,15 @@ class CrossDistance:
         if self._columns is None or self._columns[0] is not index:
             self._columns = index, self._provider.columns(index)
         return self._columns[1]
+
+
+def straight_distances(space: Space, new: Tensor, known: Tensor) -> Tensor:
+    """Compute the distances of new points and known ones, (q, s) float64, not scaled."""
+    assert space.metric is not None
+    if space.curvature is not None:
+        # in the given dtype, from which follows how far rounding may move a point out of its space
+        return curved_distances(new, known, cast(CurvedModel, space.metric), space.curvature)
+    return pairwise_distances(new.double(), known.double(), cast(PointMetric, space.metric))
 
 
 def factor_reference(provider: DistanceProvider) -> Tensor:

@@ -1,8 +1,8 @@
-"""Distances among points, computed when they are read."""
+"""Distances among points, computed when they are read; what the space of a side was made of."""
 
 import copy
 from collections.abc import Callable
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -12,8 +12,10 @@ from torchgw._boundary.checks import check_choice
 from torchgw._errors import InvalidInputError
 from torchgw._tensors.operations import straight
 from torchgw.distances.base import BLOCK_ENTRIES, DistanceProvider, Factors
+from torchgw.distances.geodesics import Geodesics
 
 PointMetric = Literal["euclidean", "sqeuclidean", "cosine", "correlation"]
+CurvedModel = Literal["poincare", "lorentz", "sphere"]
 # Those that compare directions alone.
 ANGLES = ("cosine", "correlation")
 
@@ -278,3 +280,37 @@ def farthest_pair(like: Tensor, rows_of: Callable[[Tensor], Tensor]) -> Tensor:
         pair = torch.where(value > best, found, pair)
         best = torch.maximum(value, best)
     return pair
+
+
+class Space(NamedTuple):
+    """The points or the graph of one side of a problem, and how new points are measured."""
+
+    points: Tensor | None  # (n, d), not scaled; None for a graph, a matrix or a provider
+    # metric between points; None for geodesics and given distances
+    metric: PointMetric | CurvedModel | None
+    geodesics: Geodesics | None
+    n_neighbors: int  # known points that a new one is joined to in the graph
+    scale: float  # factor that distances are multiplied by
+    features: Tensor | None = None  # (n, f), from which the linear cost was computed
+    feature_metric: PointMetric = "sqeuclidean"
+    curvature: float | None = None  # of a space of constant curvature
+    faces: Tensor | None = None  # (k, 3) int64, triangles between the points of a surface
+
+    @property
+    def given_graph(self) -> Geodesics | None:
+        """The graph whose paths are compared, if it was given and not made from points."""
+        return self.geodesics if self.points is None else None
+
+    def to(self, device: torch.device) -> "Space":
+        """Move the points to another device."""
+        if self.points is None:
+            return self
+        faces = None if self.faces is None else self.faces.to(device)
+        return self._replace(points=self.points.to(device), faces=faces)
+
+    def copy(self) -> "Space":
+        """Copy points and features, so that nobody else can change them."""
+        points, features = (
+            None if part is None else part.clone() for part in (self.points, self.features)
+        )
+        return self._replace(points=points, features=features)

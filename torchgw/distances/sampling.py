@@ -1,26 +1,25 @@
-"""Spread-out points of a space, each with the mass nearest to it."""
+"""What is told of a space by reading it: sums over its distances, and spread-out points."""
 
 import math
+from collections.abc import Iterator
+from importlib.util import find_spec
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from torchgw._tensors.operations import NOTHING, accumulate, lesser, power
-from torchgw.distances.base import DistanceProvider, Factors
+from torchgw._tensors.operations import ALL_PAIRS, FEW_PAIRS, NOTHING, accumulate, lesser, power
+from torchgw.distances.base import DistanceProvider, Factors, ScaledDistance
+from torchgw.distances.curved import CurvedDistance
 from torchgw.distances.points import PointDistance
 
 # A point is drawn in proportion to this power of its distance to the points so far: large enough to
 # spread them evenly, small enough not to collect outliers. [L108, L311]
 SPREAD = 4
-# All distances among so few points are computed to draw some of them. A choice. [L447]
-_STORED_POINTS = 512
 # Among so few points some are drawn by random numbers of the host, so that they are the same on a
 # GPU; so many are also looked at where distances are decided on. [L610]
-_SAME_POINTS = 1_000
-# So few keys are compared all with all on a GPU: to load topk, and the sort it ends with, takes 35
-# to 45 ms. A choice. [L1020]
-_COMPARED = 2**11
+SAME_POINTS = 1_000
 
 
 class StoredColumns(NamedTuple):
@@ -60,7 +59,7 @@ def column_reader(provider: DistanceProvider) -> ColumnReader:
         return StoredColumns(matrix)
     factors = provider.factors()
     # all straight distances of few points take less time than a launch
-    few = isinstance(provider, PointDistance) and provider.n <= _STORED_POINTS
+    few = isinstance(provider, PointDistance) and provider.n**2 <= FEW_PAIRS
     if factors is None and few:
         return StoredColumns(provider.columns(torch.arange(provider.n, device=provider.device)))
     return factors or provider
@@ -111,7 +110,7 @@ def uniform_draws(provider: DistanceProvider, size: int, seed: int) -> Tensor:
     """Make the random numbers that draw at most ``size`` points, (rounds, n) float64."""
     rounds = math.ceil(math.log2(size)) if provider.n > size else 0
     # the numbers for few points are the same on every device
-    device = provider.device if provider.n > _SAME_POINTS else torch.device("cpu")
+    device = provider.device if provider.n > SAME_POINTS else torch.device("cpu")
     generator = torch.Generator(device=device).manual_seed(seed)
     drawn = torch.rand(rounds, provider.n, dtype=torch.float64, device=device, generator=generator)
     return drawn.to(provider.device)
@@ -152,7 +151,7 @@ def draw_points(
 
 def _largest(keys: Tensor, count: int) -> Tensor:
     """Find the places of the largest keys, (count,), the largest first."""
-    if not keys.is_cuda or len(keys) > _COMPARED:
+    if not keys.is_cuda or len(keys) ** 2 > ALL_PAIRS:
         return keys.topk(count).indices
     # by the number of keys that come before each; those that are equal stay in order
     number = torch.arange(len(keys), device=keys.device)
@@ -177,3 +176,106 @@ def _nearest(weights: Tensor, index: Tensor, columns: Tensor) -> SpreadPoints:
     square = weights @ (closest.double() * closest.double())
     table = columns[index].double()
     return SpreadPoints(index, (table + table.T) / 2, mass, square)
+
+
+# Distances read at once. [L588]
+_BLOCK_ELEMENTS = {"cpu": 2**21, "cuda": 2**26}
+# Kernels hold points of at most so many numbers on chip. [L588]
+_WIDEST = 20
+# Levels of the distance distributions that are compared. [L224]
+_QUANTILES = 32
+# Entries of a row from which on a CPU sorts by NumPy, which takes 40 to 70% of the time. [L1242]
+_SORTED = 64
+
+
+def moments(provider: DistanceProvider, weights: Tensor) -> Tensor:
+    """Compute the mean and the mean square of each point's distances by weight, (n, 2)."""
+    curved = _on_chip(provider)
+    if curved is not None:
+        from torchgw.distances.profiles_triton import sum_functions
+
+        table, scale = curved
+        return sum_functions(table, weights, None) * weights.new_tensor([scale, scale**2])
+    return torch.cat(
+        [torch.stack([weights @ d, weights @ d.square()], 1) for d in _columns(provider)]
+    )
+
+
+def decays(provider: DistanceProvider, weights: Tensor, length: float) -> Tensor:
+    """Compute the means of exp(-|d| / length) and of its fourth power by weight, (n, 2)."""
+    curved = _on_chip(provider)
+    if curved is not None:
+        from torchgw.distances.profiles_triton import sum_functions
+
+        table, scale = curved
+        return sum_functions(table, weights, scale / length)
+    sums = []
+    for d in _columns(provider):
+        near = d.abs().div_(-length).exp_()
+        sums.append(torch.stack([weights @ near, weights @ near.square_().square_()], 1))
+    return torch.cat(sums)
+
+
+def differences(
+    source: DistanceProvider, target: DistanceProvider, partners: Tensor, weights: Tensor
+) -> Tensor:
+    """Compute the mean of (d_ij - d'_kl)^2 over all j by weight, for partners k of i, l of j."""
+    near, far = _on_chip(source), _on_chip(target)
+    if near is not None and far is not None:
+        from torchgw.distances.profiles_triton import sum_differences
+
+        tables = near[0], far[0][partners].contiguous()
+        return sum_differences(*tables, weights, (near[1], far[1]))
+    sums = []
+    for block in _blocks(source):
+        apart = source.columns(block).double() - target.columns(partners[block])[partners].double()
+        sums.append(weights @ apart.square_())
+    return torch.cat(sums)
+
+
+def _blocks(provider: DistanceProvider) -> tuple[Tensor, ...]:
+    width = max(1, _BLOCK_ELEMENTS[provider.device.type] // provider.n)
+    found: tuple[Tensor, ...] = torch.arange(provider.n, device=provider.device).split(width)
+    return found
+
+
+def _columns(provider: DistanceProvider) -> Iterator[Tensor]:
+    """Read all distances, some columns at a time."""
+    for block in _blocks(provider):
+        yield provider.columns(block).double()
+
+
+def _on_chip(provider: DistanceProvider) -> tuple[Tensor, float] | None:
+    """Give the table and the scale of hyperbolic distances on a GPU, for kernels."""
+    inner, scale = provider, 1.0
+    if isinstance(provider, ScaledDistance):
+        inner, scale = provider.provider, provider.scale
+    if not isinstance(inner, CurvedDistance) or inner.device.type != "cuda":
+        return None
+    table = inner.coordinates()
+    if table is None or table.shape[1] > _WIDEST or find_spec("triton") is None:
+        return None
+    return table, scale / inner.curvature**0.5
+
+
+def distance_quantiles(table: Tensor, weights: Tensor) -> Tensor:
+    """Return quantiles of each row of distances (s, n) by weight, (s, q), each over sqrt(q)."""
+    if table.device.type == "cpu" and bool((weights == weights[0]).all()):
+        # NumPy sorts by vector instructions, without returning the order, which is not needed
+        values = torch.from_numpy(np.sort(table.numpy(), axis=1))
+        cumulative = weights.cumsum(0).expand_as(values).contiguous()
+    else:
+        order = _order(table)
+        values, cumulative = table.gather(1, order), weights[order].cumsum(1)
+    levels = torch.arange(_QUANTILES, dtype=values.dtype, device=values.device) + 0.5
+    levels = (levels / _QUANTILES * cumulative[:, -1:]).contiguous()
+    position = torch.searchsorted(cumulative, levels).clamp_(max=values.shape[1] - 1)
+    found: Tensor = values.gather(1, position) / _QUANTILES**0.5
+    return found
+
+
+def _order(table: Tensor) -> Tensor:
+    """Sort each row of a table: the places of its entries, ascending."""
+    if table.device.type == "cpu" and table.shape[1] >= _SORTED:
+        return torch.from_numpy(np.argsort(table.numpy(), axis=1))
+    return table.argsort(dim=1)

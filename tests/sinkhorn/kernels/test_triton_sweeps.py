@@ -161,7 +161,7 @@ def test_dense_plans(name: str, n: int, m: int, device: torch.device, dtype: tor
 def test_dense_beyond_one_tile(
     device: torch.device, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stored, "_WIDEST", 50 * dtype.itemsize)
+    monkeypatch.setattr(stored, "ROW_BYTES", 50 * dtype.itemsize)
     cost = factored(7, 90, 2, device, dtype).dense()
     cost = DenseCost(cost.matrix.T.contiguous().T)
     marginals = weights(7, 90, device, dtype)

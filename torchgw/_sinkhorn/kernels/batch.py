@@ -28,7 +28,8 @@ from torchgw._sinkhorn.eager import (
 )
 from torchgw._sinkhorn.kernels.operands import Blocks, launch_options
 from torchgw._tensors.ahead import launch
-from torchgw._tensors.cuda_graphs import Captured, GraphMemory, borrow_memory, clone
+from torchgw._tensors.cuda_graphs import Captured, GraphMemory, borrow_memory
+from torchgw._tensors.operations import clone
 from torchgw._typing import Marginals
 
 # Points per side up to which a problem is solved by one program. [L613]

@@ -16,12 +16,9 @@ from torch import Tensor
 
 from torchgw._sinkhorn.kernels.operands import Blocks, launch_options, multiprocessors, tiles_of
 from torchgw._sinkhorn.kernels.softmin import KernelSide, Rule, rescaled, update, usable
-from torchgw._sinkhorn.problem import DenseCost
+from torchgw._sinkhorn.problem import ROW_BYTES, DenseCost
 from torchgw._tensors.ahead import launch
 
-# Bytes of the widest row whose column sums fit the registers of a multiprocessor; beyond, two
-# passes over the cost are faster. [L54, L55]
-_WIDEST = 2**17
 # Tiles of a row that a sweep is compiled for, the last of which may be empty; more are as many as
 # there are. [L363]
 _TILES = (1, 2, 3, 4, 6, 8)
@@ -199,7 +196,7 @@ def _columns_kernel(
 
 def fits(cost: DenseCost) -> bool:
     """Whether a row's column sums fit on chip; wider matrices take two passes per iteration."""
-    return _pitch(cost.shape[1]) * cost.dtype.itemsize <= _WIDEST
+    return _pitch(cost.shape[1]) * cost.dtype.itemsize <= ROW_BYTES
 
 
 def sweep_shape(cost: DenseCost) -> SweepShape:

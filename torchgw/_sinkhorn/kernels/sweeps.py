@@ -15,7 +15,8 @@ from torchgw._sinkhorn.kernels.softmin import KernelSide, Rule, half_step_
 from torchgw._sinkhorn.kernels.stored import StoredKernel, SweepShape
 from torchgw._sinkhorn.kernels.vectors import Vectors, begin_, finish_, prepare_
 from torchgw._sinkhorn.problem import STRICT, DenseCost, EntropicPlan, LinearProblem
-from torchgw._tensors.cuda_graphs import GraphMemory, Idle, Replayer, borrow_memory, capture, clone
+from torchgw._tensors.cuda_graphs import GraphMemory, Idle, Replayer, borrow_memory, capture
+from torchgw._tensors.operations import clone
 from torchgw._typing import Marginals, Potentials
 
 # A function that updates both sides by the rules given for each; it gets the flag for trouble, and

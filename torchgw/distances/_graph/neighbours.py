@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from torchgw._errors import BackendUnavailableError, PerformanceWarning, warn_user
-from torchgw._tensors.operations import average, lengths
+from torchgw._tensors.operations import ALL_PAIRS, FEW_PAIRS, average, lengths
 from torchgw._tensors.ranks import Ranks
 from torchgw.distances._graph.leaves import (
     Leaves,
@@ -50,8 +50,6 @@ _WORK_BYTES = (2**27, 2**30)
 # products, for each 64 coordinates and in addition. [L303]
 _LEAF_SECONDS = (1.2e-11, 2.4e-11)
 _PRODUCT_SECONDS = (1.0e-12, 1.5e-12)
-# Up to so many pairs tiles need fewer launches than any other way. [L303]
-_SMALL_PAIRS = 2**24
 # In so few dimensions three products on matrix units cost as little as one. [L682]
 _NARROW = 16
 # Leaves that give a first bound, and query leaves that the share to visit is estimated from. [L154]
@@ -61,9 +59,6 @@ _PROBES = 256
 # once. A choice. [L538]
 _MOST_LISTED = 32
 _SORTED = 2**21
-# Up to so many pairs a CPU compares all of them: the first call of a process then need not import
-# SciPy's trees, which takes longer. [L406]
-FEW_PAIRS = 2**18
 # Edges of the search graph, and candidates kept while building it and while searching. [L171]
 _EDGES = 32
 _BUILDING = 80
@@ -87,7 +82,7 @@ def nearest(
             )
         search = _nearest_by_tiles if wide or pairs <= FEW_PAIRS else _nearest_by_tree
         return search(base, query, n_neighbors)
-    if len(base) * len(query) <= _SMALL_PAIRS:
+    if len(base) * len(query) <= ALL_PAIRS:
         return _nearest_by_tiles(base, query, n_neighbors)
     # those that are visited in any case, before any are made
     share = min(1.0, _SEEDS / leaf_count(len(base)))

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from torchgw._errors import ConvergenceWarning, InvalidInputError, warn_user
-from torchgw._problem.marginals import MarginalRule
+from torchgw._problem.problem import MarginalRule
 from torchgw._sinkhorn.exact import LARGE, LinearSolver, PartialTransport
 from torchgw._solve.polish import best_length, oracle, take_steps
 from torchgw._typing import Marginals
