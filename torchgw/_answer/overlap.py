@@ -44,9 +44,14 @@ def solve_overlap(asked: Asked, recorder: Recorder) -> Outcome:
         most = most_mass(support, asked.problem.marginals)
         shares = tuple(share for share in SHARES if share <= most)
     level: float | None = None
-    # a search begins at the mass of the rule and at all of it
-    for first in dict.fromkeys((min(rule.mass, shares[-1]), shares[-1])):
+    # a search begins at the mass of the rule and at all of it; and, where these lead to no clear
+    # break, at half of the first: of more than the overlap another part may match as well [L1865]
+    begun, clear = min(rule.mass, shares[-1]), limits_of(asked.problem.source.device).clear_break
+    half = next(share for share in shares if share >= begun / 2)
+    for first in dict.fromkeys((begun, shares[-1], half)):
         if ends and is_over():
+            break
+        if first < begun and _elbow(ends, asked.problem.alpha).contrast >= clear:
             break
         _take(ends, first, solve_problem(_moving(asked, first, level), Recorder()))
         if level is None and asked.options.epsilon == "auto":
@@ -69,7 +74,7 @@ def solve_overlap(asked: Asked, recorder: Recorder) -> Outcome:
     doubt = ""
     if len(ends) < len(shares):
         doubt = WHY_TIME
-    elif found.contrast < limits_of(asked.problem.source.device).clear_break:
+    elif found.contrast < clear:
         doubt = WHY_NO_ELBOW.format(share=found.chosen)
     if doubt:
         search = best.search or Search((), math.nan)
