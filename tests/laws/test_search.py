@@ -20,7 +20,6 @@ from benchmarks.quality.problems import PROBLEMS
 from benchmarks.solves.first_use import network_pair
 from torchgw._search.population import improve, improve_again
 from torchgw._starts.alternatives import Ends
-from torchgw._starts.chain import Climbed, Trial, beside
 
 # Objectives within a thousandth are of one optimum: a solve ends once an iteration lowers its
 # objective by less than 1e-5 of it, and some tens more may follow.
@@ -456,23 +455,3 @@ def test_starts_that_disagree_are_improved_again_and_end_no_higher():
         lower += int(after < before)
     assert lower > 0
     assert settled > 0
-
-
-def test_two_turns_of_chains_agree_on_what_each_has_found():
-    """The second has to be sure of it; what both have found is listed together, the best first."""
-
-    def turn(objectives, agreed):
-        trials = tuple(Trial(f"{one}", 0.1, one, one, 0.0, "refined") for one in objectives)
-        left = Trial("left", 0.2, 9.0, 9.0, 0.0, "left behind")
-        plans = torch.tensor(objectives)[:, None, None].expand(-1, 2, 3)
-        g = torch.full((3,), objectives[0])
-        return Climbed(plans, (*trials, left), agreed, False, g, False)
-
-    for ours, theirs, sure in (([1.0, 3.0], [1.0], True), ([1.0], [2.0, 2.5], True),
-                               ([2.0], [1.0, 2.5], True), ([1.0, 3.0], [1.0], False)):  # fmt: skip
-        found = beside(turn(ours, False), turn(theirs, sure))
-        objectives = [trial.objective for trial in found.trials]
-        assert objectives == sorted([*ours, *theirs]) + [9.0, 9.0]
-        assert found.plans[:, 0, 0].tolist() == objectives[:-2]
-        assert found.g[0] == objectives[0]
-        assert found.agreed == (sure and ours[0] == theirs[0])

@@ -423,8 +423,7 @@ MOVES = (
         lambda limits: f"{limits.all_points} points a side",
     ),
     Move(
-        "chains", "up to 16 starts near a x b (64 if thorough), each followed down to the target; "
-        "other draws again where they disagree",
+        "chains", "up to 16 starts near a x b (64 if thorough), each followed down to the target",
         "where few points do not determine where all go", _follows, _points_of_chains,
     ),
     Move(
