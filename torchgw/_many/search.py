@@ -124,7 +124,9 @@ def search(stack: Stack, starts: Starts, plans: Tensor) -> Searched:
     def begin(some: Tensor) -> tuple[Tensor, Tensor]:
         return starts.costs(which[some], kind[some], scale[which[some]]), yes[some]
 
-    groups = [stack.follow(every, plans), stack.settle(which, first, begin)]
+    alike, matched = _matchings(stack, every)
+    known = stack.follow(torch.cat([every, alike]), torch.cat([plans, matched]))
+    groups = [Ends(*(part[:count] for part in known)), stack.settle(which, first, begin)]
     if stack.problems.relaxed is not None:
         # relaxed plans may leave points out before these have found their place
         strict = Stack(replace(stack.problems, relaxed=None)).settle(which, first, begin)
@@ -133,8 +135,13 @@ def search(stack: Stack, starts: Starts, plans: Tensor) -> Searched:
         more = torch.cat([strict_plans, balls], 1)
         groups.append(stack.follow(every.repeat_interleave(more.shape[1]), more.flatten(0, 1)))
         groups += _maps(stack, plans)
-    else:
-        groups += _matchings(stack, every)
+    if len(alike):
+        # the others have no such end, and an infinite objective there
+        nowhere = plans.new_full((count, _MATCHINGS), math.inf)
+        led = Ends(plans.new_zeros(*nowhere.shape, *plans.shape[1:]), nowhere, nowhere.clone())
+        for part, mine in zip(led, known, strict=True):
+            part[alike[::_MATCHINGS]] = mine[count:].view(-1, *part.shape[1:])
+        groups.append(Ends(*(part.flatten(0, 1) for part in led)))
     ends = Ends(
         *(
             torch.cat([part.view(count, -1, *part.shape[1:]) for part in parts], 1)
@@ -152,33 +159,27 @@ def search(stack: Stack, starts: Starts, plans: Tensor) -> Searched:
     return Searched(found.members, ambiguity, ~certain)
 
 
-def _matchings(stack: Stack, every: Tensor) -> list[Ends]:
-    """Follow the best matchings (B, k) of the problems whose points weigh alike."""
-    # As a search of one problem does; the others have no such end, and an infinite objective there.
+def _matchings(stack: Stack, every: Tensor) -> tuple[Tensor, Tensor]:
+    """Find the best matchings of strict problems whose points weigh alike."""
+    # As a search of one problem does. Returns problems (k,) and plans (k, n, m).
     problems = stack.problems
     (x, y), weights = stack.tables(every), stack.weights(every)
     n, sizes = x.shape[1], stack.rows(every)
-    if weights[0].shape != weights[1].shape:
-        return []
+    if weights[0].shape != weights[1].shape or problems.relaxed is not None:
+        return every[:0], x.new_zeros(0, n, y.shape[1])
     alike = sizes == problems.y.sizes[problems.j]
     for side in weights:
         other = (side * sizes[:, None] - 1).abs() > EQUAL
         alike &= ~(other & inside_of(n, sizes)).any(1)
     which = alike.nonzero()[:, 0]
     if not len(which):
-        return []
+        return which, x.new_zeros(0, n, n)
     few, linear = sizes[which], units(problems, which)[0]
     near = (-2 * problems.alpha[which] / few.square())[:, None, None] * x[which]
     linear = None if linear is None else linear / few[:, None, None]
     partners = matchings_of_many(near, y[which], linear, few)[:, :_MATCHINGS]
     matched = torch.nn.functional.one_hot(partners, n) * weights[0][which, None, :, None]
-    plans = x.new_zeros(len(every), _MATCHINGS, n, n)
-    nowhere = x.new_full(plans.shape[:2], math.inf)
-    ends = Ends(plans, nowhere, nowhere.clone())
-    led = stack.follow(which.repeat_interleave(_MATCHINGS), matched.flatten(0, 1))
-    for part, mine in zip(ends, led, strict=True):
-        part[which] = mine.view(len(which), *part.shape[1:])
-    return [Ends(*(part.flatten(0, 1) for part in ends))]
+    return which.repeat_interleave(_MATCHINGS), matched.flatten(0, 1)
 
 
 def _maps(stack: Stack, plans: Tensor) -> list[Ends]:
