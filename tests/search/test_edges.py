@@ -72,17 +72,18 @@ def test_edges_are_matched_where_a_plan_keeps_few_or_is_doubted(device):
     problem, none = hops_problem(graph, copy, device), (None, None)
     match = partial(match_edges, problem, none, how="auto", backend=EagerBackend())
     wrong = np.random.default_rng(0).permutation(120)
-    found, certain, keeps_more = match(Partners(wrong), False)
-    assert found.label == "edges"
-    assert certain
-    assert keeps_more
-    partners = partners_of(found, 120)
+    of_wrong = match(Partners(wrong), False)
+    assert of_wrong.found.label == "edges"
+    assert of_wrong.of_edges
+    assert of_wrong.certain
+    assert of_wrong.keeps_more
+    partners = partners_of(of_wrong.found, 120)
     assert (partners == truth).mean() > 0.9
     assert match(Partners(truth), False) is None
     # the match of edges keeps no more of them than the truth
-    _, certain, keeps_more = match(Partners(partners), True)
-    assert certain
-    assert not keeps_more
+    again = match(Partners(partners), True)
+    assert again.certain
+    assert not again.keeps_more
 
 
 def test_edges_that_two_graphs_do_not_share_have_no_certain_match(caplog):
