@@ -131,7 +131,7 @@ def test_groups_that_are_left_out_hold_no_least_entry(kind):
 @pytest.fixture
 def few(monkeypatch):
     """Let more than 100 points be too many for tables."""
-    monkeypatch.setitem(limits.LIMITS, "cpu", limits.CPU._replace(certified_points=100))
+    monkeypatch.setitem(limits.LIMITS, "cpu", limits.CPU._replace(read=100**2))
 
 
 def test_many_points_have_a_proof_that_is_verified(few, tmp_path):

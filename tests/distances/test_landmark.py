@@ -68,7 +68,7 @@ def test_fifty_landmarks_approximate_the_geodesics(space):
 @pytest.mark.filterwarnings("ignore::torchgw._errors.GraphWarning")
 def test_many_vertices_are_drawn_where_they_are(space, device, monkeypatch):
     geodesics, bound = space
-    monkeypatch.setattr(landmark, "_HOST_DRAWN", 100)
+    monkeypatch.setattr(landmark, "HOST_DRAWN", 100)
     first, again = (LandmarkDistance(geodesics, 50, device=device) for _ in range(2))
     assert torch.equal(first.landmarks, again.landmarks)
     assert len(first.landmarks.unique()) == 50

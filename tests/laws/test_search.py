@@ -18,8 +18,9 @@ import torchgw
 from benchmarks.quality import random_matrices, strangers
 from benchmarks.quality.problems import PROBLEMS
 from benchmarks.solves.first_use import network_pair
-from torchgw._search.population import improve
+from torchgw._search.population import improve, improve_again
 from torchgw._starts.alternatives import Ends
+from torchgw._starts.chain import Climbed, Trial, beside
 
 # Objectives within a thousandth are of one optimum: a solve ends once an iteration lowers its
 # objective by less than 1e-5 of it, and some tens more may follow.
@@ -430,3 +431,48 @@ def test_groups_of_starts_agree_if_each_has_found_the_lowest(rounds):
     assert bool(found.agreed[alike].all())
     assert torch.equal(found.agreed, alike) or rounds
     assert torch.equal(found.met, (objectives == lowest[:, None]).sum(1))
+
+
+def test_starts_that_disagree_are_improved_again_and_end_no_higher():
+    """Other draws lead lower at times; what they agree on is sure if the first have found it."""
+    generator = torch.Generator().manual_seed(0)
+    optima, known, n, rounds = 20, 6, 7, 2
+    lower, settled = 0, 0
+    for _ in range(60):
+        orders = torch.rand(1, optima, n, generator=generator).argsort(2)
+        plans = torch.nn.functional.one_hot(orders, n).double() / n
+        objectives = torch.randint(1, 20, (1, optima), generator=generator).double()
+        hills = Landscape(Ends(plans, objectives, objectives))
+        given = Ends(*(part[:, :known] for part in hills.starts))
+        first, again = improve(hills, given, rounds), improve_again(hills, given, rounds)
+        before, after = (found.members.objectives[0, 0] for found in (first, again))
+        assert after <= before
+        if first.agreed:
+            assert again.agreed
+            assert after == before
+        elif again.agreed:
+            assert after == before
+            settled += 1
+        lower += int(after < before)
+    assert lower > 0
+    assert settled > 0
+
+
+def test_two_turns_of_chains_agree_on_what_each_has_found():
+    """The second has to be sure of it; what both have found is listed together, the best first."""
+
+    def turn(objectives, agreed):
+        trials = tuple(Trial(f"{one}", 0.1, one, one, 0.0, "refined") for one in objectives)
+        left = Trial("left", 0.2, 9.0, 9.0, 0.0, "left behind")
+        plans = torch.tensor(objectives)[:, None, None].expand(-1, 2, 3)
+        g = torch.full((3,), objectives[0])
+        return Climbed(plans, (*trials, left), agreed, False, g, False)
+
+    for ours, theirs, sure in (([1.0, 3.0], [1.0], True), ([1.0], [2.0, 2.5], True),
+                               ([2.0], [1.0, 2.5], True), ([1.0, 3.0], [1.0], False)):  # fmt: skip
+        found = beside(turn(ours, False), turn(theirs, sure))
+        objectives = [trial.objective for trial in found.trials]
+        assert objectives == sorted([*ours, *theirs]) + [9.0, 9.0]
+        assert found.plans[:, 0, 0].tolist() == objectives[:-2]
+        assert found.g[0] == objectives[0]
+        assert found.agreed == (sure and ours[0] == theirs[0])

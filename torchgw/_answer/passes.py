@@ -61,7 +61,7 @@ from torchgw._starts.alternatives import (
     sent_apart,
     with_end,
 )
-from torchgw._starts.chain import ALIKE, COMPARED_AT, GUESS_EPSILON, Trial
+from torchgw._starts.chain import ALIKE, COMPARED_AT, GUESS_EPSILON, STANDS_OUT, Trial
 from torchgw._starts.coarse import CoarseProblem, can_exchange, coarse_problem
 from torchgw._starts.guesses import congruent_pairs, nearest
 from torchgw._starts.labels import LABELS, POINTS, label_points
@@ -343,12 +343,17 @@ class _Led(NamedTuple):
 
     @property
     def sure(self) -> bool:
-        """Whether few points need not be searched: seeds have met in the lowest end."""
+        """Whether few points need not be searched: seeds have met in the first that was found."""
         # where some points of both sides are left out, others may be, and end lower [L1860]
-        lowest = next(iter(self.found), None)
-        whole = lowest is not None and self.pairs.rule.mass is None
+        first = next(iter(self.found), None)
+        told = first is not None and (self.pairs.rule.mass is None or _stand_out(self.costs))
         enough = limits_of(self.pairs.rows.device).relaxed_met
-        return whole and self.agreeing(self.ends.plans[lowest]) >= enough
+        return told and self.agreeing(self.ends.plans[first]) >= enough
+
+
+def _stand_out(costs: Tensor) -> bool:
+    """Whether the labels of lowest cost are in no doubt."""
+    return len(costs) == 1 or float(costs[0]) < STANDS_OUT * float(costs[1])
 
 
 def _labels(asked: Asked, recorder: Recorder) -> _Led | None:
@@ -376,7 +381,10 @@ def _labels(asked: Asked, recorder: Recorder) -> _Led | None:
     alike = torch.nn.functional.cosine_similarity(plans[:, None], plans, dim=2) > ALIKE
     lowest = float(ends.objectives.min())
     near = lowest + limits.all_above * abs(lowest)
-    for place, objective in sorted(enumerate(ends.objectives.tolist()), key=itemgetter(1)):
+    order = sorted(enumerate(ends.objectives.tolist()), key=itemgetter(1))
+    for place, objective in (
+        sorted(order, key=lambda end: end[0] > 0) if _stand_out(costs) else order
+    ):
         # the lowest labels are solved from wherever few iterations have led them [L1862]
         if (place and objective > near) or bool(alike[place, [*found]].any()):
             continue

@@ -151,7 +151,8 @@ class Limits(NamedTuple):
     # Entries of plans that advance together: a CPU does best with what its cache holds. [L333]
     together: int
     # Entries up to which a search takes next to nothing: two starts of graphs that have met do not
-    # end it, and problems of a batch have one by default. [L661, L1315]
+    # end it, rows and columns of the best plan are exchanged though starts agree, and problems of a
+    # batch have one by default. [L661, L1315, L1867]
     tiny: int
     # Shares of entries that are not zero up to which tables are taken for graphs; and up to which
     # partners are exchanged along edges, and products on a CPU are sums over these. [L333, L337,

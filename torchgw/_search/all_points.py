@@ -3,6 +3,8 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
+from time import perf_counter
 from typing import Literal, NamedTuple
 
 import torch
@@ -14,7 +16,7 @@ from torchgw._problem.limits import limits_of
 from torchgw._problem.problem import Problem, hops_of
 from torchgw._problem.table import SearchName
 from torchgw._search.beliefs import match_graphs
-from torchgw._search.chains import STARTS, Guess, Repair, climb
+from torchgw._search.chains import AGAIN, STARTS, Guess, Repair, climb
 from torchgw._search.optima import (
     DEFAULT_STARTS,
     LEAST_EPSILON,
@@ -51,6 +53,7 @@ from torchgw._starts.chain import (
     STANDS_OUT,
     Climbed,
     affordable_chains,
+    beside,
     near,
 )
 from torchgw._starts.coarse import (
@@ -62,7 +65,7 @@ from torchgw._starts.coarse import (
     is_sparse,
 )
 from torchgw._starts.standard import put_in_standard_form
-from torchgw._tensors.deadline import is_over, say_more, say_share
+from torchgw._tensors.deadline import is_over, say_beside, say_more, say_share
 from torchgw._tensors.machine import slowness
 from torchgw._typing import Potentials
 from torchgw.distances.base import DistanceProvider
@@ -216,22 +219,27 @@ def search_all_points(
         share = min(1.0, searched + count / most)
         soon = KEPT_SOON if is_graph(whole.problem) else AGREED_SOON if stack is None else 1.0
         say_share(soon * share, f"few points {why}")
-        found = climb(
-            # ends of the few chains are at the target [L1866]
-            whole, target, count, () if brief else guesses, 2 * affordable,
-            solver=batch_solver(backend), told=told, sharpened=sharpened and plain,
+        clock = perf_counter()
+        follow = partial(
+            climb, whole, target, count, affordable=2 * affordable,
+            solver=batch_solver(backend), sharpened=sharpened and plain,
             # few points have told where clusters go
             repair=not left_open or brief,
-            stack=stack,
-            share=share if soon < 1 else 0.0,
             call=call,
             sides=problem.sides,
-            begun=begun,
         )  # fmt: skip
-    alternatives, ambiguity = different_optima(whole, found.trials, found.plans, (n, m))
-    stands_out = ambiguity < STANDS_OUT and not found.alone
-    known = _holds(found, guesses) if course == "full" else brief and _is_met(found, guesses)
-    certain = found.agreed or stands_out or known
+        found = follow(
+            # ends of the few chains are at the target [L1866]
+            () if brief else guesses,
+            told=told, stack=stack, share=share if soon < 1 else 0.0, begun=begun,
+        )  # fmt: skip
+        again = plain and stack is None and n * m <= limits.open_most
+        if again and not (_judge(whole, found, guesses, course, (n, m))[0] or is_over()):
+            say_beside(perf_counter() - clock, "starts on all points do not agree")
+            # copies, as plans may lie in the memory of graphs
+            found = found._replace(plans=found.plans.clone(), g=found.g.clone())
+            found = beside(found, follow(told=True, moves=AGAIN, turn=1))
+    certain, alternatives, ambiguity = _judge(whole, found, guesses, course, (n, m))
     doubt = "" if certain else WHY_OPEN[how].format(count=len(found.trials))
     potentials = None
     # smaller problems are solved in no time, and a few iterations more make them more exact
@@ -241,6 +249,21 @@ def search_all_points(
         alternatives, ambiguity, found.trials, doubt, potentials=potentials, met=found.met,
         settled=found.settled, few=first if left_open or course == "unclear" else None,
     )  # fmt: skip
+
+
+def _judge(
+    whole: Coarsened,
+    found: Climbed,
+    guesses: Sequence[Guess],
+    course: Course,
+    shape: tuple[int, int],
+) -> tuple[bool, tuple[Alternative, ...], float]:
+    """Tell whether what chains have found is certain, which optima are different, and how much."""
+    alternatives, ambiguity = different_optima(whole, found.trials, found.plans, shape)
+    stands_out = ambiguity < STANDS_OUT and not found.alone
+    known = {"full": _holds, "brief": _is_met}.get(course)
+    certain = found.agreed or stands_out or (known is not None and known(found, guesses))
+    return certain, alternatives, ambiguity
 
 
 def _course(problem: Problem, first: Search, how: SearchName, *, plain: bool) -> Course:

@@ -240,7 +240,7 @@ def believed_plans(
 def rematch_regions(
     near: Edges,
     far: Edges,
-    partners: Array,
+    partners: Array | None,
     tries: float,
     device: torch.device,
     *,
@@ -250,20 +250,34 @@ def rematch_regions(
 
     Ends of edges are exchanged, and regions matched anew by messages on a device, so many `tries`
     for each node at most; before, if asked for, all nodes, where more edges are lost than messages
-    expect.
+    expect. Without partners it begins by that.
     """
+    if not (len(near.keys) and len(far.keys)):
+        return np.arange(near.n) if partners is None else partners
+    largest = max(near.weights.max(), far.weights.max())
+    near, far = (side._replace(weights=side.weights / largest) for side in (near, far))
+    if partners is None:
+        partners = _by_candidates(near, far, device)
     partners = exchange_ends(near, far, partners)
     used = np.sort(partners)
     far = far if len(used) == far.n else far.among(used)
     if not (len(near.keys) and len(far.keys)):
         return partners
     partners = np.searchsorted(used, partners)
-    largest = max(near.weights.max(), far.weights.max())
-    near, far = (side._replace(weights=side.weights / largest) for side in (near, far))
     if len(near.keys) <= len(far.keys):
         return used[_repaired(near, far, partners, tries, device, anew)]
     # only of the graph that has fewer can all edges be kept
     return used[_repaired(far, near, partners.argsort(), tries, device, anew).argsort()]
+
+
+def _by_candidates(near: Edges, far: Edges, device: torch.device) -> Array:
+    """Match all nodes, whose edges weigh one at most, by messages among candidates."""
+    if len(near.keys) > len(far.keys):
+        return _by_candidates(far, near, device).argsort()
+    if device.type == "cpu":
+        seconds = slowness() * _BY_CANDIDATES * len(near.keys)
+        say_beside(seconds, "all nodes are matched by few candidates of each")
+    return match_by_candidates(near, far, device)
 
 
 def seconds_of_regions(nodes: int, edges: int, most: float = math.inf) -> float:
@@ -286,10 +300,7 @@ def _repaired(
     draw, idle, best = np.random.default_rng(0), 0, Ends(near, far, partners)
     left = math.ceil(tries * near.n)
     if anew and best.share_lost() > LOST and not is_over():
-        if device.type == "cpu":
-            seconds = slowness() * _BY_CANDIDATES * len(near.keys)
-            say_beside(seconds, "all nodes are matched by few candidates of each")
-        other = best.moved(match_by_candidates(near, far, device))
+        other = best.moved(_by_candidates(near, far, device))
         other.run()
         best = best.moved(max(best, other, key=lambda state: state.most).best)
     most = min(left, _TRIED * np.count_nonzero(best.lost().clip(min=0)) / 2)
@@ -408,12 +419,8 @@ def match_graphs(problem: Problem) -> Alternative | None:
     needed = 4 * count + tables
     told = count <= limits_of(x.device).messages and needed <= known_free(needed, x.device)
     if graphs is not None:
-        # by their degrees at first, which keeps so few edges that all nodes are matched anew
-        orders = [side.degrees.sum(1).argsort() for side in graphs]
-        partners = np.empty_like(orders[0])
-        partners[orders[0]] = orders[1]
         tries = 0.0 if told else MATCHING_TRIES
-        partners = rematch_regions(*graphs, partners, tries, x.device, anew=True)
+        partners = rematch_regions(*graphs, None, tries, x.device)
         found.append(_matching(problem, torch.from_numpy(partners)))
     if told and not (graphs is not None and _keeps_all(*graphs, partners)):
         seconds = 0.0 if x.is_cuda else _MESSAGE * _ROUNDS * count

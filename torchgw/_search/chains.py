@@ -124,6 +124,7 @@ class Climb:
     sharpened: bool  # whether the plan is sharpened afterwards
     repair: bool  # whether regions may be wrong
     share: float  # of the longer forecast, if starts do not agree soon; zero says nothing
+    turn: int  # whose draws are made
     edges: tuple[Edges, Edges] | None  # of both sides, along which partners are exchanged
     begun: Begun  # what another search between the same points has followed
     best: list[Chain] = field(default_factory=list)  # at the target
@@ -187,6 +188,7 @@ def climb(
     sides: Sequence[DistanceProvider] = (),
     moves: Sequence[Callable[[Climb], None]] | None = None,
     begun: Begun = NOTHING_BEGUN,
+    turn: int = 0,
 ) -> Climbed:
     """Search all points move by move, down to an epsilon, until what is independent agrees."""
     # At most `count` chains begin near the product plan, none if that is zero; up to `affordable`
@@ -197,11 +199,13 @@ def climb(
     # they are to be (`repair`). Plans are followed to their ends on a `stack`, if there is one.
     # All moves take a `share` of the longer forecast, which is said once starts do not agree. The
     # `sides` are those of the whole problem. All `moves` are made unless some are named. What
-    # another search between the same points has `begun` is not followed again.
+    # another search between the same points has `begun` is not followed again. Each `turn` has
+    # draws of its own.
     world = World(coarse, solver, call)
     low, edges = target / coarse.scale, _edges(coarse.problem, sides)
     found = Climb(
-        world, low, count, affordable, guesses, stack, told, sharpened, repair, share, edges, begun
+        world, low, count, affordable, guesses, stack, told, sharpened, repair, share, turn, edges,
+        begun,
     )  # fmt: skip
     for move in moves or MOVES:
         if found.agreed or ((found.best or begun.ended) and is_over()):
@@ -373,7 +377,10 @@ def _from_product(found: Climb) -> None:
         # one chain is needed, to be compared
         some = 1 if is_over() else len(FIRST)
         numbers = range(done, min(count, done + some))
-        fresh = [world.begin(kind, number) for number, kind in zip(numbers, kinds, strict=False)]
+        fresh = [
+            world.begin(kind, found.turn * count + number)
+            for number, kind in zip(numbers, kinds, strict=False)
+        ]
         for ladder in dict.fromkeys(chain.kind.ladder for chain in fresh):
             some_of = [one for one in fresh if one.kind.ladder == ladder]
             world.descend(some_of, ladder, found.level)
@@ -659,7 +666,7 @@ def _by_rounds(found: Climb) -> None:
     if rounds > 0 and some and not stands_out(found.best):
         starts = sorted(found.compared if found.sharp else found.best, key=_objective)
         ends = Ends(*(part[None] for part in ends_of(starts)))
-        improved = improve(_Level(world, found.level), ends, rounds)
+        improved = improve(_Level(world, found.level), ends, rounds, turn=found.turn)
         members = improved.members.alone()
         fresh = [
             replace(world.take(name_of(origin, ()), plan), objective=objective, value=value)
@@ -687,8 +694,9 @@ def _to_ends(found: Climb) -> None:
     chains = [*found.behind, *sorted(found.best, key=_objective)]
     weights = world.problem.weights
     starts = [(chain.name, chain.plan) for chain in chains]
-    # where plans may be matchings, tabu search has exchanged their partners
-    checked = not can_exchange(world.problem)
+    # where plans may be matchings, tabu search has exchanged their partners; of more points too few
+    # exchanges are looked at to tell anything [L1867]
+    checked = world.tiny and not can_exchange(world.problem)
     ends = follow_starts(stack, starts, weights, _ROUNDS, related=found.related, checked=checked)
     seconds = (perf_counter() - clock) / ends.followed
     plans = round_to_marginals(ends.plans, *weights)
@@ -707,6 +715,8 @@ def _to_ends(found: Climb) -> None:
 
 # The starts that know of edges, and those that know of nothing.
 STARTS = _from_graphs, _from_product
+# What is made again by other draws: the others draw nothing.
+AGAIN = _from_product, _by_repair, _by_rounds
 # In the order in which they are made, until what is independent agrees.
 MOVES = (
     _from_graphs, _from_product, _from_guesses, _say_that_starts_differ, _by_exchanges, _by_repair,

@@ -94,15 +94,17 @@ class Population(NamedTuple):
     met: Tensor  # (B,) int64, how many of the plans that were given have led to the lowest
 
 
-def improve(stack: Followed, starts: Ends, rounds: int, families: Sequence[int] = ()) -> Population:
-    """Improve the starts (B, S) of all problems of a stack for some rounds.
+def improve(
+    stack: Followed, starts: Ends, rounds: int, families: Sequence[int] = (), turn: int = 0
+) -> Population:
+    """Improve the starts (B, S) of all problems of a stack for some rounds, by the draws of a turn.
 
     Each is of a family, whose members know of each other: ``_RELATED`` if one search has made them.
     Every other family belongs to the same group. Each group is improved apart, so that groups which
     agree say that there is nothing better; where they do not they are put together.
     """
     family = _family(starts, families)
-    teams = _Teams(stack, starts, family % _GROUPS)
+    teams = _Teams(stack, starts, family % _GROUPS, turn)
     for _ in range(rounds):
         if is_over() or not teams.advance():
             break
@@ -123,6 +125,25 @@ def _met(starts: Ends, members: Members, family: Tensor) -> Tensor:
     met = _same(starts, Ends(*(part[:, :1] for part in members[:3])))
     alone = family != _RELATED
     return (met & alone).sum(1) + (met & ~alone).any(1)
+
+
+def improve_again(
+    stack: Followed, starts: Ends, rounds: int, families: Sequence[int] = (), enough: int = AGREEING
+) -> Population:
+    """Improve the starts of a problem that is alone, by other draws once more where these differ.
+
+    What was found is sure if the groups of both turns but one have led to it.
+    """
+    first = improve(stack, starts, rounds, families)
+    if bool(first.agreed) or int(first.met) >= enough or is_over():
+        return first
+    again = improve(stack, starts, rounds, families, turn=1)
+    members = distinct(first.members.beside(again.members), first.members.objectives.shape[1])
+    lowest = Ends(*(part[:, :1] for part in members[:3]))
+    each = (Ends(*(part[:, :1] for part in one.members[:3])) for one in (first, again))
+    same = torch.cat([_same(one, lowest) for one in each], 1).all(1)
+    met = _met(starts, members, _family(starts, families))
+    return Population(members, again.agreed & same, first.followed + again.followed, met)
 
 
 def exchange(
@@ -211,7 +232,7 @@ def follow_starts(
     alone = torch.zeros(len(plans), dtype=torch.int64, device=plans.device)
     ends = stack.follow(alone, plans, plans.new_tensor(first))
     given = Ends(*(part[None] for part in ends))
-    found = improve(stack, given, rounds, families)
+    found = improve_again(stack, given, rounds, families, ways * AGREEING)
     if rounds and (blurred is not None or (checked and bool(found.agreed))):
         found = exchange(stack, given, found, families)
     members = found.members.alone()
@@ -241,10 +262,10 @@ def name_of(origin: int, labels: Sequence[str]) -> str:
 class _Teams:
     """Two groups of plans for each problem; the rows of one problem's follow each other."""
 
-    def __init__(self, stack: Followed, starts: Ends, group: Tensor) -> None:
+    def __init__(self, stack: Followed, starts: Ends, group: Tensor, turn: int) -> None:
         self.stack = stack
         device, (count, self.starts) = starts.objectives.device, starts.objectives.shape
-        self.generator = torch.Generator("cpu").manual_seed(0)
+        self.generator = torch.Generator("cpu").manual_seed(turn)
         every = torch.arange(self.starts, device=device).expand(count, -1)
         given = Members(*starts, every)
         # a group without starts has none that could agree

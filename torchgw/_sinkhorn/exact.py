@@ -166,6 +166,14 @@ _UNITS = 1e7
 
 def by_scipy(p: Array, q: Array, cost: Array) -> Vertex:
     """Solve a problem by HiGHS."""
+    found = try_scipy(p, q, cost)
+    if isinstance(found, str):
+        raise NumericalError(f"The transport problem was not solved: {found}")
+    return found
+
+
+def try_scipy(p: Array, q: Array, cost: Array) -> Vertex | str:
+    """Solve a problem by HiGHS, or say why that failed."""
     n, m = cost.shape
     rows = scipy.sparse.kron(scipy.sparse.eye_array(n), np.ones((1, m)))
     columns = scipy.sparse.kron(np.ones((1, n)), scipy.sparse.eye_array(m))
@@ -179,7 +187,7 @@ def by_scipy(p: Array, q: Array, cost: Array) -> Vertex:
         (cost - least).ravel() / price, A_eq=sums[asked], b_eq=given, method="highs"
     )
     if found.x is None:
-        raise NumericalError(f"The transport problem was not solved: {found.message}")
+        return str(found.message)
     prices[asked] = found.eqlin.marginals * price
     return Vertex(found.x.clip(0).reshape(n, m) * mass, prices[:n] + least, prices[n:])
 

@@ -14,10 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from torchgw._errors import NumericalError
 from torchgw._sinkhorn.contract import PreparedProblem, Sweep
 from torchgw._sinkhorn.eager import SPARSE, entries_of
-from torchgw._sinkhorn.exact import by_scipy
+from torchgw._sinkhorn.exact import try_scipy
 from torchgw._sinkhorn.problem import ROUNDINGS, STRICT, DenseCost, LinearProblem
 from torchgw._tensors.deadline import fitting, is_over, step_took
 from torchgw._tensors.operations import EQUAL
@@ -249,9 +248,8 @@ def exact_prices(prepared: PreparedProblem) -> Potentials | None:
         return None
     rows, columns = a > 0, b > 0
     cost = prepared.problem.cost.dense().matrix.cpu()[rows][:, columns]
-    try:
-        found = by_scipy(a[rows].numpy(), b[columns].numpy(), cost.numpy())
-    except NumericalError:
+    found = try_scipy(a[rows].numpy(), b[columns].numpy(), cost.numpy())
+    if isinstance(found, str):
         return None
     g = torch.zeros_like(b)
     g[columns] = torch.from_numpy(found.v).to(g)

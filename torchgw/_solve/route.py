@@ -537,7 +537,7 @@ MOVES = (
     ),
     Move(
         "pairs", "partners of few points by equal distances, improved and followed, then solves",
-        "with `unbalanced` or `mass`; few points are searched where it is not sure, or with `mass`",
+        "with `unbalanced` or `mass`; few points are searched where these leave a doubt",
         lambda facts, options, limits: (
             _searched(facts, options) and options.rule is not None and facts.plain
             and facts.linear is None

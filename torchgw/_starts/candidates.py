@@ -24,7 +24,8 @@ from torchgw._problem.limits import limits_of
 from torchgw._starts.graphs import Array, Edges, Graph, SparseRows, spread
 from torchgw._tensors.deadline import is_over
 
-# Odds of a lost edge, for one of the nodes that its end might be at. [L1362]
+# Odds of a lost edge, for one of the nodes that its end might be at. A matching that loses a larger
+# share is not what messages expect, and all nodes are matched anew. [L1362]
 LOST = 0.1
 # Candidates of each node, as many proposed ones, how many propose, and the belief from which they
 # do. [L1816]

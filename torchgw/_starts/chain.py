@@ -195,6 +195,26 @@ class Climbed(NamedTuple):
     begun: Begun = NOTHING_BEGUN
 
 
+def beside(first: Climbed, again: Climbed) -> Climbed:
+    """Put what two turns of a search have found together, the best first.
+
+    They agree if the second one is sure of what the first has found as well.
+    """
+    one, other = first.trials[0].objective, again.trials[0].objective
+    agreed = again.agreed and abs(one - other) <= BETTER * abs(one)
+    counts = len(first.plans), len(again.plans)
+    parts = [turn.trials[:count] for turn, count in zip((first, again), counts, strict=True)]
+    refined = parts[0] + parts[1]
+    order = sorted(range(len(refined)), key=lambda place: refined[place].objective)
+    best = again if other < one else first
+    behind = (*first.trials[counts[0] :], *again.trials[counts[1] :])
+    return Climbed(
+        torch.cat([first.plans, again.plans])[order],
+        (*(refined[place] for place in order), *behind),
+        agreed, False, best.g, best.alone,
+    )  # fmt: skip
+
+
 def near(chain: Chain, best: Chain, share: float) -> bool:
     """Whether the objective of a chain is within a share of the best."""
     return chain.objective - best.objective <= share * abs(best.objective)
