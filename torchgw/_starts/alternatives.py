@@ -39,8 +39,8 @@ class Alternative:
     value : float
         Objective without entropy of the coarse plan, which has exact marginals. Comparable among
         the alternatives of one result; the whole problem's value is usually a little lower. Where
-        solves from several have ended, the values of these, and the others in proportion. Of a
-        relaxed problem: with penalty and entropy, which decide what its mass is.
+        solves from several have ended, the values of these, and those of few points in proportion.
+        Of a relaxed problem: with penalty and entropy, which decide what its mass is.
     label : str
         The start that found it.
     plan : Tensor or ndarray, shape (s, t), float64
@@ -353,7 +353,8 @@ def with_end(search: Search, problem: Problem, ends: tuple[End, End], new: int) 
     """List the ends of two solves, the lower first, of which one is ``new`` to a search (0 or 1).
 
     The other one is the answer so far, for which the first optimum stands. What few points, or
-    chains, have found is listed in its proportion to that, as whole solves end at other values.
+    chains, have found is compared in its proportion to that, as whole solves end at other values.
+    What few points have found is listed so too; plans of all points have a value of their own.
     """
     first, *others = search.alternatives
     whole = coarse_problem(problem, max(first.plan.shape))
@@ -361,15 +362,16 @@ def with_end(search: Search, problem: Problem, ends: tuple[End, End], new: int) 
     before, known = first.value - whole.floor, ends[1 - new].value - whole.floor
     unit = known / before if min(before, known) > nothing else 1.0
     lowest, other = (_listed_as(first, problem, end) for end in ends)
-    others = [
-        replace(one, value=whole.floor + unit * (one.value - whole.floor))
-        for one in others
-        if sent_apart(problem, one, ends[new].plan) > OTHER
-    ]
-    if sent_apart(problem, lowest, ends[1].plan) > OTHER:
-        others.append(other)
-    alternatives = (lowest, *sorted(others, key=lambda one: one.value))
-    return search._replace(alternatives=alternatives, ambiguity=ambiguity_of(whole, alternatives))
+    others = [one for one in others if sent_apart(problem, one, ends[new].plan) > OTHER]
+    ended = [other] if sent_apart(problem, lowest, ends[1].plan) > OTHER else []
+    scaled = [replace(one, value=whole.floor + unit * (one.value - whole.floor)) for one in others]
+    compared, listed = (
+        (lowest, *sorted([*them, *ended], key=lambda one: one.value)) for them in (scaled, others)
+    )
+    few = max(first.plan.shape) < max(problem.shape)
+    return search._replace(
+        alternatives=compared if few else listed, ambiguity=ambiguity_of(whole, compared)
+    )
 
 
 def _listed_as(like: Alternative, problem: Problem, end: End) -> Alternative:
