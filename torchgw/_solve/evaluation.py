@@ -81,13 +81,9 @@ def settle(
             prepared = prepare(setting, cost.dense() if setting.store else cost, epsilon)
         last_phase(_NUMBERS)
         inner = solve_linear(
-            setting,
-            prepared,
-            start,
-            max_iter=options.inner_max_iter,
-            tol=_settled_tolerance(setting, epsilon),
-            min_iter=SETTLE_ITERATIONS,
-        )
+            setting, prepared, start, max_iter=options.inner_max_iter,
+            tol=_settled_tolerance(setting, epsilon), min_iter=SETTLE_ITERATIONS,
+        )  # fmt: skip
         value = setting.gradient.dual_value(inner.potentials, state.coupling, epsilon)
         check_finite(float(value), inner.error, epsilon)
         setting.recorder.settle_iterations = inner.n_iters
@@ -308,19 +304,14 @@ def weighted_means(plan: TransportPlan, values: Tensor) -> tuple[Tensor, Tensor]
     return sums[:, :-1] * share[:, None].to(sums.dtype), share
 
 
-class Half(NamedTuple):
-    """What is read of a plan between points of one side and the cells of the other."""
-
-    plan: TransportPlan  # whose rows have their weights
-    means: Tensor  # its product with a table, (n, k)
-    moved: Tensor  # the potentials of the cells, by their masses in it, ()
-
-
-def half_step(prepared: PreparedProblem, other: Tensor, table: Tensor) -> Half:
+def half_step(
+    prepared: PreparedProblem, other: Tensor, table: Tensor
+) -> tuple[TransportPlan, Tensor, Tensor]:
     """Give rows the potentials with which they have their weights, those of the cells known."""
+    # Also returns what is read of that plan: its product with a table, (n, k), and the potentials
+    # of the cells, by their masses in it, ().
     plan = TransportPlan.of(prepared, Potentials(prepared.softmin(other, axis=1), other))
-    means, moved = _means(plan, table)
-    return Half(plan, means, moved)
+    return plan, *_means(plan, table)
 
 
 def _means(plan: TransportPlan, table: Tensor) -> tuple[Tensor, Tensor]:
@@ -360,14 +351,9 @@ def _inner(first: Tensor, second: Tensor) -> Tensor:
 
 
 def evaluate_extended(
-    setting: Setting,
-    small: TransportPlan,
-    potentials: Potentials,
-    excess: float,
-    couplings: tuple[Coupling, Coupling],
-    linear: float,
-    error: float,
-) -> Evaluation:
+    setting: Setting, small: TransportPlan, potentials: Potentials, excess: float,
+    couplings: tuple[Coupling, Coupling], linear: float, error: float,
+) -> Evaluation:  # fmt: skip
     """Compute the numbers of a plan that extends one of cells, without a pass over all pairs."""
     # `excess` is that of :func:`join_halves`. `couplings` are the one at which the cost of cells
     # is linearised, and that of the whole, in the form that the gradient takes; `linear` is its
@@ -418,25 +404,16 @@ def evaluate_relaxed(
         whole = terms.whole, mass, math.prod(rule.totals)
         kl = divergence(*whole) if simple else quadratic_divergence(*whole) / 2
     return plan.replaced(shifted, weights, masses), Evaluation(
-        masses,
-        rule.violation(masses, weights),
+        masses, rule.violation(masses, weights),
         QuadraticValue(mass**2 * quadratic.value, mass**2 * quadratic.standard_error),
-        mass * linear,
-        kl,
-        mass,
-        penalty,
-    )
+        mass * linear, kl, mass, penalty,
+    )  # fmt: skip
 
 
 def judge(
-    status: Status,
-    found: Evaluation,
-    problem: Problem,
-    gradient: Gradient,
-    promised: float,
-    *,
+    status: Status, found: Evaluation, problem: Problem, gradient: Gradient, promised: float, *,
     constant: bool,
-) -> Status:
+) -> Status:  # fmt: skip
     """Choose the status that a plan deserves, given the marginal error it may have."""
     # A value below zero, or above that of the product plan, is no useful answer: the product plan
     # costs nothing to find. This does not hold where the objective is `constant` but for rounding.

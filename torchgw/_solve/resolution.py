@@ -248,13 +248,9 @@ def how_much_finer(error: float, tolerance: float) -> int:
 
 
 def _solve(
-    strategy: Strategy,
-    setting: Setting,
-    state: LoopState,
-    orders: tuple[Order, Order],
-    tolerance: float,
-    before: float | None,
-) -> Resolved:
+    strategy: Strategy, setting: Setting, state: LoopState, orders: tuple[Order, Order],
+    tolerance: float, before: float | None,
+) -> Resolved:  # fmt: skip
     """Solve on some cells, extend the plan to all points, and measure it."""
     cells = make_cells(strategy.problem, orders)
     problem = cells.problem
@@ -284,14 +280,9 @@ def in_dtype(dtype: torch.dtype, state: LoopState) -> LoopState:
 
 
 def _extend(
-    strategy: Strategy,
-    setting: Setting,
-    cells: Coarse,
-    small: TransportPlan,
-    state: LoopState,
-    tolerance: float,
-    before: float | None,
-) -> Resolved:
+    strategy: Strategy, setting: Setting, cells: Coarse, small: TransportPlan, state: LoopState,
+    tolerance: float, before: float | None,
+) -> Resolved:  # fmt: skip
     """Extend a plan of cells to all points, all in float64; compute its coupling and numbers."""
     gradient, problem, epsilon = setting.gradient.in_factors(), setting.problem, small.epsilon
     assert gradient is not None
@@ -384,16 +375,10 @@ def _height(n: int, device: torch.device) -> int:
 
 
 def _half(
-    strategy: Strategy,
-    rows: Callable[[Read], FactoredCost],
-    columns: FactoredCost,
-    weights: Marginals,
-    points: Part,
-    own: Tensor,
-    other: Tensor,
-    factors: Tensor,
+    strategy: Strategy, rows: Callable[[Read], FactoredCost], columns: FactoredCost,
+    weights: Marginals, points: Part, own: Tensor, other: Tensor, factors: Tensor,
     linear: FactoredCost | None,
-) -> _Half:
+) -> _Half:  # fmt: skip
     """Go over the points, some at a time."""
     # `rows` makes rows of the cost, and `columns` has its columns. `own` are the factors of the
     # distances of the points, `factors` those of the cells of the other side, and `other` their
@@ -414,13 +399,13 @@ def _half(
         part = rows(itemgetter(some))
         cost = columns._replace(left=part.left, row=part.row)
         prepared = _prepare(strategy, cost, Marginals(weights.a[some], weights.b))
-        half = half_step(prepared, other, torch.cat(tables, dim=1))
-        potential[some] = half.plan.potentials.f
-        means, images = half.means.tensor_split([factors.shape[1]], dim=1)
+        plan, means, moved = half_step(prepared, other, torch.cat(tables, dim=1))
+        potential[some] = plan.potentials.f
+        means, images = means.tensor_split([factors.shape[1]], dim=1)
         by_linear = 0.0
         if linear is not None:
             by_linear = moved_linear(linear.rows(some), images, weights.a[some])
-        return inner_products(own[some], means), half.moved, by_linear
+        return inner_products(own[some], means), moved, by_linear
 
     found = [read(torch.cat(blocks[first::count])) for first in range(count)]
     couplings, moves, linears = zip(*found, strict=True)

@@ -279,15 +279,9 @@ def choose_dtypes(facts: Facts, name: str, limits: Limits, gradient: str) -> Dty
 
 
 def choose_storage(
-    facts: Facts,
-    options: Options,
-    limits: Limits,
-    gradient: str,
-    dtypes: Dtypes,
-    n_anchors: int,
-    *,
-    annealed: bool,
-) -> Storage:
+    facts: Facts, options: Options, limits: Limits, gradient: str, dtypes: Dtypes, n_anchors: int,
+    *, annealed: bool,
+) -> Storage:  # fmt: skip
     """Choose whether costs are stored, and the width of tiles that are skipped."""
     if facts.listed:
         return Storage(
@@ -370,7 +364,8 @@ def can_subsample(facts: Facts, options: Options, limits: Limits, gradient: str)
 def can_halve(facts: Facts, limits: Limits, gradient: str) -> bool:
     """Whether products of float32 tables may be made of half-precision ones, and that pays."""
     plain = facts.plain and facts.rule == "strict"
-    return gradient == "dense" and plain and facts.entries >= limits.half
+    large = facts.device == "cuda" and facts.entries >= limits.float64
+    return gradient == "dense" and plain and large
 
 
 def _searched(facts: Facts, options: Options) -> bool:
@@ -639,14 +634,9 @@ def make_route(
 
 
 def _iteration(
-    facts: Facts,
-    gradient: str,
-    n_anchors: int,
-    dtypes: Dtypes,
-    *,
-    stored: bool,
+    facts: Facts, gradient: str, n_anchors: int, dtypes: Dtypes, *, stored: bool,
     tiled: bool = False,
-) -> float:
+) -> float:  # fmt: skip
     """Model the seconds of an outer iteration, on this CPU if it is one."""
     rank = facts.cost_rank(gradient, n_anchors)
     each = iteration_seconds(facts, gradient, rank, dtypes.loop, stored=stored, tiled=tiled)

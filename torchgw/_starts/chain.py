@@ -146,15 +146,9 @@ class Chain:
     seconds: float = 0.0
 
     def move(
-        self,
-        plan: Tensor,
-        g: Tensor,
-        epsilon: float,
-        objective: float,
-        value: float,
-        *,
+        self, plan: Tensor, g: Tensor, epsilon: float, objective: float, value: float, *,
         down: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Take another plan; if only ``down``, not one of the same epsilon that is no lower."""
         if down and self.epsilon == epsilon and self.objective <= objective:
             return

@@ -216,14 +216,9 @@ def as_before(
 
 
 def _build_again(
-    source: ColumnReader,
-    target: ColumnReader,
-    a: Tensor,
-    b: Tensor,
-    x: SpreadPoints,
-    y: SpreadPoints,
-    alpha: Tensor,
-) -> _Built:
+    source: ColumnReader, target: ColumnReader, a: Tensor, b: Tensor, x: SpreadPoints,
+    y: SpreadPoints, alpha: Tensor,
+) -> _Built:  # fmt: skip
     """Read the distances of points drawn before, and compare them with those of before."""
     points, same = [], torch.ones_like(alpha, dtype=torch.bool)
     for reader, weights, old in ((source, a, x), (target, b, y)):
@@ -238,16 +233,9 @@ def _build_again(
 
 
 def _build(
-    size: int,
-    source: ColumnReader,
-    target: ColumnReader,
-    a: Tensor,
-    b: Tensor,
-    uniform_x: Tensor,
-    uniform_y: Tensor,
-    alpha: Tensor,
-    linear: Cost | None,
-) -> _Built:
+    size: int, source: ColumnReader, target: ColumnReader, a: Tensor, b: Tensor, uniform_x: Tensor,
+    uniform_y: Tensor, alpha: Tensor, linear: Cost | None,
+) -> _Built:  # fmt: skip
     """Draw points of both sides and compute the constants."""
     x = draw_points(size, 0, source, a, uniform_x)
     y = draw_points(size, 1, target, b, uniform_y)
@@ -321,14 +309,10 @@ def with_loss(coarse: Coarsened, problem: Problem) -> Coarsened:
     )
     unit = quadratic / before if quadratic > 0 and before > 0 else 1.0
     changed = square._replace(
-        x=x,
-        y=y,
-        column=column,
-        base=base,
+        x=x, y=y, column=column, base=base,
         constant=alpha * (own_x + own_y - 2 * mean_x @ mean_y) + coarse.floor,
-        unit=torch.full_like(alpha, unit),
-        spread=torch.full_like(alpha, quadratic),
-    )
+        unit=torch.full_like(alpha, unit), spread=torch.full_like(alpha, quadratic),
+    )  # fmt: skip
     scale = quadratic
     if square.linear is not None:
         scale += (1 - problem.alpha) * _spread(square, problem)

@@ -44,13 +44,9 @@ class Labelled(NamedTuple):
 
 
 def label_points(
-    x: Tensor,
-    y: Tensor,
-    weights: tuple[Tensor, Tensor],
-    share: float,
-    generator: torch.Generator,
+    x: Tensor, y: Tensor, weights: tuple[Tensor, Tensor], share: float, generator: torch.Generator,
     near: tuple[Tensor, Tensor] | None = None,
-) -> Labelled:
+) -> Labelled:  # fmt: skip
     """Find the labels of lowest cost, from seeds of pairs at equal distances.
 
     ``share`` is how much of the source's mass is to find a partner; distances x (s, s), y (t, t)
