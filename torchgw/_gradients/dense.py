@@ -3,9 +3,10 @@
 from collections.abc import Hashable
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from torchgw._gradients import contract
+from torchgw._gradients.contract import Own, Plan
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.losses import MinimumCross, transformed
 from torchgw._problem.problem import Problem, stored_matrix
@@ -100,9 +101,7 @@ class DenseGradient(contract.StrictGradient):
             table = table.add_(linear, alpha=1 - problem.alpha)
         return DenseCost(table)
 
-    def update(
-        self, plan: contract.Plan, previous: PlanMatrix | None, generator: torch.Generator
-    ) -> PlanMatrix:
+    def update(self, plan: Plan, previous: PlanMatrix | None, generator: Generator) -> PlanMatrix:
         return PlanMatrix(plan.stored())
 
     def pairing(self, cost: Cost, point: PlanMatrix, coupling: PlanMatrix) -> Tensor:
@@ -115,11 +114,7 @@ class DenseGradient(contract.StrictGradient):
         return whole - (1 - self.problem.alpha) * share
 
     def evaluate(
-        self,
-        plan: TransportPlan,
-        masses: Marginals,
-        generator: torch.Generator,
-        coupling: PlanMatrix | None = None,
+        self, plan: TransportPlan, masses: Marginals, generator: Generator, coupling: Own = None
     ) -> contract.QuadraticValue:
         dense = (coupling or self.update(plan, None, generator)).values.to(self.problem.dtype)
         own = contract.own_value(self.problem, masses)

@@ -11,10 +11,11 @@ import math
 from typing import Any, NamedTuple, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from torchgw._errors import NumericalError
 from torchgw._gradients import contract
+from torchgw._gradients.contract import Own
 from torchgw._plans.contract import Plan
 from torchgw._plans.transport import DualPlan, TransportPlan
 from torchgw._problem.problem import Problem
@@ -35,9 +36,7 @@ class RelaxedCoupling(NamedTuple):
     def empty(self) -> bool:
         return False
 
-    def mean(
-        self, latest: RelaxedCoupling, share: float, generator: torch.Generator
-    ) -> RelaxedCoupling:
+    def mean(self, latest: RelaxedCoupling, share: float, generator: Generator) -> RelaxedCoupling:
         masses = Marginals(
             *(torch.lerp(x, y, share) for x, y in zip(self.masses, latest.masses, strict=True))
         )
@@ -106,7 +105,7 @@ class RelaxedGradient(contract.Gradient):
         return contract.LinearCost(base.linearise(coupling.base).cost, row, column)
 
     def update(
-        self, plan: Plan, previous: RelaxedCoupling | None, generator: torch.Generator
+        self, plan: Plan, previous: RelaxedCoupling | None, generator: Generator
     ) -> RelaxedCoupling:
         known = None if previous is None else previous.base
         if not isinstance(plan, DualPlan):
@@ -133,11 +132,7 @@ class RelaxedGradient(contract.Gradient):
         return p @ f + q @ g - epsilon * coupling.log_total
 
     def evaluate(
-        self,
-        plan: TransportPlan,
-        masses: Marginals,
-        generator: torch.Generator,
-        coupling: RelaxedCoupling | None = None,
+        self, plan: TransportPlan, masses: Marginals, generator: Generator, coupling: Own = None
     ) -> contract.QuadraticValue:
         return self._base.evaluate(plan, masses, generator)
 

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from torchgw._gradients import contract
+from torchgw._gradients.contract import Own, Plan
 from torchgw._plans.contract import Anchors
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.losses import MinimumCross, spread_parts
@@ -28,7 +29,7 @@ _NOISE_STRATA = 128
 _MOST_PAIRS = 2**13
 
 
-def places(slots: Tensor, count: int, generator: torch.Generator) -> Tensor:
+def places(slots: Tensor, count: int, generator: Generator) -> Tensor:
     """Draw a place in [0, 1) for each slot, two independent ones in each of equal strata."""
     # Stratum t is [2t, 2t + 2) / count; where `count` is odd the last one is half as wide and has
     # one place. Over all slots the places are uniform: so the mean over points at these places of
@@ -39,7 +40,7 @@ def places(slots: Tensor, count: int, generator: torch.Generator) -> Tensor:
     return (first + (count - first).clamp(max=2) * uniform) / count
 
 
-def spread_slots(count: int, total: int, generator: torch.Generator) -> Tensor:
+def spread_slots(count: int, total: int, generator: Generator) -> Tensor:
     """Draw ``count`` distinct slots of ``total``, at equal steps."""
     device = generator.device
     offset = torch.rand((), dtype=torch.float64, device=device, generator=generator)
@@ -58,9 +59,7 @@ class AnchorCoupling(Anchors):
         parts = zip(self, fresh, strict=True)
         return AnchorCoupling(*(old.index_copy(0, slots, new) for old, new in parts))
 
-    def mean(
-        self, latest: AnchorCoupling, share: float, generator: torch.Generator
-    ) -> AnchorCoupling:
+    def mean(self, latest: AnchorCoupling, share: float, generator: Generator) -> AnchorCoupling:
         """Replace a share of the anchors, which then are a sample of the mean (a reservoir)."""
         total = len(self.source)
         # rounded up or down so that the share is met in the mean, however small it is
@@ -90,9 +89,7 @@ class _ProductCoupling(AnchorCoupling):
     empty = True
     gradient: SampledGradient
 
-    def mean(
-        self, latest: AnchorCoupling, share: float, generator: torch.Generator
-    ) -> AnchorCoupling:
+    def mean(self, latest: AnchorCoupling, share: float, generator: Generator) -> AnchorCoupling:
         """Draw anchors of a x b, and replace a share of them."""
         return self.gradient.draw_product(generator).mean(latest, share, generator)
 
@@ -191,7 +188,7 @@ class SampledGradient(contract.StrictGradient):
         return columns
 
     def update(
-        self, plan: contract.Plan, previous: AnchorCoupling | None, generator: torch.Generator
+        self, plan: Plan, previous: AnchorCoupling | None, generator: Generator
     ) -> AnchorCoupling:
         """Redraw a share ``redraw`` of the anchors from the plan; all if there are to be more."""
         if previous is None or len(previous.source) != self.n_anchors:
@@ -200,7 +197,7 @@ class SampledGradient(contract.StrictGradient):
         slots = spread_slots(count, self.n_anchors, generator)
         return previous.replaced(slots, self._draw(plan, slots, generator))
 
-    def draw_product(self, generator: torch.Generator) -> AnchorCoupling:
+    def draw_product(self, generator: Generator) -> AnchorCoupling:
         """Draw anchors of a x b."""
         a, b = self.problem.marginals
         where = self._places(self._slots(), generator)
@@ -210,7 +207,7 @@ class SampledGradient(contract.StrictGradient):
     def _slots(self) -> Tensor:
         return torch.arange(self.n_anchors, device=self._order.device)
 
-    def _places(self, slots: Tensor, generator: torch.Generator) -> Tensor:
+    def _places(self, slots: Tensor, generator: Generator) -> Tensor:
         """Draw where the anchors of some slots lie in the mass of the source points."""
         where = places(slots, self.n_anchors, generator)
         if self._parts > 1:
@@ -218,7 +215,7 @@ class SampledGradient(contract.StrictGradient):
             where += torch.rand((), dtype=where.dtype, device=where.device, generator=generator)
         return where % 1
 
-    def _draw(self, plan: contract.Plan, slots: Tensor, generator: torch.Generator) -> Anchors:
+    def _draw(self, plan: Plan, slots: Tensor, generator: Generator) -> Anchors:
         return plan.sample_at(self._places(slots, generator), self._order, generator)
 
     def noise(self, coupling: AnchorCoupling) -> contract.CostNoise:
@@ -261,11 +258,7 @@ class SampledGradient(contract.StrictGradient):
         return other
 
     def evaluate(
-        self,
-        plan: TransportPlan,
-        masses: Marginals,
-        generator: torch.Generator,
-        coupling: AnchorCoupling | None = None,
+        self, plan: TransportPlan, masses: Marginals, generator: Generator, coupling: Own = None
     ) -> contract.QuadraticValue:
         """Estimate the value from fresh anchors."""
         # Given an anchor (k, l) ~ P the mean loss of DX_ik and DY_jl over (i, j) ~ P is computed

@@ -26,9 +26,13 @@ from torchgw._typing import Marginals
 
 
 def check_rules(
-    max_iter: int, tol: float, objective_tol: float, inner_max_iter: int, inner_tol: float | None,
+    max_iter: int,
+    tol: float,
+    objective_tol: float,
+    inner_max_iter: int,
+    inner_tol: float | None,
     n_init: int | None,
-) -> Rules:  # fmt: skip
+) -> Rules:
     """Check the options of the iteration."""
     check_options(
         max_iter=max_iter, tol=tol, objective_tol=objective_tol, inner_max_iter=inner_max_iter,

@@ -150,9 +150,14 @@ def check_columns(*sides: list[Space]) -> None:
 
 
 def _measured(
-    name: str, item: Any, is_table: bool, weight: Any, measure: Measure, side: int,
+    name: str,
+    item: Any,
+    is_table: bool,
+    weight: Any,
+    measure: Measure,
+    side: int,
     device: torch.device,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     """Compute the scaled distances of one space, and its weights."""
     spec = measure.distances
     if isinstance(spec, (tuple, list)):

@@ -138,9 +138,13 @@ def warn_of_angles(relaxed: bool, chosen: str) -> None:
 
 
 def warn_of_far_points(
-    name: str, weight: str, given: Tensor | PrecomputedDistance, used: Tensor | None, *,
+    name: str,
+    weight: str,
+    given: Tensor | PrecomputedDistance,
+    used: Tensor | None,
+    *,
     flat: bool = True,
-) -> None:  # fmt: skip
+) -> None:
     """Warn of a few points so far away that all other distances are tiny beside theirs."""
     # `given` are points or their distances. Where these are angles, and not `flat`, they were
     # chosen because they agree better in the presence of such a point.

@@ -40,9 +40,13 @@ ScaleName = Literal["auto", "max", "mean"]
 
 
 def scaled(
-    provider: DistanceProvider, points: Tensor | None, scale: ScaleName | float | None,
-    weights: Tensor | None, *, computed: bool,
-) -> tuple[DistanceProvider, float]:  # fmt: skip
+    provider: DistanceProvider,
+    points: Tensor | None,
+    scale: ScaleName | float | None,
+    weights: Tensor | None,
+    *,
+    computed: bool,
+) -> tuple[DistanceProvider, float]:
     """Divide distances by their maximum, mean or a number; also return what multiplies them."""
     if weights is not None and isinstance(provider, PointDistance):
         provider = provider.centred_on(weights)
@@ -118,9 +122,13 @@ class Preparation:
     seconds: float = 0.0  # of all stages so far
 
     def neighbour_graph(
-        self, points: Tensor, n_neighbors: int | None, policy: ConnectPolicy, ranks: Ranks | None,
+        self,
+        points: Tensor,
+        n_neighbors: int | None,
+        policy: ConnectPolicy,
+        ranks: Ranks | None,
         known: Neighbourhood | None = None,
-    ) -> KeyedGraph:  # fmt: skip
+    ) -> KeyedGraph:
         """Build the connected neighbour graph of points, of which something may be known."""
 
         def make() -> dict[str, Any]:

@@ -133,10 +133,15 @@ class _Side:
 
 
 def build_providers(
-    sides: tuple[Passed, Passed], distances: Any, options: DistanceOptions, device: torch.device,
-    clock: Callable[[str, float], float] = lambda _, since: since, judge: Judge | None = None, *,
+    sides: tuple[Passed, Passed],
+    distances: Any,
+    options: DistanceOptions,
+    device: torch.device,
+    clock: Callable[[str, float], float] = lambda _, since: since,
+    judge: Judge | None = None,
+    *,
     directed: bool = False,
-) -> Spaces:  # fmt: skip
+) -> Spaces:
     """Build the providers of both sides, scaled, and say what they were made from."""
     # Points of zero weight, if weights are passed, do not count for the scale. `clock(phase,
     # since)` is told the time of each stage: graph, geodesics, landmarks, and distances for the

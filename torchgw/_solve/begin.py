@@ -179,9 +179,14 @@ def _check_shape(got: tuple[int, int], expected: tuple[int, int]) -> None:
 
 
 def first_guess(
-    problem: Problem, sample: Coarse | None, options: Options, epsilon: float,
-    match: Isometry | None = None, made: Sequence[Searched] = (), again: str | None = None,
-) -> tuple[Guess, Search]:  # fmt: skip
+    problem: Problem,
+    sample: Coarse | None,
+    options: Options,
+    epsilon: float,
+    match: Isometry | None = None,
+    made: Sequence[Searched] = (),
+    again: str | None = None,
+) -> tuple[Guess, Search]:
     """Find where to start, on the subsample if there is one, and what a multi-start found."""
     # A `match` that keeps all distances is the start, if there is one: no other optimum is better.
     # Searches that were `made` before are not made again.

@@ -351,9 +351,14 @@ def _inner(first: Tensor, second: Tensor) -> Tensor:
 
 
 def evaluate_extended(
-    setting: Setting, small: TransportPlan, potentials: Potentials, excess: float,
-    couplings: tuple[Coupling, Coupling], linear: float, error: float,
-) -> Evaluation:  # fmt: skip
+    setting: Setting,
+    small: TransportPlan,
+    potentials: Potentials,
+    excess: float,
+    couplings: tuple[Coupling, Coupling],
+    linear: float,
+    error: float,
+) -> Evaluation:
     """Compute the numbers of a plan that extends one of cells, without a pass over all pairs."""
     # `excess` is that of :func:`join_halves`. `couplings` are the one at which the cost of cells
     # is linearised, and that of the whole, in the form that the gradient takes; `linear` is its
@@ -411,9 +416,14 @@ def evaluate_relaxed(
 
 
 def judge(
-    status: Status, found: Evaluation, problem: Problem, gradient: Gradient, promised: float, *,
+    status: Status,
+    found: Evaluation,
+    problem: Problem,
+    gradient: Gradient,
+    promised: float,
+    *,
     constant: bool,
-) -> Status:  # fmt: skip
+) -> Status:
     """Choose the status that a plan deserves, given the marginal error it may have."""
     # A value below zero, or above that of the product plan, is no useful answer: the product plan
     # costs nothing to find. This does not hold where the objective is `constant` but for rounding.

@@ -187,9 +187,15 @@ class NextPoint:
             self._length = StepLength(shortest=0.0 if gradient.exact else annealing.SHORT_STEP)
 
     def __call__(
-        self, point: Coupling, latest: Coupling, previous: Coupling, change: float, annealed: int,
-        *, met: bool,
-    ) -> Coupling:  # fmt: skip
+        self,
+        point: Coupling,
+        latest: Coupling,
+        previous: Coupling,
+        change: float,
+        annealed: int,
+        *,
+        met: bool,
+    ) -> Coupling:
         """Choose the next point, after ``latest`` and the coupling ``previous`` before it."""
         # `met` says whether the plan meets its marginals; steps to other plans are not
         # extrapolated.

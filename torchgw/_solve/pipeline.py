@@ -158,9 +158,13 @@ class Outcome(NamedTuple):
 
 
 def finish(
-    strategy: Strategy, setting: Setting, plan: TransportPlan, state: LoopState,
-    coupling: Coupling | None = None, begun: Plan | None = None,
-) -> Ending:  # fmt: skip
+    strategy: Strategy,
+    setting: Setting,
+    plan: TransportPlan,
+    state: LoopState,
+    coupling: Coupling | None = None,
+    begun: Plan | None = None,
+) -> Ending:
     """Polish a settled plan, whose coupling may be known, if asked to, and compute its numbers."""
     # Also say what status it deserves. It is polished to no higher than what the solve had `begun`
     # at, if that was a plan.

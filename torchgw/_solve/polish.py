@@ -78,9 +78,14 @@ def best_length(bend: float, slope: float) -> float:
 
 
 def take_steps(
-    path: Path, *, max_iter: int, tol_rel: float | None = None, tol_abs: float = 0.0,
-    length_of: Callable[[float, float], float] = best_length, verbose: bool = False,
-) -> Descent:  # fmt: skip
+    path: Path,
+    *,
+    max_iter: int,
+    tol_rel: float | None = None,
+    tol_abs: float = 0.0,
+    length_of: Callable[[float, float], float] = best_length,
+    verbose: bool = False,
+) -> Descent:
     """Take steps along a path, one at least, until the objective stays or the path ends."""
     # Without `tol_rel`, a share of the objective, only the path ends them.
     value = path.begin()
@@ -135,9 +140,13 @@ class Polished(NamedTuple):
 
 
 def polish(
-    gradient: Gradient, plan: TransportPlan, rule: MarginalRule | None, generator: torch.Generator,
-    begun: Plan | None = None, support: Tensor | None = None,
-) -> tuple[TransportPlan, Polished]:  # fmt: skip
+    gradient: Gradient,
+    plan: TransportPlan,
+    rule: MarginalRule | None,
+    generator: torch.Generator,
+    begun: Plan | None = None,
+    support: Tensor | None = None,
+) -> tuple[TransportPlan, Polished]:
     """Lead a plan to a stationary one of the objective without entropy."""
     # The plan keeps to a `support`. If the solve of a strict problem had `begun` at a plan that
     # costs less than what it has come to, lead that one instead.
@@ -191,9 +200,13 @@ def scale_to_marginals(matrix: Tensor, marginals: Marginals) -> Tensor | None:
 
 
 def descend(
-    matrix: Tensor, marginals: Marginals, rule: MarginalRule | None,
-    cost_at: Callable[[Tensor], Tensor], *, exact: bool = False,
-) -> tuple[Tensor, Polished]:  # fmt: skip
+    matrix: Tensor,
+    marginals: Marginals,
+    rule: MarginalRule | None,
+    cost_at: Callable[[Tensor], Tensor],
+    *,
+    exact: bool = False,
+) -> tuple[Tensor, Polished]:
     """Run fully corrective conditional gradient steps from a plan (n, m)."""
     # ``cost_at`` is the gradient of the objective at a plan of mass one, (n, m) float64. An
     # ``exact`` plan has its marginals.

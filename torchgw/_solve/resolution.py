@@ -248,9 +248,13 @@ def how_much_finer(error: float, tolerance: float) -> int:
 
 
 def _solve(
-    strategy: Strategy, setting: Setting, state: LoopState, orders: tuple[Order, Order],
-    tolerance: float, before: float | None,
-) -> Resolved:  # fmt: skip
+    strategy: Strategy,
+    setting: Setting,
+    state: LoopState,
+    orders: tuple[Order, Order],
+    tolerance: float,
+    before: float | None,
+) -> Resolved:
     """Solve on some cells, extend the plan to all points, and measure it."""
     cells = make_cells(strategy.problem, orders)
     problem = cells.problem
@@ -280,9 +284,14 @@ def in_dtype(dtype: torch.dtype, state: LoopState) -> LoopState:
 
 
 def _extend(
-    strategy: Strategy, setting: Setting, cells: Coarse, small: TransportPlan, state: LoopState,
-    tolerance: float, before: float | None,
-) -> Resolved:  # fmt: skip
+    strategy: Strategy,
+    setting: Setting,
+    cells: Coarse,
+    small: TransportPlan,
+    state: LoopState,
+    tolerance: float,
+    before: float | None,
+) -> Resolved:
     """Extend a plan of cells to all points, all in float64; compute its coupling and numbers."""
     gradient, problem, epsilon = setting.gradient.in_factors(), setting.problem, small.epsilon
     assert gradient is not None
@@ -375,10 +384,16 @@ def _height(n: int, device: torch.device) -> int:
 
 
 def _half(
-    strategy: Strategy, rows: Callable[[Read], FactoredCost], columns: FactoredCost,
-    weights: Marginals, points: Part, own: Tensor, other: Tensor, factors: Tensor,
+    strategy: Strategy,
+    rows: Callable[[Read], FactoredCost],
+    columns: FactoredCost,
+    weights: Marginals,
+    points: Part,
+    own: Tensor,
+    other: Tensor,
+    factors: Tensor,
     linear: FactoredCost | None,
-) -> _Half:  # fmt: skip
+) -> _Half:
     """Go over the points, some at a time."""
     # `rows` makes rows of the cost, and `columns` has its columns. `own` are the factors of the
     # distances of the points, `factors` those of the cells of the other side, and `other` their

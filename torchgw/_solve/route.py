@@ -279,9 +279,15 @@ def choose_dtypes(facts: Facts, name: str, limits: Limits, gradient: str) -> Dty
 
 
 def choose_storage(
-    facts: Facts, options: Options, limits: Limits, gradient: str, dtypes: Dtypes, n_anchors: int,
-    *, annealed: bool,
-) -> Storage:  # fmt: skip
+    facts: Facts,
+    options: Options,
+    limits: Limits,
+    gradient: str,
+    dtypes: Dtypes,
+    n_anchors: int,
+    *,
+    annealed: bool,
+) -> Storage:
     """Choose whether costs are stored, and the width of tiles that are skipped."""
     if facts.listed:
         return Storage(
@@ -634,9 +640,14 @@ def make_route(
 
 
 def _iteration(
-    facts: Facts, gradient: str, n_anchors: int, dtypes: Dtypes, *, stored: bool,
+    facts: Facts,
+    gradient: str,
+    n_anchors: int,
+    dtypes: Dtypes,
+    *,
+    stored: bool,
     tiled: bool = False,
-) -> float:  # fmt: skip
+) -> float:
     """Model the seconds of an outer iteration, on this CPU if it is one."""
     rank = facts.cost_rank(gradient, n_anchors)
     each = iteration_seconds(facts, gradient, rank, dtypes.loop, stored=stored, tiled=tiled)

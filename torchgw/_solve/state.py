@@ -370,6 +370,8 @@ class LoopState(NamedTuple):
 
 # Seconds between two writes: a restart loses so many at most, and one iteration. A choice. [L418]
 WRITTEN_EVERY = 60.0
+# What is kept of the state of a loop.
+_SAVED = "coupling", "latest", "potentials", "start", "done", "annealed"
 
 _KINDS: dict[str, Any] = {
     kind.__name__: kind
@@ -417,8 +419,7 @@ class Checkpoint:
                 f"{found['problem'][:4]} there and {self._problem[:4]} now). Remove the file, or "
                 "pass another path."
             )
-        names = ("coupling", "latest", "potentials", "start", "done", "annealed")
-        return Saved(LoopState(**{name: found[name] for name in names}), found["anneal"])
+        return Saved(LoopState(**{name: found[name] for name in _SAVED}), found["anneal"])
 
     def keep(self, setting: Setting, state: LoopState, *, now: bool = False) -> None:
         """Write the state of the loop, if it is time or ``now``; the file is always whole."""
@@ -426,16 +427,8 @@ class Checkpoint:
         if not due or (self._ranks is not None and self._ranks.rank > 0):
             return
         arrays: dict[str, Any] = {}
-        values = {
-            "problem": self._problem,
-            "coupling": state.coupling,
-            "latest": state.latest,
-            "potentials": state.potentials,
-            "start": state.start,
-            "done": state.done,
-            "annealed": state.annealed,
-            "anneal": setting.anneal,
-        }
+        values = {"problem": self._problem, "anneal": setting.anneal}
+        values |= {name: getattr(state, name) for name in _SAVED}
         fields = Encoder(_parts, arrays).encode(values, "checkpoint")
         write_archive(self.path, {"kind": "checkpoint", "fields": fields}, arrays)
         self._written = time.monotonic()

@@ -88,9 +88,15 @@ def prepare(setting: Setting, cost: Cost, epsilon: float) -> PreparedProblem:
 
 
 def solve_linear(
-    setting: Setting, prepared: PreparedProblem, start: Potentials | None, *, max_iter: int,
-    tol: float, min_iter: int = 0, falling: bool = False,
-) -> SinkhornResult:  # fmt: skip
+    setting: Setting,
+    prepared: PreparedProblem,
+    start: Potentials | None,
+    *,
+    max_iter: int,
+    tol: float,
+    min_iter: int = 0,
+    falling: bool = False,
+) -> SinkhornResult:
     """Solve a linear problem, for strict or relaxed marginals."""
     # Without a start strict ones are led to its epsilon from larger ones, if these are `falling`.
     if isinstance(prepared, BlockProblem):
@@ -184,9 +190,14 @@ class Pace:
         return self._met
 
     def learn(
-        self, inner: SinkhornResult, change: float, *, at_target: bool, settled: bool,
+        self,
+        inner: SinkhornResult,
+        change: float,
+        *,
+        at_target: bool,
+        settled: bool,
         drowned: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Choose how many iterations the next linear problem may take."""
         # ``drowned`` is a plan that misses its marginals where rounding does so too, which it does
         # at all smaller epsilons as well
@@ -307,9 +318,13 @@ class Step:
         return self._read_off(plan.cost, plan, potentials, point, previous)
 
     def update_in_units(
-        self, cost: Cost, epsilon: Tensor, potentials: Potentials, point: Coupling,
+        self,
+        cost: Cost,
+        epsilon: Tensor,
+        potentials: Potentials,
+        point: Coupling,
         previous: Coupling,
-    ) -> Updated:  # fmt: skip
+    ) -> Updated:
         """Do the same where epsilon, (), is on the device: the plan is in units of epsilon."""
         scaled = Potentials(*(part / epsilon for part in potentials))
         plan = TransportPlan(
@@ -318,9 +333,13 @@ class Step:
         return self._read_off(cost, plan, potentials, point, previous)
 
     def _read_off(
-        self, cost: Cost, plan: TransportPlan, potentials: Potentials, point: Coupling,
+        self,
+        cost: Cost,
+        plan: TransportPlan,
+        potentials: Potentials,
+        point: Coupling,
         previous: Coupling,
-    ) -> Updated:  # fmt: skip
+    ) -> Updated:
         """Take the coupling of a plan, and compute what to tell of it."""
         gradient = self.gradient
         coupling = gradient.update(plan, previous, self.generator)

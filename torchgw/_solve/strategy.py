@@ -170,9 +170,13 @@ class Strategy:
         return self.setting(dtype, tol, before.anneal, before.generator, before.recorder)
 
     def setting(
-        self, dtype: torch.dtype, tol: float, anneal: Annealing, generator: torch.Generator,
+        self,
+        dtype: torch.dtype,
+        tol: float,
+        anneal: Annealing,
+        generator: torch.Generator,
         recorder: Recorder,
-    ) -> Setting:  # fmt: skip
+    ) -> Setting:
         """Make what the loop needs to run in some dtype."""
         options, rule, problem = self.options, self.options.rule, self.problem.to(dtype)
         if self._half(dtype):

@@ -131,6 +131,11 @@ class Trial(NamedTuple):
     seconds: float
     status: str  # "refined", or "left behind" at the first comparison
 
+    def scaled(self, factor: float) -> "Trial":
+        """Return it in other units of the cost."""
+        epsilon, objective, value = (factor * part for part in self[1:4])
+        return self._replace(epsilon=epsilon, objective=objective, value=value)
+
 
 @dataclass(eq=False)
 class Chain:
@@ -146,9 +151,15 @@ class Chain:
     seconds: float = 0.0
 
     def move(
-        self, plan: Tensor, g: Tensor, epsilon: float, objective: float, value: float, *,
+        self,
+        plan: Tensor,
+        g: Tensor,
+        epsilon: float,
+        objective: float,
+        value: float,
+        *,
         down: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Take another plan; if only ``down``, not one of the same epsilon that is no lower."""
         if down and self.epsilon == epsilon and self.objective <= objective:
             return

@@ -216,9 +216,14 @@ def as_before(
 
 
 def _build_again(
-    source: ColumnReader, target: ColumnReader, a: Tensor, b: Tensor, x: SpreadPoints,
-    y: SpreadPoints, alpha: Tensor,
-) -> _Built:  # fmt: skip
+    source: ColumnReader,
+    target: ColumnReader,
+    a: Tensor,
+    b: Tensor,
+    x: SpreadPoints,
+    y: SpreadPoints,
+    alpha: Tensor,
+) -> _Built:
     """Read the distances of points drawn before, and compare them with those of before."""
     points, same = [], torch.ones_like(alpha, dtype=torch.bool)
     for reader, weights, old in ((source, a, x), (target, b, y)):
@@ -233,9 +238,16 @@ def _build_again(
 
 
 def _build(
-    size: int, source: ColumnReader, target: ColumnReader, a: Tensor, b: Tensor, uniform_x: Tensor,
-    uniform_y: Tensor, alpha: Tensor, linear: Cost | None,
-) -> _Built:  # fmt: skip
+    size: int,
+    source: ColumnReader,
+    target: ColumnReader,
+    a: Tensor,
+    b: Tensor,
+    uniform_x: Tensor,
+    uniform_y: Tensor,
+    alpha: Tensor,
+    linear: Cost | None,
+) -> _Built:
     """Draw points of both sides and compute the constants."""
     x = draw_points(size, 0, source, a, uniform_x)
     y = draw_points(size, 1, target, b, uniform_y)

@@ -182,9 +182,14 @@ class Congruent(NamedTuple):
 
 
 def congruent_pairs(
-    x: Tensor, y: Tensor, weights: tuple[Tensor, Tensor], share: float, count: int,
-    generator: torch.Generator, near: tuple[Tensor, Tensor] | None = None,
-) -> Congruent:  # fmt: skip
+    x: Tensor,
+    y: Tensor,
+    weights: tuple[Tensor, Tensor],
+    share: float,
+    count: int,
+    generator: torch.Generator,
+    near: tuple[Tensor, Tensor] | None = None,
+) -> Congruent:
     """Find few pairs of points at equal distances, those first that most others would agree with.
 
     ``share`` is how much of the source's mass is to find a partner; distances x (n, n), y (m, m)
@@ -251,9 +256,13 @@ def nearest(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _alike_nearby(
-    dx: Tensor, dy: Tensor, around: tuple[Tensor, Tensor], mass: Tensor, many: int,
+    dx: Tensor,
+    dy: Tensor,
+    around: tuple[Tensor, Tensor],
+    mass: Tensor,
+    many: int,
     generator: torch.Generator,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     """Draw source points, partners whose nearest points are as far, and two more pairs that fit."""
     # Among many points few pairs are as far apart as two given ones by no chance; what surrounds a
     # point is left to chance less, and is the same within a shared part but at its rim.
@@ -315,9 +324,14 @@ def inside_share(misfits: Tensor, mass: Tensor, share: float) -> Tensor:
 
 
 def _grown(
-    dx: Tensor, dy: Tensor, mass: Tensor, source: Tensor, target: Tensor, share: float,
+    dx: Tensor,
+    dy: Tensor,
+    mass: Tensor,
+    source: Tensor,
+    target: Tensor,
+    share: float,
     generator: torch.Generator,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     """Add pairs that agree with those (S, k) that there are."""
     rows = torch.arange(len(source), device=dx.device)[:, None]
     fits = differences(dx, dy, source, target) * source.shape[1]

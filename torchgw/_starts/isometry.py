@@ -393,9 +393,13 @@ def _partners(near: _Space, far: _Space, x: Tensor, y: Tensor) -> Tensor | None:
 
 
 def _untie(
-    near: DistanceProvider, far: DistanceProvider, partners: Tensor, tied: Tensor, around: Tensor,
+    near: DistanceProvider,
+    far: DistanceProvider,
+    partners: Tensor,
+    tied: Tensor,
+    around: Tensor,
     lost: Tensor,
-) -> None:  # fmt: skip
+) -> None:
     """Match points one after the other by their distances to those that are matched already."""
     # The partner of each is one of those `around` its own place, (t, w); points that are `lost`,
     # (t,), come last and may take any that is left. `partners` is changed in place.

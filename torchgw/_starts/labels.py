@@ -44,9 +44,13 @@ class Labelled(NamedTuple):
 
 
 def label_points(
-    x: Tensor, y: Tensor, weights: tuple[Tensor, Tensor], share: float, generator: torch.Generator,
+    x: Tensor,
+    y: Tensor,
+    weights: tuple[Tensor, Tensor],
+    share: float,
+    generator: torch.Generator,
     near: tuple[Tensor, Tensor] | None = None,
-) -> Labelled:  # fmt: skip
+) -> Labelled:
     """Find the labels of lowest cost, from seeds of pairs at equal distances.
 
     ``share`` is how much of the source's mass is to find a partner; distances x (s, s), y (t, t)

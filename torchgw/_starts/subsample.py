@@ -153,9 +153,13 @@ def take(cost: FactoredCost, source: Part | None, target: Part | None) -> Factor
 
 
 def extend(
-    coarse: Coarse, whole: Callable[[Read, Read], FactoredCost], fine: Marginals,
-    potentials: Potentials, epsilon: float, backend: Backend,
-) -> Potentials:  # fmt: skip
+    coarse: Coarse,
+    whole: Callable[[Read, Read], FactoredCost],
+    fine: Marginals,
+    potentials: Potentials,
+    epsilon: float,
+    backend: Backend,
+) -> Potentials:
     """Extend the potentials of a coarse problem to all points, by one half-step each way."""
     # `whole` makes the cost of what is read of all points, at the coupling of the coarse problem,
     # and `fine` are their weights.
