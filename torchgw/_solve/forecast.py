@@ -110,7 +110,7 @@ _USUAL, _PARTIAL, _SAMPLED = (15, 60), (80, 130), (40, 70)
 # The same at a large epsilon, and from which share of the natural scale on that is one. [L1590]
 _BLURRED, _BLURRED_FROM = (1, 8), 0.05
 # Sinkhorn iterations of a cost that samples have moved; and how many times as long iterations take
-# whose marginals are bounds, and starts that are followed with relaxed ones. [L1379, L1591]
+# whose marginals are bounds, and starts that are followed with relaxed ones. [L1379, L1591, L1896]
 _PERTURBED_INNER, _RELAXED = 200, 4.0
 # Share of the iterations that is left from a start that a search has found, the best or another,
 # and share of a solve after which those from others are left behind. [L1563, L1598]
