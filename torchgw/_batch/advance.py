@@ -9,42 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchgw._batch.packing import (
-    AUTO_EPSILON,
-    Packed,
-    cross_product,
-    first_rows,
-    gradient,
-    natural_scale,
-    start_noise,
-    units,
-    whole,
-)
+from torchgw._batch import packing, worth
 from torchgw._batch.sweep import BUDGET, DECAY, FAR, Relaxed, Settled, exact_rows
-from torchgw._batch.worth import (
-    CONVERGED,
-    FLAT,
-    INNER,
-    OUTER,
-    Descent,
-    Ended,
-    Finish,
-    Found,
-    Rules,
-    Terms,
-    found_numbers,
-    mean_of,
-    of_mass,
-)
-from torchgw._sinkhorn.annealing import (
-    ANNEALING_TOLERANCE,
-    INNER_SHARE,
-    LENGTHENING,
-    MET,
-    SHORT_STEP,
-    STUCK,
-    STUCK_SHARE,
-)
+from torchgw._sinkhorn import annealing
 from torchgw._sinkhorn.loop import MOST_RESTARTS
 from torchgw._tensors.operations import sums_along, sums_of
 
@@ -85,7 +52,7 @@ class Pool:
     inner: Tensor  # Sinkhorn iterations in all
     settling: Tensor  # -1 in the loop, then how it has ended
     linear: Tensor | None
-    descent: Descent
+    descent: worth.Descent
     # for relaxed marginals: `rho` and `mass` as in ``Relaxed``, the last step, and how much of a
     # step is taken
     rho: Tensor | None = None
@@ -128,13 +95,13 @@ class Pool:
         self.plan = torch.empty_like(self.cost)
 
 
-def enter(problems: Packed, numbers: Tensor) -> Pool:
+def enter(problems: packing.Packed, numbers: Tensor) -> Pool:
     """Begin some problems: linearise at a x b, or take the cost that a start gives."""
     i, j = problems.i[numbers], problems.j[numbers]
     x, y = problems.x.tables[i], problems.y.tables[j]
     a, b = problems.x.weights[i], problems.y.weights[j]
     alpha = problems.alpha[numbers]
-    linear, target, epsilon, relaxed = units(problems, numbers)
+    linear, target, epsilon, relaxed = packing.units(problems, numbers)
     zero, count = torch.zeros_like(alpha), torch.zeros_like(i)
     point = a[:, :, None] * b[:, None, :]
     g = torch.zeros_like(b)
@@ -143,13 +110,13 @@ def enter(problems: Packed, numbers: Tensor) -> Pool:
         given, chosen = problems.begin(numbers)
         cost = given * alpha[:, None, None]
     if chosen is None or not bool(chosen.all()):
-        noise = start_noise(problems.shape, problems.device)
-        product = gradient(cross_product(x, y, point * noise), alpha, None)
+        noise = packing.start_noise(problems.shape, problems.device)
+        product = packing.gradient(packing.cross_product(x, y, point * noise), alpha, None)
         cost = product if chosen is None else torch.where(chosen[:, None, None], cost, product)
     if linear is not None:
         cost += linear
     f_next = exact_rows(cost, b, g, epsilon)
-    tol, budget = torch.full_like(alpha, ANNEALING_TOLERANCE), torch.full_like(i, BUDGET)
+    tol, budget = torch.full_like(alpha, annealing.ANNEALING_TOLERANCE), torch.full_like(i, BUDGET)
     if chosen is not None:
         begun = chosen & (epsilon <= target)
         tol[begun], budget[begun] = _BEGUN_TOLERANCE, _BEGUN_BUDGET
@@ -158,10 +125,10 @@ def enter(problems: Packed, numbers: Tensor) -> Pool:
         f_next = exact_rows(cost, b, g, epsilon)
     free: dict[str, Any] = {}
     if problems.proximal:
-        free["sharp"] = AUTO_EPSILON * natural_scale(problems, numbers, linear)
+        free["sharp"] = packing.AUTO_EPSILON * packing.natural_scale(problems, numbers, linear)
     if relaxed is not None:
-        cost = whole(cost, alpha, (x, y), (a, b))
-        f_next = first_rows(relaxed, cost, (a, b), g, epsilon)
+        cost = packing.whole(cost, alpha, (x, y), (a, b))
+        f_next = packing.first_rows(relaxed, cost, (a, b), g, epsilon)
         free = {**relaxed._asdict(), "step": torch.zeros_like(cost), "share": zero + 1}
     return Pool(
         number=numbers.clone(), cost=cost, point=point, plan=torch.empty_like(cost),
@@ -171,7 +138,7 @@ def enter(problems: Packed, numbers: Tensor) -> Pool:
         restarts=count.clone(), last_error=zero + math.inf, stuck=count.clone(),
         change=zero.clone(), rate=zero.clone(),
         done=count.clone(), inner=count.clone(), settling=count - 1, linear=linear,
-        descent=Descent(len(numbers), alpha), **free,
+        descent=worth.Descent(len(numbers), alpha), **free,
     )  # fmt: skip
 
 
@@ -198,7 +165,7 @@ class _Reached(NamedTuple):
     masses: tuple[Tensor, Tensor]  # row and column sums
     cross: Tensor  # (k, n, m) X P Y
     linear: Tensor | None  # (k, n, m)
-    terms: Terms
+    terms: worth.Terms
     change: Tensor  # (k,) L1 change from where the cost was linearised
     objective: Tensor  # (k,)
     relaxed: Relaxed | None
@@ -220,7 +187,9 @@ class _Course(NamedTuple):
     settle: Tensor  # whether it is next
 
 
-def advance(pool: Pool, places: Tensor, rules: Rules) -> tuple[Found, Ended] | None:
+def advance(
+    pool: Pool, places: Tensor, rules: worth.Rules
+) -> tuple[worth.Found, worth.Ended] | None:
     """Linearise some problems again; return those that have ended, with their plans."""
     # tables of the whole pool are not copied
     at: Tensor | slice = slice(None) if len(places) == len(pool.number) else places
@@ -242,9 +211,9 @@ def _reached(pool: Pool, at: Tensor | slice, places: Tensor) -> _Reached:
     if relaxed is not None:
         relaxed, total = relaxed.of(places), sums_of(plan)
         plan = plan / total[:, None, None]
-    cross = cross_product(x, y, plan)
+    cross = packing.cross_product(x, y, plan)
     p, q = plan.sum(2), plan.sum(1)
-    terms = Terms.of(x, y, (p, q), sums_of(cross * plan), alpha)
+    terms = worth.Terms.of(x, y, (p, q), sums_of(cross * plan), alpha)
     if linear is not None:
         terms = terms._replace(linear=sums_of(linear * plan))
     if pool.told is None:
@@ -271,11 +240,11 @@ def _reached(pool: Pool, at: Tensor | slice, places: Tensor) -> _Reached:
     )  # fmt: skip
 
 
-def _course(pool: Pool, places: Tensor, reached: _Reached, rules: Rules) -> _Course:
+def _course(pool: Pool, places: Tensor, reached: _Reached, rules: worth.Rules) -> _Course:
     """Decide how the loops of some problems go on, or end."""
     error, settling, change = pool.error[places], pool.settling[places], reached.change
     at_target = reached.epsilon <= reached.target
-    met = ~at_target | (error <= MET)
+    met = ~at_target | (error <= annealing.MET)
     done = pool.done[places] + (settling < 0)
     solved = error <= pool.tol[places]
     settled = at_target & (change <= rules.tol)
@@ -293,20 +262,20 @@ def _course(pool: Pool, places: Tensor, reached: _Reached, rules: Rules) -> _Cou
         )  # fmt: skip
     last = pool.last_error[places]
     spent = settled & (pool.budget[places] == rules.inner_max_iter) & ~solved
-    stuck = torch.where(spent & (error > STUCK_SHARE * last), pool.stuck[places] + 1, 0)
+    stuck = torch.where(spent & (error > annealing.STUCK_SHARE * last), pool.stuck[places] + 1, 0)
     ending = torch.full_like(settling, -1)
-    ending[done >= rules.max_iter] = OUTER
-    ending[stuck >= STUCK] = INNER
-    ending[flat] = FLAT
-    ending[settled & (error <= rules.tol)] = CONVERGED
-    ending[~error.isfinite()] = INNER
+    ending[done >= rules.max_iter] = worth.OUTER
+    ending[stuck >= annealing.STUCK] = worth.INNER
+    ending[flat] = worth.FLAT
+    ending[settled & (error <= rules.tol)] = worth.CONVERGED
+    ending[~error.isfinite()] = worth.INNER
     finished = settling >= 0
     settle = ~finished & (ending >= 0)
     return _Course(error, solved, done, stuck, at_target, settled, ending, finished, settle)
 
 
 def _plan_ahead(
-    pool: Pool, places: Tensor, reached: _Reached, course: _Course, rules: Rules
+    pool: Pool, places: Tensor, reached: _Reached, course: _Course, rules: worth.Rules
 ) -> None:
     """Set what the next linear problems are to reach, and with how many iterations."""
     epsilon, target = reached.epsilon, reached.target
@@ -317,15 +286,15 @@ def _plan_ahead(
         following = torch.where(course.at_target, target / (target / epsilon + 1), following)
     pool.epsilon[places] = torch.where(settle, epsilon.minimum(target), following)
     near = following <= target
-    tol = torch.full_like(epsilon, ANNEALING_TOLERANCE)
-    tol[near] = INNER_SHARE * rules.tol
+    tol = torch.full_like(epsilon, annealing.ANNEALING_TOLERANCE)
+    tol[near] = annealing.INNER_SHARE * rules.tol
     tol[settle] = rules.inner_tol
     pool.tol[places] = tol
     budget = pool.budget[places]
-    behind = (error > ANNEALING_TOLERANCE) | (course.at_target & (error > reached.change))
+    behind = (error > annealing.ANNEALING_TOLERANCE) | (course.at_target & (error > reached.change))
     if pool.share is not None:
         # plans that go to and fro in short steps miss their marginals by as much
-        behind |= course.at_target & ~course.solved & (pool.share[places] <= SHORT_STEP)
+        behind |= course.at_target & ~course.solved & (pool.share[places] <= annealing.SHORT_STEP)
     budget = torch.where(behind, 2 * budget, budget)
     budget = torch.where(course.settled | settle, rules.inner_max_iter, budget)
     pool.budget[places] = budget.clamp(max=rules.inner_max_iter)
@@ -342,9 +311,9 @@ def _linearise(
 ) -> None:
     """Linearise at plans, or ahead of those that are known to go on."""
     plan, alpha, relaxed = reached.plan, reached.alpha, reached.relaxed
-    cost = gradient(reached.cross, alpha, reached.linear)
+    cost = packing.gradient(reached.cross, alpha, reached.linear)
     if relaxed is not None:
-        cost = whole(cost, alpha, reached.spaces, reached.masses)
+        cost = packing.whole(cost, alpha, reached.spaces, reached.masses)
     unit = pool.epsilon[places]
     if pool.sharp is None:
         step = plan - pool.point[at]
@@ -355,7 +324,7 @@ def _linearise(
         # proximal steps go back to the mean of costs, of which this is one, unless they are over
         ahead = torch.where(course.settle, 0.0, (unit / reached.target).clamp(max=1)) - 1
     cost = torch.add(cost, (cost - pool.cost[at]).mul_(ahead[:, None, None]))
-    pool.f_next[places] = first_rows(relaxed, cost, reached.weights, reached.g, unit)
+    pool.f_next[places] = packing.first_rows(relaxed, cost, reached.weights, reached.g, unit)
     if at is places:
         pool.cost[places], pool.point[places] = cost, plan
     else:
@@ -375,7 +344,7 @@ def _ahead(
         assert pool.step is not None
         back = sums_of(step * pool.step[places]) < 0
         share = pool.share[places]
-        share = torch.where(back, share / 2, LENGTHENING * share).clamp_max(1.0)
+        share = torch.where(back, share / 2, annealing.LENGTHENING * share).clamp_max(1.0)
         pool.step[places], pool.share[places] = step, share
     exact = exact & (share == 1)
     before, rate_before = pool.change[places], pool.rate[places]
@@ -388,18 +357,18 @@ def _ahead(
 
 
 def _leave(
-    pool: Pool, places: Tensor, over: Tensor, reached: _Reached, course: _Course, rules: Rules
-) -> tuple[Found, Ended]:
+    pool: Pool, places: Tensor, over: Tensor, reached: _Reached, course: _Course, rules: worth.Rules
+) -> tuple[worth.Found, worth.Ended]:
     """Hand over the plans of problems that have ended, and make room."""
     x, y, a, b = (part[over] for part in (*reached.spaces, *reached.weights))
-    means = mean_of(x, a) * mean_of(y, b)
-    product = Terms.of(x, y, (a, b), means, reached.alpha[over])
+    means = worth.mean_of(x, a) * worth.mean_of(y, b)
+    product = worth.Terms.of(x, y, (a, b), means, reached.alpha[over])
     if reached.linear is not None:
         costs = sums_of(reached.linear[over] * a[:, :, None] * b[:, None, :])
         product = product._replace(linear=costs)
     p, q = reached.masses
     missing = sums_along((p[over] - a).abs()).maximum(sums_along((q[over] - b).abs()))
-    terms = Terms(*(part[over] for part in reached.terms))
+    terms = worth.Terms(*(part[over] for part in reached.terms))
     both, f, unit = (terms, product), reached.f[over], reached.epsilon[over]
     plan, relaxed = reached.plan[over], reached.relaxed
     if relaxed is not None:
@@ -407,13 +376,13 @@ def _leave(
         assert reached.total is not None
         best = Settled(*(part[over] for part in reached.best))
         f, missing = f - (unit * reached.total[over].log())[:, None], best.violation
-        both, plan, f, unit = of_mass(relaxed, best, both, plan, f, unit)
+        both, plan, f, unit = worth.of_mass(relaxed, best, both, plan, f, unit)
     where, objective = places[over], reached.objective[over]
-    finish = Finish(
+    finish = worth.Finish(
         course.error[over], pool.settling[where], course.solved[over], course.done[over],
         pool.inner[where],
     )  # fmt: skip
-    found = found_numbers(both, missing, objective, unit, finish, rules)
+    found = worth.found_numbers(both, missing, objective, unit, finish, rules)
     out = pool.number[where]
     pool.number[where] = -1
-    return found, Ended(out, plan, f, reached.g[over], objective)
+    return found, worth.Ended(out, plan, f, reached.g[over], objective)

@@ -623,15 +623,9 @@ def conclude(asked: Asked, followed: Followed) -> Outcome:
         search = (search or Search((), math.nan))._replace(doubt=WHY_NOT_A_COPY)
     f, g = plan.potentials
     return Outcome(
-        ending=ending,
-        strategy=strategy,
-        potentials=Potentials(f + gradient.row, g + gradient.column),
-        backend=setting.backend.name,
-        n_anchors=gradient.n_anchors,
-        noise=gradient.noise(state.coupling),
-        search=search,
-        recorder=setting.recorder,
-        known=gradient.remember(state.coupling, setting.marginals),
-        resolution=resolved and resolved.resolution,
-        route=strategy.route,
-    )
+        ending=ending, strategy=strategy,
+        potentials=Potentials(f + gradient.row, g + gradient.column), backend=setting.backend.name,
+        n_anchors=gradient.n_anchors, noise=gradient.noise(state.coupling), search=search,
+        recorder=setting.recorder, known=gradient.remember(state.coupling, setting.marginals),
+        resolution=resolved and resolved.resolution, route=strategy.route,
+    )  # fmt: skip
