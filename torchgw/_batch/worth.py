@@ -104,20 +104,15 @@ def mean_of(table: Tensor, mass: Tensor) -> Tensor:
 
 
 def of_mass(
-    relaxed: Relaxed,
-    best: Settled,
-    both: tuple[Terms, Terms],
-    plan: Tensor,
-    f: Tensor,
-    unit: Tensor,
+    held: Relaxed, best: Settled, both: tuple[Terms, Terms], plan: Tensor, f: Tensor, unit: Tensor
 ) -> tuple[tuple[Terms, Terms], Tensor, Tensor, Tensor]:
     """Multiply terms, normalised plans, potentials f and epsilons by the masses of the plans."""
     (terms, product), mass = both, best.mass
-    terms = terms.of_mass(relaxed, mass)
+    terms = terms.of_mass(held, mass)
     # a relaxed plan may be worth more than a x b: its penalty is less
     product = product._replace(quadratic=torch.full_like(mass, math.inf))
     f = f + (unit * mass.log())[:, None]
-    unit = unit if relaxed.mass is None else unit * mass
+    unit = unit if held.mass is None else unit * mass
     return (terms, product), mass[:, None, None] * plan, f, unit
 
 

@@ -71,6 +71,7 @@ def host_level(
 
 
 Array = NDArray[np.float64]
+Pair = tuple[Array, Array]
 Mask = NDArray[np.bool_]
 
 # The shares of a step that are tried, and how far potentials may move in one, in units of epsilon.
@@ -107,11 +108,7 @@ class _Columns(NamedTuple):
 
 
 def newton_on_bounds(
-    plan: Array,
-    potentials: tuple[Array, Array],
-    weights: tuple[Array, Array],
-    mass: float,
-    tol: float,
+    plan: Array, potentials: Pair, weights: Pair, mass: float, tol: float
 ) -> OnBounds:
     """Go on from a plan of exact rows by Newton's method on the dual.
 
@@ -146,13 +143,7 @@ class _Dual:
     # All but the bounds is relative to that plan: potentials of thousands of epsilons would leave
     # rounding of the size of the last steps in the value.
 
-    def __init__(
-        self,
-        plan: Array,
-        potentials: tuple[Array, Array],
-        weights: tuple[Array, Array],
-        mass: float,
-    ) -> None:
+    def __init__(self, plan: Array, potentials: Pair, weights: Pair, mass: float) -> None:
         (f, self.g), (self.a, self.b), self.mass, self.kernel = potentials, weights, mass, plan
         self.rows, self.used = self.a > 0, self.b > 0
         # the level is that of the highest row

@@ -603,11 +603,13 @@ def conclude(asked: Asked, followed: Followed) -> Outcome:
         if checkpoint is not None and state.status is Status.STOPPED:
             checkpoint.keep(setting, state, now=True)
         plan, state = settle(setting, state, setting.dtype)
-        while (left := leaves_saddle(setting, state, plan)).state is not None:
-            plan, state = settle(setting, iterate(setting, left.state), setting.dtype)
+        further, known = leaves_saddle(setting, state, plan)
+        while further is not None:
+            plan, state = settle(setting, iterate(setting, further), setting.dtype)
+            further, known = leaves_saddle(setting, state, plan)
         guess = start.guess
         begun = guess.plan if guess.epsilon == 0 else None
-        ending = finish(strategy, setting, plan, state, left.coupling, begun)
+        ending = finish(strategy, setting, plan, state, known, begun)
         if checkpoint is not None and state.status is not Status.STOPPED:
             checkpoint.done()
     else:
