@@ -240,7 +240,7 @@ class World:
             plan = plan * (1 + _FAINT * noise).clamp_(0.01)
             plan = plan / plan.sum()
             return Chain(kind, number, plan, g, seconds=perf_counter() - clock)
-        plan, g = self.kick(kind.kick, plan, g, _KICKS, generator)
+        plan, g = self.kick(kind.kick, plan, g, generator)
         return Chain(kind, number, plan, g, seconds=perf_counter() - clock)
 
     def oppose(self, chain: Chain) -> Chain:
@@ -260,23 +260,18 @@ class World:
         return self.costs(plans, share) + torch.einsum("bpi,pj->bij", means, self.column)
 
     def kick(
-        self,
-        kick: tuple[float, float],
-        plan: Tensor,
-        g: Tensor,
-        times: int,
-        generator: torch.Generator,
+        self, kick: tuple[float, float], plan: Tensor, g: Tensor, generator: torch.Generator
     ) -> BatchPlans:
         """Linearise at random rows of a plan (s, t) a few times."""
         epsilon, share = kick
         count = max(2, round(share * len(plan)))
         drawn = [
             torch.randperm(len(plan), device=plan.device, generator=generator)[:count]
-            for _ in range(times)
+            for _ in range(_KICKS)
         ]
         step = partial(_kicked, self.solver)
         given = self._tables, self.base, plan, g, torch.stack(drawn), self._exactly(epsilon)
-        found: BatchPlans = clone(self._call(f"kick {times} {count}", step, *given, in_place=1))
+        found: BatchPlans = clone(self._call(f"kick {count}", step, *given, in_place=1))
         return found
 
     def take(self, name: str, plan: Tensor) -> Chain:
