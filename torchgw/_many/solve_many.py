@@ -28,6 +28,7 @@ from torchgw._boundary.checks import reject_unknown
 from torchgw._derivatives.loss import call
 from torchgw._errors import InvalidInputError, PlanTooLargeError, UnsupportedError
 from torchgw._many.questions import (
+    BatchSearch,
     Questions,
     check_rules,
     epsilons,
@@ -254,6 +255,7 @@ def solve_many(
     scale: ScaleName | None = "auto",
     epsilon: Any = "auto",
     n_init: int | None = None,
+    search: BatchSearch = "auto",
     max_iter: int = 500,
     tol: float = 1e-5,
     objective_tol: float = 1e-4,
@@ -308,6 +310,9 @@ def solve_many(
         of other optima: a x b annealed from the natural scale, on a CPU more slowly than by
         ``solve(..., n_init=1)``; then plans by the distributions of distances; then by random
         mixtures of their quantiles, always the same. One start takes a tenth of the time.
+    search : {"auto", "thorough"}
+        ``"auto"`` is what ``n_init`` says. ``"thorough"`` solves each problem, of any size, as
+        ``solve`` does by its defaults, one after the other: up to a few seconds each.
     max_iter, tol, objective_tol, inner_max_iter, inner_tol
         As in ``solve``. ``tol`` counts in float64, and there is no extrapolation.
         ``objective_tol`` has no effect on relaxed problems.
@@ -376,7 +381,7 @@ def solve_many(
     check_distributed(distributed)
     where = resolve_device(device, *(item for side in sides for item in side.items))
     probe_beside(where)
-    rules = check_rules(max_iter, tol, objective_tol, inner_max_iter, inner_tol, n_init)
+    rules = check_rules(max_iter, tol, objective_tol, inner_max_iter, inner_tol, n_init, search)
     check_feature_metric(features, feature_metric)
     if differentiable:
         scale = _check_differentiable(epsilon, scale, features)
@@ -401,7 +406,8 @@ def solve_many(
     wanted = read_sharpening(regularization, polish, wanted, spaces, places)
     asked = Questions(
         Shelves(spaces, searched=n_init is None), *places, shares, epsilons(epsilon, count), linear,
-        squared=feature_metric != "euclidean", n_init=n_init, rules=rules, wanted=wanted,
+        squared=feature_metric != "euclidean", n_init=n_init,
+        search=search, rules=rules, wanted=wanted,
     )  # fmt: skip
     if differentiable:
         inputs = {"X": sides[0], "Y": sides[1], "M": M, "a": a, "b": b}
@@ -426,6 +432,7 @@ def solve_batch(
     scale: ScaleName | None = "auto",
     epsilon: Any = "auto",
     n_init: int | None = None,
+    search: BatchSearch = "auto",
     max_iter: int = 500,
     tol: float = 1e-5,
     objective_tol: float = 1e-4,
@@ -453,7 +460,7 @@ def solve_batch(
         Weights; those of the points in use sum to 1. Uniform by default.
     sizes_x, sizes_y : array-like of int, shape (B,), optional
         Points in use; all by default. What lies beyond them is never read.
-    alpha, scale, epsilon, n_init, max_iter, tol, objective_tol, inner_max_iter, inner_tol
+    alpha, scale, epsilon, n_init, search, max_iter, tol, objective_tol, inner_max_iter, inner_tol
         As in :func:`solve_many`.
     unbalanced, mass, regularization, polish, plans, differentiable, distributed, device, options
         Likewise.
@@ -472,7 +479,7 @@ def solve_batch(
     >>> [tuple(plan.shape) for plan in batch.plans()]
     [(10, 10), (10, 9), (10, 8), (10, 7)]
     """
-    rules = check_rules(max_iter, tol, objective_tol, inner_max_iter, inner_tol, n_init)
+    rules = check_rules(max_iter, tol, objective_tol, inner_max_iter, inner_tol, n_init, search)
     check_options(scale=scale)
     if differentiable:
         scale = _check_differentiable(epsilon, scale, None)
@@ -501,7 +508,8 @@ def solve_batch(
     places = np.arange(count), np.arange(count, 2 * count)
     wanted = read_sharpening(regularization, polish, wanted, shelves.spaces, places)
     asked = Questions(
-        shelves, *places, shares, epsilons(epsilon, count), costs, n_init=n_init, rules=rules,
+        shelves, *places, shares, epsilons(epsilon, count), costs, n_init=n_init,
+        search=search, rules=rules,
         wanted=wanted,
     )  # fmt: skip
     if not differentiable:
