@@ -11,7 +11,6 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from contextlib import suppress
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
@@ -78,9 +77,8 @@ def capture(
 ) -> torch.cuda.CUDAGraph:
     """Record what a function launches; nothing is run."""
     # The function must have run before, as compilers and libraries do on their first call what a
-    # capture does not allow, and must read nothing back from the device. What another thread does,
-    # such as to wait for the whole device, may end a capture too, which is begun again then.
-    pool = torch.cuda.graph_pool_handle() if pool is None else pool
+    # capture does not allow, and must read nothing back from the device. Where another thread waits
+    # for the whole device the capture ends too, and is begun again. [L1880]
     current = torch.cuda.current_stream(stream.device)
     # many memories share a stream, for which nothing may wait while it is recorded
     with _capturing, torch.cuda.stream(stream):
@@ -92,14 +90,14 @@ def capture(
         gc.disable()
         try:
             for left in reversed(range(_TRIES)):
+                if pool is None or pool in _broken:
+                    pool = torch.cuda.graph_pool_handle()
                 try:
                     graph = _record(function, pool, generator)
                     break
                 except _EndedError as error:
-                    logger.debug("a capture is begun again: %s", error.__cause__)
-                    with suppress(RuntimeError):
-                        # PyTorch has not noticed that it is over
-                        torch._C._cuda_endAllocateToPool(stream.device.index, pool)
+                    logger.debug("a capture is begun again: %s", error)
+                    _broken.add(pool)
                     if not left:
                         raise
         except BaseException:
