@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from typing import Any, Literal, NamedTuple, get_args
@@ -193,19 +193,22 @@ class Wanted(NamedTuple):
         proximal, polish = (np.full(count, False) if part is None else part for part in self[2:])
         return proximal, polish
 
+    def each(self, function: Callable[[Any], Any]) -> Wanted:
+        """Apply a function to what is asked for."""
+        return Wanted(*(None if part is None else function(part) for part in self))
+
     def alike(self) -> Wanted:
         """Take what all problems ask for, as that of one."""
-        marginals = (None if part is None else part[:1] for part in self[:2])
-        sharp = (None if part is None else part.all(keepdims=True) for part in self[2:])
-        return Wanted(*marginals, *sharp)
+        first = self.each(lambda part: part[:1])
+        return Wanted(*first[:2], *self.each(lambda part: part.all(keepdims=True))[2:])
 
     def repeated(self, count: int) -> Wanted:
         """Repeat what holds for one problem for so many."""
-        return Wanted(*(None if part is None else part.repeat(count, 0) for part in self))
+        return self.each(lambda part: part.repeat(count, 0))
 
     def of(self, numbers: NDArray[np.int64], turned: NDArray[np.bool_] | None = None) -> Wanted:
         """Take some problems, with their sides exchanged where they are ``turned``."""
-        some = Wanted(*(None if part is None else part[numbers] for part in self))
+        some = self.each(lambda part: part[numbers])
         if turned is None or some.penalties is None:
             return some
         sides = np.where(turned[:, None], some.penalties[:, ::-1], some.penalties)

@@ -370,7 +370,8 @@ def can_subsample(facts: Facts, options: Options, limits: Limits, gradient: str)
 def can_halve(facts: Facts, limits: Limits, gradient: str) -> bool:
     """Whether products of float32 tables may be made of half-precision ones, and that pays."""
     plain = facts.plain and facts.rule == "strict"
-    return gradient == "dense" and plain and facts.entries >= limits.half
+    large = facts.device == "cuda" and facts.entries >= limits.float64
+    return gradient == "dense" and plain and large
 
 
 def _searched(facts: Facts, options: Options) -> bool:

@@ -145,9 +145,7 @@ class Strategy:
 
     def in_float64(self, setting: Setting) -> Setting:
         """Change a setting to float64; a sampled gradient keeps its anchors and its dtype."""
-        double = self.setting(
-            torch.float64, setting.tol, setting.anneal, setting.generator, setting.recorder
-        )
+        double = self.stage(setting, torch.float64)
         return double if setting.gradient.exact else replace(double, gradient=setting.gradient)
 
     def backend(self, dtype: torch.dtype, tiling: Tiling | None) -> Backend:
@@ -163,6 +161,11 @@ class Strategy:
         rough = dtype == torch.float32 != self.route.dtypes.settle
         limits = limits_of(self.problem.source.device)
         return rough and can_halve(self.facts, limits, self.gradient)
+
+    def stage(self, before: Setting, dtype: torch.dtype, tol: float | None = None) -> Setting:
+        """Make what the loop needs to go on in some dtype, and to some change of the coupling."""
+        tol = before.tol if tol is None else tol
+        return self.setting(dtype, tol, before.anneal, before.generator, before.recorder)
 
     def setting(
         self,

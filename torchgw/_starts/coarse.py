@@ -321,14 +321,10 @@ def with_loss(coarse: Coarsened, problem: Problem) -> Coarsened:
     )
     unit = quadratic / before if quadratic > 0 and before > 0 else 1.0
     changed = square._replace(
-        x=x,
-        y=y,
-        column=column,
-        base=base,
+        x=x, y=y, column=column, base=base,
         constant=alpha * (own_x + own_y - 2 * mean_x @ mean_y) + coarse.floor,
-        unit=torch.full_like(alpha, unit),
-        spread=torch.full_like(alpha, quadratic),
-    )
+        unit=torch.full_like(alpha, unit), spread=torch.full_like(alpha, quadratic),
+    )  # fmt: skip
     scale = quadratic
     if square.linear is not None:
         scale += (1 - problem.alpha) * _spread(square, problem)
