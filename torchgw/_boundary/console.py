@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, TextIO
 
+import numpy as np
+
 from torchgw._errors import ConvergenceWarning
 from torchgw._typing import Iteration
 
@@ -99,11 +101,8 @@ def _iterations_left(recent: list[tuple[int, float, float]], tol: float) -> floa
     known = [(step, math.log(change)) for step, _, change in recent if 0 < change < math.inf]
     if len(known) < _WINDOW // 2:
         return None
-    steps, logs = zip(*known, strict=True)
-    middle = sum(steps) / len(steps)
-    spread = sum((step - middle) ** 2 for step in steps)
-    slope = sum((step - middle) * value for step, value in known) / spread
-    return None if slope >= 0 else max(0.0, (math.log(tol) - logs[-1]) / slope)
+    slope = np.polyfit(*zip(*known, strict=True), 1)[0]
+    return None if slope >= 0 else max(0.0, (math.log(tol) - known[-1][1]) / slope)
 
 
 def _duration(seconds: float) -> str:

@@ -228,7 +228,10 @@ def _solved(
     kind = torch.arange(starts, device=device).repeat(count)
     wide = (stacks[0].tables.shape[1], stacks[1].tables.shape[1])
     beyond = (0, wide[1] - sizes[1], 0, wide[0] - sizes[0])
-    costs = pad(_centred(torch.cat(begun)), beyond)
+    costs = torch.cat(begun)
+    # constants of rows and columns move no plan
+    costs = costs - costs.mean(2, keepdim=True)
+    costs = pad(costs - costs.mean(1, keepdim=True), beyond)
     linear = None
     if problem.linear is not None:
         M = torch.stack([problem.linear[some[0]][:, some[1]] for some in drawn])
@@ -260,9 +263,3 @@ def _solved(
         worth = g - cost + float(solved.epsilon[entry]) * (b / b.sum()).log()
         answers.append((some, some[1][worth.argmax(1)]))
     return answers
-
-
-def _centred(costs: Tensor) -> Tensor:
-    """Take constants of rows and columns, which move no plan, from costs (k, n, m)."""
-    costs = costs - costs.mean(2, keepdim=True)
-    return costs - costs.mean(1, keepdim=True)

@@ -206,9 +206,8 @@ class Surface:
     @property
     def is_oriented(self) -> bool:
         """Whether neighbouring triangles are turned the same way, as where all look outside."""
-        _, faces, _, _ = self._merged
         # then no side leads twice from one end to the other
-        ends = np.concatenate([faces[:, [0, 1]], faces[:, [1, 2]], faces[:, [2, 0]]])
+        ends, _ = _sides(self._merged.points, self._merged.faces)
         return len(np.unique(ends, axis=0)) == len(ends)
 
     @cached_property
@@ -219,11 +218,9 @@ class Surface:
         lines, lengths = _lines(points, faces)
         ends, length = np.concatenate([ends, lines]), np.concatenate([length, lengths])
         # the shortest of several lines between two vertices
-        low, high = np.sort(ends, axis=1).T
-        order = np.lexsort((length, high, low))
-        low, high, length = low[order], high[order], length[order]
-        fresh = np.r_[True, (low[1:] != low[:-1]) | (high[1:] != high[:-1])]
-        low, high, length = first[low[fresh]], first[high[fresh]], length[fresh]
+        (low, high), order = np.sort(ends, axis=1).T, np.argsort(length, kind="stable")
+        at = order[np.unique((low * self.n + high)[order], return_index=True)[1]]
+        low, high, length = first[low[at]], first[high[at]], length[at]
         # vertices at the same place are no distance apart
         again = np.nonzero(first[place] != np.arange(self.n))[0]
         low, high = np.r_[low, first[place[again]]], np.r_[high, again]
