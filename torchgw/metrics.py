@@ -92,8 +92,7 @@ def transfer_labels(
         )[:, :n_neighbors]
         votes = (place[nearest][:, :, None] == np.arange(len(classes))).sum(1)
         chosen.append(votes.argmax(1))
-    found: NDArray[Any] = classes[np.concatenate(chosen)]
-    return found
+    return classes[np.concatenate(chosen)]
 
 
 def label_accuracy(

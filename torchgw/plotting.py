@@ -84,8 +84,7 @@ def plot_points(
     axes: Any = ax
     _check_depth(axes, coordinates)
     _draw_points(axes, coordinates, _Shades.of(colour), size=size, bar=[axes])
-    found: Axes = axes
-    return found
+    return axes
 
 
 class _Shades(NamedTuple):

@@ -101,8 +101,9 @@ def _iterations_left(recent: list[tuple[int, float, float]], tol: float) -> floa
     known = [(step, math.log(change)) for step, _, change in recent if 0 < change < math.inf]
     if len(known) < _WINDOW // 2:
         return None
-    slope = np.polyfit(*zip(*known, strict=True), 1)[0]
-    return None if slope >= 0 else max(0.0, (math.log(tol) - known[-1][1]) / slope)
+    steps, logs = zip(*known, strict=True)
+    slope = np.polyfit(steps, logs, 1)[0]
+    return None if slope >= 0 else max(0.0, (math.log(tol) - logs[-1]) / slope)
 
 
 def _duration(seconds: float) -> str:

@@ -223,8 +223,7 @@ class CuttingPlanes:
     def _costs(self, x: Array) -> Array:
         """Compute what points (N, D) of the polytope cost."""
         z = self._low + x[:, :-1] * self._width
-        found: Array = self._constant + self._heights[0] + self._scale * x[:, -1] - z**2 @ self._k
-        return found
+        return self._constant + self._heights[0] + self._scale * x[:, -1] - z**2 @ self._k
 
     def _least(self, before: Array) -> tuple[float, Array]:
         """Find the vertex of least cost: the bound, and its z, or what was there before."""
@@ -271,8 +270,7 @@ def spread(u: Array, weights: Array) -> Array:
     gram = (u.T * weights) @ u
     size = gram.diagonal().clip(min=_TINY)
     together = np.linalg.eigvalsh(gram / np.sqrt(np.outer(size, size)))
-    found: Array = size * together.max(initial=1.0)
-    return found
+    return size * together.max(initial=1.0)
 
 
 def _followed(m: Array, squares: Array, lost: float) -> tuple[Any, tuple[Array, Array]]:

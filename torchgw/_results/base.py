@@ -219,8 +219,7 @@ class Result:
 
     def in_numpy(self: Own) -> Own:
         """Return the same result with NumPy's arrays in place of tensors."""
-        found: Own = as_numpy(self)
-        return found
+        return as_numpy(self)
 
     def save(
         self,

@@ -161,8 +161,7 @@ def _alike(problem: _Problem) -> Tensor:
     parts = [table] if problem.linear is None else [table, problem.linear.T]
     # distances that differ by less than this share of the largest are the same
     rounded = [(part / (7.3e-7 * part.abs().max().clamp_min(TINY))).round() for part in parts]
-    found: Tensor = torch.cat(rounded, 1).unique(dim=0, return_inverse=True)[1]
-    return found
+    return torch.cat(rounded, 1).unique(dim=0, return_inverse=True)[1]
 
 
 def _drawn(

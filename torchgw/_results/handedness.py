@@ -98,8 +98,7 @@ def _normals(points: Tensor, faces: Tensor) -> Tensor:
     one, two, three = points[faces].unbind(1)
     each = torch.linalg.cross(two - one, three - one)
     found = torch.zeros_like(points).index_add_(0, faces.reshape(-1), each.repeat_interleave(3, 0))
-    unit: Tensor = found / found.norm(dim=1, keepdim=True).clamp_min(torch.finfo(each.dtype).tiny)
-    return unit
+    return found / found.norm(dim=1, keepdim=True).clamp_min(torch.finfo(each.dtype).tiny)
 
 
 def without_reflections(solve: Callable[..., Any], init: Any, asked: Options) -> Any:

@@ -463,8 +463,7 @@ class GWResult(Result):
                 "`hvp` needs a result of solve(..., differentiable='value') or 'implicit' with "
                 "inputs that require gradients; pickles, copies and files leave these behind."
             )
-        found: HessianProduct = product(direction)
-        return found
+        return product(direction)
 
     def transform(
         self,
@@ -985,8 +984,7 @@ class GWResult(Result):
         """Build the plan that a certificate is about, (n, m)."""
         plan = self.lazy_plan.giving(in_numpy=False)
         if kind == "plan":
-            dense: Tensor = plan.to_dense().double()
-            return dense
+            return plan.to_dense().double()
         made = torch.zeros(plan.shape, dtype=torch.float64, device=plan.device)
         made[tuple(torch.as_tensor(self.matching().pairs, device=plan.device).T)] = 1.0
         return made

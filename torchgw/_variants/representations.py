@@ -139,8 +139,7 @@ class Representations:
         flat = to_numpy(self.distances[:, above[0], above[1]])
         if kind == "spearman":
             flat = scipy.stats.rankdata(flat, axis=1)
-        found: NDArray[np.float64] = np.corrcoef(flat)
-        return found
+        return np.corrcoef(flat)
 
     def align(self, **options: Any) -> RepresentationMatch:
         """Match the items of all subjects by their distances alone.

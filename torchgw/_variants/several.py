@@ -90,8 +90,7 @@ class AllResult(Result):
                 "common space."
             )
         if self.folder:
-            found: GWResult = load(file_of(self.folder, i, j), device=self._device)
-            return found
+            return load(file_of(self.folder, i, j), device=self._device)
         return self.results[place]
 
     def __getitem__(self, pair: tuple[int, int]) -> Plan:

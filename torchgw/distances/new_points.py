@@ -119,8 +119,7 @@ def factor_rows(provider: DistanceProvider, reference: Tensor) -> Tensor:
     if factors is None:
         raise InvalidInputError("These distances have no factors.")
     known = factors.matrix[reference].double() * factors.signs.double()
-    found: Tensor = torch.linalg.pinv(known.T, rtol=NOTHING)
-    return found
+    return torch.linalg.pinv(known.T, rtol=NOTHING)
 
 
 def averaged_factors(known: Tensor, factors: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:

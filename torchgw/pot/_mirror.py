@@ -139,8 +139,7 @@ class Entropic:
     def plan(self, exponent: Array) -> Array:
         """Return the plan of such a logarithm."""
         p, q = self._weights
-        found: Array = p[:, None] * np.exp(exponent) * q
-        return found
+        return p[:, None] * np.exp(exponent) * q
 
     @property
     def potentials(self) -> tuple[Array, Array]:
