@@ -71,7 +71,10 @@ class CuttingPlanes:
         (u, sigma), (v, tau) = question.factors
         self._left, self._right = np.repeat(u, v.shape[1], 1), np.tile(v, (1, u.shape[1]))
         self._c = c = 2 * question.alpha * np.outer(sigma, tau).ravel()
-        low, high = self._ranges()
+        # the least and the largest z_k of all plans
+        pairs = list(zip(self._left.T, self._right.T, strict=True))
+        high = np.array([largest_pairing(x, question.a, y, question.b) for x, y in pairs])
+        low = np.array([-largest_pairing(-x, question.a, y, question.b) for x, y in pairs])
         self.plan, self.value = plan, question.value(plan)
         # what the objective of what is followed was at least, of all plans
         self._reached = np.inf
@@ -115,13 +118,6 @@ class CuttingPlanes:
         self._cut(-self._k * (low + high)[kept])
         self._descend(z[kept])
         self.bound, self._lowest = self._least(z[kept])
-
-    def _ranges(self) -> tuple[Array, Array]:
-        """Compute the least and the largest z_k of all plans."""
-        a, b = self.question.a, self.question.b
-        pairs = list(zip(self._left.T, self._right.T, strict=True))
-        low = [-largest_pairing(-u, a, v, b) for u, v in pairs]
-        return np.array(low), np.array([largest_pairing(u, a, v, b) for u, v in pairs])
 
     def _read(self, plan: Any) -> tuple[float, Array]:
         """Compute t and z of a plan."""

@@ -221,18 +221,12 @@ def points_of(
         )
     if not isinstance(value, np.ndarray) and hasattr(value, "chunks"):
         # an array of a file, copied once, some rows at a time
-        value = _in_float64(value)
+        stored, value = value, np.empty(value.shape)
+        rows = max(1, BLOCK_ENTRIES // max(1, math.prod(stored.shape[1:])))
+        for start in range(0, len(value), rows):
+            value[start : start + rows] = stored[start : start + rows]
         return to_numpy(check_points(what, value))
     return np.array(to_numpy(check_points(what, value)), dtype=np.float64)
-
-
-def _in_float64(stored: Any) -> NDArray[np.float64]:
-    """Read an array (n, d) of a file."""
-    table = np.empty(stored.shape)
-    rows = max(1, BLOCK_ENTRIES // max(1, math.prod(stored.shape[1:])))
-    for start in range(0, len(table), rows):
-        table[start : start + rows] = stored[start : start + rows]
-    return table
 
 
 def _steps(graph: Any, what: str) -> Any:
