@@ -215,7 +215,7 @@ def _read_member(stored: zipfile.ZipFile, info: zipfile.ZipInfo, name: str) -> N
         }
         if version not in readers:
             raise ValueError(f"`{name}` is of version {version} of NumPy's format")
-        shape, _, dtype = readers[version](stream, max_header_size=_MOST_HEADER)
+        shape, by_columns, dtype = readers[version](stream, max_header_size=_MOST_HEADER)
         if dtype.hasobject or dtype.itemsize == 0 or min(shape, default=0) < 0:
             raise ValueError(f"`{name}` has the shape {shape} and the dtype {dtype}")
         claimed = math.prod(shape) * dtype.itemsize
@@ -223,9 +223,11 @@ def _read_member(stored: zipfile.ZipFile, info: zipfile.ZipInfo, name: str) -> N
             raise ValueError(
                 f"`{name}` claims {claimed} bytes and has {info.file_size - stream.tell()}"
             )
-        stream.seek(0)
-        array = np.lib.format.read_array(stream, max_header_size=_MOST_HEADER)
-        return np.asarray(array)
+        content = bytearray(stream.read())
+    if claimed == 0:
+        return np.empty(shape, dtype)
+    array = np.frombuffer(content, dtype)
+    return array.reshape(shape[::-1]).T if by_columns else array.reshape(shape)
 
 
 def _checked(path: object) -> Path:
