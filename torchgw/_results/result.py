@@ -30,7 +30,7 @@ from torchgw._problem.providers import Spaces
 from torchgw._problem.reduction import Reduction, count_allowed
 from torchgw._problem.support import KnownPairs
 from torchgw._results.base import Result, as_numpy, tracked_loss
-from torchgw._results.certificates import distance_correlation, lower_bound
+from torchgw._results.bounds import distance_correlation, lower_bound
 from torchgw._results.certified import certify
 from torchgw._results.confidence import Confidence, confidence
 from torchgw._results.handedness import handedness

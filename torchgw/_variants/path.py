@@ -14,7 +14,7 @@ from torchgw._api import solve
 from torchgw._boundary.checks import check_count, check_not_negative
 from torchgw._errors import InvalidInputError
 from torchgw._results.base import Result
-from torchgw._results.certificates import distance_correlation
+from torchgw._results.bounds import distance_correlation
 from torchgw._results.confidence import why_not
 from torchgw._results.result import GWResult
 from torchgw._starts.alternatives import entropy
