@@ -150,7 +150,7 @@ def _points(name: str, value: Any) -> NDArray[np.float64]:
         raise InvalidInputError(
             f"`{name}` must be finite points of shape (n, d); got shape {array.shape}."
         )
-    return np.asarray(array)
+    return array
 
 
 def _blocks(rows: int, columns: int | None = None) -> list[slice]:

@@ -213,7 +213,7 @@ class RepresentationMatch(Result):
             tables.append(to_numpy(stored_matrix(item.extension.known.distances(1))))
 
         def related(i: int, j: int) -> float:
-            partner = np.asarray(to_numpy(self.result[i, j].argmax()))
+            partner = to_numpy(self.result[i, j].argmax())
             above = np.triu_indices(len(partner), 1)
             far = tables[j][np.ix_(partner, partner)]
             return float(np.corrcoef(tables[i][above], far[above])[0, 1])

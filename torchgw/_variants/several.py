@@ -155,10 +155,9 @@ class AllResult(Result):
         for s, item in tables.items():
             plan = self.common.results[s].lazy_plan
             held = (item[:, None] == names).astype(np.float64)
-            share += importance[s] * np.asarray(to_numpy(plan @ held))
+            share += importance[s] * to_numpy(plan @ held)
         found = [
-            names[np.asarray(to_numpy(item.lazy_plan.T @ share)).argmax(1)]
-            for item in self.common.results
+            names[to_numpy(item.lazy_plan.T @ share).argmax(1)] for item in self.common.results
         ]
         return tuple(found)
 

@@ -133,7 +133,7 @@ def read_spaces(
             spaces.append(Space(points, False, points, common))
         else:
             length = np.linalg.norm(points, axis=1, keepdims=True)
-            points = np.asarray(points / np.where(length > 0, length, 1))
+            points = points / np.where(length > 0, length, 1)
             spaces.append(
                 Space(_scot_distances(points, metric or "correlation"), True, points, common)
             )
@@ -249,7 +249,7 @@ def _scot_distances(points: NDArray[np.float64], metric: GraphMetric) -> NDArray
     graph = knn_graph(points, max(count, 1), metric=metric)
     steps = dijkstra(graph, directed=False, unweighted=True)
     steps[np.isinf(steps)] = steps[np.isfinite(steps)].max()
-    return np.asarray(steps / (steps.max() or 1.0))
+    return steps / (steps.max() or 1.0)
 
 
 def _joint(source: NDArray[np.float64], target: NDArray[np.float64]) -> tuple[Any, Any]:

@@ -374,7 +374,7 @@ def read_weights(name: str) -> NDArray[Any]:
     total = weights.sum()
     if not (0.0 < total < np.inf):
         raise InvalidInputError(f"{name}: weights must have a positive, finite total; got {total}.")
-    return np.asarray(weights / total)
+    return weights / total
 
 
 def _split(name: str) -> tuple[Path, str | None]:

@@ -191,12 +191,12 @@ class Surface:
         points, faces, place, _ = self._merged
         third = _areas(points, faces) / 3
         each = np.bincount(faces.ravel(), np.repeat(third, 3), minlength=len(points))
-        return np.asarray((each / np.bincount(place))[place])
+        return (each / np.bincount(place))[place]
 
     @property
     def weights(self) -> Points:
         """Share of the area around each vertex, shape (n,)."""
-        return np.asarray(self.areas / self.areas.sum())
+        return self.areas / self.areas.sum()
 
     @property
     def joined(self) -> tuple[Points, Index, Index]:
@@ -265,7 +265,7 @@ def _merge(vertices: Points, faces: Index) -> _Merged:
 
 def _areas(points: Points, faces: Index) -> Points:
     one, two, three = (points[faces[:, corner]] for corner in range(3))
-    return np.asarray(np.linalg.norm(np.cross(two - one, three - one), axis=1) / 2)
+    return np.linalg.norm(np.cross(two - one, three - one), axis=1) / 2
 
 
 def _sides(points: Points, faces: Index) -> tuple[Index, Points]:
@@ -275,7 +275,7 @@ def _sides(points: Points, faces: Index) -> tuple[Index, Points]:
 
 
 def _apart(points: Points, one: Index, other: Index) -> Points:
-    return np.asarray(np.linalg.norm(points[one] - points[other], axis=1))
+    return np.linalg.norm(points[one] - points[other], axis=1)
 
 
 class _Fan(NamedTuple):
@@ -345,7 +345,7 @@ def _unfold(base: Points, near: Points, far: Points) -> tuple[Points, Points]:
 
 def _turn(one: Points, other: Points) -> Points:
     """Compute the cross products of vectors in a plane, positive where the other lies left."""
-    return np.asarray(one[:, 0] * other[:, 1] - one[:, 1] * other[:, 0])
+    return one[:, 0] * other[:, 1] - one[:, 1] * other[:, 0]
 
 
 def _twins(sides: Index) -> Index:

@@ -325,11 +325,8 @@ def _read_first(
                 f"`{called('G0')}` must be one of {', '.join(_STARTS)}, or a plan; got {start!r}."
             )
         named = handed("semirelaxed_init_plan")
-        return np.asarray(
-            named(
-                problem.C1, problem.C2, p, problem.M, problem.alpha, start,
-                random_state=random_state,
-            )
+        return named(
+            problem.C1, problem.C2, p, problem.M, problem.alpha, start, random_state=random_state,
         )  # fmt: skip
     if start is None:
         return product(p, uniform(len(q))) if free else product(p, q, rule.mass)
