@@ -92,9 +92,7 @@ def test_a_dual_is_close_to_the_least_cost():
     marginals = torchgw._typing.Marginals(torch.from_numpy(a), torch.from_numpy(b))
     found = bounds._transport(torch.from_numpy(cost), marginals)
     assert exact * 0.95 < found <= exact * (1 + 1e-9)
-    least = bounds._least(
-        torchgw._sinkhorn.problem.DenseCost(torch.from_numpy(cost)), marginals
-    )
+    least = bounds._least(torchgw._sinkhorn.problem.DenseCost(torch.from_numpy(cost)), marginals)
     assert 0 < least <= exact
 
 
@@ -104,9 +102,7 @@ def test_quantile_means():
     assert bounds.quantile_means(values, weights, 4).tolist() == [[1, 2, 3, 3]]
     assert bounds.quantile_means(values, weights, 2).tolist() == [[1.5, 3]]
     # 1 up to a quarter, 2 up to a half
-    assert bounds.quantile_means(values, weights, 3)[0].tolist() == pytest.approx(
-        [1.25, 2.5, 3]
-    )
+    assert bounds.quantile_means(values, weights, 3)[0].tolist() == pytest.approx([1.25, 2.5, 3])
 
 
 @pytest.mark.parametrize("distances", ["euclidean", "sqeuclidean", "landmark"])
