@@ -44,14 +44,12 @@ def lengths(vectors: Tensor, dim: int, *, keepdim: bool = False) -> Tensor:
     """Compute Euclidean norms along a dimension."""
     if vectors.is_cuda:
         return (vectors * vectors).sum(dim, keepdim=keepdim).sqrt()
-    sizes: Tensor = torch.linalg.vector_norm(vectors, dim=dim, keepdim=keepdim)
-    return sizes
+    return torch.linalg.vector_norm(vectors, dim=dim, keepdim=keepdim)
 
 
 def straight(x: Tensor, y: Tensor) -> Tensor:
     """Compute Euclidean distances (..., n, m) pair by pair, so that no bit depends on others."""
-    found: Tensor = torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist")
-    return found
+    return torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist")
 
 
 def sums_along(parts: Tensor) -> Tensor:
