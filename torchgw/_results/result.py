@@ -546,7 +546,9 @@ class GWResult(Result):
 
     def _map(self, side: int, values: Any, **new: Any) -> Any:
         """Map new points of a side to the other one."""
-        sharp = self.epsilon == 0
+        # a plan that was polished or cut is not the plan of its cost
+        before = self.extension is not None and self.extension.unpolished is not None
+        sharp = self.epsilon == 0 or before
         mapped = map_new(self.extension, self.lazy_plan, side, values, sharp=sharp, **new)
         return in_kind(new["points"] if new["table"] is None else new["table"], mapped)
 
