@@ -171,7 +171,7 @@ def _info(options: argparse.Namespace) -> int:
         for name, space in zip("XY", _spaces(result), strict=False):
             if space.points is not None:
                 print(f"  {name}: points of shape {tuple(space.points.shape)}")
-        for place, item in enumerate(result.alternatives):
+        for place, item in enumerate(result.alternatives[1:], start=1):
             print(f"  alternative {place}: value {item.value:.6g}, {item.relation or item.label}")
         return 0
     print(f"torchgw       {torchgw.__version__}")
