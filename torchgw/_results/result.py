@@ -1037,12 +1037,13 @@ class GWResult(Result):
         """Summarise in a few lines."""
         size, figures, ended = self._summary()
         how, (count, _, seconds) = figures.pop("how"), figures.pop("iterations").partition(" in ")
+        steps = f"{count} iteration{'' if count == '1' else 's'}"
         numbers = ", ".join(f"{name}={text}" for name, text in figures.items())
-        lines = [f"GWResult({size}, {numbers})", f"{how}, {count} iterations in {seconds}"]
+        lines = [f"GWResult({size}, {numbers})", f"{how}, {steps} in {seconds}"]
         if self.certificate is not None:
             lines.append(f"certificate: {self.certificate}")
         decided = self.report.distances
-        if decided and decided["agreement"]:
+        if decided:
             lines.append(f"distances: {decided['chosen']} ({decided['why']})")
         return "\n  ".join([*lines, ended])
 
