@@ -329,7 +329,7 @@ def test_columns_of_several_kinds_are_numbers():
      ({"X": Path("points.npy")}, "got the text 'points.npy'. If it names a file"),
      ({"X": (np.eye(3, dtype=int), X)}, "A surface is .vertices, faces., in this order"),
      ({"X": (X, np.zeros((0, 3), int))}, "The surface `X` has no faces. Pass its vertices"),
-     ({"X": types.SimpleNamespace(vertices=X, bounds=None)}, "no faces. Pass its points, X.vertices")],
+     ({"X": types.SimpleNamespace(vertices=X, bounds=None)}, "no faces. Pass its points, X.ver")],
 )  # fmt: skip
 def test_what_is_not_as_it_was_meant_says_how_to_pass_it(given, message):
     with pytest.raises(torchgw.TorchGWError, match=message):

@@ -345,7 +345,7 @@ OTHERWISE = {
 
 def test_a_result_is_no_proof():
     result = torchgw.solve(np.eye(4), np.eye(3), distances="sqeuclidean", random_state=0)
-    with pytest.raises(torchgw.InvalidInputError, match=r"a GWResult. Pass `result.certify..\.proof"):
+    with pytest.raises(torchgw.InvalidInputError, match="a GWResult. Pass `result.certify"):
         torchgw.verify(result, np.eye(4), np.eye(3))
 
 
