@@ -539,7 +539,7 @@ def plot_alternatives(
     texts = [f"{value:.4g}" for value in values]
     ax = _draw_bars(ax, names, values, texts, ["C0"] + ["0.7"] * (len(found) - 1))
     ax.margins(x=0.2)
-    ax.set_xlabel("objective of the coarse plan")
+    ax.set_xlabel("value")
     ax.set_title(f"{len(found)} optima, ambiguity {result.ambiguity:.2f}")
     return ax
 

@@ -143,6 +143,8 @@ def verify(
     >>> float(abs(torchgw.verify(proof, X, X[::-1]).lower_bound - proof.value)) < 1e-9
     True
     """
+    kind = type(proof).__name__
+    _check(hasattr(proof, "digest"), f"is none, but a {kind}. Pass `result.certify().proof`.")
     _check(
         proof.digest == _digest(proof),
         "is not as it was made: its numbers do not have its digest. Use the original, or "

@@ -140,7 +140,7 @@ def read_stack(
         raise InvalidInputError(
             f"`{name}` must be a stack of square matrices, (B, n, n) with n at least 1; got "
             f"{tuple(stack.shape)}. "
-            "Lists of matrices are for torchgw.solve_many."
+            "Points and lists of matrices are for torchgw.solve_many."
         )
     count, most = stack.shape[:2]
     used = torch.from_numpy(_read_sizes(sizes_name, sizes, count, most)).to(device)

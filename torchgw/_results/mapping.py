@@ -143,7 +143,7 @@ def map_new(
     features: Any,
 ) -> Tensor:
     """Map new points of the source (0) or the target (1), as the user gave them, to the other."""
-    # A plan is `sharp` if it has no entropy.
+    # A plan is `sharp` if it has no entropy, or is not the plan of its cost.
     if extension is None:
         raise UnsupportedError(
             "This result does not hold what new points are mapped by (`result.extension`). Solve "

@@ -539,7 +539,9 @@ class GWResult(Result):
 
     def _map(self, side: int, values: Any, **new: Any) -> Any:
         """Map new points of a side to the other one."""
-        sharp = self.epsilon == 0
+        # a plan that was polished or cut is not the plan of its cost
+        before = self.extension is not None and self.extension.unpolished is not None
+        sharp = self.epsilon == 0 or before
         mapped = map_new(self.extension, self.lazy_plan, side, values, sharp=sharp, **new)
         return in_kind(new["points"] if new["table"] is None else new["table"], mapped)
 
@@ -1023,12 +1025,13 @@ class GWResult(Result):
         """Summarise in a few lines."""
         size, figures, ended = self._summary()
         how, (count, _, seconds) = figures.pop("how"), figures.pop("iterations").partition(" in ")
+        steps = f"{count} iteration{'' if count == '1' else 's'}"
         numbers = ", ".join(f"{name}={text}" for name, text in figures.items())
-        lines = [f"GWResult({size}, {numbers})", f"{how}, {count} iterations in {seconds}"]
+        lines = [f"GWResult({size}, {numbers})", f"{how}, {steps} in {seconds}"]
         if self.certificate is not None:
             lines.append(f"certificate: {self.certificate}")
         decided = self.report.distances
-        if decided and decided["agreement"]:
+        if decided:
             lines.append(f"distances: {decided['chosen']} ({decided['why']})")
         return "\n  ".join([*lines, ended])
 

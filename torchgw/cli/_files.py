@@ -43,9 +43,11 @@ class Side(NamedTuple):
         return self.points if self.faces is None else (self.points, self.faces)
 
 
-def read_array(name: str) -> NDArray[Any]:
+def read_array(
+    name: str, id_column: str | None = None, label_column: str | None = None
+) -> NDArray[Any]:
     """Read numbers from a file, integers and booleans as float64, tables as (rows, columns)."""
-    side = read_side(name)
+    side = read_side(name, id_column, label_column)
     if side.faces is not None:
         raise InvalidInputError(f"{name}: is a surface, and numbers are expected: {_FORMS}.")
     return side.points

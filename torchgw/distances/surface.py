@@ -36,7 +36,11 @@ def as_triangles(name: str, value: Any) -> Triangles | None:
             f"The vertices of the surface `{name}` must have shape (n, 3), or (n, 2) in the plane; "
             f"got {tuple(vertices.shape)}."
         )
-    if faces.ndim != 2 or faces.shape[1] != 3 or not len(faces):
+    if faces.ndim == 2 and not len(faces):
+        raise InvalidInputError(
+            f"The surface `{name}` has no faces. Pass its vertices alone, which are points."
+        )
+    if faces.ndim != 2 or faces.shape[1] != 3:
         raise InvalidInputError(
             f"The faces of the surface `{name}` must be triangles, integers of shape (k, 3); got "
             f"{faces.shape}. Triangulate others first: mesh.triangulate() of PyVista, "
@@ -45,7 +49,8 @@ def as_triangles(name: str, value: Any) -> Triangles | None:
     if faces.dtype.kind not in "iu":
         raise InvalidTypeError(
             f"The faces of the surface `{name}` must be numbers of vertices, integers; got "
-            f"{faces.dtype}. Pass (vertices, faces.astype(int)) if that is what they are."
+            f"{faces.dtype}. A surface is (vertices, faces), in this order; pass "
+            "(vertices, faces.astype(int)) if that is what they are."
         )
     if not 0 <= int(faces.min()) <= int(faces.max()) < len(vertices):
         raise InvalidInputError(
@@ -63,6 +68,11 @@ def _parts(name: str, value: Any) -> tuple[Any, Any] | None:
         return (value[0], value[1]) if pair else None
     if hasattr(value, "vertices") and hasattr(value, "faces"):
         return value.vertices, value.faces
+    if hasattr(value, "vertices") and hasattr(value, "bounds"):
+        raise InvalidTypeError(
+            f"`{name}` must be points or a surface; got a {type(value).__name__}, which has no "
+            f"faces. Pass its points, {name}.vertices."
+        )
     if hasattr(value, "geometry") and hasattr(value, "graph") and hasattr(value, "bounds"):
         raise InvalidTypeError(
             f"`{name}` must be one surface; got a {type(value).__name__} of several. Pass "
