@@ -343,6 +343,12 @@ OTHERWISE = {
 }
 
 
+def test_a_result_is_no_proof():
+    result = torchgw.solve(np.eye(4), np.eye(3), distances="sqeuclidean", random_state=0)
+    with pytest.raises(torchgw.InvalidInputError, match="a GWResult. Pass `result.certify"):
+        torchgw.verify(result, np.eye(4), np.eye(3))
+
+
 def test_a_proof_with_one_number_changed_is_refused():
     fields = {item.name for item in dataclasses.fields(Proof)}
     assert set(OTHERWISE) == fields - {"arrays", "digest"}

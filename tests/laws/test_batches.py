@@ -284,6 +284,37 @@ def test_problems_that_are_not_searched_say_so():
     assert found.objective[0] <= alone.objective[0] * (1 + 1e-9)
 
 
+def test_a_thorough_batch_is_a_list_of_solves():
+    """Problems of any size end where `solve` does, alone or among others."""
+    rng = np.random.default_rng(11)
+    tables = [table("points", rng, n) for n in (7, 9, 36, 40)]
+    given = {"D_X": tables[::2], "D_Y": tables[1::2], "scale": None, "search": "thorough"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", torchgw.SearchWarning)
+        found = torchgw.solve_many(**given)
+        alone = torchgw.solve_many(**{**given, "D_X": tables[2:3], "D_Y": tables[3:]})
+        matrix = torchgw.pairwise(
+            D_X=tables[:3:2],
+            D_Y=tables[1::2],
+            pairs=[[0, 0], [1, 1]],
+            scale=None,
+            search="thorough",
+            output="objective",
+            progress=False,
+        )
+        for k in range(2):
+            one = torchgw.solve(
+                D_X=tables[2 * k], D_Y=tables[2 * k + 1], scale=None, random_state=0
+            )
+            assert found.objective[k] == pytest.approx(one.report.objective, rel=1e-5)
+            assert found.ambiguity[k] == pytest.approx(one.ambiguity, abs=1e-3)
+            assert found.doubtful[k] == (3 if one.doubt else 0)
+    np.testing.assert_array_equal(alone.plan(0), found.plan(1))
+    np.testing.assert_array_equal(matrix, found.objective)
+    with pytest.raises(torchgw.InvalidInputError, match="leave `n_init` out"):
+        torchgw.solve_many(**given, n_init=2)
+
+
 def test_copies_are_in_no_doubt():
     rng = np.random.default_rng(3)
     tables = [table("points", rng, n) for n in (7, 12, 20)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
 import warnings
@@ -83,6 +84,24 @@ def test_each_phase_ends_once_the_time_is_up(name, looks, monkeypatch):
     assert result.lazy_plan.shape == np.asarray(result.plan).shape
     if result.status is torchgw.Status.STOPPED and name not in RELAXED:
         assert result.marginal_error < MET
+
+
+@pytest.mark.parametrize("name", ["few points", "graphs", "tabu"])
+@pytest.mark.parametrize("looks", [20, 50, 100])
+@pytest.mark.filterwarnings("ignore::torchgw.TorchGWWarning")
+def test_what_is_cut_is_no_higher_than_where_it_began(name, looks, monkeypatch):
+    """A search had found .006, and the plan that came back, of a larger epsilon, cost .028."""
+    passed = itertools.count(1.0)
+    monkeypatch.setattr(deadline, "monotonic", lambda: next(passed))
+    result = solve_by_name(**CASES[name], time_limit=looks, random_state=0)
+    assert result.status is torchgw.Status.STOPPED
+    best = result.alternatives[0]
+    assert tuple(best.plan.shape) == best.shape
+    assert result.value <= best.value * (1 + 1e-5)
+    # new points are mapped as the plan that comes back maps the old ones
+    if name == "tabu":
+        X, Y = CASES[name]["X"], CASES[name]["Y"]
+        np.testing.assert_allclose(result.transform(X), result.lazy_plan.barycentric(Y), rtol=1e-6)
 
 
 LARGE = {

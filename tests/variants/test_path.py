@@ -67,6 +67,20 @@ def test_masses_end_where_costs_rise():
     assert np.isnan(found.stability).all()
 
 
+def test_without_confidence_agreement_alone_counts():
+    """Of problems that confidence is not of, however they are asked for; but a part of them."""
+    few = {**OPTIONS, "epsilon": [0.3, 0.03], "n_init": 1}
+    for options in ({"options": torchgw.Options(unbalanced=10.0)}, {"loss": "kl"}):
+        found = torchgw.path(CLOUD, NOISY, **few, **options)
+        assert np.isnan(found.stability).all()
+        assert found.recommended == found.agreement.argmax()
+        assert "no confidence" in found.why
+    M = cdist(CLOUD, NOISY)
+    found = torchgw.path(CLOUD, NOISY, alpha=[0.0, 0.5, 1.0], M=M, **OPTIONS)
+    assert np.isnan(found.stability).tolist() == [True, False, False]
+    assert found.recommended == np.nan_to_num(found.agreement * found.stability).argmax()
+
+
 def test_one_list_is_needed():
     for given in ({}, {"epsilon": [0.1]}, {"epsilon": [0.1, 1.0], "alpha": [0.5, 1.0]}):
         with pytest.raises(torchgw.InvalidInputError, match="one option"):

@@ -55,6 +55,7 @@ class SharedOptions(NamedTuple):
     epsilon: float
     squared: bool
     n_init: int | None
+    search: questions.BatchSearch
     rules: Rules
     device: torch.device
     wanted: questions.Wanted  # of each pair, one for all
@@ -101,7 +102,7 @@ def compute_pairs(
     # entries of plans that are searched, which take nearly all of the time
     entries = (sizes[i] * sizes[j]).numpy()
     some = job.options.n_init is None and entries <= limits_of(job.options.device).tiny
-    work, told = entries * some, False
+    work, told = entries * (some | (job.options.search == "thorough")), False
     bar = counted(len(order), "torchgw, pair", shown=shown, done=done)
     with _workers(n_jobs) as (together, run), bar as advance:
         size, at = _FIRST_SEARCHED if work.any() else _FIRST_CHUNK, 0
@@ -158,11 +159,11 @@ def _solve_chunk(job: Job, i: NDArray[np.int64], j: NDArray[np.int64]) -> NDArra
     kept = _shelves_of(job.key)
     if not kept:
         kept.append(Shelves(list(_spaces_of(job)), searched=job.options.n_init is None))
-    alpha, epsilon, squared, n_init, rules, device, wanted = job.options
+    alpha, epsilon, squared, n_init, search, rules, device, wanted = job.options
     one = np.ones(len(i))
     asked = questions.Questions(
-        kept[0], i, j, alpha * one, epsilon * one, squared=squared, n_init=n_init, rules=rules,
-        wanted=wanted.repeated(len(i)),
+        kept[0], i, j, alpha * one, epsilon * one, squared=squared, n_init=n_init,
+        search=search, rules=rules, wanted=wanted.repeated(len(i)),
     )  # fmt: skip
     found = solve_questions(asked, device)
     return found.table().T.cpu().numpy()
@@ -243,6 +244,7 @@ def pairwise(
     scale: ScaleName | None = "auto",
     epsilon: float | Literal["auto"] = "auto",
     n_init: int | None = None,
+    search: questions.BatchSearch = "auto",
     max_iter: int = 500,
     tol: float = 1e-5,
     objective_tol: float = 1e-4,
@@ -285,7 +287,7 @@ def pairwise(
         Features of the points of all spaces, whose distances are the linear cost; or the name of an
         attribute of the nodes of all graphs, or of signatures, as in :func:`torchgw.solve`. Numbers
         are divided by their spread over all nodes of the call.
-    distances, feature_metric, alpha, n_neighbors, scale, epsilon, n_init
+    distances, feature_metric, alpha, n_neighbors, scale, epsilon, n_init, search
         As in ``solve_many``, one value for all pairs.
     max_iter, tol, objective_tol, inner_max_iter, inner_tol, unbalanced, mass
         Likewise.
@@ -339,7 +341,9 @@ def pairwise(
     check_feature_metric(features, feature_metric)
     # one value for all pairs
     questions.read_regularization(regularization), questions.read_polish(polish)
-    rules = questions.check_rules(max_iter, tol, objective_tol, inner_max_iter, inner_tol, n_init)
+    rules = questions.check_rules(
+        max_iter, tol, objective_tol, inner_max_iter, inner_tol, n_init, search
+    )
     check_options(epsilon=epsilon)
     if n_jobs is not None and n_jobs != -1:
         check_count("n_jobs", n_jobs)
@@ -378,7 +382,9 @@ def pairwise(
     sharp = questions.read_sharpening(
         regularization, polish, wanted.repeated(len(i)), spaces, (i.numpy(), j.numpy())
     )
-    shared = SharedOptions(float(weights[0]), number, squared, n_init, rules, where, sharp.alike())
+    shared = SharedOptions(
+        float(weights[0]), number, squared, n_init, search, rules, where, sharp.alike()
+    )
     job = make_job(spaces, shared)
     jobs = 1 if n_jobs is None else n_jobs
     if ranks is None:

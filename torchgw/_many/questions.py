@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 from torchgw._batch.worth import Rules
 from torchgw._boundary.arrays import to_numpy
 from torchgw._boundary.cache import content_key
+from torchgw._boundary.checks import check_choice
 from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw._many.spaces import Shelves, Space, per_problem
 from torchgw._problem.problem import MarginalRule, check_alpha, check_marginal_rule
@@ -23,6 +24,9 @@ from torchgw._problem.table import check_options
 from torchgw._solve.polish import can_polish, check_polish
 from torchgw._tensors.operations import straight
 from torchgw._typing import Marginals
+
+# How far to look for a better match of each problem.
+BatchSearch = Literal["auto", "thorough"]
 
 
 def check_rules(
@@ -32,8 +36,14 @@ def check_rules(
     inner_max_iter: int,
     inner_tol: float | None,
     n_init: int | None,
+    search: BatchSearch = "auto",
 ) -> Rules:
-    """Check the options of the iteration."""
+    """Check the options of the iteration, and of the starts."""
+    check_choice("search", search, get_args(BatchSearch))
+    if search == "thorough" and n_init is not None:
+        raise InvalidInputError(
+            "search='thorough' is the search of torchgw.solve, by its defaults; leave `n_init` out."
+        )
     check_options(
         max_iter=max_iter, tol=tol, objective_tol=objective_tol, inner_max_iter=inner_max_iter,
         inner_tol=inner_tol, n_init=n_init,
@@ -228,6 +238,7 @@ class Questions:
     tables: Sequence[Tensor] | Tensor | None = None
     squared: bool = True  # whether distances of features are squared
     n_init: int | None = None  # starts; None is a search
+    search: BatchSearch = "auto"
     rules: Rules = field(default_factory=Rules)
     wanted: Wanted = Wanted()
 
@@ -258,7 +269,9 @@ class Questions:
         given = self.i, self.j, self.alpha, self.epsilon, *self.wanted
         for part in (shelves.sizes, *given):
             content.append(None if part is None else torch.from_numpy(np.array(part)))
-        return content_key("many", *content, self.squared, self.n_init, tuple(self.rules))
+        return content_key(
+            "many", *content, self.squared, self.n_init, self.search, tuple(self.rules)
+        )
 
     def arguments(self, number: int) -> dict[str, Any]:
         """Make the arguments of one problem for :func:`torchgw.solve`."""

@@ -140,7 +140,7 @@ def read_stack(
         raise InvalidInputError(
             f"`{name}` must be a stack of square matrices, (B, n, n) with n at least 1; got "
             f"{tuple(stack.shape)}. "
-            "Lists of matrices are for torchgw.solve_many."
+            "Points and lists of matrices are for torchgw.solve_many."
         )
     count, most = stack.shape[:2]
     used = torch.from_numpy(_read_sizes(sizes_name, sizes, count, most)).to(device)
@@ -237,6 +237,7 @@ def solve_many(
     scale: ScaleName | None = "auto",
     epsilon: Any = "auto",
     n_init: int | None = None,
+    search: questions.BatchSearch = "auto",
     max_iter: int = 500,
     tol: float = 1e-5,
     objective_tol: float = 1e-4,
@@ -291,6 +292,9 @@ def solve_many(
         of other optima: a x b annealed from the natural scale, on a CPU more slowly than by
         ``solve(..., n_init=1)``; then plans by the distributions of distances; then by random
         mixtures of their quantiles, always the same. One start takes a tenth of the time.
+    search : {"auto", "thorough"}
+        ``"auto"`` is what ``n_init`` says. ``"thorough"`` solves each problem, of any size, as
+        ``solve`` does by its defaults, one after the other: up to a few seconds each.
     max_iter, tol, objective_tol, inner_max_iter, inner_tol
         As in ``solve``. ``tol`` counts in float64, and there is no extrapolation.
         ``objective_tol`` has no effect on relaxed problems.
@@ -359,7 +363,9 @@ def solve_many(
     check_distributed(distributed)
     where = arrays.resolve_device(device, *(item for side in sides for item in side.items))
     probe_beside(where)
-    rules = questions.check_rules(max_iter, tol, objective_tol, inner_max_iter, inner_tol, n_init)
+    rules = questions.check_rules(
+        max_iter, tol, objective_tol, inner_max_iter, inner_tol, n_init, search
+    )
     check_feature_metric(features, feature_metric)
     if differentiable:
         scale = _check_differentiable(epsilon, scale, features)
@@ -385,7 +391,8 @@ def solve_many(
     asked = questions.Questions(
         Shelves(spaces, searched=n_init is None), *places, shares,
         questions.epsilons(epsilon, count), linear, squared=feature_metric != "euclidean",
-        n_init=n_init, rules=rules, wanted=wanted,
+        n_init=n_init,
+        search=search, rules=rules, wanted=wanted,
     )  # fmt: skip
     if differentiable:
         inputs = {"X": sides[0], "Y": sides[1], "M": M, "a": a, "b": b}
@@ -410,6 +417,7 @@ def solve_batch(
     scale: ScaleName | None = "auto",
     epsilon: Any = "auto",
     n_init: int | None = None,
+    search: questions.BatchSearch = "auto",
     max_iter: int = 500,
     tol: float = 1e-5,
     objective_tol: float = 1e-4,
@@ -437,7 +445,7 @@ def solve_batch(
         Weights; those of the points in use sum to 1. Uniform by default.
     sizes_x, sizes_y : array-like of int, shape (B,), optional
         Points in use; all by default. What lies beyond them is never read.
-    alpha, scale, epsilon, n_init, max_iter, tol, objective_tol, inner_max_iter, inner_tol
+    alpha, scale, epsilon, n_init, search, max_iter, tol, objective_tol, inner_max_iter, inner_tol
         As in :func:`solve_many`.
     unbalanced, mass, regularization, polish, plans, differentiable, distributed, device, options
         Likewise.
@@ -456,7 +464,9 @@ def solve_batch(
     >>> [tuple(plan.shape) for plan in batch.plans()]
     [(10, 10), (10, 9), (10, 8), (10, 7)]
     """
-    rules = questions.check_rules(max_iter, tol, objective_tol, inner_max_iter, inner_tol, n_init)
+    rules = questions.check_rules(
+        max_iter, tol, objective_tol, inner_max_iter, inner_tol, n_init, search
+    )
     check_options(scale=scale)
     if differentiable:
         scale = _check_differentiable(epsilon, scale, None)

@@ -480,7 +480,9 @@ def agreement(
     arguments = to_device((few, hints, starts.rotations, starts.epsilons), device)
     few = arguments[0]
     search = partial(search_all, batch_solver(chosen), count)
-    found = way_to_call("agreement", device, chosen, arguments)("search", search, *arguments)
+    # kept to the end: once it is gone another thread may write over what it has returned
+    call = way_to_call("agreement", device, chosen, arguments)
+    found = call("search", search, *arguments)
     if made is not None:
         # a copy, as the next search may have been recorded over it
         sizes = (sides[0].n, sides[1].n) if standard is None else standard.sizes

@@ -163,21 +163,22 @@ def finish(
     plan: TransportPlan,
     state: LoopState,
     coupling: Coupling | None = None,
-    begun: Plan | None = None,
+    guess: Guess = PRODUCT,
 ) -> Ending:
     """Polish a settled plan, whose coupling may be known, if asked to, and compute its numbers."""
     # Also say what status it deserves. It is polished to no higher than what the solve had `begun`
-    # at, if that was a plan.
+    # at, if that was a plan of all points, and where time is over it is no higher either.
     clock, recorder, status = perf_counter(), setting.recorder, state.status
-    epsilon, polished, unpolished = plan.epsilon, None, None
+    epsilon, polished, unpolished, begun = plan.epsilon, None, None, guess.plan
     solved = state.solved
     if strategy.options.polish and is_over():
         # even the first step solves a linear problem without entropy, which has no early end
         status = Status.STOPPED
     elif strategy.options.polish:
         unpolished, solved, coupling = plan, None, None
+        sharp = begun if guess.epsilon == 0 else None
         plan, polished = polish(
-            setting.gradient, plan, setting.rule, setting.generator, begun, setting.problem.support
+            setting.gradient, plan, setting.rule, setting.generator, sharp, setting.problem.support
         )
         epsilon = 0.0
         if not polished.stationary and is_over():
@@ -185,10 +186,18 @@ def finish(
         if status is not Status.STOPPED:
             status = Status.CONVERGED if polished.stationary else Status.POLISH_LIMIT
         clock = recorder.time("polish", clock)
-    rounded = _rounded(setting, plan) if status is Status.STOPPED and polished is None else None
-    if rounded is not None:
-        unpolished, plan, solved, coupling = plan, rounded, None, None
+    stopped = status is Status.STOPPED and polished is None and _may_round(setting, plan.shape)
+    settled = plan
+    if stopped and _misses(setting, plan):
+        plan, solved, coupling = _rounded(plan, plan.weights), None, None
+        unpolished = settled
     plan, evaluation = _appraise(setting, plan, epsilon, solved, coupling)
+    if stopped and begun is not None and _covers(begun, plan):
+        alpha, target = setting.problem.alpha, setting.anneal.target
+        other = _rounded(begun, plan.weights)
+        numbers = evaluate(setting, other, target)
+        if numbers.objective(alpha, target) < evaluation.objective(alpha, target):
+            unpolished, plan, evaluation, epsilon = settled, other, numbers, target
     promised = promised_error(setting)
     # where all plans cost the same, rounding decides nothing, and its size does not matter
     constant = strategy.constant
@@ -222,23 +231,36 @@ def finish(
     return Ending(plan, evaluation, epsilon * strategy.mass, status, polished, unpolished)
 
 
-def _rounded(setting: Setting, plan: TransportPlan) -> TransportPlan | None:
-    """Round a plan whose solve was cut to its marginals, if it misses them and a table is kept."""
+def _may_round(setting: Setting, shape: tuple[int, int]) -> bool:
+    """Whether a plan whose solve was cut is rounded to its marginals: they are strict."""
     # What rounding spreads would leave a support, relaxed marginals are none to be met, and
     # derivatives are those of potentials. Larger plans would take longer than there is time.
     problem, rule, options = setting.problem, setting.rule, setting.options
     free = problem.support is None and problem.restriction is None
     strict = rule is None and free and options.differentiable is None
-    if not strict or plan.shape[0] * plan.shape[1] > limits_of(plan.device).subsample:
-        return None
+    return strict and shape[0] * shape[1] <= limits_of(problem.source.device).subsample
+
+
+def _misses(setting: Setting, plan: TransportPlan) -> bool:
+    """Whether a plan misses its marginals by more than a solve in float64 would."""
     missed = sum(
         float((mass - weight).abs().sum())
         for mass, weight in zip(plan.marginals(), plan.weights, strict=True)
     )
-    # that of float64, in which a solve that is late has not ended
-    if missed <= promised_error(replace(setting, dtype=torch.float64)):
-        return None
-    return plan_of(round_to_marginals(plan.to_dense().double(), *plan.weights), plan.weights)
+    return missed > promised_error(replace(setting, dtype=torch.float64))
+
+
+def _covers(begun: Plan, plan: TransportPlan) -> bool:
+    """Whether what a solve has begun at is a plan of all points."""
+    if begun.shape != plan.shape:
+        return False
+    sides = zip(begun.marginals(), plan.weights, strict=True)
+    return all(bool((mass[weight > 0] > 0).all()) for mass, weight in sides)
+
+
+def _rounded(plan: Plan, weights: Marginals) -> TransportPlan:
+    """Round a plan to its marginals."""
+    return plan_of(round_to_marginals(plan.to_dense().double(), *weights), weights)
 
 
 def _appraise(
@@ -607,9 +629,7 @@ def conclude(asked: Asked, followed: Followed) -> Outcome:
         while further is not None:
             plan, state = settle(setting, iterate(setting, further), setting.dtype)
             further, known = leaves_saddle(setting, state, plan)
-        guess = start.guess
-        begun = guess.plan if guess.epsilon == 0 else None
-        ending = finish(strategy, setting, plan, state, known, begun)
+        ending = finish(strategy, setting, plan, state, known, start.guess)
         if checkpoint is not None and state.status is not Status.STOPPED:
             checkpoint.done()
     else:

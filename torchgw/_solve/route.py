@@ -411,7 +411,7 @@ MOVES = (
     ),
     Move(
         "few points", "16 starts on a few points of each side, the best 3 on 256",
-        "always, but where some pairs are not allowed and there are more",
+        "always; of more points where all pairs are allowed",
         lambda facts, options, limits: (
             _searched(facts, options)
             and not (facts.restricted and facts.larger > limits.few_points)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from torchgw._boundary.archive import check_writable, read_archive, write_archive
-from torchgw._boundary.trees import Decoder, Encoder
+from torchgw._boundary.trees import Decoder, encode
 from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw._gradients.contract import Coupling, Gradient
 from torchgw._gradients.dense import PlanMatrix
@@ -429,7 +429,7 @@ class Checkpoint:
         arrays: dict[str, Any] = {}
         values = {"problem": self._problem, "anneal": setting.anneal}
         values |= {name: getattr(state, name) for name in _SAVED}
-        fields = Encoder(_parts, arrays).encode(values, "checkpoint")
+        fields = encode(values, "checkpoint", _parts, arrays)
         write_archive(self.path, {"kind": "checkpoint", "fields": fields}, arrays)
         self._written = time.monotonic()
 

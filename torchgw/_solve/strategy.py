@@ -55,8 +55,6 @@ logger = logging.getLogger(__name__)
 
 # Anchor pairs to begin with: about 4 sqrt(n), within these. [L123]
 _FEWEST_ANCHORS, MOST_ANCHORS = 256, 1024
-# Points from whose distances the scale of a loss other than the square one is computed. [L298]
-_SCALE_POINTS = 64
 # Penalties above this multiple of the natural scale are compared as strict marginals: they would
 # multiply the marginal errors that few iterations leave. [L970]
 _HARD = 1e4
@@ -277,7 +275,9 @@ def natural_scale(problem: Problem, *, relaxed: bool) -> float:
             product = max(product, OWN_SHARE * sum(spread**2 for spread in spreads))
         scale = 4 * problem.alpha * product
     else:
-        near, far = (choose_points(*side, _SCALE_POINTS) for side in sides)
+        # of a few of the points it would depend on their order
+        most = limits_of(problem.source.device).all_points
+        near, far = (choose_points(*side, most) for side in sides)
         own = OWN_SHARE if relaxed else 0.0
         spread = mean_spread(problem.loss, directed_points((near, far), problem), weights, own)
         scale = 2 * problem.alpha * spread

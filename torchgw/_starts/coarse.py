@@ -433,7 +433,7 @@ def loss_spread(
 
 
 def _distribution(side: SpreadPoints, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Return distances of two points drawn by weight, the first of them zero, and their masses."""
+    """Return distances of two points drawn by weight, that of one to itself first, and masses."""
     pairs = torch.outer(side.weights, side.weights)
     pairs = pairs - pairs.diagonal().diag()
     values, order = side.table.flatten().sort()
@@ -444,7 +444,9 @@ def _distribution(side: SpreadPoints, weights: Tensor) -> tuple[Tensor, Tensor]:
     # the chance that the same point is drawn twice
     same = (weights @ weights).to(values)
     mass = torch.full_like(values, 1 / _QUANTILES) * (1 - same)
-    return torch.cat([values.new_zeros(1), values]), torch.cat([same[None], mass])
+    # zero but for similarities
+    itself = side.table.diagonal() @ side.weights
+    return torch.cat([itself[None], values]), torch.cat([same[None], mass])
 
 
 def density(problem: CoarseProblem) -> float:

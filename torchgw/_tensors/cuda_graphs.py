@@ -6,6 +6,7 @@ the generator, the place in its random numbers: a replay draws what a call would
 """
 
 import gc
+import logging
 import threading
 import weakref
 from collections import OrderedDict
@@ -18,11 +19,14 @@ from torch import Tensor
 from torchgw._tensors.operations import clone, copy, tensors_of
 
 T = TypeVar("T")
+logger = logging.getLogger(__name__)
 
 # PyTorch can capture one graph at a time.
 _capturing = threading.Lock()
 # Pools that PyTorch still records into, as a capture has failed: it refuses their next one.
 _broken = set[Any]()
+# How often a capture is begun that the driver ends. A choice.
+_TRIES = 5
 # Bytes of what a function reads up to which it is captured. Beyond, it takes as long as its
 # launches, and graphs keep copies of their own; so do those that are kept from solve to solve.
 # [L75] [L82] [L85]
@@ -60,6 +64,10 @@ class GraphMemory(NamedTuple):
         return known
 
 
+class _EndedError(RuntimeError):
+    """The driver has ended a capture, as a thread did what no capture allows."""
+
+
 def capture(
     function: Callable[[], object],
     stream: torch.cuda.Stream,
@@ -69,33 +77,58 @@ def capture(
 ) -> torch.cuda.CUDAGraph:
     """Record what a function launches; nothing is run."""
     # The function must have run before, as compilers and libraries do on their first call what a
-    # capture does not allow, and must read nothing back from the device.
-    # torch.cuda.graph would also synchronise and give all cached memory back
-    graph = torch.cuda.CUDAGraph()
-    stream.wait_stream(torch.cuda.current_stream(stream.device))
+    # capture does not allow, and must read nothing back from the device. Where another thread waits
+    # for the whole device the capture ends too, and is begun again. [L1880]
+    current = torch.cuda.current_stream(stream.device)
+    # many memories share a stream, for which nothing may wait while it is recorded
     with _capturing, torch.cuda.stream(stream):
-        if generator is not None:
-            # the generator keeps seed and offset on the current device, which is now that of the
-            # stream
-            graph.register_generator_state(generator)
+        # each thread has a handle of cuBLAS, which it may not make while it records
+        torch.cuda.current_blas_handle()
+        stream.wait_stream(current)
         # a collection in the midst of it may destroy other graphs, which the driver does not allow
         collecting = gc.isenabled()
         gc.disable()
         try:
-            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-            try:
-                function()
-            finally:
-                graph.capture_end()
+            for left in reversed(range(_TRIES)):
+                if pool is None or pool in _broken:
+                    pool = torch.cuda.graph_pool_handle()
+                try:
+                    graph = _record(function, pool, generator)
+                    break
+                except _EndedError as error:
+                    logger.debug("a capture is begun again: %s", error)
+                    _broken.add(pool)
+                    if not left:
+                        raise
         except BaseException:
             _broken.add(pool)
             raise
         finally:
             if collecting:
                 gc.enable()
-    # PyTorch has set the generator's seed and offset on the device back, there and not yet here: a
-    # replay that sets them first would draw from the beginning
-    torch.cuda.current_stream(stream.device).wait_stream(stream)
+        # PyTorch has set the generator's seed and offset on the device back, there and not yet
+        # here: a replay that sets them first would draw from the beginning
+        current.wait_stream(stream)
+    return graph
+
+
+def _record(
+    function: Callable[[], object], pool: Any, generator: torch.Generator | None
+) -> torch.cuda.CUDAGraph:
+    """Record what a function launches on the current stream."""
+    # torch.cuda.graph would also synchronise and give all cached memory back
+    graph = torch.cuda.CUDAGraph()
+    if generator is not None:
+        # it keeps seed and offset on the current device
+        graph.register_generator_state(generator)
+    graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+    try:
+        function()
+    finally:
+        try:
+            graph.capture_end()
+        except RuntimeError as error:
+            raise _EndedError(str(error)) from error
     return graph
 
 
@@ -166,8 +199,7 @@ class Replayer:
         """Compute function(*arguments)."""
         if name not in self._functions:
             self._functions[name] = Captured(function, self._memory, in_place=in_place)
-        found: T = self._functions[name](*arguments)
-        return found
+        return self._functions[name](*arguments)
 
     def hold(self, name: str, item: T) -> T:
         """Copy tensors to where those of earlier solves lay, to be passed in place."""
@@ -175,8 +207,7 @@ class Replayer:
             copy(list(zip(*map(tensors_of, (self._functions[name], item)), strict=True)))
         else:
             self._functions[name] = clone(item)
-        held: T = self._functions[name]
-        return held
+        return self._functions[name]
 
 
 class Idle(Generic[T]):

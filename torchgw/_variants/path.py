@@ -14,7 +14,8 @@ from torchgw._api import solve
 from torchgw._boundary.checks import check_count, check_not_negative
 from torchgw._errors import InvalidInputError
 from torchgw._results.base import Result
-from torchgw._results.certificates import distance_correlation
+from torchgw._results.bounds import distance_correlation
+from torchgw._results.confidence import why_not
 from torchgw._results.result import GWResult
 from torchgw._starts.alternatives import entropy
 from torchgw._tensors.deadline import countdown
@@ -24,7 +25,7 @@ from torchgw._typing import Array
 _WARM = ("epsilon", "alpha", "mass")
 _ALONG = (*_WARM, "distances", "n_neighbors")
 _WHY = {
-    "agreement": "the largest agreement, as confidence is of no relaxed or known matches",
+    "agreement": "the largest agreement, as these matches have no confidence",
     "metrics": "the plan that the least favourable of the metrics agrees with most",
     "product": "the largest product of agreement and stability",
     "elbow": "the last mass before the cost of more leaves its level",
@@ -46,7 +47,8 @@ class PathResult(Result):
         ``distances`` the least of those by each of the metrics listed; KL(P |
         a x b) as a share of the largest that a plan of these sizes has, 1 for a matching and 0 for
         the product plan; and the mean of :meth:`GWResult.confidence`, by groups where there are
-        any, NaN for relaxed plans, masks and known pairs.
+        any, NaN for relaxed plans, masks and known pairs, other losses, directed tables and
+        ``alpha=0``.
     recommended : int
         Place of the value to take.
     why : str
@@ -113,13 +115,13 @@ def path(
     each by itself.
 
     Recommended is the largest product of agreement (correlation of the distances that the plan
-    relates, negative ones count as 0) and stability (mean confidence); with ``unbalanced``,
-    ``allowed`` or ``pairs`` the largest agreement alone. Either alone misleads: a
-    blurred plan is stable and agrees in nothing, and a sharp one of unrelated data agrees in what
-    it could choose, until points are drawn again. Of masses it is the last one before the cost of
-    what is added leaves its level, as by ``mass="auto"``. Of metrics it is the one whose plan the
-    least favourable of all that are listed agrees with most: what a metric sees by mistake in both
-    spaces, others do not.
+    relates, negative ones count as 0) and stability (mean confidence); the largest agreement alone
+    where no solve has a stability, as with ``unbalanced``, ``allowed``, ``pairs`` or another loss.
+    Either alone misleads: a blurred plan is stable and agrees in nothing, and a sharp one of
+    unrelated data agrees in what it could choose, until points are drawn again. Of masses it is the
+    last one before the cost of what is added leaves its level, as by ``mass="auto"``. Of metrics it
+    is the one whose plan the least favourable of all that are listed agrees with most: what a
+    metric sees by mistake in both spaces, others do not.
 
     Parameters
     ----------
@@ -183,17 +185,13 @@ def path(
         results.append(
             solve(X, Y, **fixed, **{option: point}, **start, **options, time_limit=next(limits))
         )
-    relaxed = mass is not None or options.get("unbalanced") is not None
-    # confidence is of problems of which nothing is known
-    relaxed |= results[0].report.allowed is not None or options.get("pairs") is not None
-    stability = [math.nan] * len(results)
-    if not relaxed:
-        sure = (
-            one.confidence(n_resamples, groups=groups, time_limit=next(limits)) for one in results
-        )
-        stability = [float(one.group.mean()) for one in sure]
     # a plan is judged by its own distances, but along metrics by all of them
     known = [one._known() for one in results]
+    stability = np.full(len(results), np.nan)
+    for place, (one, own) in enumerate(zip(results, known, strict=True)):
+        if option != "mass" and not why_not(own, one.lazy_plan):
+            sure = one.confidence(n_resamples, groups=groups, time_limit=next(limits))
+            stability[place] = float(sure.group.mean())
     agreement = np.array([
         min(
             distance_correlation(one.lazy_plan.giving(in_numpy=False), judge)
@@ -207,13 +205,14 @@ def path(
     elif option == "distances":
         place, why = int(np.nan_to_num(agreement, nan=-1.0).argmax()), _WHY["metrics"]
     else:
-        worth = np.nan_to_num(agreement).clip(0) * (1.0 if relaxed else stability)
-        place, why = int(worth.argmax()), _WHY["agreement" if relaxed else "product"]
+        none = bool(np.isnan(stability).all())
+        worth = np.nan_to_num(agreement).clip(0) * (1.0 if none else np.nan_to_num(stability))
+        place, why = int(worth.argmax()), _WHY["agreement" if none else "product"]
     return PathResult(
         option,
         tuple(f"{point:.4g}" if isinstance(point, float) else str(point) for point in points),
-        value, agreement, np.array([_sharpness(one) for one in results]), np.array(stability),
-        place, why, tuple(results),
+        value, agreement, np.array([_sharpness(one) for one in results]), stability, place, why,
+        tuple(results),
     )  # fmt: skip
 
 
