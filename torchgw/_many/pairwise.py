@@ -35,7 +35,13 @@ from torchgw._problem.limits import limits_of
 from torchgw._problem.named import DistanceName, ScaleName
 from torchgw._problem.problem import FeatureMetric, check_feature_metric
 from torchgw._problem.signatures import features_of_all
-from torchgw._problem.table import Options, Regularization, check_options, takes_options
+from torchgw._problem.table import (
+    Options,
+    Regularization,
+    SearchName,
+    check_options,
+    takes_options,
+)
 from torchgw._search.beliefs import LONG
 from torchgw._solve.state import WRITTEN_EVERY
 from torchgw._tensors.ahead import probe_beside
@@ -55,7 +61,7 @@ class SharedOptions(NamedTuple):
     epsilon: float
     squared: bool
     n_init: int | None
-    search: questions.BatchSearch
+    search: SearchName
     rules: Rules
     device: torch.device
     wanted: questions.Wanted  # of each pair, one for all
@@ -244,7 +250,7 @@ def pairwise(
     scale: ScaleName | None = "auto",
     epsilon: float | Literal["auto"] = "auto",
     n_init: int | None = None,
-    search: questions.BatchSearch = "auto",
+    search: SearchName = "auto",
     max_iter: int = 500,
     tol: float = 1e-5,
     objective_tol: float = 1e-4,
@@ -341,9 +347,8 @@ def pairwise(
     check_feature_metric(features, feature_metric)
     # one value for all pairs
     questions.read_regularization(regularization), questions.read_polish(polish)
-    rules = questions.check_rules(
-        max_iter, tol, objective_tol, inner_max_iter, inner_tol, n_init, search
-    )
+    rules = questions.check_rules(max_iter, tol, objective_tol, inner_max_iter, inner_tol, n_init)
+    n_init = questions.starts_of(n_init, search)
     check_options(epsilon=epsilon)
     if n_jobs is not None and n_jobs != -1:
         check_count("n_jobs", n_jobs)
