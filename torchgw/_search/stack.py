@@ -22,6 +22,7 @@ from torchgw._batch.packing import (
     make_stack,
     padded_sizes,
     repad,
+    taken,
     units,
 )
 from torchgw._batch.sweep import Relaxed
@@ -198,7 +199,7 @@ class Stack:
     def tables(self, which: Tensor) -> tuple[Tensor, Tensor]:
         """Take the distances of both sides."""
         x, y, i, j = self.problems.x, self.problems.y, self.problems.i, self.problems.j
-        return x.tables[i[which]], y.tables[j[which]]
+        return taken(x.tables, i[which]), taken(y.tables, j[which])
 
     def weights(self, which: Tensor) -> tuple[Tensor, Tensor]:
         """Take the weights of both sides."""
