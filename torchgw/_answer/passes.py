@@ -862,11 +862,11 @@ def _solve_for_mass(asked: Asked, recorder: Recorder) -> Outcome:
     assert rule is not None
     tried: list[tuple[float, float]] = []
     mass, asked = 1.0, asked._replace(checkpoint=None, made=())
-    search: Search | None = None
+    first: Outcome | None = None
     while True:
         options = replace(options, rule=replace(rule, held=mass))
         outcome = _solve_searched(asked._replace(options=options), recorder)
-        search = search or outcome.search
+        first = first or outcome
         found = outcome.ending.evaluation.mass
         tried.append((math.log(mass), math.log(found / mass)))
         # sampled costs do not tell the mass more closely
@@ -877,8 +877,8 @@ def _solve_for_mass(asked: Asked, recorder: Recorder) -> Outcome:
         options = replace(options, n_init=None, told="all")
     if not settled and outcome.ending.status.converged:
         outcome = outcome._replace(ending=outcome.ending._replace(status=Status.OUTER_LIMIT))
-    # of the first mass; the others begin where it ended
-    return outcome._replace(search=search)
+    # those of the first mass; the others begin where it ended
+    return outcome._replace(search=first.search, route=first.route)
 
 
 def _next(tried: list[tuple[float, float]]) -> float:
