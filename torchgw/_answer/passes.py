@@ -599,7 +599,7 @@ def _by_repair(incumbent: Incumbent) -> None:
 
 def _by_exchanges(incumbent: Incumbent) -> None:
     """Solve from the best matching of few points, or from plans whose entries exchange partners."""
-    options, problem = incumbent.asked.options, incumbent.asked.problem
+    options, problem = incumbent.lowest.strategy.options, incumbent.asked.problem
     limits = limits_of(problem.source.device)
     few = max(problem.shape) <= limits.exchanged_points
     if not (few and options.sharp and incumbent.strict and problem.loss.cross is not None):

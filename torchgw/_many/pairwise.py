@@ -46,12 +46,12 @@ from torchgw._problem.problem import FeatureMetric, check_feature_metric
 from torchgw._problem.signatures import features_of_all
 from torchgw._problem.table import Options, Regularization, check_options, takes_options
 from torchgw._search.beliefs import LONG
-from torchgw._solve.state import WRITTEN_EVERY
 from torchgw._tensors.ahead import probe_beside
 from torchgw._tensors.ranks import Distributed, Ranks, check_distributed, join, together
 
-# Seconds of a chunk, problems of the first chunk, and of any. A chunk is lost when the process is
-# killed; in a short chunk the engine waits for the last problems. [L396]
+# Seconds of a chunk, after which the file is written; problems of the first chunk, and of any. A
+# chunk or two are lost when the process is killed; in a short one the engine waits for the last
+# problems. [L396]
 _CHUNK_SECONDS = 15.0
 _FIRST_CHUNK, _LARGEST_CHUNK = 256, 2**17
 # Problems of the first chunk where each is searched, which tell how long the others take. A choice.
@@ -125,9 +125,7 @@ def compute_pairs(
                 at += len(chunk)
                 advance(len(chunk))
             now = time.monotonic()
-            if resume is not None and (
-                now - written >= WRITTEN_EVERY - _CHUNK_SECONDS or at == len(left)
-            ):
+            if resume is not None and (now - written >= _CHUNK_SECONDS or at == len(left)):
                 write_archive(resume, {"pairwise": key}, {"numbers": table})
                 written = now
             rest, ended = work[left[at:]], work[np.concatenate(chunks)].sum()
