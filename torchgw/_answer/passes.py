@@ -66,7 +66,7 @@ from torchgw._starts.coarse import CoarseProblem, can_exchange, coarse_problem
 from torchgw._starts.guesses import congruent_pairs, nearest
 from torchgw._starts.labels import LABELS, POINTS, label_points
 from torchgw._starts.turns import best_turned
-from torchgw._tensors.deadline import is_over, leaves, shorten
+from torchgw._tensors.deadline import is_over, leaves, promise, shorten
 from torchgw._tensors.machine import slowness
 from torchgw._tensors.operations import EQUAL
 from torchgw._typing import Iteration
@@ -160,6 +160,13 @@ class Incumbent:
         copies = limits_of(problem.source.device).copies * outcome.strategy.scale
         return outcome.value > copies
 
+    @property
+    def labels(self) -> list[Alternative]:
+        """The ends of labels that are yet to be followed."""
+        free = "pairs" in self.moves and self.goes_on and self.searched
+        led = self.led if free else None
+        return [] if led is None else [*led.found.values()][led.sure :]
+
     def follow(self, rival: Rival) -> bool:
         """Solve in another way, unless time is over; tell whether that has ended lower."""
         before = self.lowest
@@ -197,14 +204,16 @@ def solve_problem(asked: Asked, recorder: Recorder) -> Outcome:
     led, found = _labels(asked, recorder), None
     if led is not None and led.sure:
         found = Search(tuple(led.found.values()), math.nan)
-    clock = perf_counter()
+    clock = perf_counter() - recorder.timings.get("multistart", 0.0)
     # few points are searched where labels do not agree on what is lowest
     outcome = _solve_searched(asked._replace(found=found), recorder)
     incumbent = Incumbent(asked, outcome, led)
     seconds = perf_counter() - clock - recorder.timings.get("multistart", 0.0)
     if asked.options.told == "nothing":
         of_others = incumbent.first, *outcome.route.tried, seconds
-        outcome.strategy.forecast.correct_others(*of_others, parts=incumbent.has_parts)
+        outcome.strategy.forecast.correct_others(
+            *of_others, parts=incumbent.has_parts, labels=len(incumbent.labels)
+        )
     for move in MOVES:
         if is_over() or incumbent.proven:
             break
@@ -370,6 +379,8 @@ def _labels(asked: Asked, recorder: Recorder) -> _Led | None:
     size = max(n, m) if whole else math.isqrt(limits.congruent)
     if "pairs" not in moves or not leaves(slowness() * _CONGRUENT * size):
         return None
+    if options.told == "nothing" and strategy.route.seconds is not None:
+        promise(*strategy.route.seconds)
     with recorder.timed("multistart"):
         assert strategy.soft_rule is not None
         pairs = _Pairs.of(problem, size, strategy.soft_rule, strategy.mass, strategy)
@@ -407,7 +418,7 @@ def _from_labels(incumbent: Incumbent) -> None:
     assert rule is not None
     clock, lower = perf_counter(), False
     # few iterations do not tell where small epsilons end: the best is followed in any case
-    for one in [*led.found.values()][led.sure :]:
+    for one in incumbent.labels:
         lower |= incumbent.follow_found(one, clock)
     ending, doubt, value = incumbent.lowest.ending, "", incumbent.lowest.value
     rows, columns, ends = led.pairs.rows, led.pairs.columns, led.ends.plans
@@ -599,7 +610,7 @@ def _by_repair(incumbent: Incumbent) -> None:
 
 def _by_exchanges(incumbent: Incumbent) -> None:
     """Solve from the best matching of few points, or from plans whose entries exchange partners."""
-    options, problem = incumbent.asked.options, incumbent.asked.problem
+    options, problem = incumbent.lowest.strategy.options, incumbent.asked.problem
     limits = limits_of(problem.source.device)
     few = max(problem.shape) <= limits.exchanged_points
     if not (few and options.sharp and incumbent.strict and problem.loss.cross is not None):
@@ -862,11 +873,11 @@ def _solve_for_mass(asked: Asked, recorder: Recorder) -> Outcome:
     assert rule is not None
     tried: list[tuple[float, float]] = []
     mass, asked = 1.0, asked._replace(checkpoint=None, made=())
-    search: Search | None = None
+    first: Outcome | None = None
     while True:
         options = replace(options, rule=replace(rule, held=mass))
         outcome = _solve_searched(asked._replace(options=options), recorder)
-        search = search or outcome.search
+        first = first or outcome
         found = outcome.ending.evaluation.mass
         tried.append((math.log(mass), math.log(found / mass)))
         # sampled costs do not tell the mass more closely
@@ -877,8 +888,8 @@ def _solve_for_mass(asked: Asked, recorder: Recorder) -> Outcome:
         options = replace(options, n_init=None, told="all")
     if not settled and outcome.ending.status.converged:
         outcome = outcome._replace(ending=outcome.ending._replace(status=Status.OUTER_LIMIT))
-    # of the first mass; the others begin where it ended
-    return outcome._replace(search=search)
+    # those of the first mass; the others begin where it ended
+    return outcome._replace(search=first.search, route=first.route)
 
 
 def _next(tried: list[tuple[float, float]]) -> float:

@@ -43,12 +43,12 @@ from torchgw._problem.table import (
     takes_options,
 )
 from torchgw._search.beliefs import LONG
-from torchgw._solve.state import WRITTEN_EVERY
 from torchgw._tensors.ahead import probe_beside
 from torchgw._tensors.ranks import Distributed, Ranks, check_distributed, join, together
 
-# Problems of the first chunk, and of any. A chunk takes as long as counts as ``LONG``: it is lost
-# when the process is killed, and in a short one the engine waits for the last problems. [L396]
+# Problems of the first chunk, and of any. A chunk takes as long as counts as ``LONG``, after which
+# the file is written: one or two are lost when the process is killed, and in a short one the engine
+# waits for the last problems. [L396]
 _FIRST_CHUNK, _LARGEST_CHUNK = 256, 2**17
 # Problems of the first chunk where each is searched, which tell how long the others take. A choice.
 _FIRST_SEARCHED = 32
@@ -122,7 +122,7 @@ def compute_pairs(
                 at += len(chunk)
                 advance(len(chunk))
             now = time.monotonic()
-            if resume is not None and (now - written >= WRITTEN_EVERY - LONG or at == len(left)):
+            if resume is not None and (now - written >= LONG or at == len(left)):
                 write_archive(resume, {"pairwise": key}, {"numbers": table})
                 written = now
             rest, ended = work[left[at:]], work[np.concatenate(chunks)].sum()
