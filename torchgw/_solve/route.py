@@ -464,7 +464,7 @@ MOVES = (
         "ends", "all that was found followed to the end, kicked and mixed, for up to 4 rounds",
         "always; chains first where few points leave it open, or their ends disagree",
         lambda facts, options, limits: (
-            _follows(facts, options, limits) and facts.plain
+            _follows(facts, options, limits) and not any(facts.directed)
             and facts.entries <= limits.stacked
         ),
         lambda limits: f"{limits.stacked:,} pairs",
