@@ -106,7 +106,9 @@ def test_a_limit_of_time_is_of_the_whole_path(monkeypatch):
 
     monkeypatch.setattr(path, "solve", solve)
     monkeypatch.setattr(torchgw.GWResult, "confidence", confidence)
-    torchgw.path(CLOUD, NOISY, epsilon=[1.0, 0.1], time_limit=12.0, **OPTIONS)
-    assert limits == pytest.approx([3.0, 3.0, 4.5, 4.5])
+    for limit in ({"time_limit": 12.0}, {"options": torchgw.Options(time_limit=12.0)}):
+        limits.clear()
+        torchgw.path(CLOUD, NOISY, epsilon=[1.0, 0.1], **limit, **OPTIONS)
+        assert limits == pytest.approx([3.0, 3.0, 4.5, 4.5])
     with pytest.raises(torchgw.TorchGWError, match="time_limit"):
         torchgw.path(CLOUD, NOISY, epsilon=[1.0, 0.1], time_limit=-1)

@@ -13,6 +13,7 @@ from torchgw._answer.overlap import elbow
 from torchgw._api import solve
 from torchgw._boundary.checks import check_count, check_not_negative
 from torchgw._errors import InvalidInputError
+from torchgw._problem.table import Options
 from torchgw._results.base import Result
 from torchgw._results.bounds import distance_correlation
 from torchgw._results.confidence import why_not
@@ -176,7 +177,10 @@ def path(
     if option in _WARM:
         points = sorted(points, reverse=option != "alpha")
     results: list[GWResult] = []
-    limits = _shares(options.pop("time_limit", None), 2 * len(points))
+    limit, given = options.pop("time_limit", None), options.get("options")
+    if limit is None and isinstance(given, Options):
+        limit, options["options"] = given.time_limit, given.replace(time_limit=None)
+    limits = _shares(limit, 2 * len(points))
     for point in points:
         start = {}
         if option in _WARM and results:
