@@ -104,6 +104,17 @@ def test_what_is_cut_is_no_higher_than_where_it_began(name, looks, monkeypatch):
         np.testing.assert_allclose(result.transform(X), result.lazy_plan.barycentric(Y), rtol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore::torchgw.TorchGWWarning")
+def test_what_is_cut_is_no_higher_than_few_points_say(monkeypatch):
+    """The others go with the nearest; the plan of a larger epsilon was like a x b, of value .036."""
+    passed = itertools.count(1.0)
+    monkeypatch.setattr(deadline, "monotonic", lambda: next(passed))
+    result = solve_by_name(**CASES["chains"], time_limit=100, random_state=0)
+    few = result.alternatives[0]
+    assert max(few.plan.shape) < 100
+    assert result.value < 1.5 * few.value
+
+
 LARGE = {
     "points": (clouds(1000, 1000, 10), 1.5),
     "paths": ({"X": clouds(1000, 900)["X"], "Y": clouds(1000, 900)["Y"]}, 1.5),
