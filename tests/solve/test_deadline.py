@@ -106,7 +106,7 @@ def test_what_is_cut_is_no_higher_than_where_it_began(name, looks, monkeypatch):
 
 @pytest.mark.filterwarnings("ignore::torchgw.TorchGWWarning")
 def test_what_is_cut_is_no_higher_than_few_points_say(monkeypatch):
-    """The others go with the nearest; the plan of a larger epsilon was like a x b, of value .036."""
+    """The others go with the nearest; the plan of a larger epsilon was like a x b (.036)."""
     passed = itertools.count(1.0)
     monkeypatch.setattr(deadline, "monotonic", lambda: next(passed))
     result = solve_by_name(**CASES["chains"], time_limit=100, random_state=0)

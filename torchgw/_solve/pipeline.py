@@ -256,7 +256,7 @@ def _of_all_points(problem: Problem, begun: Plan) -> Tensor | None:
     """Make a plan of all points, (n, m), of one that may be of few: others go with the nearest."""
     if begun.shape != problem.shape:
         return None
-    table = begun.to_dense().double()
+    table: Tensor = begun.to_dense().double()
     for axis, (side, weight) in enumerate(zip(problem.sides, problem.marginals, strict=True)):
         known = (table.sum(1 - axis) > 0).nonzero()[:, 0]
         if len(known) == len(weight):
