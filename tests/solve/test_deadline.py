@@ -15,7 +15,7 @@ from scipy.sparse import diags_array, random_array
 
 import torchgw
 from torchgw._sinkhorn import loop as sinkhorn_loop
-from torchgw._solve import pipeline
+from torchgw._solve import loop, pipeline, step
 from torchgw._tensors import deadline
 from torchgw.distances import connect
 
@@ -113,6 +113,23 @@ def test_what_is_cut_is_no_higher_than_few_points_say(monkeypatch):
     few = result.alternatives[0]
     assert max(few.plan.shape) < 100
     assert result.value < 1.5 * few.value
+
+
+@pytest.mark.filterwarnings("ignore::torchgw.TorchGWWarning")
+def test_products_are_not_taken_for_sinkhorn_iterations(monkeypatch):
+    """Forty of both were kept for what follows: with 9 s 3,000 points ended after 4."""
+    seconds, linearise = [0.0], step.Step.linearise
+
+    def slow(self, point):
+        seconds[0] += 1
+        return linearise(self, point)
+
+    monkeypatch.setattr(deadline, "monotonic", lambda: seconds[0])
+    monkeypatch.setattr(loop, "perf_counter", lambda: seconds[0])
+    monkeypatch.setattr(step.Step, "linearise", slow)
+    result = solve_by_name(**clouds(60, 70), n_init=1, time_limit=5, random_state=0)
+    # two of the five seconds are left to the numbers of the plan; four were, and one iteration
+    assert result.n_iters >= 3
 
 
 LARGE = {
