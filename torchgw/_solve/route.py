@@ -130,7 +130,7 @@ class Route(NamedTuple):
             begin=(Choice("start", match, "any other costs more by what is known of the match"),)
         )
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         """Say it in some lines."""
         first, *others = self.begin
         lines = [
