@@ -37,8 +37,8 @@ _MOST_POINTS = 256
 # Entries of all plans up to which operations are recorded: beyond, they take longer than their
 # launches. [L1285]
 _RECORDED_ENTRIES = 2**24
-# Entries of a block for each thread, and warps. [L613]
-_ENTRIES, _WARPS = 64, 16
+# Entries of a block for each thread, warps, and threads that share a row. [L613]
+_ENTRIES, _WARPS, _LANES = 64, 16, 32
 
 
 @triton.jit
@@ -221,7 +221,7 @@ def solve_by_programs(
     costs, g, epsilon = costs.contiguous(), g.contiguous(), epsilon.contiguous()
     done = BatchPlans(costs.new_empty(costs.shape), g.new_empty(g.shape))
     n, m = (max(16, triton.next_power_of_2(size)) for size in (s, t))
-    lanes = min(m, 32)
+    lanes = min(m, _LANES)
     down = min(n, _WARPS * 32 // lanes)
     inner = min(n // down, max(1, _ENTRIES * lanes // m))
     launch(
