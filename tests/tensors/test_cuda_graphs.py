@@ -81,7 +81,7 @@ def test_a_capture_that_fails_leaves_no_memory_that_cannot_be_used():
 
 
 @pytest.mark.gpu
-def test_a_capture_that_another_thread_ends_is_begun_again():
+def test_where_another_thread_ends_a_capture_the_function_is_called():
     """As where a user's thread waits for the device, which no capture allows."""
     device, waited = torch.device("cuda"), []
     numbers = torch.ones(8, device=device)
