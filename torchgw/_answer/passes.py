@@ -468,10 +468,8 @@ class _Pairs(NamedTuple):
 
     def seeds(self, count: int) -> Tensor:
         """Find plans (k, s, t) between few pairs of points whose distances agree."""
-        device = self.stack.problems.device
-        (x, a), (y, b) = (
-            (side.table.double().to(device), side.weights.to(device)) for side in self.coarse.sides
-        )
+        # a GPU looks at many in no time, of few points too
+        (x, a), (y, b) = ((side.table.double(), side.weights) for side in self.coarse.sides)
         generator = torch.Generator("cpu").manual_seed(0)
         found = congruent_pairs(x, y, (a, b), self.rule.share, count, generator)
         return found.plans(len(a), len(b))
