@@ -88,7 +88,14 @@ def solve_balanced(asked: Asked, recorder: Recorder, way: Way) -> Outcome:
         best = min(best, other, key=lambda end: end.product)
     outcome = best.outcome
     if rule is not None and rule.chosen:
-        outcome = way(asked._replace(problem=best.asked.problem).again(outcome.plan), Recorder())
+        weighed = asked._replace(problem=best.asked.problem)
+        outcome = way(weighed.again(outcome.plan), Recorder())
+        overlap, search = outcome.overlap, outcome.search
+        if overlap is not None and overlap.chosen < 1 and not is_over():
+            # of another mass both costs are others
+            there = replace(options, rule=replace(rule, mass=overlap.chosen))
+            outcome = _descended(_at_match(weighed._replace(options=there), outcome)).outcome
+            outcome = outcome._replace(overlap=overlap, search=search)
     recorder.history, recorder.timings = outcome.recorder.history, outcome.recorder.timings
     return outcome._replace(recorder=recorder)
 

@@ -121,7 +121,7 @@ def _sweep(
 
 
 def _misfits(dx: Tensor, dy: Tensor, own: Tensor, partners: Tensor, masses: Tensor) -> Tensor:
-    """Sum the squared differences of distances to all points by their mass, and own costs, (S, s)."""
+    """Sum the squared differences of distances to all points by mass, with own costs, (S, s)."""
     found = [masses[:0]]
     for labels, mass in _together(dx, dx, partners, masses):
         apart = (dx - dy[labels[:, :, None], labels[:, None]]).square_()
