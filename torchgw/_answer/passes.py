@@ -355,7 +355,8 @@ class _Led(NamedTuple):
         """Whether few points need not be searched: seeds have met in the first that was found."""
         # where some points of both sides are left out, others may be, and end lower [L1860]
         first = next(iter(self.found), None)
-        told = first is not None and (self.pairs.rule.mass is None or _stand_out(self.costs))
+        rule = self.pairs.rule
+        told = first is not None and (rule.mass is None or rule.chosen or _stand_out(self.costs))
         enough = limits_of(self.pairs.rows.device).relaxed_met
         return told and self.agreeing(self.ends.plans[first]) >= enough
 
@@ -490,8 +491,15 @@ class _Pairs(NamedTuple):
         near = [part[side.indices] for part, side in zip(nearest(*tables), few, strict=True)]
         (x, around), (y, there) = list(zip(few, near, strict=True))[:: -1 if turned else 1]
         generator = torch.Generator("cpu").manual_seed(0)
-        weights = x.weights, y.weights
-        labels = label_points(x.table, y.table, weights, rule.share, generator, (around, there))
+        weights, linear = (x.weights, y.weights), self.coarse.linear
+        if linear is not None:
+            rows, columns = (side.indices for side in few)
+            alpha = float(self.coarse.alpha)
+            linear = linear.to(x.table)[rows[:, None], columns] * (1 - alpha) / alpha
+            linear = linear.mT if turned else linear
+        labels = label_points(
+            x.table, y.table, weights, rule.share, generator, (around, there), linear
+        )
         found = labels.plans(len(y.weights))
         plans = found.new_zeros(len(found), len(self.rows), len(self.columns))
         rows, columns = (side.indices for side in few)

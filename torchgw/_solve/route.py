@@ -541,7 +541,7 @@ MOVES = (
         "with `unbalanced` or `mass`; few points are searched where these leave a doubt",
         lambda facts, options, limits: (
             _searched(facts, options) and options.rule is not None and facts.plain
-            and facts.linear is None
+            and not facts.restricted
             and facts.larger > limits.few_points and limits.stores(facts.n, facts.m)
         ),
         lambda limits: f"{limits.kept_tables:,.0f} pairs; some points beyond {limits.congruent:,}",
