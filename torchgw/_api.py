@@ -220,12 +220,12 @@ def solve(
         whatever it has found that may end lower. ``"fast"`` leaves that out and warns.
         ``"thorough"`` follows up to 64 chains, solves as the default and from a single start too,
         and returns the lowest; relaxed problems and the absolute loss refuse it.
-    init : array-like, TransportPlan, GWResult, Alternative or pair of arrays, optional
+    init : array-like, TransportPlan, GWResult, Matching, Alternative or pair of arrays, optional
         Where to start, in place of a search. A plan, floating-point numbers of shape (n, m) or an
         object, is continued at the target epsilon. A matching, integers of shape (n,) (the target
-        of each source point, -1 for none) or (pairs, 2), and any of ``result.alternatives`` are
-        refined from a larger epsilon. Potentials, a tuple (f, g), make the first Sinkhorn solve
-        from a x b faster.
+        of each source point, -1 for none) or (pairs, 2), or ``result.matching()``, and any of
+        ``result.alternatives`` are refined from a larger epsilon. Potentials, a tuple (f, g), make
+        the first Sinkhorn solve from a x b faster.
     max_iter : int
         Outer iterations at most.
     time_limit : float, optional
