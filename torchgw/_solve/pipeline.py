@@ -335,18 +335,13 @@ def end_at_copy(asked: Asked, match: Isometry, recorder: Recorder) -> Outcome:
     polished = Polished(steps=0, stationary=True, gap=0.0)
     sides = problem.sides
     return Outcome(
-        ending=Ending(plan, evaluation, 0.0, Status.CONVERGED, polished, None),
-        strategy=strategy,
+        ending=Ending(plan, evaluation, 0.0, Status.CONVERGED, polished, None), strategy=strategy,
         potentials=Potentials(*map(torch.zeros_like, problem.marginals)),
         backend=choose_backend(options.backend, problem.source.device, torch.float64).name,
-        n_anchors=None,
-        noise=None,
-        search=search,
-        recorder=recorder,
-        known=Linearised("dense", sides, entries, problem.alpha, problem.loss),
-        resolution=None,
+        n_anchors=None, noise=None, search=search, recorder=recorder,
+        known=Linearised("dense", sides, entries, problem.alpha, problem.loss), resolution=None,
         route=strategy.route,
-    )
+    )  # fmt: skip
 
 
 # Points per side of a subsample: with so many the coupling is known to a few percent in a second.
@@ -490,9 +485,7 @@ def run_stages(
     if not setting.gradient.exact:
         # the anchors are kept; only their last linear problem is solved in the other dtype
         return replace(setting, dtype=dtypes.settle), state
-    setting = strategy.setting(
-        dtypes.settle, options.tol, setting.anneal, setting.generator, setting.recorder
-    )
+    setting = strategy.stage(setting, dtypes.settle, options.tol)
     again = dtypes.again and not strategy.proximal_polished and state.status is not Status.FLAT
     return setting, iterate(setting, state) if again else state
 
@@ -626,9 +619,7 @@ def follow(asked: Asked, recorder: Recorder, match: Isometry | None = None) -> F
         # factors in the dtype of the loop take half as much once more, and are made again
         loop, setting = setting.dtype, strategy.in_float64(setting)
         state, resolved = solve_on_cells(strategy, setting, state, tolerance)
-        setting = strategy.setting(
-            loop, setting.tol, setting.anneal, setting.generator, setting.recorder
-        )
+        setting = strategy.stage(setting, loop)
         if resolved is None:
             state = in_dtype(loop, state)
     if resolved is None:
