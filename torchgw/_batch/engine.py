@@ -166,7 +166,7 @@ def _tick(pool: Pool) -> Tensor:
         fitted = next_relaxation(as_array(pool.relaxation), error / previous, library)
     pool.relaxation = as_tensor(fitted)
     done = pool.done_with()
-    near = ~done & (pool.number >= 0) & (made.error <= NEWTON_BELOW)
+    near = as_tensor(~as_array(done) & (as_array(pool.number) >= 0) & (error <= NEWTON_BELOW))
     if pool.share is None:
         _step(pool, near.nonzero()[:, 0])
     elif pool.mass is not None and near.device.type == "cpu" and max(pool.cost.shape[1:]) <= _FEW:
