@@ -851,9 +851,8 @@ def _no_higher_than(searched: Outcome, again: Rival) -> Outcome:
         End(one.ending.plan, one.value if rule is None else one.objective, name)
         for one, name in both
     ]
-    search = with_end(search, problem, (ends[0], ends[1]), new=int(not lower))
-    if rule is not None:
-        search = search._replace(ambiguity=math.nan)
+    pair, new = (ends[0], ends[1]), int(not lower)
+    search = with_end(search, problem, pair, new, relaxed=rule is not None)
     if not lower:
         return searched._replace(search=search)
     doubt = found.doubt
