@@ -232,9 +232,10 @@ def solve(
         Seconds after which the call ends with the best that it has found, status ``STOPPED`` if
         that has not converged, a doubt if the search was cut. Distances are prepared in any case,
         and one plan is made and its numbers computed: where that takes longer on a CPU, a
-        ``PerformanceWarning`` says so before. A plan that is out of time is not polished:
-        it has the epsilon that was reached (``result.epsilon``), and up to 9 million entries (on
-        a CPU) without a support it is rounded to its strict marginals.
+        ``PerformanceWarning`` says so before. A plan that is out of time is not polished: it has
+        the epsilon that was reached (``result.epsilon``). Of up to 9 million entries (on a CPU)
+        and without a support it is rounded to its strict marginals, and is no higher than the plan
+        at which the solve began: points that this leaves out go with the nearest.
     tol : float
         Relative change of the plan in an outer iteration below which an exact solve has converged;
         2e-4 at least in float32.

@@ -37,6 +37,8 @@ _IDLE = 1 / 16
 _FEW, _SLOW = 64, 200
 # Sinkhorn iterations on chip before the plan is made anew from its potentials. [L402]
 _ON_CHIP = 256
+# The same where Newton's method goes on from there. [L1883]
+_BETWEEN = 32
 
 
 class Solved(NamedTuple):
@@ -92,8 +94,7 @@ def _run_queue(
     n, m = problems.shape
     width = max(FEWEST, min(len(queue), POOL_ENTRIES[problems.device.type] // (n * m)))
 
-    chip = problems.relaxed is None and on_chip(problems.shape, problems.device)
-    solve = _solve_on_chip if chip else _tick
+    solve = _solve_on_chip if _is_on_chip(problems) else _tick
     pool, waiting = enter(problems, queue[:width]), queue[width:]
     if len(pool.number) < FEWEST:
         # the first problem a second time, to fill the pool; its numbers are not read
@@ -121,6 +122,11 @@ def _run_queue(
                 pool.number[len(busy) :] = -1
 
 
+def _is_on_chip(problems: Packed) -> bool:
+    """Whether linear problems are iterated by one program each."""
+    return problems.relaxed is None and on_chip(problems.shape, problems.device)
+
+
 class Scaled(NamedTuple):
     """Solutions of k linear problems."""
 
@@ -137,8 +143,13 @@ def solve_linear(problems: Packed, tol: float, most: int) -> Scaled:
     found = Scaled(*map(torch.empty_like, (pool.cost, pool.a, pool.b)))
     pool.number = torch.arange(len(pool.number), device=device)
     pool.tol.fill_(tol), pool.budget.fill_(most)
+    chip = _is_on_chip(problems)
     while len(pool.number):
-        done = _tick(pool)
+        if chip:
+            done = _solve_on_chip(pool, _BETWEEN)
+            _step(pool, _near(pool, done))
+        else:
+            done = _tick(pool)
         for mine, its in zip(found, (pool.plan, pool.f, pool.g), strict=True):
             mine[pool.number[done]] = its[done]
         left = (~done).nonzero()[:, 0]
@@ -166,15 +177,20 @@ def _tick(pool: Pool) -> Tensor:
         fitted = next_relaxation(as_array(pool.relaxation), error / previous, library)
     pool.relaxation = as_tensor(fitted)
     done = pool.done_with()
-    near = as_tensor(~as_array(done) & (as_array(pool.number) >= 0) & (error <= NEWTON_BELOW))
     if pool.share is None:
-        _step(pool, near.nonzero()[:, 0])
-    elif pool.mass is not None and near.device.type == "cpu" and max(pool.cost.shape[1:]) <= _FEW:
+        _step(pool, _near(pool, done))
+    elif pool.mass is not None and done.device.type == "cpu" and max(pool.cost.shape[1:]) <= _FEW:
         # after so many iterations, twice as many, four times as many
         tries = pool.spent // _SLOW
         due = (pool.spent % _SLOW == 0) & (tries > 0) & (tries & (tries - 1) == 0)
-        _step_on_bounds(pool, (near & due).nonzero()[:, 0])
+        _step_on_bounds(pool, _near(pool, done, due))
     return done
+
+
+def _near(pool: Pool, done: Tensor, due: Tensor | bool = True) -> Tensor:
+    """List the problems near the solution of their linear one, which is not reached yet."""
+    near = ~done & due & (pool.number >= 0) & (pool.error <= NEWTON_BELOW)
+    return near.nonzero()[:, 0]
 
 
 def _step(pool: Pool, places: Tensor) -> None:
@@ -206,8 +222,8 @@ def _step_on_bounds(pool: Pool, places: Tensor) -> None:
         pool.relaxation[place] = 1.0
 
 
-def _solve_on_chip(pool: Pool) -> Tensor:
-    """Iterate all problems until their linear problems are done; tell which are, (A,) bool."""
+def _solve_on_chip(pool: Pool, most: int = _ON_CHIP) -> Tensor:
+    """Iterate all problems until their linear ones are done, or ``most`` times; tell which are."""
     from torchgw._batch.sweep_triton import Scaling, scale
 
     busy, unit = pool.number >= 0, pool.epsilon[:, None]
@@ -219,7 +235,7 @@ def _solve_on_chip(pool: Pool) -> Tensor:
         s, t, exact, pool.relaxation, pool.error, pool.restarts, pool.spent, pool.budget, pool.tol,
         *pool.told,
     )  # fmt: skip
-    scale(busy.nonzero()[:, 0], given, _ON_CHIP, MOST_RESTARTS, MOST_ROUNDING[torch.float64])
+    scale(busy.nonzero()[:, 0], given, most, MOST_RESTARTS, MOST_ROUNDING[torch.float64])
     pool.inner += pool.spent - before
     pool.f = pool.f_next + unit * exact.log()
     pool.f_next = pool.f_next + unit * s.log()

@@ -30,7 +30,9 @@ _ELSEWHERE = {
     "D_X": ("Ca",), "D_Y": ("Cb",), "p": ("a",), "q": ("b",),
     "reg": ("epsilon",), "epsilon": ("reg",), "G0": ("init", "plan_init"), "plan_init": ("init",),
     "init": ("plan_init",), "loss_fun": ("loss",), "metric": ("distances",),
-    "numItermax": ("max_iter",), "n_iter": ("max_iter",), "stopThr": ("tol",),
+    "numItermax": ("max_iter",), "n_iter": ("max_iter",), "n_iters": ("max_iter",),
+    "stopThr": ("tol",), "timeout": ("time_limit",), "max_seconds": ("time_limit",),
+    "max_time": ("time_limit",), "n_starts": ("n_init",), "dist": ("distances",),
     "seed": ("random_state",), "rho": ("unbalanced",), "k": ("n_neighbors",),
     "sample_weight": ("a",),
 }  # fmt: skip

@@ -165,8 +165,7 @@ class Plan(ABC):
 
     def marginals(self) -> tuple[Any, Any]:
         """Return the masses actually moved, row sums (n,) and column sums (m,), in float64."""
-        found: tuple[Any, Any] = self._handed_out(self._moved())
-        return found
+        return self._handed_out(self._moved())
 
     def _moved(self) -> tuple[Tensor, Tensor]:
         """Compute the marginals."""

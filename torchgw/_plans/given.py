@@ -226,8 +226,7 @@ class SparsePlan(DualPlan):
         )
 
     def _product(self, table: Tensor) -> Tensor:
-        found: Tensor = torch.sparse.mm(self.entries, table.contiguous())
-        return found
+        return torch.sparse.mm(self.entries, table.contiguous())
 
     def _largest(self, k: int) -> tuple[Tensor, Tensor]:
         """Find the k largest entries of each row, of the entries alone if all rows have so many."""

@@ -215,8 +215,8 @@ _FINER_POINTS = 256
 _ITERATIONS = 20
 _FINE_ITERATIONS = 18
 # Share of the longer forecast that a search of all points takes, and a match of edges. [L1560]
-# [L1725]
-SEARCHED, MATCHED = 0.1, 1.1
+# [L1887]
+SEARCHED, MATCHED = 0.1, 0.25
 # Optima that are polished and reported at most. [L280]
 KEPT = 5
 # Optima that are compared on the finer problem at most. [L110]
@@ -495,7 +495,9 @@ def agreement(
     arguments = to_device((few, hints, starts.rotations, starts.epsilons), device)
     few = arguments[0]
     search = partial(search_all, batch_solver(chosen), count)
-    found = way_to_call("agreement", device, chosen, arguments)("search", search, *arguments)
+    # kept to the end: once it is gone another thread may write over what it has returned
+    call = way_to_call("agreement", device, chosen, arguments)
+    found = call("search", search, *arguments)
     if made is not None:
         # a copy, as the next search may have been recorded over it
         sizes = (sides[0].n, sides[1].n) if standard is None else standard.sizes

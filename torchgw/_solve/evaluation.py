@@ -81,13 +81,9 @@ def settle(
             prepared = prepare(setting, cost.dense() if setting.store else cost, epsilon)
         last_phase(_NUMBERS)
         inner = solve_linear(
-            setting,
-            prepared,
-            start,
-            max_iter=options.inner_max_iter,
-            tol=_settled_tolerance(setting, epsilon),
-            min_iter=SETTLE_ITERATIONS,
-        )
+            setting, prepared, start, max_iter=options.inner_max_iter,
+            tol=_settled_tolerance(setting, epsilon), min_iter=SETTLE_ITERATIONS,
+        )  # fmt: skip
         value = setting.gradient.dual_value(inner.potentials, state.coupling, epsilon)
         check_finite(float(value), inner.error, epsilon)
         setting.recorder.settle_iterations = inner.n_iters
@@ -308,19 +304,14 @@ def weighted_means(plan: TransportPlan, values: Tensor) -> tuple[Tensor, Tensor]
     return sums[:, :-1] * share[:, None].to(sums.dtype), share
 
 
-class Half(NamedTuple):
-    """What is read of a plan between points of one side and the cells of the other."""
-
-    plan: TransportPlan  # whose rows have their weights
-    means: Tensor  # its product with a table, (n, k)
-    moved: Tensor  # the potentials of the cells, by their masses in it, ()
-
-
-def half_step(prepared: PreparedProblem, other: Tensor, table: Tensor) -> Half:
+def half_step(
+    prepared: PreparedProblem, other: Tensor, table: Tensor
+) -> tuple[TransportPlan, Tensor, Tensor]:
     """Give rows the potentials with which they have their weights, those of the cells known."""
+    # Also returns what is read of that plan: its product with a table, (n, k), and the potentials
+    # of the cells, by their masses in it, ().
     plan = TransportPlan.of(prepared, Potentials(prepared.softmin(other, axis=1), other))
-    means, moved = _means(plan, table)
-    return Half(plan, means, moved)
+    return plan, *_means(plan, table)
 
 
 def _means(plan: TransportPlan, table: Tensor) -> tuple[Tensor, Tensor]:
@@ -418,14 +409,10 @@ def evaluate_relaxed(
         whole = terms.whole, mass, math.prod(rule.totals)
         kl = divergence(*whole) if simple else quadratic_divergence(*whole) / 2
     return plan.replaced(shifted, weights, masses), Evaluation(
-        masses,
-        rule.violation(masses, weights),
+        masses, rule.violation(masses, weights),
         QuadraticValue(mass**2 * quadratic.value, mass**2 * quadratic.standard_error),
-        mass * linear,
-        kl,
-        mass,
-        penalty,
-    )
+        mass * linear, kl, mass, penalty,
+    )  # fmt: skip
 
 
 def judge(

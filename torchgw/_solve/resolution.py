@@ -414,13 +414,13 @@ def _half(
         part = rows(itemgetter(some))
         cost = columns._replace(left=part.left, row=part.row)
         prepared = _prepare(strategy, cost, Marginals(weights.a[some], weights.b))
-        half = half_step(prepared, other, torch.cat(tables, dim=1))
-        potential[some] = half.plan.potentials.f
-        means, images = half.means.tensor_split([factors.shape[1]], dim=1)
+        plan, means, moved = half_step(prepared, other, torch.cat(tables, dim=1))
+        potential[some] = plan.potentials.f
+        means, images = means.tensor_split([factors.shape[1]], dim=1)
         by_linear = 0.0
         if linear is not None:
             by_linear = moved_linear(linear.rows(some), images, weights.a[some])
-        return inner_products(own[some], means), half.moved, by_linear
+        return inner_products(own[some], means), moved, by_linear
 
     found = [read(torch.cat(blocks[first::count])) for first in range(count)]
     couplings, moves, linears = zip(*found, strict=True)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from functools import reduce
 from typing import Any, NamedTuple, TypeVar
@@ -43,14 +44,12 @@ def lengths(vectors: Tensor, dim: int, *, keepdim: bool = False) -> Tensor:
     """Compute Euclidean norms along a dimension."""
     if vectors.is_cuda:
         return (vectors * vectors).sum(dim, keepdim=keepdim).sqrt()
-    sizes: Tensor = torch.linalg.vector_norm(vectors, dim=dim, keepdim=keepdim)
-    return sizes
+    return torch.linalg.vector_norm(vectors, dim=dim, keepdim=keepdim)
 
 
 def straight(x: Tensor, y: Tensor) -> Tensor:
     """Compute Euclidean distances (..., n, m) pair by pair, so that no bit depends on others."""
-    found: Tensor = torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist")
-    return found
+    return torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist")
 
 
 def sums_along(parts: Tensor) -> Tensor:
@@ -307,8 +306,14 @@ def call_directly(name: str, function: Callable[..., T], *arguments: Any, in_pla
 
 def copy(pairs: list[tuple[Tensor, Tensor]]) -> None:
     """Copy the second tensors of pairs to where the first ones lie, by few launches."""
-    if pairs:
-        torch._foreach_copy_([pair[0] for pair in pairs], [pair[1] for pair in pairs])
+    # one launch for those of a dtype that are laid out alike; a list of others has one for each
+    alike: defaultdict[Hashable, tuple[list[Tensor], list[Tensor]]] = defaultdict(lambda: ([], []))
+    for ours, given in pairs:
+        some = alike[ours.dtype, given.dtype, given.device, ours.stride() == given.stride()]
+        some[0].append(ours)
+        some[1].append(given)
+    for some in alike.values():
+        torch._foreach_copy_(*some)
 
 
 def clone(item: T) -> T:
