@@ -235,7 +235,7 @@ def solve(
         ``PerformanceWarning`` says so before. A plan that is out of time is not polished: it has
         the epsilon that was reached (``result.epsilon``). Of up to 9 million entries (on a CPU)
         and without a support it is rounded to its strict marginals, and is no higher than the plan
-        of all points at which the solve began.
+        at which the solve began: points that this leaves out go with the nearest.
     tol : float
         Relative change of the plan in an outer iteration below which an exact solve has converged;
         2e-4 at least in float32.

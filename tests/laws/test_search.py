@@ -349,6 +349,21 @@ def test_noise_ends_at_the_best_of_many_descents():
     assert found >= 10
 
 
+@pytest.mark.parametrize("seed", quick(1, range(2, 8)))
+def test_the_kl_loss_ends_no_higher_than_the_square_loss_of_its_tables(seed):
+    """Of strict marginals they differ by a constant."""
+    rng = RNG(seed)
+    draws = (rng.normal(size=(size, 3)) * [2, 1, 0.5] for size in (24, 20))
+    x, y = (cdist(points, points) + 0.1 for points in draws)
+    given = {"D_X": x, "D_Y": y, "loss": "kl"}
+    found = quietly(**given)
+    tables = [table - table.mean() for table in (x, np.log(y) / 2)]
+    size = np.sqrt(tables[1].std() / tables[0].std())
+    other = quietly(D_X=tables[0] * size, D_Y=tables[1] / size, epsilon=found.epsilon)
+    end = ends_at(given | {"epsilon": found.epsilon}, np.asarray(other.plan))
+    assert says_so(found) or found.report.objective <= end * (1 + SAME)
+
+
 @pytest.mark.parametrize("kind", ["kl", "directed"])
 def test_relaxed_problems_without_a_stack_are_no_higher_than_random_starts_or_say_so(kind):
     g = RNG([14, kind == "kl", 3])

@@ -42,9 +42,10 @@ def value_of(loss, plan, d_x=D_X, d_y=D_Y):
 
 
 def solve(**options):
-    """Whether it converged is not what is asked."""
+    """Whether it converged, or starts agree, is not what is asked."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", torchgw.ConvergenceWarning)
+        for kind in (torchgw.ConvergenceWarning, torchgw.SearchWarning):
+            warnings.simplefilter("ignore", kind)
         return solve_by_name(**{**GIVEN, "random_state": 0, **options})
 
 

@@ -15,7 +15,7 @@ from scipy.sparse import diags_array, random_array
 
 import torchgw
 from torchgw._sinkhorn import loop as sinkhorn_loop
-from torchgw._solve import pipeline
+from torchgw._solve import loop, pipeline, step
 from torchgw._tensors import deadline
 from torchgw.distances import connect
 
@@ -102,6 +102,34 @@ def test_what_is_cut_is_no_higher_than_where_it_began(name, looks, monkeypatch):
     if name == "tabu":
         X, Y = CASES[name]["X"], CASES[name]["Y"]
         np.testing.assert_allclose(result.transform(X), result.lazy_plan.barycentric(Y), rtol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore::torchgw.TorchGWWarning")
+def test_what_is_cut_is_no_higher_than_few_points_say(monkeypatch):
+    """The others go with the nearest; the plan of a larger epsilon was like a x b (.036)."""
+    passed = itertools.count(1.0)
+    monkeypatch.setattr(deadline, "monotonic", lambda: next(passed))
+    result = solve_by_name(**CASES["chains"], time_limit=100, random_state=0)
+    few = result.alternatives[0]
+    assert max(few.plan.shape) < 100
+    assert result.value < 1.5 * few.value
+
+
+@pytest.mark.filterwarnings("ignore::torchgw.TorchGWWarning")
+def test_products_are_not_taken_for_sinkhorn_iterations(monkeypatch):
+    """Forty of both were kept for what follows: with 9 s 3,000 points ended after 4."""
+    seconds, linearise = [0.0], step.Step.linearise
+
+    def slow(self, point):
+        seconds[0] += 1
+        return linearise(self, point)
+
+    monkeypatch.setattr(deadline, "monotonic", lambda: seconds[0])
+    monkeypatch.setattr(loop, "perf_counter", lambda: seconds[0])
+    monkeypatch.setattr(step.Step, "linearise", slow)
+    result = solve_by_name(**clouds(60, 70), n_init=1, time_limit=5, random_state=0)
+    # two of the five seconds are left to the numbers of the plan; four were, and one iteration
+    assert result.n_iters >= 3
 
 
 LARGE = {

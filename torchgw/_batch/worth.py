@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from torchgw._batch.packing import squares_at
 from torchgw._batch.sweep import Relaxed, Settled
 from torchgw._sinkhorn import annealing
-from torchgw._tensors.operations import sums_along
+from torchgw._tensors.operations import few_on, sums_along, weighted
 
 # How a problem ends: names of the status, as codes.
 ENDINGS = (
@@ -48,21 +49,20 @@ class Descent:
         """List the tensors, which move when their problems do."""
         return self.values, self.changes, self.earlier
 
-    def update(
-        self, rows: Tensor, value: Tensor, change: Tensor, met: Tensor, tol: float
-    ) -> Tensor:
+    def update(self, rows: Any, value: Any, change: Any, met: Any, tol: float) -> Any:
         """Take an iteration of some problems; say which of them no longer fall, (k,) bool."""
         # Plans whose marginals are not `met` are not compared: their objective may be anything.
-        dropped = self.changes[rows, 0]
-        earlier = self.earlier[rows].minimum(dropped)
-        changes = torch.cat([self.changes[rows, 1:], change[:, None]], 1)
-        values = torch.cat([self.values[rows, 1:], value[:, None]], 1)
-        values = torch.where(met[:, None], values, torch.inf)
-        self.earlier[rows], self.changes[rows], self.values[rows] = earlier, changes, values
+        library, as_array, _ = few_on(self.earlier.device)
+        known, moved, least = map(as_array, self.parts())
+        earlier = library.minimum(least[rows], moved[rows, 0])
+        changes = library.concatenate([moved[rows, 1:], change[:, None]], 1)
+        values = library.concatenate([known[rows, 1:], value[:, None]], 1)
+        values = library.where(met[:, None], values, math.inf)
+        least[rows], moved[rows], known[rows] = earlier, changes, values
         fall = (values[:, 0] - value) / annealing.WINDOW
-        settling = changes.amin(1) <= annealing.SETTLING * earlier
+        settling = library.amin(changes, 1) <= annealing.SETTLING * earlier
         # from a value that is not known yet the fall is infinite
-        return (fall <= tol * value.abs()) & ~settling
+        return (fall <= tol * abs(value)) & ~settling
 
 
 class Terms(NamedTuple):
@@ -95,24 +95,29 @@ class Terms(NamedTuple):
 
 def own_squares(table: Tensor, mass: Tensor) -> Tensor:
     """Compute sum_ij D_ij^2 p_i p_j."""
-    return mean_of(table.square(), mass)
+    return sums_along(squares_at(table, mass) * mass)
 
 
 def mean_of(table: Tensor, mass: Tensor) -> Tensor:
     """Compute sum_ij D_ij p_i p_j."""
-    return sums_along((table * mass[:, None, :]).sum(2) * mass)
+    return sums_along(weighted(mass, table.mT) * mass)
 
 
 def of_mass(
-    held: Relaxed, best: Settled, both: tuple[Terms, Terms], plan: Tensor, f: Tensor, unit: Tensor
+    relaxed: Relaxed,
+    best: Settled,
+    both: tuple[Terms, Terms],
+    plan: Tensor,
+    f: Tensor,
+    unit: Tensor,
 ) -> tuple[tuple[Terms, Terms], Tensor, Tensor, Tensor]:
     """Multiply terms, normalised plans, potentials f and epsilons by the masses of the plans."""
     (terms, product), mass = both, best.mass
-    terms = terms.of_mass(held, mass)
+    terms = terms.of_mass(relaxed, mass)
     # a relaxed plan may be worth more than a x b: its penalty is less
     product = product._replace(quadratic=torch.full_like(mass, math.inf))
     f = f + (unit * mass.log())[:, None]
-    unit = unit if held.mass is None else unit * mass
+    unit = unit if relaxed.mass is None else unit * mass
     return (terms, product), mass[:, None, None] * plan, f, unit
 
 

@@ -35,14 +35,20 @@ from torchgw._problem.limits import limits_of
 from torchgw._problem.named import DistanceName, ScaleName
 from torchgw._problem.problem import FeatureMetric, check_feature_metric
 from torchgw._problem.signatures import features_of_all
-from torchgw._problem.table import Options, Regularization, check_options, takes_options
+from torchgw._problem.table import (
+    Options,
+    Regularization,
+    SearchName,
+    check_options,
+    takes_options,
+)
 from torchgw._search.beliefs import LONG
-from torchgw._solve.state import WRITTEN_EVERY
 from torchgw._tensors.ahead import probe_beside
 from torchgw._tensors.ranks import Distributed, Ranks, check_distributed, join, together
 
-# Problems of the first chunk, and of any. A chunk takes as long as counts as ``LONG``: it is lost
-# when the process is killed, and in a short one the engine waits for the last problems. [L396]
+# Problems of the first chunk, and of any. A chunk takes as long as counts as ``LONG``, after which
+# the file is written: one or two are lost when the process is killed, and in a short one the engine
+# waits for the last problems. [L396]
 _FIRST_CHUNK, _LARGEST_CHUNK = 256, 2**17
 # Problems of the first chunk where each is searched, which tell how long the others take. A choice.
 _FIRST_SEARCHED = 32
@@ -55,7 +61,7 @@ class SharedOptions(NamedTuple):
     epsilon: float
     squared: bool
     n_init: int | None
-    search: questions.BatchSearch
+    search: SearchName
     rules: Rules
     device: torch.device
     wanted: questions.Wanted  # of each pair, one for all
@@ -116,7 +122,7 @@ def compute_pairs(
                 at += len(chunk)
                 advance(len(chunk))
             now = time.monotonic()
-            if resume is not None and (now - written >= WRITTEN_EVERY - LONG or at == len(left)):
+            if resume is not None and (now - written >= LONG or at == len(left)):
                 write_archive(resume, {"pairwise": key}, {"numbers": table})
                 written = now
             rest, ended = work[left[at:]], work[np.concatenate(chunks)].sum()
@@ -244,7 +250,7 @@ def pairwise(
     scale: ScaleName | None = "auto",
     epsilon: float | Literal["auto"] = "auto",
     n_init: int | None = None,
-    search: questions.BatchSearch = "auto",
+    search: SearchName = "auto",
     max_iter: int = 500,
     tol: float = 1e-5,
     objective_tol: float = 1e-4,
@@ -341,9 +347,8 @@ def pairwise(
     check_feature_metric(features, feature_metric)
     # one value for all pairs
     questions.read_regularization(regularization), questions.read_polish(polish)
-    rules = questions.check_rules(
-        max_iter, tol, objective_tol, inner_max_iter, inner_tol, n_init, search
-    )
+    rules = questions.check_rules(max_iter, tol, objective_tol, inner_max_iter, inner_tol, n_init)
+    n_init = questions.starts_of(n_init, search)
     check_options(epsilon=epsilon)
     if n_jobs is not None and n_jobs != -1:
         check_count("n_jobs", n_jobs)

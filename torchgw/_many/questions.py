@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,17 +16,13 @@ from torch import Tensor
 from torchgw._batch.worth import Rules
 from torchgw._boundary.arrays import to_numpy
 from torchgw._boundary.cache import content_key
-from torchgw._boundary.checks import check_choice
 from torchgw._errors import InvalidInputError, UnsupportedError
 from torchgw._many.spaces import Shelves, Space, per_problem
 from torchgw._problem.problem import MarginalRule, check_alpha, check_marginal_rule
-from torchgw._problem.table import check_options
+from torchgw._problem.table import SearchName, check_options
 from torchgw._solve.polish import can_polish, check_polish
 from torchgw._tensors.operations import straight
 from torchgw._typing import Marginals
-
-# How far to look for a better match of each problem.
-BatchSearch = Literal["auto", "thorough"]
 
 
 def check_rules(
@@ -36,20 +32,24 @@ def check_rules(
     inner_max_iter: int,
     inner_tol: float | None,
     n_init: int | None,
-    search: BatchSearch = "auto",
 ) -> Rules:
-    """Check the options of the iteration, and of the starts."""
-    check_choice("search", search, get_args(BatchSearch))
-    if search == "thorough" and n_init is not None:
-        raise InvalidInputError(
-            "search='thorough' is the search of torchgw.solve, by its defaults; leave `n_init` out."
-        )
+    """Check the options of the iteration."""
     check_options(
         max_iter=max_iter, tol=tol, objective_tol=objective_tol, inner_max_iter=inner_max_iter,
         inner_tol=inner_tol, n_init=n_init,
     )  # fmt: skip
     rules = Rules(int(max_iter), float(tol), float(objective_tol), int(inner_max_iter))
     return rules if inner_tol is None else rules._replace(inner_tol=float(inner_tol))
+
+
+def starts_of(n_init: int | None, search: SearchName) -> int | None:
+    """Check how far to look for a better match; count the starts, None for a search."""
+    check_options(search=search)
+    if search == "thorough" and n_init is not None:
+        raise InvalidInputError(
+            "search='thorough' is the search of torchgw.solve, by its defaults; leave `n_init` out."
+        )
+    return 1 if search == "fast" and n_init is None else n_init
 
 
 def weights_of_terms(alpha: Any, count: int, *, fused: bool) -> NDArray[np.float64]:
@@ -238,7 +238,7 @@ class Questions:
     tables: Sequence[Tensor] | Tensor | None = None
     squared: bool = True  # whether distances of features are squared
     n_init: int | None = None  # starts; None is a search
-    search: BatchSearch = "auto"
+    search: SearchName = "auto"
     rules: Rules = field(default_factory=Rules)
     wanted: Wanted = Wanted()
 

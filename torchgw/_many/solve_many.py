@@ -30,7 +30,7 @@ from torchgw._many.spaces import (
 )
 from torchgw._problem.named import DistanceName, ScaleName
 from torchgw._problem.problem import FeatureMetric, check_feature_metric, is_fused
-from torchgw._problem.table import Options, check_options, takes_options
+from torchgw._problem.table import Options, SearchName, check_options, takes_options
 from torchgw._tensors.ahead import probe_beside
 from torchgw._tensors.machine import free_memory
 from torchgw._tensors.operations import straight
@@ -237,7 +237,7 @@ def solve_many(
     scale: ScaleName | None = "auto",
     epsilon: Any = "auto",
     n_init: int | None = None,
-    search: questions.BatchSearch = "auto",
+    search: SearchName = "auto",
     max_iter: int = 500,
     tol: float = 1e-5,
     objective_tol: float = 1e-4,
@@ -292,9 +292,9 @@ def solve_many(
         of other optima: a x b annealed from the natural scale, on a CPU more slowly than by
         ``solve(..., n_init=1)``; then plans by the distributions of distances; then by random
         mixtures of their quantiles, always the same. One start takes a tenth of the time.
-    search : {"auto", "thorough"}
-        ``"auto"`` is what ``n_init`` says. ``"thorough"`` solves each problem, of any size, as
-        ``solve`` does by its defaults, one after the other: up to a few seconds each.
+    search : {"auto", "fast", "thorough"}
+        ``"auto"`` is what ``n_init`` says, ``"fast"`` a single start. ``"thorough"`` solves each
+        problem, of any size, as ``solve`` does by its defaults: up to a few seconds each.
     max_iter, tol, objective_tol, inner_max_iter, inner_tol
         As in ``solve``. ``tol`` counts in float64, and there is no extrapolation.
         ``objective_tol`` has no effect on relaxed problems.
@@ -363,9 +363,8 @@ def solve_many(
     check_distributed(distributed)
     where = arrays.resolve_device(device, *(item for side in sides for item in side.items))
     probe_beside(where)
-    rules = questions.check_rules(
-        max_iter, tol, objective_tol, inner_max_iter, inner_tol, n_init, search
-    )
+    rules = questions.check_rules(max_iter, tol, objective_tol, inner_max_iter, inner_tol, n_init)
+    n_init = questions.starts_of(n_init, search)
     check_feature_metric(features, feature_metric)
     if differentiable:
         scale = _check_differentiable(epsilon, scale, features)
@@ -417,7 +416,7 @@ def solve_batch(
     scale: ScaleName | None = "auto",
     epsilon: Any = "auto",
     n_init: int | None = None,
-    search: questions.BatchSearch = "auto",
+    search: SearchName = "auto",
     max_iter: int = 500,
     tol: float = 1e-5,
     objective_tol: float = 1e-4,
@@ -464,9 +463,8 @@ def solve_batch(
     >>> [tuple(plan.shape) for plan in batch.plans()]
     [(10, 10), (10, 9), (10, 8), (10, 7)]
     """
-    rules = questions.check_rules(
-        max_iter, tol, objective_tol, inner_max_iter, inner_tol, n_init, search
-    )
+    rules = questions.check_rules(max_iter, tol, objective_tol, inner_max_iter, inner_tol, n_init)
+    n_init = questions.starts_of(n_init, search)
     check_options(scale=scale)
     if differentiable:
         scale = _check_differentiable(epsilon, scale, None)

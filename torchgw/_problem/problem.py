@@ -550,15 +550,41 @@ def hops_of(provider: DistanceProvider) -> Tensor | None:
     return edges if graph else None
 
 
+def entries_that_matter(provider: DistanceProvider) -> Tensor | None:
+    """Return how far the entries (n, n) that matter of a table lie from the others, if few do."""
+    # of graphs they have led chains, and of few points partners have been exchanged
+    table, limits = provider.matrix(), limits_of(provider.device)
+    if table is None or provider.directed or is_sparse(table):
+        return None
+    if len(table) <= limits.exchanged_points or table.numel() > limits.edges:
+        return None
+    away = (table - table.median()).abs().fill_diagonal_(0)
+    squares, most = away.square().flatten(), limits.graph_density * table.numel()
+    share = limits.matter * squares.sum()
+    # few entries hold such a share only if their own squares are as large
+    if bool(share.square() > most * squares.square().sum()):
+        return None
+    squares, order = squares.sort(descending=True)
+    least = int((squares.cumsum(0) < share).sum())
+    few = away.flatten().index_fill(0, order[least + 1 :], 0).view_as(away)
+    return few if is_sparse(few) and bool(few.any()) else None
+
+
+def is_sparse(table: Tensor) -> bool:
+    """Tell whether a table is mostly zeros."""
+    return int(table.count_nonzero()) <= limits_of(table.device).graph_density * table.numel()
+
+
 def _edges(*sides: DistanceProvider) -> tuple[int, bool]:
-    """Count the edges of the emptier of two graphs on a CPU; tell whether hops tell of both."""
+    """Count the edges of the emptier of two graphs on a CPU; tell whether tables tell of both."""
     # Those of others are what is not zero in a table that is stored.
     few = max(side.n for side in sides) ** 2 <= limits_of(sides[0].device).dense
     if not few or sides[0].device.type != "cpu":
         return 0, False
-    hops = [hops_of(side) for side in sides]
-    if None not in hops:
-        return min(int(edges.count_nonzero()) for edges in hops if edges is not None), True
+    for of_table in (hops_of, entries_that_matter):
+        found = [of_table(side) for side in sides]
+        if None not in found:
+            return min(int(edges.count_nonzero()) for edges in found if edges is not None), True
     tables = [side.matrix() for side in sides]
     return min(0 if table is None else int(table.count_nonzero()) for table in tables), False
 
@@ -583,7 +609,8 @@ class Facts(NamedTuple):
     free: int  # bytes that can be allocated, if three float64 tables of a plan may be too many
     sparse: bool = False  # whether both sides are stored tables of mostly zeros, and large
     edges: int = 0  # edges of the emptier of two graphs stored on a CPU
-    hops: bool = False  # whether paths in two graphs are compared, which tell of their edges
+    # whether paths in two graphs are compared, or few entries matter, which tell of edges
+    hops: bool = False
     restricted: bool = False  # whether some pairs may hold no mass
     # pairs of points whose streaming takes as long as reading those that are allowed from labels
     # or from a list; zero if a table says what is, or nothing does

@@ -204,8 +204,8 @@ _FINER_POINTS = 256
 _ITERATIONS = 20
 _FINE_ITERATIONS = 18
 # Share of the longer forecast that a search of all points takes, and a match of edges. [L1560]
-# [L1725]
-SEARCHED, MATCHED = 0.1, 1.1
+# [L1887]
+SEARCHED, MATCHED = 0.1, 0.25
 # Optima that are polished and reported at most. [L280]
 KEPT = 5
 # Optima that are compared on the finer problem at most. [L110]

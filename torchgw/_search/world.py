@@ -67,6 +67,8 @@ class Modes:
         self.factors = float(-4 * problem.alpha) * torch.outer(*values)
         x, y = (each.abs() / each.norm() for each in values)
         self.growth = x * y[0], y * x[0]
+        # at each epsilon that was asked for
+        self._ranks: dict[float, tuple[int, int] | None] = {}
 
     @classmethod
     def of(cls, problem: CoarseProblem) -> Modes | None:
@@ -78,8 +80,10 @@ class Modes:
 
     def ranks(self, share: float) -> tuple[int, int] | None:
         """Count the modes of x and of y that matter at an epsilon; all if ``None``."""
-        p, q = (int((growth > _GROWTH * share).sum()) for growth in self.growth)
-        return (p, q) if self.work((p, q)) < self.work(None) else None
+        if share not in self._ranks:
+            p, q = (int((growth > _GROWTH * share).sum()) for growth in self.growth)
+            self._ranks[share] = (p, q) if self.work((p, q)) < self.work(None) else None
+        return self._ranks[share]
 
     def work(self, ranks: tuple[int, int] | None) -> int:
         """Count the multiplications of a product with so many modes, or with the tables."""

@@ -200,7 +200,7 @@ class Forecast(NamedTuple):
             # a loss that is no product has no chains, and each optimum is solved from
             others = 0 if facts.products else (KEPT - 1) * ("optima" in moves)
             return seconds, seconds + others * (slow * _START + _FOUND * whole)
-        times = slow * (1.0 if rule is None else _RELAXED)
+        times = slow * (1.0 if rule is None or rule.squares else _RELAXED)
         times *= limits.chains_of(self.options.search) / limits.chains
         if rule is not None:
             # few points are searched in any case, and more of them solved from two starts
@@ -309,14 +309,27 @@ class Forecast(NamedTuple):
         """Correct what was said once a search has ended: some moves follow other starts."""
         found = search is not None and search.alternatives
         once = slowness() * _START + self.mean * self.in_full * (_FOUND if found else 1.0)
-        correct(once + self._others(search, moves, longer, once), "the search has ended")
+        others = self._others(search, moves, longer, once)
+        if self.options.rule is not None and search is not None and search.compare:
+            # the best match with strict marginals is searched, and solved from
+            others += once + slowness() * (_FOLLOWED + _POINT * self.facts.larger)
+        correct(once + others, "the search has ended")
 
     def correct_others(
-        self, search: Search | None, moves: Set[str], longer: float, once: float, *, parts: bool
+        self,
+        search: Search | None,
+        moves: Set[str],
+        longer: float,
+        once: float,
+        *,
+        parts: bool,
+        labels: int,
     ) -> None:
         """Correct what was said once a solve has ended, which has taken some seconds ``once``."""
-        # Whether ``parts`` of its plan are looked at is known by then.
-        others = self._others(search, moves, longer, once) + slowness() * _PARTS * parts
+        # Whether ``parts`` of its plan are looked at, and how many ends of labels are followed, is
+        # known by then.
+        others = self._others(search, moves, longer, once) + labels * once
+        others += slowness() * _PARTS * parts
         if others:
             correct(others, "more is tried, which may end lower")
 

@@ -167,7 +167,8 @@ def finish(
 ) -> Ending:
     """Polish a settled plan, whose coupling may be known, if asked to, and compute its numbers."""
     # Also say what status it deserves. It is polished to no higher than what the solve had `begun`
-    # at, if that was a plan of all points, and where time is over it is no higher either.
+    # at, if that was a plan of all points; and where it was stopped it is no higher than that, or
+    # than such a plan of few points.
     clock, recorder, status = perf_counter(), setting.recorder, state.status
     epsilon, polished, unpolished, begun = plan.epsilon, None, None, guess.plan
     solved = state.solved
@@ -189,12 +190,13 @@ def finish(
     stopped = status is Status.STOPPED and polished is None and _may_round(setting, plan.shape)
     settled = plan
     if stopped and _misses(setting, plan):
-        plan, solved, coupling = _rounded(plan, plan.weights), None, None
+        plan, solved, coupling = _rounded(plan.to_dense().double(), plan.weights), None, None
         unpolished = settled
     plan, evaluation = _appraise(setting, plan, epsilon, solved, coupling)
-    if stopped and begun is not None and _covers(begun, plan):
+    whole = _of_all_points(setting.problem, begun) if stopped and begun is not None else None
+    if whole is not None:
         alpha, target = setting.problem.alpha, setting.anneal.target
-        other = _rounded(begun, plan.weights)
+        other = _rounded(whole, plan.weights)
         numbers = evaluate(setting, other, target)
         if numbers.objective(alpha, target) < evaluation.objective(alpha, target):
             unpolished, plan, evaluation, epsilon = settled, other, numbers, target
@@ -250,17 +252,28 @@ def _misses(setting: Setting, plan: TransportPlan) -> bool:
     return missed > promised_error(replace(setting, dtype=torch.float64))
 
 
-def _covers(begun: Plan, plan: TransportPlan) -> bool:
-    """Whether what a solve has begun at is a plan of all points."""
-    if begun.shape != plan.shape:
-        return False
-    sides = zip(begun.marginals(), plan.weights, strict=True)
-    return all(bool((mass[weight > 0] > 0).all()) for mass, weight in sides)
+def _of_all_points(problem: Problem, begun: Plan) -> Tensor | None:
+    """Make a plan of all points, (n, m), of one that may be of few: others go with the nearest."""
+    if begun.shape != problem.shape:
+        return None
+    table: Tensor = begun.to_dense().double()
+    for axis, (side, weight) in enumerate(zip(problem.sides, problem.marginals, strict=True)):
+        known = (table.sum(1 - axis) > 0).nonzero()[:, 0]
+        if len(known) == len(weight):
+            continue
+        if not side.cheap_columns or not len(known):
+            return None
+        nearest = side.columns(known).argmin(1)
+        masses = weight.new_zeros(len(known)).index_add_(0, nearest, weight)
+        share = weight / masses[nearest].clamp_min(torch.finfo(weight.dtype).tiny)
+        table = table.index_select(axis, known[nearest])
+        table = table * (share[:, None] if axis == 0 else share)
+    return table
 
 
-def _rounded(plan: Plan, weights: Marginals) -> TransportPlan:
-    """Round a plan to its marginals."""
-    return plan_of(round_to_marginals(plan.to_dense().double(), *weights), weights)
+def _rounded(plan: Tensor, weights: Marginals) -> TransportPlan:
+    """Round a plan (n, m), float64, to its marginals."""
+    return plan_of(round_to_marginals(plan, *weights), weights)
 
 
 def _appraise(

@@ -132,7 +132,7 @@ class Route(NamedTuple):
             begin=(Choice("start", match, "any other costs more by what is known of the match"),)
         )
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         """Say it in some lines."""
         first, *others = self.begin
         lines = [
@@ -466,7 +466,7 @@ MOVES = (
         "ends", "all that was found followed to the end, kicked and mixed, for up to 4 rounds",
         "always; chains first where few points leave it open, or their ends disagree",
         lambda facts, options, limits: (
-            _follows(facts, options, limits) and facts.plain
+            _follows(facts, options, limits) and not any(facts.directed)
             and facts.entries <= limits.stacked
         ),
         lambda limits: f"{limits.stacked:,} pairs",
@@ -543,7 +543,7 @@ MOVES = (
         "with `unbalanced` or `mass`; few points are searched where these leave a doubt",
         lambda facts, options, limits: (
             _searched(facts, options) and options.rule is not None and facts.plain
-            and facts.linear is None
+            and not facts.restricted
             and facts.larger > limits.few_points and limits.stores(facts.n, facts.m)
         ),
         lambda limits: f"{limits.kept_tables:,.0f} pairs; some points beyond {limits.congruent:,}",

@@ -17,7 +17,7 @@ from torchgw._boundary.arrays import SAME_DISTANCE
 from torchgw._gradients.contract import Levels, SampledLoss
 from torchgw._problem.limits import CPU, limits_of
 from torchgw._problem.losses import SQUARE, Loss
-from torchgw._problem.problem import Problem, weigh_alike
+from torchgw._problem.problem import Problem, is_sparse, weigh_alike
 from torchgw._sinkhorn.problem import Cost, block
 from torchgw._tensors.operations import EQUAL, Call, call_directly
 from torchgw._typing import Marginals
@@ -467,11 +467,6 @@ def has_graphs(problem: CoarseProblem) -> bool:
     """Tell the same of directed costs and several relations, whose means are mostly zeros."""
     plain = problem.linear is None and bool(problem.unit == 1)
     return plain and all(is_sparse(side.table) for side in problem.sides)
-
-
-def is_sparse(table: Tensor) -> bool:
-    """Tell whether a table is mostly zeros."""
-    return int(table.count_nonzero()) <= limits_of(table.device).graph_density * table.numel()
 
 
 def eigenpairs(matrix: Any, first: int, last: int) -> tuple[Any, Any]:

@@ -19,8 +19,7 @@ from torchgw._boundary.arrays import SAME_DISTANCE
 from torchgw._plans.contract import Anchors
 from torchgw._plans.given import PairPlan
 from torchgw._problem.limits import limits_of
-from torchgw._problem.problem import Problem, stored_matrix
-from torchgw._starts.coarse import is_sparse
+from torchgw._problem.problem import Problem, is_sparse, stored_matrix
 from torchgw._tensors.operations import centred
 from torchgw.distances.base import BLOCK_ENTRIES, DistanceProvider
 from torchgw.distances.precomputed import PrecomputedDistance

@@ -11,6 +11,7 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
@@ -25,8 +26,8 @@ logger = logging.getLogger(__name__)
 _capturing = threading.Lock()
 # Pools that PyTorch still records into, as a capture has failed: it refuses their next one.
 _broken = set[Any]()
-# How often a capture is begun that the driver ends. A choice.
-_TRIES = 5
+# Captures of nothing that are tried. A choice.
+_TRIES = 100
 # Bytes of what a function reads up to which it is captured. Beyond, it takes as long as its
 # launches, and graphs keep copies of their own; so do those that are kept from solve to solve.
 # [L75] [L82] [L85]
@@ -49,9 +50,16 @@ class GraphMemory(NamedTuple):
     @classmethod
     def on(cls, device: torch.device) -> "GraphMemory":
         """Make memory of its own."""
-        stream, pool = torch.cuda.Stream(device), torch.cuda.graph_pool_handle()
-        keeper = capture(lambda: torch.zeros(1, device=device), stream, pool=pool)
+        stream, keeper = torch.cuda.Stream(device), None
+        while keeper is None:
+            pool = torch.cuda.graph_pool_handle()
+            keeper = capture(lambda: torch.zeros(1, device=device), stream, pool=pool)
         return cls(stream, pool, keeper, OrderedDict())
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether a capture in it has failed, so that there can be no other."""
+        return self.pool in _broken
 
     def recall(self, kind: Hashable) -> dict[str, Any]:
         """Find what is kept for a kind of problem, to be added to; the oldest kinds go."""
@@ -65,7 +73,7 @@ class GraphMemory(NamedTuple):
 
 
 class _EndedError(RuntimeError):
-    """The driver has ended a capture, as a thread did what no capture allows."""
+    """The driver has ended a capture, as another thread did what no capture allows."""
 
 
 def capture(
@@ -74,11 +82,11 @@ def capture(
     *,
     pool: Any = None,
     generator: torch.Generator | None = None,
-) -> torch.cuda.CUDAGraph:
-    """Record what a function launches; nothing is run."""
+) -> torch.cuda.CUDAGraph | None:
+    """Record what a function launches; nothing is run. ``None`` if other threads end it."""
     # The function must have run before, as compilers and libraries do on their first call what a
-    # capture does not allow, and must read nothing back from the device. Where another thread waits
-    # for the whole device the capture ends too, and is begun again. [L1880]
+    # capture does not allow, and must read nothing back from the device. A capture ends too where
+    # another thread waits for the whole device. [L1880]
     current = torch.cuda.current_stream(stream.device)
     # many memories share a stream, for which nothing may wait while it is recorded
     with _capturing, torch.cuda.stream(stream):
@@ -89,17 +97,12 @@ def capture(
         collecting = gc.isenabled()
         gc.disable()
         try:
-            for left in reversed(range(_TRIES)):
-                if pool is None or pool in _broken:
-                    pool = torch.cuda.graph_pool_handle()
-                try:
-                    graph = _record(function, pool, generator)
-                    break
-                except _EndedError as error:
-                    logger.debug("a capture is begun again: %s", error)
-                    _broken.add(pool)
-                    if not left:
-                        raise
+            graph = _record(function, pool, generator)
+        except _EndedError as error:
+            logger.debug("a capture has ended early: %s", error)
+            _broken.add(pool)
+            _reset(generator)
+            return None
         except BaseException:
             _broken.add(pool)
             raise
@@ -130,6 +133,15 @@ def _record(
         except RuntimeError as error:
             raise _EndedError(str(error)) from error
     return graph
+
+
+def _reset(generator: torch.Generator | None) -> None:
+    """Let generators draw again, the user's too, which PyTorch takes to be recorded still."""
+    # a capture of nothing takes so little time that few of them end early
+    for _ in range(_TRIES):
+        with suppress(_EndedError):
+            _record(lambda: None, torch.cuda.graph_pool_handle(), generator)
+            return
 
 
 class Captured:
@@ -167,7 +179,10 @@ class Captured:
             self._arguments = (*arguments[:count], *copies)
             self._read = tensors_of(self._arguments)
             stream, pool, *_ = self._memory
-            self._graph = capture(self._record, stream, pool=pool, generator=self._generator)
+            if not self._memory.is_broken:
+                self._graph = capture(self._record, stream, pool=pool, generator=self._generator)
+            if self._graph is None:
+                return self._function(*arguments)
         else:
             pairs = list(zip(self._read, tensors_of(arguments), strict=True))
             if any(ours.shape != given.shape for ours, given in pairs):
@@ -254,5 +269,5 @@ def borrow_memory(owner: object, device: torch.device) -> GraphMemory:
 
 def _give_back(key: Hashable, memory: GraphMemory) -> None:
     """Keep memory for the next solve, unless a capture in it has failed."""
-    if memory.pool not in _broken:
+    if not memory.is_broken:
         _idle.put(key, memory)

@@ -11,8 +11,9 @@ import torch
 
 from torchgw._answer.overlap import elbow
 from torchgw._api import solve
-from torchgw._boundary.checks import check_count, check_not_negative
+from torchgw._boundary.checks import check_count, check_not_negative, is_number
 from torchgw._errors import InvalidInputError
+from torchgw._problem.table import Options
 from torchgw._results.base import Result
 from torchgw._results.bounds import distance_correlation
 from torchgw._results.confidence import why_not
@@ -119,9 +120,10 @@ def path(
     where no solve has a stability, as with ``unbalanced``, ``allowed``, ``pairs`` or another loss.
     Either alone misleads: a blurred plan is stable and agrees in nothing, and a sharp one of
     unrelated data agrees in what it could choose, until points are drawn again. Of masses it is the
-    last one before the cost of what is added leaves its level, as by ``mass="auto"``. Of metrics it
-    is the one whose plan the least favourable of all that are listed agrees with most: what a
-    metric sees by mistake in both spaces, others do not.
+    last one before the cost of what is added leaves its level, as by ``mass="auto"``: they are
+    compared at one epsilon over the mass, and the one recommended is solved again at its own,
+    unless you pass an ``epsilon``. Of metrics it is the one whose plan the least favourable of all
+    that are listed agrees with most: what a metric sees by mistake in both spaces, others do not.
 
     Parameters
     ----------
@@ -174,24 +176,39 @@ def path(
     fixed = {name: given for name, given in passed.items() if given is not None and name != option}
     points = [each.item() if hasattr(each, "item") else each for each in passed[option]]
     if option in _WARM:
-        points = sorted(points, reverse=option != "alpha")
+        if not all(map(is_number, points)):
+            raise InvalidInputError(f"A path along `{option}` goes along numbers; got {points}.")
+        points = sorted(set(points), reverse=option != "alpha")
+    limit, given = options.pop("time_limit", None), options.get("options")
+    common = given if isinstance(given, Options) else Options()
+    if limit is None and common.time_limit is not None:
+        limit, options["options"] = common.time_limit, common.replace(time_limit=None)
+    limits = _shares(limit, 2 * len(points))
+    level = option == "mass" and fixed.get("epsilon", common.epsilon) == "auto"
+
+    def solved(point: Any, near: list[GWResult], **own: Any) -> GWResult:
+        if option in _WARM and near:
+            plan = near[-1].lazy_plan.giving(in_numpy=False).to_dense()
+            own["init"] = plan / plan.sum()
+        own = {**fixed, **options, **own, option: point}
+        return solve(X, Y, **own, time_limit=next(limits))
+
     results: list[GWResult] = []
-    limits = _shares(options.pop("time_limit", None), 2 * len(points))
     for point in points:
-        start = {}
-        if option in _WARM and results:
-            plan = results[-1].lazy_plan.giving(in_numpy=False).to_dense()
-            start = {"init": plan / plan.sum()}
-        results.append(
-            solve(X, Y, **fixed, **{option: point}, **start, **options, time_limit=next(limits))
-        )
+        # costs of masses are compared where each is blurred in proportion to its mass [L1903]
+        start = {"epsilon": results[0].epsilon * point / points[0]} if level and results else {}
+        results.append(solved(point, results, **start))
+    if option == "mass":
+        place = _last_level(np.array(points), np.array([one.value for one in results]))
+        if level and place:
+            results[place] = solved(points[place], [results[place]])
     # a plan is judged by its own distances, but along metrics by all of them
     known = [one._known() for one in results]
     stability = np.full(len(results), np.nan)
-    for place, (one, own) in enumerate(zip(results, known, strict=True)):
+    for k, (one, own) in enumerate(zip(results, known, strict=True)):
         if option != "mass" and not why_not(own, one.lazy_plan):
             sure = one.confidence(n_resamples, groups=groups, time_limit=next(limits))
-            stability[place] = float(sure.group.mean())
+            stability[k] = float(sure.group.mean())
     agreement = np.array([
         min(
             distance_correlation(one.lazy_plan.giving(in_numpy=False), judge)
@@ -201,7 +218,7 @@ def path(
     ])  # fmt: skip
     value = np.array([one.value for one in results])
     if option == "mass":
-        place, why = _last_level(np.array(points), value), _WHY["elbow"]
+        why = _WHY["elbow"]
     elif option == "distances":
         place, why = int(np.nan_to_num(agreement, nan=-1.0).argmax()), _WHY["metrics"]
     else:

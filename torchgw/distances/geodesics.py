@@ -407,10 +407,11 @@ class EdgeRelaxation:
         # Launching a round from Python takes several times as long as the round. The first rounds,
         # over nothing, compile the kernel.
         advance()
-        if self._memory is None:
+        if self._memory is None or self._memory.is_broken:
             self._memory = borrow_memory(self, self.device)
         recorded = capture(advance, self._memory.stream, pool=self._memory.pool)
-        return _Rounds(distance, tables[0], threshold, recorded.replay, (due, counts))
+        again = advance if recorded is None else recorded.replay
+        return _Rounds(distance, tables[0], threshold, again, (due, counts))
 
 
 def _laid_out(edges: Edges, order: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
