@@ -97,9 +97,11 @@ class Pool:
 
     def done_with(self) -> Tensor:
         """Tell which linear problems are solved, or given up, (A,) bool."""
-        solved = (self.error <= self.tol) | (self.restarts >= MOST_RESTARTS)
-        over = solved | (self.spent >= self.budget) | ~self.error.isfinite()
-        return (self.number >= 0) & over
+        library, array, tensor = few_on(self.cost.device)
+        parts = self.error, self.tol, self.restarts, self.spent, self.budget, self.number
+        error, tol, restarts, spent, budget, number = map(array, parts)
+        solved = (error <= tol) | (restarts >= MOST_RESTARTS)
+        return tensor((number >= 0) & (solved | (spent >= budget) | ~library.isfinite(error)))
 
     def cut(self, places: Tensor) -> None:
         """Keep some problems only."""

@@ -99,13 +99,17 @@ class Modes:
         if ranks is None:
             return None
         p, q = ranks
-        x, y = self.vectors[0][:, :p], self.vectors[1][:, :q]
-        factors, in_turn = self.factors[:p, :q], torch.linalg.multi_dot
-        found = torch.empty_like(plans)
-        for plan, costs, own in zip(plans, found, base.expand_as(plans), strict=True):
-            inner = in_turn((x.mT, plan, y)).mul_(factors)
-            torch.add(own, in_turn((x, inner, y.mT)), out=costs)
-        return found
+        x, y = (
+            table[:, :count].expand(len(plans), -1, -1)
+            for table, count in zip(self.vectors, ranks, strict=True)
+        )
+        factors, own, (s, t) = self.factors[:p, :q], base.expand_as(plans), self.shape
+        # the shorter products first
+        if p * t * (s + q) <= q * s * (t + p):
+            inner = torch.bmm(torch.bmm(x.mT, plans), y).mul_(factors)
+            return torch.baddbmm(own, x, torch.bmm(inner, y.mT))
+        inner = torch.bmm(x.mT, torch.bmm(plans, y)).mul_(factors)
+        return torch.baddbmm(own, torch.bmm(x, inner), y.mT)
 
 
 # Noise on the product plan of a chain that has no other start. [L323]

@@ -76,15 +76,16 @@ class Few(NamedTuple):
     tensor: Callable[[Any], Tensor]
 
 
-def few_on(device: torch.device) -> Few:
-    """Choose how to compute few numbers on a device."""
-    if device.type == "cpu":
-        return Few(np, Tensor.numpy, torch.from_numpy)
-    return Few(torch, _itself, _itself)
-
-
 def _itself(part: Any) -> Any:
     return part
+
+
+_BY_NUMPY, _BY_TORCH = Few(np, Tensor.numpy, torch.from_numpy), Few(torch, _itself, _itself)
+
+
+def few_on(device: torch.device) -> Few:
+    """Choose how to compute few numbers on a device."""
+    return _BY_NUMPY if device.type == "cpu" else _BY_TORCH
 
 
 def weighted(weights: Tensor, tables: Tensor) -> Tensor:
@@ -92,8 +93,10 @@ def weighted(weights: Tensor, tables: Tensor) -> Tensor:
     if tables.is_cuda:
         # where a library chooses its way by the number of products
         return (weights[:, :, None] * tables).sum(1)
-    # NumPy multiplies vectors by tables in half of PyTorch's time
-    return torch.from_numpy(np.matmul(weights.numpy()[:, None, :], tables.numpy())[:, 0])
+    # NumPy multiplies vectors by tables in half of PyTorch's time; kernels of BLAS compute lanes
+    # beyond the edge of small matrices, whose flags it warns of
+    with np.errstate(all="ignore"):
+        return torch.from_numpy(np.matmul(weights.numpy()[:, None, :], tables.numpy())[:, 0])
 
 
 def lesser(x: Tensor, y: Tensor) -> Tensor:
