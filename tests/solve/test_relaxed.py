@@ -458,7 +458,7 @@ def test_newton_steps_of_partial_problems_end_at_their_plan(mass, zero_weights, 
         below = (weight > 0) & (potential < potential[weight > 0].max() - 1e-6)
         assert bool(below.any())
         assert float((weight - masses)[below].abs().sum()) < 1e-8
-    monkeypatch.setattr(partial, "is_small", lambda prepared: False)
+    monkeypatch.setattr(partial.loop, "is_small", lambda prepared: False)
     plain = partial_sinkhorn(given, None, **options)
     assert plain.n_iters > found.n_iters
     assert float((given.dense(plain.potentials) - plan).abs().sum()) < 1e-8
