@@ -198,6 +198,28 @@ def test_a_thorough_search_ends_no_higher_than_the_default(seed):
     assert thorough.value <= default.value * (1 + SAME)
 
 
+def attractor(seed, n):
+    """Lorenz's system, and the lags of one of its variables."""
+    rng = RNG(seed)
+    at, path = np.array([1.0, 1.0, 20.0]) + rng.normal(size=3), list[np.ndarray]()
+    for _ in range(402 + 16 * (n + 3)):
+        x, y, z = at
+        at = at + 0.005 * np.array([10 * (y - x), x * (28 - z) - y, x * y - 8 / 3 * z])
+        path.append(at)
+    states = np.array(path[401::16])
+    lags = np.stack([states[k : n + k, 0] for k in range(4)], 1)
+    lags = (lags + 0.1 * rng.normal(size=lags.shape))[rng.permutation(n)]
+    return {"X": states[:n], "Y": lags}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, [1502734133, 110, 2, 13]])
+def test_a_thorough_search_follows_all_starts_of_the_default(seed):
+    given = attractor(seed, 110)
+    default, thorough = (quietly(**given, search=how) for how in ("auto", "thorough"))
+    assert thorough.report.objective <= default.report.objective * (1 + SAME)
+
+
 # -- problems with a planted match ----------------------------------------------------------------
 
 

@@ -828,7 +828,9 @@ def _no_higher_than(searched: Outcome, again: Rival) -> Outcome:
         if again.way == "optimum":
             aside.callback = _NoLower(searched, alike=False)
         if again.way == "search":
-            other = _solve_searched(asked, aside)
+            default = Incumbent(asked, _solve_searched(asked, aside))
+            _from_starts(default)
+            other = default.lowest
         else:
             followed = follow(asked, aside)
             if followed.state.status is Status.STOPPED:
@@ -849,16 +851,17 @@ def _no_higher_than(searched: Outcome, again: Rival) -> Outcome:
         End(one.ending.plan, one.value if rule is None else one.objective, name)
         for one, name in both
     ]
-    search = with_end(search, problem, (ends[0], ends[1]), new=int(not lower))
-    if rule is not None:
-        search = search._replace(ambiguity=math.nan)
+    pair, new = (ends[0], ends[1]), int(not lower)
+    search = with_end(search, problem, pair, new, relaxed=rule is not None)
     if not lower:
         return searched._replace(search=search)
     doubt = found.doubt
     if again.way == "search" and doubt != WHY_NOT_A_COPY:
         # the longer search has ended at another plan
         doubt = WHY_OPEN["thorough"].format(count=len(search.trials))
-    return other._replace(search=search._replace(doubt=doubt), recorder=aside)
+    # another solve of that search may have ended lower than its first
+    own = replace(other.recorder, timings=aside.timings)
+    return other._replace(search=search._replace(doubt=doubt), recorder=own)
 
 
 def _costs_nothing(outcome: Outcome) -> bool:

@@ -11,43 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchgw._batch.packing import (
-    AUTO_EPSILON,
-    Packed,
-    cross_product,
-    first_rows,
-    gradient,
-    natural_scale,
-    start_noise,
-    taken,
-    units,
-    whole,
-)
+from torchgw._batch import packing, worth
 from torchgw._batch.sweep import BUDGET, DECAY, FAR, Relaxed, Settled, exact_rows
-from torchgw._batch.worth import (
-    CONVERGED,
-    FLAT,
-    INNER,
-    OUTER,
-    Descent,
-    Ended,
-    Finish,
-    Found,
-    Rules,
-    Terms,
-    found_numbers,
-    mean_of,
-    of_mass,
-)
-from torchgw._sinkhorn.annealing import (
-    ANNEALING_TOLERANCE,
-    INNER_SHARE,
-    LENGTHENING,
-    MET,
-    SHORT_STEP,
-    STUCK,
-    STUCK_SHARE,
-)
+from torchgw._sinkhorn import annealing
 from torchgw._sinkhorn.loop import MOST_RESTARTS
 from torchgw._tensors.operations import few_on, sums_along, sums_of
 
@@ -88,7 +54,7 @@ class Pool:
     inner: Tensor  # Sinkhorn iterations in all
     settling: Tensor  # -1 in the loop, then how it has ended
     linear: Tensor | None
-    descent: Descent
+    descent: worth.Descent
     # of all problems, not a row for each: x (S, n, n) and y (S, m, m)
     tables: tuple[Tensor, Tensor]
     # for relaxed marginals: `rho` and `mass` as in ``Relaxed``, the last step, and how much of a
@@ -108,7 +74,8 @@ class Pool:
 
     def spaces(self, places: Tensor) -> tuple[Tensor, Tensor]:
         """Take the distances of some problems, (k, n, n) and (k, m, m)."""
-        return taken(self.tables[0], self.i[places]), taken(self.tables[1], self.j[places])
+        x, y = self.tables
+        return packing.taken(x, self.i[places]), packing.taken(y, self.j[places])
 
     def numbers(self) -> Any:
         """Take what is one number of each problem, of the kind that few are computed by."""
@@ -130,9 +97,11 @@ class Pool:
 
     def done_with(self) -> Tensor:
         """Tell which linear problems are solved, or given up, (A,) bool."""
-        solved = (self.error <= self.tol) | (self.restarts >= MOST_RESTARTS)
-        over = solved | (self.spent >= self.budget) | ~self.error.isfinite()
-        return (self.number >= 0) & over
+        library, array, tensor = few_on(self.cost.device)
+        parts = self.error, self.tol, self.restarts, self.spent, self.budget, self.number
+        error, tol, restarts, spent, budget, number = map(array, parts)
+        solved = (error <= tol) | (restarts >= MOST_RESTARTS)
+        return tensor((number >= 0) & (solved | (spent >= budget) | ~library.isfinite(error)))
 
     def cut(self, places: Tensor) -> None:
         """Keep some problems only."""
@@ -143,13 +112,13 @@ class Pool:
         self.plan = torch.empty_like(self.cost)
 
 
-def enter(problems: Packed, numbers: Tensor) -> Pool:
+def enter(problems: packing.Packed, numbers: Tensor) -> Pool:
     """Begin some problems: linearise at a x b, or take the cost that a start gives."""
     i, j = problems.i[numbers], problems.j[numbers]
-    x, y = taken(problems.x.tables, i), taken(problems.y.tables, j)
+    x, y = packing.taken(problems.x.tables, i), packing.taken(problems.y.tables, j)
     a, b = problems.x.weights[i], problems.y.weights[j]
     alpha = problems.alpha[numbers]
-    linear, target, epsilon, relaxed = units(problems, numbers)
+    linear, target, epsilon, relaxed = packing.units(problems, numbers)
     zero, count = torch.zeros_like(alpha), torch.zeros_like(i)
     point = a[:, :, None] * b[:, None, :]
     g = torch.zeros_like(b)
@@ -158,13 +127,13 @@ def enter(problems: Packed, numbers: Tensor) -> Pool:
         given, chosen = problems.begin(numbers)
         cost = given * alpha[:, None, None]
     if chosen is None or not bool(chosen.all()):
-        noise = start_noise(problems.shape, problems.device)
-        product = gradient(cross_product(x, y, point * noise), alpha, None)
+        noise = packing.start_noise(problems.shape, problems.device)
+        product = packing.gradient(packing.cross_product(x, y, point * noise), alpha, None)
         cost = product if chosen is None else torch.where(chosen[:, None, None], cost, product)
     if linear is not None:
         cost += linear
     f_next = exact_rows(cost, b, g, epsilon)
-    tol, budget = torch.full_like(alpha, ANNEALING_TOLERANCE), torch.full_like(i, BUDGET)
+    tol, budget = torch.full_like(alpha, annealing.ANNEALING_TOLERANCE), torch.full_like(i, BUDGET)
     if chosen is not None:
         begun = chosen & (epsilon <= target)
         tol[begun], budget[begun] = _BEGUN_TOLERANCE, _BEGUN_BUDGET
@@ -173,10 +142,10 @@ def enter(problems: Packed, numbers: Tensor) -> Pool:
         f_next = exact_rows(cost, b, g, epsilon)
     free: dict[str, Any] = {}
     if problems.proximal:
-        free["sharp"] = AUTO_EPSILON * natural_scale(problems, numbers, linear)
+        free["sharp"] = packing.AUTO_EPSILON * packing.natural_scale(problems, numbers, linear)
     if relaxed is not None:
-        cost = whole(cost, alpha, (x, y), (a, b))
-        f_next = first_rows(relaxed, cost, (a, b), g, epsilon)
+        cost = packing.whole(cost, alpha, (x, y), (a, b))
+        f_next = packing.first_rows(relaxed, cost, (a, b), g, epsilon)
         free = {**relaxed._asdict(), "step": torch.zeros_like(cost), "share": zero + 1}
     return Pool(
         number=numbers.clone(), cost=cost, point=point, plan=torch.empty_like(cost),
@@ -186,7 +155,8 @@ def enter(problems: Packed, numbers: Tensor) -> Pool:
         restarts=count.clone(), last_error=zero + math.inf, stuck=count.clone(),
         change=zero.clone(), rate=zero.clone(),
         done=count.clone(), inner=count.clone(), settling=count - 1, linear=linear,
-        descent=Descent(len(numbers), alpha), tables=(problems.x.tables, problems.y.tables), **free,
+        tables=(problems.x.tables, problems.y.tables),
+        descent=worth.Descent(len(numbers), alpha), **free,
     )  # fmt: skip
 
 
@@ -215,7 +185,7 @@ class _Reached(NamedTuple):
     masses: tuple[Tensor, Tensor]  # row and column sums
     cross: Tensor  # (k, n, m) X P Y
     linear: Tensor | None  # (k, n, m)
-    terms: Terms
+    terms: worth.Terms
     change: Tensor  # (k,) L1 change from where the cost was linearised
     objective: Tensor  # (k,)
     relaxed: Relaxed | None
@@ -237,7 +207,9 @@ class _Course(NamedTuple):
     settle: Any  # whether it is next
 
 
-def advance(pool: Pool, places: Tensor, rules: Rules) -> tuple[Found, Ended] | None:
+def advance(
+    pool: Pool, places: Tensor, rules: worth.Rules
+) -> tuple[worth.Found, worth.Ended] | None:
     """Linearise some problems again; return those that have ended, with their plans."""
     # tables of the whole pool are not copied
     at: Tensor | slice = slice(None) if len(places) == len(pool.number) else places
@@ -270,9 +242,9 @@ def _reached(pool: Pool, at: Tensor | slice, places: Tensor) -> _Reached:
     if relaxed is not None:
         relaxed, total = relaxed.of(places), sums_of(plan)
         plan = plan / total[:, None, None]
-    cross = cross_product(x, y, plan)
+    cross = packing.cross_product(x, y, plan)
     p, q = plan.sum(2), plan.sum(1)
-    terms = Terms.of(x, y, (p, q), sums_of(cross * plan), alpha)
+    terms = worth.Terms.of(x, y, (p, q), sums_of(cross * plan), alpha)
     if linear is not None:
         terms = terms._replace(linear=sums_of(linear * plan))
     step = plan - pool.point[at]
@@ -299,14 +271,14 @@ def _reached(pool: Pool, at: Tensor | slice, places: Tensor) -> _Reached:
     )  # fmt: skip
 
 
-def _course(pool: Pool, now: Any, at: Any, reached: _Reached, rules: Rules) -> _Course:
+def _course(pool: Pool, now: Any, at: Any, reached: _Reached, rules: worth.Rules) -> _Course:
     """Decide how the loops of some problems go on, or end."""
     library, as_array, _ = few_on(reached.epsilon.device)
     parts = reached.epsilon, reached.target, reached.change, reached.objective
     epsilon, target, change, objective = map(as_array, parts)
     error, settling = now.error[at], now.settling[at]
     at_target = epsilon <= target
-    met = ~at_target | (error <= MET)
+    met = ~at_target | (error <= annealing.MET)
     done = now.done[at] + (settling < 0)
     solved = error <= now.tol[at]
     settled = at_target & (change <= rules.tol)
@@ -322,20 +294,21 @@ def _course(pool: Pool, now: Any, at: Any, reached: _Reached, rules: Rules) -> _
             at[falling], objective[falling], change[falling], met[falling], rules.objective_tol
         )
     spent = settled & (now.budget[at] == rules.inner_max_iter) & ~solved
-    stuck = library.where(spent & (error > STUCK_SHARE * now.last_error[at]), now.stuck[at] + 1, 0)
+    spent &= error > annealing.STUCK_SHARE * now.last_error[at]
+    stuck = library.where(spent, now.stuck[at] + 1, 0)
     ending = library.full_like(settling, -1)
-    ending[done >= rules.max_iter] = OUTER
-    ending[stuck >= STUCK] = INNER
-    ending[flat] = FLAT
-    ending[settled & (error <= rules.tol)] = CONVERGED
-    ending[~library.isfinite(error)] = INNER
+    ending[done >= rules.max_iter] = worth.OUTER
+    ending[stuck >= annealing.STUCK] = worth.INNER
+    ending[flat] = worth.FLAT
+    ending[settled & (error <= rules.tol)] = worth.CONVERGED
+    ending[~library.isfinite(error)] = worth.INNER
     finished = settling >= 0
     settle = ~finished & (ending >= 0)
     return _Course(error, solved, done, stuck, at_target, settled, ending, finished, settle)
 
 
 def _plan_ahead(
-    pool: Pool, now: Any, at: Any, reached: _Reached, course: _Course, rules: Rules
+    pool: Pool, now: Any, at: Any, reached: _Reached, course: _Course, rules: worth.Rules
 ) -> None:
     """Set what the next linear problems are to reach, and with how many iterations."""
     library, as_array, _ = few_on(pool.cost.device)
@@ -348,13 +321,14 @@ def _plan_ahead(
         following = where(course.at_target, target / (target / epsilon + 1), following)
     now.epsilon[at] = where(settle, library.minimum(epsilon, target), following)
     near = following <= target
-    tol = where(near, INNER_SHARE * rules.tol, library.full_like(epsilon, ANNEALING_TOLERANCE))
+    tol = library.full_like(epsilon, annealing.ANNEALING_TOLERANCE)
+    tol = where(near, annealing.INNER_SHARE * rules.tol, tol)
     now.tol[at] = where(settle, rules.inner_tol, tol)
     budget = now.budget[at]
-    behind = (error > ANNEALING_TOLERANCE) | (course.at_target & (error > change))
+    behind = (error > annealing.ANNEALING_TOLERANCE) | (course.at_target & (error > change))
     if pool.share is not None:
         # plans that go to and fro in short steps miss their marginals by as much
-        behind |= course.at_target & ~course.solved & (now.share[at] <= SHORT_STEP)
+        behind |= course.at_target & ~course.solved & (now.share[at] <= annealing.SHORT_STEP)
     budget = where(behind, 2 * budget, budget)
     budget = where(course.settled | settle, rules.inner_max_iter, budget)
     now.budget[at] = library.clip(budget, None, rules.inner_max_iter)
@@ -375,9 +349,9 @@ def _linearise(
 ) -> None:
     """Linearise at plans, or ahead of those that are known to go on."""
     plan, alpha, relaxed = reached.plan, reached.alpha, reached.relaxed
-    cost = gradient(reached.cross, alpha, reached.linear)
+    cost = packing.gradient(reached.cross, alpha, reached.linear)
     if relaxed is not None:
-        cost = whole(cost, alpha, reached.spaces, reached.masses)
+        cost = packing.whole(cost, alpha, reached.spaces, reached.masses)
     unit = pool.epsilon[places]
     if ahead is None:
         # proximal steps go back to the mean of costs, of which this is one, unless they are over
@@ -386,7 +360,7 @@ def _linearise(
         by = ahead[:, None, None]
         cost = torch.add(cost, (cost - reached.cost).mul_(by))
         plan = plan if pool.sharp is not None else torch.add(plan, reached.step.mul_(by))
-    pool.f_next[places] = first_rows(relaxed, cost, reached.weights, reached.g, unit)
+    pool.f_next[places] = packing.first_rows(relaxed, cost, reached.weights, reached.g, unit)
     if at is places:
         pool.cost[places], pool.point[places] = cost, plan
     else:
@@ -408,7 +382,7 @@ def _ahead(
         places = as_tensor(at)
         back = as_array(sums_of(step * pool.step[places])) < 0
         share = now.share[at]
-        share = library.clip(where(back, share / 2, LENGTHENING * share), None, 1.0)
+        share = library.clip(where(back, share / 2, annealing.LENGTHENING * share), None, 1.0)
         pool.step[places], now.share[at] = step, share
         exact = exact & (share == 1)
     before, rate_before = now.change[at], now.rate[at]
@@ -420,18 +394,18 @@ def _ahead(
 
 
 def _leave(
-    pool: Pool, places: Tensor, over: Tensor, reached: _Reached, course: _Course, rules: Rules
-) -> tuple[Found, Ended]:
+    pool: Pool, places: Tensor, over: Tensor, reached: _Reached, course: _Course, rules: worth.Rules
+) -> tuple[worth.Found, worth.Ended]:
     """Hand over the plans of problems that have ended, and make room."""
     (x, y), (a, b) = pool.spaces(places[over]), (part[over] for part in reached.weights)
-    means = mean_of(x, a) * mean_of(y, b)
-    product = Terms.of(x, y, (a, b), means, reached.alpha[over])
+    means = worth.mean_of(x, a) * worth.mean_of(y, b)
+    product = worth.Terms.of(x, y, (a, b), means, reached.alpha[over])
     if reached.linear is not None:
         costs = sums_of(reached.linear[over] * a[:, :, None] * b[:, None, :])
         product = product._replace(linear=costs)
     p, q = reached.masses
     missing = sums_along((p[over] - a).abs()).maximum(sums_along((q[over] - b).abs()))
-    terms = Terms(*(part[over] for part in reached.terms))
+    terms = worth.Terms(*(part[over] for part in reached.terms))
     both, f, unit = (terms, product), reached.f[over], reached.epsilon[over]
     plan, relaxed = reached.plan[over], reached.relaxed
     if relaxed is not None:
@@ -439,13 +413,15 @@ def _leave(
         assert reached.total is not None
         best = Settled(*(part[over] for part in reached.best))
         f, missing = f - (unit * reached.total[over].log())[:, None], best.violation
-        both, plan, f, unit = of_mass(relaxed, best, both, plan, f, unit)
+        both, plan, f, unit = worth.of_mass(relaxed, best, both, plan, f, unit)
     where, objective = places[over], reached.objective[over]
     error, solved, done = map(
         few_on(over.device).tensor, (course.error, course.solved, course.done)
     )
-    finish = Finish(error[over], pool.settling[where], solved[over], done[over], pool.inner[where])
-    found = found_numbers(both, missing, objective, unit, finish, rules)
+    finish = worth.Finish(
+        error[over], pool.settling[where], solved[over], done[over], pool.inner[where]
+    )
+    found = worth.found_numbers(both, missing, objective, unit, finish, rules)
     out = pool.number[where]
     pool.number[where] = -1
-    return found, Ended(out, plan, f, reached.g[over], objective)
+    return found, worth.Ended(out, plan, f, reached.g[over], objective)

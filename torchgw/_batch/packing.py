@@ -300,7 +300,11 @@ def first_rows(
 def products(left: Tensor, right: Tensor) -> Tensor:
     """Compute left (k, n, l) times right (k, l, m), float64; one pair alone is taken twice."""
     # a library chooses its way on a GPU by the number of products
-    if has_triton(left.device) and max(*left.shape[1:], right.shape[2]) <= LARGEST_ROUGH:
+    if (
+        left.is_cuda
+        and has_triton(left.device)
+        and max(*left.shape[1:], right.shape[2]) <= LARGEST_ROUGH
+    ):
         from torchgw._batch.product_triton import batch_product
 
         return batch_product(left, right)

@@ -10,14 +10,7 @@ from torch import Tensor
 
 from torchgw._batch.packing import squares_at
 from torchgw._batch.sweep import Relaxed, Settled
-from torchgw._sinkhorn.annealing import (
-    CONTRADICTION,
-    SETTLING,
-    SETTLING_WINDOW,
-    VALUE_PER_MARGINAL,
-    VALUE_ROUNDING,
-    WINDOW,
-)
+from torchgw._sinkhorn import annealing
 from torchgw._tensors.operations import few_on, sums_along, weighted
 
 # How a problem ends: names of the status, as codes.
@@ -48,8 +41,8 @@ class Descent:
     # Every tensor has a row for each problem.
 
     def __init__(self, count: int, like: Tensor) -> None:
-        self.values = like.new_full((count, WINDOW + 1), torch.inf)  # the newest last
-        self.changes = like.new_full((count, SETTLING_WINDOW), torch.inf)
+        self.values = like.new_full((count, annealing.WINDOW + 1), torch.inf)  # the newest last
+        self.changes = like.new_full((count, annealing.SETTLING_WINDOW), torch.inf)
         self.earlier = like.new_full((count,), torch.inf)  # least change of all iterations before
 
     def parts(self) -> tuple[Tensor, ...]:
@@ -66,8 +59,8 @@ class Descent:
         values = library.concatenate([known[rows, 1:], value[:, None]], 1)
         values = library.where(met[:, None], values, math.inf)
         least[rows], moved[rows], known[rows] = earlier, changes, values
-        fall = (values[:, 0] - value) / WINDOW
-        settling = library.amin(changes, 1) <= SETTLING * earlier
+        fall = (values[:, 0] - value) / annealing.WINDOW
+        settling = library.amin(changes, 1) <= annealing.SETTLING * earlier
         # from a value that is not known yet the fall is infinite
         return (fall <= tol * abs(value)) & ~settling
 
@@ -173,7 +166,7 @@ def found_numbers(
 
 def meets(missing: Tensor, rules: Rules) -> Tensor:
     """Tell which plans lack no more of their marginals than plans that have converged may."""
-    return missing <= CONTRADICTION * rules.inner_tol
+    return missing <= annealing.CONTRADICTION * rules.inner_tol
 
 
 def _judge(
@@ -184,9 +177,9 @@ def _judge(
     ending = torch.where(solved, ending, failed)
     converged = ending <= FLAT
     ending = torch.where(converged & ~meets(missing, rules), INNER, ending)
-    slack = (VALUE_ROUNDING + VALUE_PER_MARGINAL * missing) * product.squares
+    slack = (annealing.VALUE_ROUNDING + annealing.VALUE_PER_MARGINAL * missing) * product.squares
     value = found.quadratic + found.linear
     most = product.quadratic + product.linear
-    most = most + slack + VALUE_ROUNDING * product.linear.abs()
+    most = most + slack + annealing.VALUE_ROUNDING * product.linear.abs()
     bad = (found.quadratic < -slack) | (value > most)
     return torch.where((ending <= FLAT) & bad, IMPLAUSIBLE, ending)

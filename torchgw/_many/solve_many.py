@@ -573,12 +573,9 @@ def _solve(
         entries = torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64, device=device)
     warn_of_failures(numbers)
     return BatchResult(
-        **numbers._asdict(),
-        alpha=torch.from_numpy(asked.alpha).to(device),
-        shapes=torch.from_numpy(shapes).to(device),
-        entries=entries,
-        questions=asked,
-    ), kept
+        **numbers._asdict(), alpha=torch.from_numpy(asked.alpha).to(device),
+        shapes=torch.from_numpy(shapes).to(device), entries=entries, questions=asked,
+    ), kept  # fmt: skip
 
 
 def _solve_tracked(

@@ -34,7 +34,7 @@ from torchgw._problem.problem import MarginalRule, Problem
 from torchgw._starts.alternatives import Ends
 from torchgw._starts.chain import SAME
 from torchgw._starts.coarse import CoarseProblem
-from torchgw._tensors.operations import EQUAL, sums_of
+from torchgw._tensors.operations import EQUAL, clone, sums_of
 
 # When plans of a search have settled: their objectives are then within 1e-3 of where they end.
 # [L1291]
@@ -148,12 +148,15 @@ class Stack:
         def keep(ended: Ended) -> None:
             found[ended.number] = ended.plan
 
-        with torch.no_grad():
+        # calls take less than where a graph may be recorded, and nothing leaves but copies
+        with torch.inference_mode():
             run(packed, self.rules, keep)
             # plans that miss their marginals have no objective to compare
             ends = self.judged(which, found)
             # steps may lead away from a plan that cost less
-            return ends if before is None else ends.lower(self.judged(which, before))
+            if before is not None:
+                ends = ends.lower(self.judged(which, before))
+        return clone(ends)
 
     def judged(self, which: Tensor, plans: Tensor) -> Ends:
         """Round plans (k, n, m) of problems (k,) to their marginals, and evaluate them."""

@@ -99,13 +99,17 @@ class Modes:
         if ranks is None:
             return None
         p, q = ranks
-        x, y = self.vectors[0][:, :p], self.vectors[1][:, :q]
-        factors, in_turn = self.factors[:p, :q], torch.linalg.multi_dot
-        found = torch.empty_like(plans)
-        for plan, costs, own in zip(plans, found, base.expand_as(plans), strict=True):
-            inner = in_turn((x.mT, plan, y)).mul_(factors)
-            torch.add(own, in_turn((x, inner, y.mT)), out=costs)
-        return found
+        x, y = (
+            table[:, :count].expand(len(plans), -1, -1)
+            for table, count in zip(self.vectors, ranks, strict=True)
+        )
+        factors, own, (s, t) = self.factors[:p, :q], base.expand_as(plans), self.shape
+        # the shorter products first
+        if p * t * (s + q) <= q * s * (t + p):
+            inner = torch.bmm(torch.bmm(x.mT, plans), y).mul_(factors)
+            return torch.baddbmm(own, x, torch.bmm(inner, y.mT))
+        inner = torch.bmm(x.mT, torch.bmm(plans, y)).mul_(factors)
+        return torch.baddbmm(own, torch.bmm(x, inner), y.mT)
 
 
 # Noise on the product plan of a chain that has no other start. [L323]
@@ -244,7 +248,7 @@ class World:
             plan = plan * (1 + _FAINT * noise).clamp_(0.01)
             plan = plan / plan.sum()
             return Chain(kind, number, plan, g, seconds=perf_counter() - clock)
-        plan, g = self.kick(kind.kick, plan, g, _KICKS, generator)
+        plan, g = self.kick(kind.kick, plan, g, generator)
         return Chain(kind, number, plan, g, seconds=perf_counter() - clock)
 
     def oppose(self, chain: Chain) -> Chain:
@@ -264,23 +268,18 @@ class World:
         return self.costs(plans, share) + torch.einsum("bpi,pj->bij", means, self.column)
 
     def kick(
-        self,
-        kick: tuple[float, float],
-        plan: Tensor,
-        g: Tensor,
-        times: int,
-        generator: torch.Generator,
+        self, kick: tuple[float, float], plan: Tensor, g: Tensor, generator: torch.Generator
     ) -> BatchPlans:
         """Linearise at random rows of a plan (s, t) a few times."""
         epsilon, share = kick
         count = max(2, round(share * len(plan)))
         drawn = [
             torch.randperm(len(plan), device=plan.device, generator=generator)[:count]
-            for _ in range(times)
+            for _ in range(_KICKS)
         ]
         step = partial(_kicked, self.solver)
         given = self._tables, self.base, plan, g, torch.stack(drawn), self._exactly(epsilon)
-        found: BatchPlans = clone(self._call(f"kick {times} {count}", step, *given, in_place=1))
+        found: BatchPlans = clone(self._call(f"kick {count}", step, *given, in_place=1))
         return found
 
     def take(self, name: str, plan: Tensor) -> Chain:

@@ -65,7 +65,7 @@ def solve_batch(
     # Rows are shifted by their largest exponent, so that no row underflows, and over-relaxation is
     # bounded, so that none overflows. A plain iteration comes last. Nothing is read from the
     # device.
-    if costs.device.type == "cpu" and costs[0].numel() <= _HOST_ENTRIES:
+    if costs.device.type == "cpu" and costs.numel() <= _HOST_ENTRIES * len(costs):
         return _solve_on_host(costs, marginals, g, epsilon, iterations, relaxation - 1)
     a, b = marginals.a.to(costs.dtype)[:, None], marginals.b.to(costs.dtype)
     epsilon = epsilon[:, None, None].to(costs.dtype)

@@ -105,7 +105,8 @@ def _as_guess(init: Any, marginals: Marginals, mass: float | None) -> Guess:
             f"`{name}` is a {type(plan).__name__}, which is read by products alone. Pass "
             f"`{name}.to_dense()`."
         )
-    table = to_tensor("init", init)
+    # a matching has pairs
+    table = to_tensor("init", getattr(init, "pairs", init))
     if not table.dtype.is_floating_point and table.dtype is not torch.bool:
         return Guess(_matching(table.to(device).long(), marginals), None, GUESS_EPSILON)
     return Guess(StoredPlan(check_plan(table, shape, mass).to(device)), None, 0.0)
@@ -126,6 +127,10 @@ def from_alternative(found: Alternative, device: torch.device) -> Guess:
 
 
 def _potentials(init: tuple[Any, ...], shape: tuple[int, int], device: torch.device) -> Potentials:
+    if any(isinstance(item, Alternative) for item in init):
+        raise InvalidInputError(
+            f"`init` has {len(init)} optima of a search. Pass one, as result.alternatives[1]."
+        )
     if len(init) != 2:
         raise InvalidInputError(
             f"`init` as a tuple must be a pair of potentials (f, g); got {len(init)} items. "

@@ -111,28 +111,24 @@ def _settled_tolerance(setting: Setting, epsilon: float) -> float:
     return max(least, MET if rough else 0.0)
 
 
-class LeftSaddle(NamedTuple):
-    """Whether settling has led away from a saddle point."""
-
-    state: LoopState | None  # to go on from, if it has
-    coupling: Coupling | None  # of the settled plan, if it was looked at
-
-
-def leaves_saddle(setting: Setting, state: LoopState, plan: TransportPlan) -> LeftSaddle:
-    """Look whether settling has led away from a saddle point."""
+def leaves_saddle(
+    setting: Setting, state: LoopState, plan: TransportPlan
+) -> tuple[LoopState | None, Coupling | None]:
+    """Look whether settling has led away from a saddle point; if so, from where to go on."""
     # Symmetry holds the iteration at a saddle point until rounding has grown: steps that looked
-    # settled then grow by a factor in each iteration.
+    # settled then grow by a factor in each iteration. Also returns the coupling of the settled
+    # plan, if it was looked at.
     gradient, history = setting.gradient, setting.recorder.history
     plain = gradient.exact and not setting.anneal.proximal and state.solved is None
     if state.status is not Status.CONVERGED or not plain or state.done >= setting.options.max_iter:
-        return LeftSaddle(None, None)
+        return None, None
     latest = gradient.update(plan, state.latest, setting.generator)
     before = max(history[-1].change, history[-1].marginal_error)
     before = max(before, inner_tolerance(setting, plan.epsilon))
     # as its marginals may miss what was asked for [L547]
     if float(latest.change(state.coupling)) <= CONTRADICTION * before:
-        return LeftSaddle(None, latest)
-    return LeftSaddle(state._replace(coupling=latest, latest=latest, start=plan.potentials), latest)
+        return None, latest
+    return state._replace(coupling=latest, latest=latest, start=plan.potentials), latest
 
 
 def _reach_unused(prepared: PreparedProblem, potentials: Potentials) -> Potentials:

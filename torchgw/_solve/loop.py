@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgw._gradients.contract import Coupling, Gradient
+from torchgw._gradients.contract import Coupling
 from torchgw._plans.contract import Plan
 from torchgw._plans.transport import TransportPlan
 from torchgw._problem.problem import spread
@@ -169,16 +169,10 @@ class NextPoint:
     # that turn back), or one further on in the same direction: by Anderson's method near a fixed
     # point, by Nesterov's where dense iteration is slow (equation 18).
 
-    def __init__(
-        self,
-        gradient: Gradient,
-        anneal: annealing.Annealing,
-        marginals: Marginals,
-        generator: torch.Generator,
-    ) -> None:
-        self._gradient, self._anneal, self._generator = gradient, anneal, generator
-        self._anderson = annealing.Anderson()
-        self._nesterov = Nesterov(marginals, wanted=anneal.patient)
+    def __init__(self, setting: Setting) -> None:
+        self._gradient, self._anneal = gradient, anneal = setting.gradient, setting.anneal
+        self._generator, self._anderson = setting.generator, annealing.Anderson()
+        self._nesterov = Nesterov(setting.marginals, wanted=anneal.patient)
         self._held = anneal.shortened and gradient.exact
         if self._held:
             self._length = StepLength(_FIRST_HELD, _SHORTEST_HELD)
@@ -187,27 +181,19 @@ class NextPoint:
             self._length = StepLength(shortest=0.0 if gradient.exact else annealing.SHORT_STEP)
 
     def __call__(
-        self,
-        point: Coupling,
-        latest: Coupling,
-        previous: Coupling,
-        change: float,
-        annealed: int,
-        *,
-        met: bool,
+        self, point: Coupling, latest: Coupling, previous: Coupling, reached: "_Reached"
     ) -> Coupling:
         """Choose the next point, after ``latest`` and the coupling ``previous`` before it."""
-        # `met` says whether the plan meets its marginals; steps to other plans are not
-        # extrapolated.
-        gradient, share = self._gradient, self._anneal.share(annealed)
-        at_target = self._anneal(annealed) <= self._anneal.end
+        gradient, share = self._gradient, self._anneal.share(reached.annealed)
+        at_target, change = reached.at_target, reached.verdict.change
         if share == 1 and (gradient.shortens or self._held):
             share = self._length.next(latest.minus(point))
         if share < 1:
             return point.mean(latest, share, self._generator)
         if at_target and change < gradient.linear_below:
             return latest.with_vector(self._anderson.next(point.vector(), latest.vector()))
-        slow = gradient.momentum and met
+        # steps to plans that miss their marginals are not extrapolated
+        slow = gradient.momentum and reached.met
         if slow and self._nesterov.wanted(change if at_target else math.inf):
             past = (coupling.vector() for coupling in (point, latest, previous))
             return latest.with_vector(self._nesterov.next(*past))
@@ -314,7 +300,7 @@ def iterate(setting: Setting, state: LoopState, most: int | None = None) -> Loop
     step = choose_step(
         Step(gradient, marginals, setting.backend, generator, setting.store, anneal.proximal)
     )
-    follow, ending = NextPoint(gradient, anneal, marginals, generator), _Ending(setting)
+    follow, ending = NextPoint(setting), _Ending(setting)
     pace = Pace(setting)
     left = options.max_iter - state.done
     for _ in range(left if most is None else min(most, left)):
@@ -346,7 +332,7 @@ def iterate(setting: Setting, state: LoopState, most: int | None = None) -> Loop
             reachable = max(wanted, setting.rounding(epsilon))
             met = pace.meets(inner, at_target=at_target)
             reached = _Reached(prepared, inner, verdict, annealed, reachable, at_target, met)
-            coupling = follow(point, latest, state.latest, verdict.change, annealed, met=met)
+            coupling = follow(point, latest, state.latest, reached)
             start = look_ahead(anneal, annealed, inner.potentials, state.potentials)
         state = LoopState(
             coupling, latest, inner.potentials, start, done=done + 1, annealed=annealed + 1

@@ -638,9 +638,11 @@ def conclude(asked: Asked, followed: Followed) -> Outcome:
         if checkpoint is not None and state.status is Status.STOPPED:
             checkpoint.keep(setting, state, now=True)
         plan, state = settle(setting, state, setting.dtype)
-        while (left := leaves_saddle(setting, state, plan)).state is not None:
-            plan, state = settle(setting, iterate(setting, left.state), setting.dtype)
-        ending = finish(strategy, setting, plan, state, left.coupling, start.guess)
+        further, known = leaves_saddle(setting, state, plan)
+        while further is not None:
+            plan, state = settle(setting, iterate(setting, further), setting.dtype)
+            further, known = leaves_saddle(setting, state, plan)
+        ending = finish(strategy, setting, plan, state, known, start.guess)
         if checkpoint is not None and state.status is not Status.STOPPED:
             checkpoint.done()
     else:
@@ -656,15 +658,9 @@ def conclude(asked: Asked, followed: Followed) -> Outcome:
         search = (search or Search((), math.nan))._replace(doubt=WHY_NOT_A_COPY)
     f, g = plan.potentials
     return Outcome(
-        ending=ending,
-        strategy=strategy,
-        potentials=Potentials(f + gradient.row, g + gradient.column),
-        backend=setting.backend.name,
-        n_anchors=gradient.n_anchors,
-        noise=gradient.noise(state.coupling),
-        search=search,
-        recorder=setting.recorder,
-        known=gradient.remember(state.coupling, setting.marginals),
-        resolution=resolved and resolved.resolution,
-        route=strategy.route,
-    )
+        ending=ending, strategy=strategy,
+        potentials=Potentials(f + gradient.row, g + gradient.column), backend=setting.backend.name,
+        n_anchors=gradient.n_anchors, noise=gradient.noise(state.coupling), search=search,
+        recorder=setting.recorder, known=gradient.remember(state.coupling, setting.marginals),
+        resolution=resolved and resolved.resolution, route=strategy.route,
+    )  # fmt: skip

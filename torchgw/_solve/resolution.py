@@ -340,12 +340,9 @@ def _extend(
     status = judge(status, found, problem, setting.gradient, tolerance, constant=False)
     value = found.quadratic.value
     resolution = Resolution(
-        (len(cells.problem.marginals.a), len(cells.problem.marginals.b)),
-        tolerance,
-        error,
-        _MEASURED,
-        None if before is None else abs(value - before) / max(abs(value), TINY),
-    )
+        (len(cells.problem.marginals.a), len(cells.problem.marginals.b)), tolerance, error,
+        _MEASURED, None if before is None else abs(value - before) / max(abs(value), TINY),
+    )  # fmt: skip
     state = state._replace(
         coupling=coupling, latest=coupling, potentials=potentials, start=potentials, solved=None
     )

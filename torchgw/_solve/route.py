@@ -120,7 +120,9 @@ class Route(NamedTuple):
         )  # fmt: skip
         # a plan that is far from its end keeps most tiles, so that costs are stored if they may be
         stored = storage.stored or storage.storable
-        each = _iteration(facts, self.gradient.chosen, self.n_anchors, self.dtypes, stored=stored)
+        each = _iteration(
+            facts, self.gradient.chosen, self.n_anchors, self.dtypes, stored=stored, tiled=False
+        )
         return self._replace(storage=storage, each=each)
 
     def at_match(self) -> "Route":
@@ -640,13 +642,7 @@ def make_route(
 
 
 def _iteration(
-    facts: Facts,
-    gradient: str,
-    n_anchors: int,
-    dtypes: Dtypes,
-    *,
-    stored: bool,
-    tiled: bool = False,
+    facts: Facts, gradient: str, n_anchors: int, dtypes: Dtypes, *, stored: bool, tiled: bool
 ) -> float:
     """Model the seconds of an outer iteration, on this CPU if it is one."""
     rank = facts.cost_rank(gradient, n_anchors)

@@ -76,15 +76,16 @@ class Few(NamedTuple):
     tensor: Callable[[Any], Tensor]
 
 
-def few_on(device: torch.device) -> Few:
-    """Choose how to compute few numbers on a device."""
-    if device.type == "cpu":
-        return Few(np, Tensor.numpy, torch.from_numpy)
-    return Few(torch, _itself, _itself)
-
-
 def _itself(part: Any) -> Any:
     return part
+
+
+_BY_NUMPY, _BY_TORCH = Few(np, Tensor.numpy, torch.from_numpy), Few(torch, _itself, _itself)
+
+
+def few_on(device: torch.device) -> Few:
+    """Choose how to compute few numbers on a device."""
+    return _BY_NUMPY if device.type == "cpu" else _BY_TORCH
 
 
 def weighted(weights: Tensor, tables: Tensor) -> Tensor:
