@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 _capturing = threading.Lock()
 # Pools that PyTorch still records into, as a capture has failed: it refuses their next one.
 _broken = set[Any]()
-# Captures of nothing that are tried. A choice.
+# Captures of next to nothing that are tried. A choice.
 _TRIES = 100
 # Bytes of what a function reads up to which it is captured. Beyond, it takes as long as its
 # launches, and graphs keep copies of their own; so do those that are kept from solve to solve.
@@ -50,11 +50,13 @@ class GraphMemory(NamedTuple):
     @classmethod
     def on(cls, device: torch.device) -> "GraphMemory":
         """Make memory of its own."""
-        stream, keeper = torch.cuda.Stream(device), None
-        while keeper is None:
+        stream = torch.cuda.Stream(device)
+        for _ in range(_TRIES):
             pool = torch.cuda.graph_pool_handle()
             keeper = capture(lambda: torch.zeros(1, device=device), stream, pool=pool)
-        return cls(stream, pool, keeper, OrderedDict())
+            if keeper is not None:
+                return cls(stream, pool, keeper, OrderedDict())
+        raise RuntimeError("CUDA ends each capture of a graph: do threads wait for the device?")
 
     @property
     def is_broken(self) -> bool:
