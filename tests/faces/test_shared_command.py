@@ -50,7 +50,7 @@ def test_code_and_words_are_those_of_one_process(files):
     command = ["--processes", "2", "align", "X.npy", "Y.npy", "-o", "out.npz"]
     code, _, errors = run("-m", "torchgw", *command, "--epsilon", "-1")
     assert code == 2
-    assert errors.count("torchgw: error: `epsilon`") == 1
+    assert errors.count("torchgw: error: --epsilon ") == 1
     code, output, _ = run("-m", "torchgw", *command, *SOLVE, "--max-iter", "1", "--quiet")
     assert (code, output) == (1, "")
 

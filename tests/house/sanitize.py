@@ -15,8 +15,6 @@ import sys
 import warnings
 from pathlib import Path
 
-from problems import solve_by_name
-
 sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1])]
 TOOLS = ("memcheck", "initcheck", "racecheck", "synccheck")
 
@@ -54,6 +52,7 @@ def solve_all(device):
     """Solve a small problem of each kind, and call what such problems do not come to."""
     import numpy as np
     import torch
+    from problems import solve_by_name
     from scipy.sparse import random_array
 
     import torchgw

@@ -11,6 +11,7 @@ import torch
 from problems import rewired, shuffled
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import shortest_path
+from scipy.spatial.distance import cdist
 
 import torchgw
 from benchmarks.quality import strangers
@@ -162,6 +163,14 @@ def kernel(graph):
     return (table + table.T) / 2
 
 
+def told(d_x, d_y):
+    """The moves of a search between two tables."""
+    with warnings.catch_warnings():
+        # that kernels are no distances
+        warnings.simplefilter("ignore", torchgw.TorchGWWarning)
+        return {move.what for move in torchgw.explain(D_X=d_x, D_Y=d_y).begin}
+
+
 def test_the_entries_that_matter_of_a_table_are_few_or_none():
     """Of kernels, of what is 1 less them, but not of distances."""
     graph = ring(80, 0)
@@ -175,6 +184,12 @@ def test_the_entries_that_matter_of_a_table_are_few_or_none():
             np.abs(table[kept] - np.median(table)).min() >= np.abs(others - np.median(table)).max()
         )
         assert kept[graph > 0].mean() > 0.9
+        # and what is done about them is said
+        assert "edges" in told(given, kernel(ring(70, 1)))
+    x = np.random.default_rng(0).normal(size=(80, 3))
+    distances = cdist(x, x)
+    assert _edges(PrecomputedDistance.unchecked(torch.as_tensor(distances)), None) is None
+    assert "edges" not in told(distances, distances[:70, :70])
 
 
 @pytest.mark.slow

@@ -402,7 +402,7 @@ def test_starts_that_are_followed_are_counted_once_the_search_has_ended(moves, c
         deadline.promise(1e-6, 1.0)
         foreseen.correct_loop(search, moves, 1.0)
         told = deadline.said_last()[1]
-        foreseen.correct_others(search, moves, 1.0, 10.0, parts=True)
+        foreseen.correct_others(search, moves, 1.0, 10.0, parts=True, labels=0)
         again = deadline.said_last()[1]
     assert told == pytest.approx((1 + others) * 1.5, rel=0.1)
     # the evaluation is told too

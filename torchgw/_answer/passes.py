@@ -66,7 +66,7 @@ from torchgw._starts.coarse import CoarseProblem, can_exchange, coarse_problem
 from torchgw._starts.guesses import congruent_pairs, nearest
 from torchgw._starts.labels import LABELS, POINTS, label_points
 from torchgw._starts.turns import best_turned
-from torchgw._tensors.deadline import is_over, leaves, shorten
+from torchgw._tensors.deadline import is_over, leaves, promise, shorten
 from torchgw._tensors.machine import slowness
 from torchgw._tensors.operations import EQUAL
 from torchgw._typing import Iteration
@@ -160,6 +160,13 @@ class Incumbent:
         copies = limits_of(problem.source.device).copies * outcome.strategy.scale
         return outcome.value > copies
 
+    @property
+    def labels(self) -> list[Alternative]:
+        """The ends of labels that are yet to be followed."""
+        free = "pairs" in self.moves and self.goes_on and self.searched
+        led = self.led if free else None
+        return [] if led is None else [*led.found.values()][led.sure :]
+
     def follow(self, rival: Rival) -> bool:
         """Solve in another way, unless time is over; tell whether that has ended lower."""
         before = self.lowest
@@ -197,14 +204,16 @@ def solve_problem(asked: Asked, recorder: Recorder) -> Outcome:
     led, found = _labels(asked, recorder), None
     if led is not None and led.sure:
         found = Search(tuple(led.found.values()), math.nan)
-    clock = perf_counter()
+    clock = perf_counter() - recorder.timings.get("multistart", 0.0)
     # few points are searched where labels do not agree on what is lowest
     outcome = _solve_searched(asked._replace(found=found), recorder)
     incumbent = Incumbent(asked, outcome, led)
     seconds = perf_counter() - clock - recorder.timings.get("multistart", 0.0)
     if asked.options.told == "nothing":
         of_others = incumbent.first, *outcome.route.tried, seconds
-        outcome.strategy.forecast.correct_others(*of_others, parts=incumbent.has_parts)
+        outcome.strategy.forecast.correct_others(
+            *of_others, parts=incumbent.has_parts, labels=len(incumbent.labels)
+        )
     for move in MOVES:
         if is_over() or incumbent.proven:
             break
@@ -346,7 +355,8 @@ class _Led(NamedTuple):
         """Whether few points need not be searched: seeds have met in the first that was found."""
         # where some points of both sides are left out, others may be, and end lower [L1860]
         first = next(iter(self.found), None)
-        told = first is not None and (self.pairs.rule.mass is None or _stand_out(self.costs))
+        rule = self.pairs.rule
+        told = first is not None and (rule.mass is None or rule.chosen or _stand_out(self.costs))
         enough = limits_of(self.pairs.rows.device).relaxed_met
         return told and self.agreeing(self.ends.plans[first]) >= enough
 
@@ -370,6 +380,8 @@ def _labels(asked: Asked, recorder: Recorder) -> _Led | None:
     size = max(n, m) if whole else math.isqrt(limits.congruent)
     if "pairs" not in moves or not leaves(slowness() * _CONGRUENT * size):
         return None
+    if options.told == "nothing" and strategy.route.seconds is not None:
+        promise(*strategy.route.seconds)
     with recorder.timed("multistart"):
         assert strategy.soft_rule is not None
         pairs = _Pairs.of(problem, size, strategy.soft_rule, strategy.mass, strategy)
@@ -407,7 +419,7 @@ def _from_labels(incumbent: Incumbent) -> None:
     assert rule is not None
     clock, lower = perf_counter(), False
     # few iterations do not tell where small epsilons end: the best is followed in any case
-    for one in [*led.found.values()][led.sure :]:
+    for one in incumbent.labels:
         lower |= incumbent.follow_found(one, clock)
     ending, doubt, value = incumbent.lowest.ending, "", incumbent.lowest.value
     rows, columns, ends = led.pairs.rows, led.pairs.columns, led.ends.plans
@@ -479,8 +491,15 @@ class _Pairs(NamedTuple):
         near = [part[side.indices] for part, side in zip(nearest(*tables), few, strict=True)]
         (x, around), (y, there) = list(zip(few, near, strict=True))[:: -1 if turned else 1]
         generator = torch.Generator("cpu").manual_seed(0)
-        weights = x.weights, y.weights
-        labels = label_points(x.table, y.table, weights, rule.share, generator, (around, there))
+        weights, linear = (x.weights, y.weights), self.coarse.linear
+        if linear is not None:
+            rows, columns = (side.indices for side in few)
+            alpha = float(self.coarse.alpha)
+            linear = linear.to(x.table)[rows[:, None], columns] * (1 - alpha) / alpha
+            linear = linear.mT if turned else linear
+        labels = label_points(
+            x.table, y.table, weights, rule.share, generator, (around, there), linear
+        )
         found = labels.plans(len(y.weights))
         plans = found.new_zeros(len(found), len(self.rows), len(self.columns))
         rows, columns = (side.indices for side in few)
@@ -597,7 +616,7 @@ def _by_repair(incumbent: Incumbent) -> None:
 
 def _by_exchanges(incumbent: Incumbent) -> None:
     """Solve from the best matching of few points, or from plans whose entries exchange partners."""
-    options, problem = incumbent.asked.options, incumbent.asked.problem
+    options, problem = incumbent.lowest.strategy.options, incumbent.asked.problem
     limits = limits_of(problem.source.device)
     few = max(problem.shape) <= limits.exchanged_points
     if not (few and options.sharp and incumbent.strict and problem.loss.cross is not None):
@@ -809,7 +828,9 @@ def _no_higher_than(searched: Outcome, again: Rival) -> Outcome:
         if again.way == "optimum":
             aside.callback = _NoLower(searched, alike=False)
         if again.way == "search":
-            other = _solve_searched(asked, aside)
+            default = Incumbent(asked, _solve_searched(asked, aside))
+            _from_starts(default)
+            other = default.lowest
         else:
             followed = follow(asked, aside)
             if followed.state.status is Status.STOPPED:
@@ -830,16 +851,17 @@ def _no_higher_than(searched: Outcome, again: Rival) -> Outcome:
         End(one.ending.plan, one.value if rule is None else one.objective, name)
         for one, name in both
     ]
-    search = with_end(search, problem, (ends[0], ends[1]), new=int(not lower))
-    if rule is not None:
-        search = search._replace(ambiguity=math.nan)
+    pair, new = (ends[0], ends[1]), int(not lower)
+    search = with_end(search, problem, pair, new, relaxed=rule is not None)
     if not lower:
         return searched._replace(search=search)
     doubt = found.doubt
     if again.way == "search" and doubt != WHY_NOT_A_COPY:
         # the longer search has ended at another plan
         doubt = WHY_OPEN["thorough"].format(count=len(search.trials))
-    return other._replace(search=search._replace(doubt=doubt), recorder=aside)
+    # another solve of that search may have ended lower than its first
+    own = replace(other.recorder, timings=aside.timings)
+    return other._replace(search=search._replace(doubt=doubt), recorder=own)
 
 
 def _costs_nothing(outcome: Outcome) -> bool:
@@ -860,11 +882,11 @@ def _solve_for_mass(asked: Asked, recorder: Recorder) -> Outcome:
     assert rule is not None
     tried: list[tuple[float, float]] = []
     mass, asked = 1.0, asked._replace(checkpoint=None, made=())
-    search: Search | None = None
+    first: Outcome | None = None
     while True:
         options = replace(options, rule=replace(rule, held=mass))
         outcome = _solve_searched(asked._replace(options=options), recorder)
-        search = search or outcome.search
+        first = first or outcome
         found = outcome.ending.evaluation.mass
         tried.append((math.log(mass), math.log(found / mass)))
         # sampled costs do not tell the mass more closely
@@ -875,8 +897,8 @@ def _solve_for_mass(asked: Asked, recorder: Recorder) -> Outcome:
         options = replace(options, n_init=None, told="all")
     if not settled and outcome.ending.status.converged:
         outcome = outcome._replace(ending=outcome.ending._replace(status=Status.OUTER_LIMIT))
-    # of the first mass; the others begin where it ended
-    return outcome._replace(search=search)
+    # those of the first mass; the others begin where it ended
+    return outcome._replace(search=first.search, route=first.route)
 
 
 def _next(tried: list[tuple[float, float]]) -> float:

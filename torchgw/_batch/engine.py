@@ -21,6 +21,7 @@ from torchgw._batch.worth import Ended, Found, Rules
 from torchgw._sinkhorn.loop import MOST_RESTARTS, MOST_ROUNDING, NEWTON_BELOW
 from torchgw._sinkhorn.partial import newton_on_bounds
 from torchgw._tensors.deadline import is_over
+from torchgw._tensors.operations import few_on
 
 # Entries of a plan times problems that are solved together: about what a core's cache holds, or
 # what keeps a GPU busy. [L391]
@@ -164,13 +165,17 @@ def _tick(pool: Pool) -> Tensor:
         pool.plan, pool.relaxed(),
     )  # fmt: skip
     pool.f, pool.f_next, pool.g = made.f, made.f_next, made.g
-    previous, pool.error = pool.error, made.error
-    pool.spent, pool.inner = pool.spent + TICK, pool.inner + TICK
-    if pool.share is None:
-        pool.restarts = pool.restarts + (
-            (previous <= made.error) & (made.error < MOST_ROUNDING[torch.float64])
-        )
-    pool.relaxation = next_relaxation(pool.relaxation, made.error / previous)
+    library, as_array, as_tensor = few_on(pool.cost.device)
+    previous, error = as_array(pool.error), as_array(made.error)
+    pool.error = made.error
+    pool.spent += TICK
+    pool.inner += TICK
+    with np.errstate(all="ignore"):
+        if pool.share is None:
+            restarts = as_array(pool.restarts)
+            restarts += (previous <= error) & (error < MOST_ROUNDING[torch.float64])
+        fitted = next_relaxation(as_array(pool.relaxation), error / previous, library)
+    pool.relaxation = as_tensor(fitted)
     done = pool.done_with()
     if pool.share is None:
         _step(pool, _near(pool, done))

@@ -12,16 +12,8 @@ from torch import Tensor
 from torchgw._boundary.arrays import SAME_DISTANCE, check_linear_cost, check_points, to_tensor
 from torchgw._boundary.checks import both, check_choice, is_number, number_of
 from torchgw._errors import InvalidInputError, NumericalError, UnsupportedError
+from torchgw._problem import losses
 from torchgw._problem.limits import limits_of
-from torchgw._problem.losses import (
-    SPARSE_SHARE,
-    SQUARE,
-    Cross,
-    Loss,
-    MinimumCross,
-    ProductCross,
-    mean_of,
-)
 from torchgw._sinkhorn.blocks import Restriction
 from torchgw._sinkhorn.problem import Cost, DenseCost, FactoredCost
 from torchgw._tensors.machine import known_free
@@ -429,7 +421,7 @@ class Problem:
     marginals: Marginals  # float64
     alpha: float  # weight of the quadratic term; 1 is pure Gromov-Wasserstein
     linear: Cost | None  # (n, m) linear cost M, stored or in factors
-    loss: Loss = SQUARE
+    loss: losses.Loss = losses.SQUARE
     # (n, m) bool, the pairs that may hold mass; None: all. Such a problem has a linear cost, if
     # only of zeros: nothing that is true of distances alone is true of it.
     support: Tensor | None = None
@@ -459,16 +451,16 @@ class Problem:
         """Pair the functions of the distances whose product the cross term is, if it is one."""
         return self.loss.crossed(self.source, self.target)
 
-    def cross(self) -> Cross:
+    def cross(self) -> losses.Cross:
         """Make the cross term of stored distances, the mean over all ways of directed ones."""
         crossed = self.crossed()
         if crossed is not None and not all(side.directed for side in crossed):
             # a symmetric side sees the mean of the other over both directions
-            return ProductCross(*map(stored_matrix, crossed))
+            return losses.ProductCross(*map(stored_matrix, crossed))
         ways = [tuple(map(stored_matrix, way)) for way in both_ways(*(crossed or self.sides))]
         if crossed is None:
-            return mean_of([MinimumCross(*way) for way in ways])
-        return mean_of([ProductCross(x, y.T) for x, y in ways])
+            return losses.mean_of([losses.MinimumCross(*way) for way in ways])
+        return losses.mean_of([losses.ProductCross(x, y.T) for x, y in ways])
 
     def priced(self, scale: float) -> "Problem":
         """Write the support, for a search, as a linear cost that nothing else outweighs."""
@@ -539,7 +531,7 @@ def _is_sparse(*sides: DistanceProvider) -> bool:
         return False
     tables = [side.matrix() for side in sides]
     return all(
-        table is not None and int(table.count_nonzero()) <= SPARSE_SHARE * table.numel()
+        table is not None and int(table.count_nonzero()) <= losses.SPARSE_SHARE * table.numel()
         for table in tables
     )
 
@@ -558,15 +550,41 @@ def hops_of(provider: DistanceProvider) -> Tensor | None:
     return edges if graph else None
 
 
+def entries_that_matter(provider: DistanceProvider) -> Tensor | None:
+    """Return how far the entries (n, n) that matter of a table lie from the others, if few do."""
+    # of graphs they have led chains, and of few points partners have been exchanged
+    table, limits = provider.matrix(), limits_of(provider.device)
+    if table is None or provider.directed or is_sparse(table):
+        return None
+    if len(table) <= limits.exchanged_points or table.numel() > limits.edges:
+        return None
+    away = (table - table.median()).abs().fill_diagonal_(0)
+    squares, most = away.square().flatten(), limits.graph_density * table.numel()
+    share = limits.matter * squares.sum()
+    # few entries hold such a share only if their own squares are as large
+    if bool(share.square() > most * squares.square().sum()):
+        return None
+    squares, order = squares.sort(descending=True)
+    least = int((squares.cumsum(0) < share).sum())
+    few = away.flatten().index_fill(0, order[least + 1 :], 0).view_as(away)
+    return few if is_sparse(few) and bool(few.any()) else None
+
+
+def is_sparse(table: Tensor) -> bool:
+    """Tell whether a table is mostly zeros."""
+    return int(table.count_nonzero()) <= limits_of(table.device).graph_density * table.numel()
+
+
 def _edges(*sides: DistanceProvider) -> tuple[int, bool]:
-    """Count the edges of the emptier of two graphs on a CPU; tell whether hops tell of both."""
+    """Count the edges of the emptier of two graphs on a CPU; tell whether tables tell of both."""
     # Those of others are what is not zero in a table that is stored.
     few = max(side.n for side in sides) ** 2 <= limits_of(sides[0].device).dense
     if not few or sides[0].device.type != "cpu":
         return 0, False
-    hops = [hops_of(side) for side in sides]
-    if None not in hops:
-        return min(int(edges.count_nonzero()) for edges in hops if edges is not None), True
+    for of_table in (hops_of, entries_that_matter):
+        found = [of_table(side) for side in sides]
+        if None not in found:
+            return min(int(edges.count_nonzero()) for edges in found if edges is not None), True
     tables = [side.matrix() for side in sides]
     return min(0 if table is None else int(table.count_nonzero()) for table in tables), False
 
@@ -591,7 +609,8 @@ class Facts(NamedTuple):
     free: int  # bytes that can be allocated, if three float64 tables of a plan may be too many
     sparse: bool = False  # whether both sides are stored tables of mostly zeros, and large
     edges: int = 0  # edges of the emptier of two graphs stored on a CPU
-    hops: bool = False  # whether paths in two graphs are compared, which tell of their edges
+    # whether paths in two graphs are compared, or few entries matter, which tell of edges
+    hops: bool = False
     restricted: bool = False  # whether some pairs may hold no mass
     # pairs of points whose streaming takes as long as reading those that are allowed from labels
     # or from a list; zero if a table says what is, or nothing does

@@ -11,7 +11,7 @@ from torch import Tensor
 from torchgw._batch.packing import AUTO_EPSILON
 from torchgw._plans.contract import Plan
 from torchgw._problem.limits import limits_of
-from torchgw._problem.problem import Problem, hops_of
+from torchgw._problem.problem import Problem, entries_that_matter, hops_of, is_sparse
 from torchgw._problem.table import SearchName
 from torchgw._search.beliefs import match_graphs
 from torchgw._search.chains import STARTS, Guess, Repair, climb
@@ -59,7 +59,6 @@ from torchgw._starts.coarse import (
     centre,
     coarse_problem,
     is_graph,
-    is_sparse,
 )
 from torchgw._starts.standard import put_in_standard_form
 from torchgw._tensors.deadline import is_over, say_more, say_share
@@ -183,9 +182,9 @@ def search_all_points(
     target = max(epsilon, LEAST_EPSILON * whole.scale)
     device = problem.source.device
     stack = None
-    if n * m <= limits.stacked and can_stack(problem):
+    if n * m <= limits.stacked and can_stack(problem, strict=True):
         scale = None if problem.support is None else whole.scale
-        stack = Stack.of(whole.problem, target, device=device, scale=scale)
+        stack = Stack.of(whole.problem, target, device=device, scale=scale, loss=problem.loss)
     most = limits.chains_of(how)
     if course == "checked":
         assert stack is not None
@@ -257,7 +256,11 @@ def _course(problem: Problem, first: Search, how: SearchName, *, plain: bool) ->
     if first.ambiguity > limits.left_open:
         return "full" if small else "brief" if n * m < limits.open_most else "told"
     # what few points tell clearly is seldom wrong, and then costs no chains to put right
-    return "checked" if small and can_stack(problem) and is_whole(problem, first) else "told"
+    return (
+        "checked"
+        if small and can_stack(problem, strict=True) and is_whole(problem, first)
+        else "told"
+    )
 
 
 def _is_found(
@@ -474,23 +477,9 @@ def _edges(provider: DistanceProvider, given: Geodesics | None) -> Tensor | None
         edges = torch.zeros(given.shape, dtype=torch.bool, device=provider.device)
         edges[start.to(edges.device), vertex.to(edges.device)] = True
         return edges if is_sparse(edges) and bool(edges.any()) else None
-    told = hops_of(provider)
-    told = _that_matter(provider) if told is None else told
-    return told if told is not None and is_sparse(told) and bool(told.any()) else None
-
-
-def _that_matter(provider: DistanceProvider) -> Tensor | None:
-    """Return how far the entries (n, n) that matter of a table lie from most of the others."""
-    # of graphs they have led chains, and of few points partners have been exchanged
-    table, limits = provider.matrix(), limits_of(provider.device)
-    if table is None or provider.directed or is_sparse(table):
-        return None
-    if len(table) <= limits.exchanged_points or table.numel() > limits.edges:
-        return None
-    away = (table - table.median()).abs().fill_diagonal_(0)
-    squares, order = away.square().flatten().sort(descending=True)
-    least = int((squares.cumsum(0) < limits.matter * squares.sum()).sum())
-    return away.flatten().index_fill(0, order[least + 1 :], 0).view_as(away)
+    if (told := hops_of(provider)) is None:
+        return entries_that_matter(provider)
+    return told if is_sparse(told) and bool(told.any()) else None
 
 
 def _kept(x: Tensor, y: Tensor, partners: Tensor) -> float:

@@ -37,11 +37,10 @@ from torch import Tensor
 
 from torchgw._errors import PerformanceWarning, warn_user
 from torchgw._problem.limits import CPU, limits_of
-from torchgw._problem.problem import Problem, stored_matrix, weigh_alike
+from torchgw._problem.problem import Problem, is_sparse, stored_matrix, weigh_alike
 from torchgw._starts.alternatives import Alternative
 from torchgw._starts.candidates import LOST, match_by_candidates
 from torchgw._starts.chain import COMPARED_AT, INNER
-from torchgw._starts.coarse import is_sparse
 from torchgw._starts.graphs import (
     Array,
     Edges,

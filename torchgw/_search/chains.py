@@ -18,7 +18,7 @@ from torch import Tensor
 
 from torchgw._plans.transport import round_to_marginals
 from torchgw._problem.limits import limits_of
-from torchgw._problem.problem import PRICE, weigh_alike
+from torchgw._problem.problem import PRICE, is_sparse, weigh_alike
 from torchgw._search.beliefs import SEARCH_TRIES, believed_plan, rematched
 from torchgw._search.population import FRESH, follow_starts, improve, name_of
 from torchgw._search.stack import Stack
@@ -58,7 +58,6 @@ from torchgw._starts.coarse import (
     can_exchange,
     has_graphs,
     is_graph,
-    is_sparse,
 )
 from torchgw._starts.graphs import Edges, Graph, convex_path, graphs_of, heat_costs, least_value
 from torchgw._tensors.deadline import is_over, say_share

@@ -1,5 +1,7 @@
 """Least costs of linear transport, with dual potentials; and of numbers, by sorting."""
 
+from __future__ import annotations
+
 from typing import NamedTuple
 
 import numpy as np

@@ -275,11 +275,15 @@ WHY_PARTS = (
 )
 WHY_UNSEARCHED = (
     "This problem was solved from a single start, as those of more points are in a batch; there "
-    "may be a better optimum. Pass it to torchgw.solve, or n_init=16."
+    "may be a better optimum. Pass search='thorough', or n_init=16."
 )
 WHY_BATCH = (
-    "Starts of this problem did not agree on an optimum; there may be a better one. Pass it to "
-    "torchgw.solve, which searches longer, or from a plan that you know."
+    "Starts of this problem did not agree on an optimum; there may be a better one. Pass "
+    "search='thorough', which solves each as torchgw.solve does."
+)
+WHY_ALONE = (
+    "There may be a better optimum of this problem. Pass it to torchgw.solve, whose result says "
+    "why."
 )
 
 
@@ -349,12 +353,15 @@ def sent_apart(problem: Problem, few: Alternative, plan: Plan) -> float:
     return (min(own, other) - both) / max(spread, torch.finfo(b.dtype).tiny)
 
 
-def with_end(search: Search, problem: Problem, ends: tuple[End, End], new: int) -> Search:
+def with_end(
+    search: Search, problem: Problem, ends: tuple[End, End], new: int, *, relaxed: bool = False
+) -> Search:
     """List the ends of two solves, the lower first, of which one is ``new`` to a search (0 or 1).
 
     The other one is the answer so far, for which the first optimum stands. What few points, or
     chains, have found is compared in its proportion to that, as whole solves end at other values.
     What few points have found is listed so too; plans of all points have a value of their own.
+    Values of ``relaxed`` plans, of other masses each, tell of no ambiguity.
     """
     first, *others = search.alternatives
     whole = coarse_problem(problem, max(first.plan.shape))
@@ -369,9 +376,8 @@ def with_end(search: Search, problem: Problem, ends: tuple[End, End], new: int) 
         (lowest, *sorted([*them, *ended], key=lambda one: one.value)) for them in (scaled, others)
     )
     few = max(first.plan.shape) < max(problem.shape)
-    return search._replace(
-        alternatives=compared if few else listed, ambiguity=ambiguity_of(whole, compared)
-    )
+    ambiguity = math.nan if relaxed else ambiguity_of(whole, compared)
+    return search._replace(alternatives=compared if few else listed, ambiguity=ambiguity)
 
 
 def _listed_as(like: Alternative, problem: Problem, end: End) -> Alternative:

@@ -5,6 +5,8 @@ about a turn W, the plan of least cost L - 16 X W Y' is near the best of those. 
 open which of the optima of round clouds is the best one; all points, at each turn, do not.
 """
 
+from __future__ import annotations
+
 from typing import NamedTuple
 
 import numpy as np

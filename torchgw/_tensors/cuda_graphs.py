@@ -218,8 +218,7 @@ class Replayer:
         """Compute function(*arguments)."""
         if name not in self._functions:
             self._functions[name] = Captured(function, self._memory, in_place=in_place)
-        found: T = self._functions[name](*arguments)
-        return found
+        return self._functions[name](*arguments)
 
     def hold(self, name: str, item: T) -> T:
         """Copy tensors to where those of earlier solves lay, to be passed in place."""
@@ -227,8 +226,7 @@ class Replayer:
             copy(list(zip(*map(tensors_of, (self._functions[name], item)), strict=True)))
         else:
             self._functions[name] = clone(item)
-        held: T = self._functions[name]
-        return held
+        return self._functions[name]
 
 
 class Idle(Generic[T]):

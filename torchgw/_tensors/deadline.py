@@ -164,7 +164,7 @@ OFF, _AGAIN = 1.4, 0.5
 class _Told:
     """What was said of one call; nothing of calls on a GPU."""
 
-    start: float = 0.0
+    start: float = 0.0  # of the work of which something was said first
     usual: float | None = None  # seconds in all, before the search
     longer: float = 0.0
     total: float = 0.0  # as was said last
@@ -199,7 +199,8 @@ def promise(usual: float, longer: float) -> None:
     """Keep what has been said before any work, of two times that a search may take."""
     told = _told.get()
     if told is not None:
-        told.start, told.usual, told.longer, told.total = perf_counter(), usual, longer, usual
+        told.start = told.start or perf_counter()
+        told.usual, told.longer, told.total = usual, longer, usual
 
 
 def shorten(share: float) -> None:

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from functools import reduce
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -44,14 +44,12 @@ def lengths(vectors: Tensor, dim: int, *, keepdim: bool = False) -> Tensor:
     """Compute Euclidean norms along a dimension."""
     if vectors.is_cuda:
         return (vectors * vectors).sum(dim, keepdim=keepdim).sqrt()
-    sizes: Tensor = torch.linalg.vector_norm(vectors, dim=dim, keepdim=keepdim)
-    return sizes
+    return torch.linalg.vector_norm(vectors, dim=dim, keepdim=keepdim)
 
 
 def straight(x: Tensor, y: Tensor) -> Tensor:
     """Compute Euclidean distances (..., n, m) pair by pair, so that no bit depends on others."""
-    found: Tensor = torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist")
-    return found
+    return torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist")
 
 
 def sums_along(parts: Tensor) -> Tensor:
@@ -68,6 +66,35 @@ def sums_of(tables: Tensor) -> Tensor:
     """Add the entries of tables (k, n, m), each as if it were alone."""
     # there are so many rows, always, that they are added in one way
     return sums_along(tables.sum(2)) if tables.is_cuda else tables.sum((1, 2))
+
+
+class Few(NamedTuple):
+    """How to compute few numbers: on a CPU by NumPy, whose calls take a part of PyTorch's time."""
+
+    library: Any
+    array: Callable[[Tensor], Any]  # on a CPU of the same memory
+    tensor: Callable[[Any], Tensor]
+
+
+def _itself(part: Any) -> Any:
+    return part
+
+
+_BY_NUMPY, _BY_TORCH = Few(np, Tensor.numpy, torch.from_numpy), Few(torch, _itself, _itself)
+
+
+def few_on(device: torch.device) -> Few:
+    """Choose how to compute few numbers on a device."""
+    return _BY_NUMPY if device.type == "cpu" else _BY_TORCH
+
+
+def weighted(weights: Tensor, tables: Tensor) -> Tensor:
+    """Add the rows of tables (k, n, m) times weights (k, n), each as if it were alone, (k, m)."""
+    if tables.is_cuda:
+        # where a library chooses its way by the number of products
+        return (weights[:, :, None] * tables).sum(1)
+    # NumPy multiplies vectors by tables in half of PyTorch's time
+    return torch.from_numpy(np.matmul(weights.numpy()[:, None, :], tables.numpy())[:, 0])
 
 
 def lesser(x: Tensor, y: Tensor) -> Tensor:
