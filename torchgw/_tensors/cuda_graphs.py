@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 _capturing = threading.Lock()
 # Pools that PyTorch still records into, as a capture has failed: it refuses their next one.
 _broken = set[Any]()
-# Captures of nothing that are tried. A choice.
+# Captures of next to nothing that are tried. A choice.
 _TRIES = 100
 # Bytes of what a function reads up to which it is captured. Beyond, it takes as long as its
 # launches, and graphs keep copies of their own; so do those that are kept from solve to solve.
@@ -50,11 +50,13 @@ class GraphMemory(NamedTuple):
     @classmethod
     def on(cls, device: torch.device) -> "GraphMemory":
         """Make memory of its own."""
-        stream, keeper = torch.cuda.Stream(device), None
-        while keeper is None:
+        stream = torch.cuda.Stream(device)
+        for _ in range(_TRIES):
             pool = torch.cuda.graph_pool_handle()
             keeper = capture(lambda: torch.zeros(1, device=device), stream, pool=pool)
-        return cls(stream, pool, keeper, OrderedDict())
+            if keeper is not None:
+                return cls(stream, pool, keeper, OrderedDict())
+        raise RuntimeError("CUDA ends each capture of a graph: do threads wait for the device?")
 
     @property
     def is_broken(self) -> bool:
@@ -90,9 +92,10 @@ def capture(
     current = torch.cuda.current_stream(stream.device)
     # many memories share a stream, for which nothing may wait while it is recorded
     with _capturing, torch.cuda.stream(stream):
+        # this also gives a thread its context, which cuBLAS asks for
+        stream.wait_stream(current)
         # each thread has a handle of cuBLAS, which it may not make while it records
         torch.cuda.current_blas_handle()
-        stream.wait_stream(current)
         # a collection in the midst of it may destroy other graphs, which the driver does not allow
         collecting = gc.isenabled()
         gc.disable()
@@ -101,7 +104,7 @@ def capture(
         except _EndedError as error:
             logger.debug("a capture has ended early: %s", error)
             _broken.add(pool)
-            _reset(generator)
+            _reset(stream.device, generator)
             return None
         except BaseException:
             _broken.add(pool)
@@ -135,12 +138,13 @@ def _record(
     return graph
 
 
-def _reset(generator: torch.Generator | None) -> None:
+def _reset(device: torch.device, generator: torch.Generator | None) -> None:
     """Let generators draw again, the user's too, which PyTorch takes to be recorded still."""
-    # a capture of nothing takes so little time that few of them end early
+    # a capture of next to nothing takes so little time that few of them end early
     for _ in range(_TRIES):
         with suppress(_EndedError):
-            _record(lambda: None, torch.cuda.graph_pool_handle(), generator)
+            pool = torch.cuda.graph_pool_handle()
+            _record(lambda: torch.zeros(1, device=device), pool, generator)
             return
 
 
