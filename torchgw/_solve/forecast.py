@@ -118,7 +118,7 @@ _FOUND = 0.5
 # Seconds of a solve beside its iterations, and of a search on few points; of starts that are
 # followed on all points, and of these for each point of the larger side; by how many times these
 # take longer with relaxed marginals, but for squared penalties. [L1379, L1560, L1590, L1886]
-_START, _COARSE, _FOLLOWED, _POINT, _RELAXED = 0.01, 0.05, 0.5, 0.021, 4.0
+_START, _COARSE, _FOLLOWED, _POINT, _RELAXED = 0.01, 0.05, 0.5, 0.021, 3.0
 # How many times the longer time, beside repairs, a solve takes at most whose starts do not agree:
 # others are repaired, and edges of graphs are matched. [L1642]
 _TIMES = 3.0
